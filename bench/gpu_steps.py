@@ -20,7 +20,7 @@ from xlme_ds.config import DataConfig, RunConfig
 from xlme_ds.counting import flops_per_step
 from xlme_ds.engine.engine import Engine
 from xlme_ds.engine.optimizer import build_optimizer
-from xlme_ds.models.execution import applied
+from xlme_ds.models.execution import wrap_layers
 from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
 from xlme_ds.recipes import recipe
@@ -145,7 +145,7 @@ def built(run: RunConfig, device: Device, engine: str) -> Any:
         start_process_group(run.engine)
         return build_engine(run, source, None)  # type: ignore[arg-type]
     objective = objective_of(run.objective)
-    model = applied(objective.build(run.model), run.model, device.kind == "cuda")
+    model = wrap_layers(objective.build(run.model), run.model, device.kind == "cuda")
     initialise(model, run.seed, run.model.init_std)
     optimizer = build_optimizer(model.to(device.torch), run.optimizer)
     return MasterWeights(model, objective, source, None, device.torch, optimizer, run.optimizer.clip)

@@ -33,9 +33,9 @@ import tyro
 from rich.console import Console
 
 from xlme_ds.cli import fail
-from xlme_ds.config import refuse
 from xlme_ds.evaluate.output import ResultTable, percent
 from xlme_ds.evaluate.text_lines import read_sentence_pairs, require_same_length, split_lines
+from xlme_ds.io.errors import refuse
 
 Sides = tuple[list[str], list[str]]  # sentences of the first language of a pair and of the second, line by line
 _CHINESE = {"zho-CN": "zho_Hans", "zho-TW": "zho_Hant"}  # NTREX's names, of countries, by mteb's, of scripts

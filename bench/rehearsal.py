@@ -30,7 +30,7 @@ from typing import Any
 from bench import rehearsal_checks as checks
 from bench.rehearsal_report import report
 from bench.rehearsal_text import files
-from xlme_ds.data.schema import write_json
+from xlme_ds.io.files import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, STOP_AT = 20, 8

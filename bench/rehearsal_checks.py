@@ -20,8 +20,9 @@ import pyarrow as pa
 from bench.rehearsal_text import TextFile, note_of, repeated
 from xlme_ds.config import DataConfig
 from xlme_ds.data.order import plan_step
-from xlme_ds.data.schema import TASKS, file_sha256, read_manifest
+from xlme_ds.data.schema import TASKS, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
+from xlme_ds.io.files import file_sha256
 
 ALPHA, WORLD, ROW_TOKENS = 0.7, 512, 512
 # Bytes/s of a core, of text or of rows: lab log.

@@ -30,7 +30,7 @@ from data_prep.languages import letters, scripts_of
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import say
 from data_prep.sampling import key_of
-from xlme_ds.data.schema import replacing, write_json
+from xlme_ds.io.files import replacing, write_json
 
 # GiB of text by language: Conneau et al. (2020), Table 6; 2,394 in all.
 _TABLE = """

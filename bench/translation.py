@@ -23,8 +23,8 @@ from matplotlib.figure import Figure
 
 from data_prep.__main__ import main as data_prep
 from xlme_ds.__main__ import main as xlme
-from xlme_ds.data.schema import write_json
 from xlme_ds.evaluate.output import save_figure
+from xlme_ds.io.files import write_json
 from xlme_ds.translate.text import scores
 
 ROWS = 16  # of a step, 128 tokens each

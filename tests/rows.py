@@ -9,8 +9,10 @@ import pyarrow as pa
 import sentencepiece as spm
 from pyarrow import parquet
 
-from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, Shard, file_sha256, row_schema, write_manifest
+from xlme_ds.data.row_index import SUFFIX, group_checks, index_of
+from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, Shard, row_schema, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
+from xlme_ds.io.files import file_sha256
 
 LANGUAGES = ("de", "en", "fr")
 
@@ -78,6 +80,7 @@ def write_data(
                     )
             path = folder / task / name
             shards.append(Shard(name, min(rows_per_shard, rows - first), path.stat().st_size, file_sha256(path)))
+            write_index(path)
         settings = {
             "row_tokens": row_tokens,
             "rows": rows,
@@ -89,6 +92,14 @@ def write_data(
             folder / task, Manifest("mix", settings, vocabulary, sha256, LANGUAGES, tuple(shards), {"by_language": {}})
         )
     return folder
+
+
+def write_index(path: Path) -> None:
+    """Write the index of a shard next to it."""
+    with pa.memory_map(str(path)) as mapped:
+        reader = pa.ipc.open_file(mapped)
+        checks = [group_checks(reader.get_batch(number)) for number in range(reader.num_record_batches)]
+    path.with_suffix(SUFFIX).write_bytes(index_of(path, file_sha256(path), checks))
 
 
 def train_vocabulary(folder: Path, size: int = 120) -> Vocabulary:

@@ -16,7 +16,7 @@ from xlme_ds.data.pseudo_parallel import PseudoSides
 from xlme_ds.data.schema import BOS, EOS, PAD
 from xlme_ds.data.shards import Rows
 from xlme_ds.models.electra import Electra
-from xlme_ds.models.execution import applied
+from xlme_ds.models.execution import wrap_layers
 from xlme_ds.models.text_encoder import LanguageModel, Masking, TextEncoder, Which, take_encoder
 from xlme_ds.validate import validate
 
@@ -52,14 +52,14 @@ def model(seed: int = 0, **changes: object) -> Electra:
     """A small lively pre-training model with settings of `SMALL` changed."""
     cfg = replace(SMALL, **changes)  # type: ignore[arg-type]
     validate(RunConfig("small", model=cfg))
-    return lively(applied(Electra(cfg), cfg), seed)
+    return lively(wrap_layers(Electra(cfg), cfg), seed)
 
 
 def language_model(seed: int = 0, random: float = 0.1, keep: float = 0.1, **changes: object) -> LanguageModel:
-    """The same with one encoder and a masked head."""
+    """A small lively language model: one encoder with a masked head, with settings of `SMALL` changed."""
     cfg = replace(SMALL, **changes)  # type: ignore[arg-type]
     validate(RunConfig("small", model=cfg))
-    return lively(applied(LanguageModel(cfg, Masking(random, keep)), cfg), seed)
+    return lively(wrap_layers(LanguageModel(cfg, Masking(random, keep)), cfg), seed)
 
 
 def encoder_of(whole: Electra | LanguageModel, which: Which = "discriminator") -> TextEncoder:
@@ -116,7 +116,7 @@ def usual_batch(width: int = 40, seed: int = 3) -> Batch:
 def open_batch(
     lengths: Sequence[int], width: int = 40, fractions: tuple[float, ...] = (0.1, 0.3), seed: int = 3
 ) -> Batch:
-    """Monolingual rows with sentences of so many tokens, or as many as leave room, and open places behind them
+    """Monolingual rows with sentences of the given lengths, or shorter to leave room, and open places after them
     (BTMLM)."""
     rng = np.random.default_rng(seed)
     rows = rows_of([[item(rng, length)] for length in lengths], width)

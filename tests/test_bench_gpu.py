@@ -17,7 +17,7 @@ from bench.gpu_steps import Device
 from bench.synthetic import synthetic_batch
 from tests.launch import environment
 from xlme_ds.data.schema import EOS, PAD
-from xlme_ds.models import attention, layers
+from xlme_ds.models import attention
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = Device("cpu")
@@ -88,7 +88,7 @@ def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, bias: attention.AttentionBias) -> Tensor:
         return right(q, k, v, gate * 1.001 if q.dtype == torch.float32 else gate, bias)
 
-    monkeypatch.setattr(layers, "plain_attend", wrong)
+    monkeypatch.setattr(attention, "plain_attend", wrong)
     case = CASES["attention with gated bias and item mask"]
     assert not parity(case, CPU, "fp32")["ok"]
     assert parity(case, CPU, "bf16")["ok"]

@@ -15,10 +15,20 @@ from tests.engine.worker import tiny
 from tests.launch import python
 from tests.rows import train_vocabulary, write_data
 from xlme_ds import __main__ as commands
-from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, RunConfig, StartConfig, TrainConfig
+from xlme_ds.config import (
+    DataConfig,
+    EngineConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    RunConfig,
+    StartConfig,
+    TrainConfig,
+)
+from xlme_ds.engine_file import deepspeed_settings
 from xlme_ds.pretrain import main as pretrain
 from xlme_ds.recipes import RECIPES, recipe
-from xlme_ds.validate import deepspeed_settings, validate
+from xlme_ds.validate import validate
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -78,6 +88,11 @@ def test_recipes_are_legal(name: str) -> None:
         (replace(recipe("quickstart"), model=ModelConfig(relative_buckets=7)), "model.relative_buckets is 7"),
         (replace(recipe("quickstart"), train=TrainConfig(steps=10)), "optimizer.warmup_steps"),
         (RunConfig("x", model=ModelConfig(init_std=0.0)), "model.init_std is 0"),
+        (RunConfig("x", model=ModelConfig(norm="middle")), "model.norm middle is not known: choose one of post, pre"),  # type: ignore[arg-type]
+        (
+            RunConfig("x", objective=ObjectiveConfig(pseudo_fractions=(0.5, math.nan))),
+            r"objective.pseudo_fractions is \(0.5, nan\): each must be above 0, up to 1",
+        ),
         (RunConfig("x", model=ModelConfig(norm_epsilon=0.0)), "model.norm_epsilon is 0"),
         (RunConfig("x", model=ModelConfig(attention_dropout=1.0)), "model.attention_dropout is 1.0"),
         (
@@ -161,6 +176,8 @@ def test_an_embedding_that_does_not_go_through_the_buffers_to_nvme() -> None:
         (dict(objective=dict(random_fraction=0.5, keep_fraction=0.5)),
          dict(objective=dict(random_fraction=0.5, keep_fraction=0.51))),
         (dict(model=dict(vocabulary_blocks=25)), dict(model=dict(vocabulary_blocks=26))),
+        (dict(optimizer=dict(clip=math.inf)), dict(optimizer=dict(learning_rate=math.inf))),
+        (dict(model=dict(relative_buckets=4)), dict(model=dict(relative_buckets=5))),
         (dict(data=dict(alternate=True), train=dict(steps=10, log_every=3)),
          dict(data=dict(alternate=True), train=dict(steps=10, log_every=2))),
     ],

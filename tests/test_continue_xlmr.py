@@ -56,7 +56,7 @@ def tiny(folder: Path, vocabulary: Vocabulary, **changes: object) -> RunConfig:
 
 def started(run: RunConfig, vocabulary: Vocabulary) -> Electra:
     whole = Electra(run.model)
-    initialise(whole, 5, run.model.init_std, known=starting_weights(run, vocabulary))
+    initialise(whole, 5, run.model.init_std, initial_values=starting_weights(run, vocabulary))
     return whole.eval()
 
 

@@ -14,6 +14,7 @@ from tests.launch import python
 from tests.small import SMALL, language_model, lively, model, usual_batch
 from xlme_ds.config import DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, TrainConfig
 from xlme_ds.counting import count_parameters, flops_per_step, work_of
+from xlme_ds.engine_file import deepspeed_settings
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.masked_head import GROUP
 from xlme_ds.models.text_encoder import LanguageModel
@@ -21,7 +22,7 @@ from xlme_ds.objectives import objective_of
 from xlme_ds.plan.__main__ import main
 from xlme_ds.plan.planner import plan
 from xlme_ds.recipes import RECIPES, recipe
-from xlme_ds.validate import deepspeed_settings, validate
+from xlme_ds.validate import validate
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = {"base": 279e6, "large": 840e6, "xl": 2.2e9}  # parameters of the discriminator

@@ -1,5 +1,5 @@
-"""Every published recipe against the tables of its paper, which stand here as numbers: nothing is read from a recipe or
-a default.
+"""Every published recipe against the tables of its paper, written out as numbers: nothing is read from a recipe or a
+default.
 
 A setting that no table has is stated with the reason why it is so (docs/papers.md). A new recipe, or a new setting of
 the sections that shape a curve, fails until it is stated here.
@@ -14,12 +14,12 @@ from data_prep.mix import MixConfig
 from tests.small import SMALL, lively, model
 from xlme_ds.config import EngineConfig, RunConfig, TrainConfig
 from xlme_ds.engine.optimizer import build_optimizer
+from xlme_ds.engine_file import zero_stage
 from xlme_ds.finetune.downstream_tasks import TASKS
 from xlme_ds.finetune.settings import TuningConfig, grid, settings
 from xlme_ds.objectives import objective_of
 from xlme_ds.recipes import RECIPES, ernie_m, recipe
 from xlme_ds.train.schedule import learning_rate
-from xlme_ds.validate import zero_stage
 
 # XLM-E, Tables 8 (generator) and 9 (discriminator). "250K" is XLM-R's vocabulary, 250,002 with `<mask>`; "500K" is
 # 2^19.
@@ -316,7 +316,7 @@ NO_DECAY = {
 
 
 @pytest.mark.parametrize("name", ["large_zero2", "ernie_m", "xlm"])
-def test_what_decays_and_what_the_optimizer_is_given(name: str) -> None:
+def test_weight_decay_and_the_settings_of_the_optimizer(name: str) -> None:
     of = lively(
         model(
             norm="pre",

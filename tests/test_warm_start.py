@@ -52,7 +52,7 @@ def started(
     config = RunConfig("started", model=cfg, objective=objective, start=start)
     known = starting_weights(config, data or source.vocabulary)
     model = objective_of(objective).build(cfg)
-    initialise(model, 5, cfg.init_std, known=known)
+    initialise(model, 5, cfg.init_std, initial_values=known)
     return dict(model.state_dict())
 
 

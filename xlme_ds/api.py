@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .cli import note, number
-from .config import RunConfig, refuse
+from .config import RunConfig
 from .counting import count_parameters, flops_per_step
 from .data.schema import LAYOUTS
 from .engine.build import resolve_precision
@@ -27,6 +27,7 @@ from .engine.ranks import SharedError, on_all_ranks, on_gpu, process_group, rend
 from .evaluate.showcase import showcase
 from .evaluate.vectors import hidden_states, sentence_vectors
 from .folders import checkpoints_of, saved_step
+from .io.errors import refuse
 from .models.heads import MaskedLanguageModelHead, ReplacedTokenHead
 from .models.text_encoder import TextEncoder
 from .objectives import described, reads_both_sides

@@ -16,10 +16,10 @@ import tyro
 from .checkpoint.checkpoints import Checkpoints
 from .checkpoint.state_files import read_state
 from .cli import fail, program
-from .config import refuse
 from .data.order import StepPlan, phases
 from .data.schema import TASKS
 from .data.shards import RowStore
+from .io.errors import refuse
 from .train.records import ATTEMPTS, AUDIT_FOLDER, audit_lines, row_checksums
 from .train.run_folder import first_step
 from .trained import read_run_config

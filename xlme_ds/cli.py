@@ -1,6 +1,5 @@
 """Command lines of the form `--recipe NAME [--section.key value ...]`: a recipe with overrides."""
 
-import errno
 import inspect
 import io
 import os
@@ -10,7 +9,8 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TypeVar
 
-from .config import RunConfig, refuse
+from .config import RunConfig
+from .io.errors import in_words, refuse
 from .recipes import RECIPES, recipe
 
 Command = TypeVar("Command")
@@ -86,23 +86,6 @@ def note(text: str, here: bool = False) -> None:
     """Print a warning or remark for the user, from the first process, and `here`."""
     if here or os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         print(text, file=sys.stderr, flush=True)
-
-
-_ADVICE = {
-    errno.ENOSPC: ": make room there and give the same command again, what was saved before is whole",
-    errno.EDQUOT: ": make room in the quota and give the same command again, what was saved before is whole",
-    errno.EACCES: ": give this user the permission, or choose another folder",
-    errno.EPERM: ": give this user the permission, or choose another folder",
-    errno.EROFS: ": choose a folder that can be written",
-}
-
-
-def in_words(error: Exception) -> str:
-    """One sentence; of an error of the operating system the file, what is wrong, and what to do instead."""
-    if isinstance(error, OSError) and error.strerror is not None:
-        place = f"{error.filename}: " if error.filename is not None else ""
-        return f"{place}{error.strerror}{_ADVICE.get(error.errno or 0, '')}"
-    return str(error)
 
 
 def duration(seconds: float) -> str:

@@ -1,37 +1,57 @@
-"""The settings of a run: frozen dataclasses, which `xlme_ds.validate` checks. Nothing here imports torch.
+"""The settings of a run: frozen dataclasses with each setting's type, range, default and help text.
 
-A recipe (`xlme_ds.recipes`) returns one `RunConfig`; parts of the program take the section they need and no more.
+`xlme_ds.validate` checks the ranges and what spans several settings. A recipe (`xlme_ds.recipes`) returns one
+`RunConfig`; each part of the program takes the section that it needs. Nothing here imports torch.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from itertools import pairwise
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 Settings = TypeVar("Settings")
-Check = tuple[bool, str]  # whether something fits, and the sentence for the user if it does not
+Number = TypeVar("Number", int, float)
 
 
-def refuse(checks: Iterable[Check]) -> None:
-    """Raise ValueError with the sentence of the first check that fails."""
-    for fits, sentence in checks:
-        if not fits:
-            raise ValueError(sentence)
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a setting may have; part of the setting's type."""
+
+    wording: str
+    """Completes the error "SETTING is VALUE: it must …"."""
+    contains: Callable[[float], bool]
+    finite: bool = True
+    """Whether infinity is an error."""
+
+
+Count = Annotated[int, Range("be at least 1", lambda value: value >= 1)]
+NotNegative = Annotated[Number, Range("not be negative", lambda value: value >= 0)]
+Positive = Annotated[float, Range("be positive", lambda value: value > 0)]
+BelowOne = Annotated[float, Range("be at least 0 and below 1", lambda value: 0 <= value < 1)]
+Factor = Annotated[float, Range("be above 0, up to 1", lambda value: 0 < value <= 1)]
+Buckets = Annotated[
+    int, Range("be even and at least 4 (half for each direction)", lambda value: value >= 4 and value % 2 == 0)
+]
+Stages = Annotated[int, Range("be at least 2, or use engine.kind deepspeed", lambda value: value >= 2)]
 
 
 def weight_at(points: Sequence[str], step: int) -> float:
-    """The weight in `step` of a term whose weights are given as 0:1 100000:0.1 300000:0, linear between those steps and
-    the same after the last one; 0 where none are given. Raises ValueError for what is not of that form."""
-    weight, before = 0.0, -1
+    """The weight of a loss term in `step`, from points such as 0:1 100000:0.1 300000:0.
+
+    It is linear between the given steps and constant after the last one; without points it is 0. Raises ValueError for
+    points of another form.
+    """
     try:
         pairs = [(int(at), float(weight)) for at, _, weight in (point.partition(":") for point in points)]
     except ValueError:
         pairs = [(-1, -1.0)]
     rising = all(a < b for (a, _), (b, _) in pairwise(pairs))
-    right = (not pairs or pairs[0][0] == 0) and rising and all(0 <= one < math.inf for _, one in pairs)
-    words = f"the weights {' '.join(points)} are not STEP:WEIGHT from step 0 on, as 0:1 100000:0.1 300000:0"
-    refuse([(right, words)])
+    if (pairs and pairs[0][0] != 0) or not rising or not all(0 <= weight < math.inf for _, weight in pairs):
+        raise ValueError(
+            f"the weights {' '.join(points)} are not STEP:WEIGHT from step 0 on, as 0:1 100000:0.1 300000:0"
+        )
+    weight, before = 0.0, -1
     for at, new in pairs:
         if step < at:
             return weight + (new - weight) * (step - before) / (at - before)
@@ -46,80 +66,80 @@ class ModelConfig:
     Objectives with one encoder take the discriminator's settings for it, and read none of the generator's.
     """
 
-    vocabulary: int = 250_002
-    """Ids, `<pad>` and `<mask>` included; must equal the vocabulary of the data."""
-    width: int = 768
-    """Numbers in a hidden state (Base 768, Large 1,024, XL 1,536); a multiple of `heads`."""
-    heads: int = 12
-    """Attention heads of a layer; XLM-E's heads have 64 numbers, so change it with `width`."""
-    feed_forward: int = 3072
-    """Numbers in a feed-forward network's inner layer; four times `width` in all published sizes."""
-    generator_layers: int = 4
+    vocabulary: Count = 250_002
+    """Vocabulary size, `<pad>` and `<mask>` included; must equal that of the data."""
+    width: Count = 768
+    """Hidden size (Base 768, Large 1,024, XL 1,536); a multiple of `heads`."""
+    heads: Count = 12
+    """Attention heads of a layer; XLM-E's heads have size 64, so change it with `width`."""
+    feed_forward: Count = 3072
+    """Inner size of the feed-forward network; four times `width` in all published sizes."""
+    generator_layers: Count = 4
     """Transformer layers of the generator: a third (Base) to a sixth (XL) of the discriminator's."""
-    discriminator_layers: int = 12
-    """Transformer layers of the discriminator, the model that is used afterwards, or of the one encoder."""
-    max_positions: int = 512
+    discriminator_layers: Count = 12
+    """Transformer layers of the discriminator, the model that is used after pre-training, or of the only encoder."""
+    max_positions: Count = 512
     """Rows of the learned absolute position table; also the longest item."""
     absolute_positions: bool = True
-    """Add a learned vector of its place to every token; off: order is seen by the relative bias alone."""
+    """Add a learned position embedding to every token; off: only the relative bias shows the order."""
     layout: Literal["xlme", "xlm"] = "xlme"
-    """Special tokens around the sides of an item; must be the `--layout` that the data were mixed with."""
+    """Special tokens around the two sides of an item; must be the `--layout` that the data were mixed with."""
     language_embeddings: tuple[str, ...] = ()
-    """Codes of the languages with a learned vector, which is added to their tokens; name every language of the data, or
-    none (XLM-E has none)."""
-    decoder_layers: int = 0
-    """Layers of a translating model's decoder; 0: as many as the encoder's, or half as many where they are
+    """Codes of the languages with a learned embedding, which is added to their tokens; name every language of the
+    data, or none (XLM-E has none)."""
+    decoder_layers: NotNegative[int] = 0
+    """Layers of the decoder of a translation model; 0: as many as the encoder has, or half as many where they are
     interleaved."""
     decoder: Literal["xlm", "interleaved"] = "xlm"
     """xlm: a layer of the decoder is self-attention, cross-attention, feed-forward; interleaved: self-attention,
     feed-forward, cross-attention, feed-forward, as DeltaLM's, which starts from two layers of an encoder."""
-    dropout: float = 0.0
-    """Share of the embedded tokens and of each sublayer's output that is dropped in training, except in XLM-E's
-    generator; raise it (0.1) where a run repeats its data."""
-    attention_dropout: float = 0.0
-    """Share of the attention weights that is dropped in training, except in XLM-E's generator; above 0 it needs more
-    memory, because the weights are stored."""
+    dropout: BelowOne = 0.0
+    """Dropout of the embedded tokens and of each sublayer's output in training, except in XLM-E's generator; raise
+    it (0.1) where a run repeats its data."""
+    attention_dropout: BelowOne = 0.0
+    """Dropout of the attention weights in training, except in XLM-E's generator; above 0 it needs more memory, because
+    the weights are stored."""
     norm: Literal["post", "pre"] = "post"
     """Layer norm after each sublayer, as in Base, or before it, as in Large and XL; deep models train more stably with
     pre."""
     embedding_norm: bool = False
     """Normalise the embedded tokens in pre-LN models too; post-LN models always do."""
-    norm_epsilon: float = 1e-5
+    norm_epsilon: Positive = 1e-5
     """Added to the variance in every layer norm; change it only to match published weights (XLM: 1e-12)."""
     relative_bias: Literal["gated", "plain", "none"] = "gated"
     """Bias of attention by distance: gated (XLM-E section 3.3), by bucket without the gate, or none (the paper's
     ablation)."""
-    relative_buckets: int = 32
-    """Distances that the relative bias tells apart, both directions together; more for longer rows."""
+    relative_buckets: Buckets = 32
+    """Distance buckets of the relative bias, both directions together; more for longer rows."""
     relative_max_distance: int = 128
-    """Distance in tokens from which all share the last bucket."""
+    """Distance in tokens from which on all distances share the last bucket."""
     embedding_sharing: Literal["tied", "gdes"] = "tied"
     """tied: both networks learn one embedding; gdes: the discriminator adds its own difference to a gradient-stopped
     copy (DeBERTa-v3), for a second table of memory."""
     masked_head: Literal["dense", "linear"] = "dense"
-    """What comes before the decoder tied to the embedding: dense, GELU and norm, as in BERT and XLM-R, or nothing, as
-    in XLM."""
-    vocabulary_blocks: int = 1
-    """Store the embedding as this many parameters. One is fastest on a GPU; more make the buffers of offloading engines
-    smaller (XL on NVMe: 16). A run may be resumed with another number."""
-    init_std: float = 0.02
+    """Head before the output projection, which is tied to the embedding: dense, GELU and norm, as in BERT and XLM-R,
+    or none (linear), as in XLM."""
+    vocabulary_blocks: Count = 1
+    """Store the embedding as this many parameters. One is fastest on a GPU; more make the buffers of offloading
+    engines smaller (XL on NVMe: 16). A run may be resumed with another number."""
+    init_std: Positive = 0.02
     """Standard deviation of the initial weights; raise it for narrow models (0.05 at width 128)."""
     kernels: Literal["auto", "torch", "triton"] = "auto"
     """Attention and vocabulary softmax on a GPU: our Triton kernels or torch's operations. auto takes Triton's in bf16
-    where they can do it (no attention dropout, heads of 16, 32, 64 or 128 numbers); a CPU ignores it."""
+    where they can do it (no attention dropout, heads of size 16, 32, 64 or 128); a CPU ignores it."""
     compile: Literal["auto", "none", "layers", "graphs"] = "auto"
     """Speed on a GPU. layers: torch compiles the layers, which takes a minute at the first step; graphs: it also
-    replays them as CUDA graphs, under ZeRO 1 or 2 in bf16. auto takes layers on a GPU, and none on a CPU or where pairs
-    are translated."""
-    head_chunk: int = 8192
-    """Ids of the vocabulary whose logits are computed at a time; lower it if the softmax runs out of memory."""
+    replays them as CUDA graphs, under ZeRO 1 or 2 in bf16. auto takes layers on a GPU, and none on a CPU or for
+    translation."""
+    head_chunk: Count = 8192
+    """Vocabulary entries whose logits are computed at a time; lower it if the softmax runs out of memory."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: far less memory for about a third more computing."""
 
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """What is trained for; every term of the loss is a mean over its task's global batch."""
+    """The training objective; every term of the loss is a mean over its task's global batch."""
 
     name: str = "electra"
     """electra: XLM-E's L_MLM + L_TLM + λ L_MRTD + λ L_TRTD; mlm: L_MLM + L_TLM of one encoder, as XLM and XLM-R;
@@ -128,63 +148,62 @@ class ObjectiveConfig:
     discriminator predicts all tokens, a control (Clark et al., 2020); mt: machine translation by encoder and decoder,
     on pairs or on sentences, as XLM."""
     mask_fraction: float = 0.15
-    """Share of the ordinary tokens of an item that are predicted, or replaced (rts); 1 for clm, which predicts ends of
-    sentences too, and for mt, which predicts those of the second side."""
-    random_fraction: float = 0.1
+    """Share of an item's tokens, special ones left out, that are predicted, or replaced (rts); 1 for clm, which also
+    predicts ends of sentences, and for mt, which also predicts that of the second side."""
+    random_fraction: NotNegative[float] = 0.1
     """Share of the predicted positions that show a random token; not read by electra."""
-    keep_fraction: float = 0.1
+    keep_fraction: NotNegative[float] = 0.1
     """Share of the predicted positions that show the original token; the rest show `<mask>`. electra reads
     generator_keep_fraction instead."""
-    discriminator_weight: float = 50.0
+    discriminator_weight: NotNegative[float] = 50.0
     """λ of the paper, the weight of the discriminator's losses; 0 trains the generator alone."""
-    generator_temperature: float = 1.0
+    generator_temperature: Positive = 1.0
     """τ: the generator's samples are drawn from softmax(logits / τ), as ELECTRA's code can; above 1 they are more
     varied, below 1 more plausible. Its loss does not change."""
-    generator_keep_fraction: float = 0.0
-    """Share of the predicted positions that the generator reads as they are, 0.15 in ELECTRA's code; the rest show
-    `<mask>`, as all do in XLM-E's equation (1)."""
+    generator_keep_fraction: BelowOne = 0.0
+    """Share of the predicted positions at which the generator reads the original token, 0.15 in ELECTRA's code; the
+    rest show `<mask>`, as all do in XLM-E's equation (1)."""
     random_fakes: tuple[str, ...] = ()
-    """Share of the generator's samples in whose place the discriminator reads random tokens, by step and linear in
-    between: 0:1 3000:0 has only those at first, which can be told before the generator knows anything (see rts), and
-    none from step 3,000 on. Evaluations have none; empty: none at all."""
-    z_loss: float = 0.0
-    """Weight of log² Z next to every −log p of a masked token, Z the softmax's normaliser, which stays near 1 by it
-    (PaLM, section 5: 1e-4). It is in the gradient; reported losses are without it."""
-    pseudo_fractions: tuple[float, ...] = ()
-    """btmlm: how many tokens the model writes after a sentence, as shares of its length, one drawn for each
-    sentence."""
+    """Share of the generator's samples that random tokens replace in the discriminator's input, by step and linear in
+    between: 0:1 3000:0 starts with random tokens only, which the discriminator can detect before the generator has
+    learned anything (see rts), and has none from step 3,000 on. Evaluations have none; empty: none at all."""
+    z_loss: NotNegative[float] = 0.0
+    """Weight of log² Z, added to every −log p of a masked token; it keeps the softmax's normaliser Z near 1 (PaLM,
+    section 5: 1e-4). It is in the gradient, not in the reported losses."""
+    pseudo_fractions: tuple[Factor, ...] = ()
+    """btmlm: numbers of tokens that the model writes after a sentence, as shares of the sentence's length; each
+    sentence draws one."""
     denoising: tuple[str, ...] = ()
-    """mt: weight of restoring monolingual sentences from noised ones, by step and linear in between, as XLM's 0:1
-    100000:0.1 300000:0; empty: none."""
+    """mt: weight of restoring monolingual sentences from noised ones, by step and linear in between, as
+    XLM's 0:1 100000:0.1 300000:0; empty: none."""
     back_translation: tuple[str, ...] = ()
-    """mt: weight of translating monolingual sentences back from what the model itself made of them, in the same form
-    (XLM: 0:1); empty: none."""
+    """mt: weight of translating the model's own translations of monolingual sentences back, by step as for
+    denoising (XLM: 0:1); empty: none."""
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Rows that one optimizer step consumes of each task; 0 leaves a task out."""
+    """Rows of each task that one optimizer step reads; 0 leaves a task out."""
 
-    mono_rows: int = 2048
+    mono_rows: NotNegative[int] = 2048
     """Rows of monolingual text in a step (2,048 rows of 512 are the paper's 1M tokens); lower it, and the learning
     rate, for small runs."""
-    para_rows: int = 2048
+    para_rows: NotNegative[int] = 2048
     """Rows of packed translation pairs in a step."""
-    micro_batch: int = 16
+    micro_batch: Count = 16
     """Rows of each task that one process runs at once; lower it if memory runs out, the loss curve stays the same. The
     larger task is cut into as many pieces as the smaller."""
     alternate: bool = False
-    """Steps read monolingual rows and pairs in turns, as XLM's MLM and TLM, and no step reads both."""
-
+    """Steps read monolingual rows and pairs in turns, as XLM's MLM and TLM; no step reads both."""
     phase_steps: tuple[int, ...] = ()
     """Steps for which each of several `--data` folders is read before the next one; the last is read to the end. May
     change on resume for what has not been read yet."""
     phase_mask_fractions: tuple[float, ...] = ()
-    """objective.mask_fraction of each folder, where it changes on the way (0.3, 0.15, 0.05 in mmBERT)."""
+    """objective.mask_fraction of each folder, where it changes during the run (0.3, 0.15, 0.05 in mmBERT)."""
 
     @property
     def mean_rows(self) -> tuple[float, float]:
-        """Rows of each task a step, on the average."""
+        """Mean rows of each task in a step."""
         steps = 2 if self.alternate else 1
         return self.mono_rows / steps, self.para_rows / steps
 
@@ -193,24 +212,24 @@ class DataConfig:
 class OptimizerConfig:
     """AdamW, and a linear warm-up of its learning rate (XLM-E, Table 10)."""
 
-    learning_rate: float = 5e-4
+    learning_rate: Positive = 5e-4
     """Peak learning rate, reached after the warm-up; lower it if the loss diverges."""
-    warmup_steps: int = 10_000
+    warmup_steps: NotNegative[int] = 10_000
     """Steps in which the learning rate rises from zero; a tenth of a short run."""
-    beta1: float = 0.9
+    beta1: BelowOne = 0.9
     """Decay of AdamW's mean of gradients, per step."""
-    beta2: float = 0.98
+    beta2: BelowOne = 0.98
     """Decay of AdamW's mean of squared gradients, per step; raise it (0.999) for small batches."""
-    epsilon: float = 1e-6
+    epsilon: Positive = 1e-6
     """Added to AdamW's divisor; change it only to follow another paper."""
-    weight_decay: float = 0.01
-    """Share of a weight, times the learning rate, that a step takes away; none of biases and norms."""
-    clip: float = 2.0
+    weight_decay: NotNegative[float] = 0.01
+    """Weight decay, decoupled as in AdamW; biases and norms have none."""
+    clip: Annotated[float, Range("be positive", lambda value: value > 0, finite=False)] = 2.0
     """Largest global gradient norm; larger gradients are scaled down to it."""
-    discriminator_rate: float = 1.0
-    """Learning rate of what only the discriminator has, as a multiple of `learning_rate`; below 1 its layers keep more
-    dimensions in small runs. Dong et al. (2023) decouple the optimizers of the two networks."""
-    layer_decay: float = 1.0
+    discriminator_rate: Positive = 1.0
+    """Learning rate of the parameters that only the discriminator has, as a multiple of `learning_rate`; below 1 its
+    layers keep more dimensions in small runs. Dong et al. (2023) decouple the optimizers of the two networks."""
+    layer_decay: Factor = 1.0
     """Fine-tuning: the learning rate falls by this factor from each layer to the one below it."""
 
 
@@ -221,42 +240,42 @@ class ScheduleConfig:
     name: Literal["linear", "cosine", "wsd", "inverse_sqrt"] = "linear"
     """linear: to zero at the last step (XLM-E, Table 10); cosine: half a cosine, to the same; wsd: stays at the peak
     until the last `decay_steps`; inverse_sqrt: by the root of the steps done, without an end (XLM)."""
-    decay_steps: int = 0
-    """wsd: the last steps, in which the rate falls to zero by 1 - √(their share that is done) (Hägele et al., 2024); 0:
-    it never falls, and branches do (`pretrain --branch`)."""
+    decay_steps: NotNegative[int] = 0
+    """wsd: number of last steps in which the rate falls to zero, as 1 - √(share of them that is done) (Hägele et
+    al., 2024); 0: it does not fall, except in branches (`pretrain --branch`)."""
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How the model is run; changes speed and memory, never the loss curve."""
+    """Execution of the model; changes speed and memory, never the loss curve."""
 
     kind: Literal["deepspeed", "pipeline", "plain"] = "deepspeed"
-    """deepspeed: data parallel with ZeRO; pipeline: stages of layers, with data parallelism and ZeRO-1; plain: torch on
-    one process, the reference for the others."""
+    """deepspeed: data parallel with ZeRO; pipeline: stages of layers, with data parallelism and ZeRO-1; plain: torch
+    on one process, the reference for the others."""
     deepspeed: str = "zero1"
     """A file of ds_configs/ by name (zero1, zero2, zero3, zero3_cpu …), or a path to a DeepSpeed JSON with engine keys
-    only; a higher stage partitions more state. auto: what the planner finds faster, zero3 where a step has one
+    only; a higher stage partitions more state. auto: the faster one by the planner, zero3 where a step has one
     micro-batch, else zero1."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Type of weights and activations while computing. auto: bf16 where the processor computes in it, else fp32."""
     gradient_precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Type in which gradients are added, when computing in bf16 under ZeRO-1 or ZeRO-3; bf16 takes half the memory, and
-    its error grows with the processes. auto and fp32: over the processes in fp32; over a step's micro-batches in fp32
-    too (auto under ZeRO-1: bf16 where there is but one)."""
-    pipeline_stages: int = 2
+    """Type in which gradients are added, when computing in bf16 under ZeRO-1 or ZeRO-3; bf16 takes half the memory,
+    and its error grows with the processes. auto and fp32: over the processes in fp32; over a step's micro-batches in
+    fp32 too (auto under ZeRO-1: bf16 where there is only one)."""
+    pipeline_stages: Stages = 2
     """Processes that share one copy of the model under engine.kind pipeline; more for a model that does not fit."""
     pipeline_schedule: Literal["1f1b", "dualpipev"] = "1f1b"
-    """dualpipev leaves fewer idle slots: a process holds two parts of the model, and a step needs two micro-batches a
-    stage."""
+    """dualpipev has fewer idle slots: a process holds two parts of the model, and a step needs two micro-batches for
+    each stage."""
     balance: tuple[int, ...] = ()
-    """Layers of the discriminator, or the one encoder, in each part of the pipeline; empty: from counted operations.
-    Set it if one stage is measured to be slower. The first may have none."""
+    """Layers of the discriminator, or of the only encoder, in each part of the pipeline; empty: balanced by counted
+    operations. Set it if measurements show a slower stage. The first part may have none."""
     offload_optimizer: Literal["none", "cpu", "nvme"] = "none"
-    """Where master weights and moments are between steps, if the GPU has no room for them; nvme needs ZeRO-3."""
+    """Where master weights and moments wait between steps, if the GPU has no room for them; nvme needs ZeRO-3."""
     offload_parameters: Literal["none", "cpu", "nvme"] = "none"
-    """Where weights are while no layer needs them, if the GPU has no room for them; needs ZeRO-3."""
+    """Where weights wait while no layer needs them, if the GPU has no room for them; needs ZeRO-3."""
     nvme_folder: str = ""
-    """Folder on a local disk for what is offloaded to nvme; what is in it after a run may be deleted."""
+    """Folder on a local disk for offloading to nvme; its contents may be deleted after a run."""
 
     @property
     def pipeline_parts(self) -> int:
@@ -273,35 +292,35 @@ class EngineConfig:
 class TrainConfig:
     """Length and cadence of a run, in optimizer steps."""
 
-    steps: int = 125_000
-    """Optimizer steps of the whole run; fixed once the run has begun, unless the learning rate of the steps that are
-    done stays the same (schedule wsd before its decay, inverse_sqrt)."""
-    log_every: int = 10
-    """Steps from one line on the terminal and in `metrics.jsonl` to the next."""
-    eval_every: int = 5_000
-    """Held-out text is evaluated, and the report page brought up to date, at these steps and at the last; 0: at the
-    last only."""
-    eval_rows: int = 512
-    """Rows of each task of the held-out data that an evaluation reads, from their start; more give steadier figures."""
-    save_every: int = 2_500
-    """Steps from one checkpoint to the next: what a fault costs at most."""
-    keep_last: int = 3
-    """Newest checkpoints that are kept; a checkpoint has 12 bytes for a parameter."""
-    keep_every: int = 25_000
-    """Checkpoints of multiples of this step are kept for good; 0: none."""
-    save_buffer_gib: float = 4.0
-    """Host memory of a process, in GiB, for state that is copied and not yet written while training goes on; 0:
-    training waits for every save."""
-    max_bad_steps: int = 10
-    """The run ends after this many skipped steps in a row (loss or gradient not finite, or a spike)."""
-    spike_sigma: float = 0.0
+    steps: Count = 125_000
+    """Optimizer steps of the whole run; fixed once the run has begun, unless the learning rate of the finished steps
+    stays the same (schedule wsd before its decay, inverse_sqrt)."""
+    log_every: Count = 10
+    """Steps between two lines on the terminal and in `metrics.jsonl`."""
+    eval_every: NotNegative[int] = 5_000
+    """Steps between two evaluations on held-out text, which also update the report page; the last step has one too. 0:
+    only the last step has one."""
+    eval_rows: Count = 512
+    """Held-out rows of each task that an evaluation reads, from the start; more give steadier figures."""
+    save_every: Count = 2_500
+    """Steps between two checkpoints: a fault costs no more."""
+    keep_last: Count = 3
+    """Number of newest checkpoints that are kept; a checkpoint has 12 bytes for each parameter."""
+    keep_every: NotNegative[int] = 25_000
+    """Checkpoints at multiples of this step are never removed; 0: all but the newest are."""
+    save_buffer_gib: NotNegative[float] = 4.0
+    """Host memory of a process, in GiB, for copies of state that are written while training continues; 0: training
+    waits for every save."""
+    max_bad_steps: Count = 10
+    """The run stops after this many skipped steps in a row (loss or gradient not finite, or a spike)."""
+    spike_sigma: NotNegative[float] = 0.0
     """Skip steps whose gradient norm is this many standard deviations above the mean of the last 128; 0: never. Try 6,
     as OLMo-core, if the loss jumps."""
-    watchdog_minutes: float = 30.0
-    """A process in which no step, save or part of the start finishes for so long ends the run, and says where it stood;
-    0: never."""
+    watchdog_minutes: NotNegative[float] = 30.0
+    """Minutes after which a process that finishes no step, save or part of the start ends the run and reports where it
+    stands; 0: never."""
     wandb: str = ""
-    """Project of Weights & Biases that the records go to as well (`pip install wandb`); empty: none."""
+    """Weights & Biases project that also receives the records (`pip install wandb`); empty: none."""
     audit: bool = False
     """Record in `audit/` which rows each step read, with checksums of their tokens; `python -m xlme_ds.audit` checks
     them."""
@@ -309,7 +328,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class Training:
-    """What every training run has: the sections that engines and the training loop read."""
+    """The sections that every training run has, for engines and the training loop."""
 
     name: str
     """Name of the run in its report and records."""
@@ -328,17 +347,17 @@ class StartConfig:
     """The first weights of a run; by default they are drawn from its seed."""
 
     folder: str = ""
-    """A run, one of its checkpoints (RUN@STEP), an export, or an XLM-R model as Hugging Face stores it, with the same
-    shape of layers and the data's vocabulary, or one that it extends; a run that is not finished counts as its newest
-    checkpoint."""
+    """A run, one of its checkpoints (RUN@STEP), an export, or an XLM-R model as Hugging Face stores it. Its layers
+    have this model's shape, and its vocabulary is that of the data or the first part of it. An unfinished run counts
+    as its newest checkpoint."""
     take: Literal["all", "state", "generator", "discriminator", "encoder"] = "all"
-    """all: every parameter, to continue with other data or another schedule; state: also the optimizer's state and the
-    number of steps, of a run (what `--branch` sets); generator, discriminator or encoder (where there is only one, as
-    of XLM-R): that encoder for every one here, its first layers for one that has fewer, with embedding and head
-    (ELECTRA's head start)."""
+    """all: every parameter, to continue with other data or another schedule; state: also the optimizer's state and
+    the number of steps, of a run (what `--branch` sets); generator, discriminator or encoder (where there is only
+    one, as of XLM-R): that encoder for every one here, its first layers for one that has fewer, with embedding and
+    head (ELECTRA's head start)."""
     into: Literal["both", "encoder", "decoder"] = "both"
-    """mt: what starts from the encoder that was taken; the decoder's cross-attention is drawn, but where it is
-    interleaved."""
+    """mt: which side starts from the encoder that was taken; the decoder's cross-attention starts from random weights,
+    except where it is interleaved."""
     decoder: str = ""
     """mt: another run, export or XLM-R model, whose encoder (of two the discriminator) the decoder starts from, as in
     XLM from a causal one; its embedding is not taken, for both read that of `folder`."""
@@ -346,17 +365,17 @@ class StartConfig:
 
 @dataclass(frozen=True)
 class RunConfig(Training):
-    """Everything a pre-training run is: what a recipe returns and what `config.json` of the run folder holds."""
+    """All settings of a pre-training run: a recipe returns it, and `config.json` in the run folder stores it."""
 
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     start: StartConfig = field(default_factory=StartConfig)
 
 
 def from_json(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
-    """The dataclass of settings that `dataclasses.asdict` and JSON made `values` of; a setting that is younger has its
-    default. Raises TypeError for one that there is not."""
+    """Settings of class `kind` from `values`, which `dataclasses.asdict` and JSON stored. Missing settings get their
+    defaults. Raises TypeError for an unknown setting."""
     sections = get_type_hints(kind)
-    found = {
+    settings = {
         key: from_json(sections[key], value)
         if is_dataclass(sections.get(key))
         else tuple(value)
@@ -364,4 +383,4 @@ def from_json(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
         else value
         for key, value in values.items()
     }
-    return kind(**found)
+    return kind(**settings)

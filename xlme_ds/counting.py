@@ -1,10 +1,9 @@
-"""What a run takes: floating-point operations, of a step by the standard count and of a run by the one that the paper
-published, and parameters by component.
+"""Counts of a run: floating-point operations by the standard count and by the paper's, and parameters by component.
 
-In both counts of operations a multiply-add is two, and only matrix products count. The standard takes the backward pass
-as twice the forward and includes the vocabulary softmax at the masked positions; a pass without gradient counts once,
-and what activation checkpointing computes again is no work done. Parameters are counted on the meta device: no memory
-is taken, whatever the size.
+In both counts of operations a multiply-add is two, and only matrix products count. The standard count takes the
+backward pass as twice the forward and includes the vocabulary softmax at the masked positions; a pass without gradient
+counts once, and recomputation by activation checkpointing does not count. Parameters are counted on the meta device,
+which takes no memory.
 """
 
 import functools
@@ -19,13 +18,14 @@ from .objectives import objective_of
 
 
 def work_of(run: RunConfig, row_tokens: int) -> Work:
-    """Operations of the run's forward pass on full rows of `row_tokens` tokens, a token; the mean over its steps, whose
-    phases may predict other shares of the tokens."""
+    """Operations of the run's forward pass on full rows of `row_tokens` tokens, a token: the mean over its steps, as
+    each phase may predict another share of the tokens."""
     objective = run.objective
     if run.data.phase_mask_fractions:
-        found = phases(run.data, objective.mask_fraction)
-        both = zip(found, phase_shares(found, run.train.steps), strict=True)
-        objective = replace(objective, mask_fraction=sum(phase.mask_fraction * share for phase, share in both))
+        data_phases = phases(run.data, objective.mask_fraction)
+        shares = phase_shares(data_phases, run.train.steps)
+        mean = sum(phase.mask_fraction * share for phase, share in zip(data_phases, shares, strict=True))
+        objective = replace(objective, mask_fraction=mean)
     return objective_of(objective).work(run.model, row_tokens)
 
 
@@ -57,15 +57,18 @@ def paper_training_flops(run: RunConfig, row_tokens: int) -> dict[str, float]:
 
 @functools.cache
 def parameter_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: Part | None = None) -> dict[str, int]:
-    """Size of every parameter by its name, of the whole model that `objective` trains or of one `part`."""
+    """Size of every parameter by its name, in the complete model that `objective` trains or in one `part`."""
     with torch.device("meta"):
         model = objective_of(objective).build(cfg, part)
     return {name: parameter.numel() for name, parameter in model.named_parameters()}
 
 
 def count_parameters(run: RunConfig) -> dict[str, int]:
-    """`embedding`; every encoder with its head, the first one (of XLM-E the discriminator, which is what the paper
-    publishes) with the token embedding, the other without; `trained_total`: every parameter once."""
+    """Parameters by component: `embedding`, every encoder with its head, and `trained_total`, every parameter once.
+
+    The first encoder (XLM-E's discriminator, whose size the paper publishes) includes the token embedding, the second
+    does not.
+    """
     sizes = parameter_sizes(run.objective, run.model)
 
     def total(*prefixes: str) -> int:

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from .cli import note
-from .config import Check, ModelConfig, RunConfig, StartConfig, refuse
+from .config import ModelConfig, RunConfig, StartConfig
 from .counting import parameter_sizes
 from .data.vocabulary import Vocabulary
 from .folders import at_step, checkpoints_of, saved_step
-from .models.init import Known
+from .io.errors import Check, refuse
+from .models.init import InitialValues
 from .models.text_encoder import TextEncoder, Which, encoder_of
 from .objectives import has_decoder, objective_of
 from .trained import (
@@ -60,7 +61,7 @@ class _Part(NamedTuple):
     vocabulary: Vocabulary
 
 
-def starting_weights(config: RunConfig, vocabulary: Vocabulary, sources: Sequence[Path] = ()) -> Known | None:
+def starting_weights(config: RunConfig, vocabulary: Vocabulary, sources: Sequence[Path] = ()) -> InitialValues | None:
     """The first value of every parameter that `config.start` names; None when it names no folder.
 
     `vocabulary`: that of the data. `sources`: the folders by the names that `pinned` gives. Raises ValueError for one

@@ -13,8 +13,8 @@ from pathlib import Path
 import tyro
 
 from .cli import fail, program
-from .config import refuse
-from .folders import LOCK, empty, lock
+from .io.errors import refuse
+from .io.folders import LOCK, empty, lock
 from .recipes import recipe
 from .run_commands import environment, launch, run
 from .train.run_folder import settled

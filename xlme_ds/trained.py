@@ -23,10 +23,11 @@ from torch import Tensor, nn
 
 from .checkpoint.state_files import WEIGHTS, StateReader, fault_of, state_files
 from .cli import note
-from .config import ModelConfig, ObjectiveConfig, RunConfig, from_json, refuse
-from .data.schema import read_json
+from .config import ModelConfig, ObjectiveConfig, RunConfig, from_json
 from .data.vocabulary import MODEL_FILE, Vocabulary
 from .folders import at_step, checkpoints_of, saved_step
+from .io.errors import refuse
+from .io.files import read_json
 from .models.electra import block_sizes
 from .models.init import initialise
 from .models.text_encoder import TextEncoder, Which, encoder_of, take_encoder

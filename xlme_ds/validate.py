@@ -1,491 +1,246 @@
 """Every check of a run's settings that needs neither its data nor its hardware, before anything is started.
 
-A check is a pair: whether the settings fit, and the sentence that names the setting if they do not.
+Each check raises ValueError with one sentence that names the setting and a remedy. Settings alone are checked against
+the ranges and choices of `xlme_ds.config`; the functions here hold what spans several settings.
 """
 
-import json
 import math
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, TypeVar
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from .config import Check, EngineConfig, ObjectiveConfig, RunConfig, StartConfig, Training, refuse
+from .config import EngineConfig, ObjectiveConfig, RunConfig, StartConfig, Training
 from .data.order import phases, plan_step
+from .engine_file import check_engine_file, choose_engine, deepspeed_settings
+from .io.errors import refuse
 from .models.tiles import HEAD_SIZES
 from .objectives import has_decoder, objective_of
 
 Config = TypeVar("Config", bound=Training)
 
-# What numbers must be, whether one is that, and the settings that it is asked of.
-RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
-    (
-        "be at least 1",
-        lambda value: value >= 1,
-        "model.vocabulary model.width model.heads model.feed_forward model.generator_layers model.discriminator_layers "
-        "model.max_positions model.vocabulary_blocks model.head_chunk data.micro_batch train.steps train.log_every "
-        "train.save_every train.keep_last train.eval_rows train.max_bad_steps",
-    ),
-    (
-        "not be negative",
-        lambda value: value >= 0,
-        "objective.random_fraction objective.keep_fraction objective.discriminator_weight objective.z_loss "
-        "data.mono_rows data.para_rows optimizer.warmup_steps schedule.decay_steps optimizer.weight_decay "
-        "model.decoder_layers train.eval_every train.keep_every train.save_buffer_gib train.spike_sigma "
-        "train.watchdog_minutes",
-    ),
-    (
-        "be positive",
-        lambda value: value > 0,
-        "model.init_std model.norm_epsilon objective.generator_temperature optimizer.learning_rate optimizer.epsilon "
-        "optimizer.clip optimizer.discriminator_rate",
-    ),
-    (
-        "be at least 0 and below 1",
-        lambda value: 0 <= value < 1,
-        "model.dropout model.attention_dropout objective.generator_keep_fraction optimizer.beta1 optimizer.beta2",
-    ),
-    ("be above 0, up to 1", lambda value: 0 < value <= 1, "optimizer.layer_decay"),
-)
-
-CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "ds_configs"
-_OURS = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "optimizer",
-    "scheduler",
-    "bf16",
-    "fp16",
-    "data_types",
-    "communication_data_type",
-    "torch_autocast",
-)
-# Keys of a user's file that change how a step is computed or what is printed of it, and not its result.
-_OF_ENGINES = (
-    "zero_optimization",
-    "aio",
-    "comms_logger",
-    "csv_monitor",
-    "dump_state",
-    "flops_profiler",
-    "memory_breakdown",
-    "tensorboard",
-    "wall_clock_breakdown",
-)
-_LOSSY = (
-    "zero_quantized_weights",
-    "zero_quantized_nontrainable_weights",
-    "zero_quantized_gradients",
-    "zeropp_loco_param",
-    "fp16_master_weights_and_gradients",
-)
-
 
 def validate(config: Config, world: int | None = None) -> Config:
-    """`config`, if all its settings fit each other, and `world` processes where their number is known already.
+    """`config`, if all its settings fit each other, and `world` processes if their number is given.
 
-    Raises ValueError, in one sentence that names the setting. `engine.deepspeed auto` is what it becomes on `world`
-    processes, and all that it can become where their number is not known.
+    `engine.deepspeed auto` becomes the file that it means on `world` processes; without their number all files that it
+    can mean are checked. Raises ValueError.
     """
     if config.engine.deepspeed == "auto":
-        refuse([(isinstance(config, RunConfig), "engine.deepspeed auto is for pre-training: set it to zero1 or zero3")])
+        if not isinstance(config, RunConfig):
+            raise ValueError("engine.deepspeed auto is for pre-training: set it to zero1 or zero3")
         if world is None:
             for name in ("zero1", "zero3"):
                 validate(replace(config, engine=replace(config.engine, deepspeed=name)))
             return config
-        refuse(processes_fit(config.engine, world))
+        check_processes(config.engine, world)
         config = choose_engine(config, world)
-    for checks in (_ranges, _model, _objective, _data, _engine, _engine_file, _pipeline):
-        refuse(checks(config))
+    for section in fields(config):
+        settings = getattr(config, section.name)
+        if is_dataclass(settings):
+            for name, hint in get_type_hints(type(settings), include_extras=True).items():
+                _check_value(f"{section.name}.{name}", getattr(settings, name), hint)
+    _check_model(config)
+    if isinstance(config, RunConfig):
+        _check_objective(config)
+    _check_data(config)
+    _check_engine(config)
+    _check_pipeline(config)
     if world is not None:
-        engine = config.engine
-        refuse(processes_fit(engine, world))
-        refuse(_swap_fits(config, world))
-        accumulation = plan_step(config.data, world // engine.processes_per_replica).accumulation
-        needed = 2 * engine.pipeline_stages
-        if engine.kind == "pipeline" and engine.pipeline_schedule == "dualpipev" and accumulation < needed:
-            raise ValueError(
-                f"engine.pipeline_schedule dualpipev needs at least {needed} micro-batches a step, data.micro_batch "
-                f"{config.data.micro_batch} gives {accumulation}: lower it, or use 1f1b"
-            )
+        _check_world(config, world)
     return config
 
 
-def choose_engine(config: Config, world: int) -> Config:
-    """`config` with the file that `engine.deepspeed auto` is on `world` processes.
-
-    A step of one micro-batch sends the same under ZeRO-1 and ZeRO-3, which sends more of it while computing; with more
-    micro-batches ZeRO-3 sends it in each one. Raises ValueError where the rows do not divide.
-    """
-    if config.engine.deepspeed != "auto":
-        return config
-    step = plan_step(config.data, world // config.engine.processes_per_replica)
-    return replace(config, engine=replace(config.engine, deepspeed="zero3" if step.accumulation == 1 else "zero1"))
-
-
-def _ranges(config: Training) -> list[Check]:
-    checks = []
-    for words, holds, names in RANGES:
-        for name in names.split():
-            section, setting = name.split(".")
-            if hasattr(config, section):  # fine-tuning has no objective
-                value = getattr(getattr(config, section), setting)
-                checks.append((holds(value), f"{name} is {value}: it must {words}"))
-                finite = value < math.inf or name == "optimizer.clip"  # which inf turns off
-                checks.append((finite, f"{name} is {value}: it must be finite"))
-    return checks
+def _check_value(name: str, value: Any, hint: Any) -> None:
+    """Check one setting, or each number of a tuple, against the choices or the range in its type `hint`."""
+    if get_origin(hint) is Literal and value not in get_args(hint):
+        raise ValueError(f"{name} {value} is not known: choose one of {', '.join(get_args(hint))}")
+    is_tuple = get_origin(hint) is tuple
+    start = f"{name} is {value}: {'each' if is_tuple else 'it'} must"
+    for allowed in getattr(get_args(hint)[0] if is_tuple else hint, "__metadata__", ()):
+        for number in value if is_tuple else (value,):
+            if not allowed.contains(number):
+                raise ValueError(f"{start} {allowed.wording}")
+            if allowed.finite and number == math.inf:
+                raise ValueError(f"{start} be finite")
 
 
-def _model(config: Training) -> list[Check]:
+def _check_model(config: Training) -> None:
     model = config.model
-    block, head_size = -(-model.vocabulary // model.vocabulary_blocks), model.width // model.heads
-    return [
-        (
-            model.width % model.heads == 0,
-            f"model.width {model.width} is not a multiple of model.heads {model.heads}: choose another number of heads",
-        ),
-        (
-            model.relative_buckets >= 4 and model.relative_buckets % 2 == 0,
-            f"model.relative_buckets is {model.relative_buckets}: it must be even and at least 4 (half for each "
-            "direction)",
-        ),
-        (
-            model.relative_max_distance > model.relative_buckets // 4,
-            f"model.relative_max_distance {model.relative_max_distance} must exceed a quarter of "
-            "model.relative_buckets",
-        ),
-        (
-            block * (model.vocabulary_blocks - 1) < model.vocabulary,
+    head_size = model.width // model.heads
+    if model.width % model.heads:
+        sizes = f"model.width {model.width} is not a multiple of model.heads {model.heads}"
+        raise ValueError(f"{sizes}: choose another number of heads")
+    if model.relative_max_distance <= model.relative_buckets // 4:
+        distance = f"model.relative_max_distance {model.relative_max_distance}"
+        raise ValueError(f"{distance} must exceed a quarter of model.relative_buckets")
+    block = -(-model.vocabulary // model.vocabulary_blocks)
+    if block * (model.vocabulary_blocks - 1) >= model.vocabulary:
+        raise ValueError(
             f"model.vocabulary {model.vocabulary} does not split into model.vocabulary_blocks "
-            f"{model.vocabulary_blocks}: use {-(-model.vocabulary // block)}",
-        ),
-        (
-            model.kernels != "triton" or head_size in HEAD_SIZES,
-            "model.kernels triton takes heads of size 16, 32, 64 or 128, model.width / model.heads is "
-            f"{head_size}: set it to auto",
-        ),
-        (
-            model.compile != "graphs" or not model.activation_checkpointing,
-            "model.compile graphs keeps the activations in its graphs: set it to layers, or leave "
-            "model.activation_checkpointing off",
-        ),
-        (
-            model.kernels != "triton" or not model.attention_dropout,
-            "model.kernels triton never has attention weights whole, which model.attention_dropout drops from: set "
-            "it to auto",
-        ),
-        (
-            len(set(model.language_embeddings)) == len(model.language_embeddings),
-            "model.language_embeddings names a language twice: name each once",
-        ),
-    ]
-
-
-def _objective(config: Training) -> list[Check]:
-    if not isinstance(config, RunConfig):
-        return []
-    settings = config.objective
-    return [
-        (
-            settings.random_fraction + settings.keep_fraction <= 1,
-            f"objective.random_fraction {settings.random_fraction} and objective.keep_fraction "
-            f"{settings.keep_fraction} exceed 1 together: lower one",
-        ),
-        (
-            all(0 < fraction <= 1 for fraction in settings.pseudo_fractions),
-            f"objective.pseudo_fractions is {settings.pseudo_fractions}: each must be above 0, up to 1",
-        ),
-        (
-            not (settings.denoising or settings.back_translation) or has_decoder(settings),
-            f"objective.denoising and objective.back_translation are for objective.name mt, it is {settings.name}: "
-            "leave them empty",
-        ),
-        (
-            has_decoder(settings) or (config.model.decoder, config.model.decoder_layers) == ("xlm", 0),
-            f"model.decoder and model.decoder_layers are for objective.name mt, it is {settings.name}: leave them at "
-            "xlm and 0",
-        ),
-        (
-            config.optimizer.layer_decay == 1,
-            f"optimizer.layer_decay {config.optimizer.layer_decay} is for fine-tuning: leave it at 1",
-        ),
-        (
-            config.optimizer.discriminator_rate == 1 or "generator" in objective_of(settings).encoders,
-            f"optimizer.discriminator_rate {config.optimizer.discriminator_rate} is for a discriminator next to a "
-            f"generator, and objective.name {settings.name} trains one network: leave it at 1",
-        ),
-        (
-            config.optimizer.discriminator_rate == 1 or config.engine.kind != "pipeline",
-            f"optimizer.discriminator_rate {config.optimizer.discriminator_rate} is not for engine.kind pipeline: its "
-            "stages would hold other groups of parameters each and wait for each other: set it to deepspeed",
-        ),
-        *_start(config.start, settings),
-        *objective_of(settings).checks(config),
-    ]
-
-
-def _start(start: StartConfig, objective: ObjectiveConfig) -> list[Check]:
-    """What of a start is for a model with a decoder, each with its setting."""
-    of_parts = {"start.into": (start.into, "both"), "start.decoder": (start.decoder, "")}
-    checks = []
-    for name, (value, usual) in of_parts.items():
-        given, leave = f"{name} {value}", f"leave it {'empty' if not usual else f'at {usual}'}"
-        checks += [
-            (value == usual or has_decoder(objective), f"{given} is for objective.name mt, it is {objective.name}: "
-             f"{leave}"),
-            (value == usual or bool(start.folder), f"{given} is for a run that starts from another model: set "
-             f"start.folder, or {leave}"),
-            (value == usual or start.take not in ("all", "state"), f"{given} is for one encoder, and start.take "
-             f"{start.take} takes the whole model: set start.take to the encoder's name"),
-        ]  # fmt: skip
-    checks.append(
-        (
-            start.take != "state" or bool(start.folder),
-            "start.take state takes what another run has: name it by start.folder, or as --branch RUN@STEP",
+            f"{model.vocabulary_blocks}: use {-(-model.vocabulary // block)}"
         )
-    )
-    both = f"start.decoder {start.decoder} and start.into {start.into} both say what the decoder starts from"
-    return [*checks, (not start.decoder or start.into == "both", f"{both}: leave start.into at both")]
+    if model.kernels == "triton" and head_size not in HEAD_SIZES:
+        sizes = f"heads of size 16, 32, 64 or 128, model.width / model.heads is {head_size}"
+        raise ValueError(f"model.kernels triton takes {sizes}: set it to auto")
+    if model.kernels == "triton" and model.attention_dropout:
+        whole = "never has attention weights whole, which model.attention_dropout drops from"
+        raise ValueError(f"model.kernels triton {whole}: set it to auto")
+    if model.compile == "graphs" and model.activation_checkpointing:
+        remedy = "set it to layers, or leave model.activation_checkpointing off"
+        raise ValueError(f"model.compile graphs keeps the activations in its graphs: {remedy}")
+    if len(set(model.language_embeddings)) < len(model.language_embeddings):
+        raise ValueError("model.language_embeddings names a language twice: name each once")
 
 
-def _data(config: Training) -> list[Check]:
-    data, steps, schedule = config.data, config.train.steps, config.schedule
-    decay, phased = schedule.decay_steps, sum(data.phase_steps)
+def _check_objective(config: RunConfig) -> None:
+    objective, optimizer, model = config.objective, config.optimizer, config.model
+    translates, only_mt = has_decoder(objective), f"are for objective.name mt, it is {objective.name}"
+    if objective.random_fraction + objective.keep_fraction > 1:
+        raise ValueError(
+            f"objective.random_fraction {objective.random_fraction} and objective.keep_fraction "
+            f"{objective.keep_fraction} exceed 1 together: lower one"
+        )
+    if (objective.denoising or objective.back_translation) and not translates:
+        raise ValueError(f"objective.denoising and objective.back_translation {only_mt}: leave them empty")
+    if (model.decoder, model.decoder_layers) != ("xlm", 0) and not translates:
+        raise ValueError(f"model.decoder and model.decoder_layers {only_mt}: leave them at xlm and 0")
+    if optimizer.layer_decay != 1:
+        raise ValueError(f"optimizer.layer_decay {optimizer.layer_decay} is for fine-tuning: leave it at 1")
+    rate = f"optimizer.discriminator_rate {optimizer.discriminator_rate}"
+    if optimizer.discriminator_rate != 1 and "generator" not in objective_of(objective).encoders:
+        one_network = f"objective.name {objective.name} trains one network"
+        raise ValueError(f"{rate} is for a discriminator next to a generator, and {one_network}: leave it at 1")
+    if optimizer.discriminator_rate != 1 and config.engine.kind == "pipeline":
+        why = "its stages would hold different groups of parameters and wait for each other"
+        raise ValueError(f"{rate} is not for engine.kind pipeline: {why}: set it to deepspeed")
+    _check_start(config.start, objective)
+    refuse(objective_of(objective).checks(config))
+
+
+def _check_start(start: StartConfig, objective: ObjectiveConfig) -> None:
+    for setting, remedy in (
+        (f"start.into {start.into}" if start.into != "both" else "", "leave it at both"),
+        (f"start.decoder {start.decoder}" if start.decoder else "", "leave it empty"),
+    ):
+        if setting and not has_decoder(objective):
+            raise ValueError(f"{setting} is for objective.name mt, it is {objective.name}: {remedy}")
+        if setting and not start.folder:
+            raise ValueError(f"{setting} is for a run that starts from another model: set start.folder, or {remedy}")
+        if setting and start.take in ("all", "state"):
+            whole = f"start.take {start.take} takes the whole model"
+            raise ValueError(f"{setting} is for one encoder, and {whole}: set start.take to the encoder's name")
+    if start.take == "state" and not start.folder:
+        remedy = "name it by start.folder, or as --branch RUN@STEP"
+        raise ValueError(f"start.take state takes the state of another run: {remedy}")
+    if start.decoder and start.into != "both":
+        both = f"start.decoder {start.decoder} and start.into {start.into} both say what the decoder starts from"
+        raise ValueError(f"{both}: leave start.into at both")
+
+
+def _check_data(config: Training) -> None:
+    data, steps, schedule, warmup = config.data, config.train.steps, config.schedule, config.optimizer.warmup_steps
+    if any(length <= 0 for length in data.phase_steps) or (data.phase_steps and sum(data.phase_steps) >= steps):
+        raise ValueError(
+            f"data.phase_steps {' '.join(map(str, data.phase_steps))} must be positive and add up to less than "
+            f"train.steps {steps}: the last folder is read to the end"
+        )
     usual = config.objective.mask_fraction if isinstance(config, RunConfig) else 0.0
     fractions = [phase.mask_fraction for phase in phases(data, usual)]
-    return [
-        (
-            all(length > 0 for length in data.phase_steps) and (phased < steps or not phased),
-            f"data.phase_steps {' '.join(map(str, data.phase_steps))} must be positive and add up to less than "
-            f"train.steps {steps}: the last folder is read to the end",
-        ),
-        (
-            not data.phase_mask_fractions or (usual < 1 and all(0 < fraction < 1 for fraction in fractions)),
+    if data.phase_mask_fractions and (usual >= 1 or any(not 0 < fraction < 1 for fraction in fractions)):
+        raise ValueError(
             f"data.phase_mask_fractions {' '.join(map(str, fractions))} must be between 0 and 1, and are not for an "
-            "objective that predicts every token",
-        ),
-        (
-            schedule.name == "wsd" or not decay,
-            f"schedule.decay_steps {decay} is for schedule.name wsd, it is {schedule.name}: leave it 0",
-        ),
-        (
-            config.optimizer.warmup_steps <= steps,
-            f"optimizer.warmup_steps {config.optimizer.warmup_steps} exceeds train.steps {steps}: shorten the warm-up",
-        ),
-        (
-            config.optimizer.warmup_steps + decay <= steps,
-            f"optimizer.warmup_steps {config.optimizer.warmup_steps} and schedule.decay_steps {decay} exceed "
-            f"train.steps {steps}: shorten one",
-        ),
-        (
-            data.mono_rows + data.para_rows > 0,
-            "data.mono_rows and data.para_rows are both 0: a step needs rows of a task",
-        ),
-        (
-            not data.alternate or data.mono_rows == data.para_rows,
-            f"data.alternate needs as many rows of both tasks, data.mono_rows is {data.mono_rows} and data.para_rows "
-            f"{data.para_rows}: set them to the same",
-        ),
-        (
-            not data.alternate or config.train.log_every % 2 == 1,
-            f"train.log_every {config.train.log_every} would show one task alone under data.alternate: set it to an "
-            "odd number",
-        ),
-    ]
-
-
-def _engine(config: Training) -> list[Check]:
-    engine = config.engine
-    offloads = (engine.offload_optimizer, engine.offload_parameters)
-    return [
-        (
-            not (engine.kind == "plain" and engine.precision == "bf16"),
-            "engine.kind plain runs in fp32 only: set engine.precision to fp32, or engine.kind to deepspeed",
-        ),
-        (
-            engine.pipeline_stages >= 2,
-            f"engine.pipeline_stages is {engine.pipeline_stages}: it must be at least 2, or use engine.kind deepspeed",
-        ),
-        (
-            engine.gradient_precision != "bf16" or (engine.kind == "deepspeed" and engine.precision != "fp32"),
-            "engine.gradient_precision bf16 is for engine.kind deepspeed computing in bf16: set it to auto",
-        ),
-        (
-            engine.kind == "deepspeed" or offloads == ("none", "none"),
-            f"engine.kind {engine.kind} offloads nothing: set engine.offload_optimizer and engine.offload_parameters "
-            "to none",
-        ),
-        (
-            "nvme" not in offloads or bool(engine.nvme_folder),
-            "offloading to nvme needs engine.nvme_folder: name a folder on a local disk",
-        ),
-        (
-            config.model.compile != "graphs" or (engine.kind == "deepspeed" and engine.precision != "fp32"),
-            f"model.compile graphs is for engine.kind deepspeed computing in bf16, engine.kind is {engine.kind} and "
-            f"engine.precision {engine.precision}: set it to layers",
-        ),
-    ]
-
-
-def _engine_file(config: Training) -> list[Check]:
-    """What the file of DeepSpeed's settings, and the ZeRO stage in it, leave possible."""
-    engine = config.engine
-    if engine.kind == "plain":
-        return []
-    stage = zero_stage(engine)
-    file, bf16 = f"engine.deepspeed {engine.deepspeed} is ZeRO-{stage}", engine.gradient_precision == "bf16"
-    return [
-        (engine.kind != "pipeline" or stage == 1, f"{file}, a pipeline runs with ZeRO-1: set it to pipe_zero1"),
-        (
-            stage != 3 or config.model.compile != "graphs",
-            f"{file}, which gathers the weights somewhere else each time, and model.compile graphs reads them where "
-            "they were: set it to layers",
-        ),
-        (
-            stage != 2 or not bf16,
-            f"{file}, engine.gradient_precision bf16 needs ZeRO-1 or ZeRO-3: set it to zero1 or zero3",
-        ),
-        (
-            stage != 1 or not bf16 or engine.offload_optimizer == "none",
-            "engine.gradient_precision bf16 needs ZeRO-3 where engine.offload_optimizer is set: set engine.deepspeed "
-            "to zero3",
-        ),
-        (
-            stage == 3 or (engine.offload_parameters == "none" and engine.offload_optimizer != "nvme"),
-            f"{file}, which offloads the optimizer to cpu and nothing else: set it to zero3",
-        ),
-    ]
-
-
-def _pipeline(config: Training) -> list[Check]:
-    engine, layers = config.engine, config.model.discriminator_layers
-    if engine.kind != "pipeline":
-        of_parts = ("pipeline_stages", "pipeline_schedule")
-        return [
-            (not engine.balance, f"engine.balance is not for engine.kind {engine.kind}: leave it empty"),
-            *(
-                (
-                    getattr(engine, name) == (usual := getattr(EngineConfig, name)),
-                    f"engine.{name} {getattr(engine, name)} is for engine.kind pipeline, it is {engine.kind}: set "
-                    f"that, or leave it at {usual}",
-                )
-                for name in of_parts
-            ),
-        ]
-    parts, balance = engine.pipeline_parts, engine.balance
-    return [
-        (
-            not balance or len(balance) == parts,
-            f"engine.balance {balance} must have {parts} numbers, one for each part of the pipeline",
-        ),
-        (
-            all(count >= min(part, 1) for part, count in enumerate(balance)),
-            f"engine.balance {balance} leaves a part empty: only the first may have 0 layers",
-        ),
-        (
-            parts <= layers + 1,
-            f"engine.pipeline_stages {engine.pipeline_stages} ({engine.pipeline_schedule}) cuts the model into "
-            f"{parts} parts, of which all but the first need one of model.discriminator_layers {layers}: "
-            "use fewer stages",
-        ),
-        (
-            not balance or sum(balance) == layers,
-            f"engine.balance {balance} adds up to {sum(balance)}, model.discriminator_layers is {layers}",
-        ),
-    ]
-
-
-def _swap_fits(config: Config, world: int) -> list[Check]:
-    """Whether a process's share of the embedding goes through DeepSpeed's buffers to NVMe, which has no word for it."""
-    model, engine = config.model, config.engine
-    if engine.offload_parameters != "nvme":
-        return []
-    room = deepspeed_settings(engine)["zero_optimization"].get("offload_param", {}).get("buffer_size", 100_000_000)
-    rows = -(-model.vocabulary // model.vocabulary_blocks)
-    share = -(-rows * model.width // world)
-    return [
-        (
-            share <= room,
-            f"engine.offload_parameters nvme has buffers of {room} elements, and a process's share of an embedding of "
-            f"{model.vocabulary_blocks} model.vocabulary_blocks has {share}: set these to "
-            f"{-(-model.vocabulary * model.width // (world * room))}",
+            "objective that predicts every token"
         )
-    ]
+    decay = f"schedule.decay_steps {schedule.decay_steps}"
+    if schedule.decay_steps and schedule.name != "wsd":
+        raise ValueError(f"{decay} is for schedule.name wsd, it is {schedule.name}: leave it 0")
+    if warmup > steps:
+        raise ValueError(f"optimizer.warmup_steps {warmup} exceeds train.steps {steps}: shorten the warm-up")
+    if warmup + schedule.decay_steps > steps:
+        raise ValueError(f"optimizer.warmup_steps {warmup} and {decay} exceed train.steps {steps}: shorten one")
+    if data.mono_rows + data.para_rows == 0:
+        raise ValueError("data.mono_rows and data.para_rows are both 0: a step needs rows of a task")
+    if data.alternate and data.mono_rows != data.para_rows:
+        rows = f"data.mono_rows is {data.mono_rows} and data.para_rows {data.para_rows}"
+        raise ValueError(f"data.alternate needs as many rows of both tasks, {rows}: set them to the same number")
+    if data.alternate and config.train.log_every % 2 == 0:
+        log_every = f"train.log_every {config.train.log_every}"
+        raise ValueError(f"{log_every} would show one task alone under data.alternate: set it to an odd number")
 
 
-def processes_fit(engine: EngineConfig, world: int) -> list[Check]:
-    """Whether `engine` runs on `world` processes."""
-    return [
-        (
-            engine.kind != "plain" or world == 1,
-            f"engine.kind plain runs on one process, {world} were launched: use engine.kind deepspeed",
-        ),
-        (
-            world % engine.processes_per_replica == 0,
-            f"engine.pipeline_stages {engine.pipeline_stages} needs a multiple of as many processes, {world} were "
-            "launched",
-        ),
-    ]
+def _check_engine(config: Training) -> None:
+    engine, graphs = config.engine, config.model.compile == "graphs"
+    deepspeed_bf16 = engine.kind == "deepspeed" and engine.precision != "fp32"
+    offloads = engine.offload_optimizer, engine.offload_parameters
+    if engine.kind == "plain" and engine.precision == "bf16":
+        remedy = "set engine.precision to fp32, or engine.kind to deepspeed"
+        raise ValueError(f"engine.kind plain runs in fp32 only: {remedy}")
+    if engine.gradient_precision == "bf16" and not deepspeed_bf16:
+        use = "is for engine.kind deepspeed computing in bf16"
+        raise ValueError(f"engine.gradient_precision bf16 {use}: set it to auto")
+    if engine.kind != "deepspeed" and offloads != ("none", "none"):
+        both = "engine.offload_optimizer and engine.offload_parameters"
+        raise ValueError(f"engine.kind {engine.kind} offloads nothing: set {both} to none")
+    if "nvme" in offloads and not engine.nvme_folder:
+        raise ValueError("offloading to nvme needs engine.nvme_folder: name a folder on a local disk")
+    if graphs and not deepspeed_bf16:
+        raise ValueError(
+            f"model.compile graphs is for engine.kind deepspeed computing in bf16, engine.kind is {engine.kind} and "
+            f"engine.precision {engine.precision}: set it to layers"
+        )
+    check_engine_file(config)
 
 
-def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
-    """The engine keys of a file in ds_configs/ (by name) or at a path.
-
-    Raises ValueError for a file that is missing, is no JSON, or holds keys that the recipe decides.
-    """
-    path = Path(engine.deepspeed) if engine.deepspeed.endswith(".json") else CONFIG_FOLDER / f"{engine.deepspeed}.json"
-    if not path.exists():
-        known = ", ".join(sorted(file.stem for file in CONFIG_FOLDER.glob("*.json")))
-        raise ValueError(f"engine.deepspeed {engine.deepspeed} is neither a path to a .json file nor one of: {known}")
-    try:
-        settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}): name a file that can be") from None
-    if not isinstance(settings, dict) or not isinstance(settings.get("zero_optimization"), dict):
-        raise ValueError(f"{path} is no DeepSpeed configuration: it must be a JSON object with zero_optimization")
-    ours = next((key for key in _OURS if key in settings), None)
-    other = next((key for key in settings if key not in (*_OF_ENGINES, *_OURS)), None)
-    zero = settings["zero_optimization"]
-    offloads = [zero[key] for key in ("offload_optimizer", "offload_param") if key in zero]
-    auto = next((key for key, value in zero.items() if value == "auto"), None)
-    lossy = next((key for key in _LOSSY if zero.get(key)), None)
-    refuse(
-        [
-            (
-                settings["zero_optimization"].get("stage") in (1, 2, 3),
-                f"{path} must set zero_optimization.stage to 1, 2 or 3",
-            ),
-            (
-                all(isinstance(value, dict) for value in offloads),
-                f"{path} sets an offload_* of zero_optimization that is no object: leave it out",
-            ),
-            (
-                auto is None,
-                f"{path} sets zero_optimization.{auto} to auto, which is for Hugging Face's trainer: give a number, or "
-                "leave it out",
-            ),
-            (
-                ours is None,
-                f"{path} sets {ours}, which the recipe decides: remove it there and use the recipe's own setting",
-            ),
-            (
-                other is None,
-                f"{path} sets {other}, which may change the loss curve: remove it, only {', '.join(_OF_ENGINES)} leave "
-                "it as it is",
-            ),
-            (
-                lossy is None,
-                f"{path} sets zero_optimization.{lossy}, which rounds what ranks send to each other: remove it",
-            ),
-        ]
-    )
-    return settings
+def _check_pipeline(config: Training) -> None:
+    engine, layers = config.engine, config.model.discriminator_layers
+    parts, balance = engine.pipeline_parts, engine.balance
+    if engine.kind != "pipeline":
+        if balance:
+            raise ValueError(f"engine.balance is not for engine.kind {engine.kind}: leave it empty")
+        for name in ("pipeline_stages", "pipeline_schedule"):
+            value, default = getattr(engine, name), getattr(EngineConfig, name)
+            if value != default:
+                kind = f"is for engine.kind pipeline, it is {engine.kind}"
+                raise ValueError(f"engine.{name} {value} {kind}: set that, or leave it at {default}")
+        return
+    if balance and len(balance) != parts:
+        raise ValueError(f"engine.balance {balance} must have {parts} numbers, one for each part of the pipeline")
+    if any(count < min(part, 1) for part, count in enumerate(balance)):
+        raise ValueError(f"engine.balance {balance} leaves a part empty: only the first may have 0 layers")
+    if parts > layers + 1:
+        raise ValueError(
+            f"engine.pipeline_stages {engine.pipeline_stages} ({engine.pipeline_schedule}) cuts the model into {parts} "
+            f"parts, and all but the first need one of model.discriminator_layers {layers}: use fewer stages"
+        )
+    if balance and sum(balance) != layers:
+        raise ValueError(f"engine.balance {balance} adds up to {sum(balance)}, model.discriminator_layers is {layers}")
 
 
-def zero_stage(engine: EngineConfig) -> int:
-    """The ZeRO stage of the engine's file."""
-    return deepspeed_settings(engine)["zero_optimization"]["stage"]
+def check_processes(engine: EngineConfig, world: int) -> None:
+    """Check that `engine` runs on `world` processes."""
+    if engine.kind == "plain" and world != 1:
+        raise ValueError(f"engine.kind plain runs on one process, {world} were launched: use engine.kind deepspeed")
+    if world % engine.processes_per_replica:
+        stages = f"engine.pipeline_stages {engine.pipeline_stages}"
+        raise ValueError(f"{stages} needs a multiple of as many processes, {world} were launched")
+
+
+def _check_world(config: Training, world: int) -> None:
+    engine, model = config.engine, config.model
+    check_processes(engine, world)
+    if engine.offload_parameters == "nvme":  # DeepSpeed's own error about its buffers names no setting
+        zero = deepspeed_settings(engine)["zero_optimization"]
+        room = zero.get("offload_param", {}).get("buffer_size", 100_000_000)
+        share = -(-(-(-model.vocabulary // model.vocabulary_blocks) * model.width) // world)
+        if share > room:
+            raise ValueError(
+                f"engine.offload_parameters nvme has buffers of {room} elements, and a process's share of an embedding "
+                f"of {model.vocabulary_blocks} model.vocabulary_blocks has {share}: set these to "
+                f"{-(-model.vocabulary * model.width // (world * room))}"
+            )
+    accumulation = plan_step(config.data, world // engine.processes_per_replica).accumulation
+    needed = 2 * engine.pipeline_stages
+    if engine.kind == "pipeline" and engine.pipeline_schedule == "dualpipev" and accumulation < needed:
+        raise ValueError(
+            f"engine.pipeline_schedule dualpipev needs at least {needed} micro-batches a step, data.micro_batch "
+            f"{config.data.micro_batch} gives {accumulation}: lower it, or use 1f1b"
+        )

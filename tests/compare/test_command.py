@@ -19,7 +19,7 @@ from xlme_ds.compare.settings import CompareSettings
 from xlme_ds.compare.systems import Budget, own_settings, system
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.evaluate.heldout_losses import losses
-from xlme_ds.folders import lock
+from xlme_ds.io.folders import lock
 
 BUDGETS = (2e8, 4e8)
 SETTINGS = (

@@ -12,37 +12,23 @@ import pyarrow as pa
 import pytest
 
 from tests.data.test_shards import plain_rows, unpacked
-from tests.rows import write_data
+from tests.rows import write_data, write_index
 from xlme_ds.config import DataConfig
 from xlme_ds.data.order import plan_step
-from xlme_ds.data.row_index import group_checks, index_of
-from xlme_ds.data.schema import Manifest, Shard, file_sha256, read_manifest, row_schema, write_manifest
+from xlme_ds.data.schema import Manifest, Shard, row_schema, write_manifest
 from xlme_ds.data.shards import RowStore
+from xlme_ds.io.files import file_sha256
 
 ROWS = 53  # three shards of 16 rows in batches of 6, 6 and 4, and a last one of 5: groups of 4, 2, 4, 2, 4
 
 
-def add_indices(folder: Path) -> Path:
-    for shard in read_manifest(folder).shards:
-        path = folder / shard.name
-        with pa.memory_map(str(path)) as mapped:
-            reader = pa.ipc.open_file(mapped)
-            checks = [group_checks(reader.get_batch(number)) for number in range(reader.num_record_batches)]
-        path.with_suffix(".index").write_bytes(index_of(path, shard.sha256, checks))
-    return folder
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_data(tmp_path_factory.mktemp("data") / "mixed", ROWS, rows_per_batch=6)
-    for task in ("mono", "para"):
-        add_indices(folder / task)
-    return folder
+    return write_data(tmp_path_factory.mktemp("data") / "mixed", ROWS, rows_per_batch=6)
 
 
 @pytest.mark.parametrize("task", ["mono", "para"])
-def test_any_records_in_any_order(data: Path, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RowStore, "_read_whole", None)  # nothing is read whole
+def test_any_records_in_any_order(data: Path, task: str) -> None:
     store, expected = RowStore(data / task), plain_rows(data / task)
     rng = np.random.default_rng(0)
     for records in ([*range(ROWS)], [16], [52], [0, 52, 0, 17], *(rng.integers(0, ROWS, 9) for _ in range(40))):
@@ -170,11 +156,12 @@ def written(folder: Path, rows: int, row_tokens: int, items: int) -> Path:
                 ]
                 writer.write_batch(pa.record_batch(columns, schema=row_schema(row_tokens)))
         shards.append(Shard(path.name, half, path.stat().st_size, file_sha256(path)))
+        write_index(path)
     settings = {"row_tokens": row_tokens, "rows": rows}
     language = {name: 1.0 for name in ("share_before", "share_after", "repeat")}
     counts = {"by_language": {"en": language}}
     write_manifest(folder, Manifest("mix", settings, 200, "0" * 64, ("en",), tuple(shards), counts))
-    return add_indices(folder)
+    return folder
 
 
 @pytest.mark.parametrize("items", [1, 8])
@@ -191,7 +178,6 @@ def test_64_ranks_read_little_more_than_they_use(tmp_path: Path, items: int, mon
 
     pread = os.pread
     monkeypatch.setattr(os, "pread", counted)
-    monkeypatch.setattr(RowStore, "_read_whole", None)
     headers = sum(64 + 40 * (rows // 2 // 1024) + 4 for _ in range(2))
     used = rows * (4 * row_tokens + 2 * items + 2 * items * (1 if items == 1 else 2)) / world
     seen = []

@@ -7,9 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.rows import write_index
 from xlme_ds.data.loader import unigram_by_language
-from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, Shard, file_sha256, row_schema, write_manifest
+from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, Shard, row_schema, write_manifest
 from xlme_ds.data.shards import RowStore, unigram_costs
+from xlme_ds.io.files import file_sha256
 
 
 def written(folder: Path, rows: list[list[int]], languages: tuple[int, ...] = ()) -> RowStore:
@@ -21,6 +23,7 @@ def written(folder: Path, rows: list[list[int]], languages: tuple[int, ...] = ()
     path, schema = folder / "00000.arrow", row_schema(6)
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         writer.write_batch(pa.record_batch(columns, schema=schema))
+    write_index(path)
     shard = Shard(path.name, len(rows), path.stat().st_size, file_sha256(path))
     write_manifest(
         folder, Manifest("mix", {"row_tokens": 6}, 10, "0" * 64, ("de", "en"), (shard,), {"by_language": {}})

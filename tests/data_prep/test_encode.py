@@ -23,8 +23,9 @@ from data_prep.encode_input import EncodeTask, SharedWork, begin_input, discard_
 from data_prep.readers import READERS, find_documents
 from data_prep.vocab import VocabConfig
 from data_prep.vocab import run as train
-from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, file_sha256, read_manifest
+from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
+from xlme_ds.io.files import file_sha256
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

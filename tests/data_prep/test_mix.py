@@ -24,18 +24,8 @@ from data_prep.model_file import serialize
 from data_prep.store import write_arrow
 from data_prep.verify import VerifyConfig
 from data_prep.verify import run as run_verify
-from xlme_ds.data.schema import (
-    BOS,
-    DOCUMENTS,
-    EOS,
-    PAD,
-    PAIRS,
-    Manifest,
-    file_sha256,
-    read_manifest,
-    row_schema,
-    write_manifest,
-)
+from xlme_ds.data.schema import BOS, DOCUMENTS, EOS, PAD, PAIRS, Manifest, read_manifest, row_schema, write_manifest
+from xlme_ds.io.files import file_sha256
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 16

@@ -14,7 +14,8 @@ import pytest
 from data_prep import encode, mix
 from data_prep.store import Stage
 from data_prep.verify import VerifyConfig, run
-from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, read_manifest, write_manifest, write_signed
+from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, read_manifest, write_manifest
+from xlme_ds.io.files import write_signed
 
 ROW = 24
 Change = Callable[[dict[str, list]], None]  # edits the columns of a shard in place

@@ -17,7 +17,8 @@ from tests.launch import python, run_ranks
 from tests.rows import write_data
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, RunConfig
 from xlme_ds.engine.build import _require_nvme
-from xlme_ds.validate import CONFIG_FOLDER, validate
+from xlme_ds.engine_file import CONFIG_FOLDER
+from xlme_ds.validate import validate
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ from xlme_ds.export.__main__ import cut, main
 from xlme_ds.export.card import escape
 from xlme_ds.finetune.downstream_tasks import TASKS
 from xlme_ds.first_weights import _everything
-from xlme_ds.folders import lock
+from xlme_ds.io.folders import lock
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import TextEncoder, one_item_a_row

@@ -1,6 +1,6 @@
-"""What the compiler makes of a Triton kernel for the GPUs that a cluster has, on a machine that has none: registers and
-spilled bytes of a thread, shared memory and threads of a block, how many blocks a multiprocessor can hold by both,
-atomic additions, and products by tensor cores (Hopper's `wgmma`, before it `mma`)."""
+"""Compile a Triton kernel for a cluster's GPUs on a machine that has none, and report the result: registers and
+spilled bytes of a thread, shared memory and threads of a block, number of blocks that a multiprocessor can hold by
+both, atomic additions, and products by tensor cores (Hopper's `wgmma`, before it `mma`)."""
 
 import json
 import re
@@ -69,8 +69,11 @@ def _resources(tool: Path, cubin: bytes) -> tuple[int, int]:
 
 
 def reports(program: str, cache: Path) -> list[dict[str, Any]]:
-    """What `program` prints as JSON on its last line, and `pytest -s` shows. In a process of its own, without the
-    interpreter; with a cache of its own, as the compiler is what is tested."""
+    """The JSON that `program` prints on its last line; `pytest -s` shows it.
+
+    The program runs in its own process, without the interpreter, and with its own cache, because the test is about the
+    compiler.
+    """
     variables = environment(TRITON_CACHE_DIR=cache)
     variables.pop("TRITON_INTERPRET", None)
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=variables, capture_output=True, text=True)

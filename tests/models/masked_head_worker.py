@@ -67,15 +67,15 @@ class Problem:
 
 
 def outside(sample_M: Tensor, logits_MV: Tensor, uniforms_M: Tensor) -> float:
-    """How far the worst uniform lies outside the share that its sample has of float64's distribution."""
+    """Largest distance of a uniform from the share that its sample has of float64's distribution."""
     cdf_MV = F.pad(logits_MV.detach().softmax(1).cumsum(1), (1, 0))
     before_M, at_M = (cdf_MV.gather(1, (sample_M + one)[:, None]).squeeze(1) for one in (0, 1))
     return float(torch.maximum(before_M - uniforms_M, uniforms_M - at_M).max())
 
 
 def errors(name: str, dtype: torch.dtype, temperature: float = 1.0, z_loss: float = 0.0) -> dict[str, float]:
-    """Of loss and gradients, over the largest number of float64's; `samples` outside their share; `predictions` that
-    have less than the highest logit, by how much."""
+    """Errors of loss and gradients, relative to the largest number in float64; `samples`: distance outside their share;
+    `predictions`: distance below the highest logit."""
     problem = Problem(SIZES[name], dtype)
     got, logits_MV = problem.run(temperature, z_loss), problem.logits()
     assert got.nll_M.dtype == torch.float32 and got.sample_M.dtype == got.predicted_M.dtype == torch.int64

@@ -1,4 +1,4 @@
-"""What a forward and backward pass allocates, counted: a change that brings back passes over large tensors shows here.
+"""Counted allocations of a forward and backward pass: a change that brings back passes over large tensors shows here.
 
 Counts do not depend on the machine, nor on what else it does.
 """
@@ -65,8 +65,8 @@ def test_attention_makes_five_tensors_of_the_scores_size(sizes: Counter[int]) ->
 
 
 def test_attention_has_the_scores_of_an_item_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every item forward the softmax, backward the same again and the scores' gradient; one buffer a pass for the
-    scores."""
+    """Every item allocates the softmax forward, and backward the softmax again and the scores' gradient; each pass has
+    one buffer for the scores."""
     monkeypatch.setattr(attention_cpu, "_TILE_COST", 0)
     sizes = allocated()
     lengths = [end - first for _, first, end in attention_cpu.items_of(usual_batch().segments_BT)]
@@ -80,7 +80,7 @@ def test_attention_has_the_scores_of_an_item_at_a_time(monkeypatch: pytest.Monke
 
 def test_tiles_of_a_mask_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     tile = 3 * 40 * 40  # the heads of one row
-    monkeypatch.setattr(attention_cpu, "_TILE", 4 * tile // torch.get_num_threads())
+    monkeypatch.setattr(attention_cpu, "TILE", 4 * tile // torch.get_num_threads())
     causal = lively(
         LanguageModel(replace(SMALL, vocabulary=VOCABULARY, discriminator_layers=2), Causal(random=0.0, keep=1.0))
     )

@@ -196,7 +196,7 @@ def test_items_and_rows_in_tiles_equal_the_explicit_form(
     """All items by themselves, those of some rows, none of them; in tiles of all heads and of one."""
     segments = torch.tensor([[1] * 5 + [2] * 4 + [3] * 3 + [0] * 2, [1] * 14, [1] * 7 + [2] * 7])
     monkeypatch.setattr(attention_cpu, "_TILE_COST", cost / torch.get_num_threads())
-    monkeypatch.setattr(attention_cpu, "_TILE", room // torch.get_num_threads())
+    monkeypatch.setattr(attention_cpu, "TILE", room // torch.get_num_threads())
     items = attention_cpu.items_of(segments)
     rows = attention_cpu._divide(items, 3, 3, 14, 10**6)[1]
     assert len([one for one in items if one[0] not in rows]) == apart
@@ -219,7 +219,7 @@ def test_items_and_rows_in_tiles_equal_the_explicit_form(
 
 @pytest.mark.parametrize("cost", [0, 10**9])
 def test_gradients_of_distances_add_up_in_float32(cost: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of 640 items of two tokens, all of one sign: in bf16 the sum would stop at 256 times one of them."""
+    """Gradients of 640 items of two tokens, all of one sign: in bf16 the sum would stop at 256 times one gradient."""
     monkeypatch.setattr(attention_cpu, "_TILE_COST", cost)
     segments = torch.arange(16).repeat_interleave(2).expand(40, 32)
     q, k, v = (torch.zeros(40, 1, 32, 4, dtype=torch.bfloat16) for _ in range(3))

@@ -16,7 +16,7 @@ from tests.launch import ROOT, environment
 from tests.small import SMALL, lively
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.engine.build import build_engine
-from xlme_ds.models.attention import item_bounds, item_mask, triton_attend
+from xlme_ds.models.attention import ItemBias, item_bounds, item_mask
 from xlme_ds.models.encoder import Encoder
 from xlme_ds.objectives import OBJECTIVES, objective_of
 from xlme_ds.validate import validate
@@ -84,7 +84,7 @@ def test_torch_compile_takes_them_as_they_are(measured: Any) -> None:
 
 
 @needs_triton
-def test_the_whole_model_by_its_setting(measured: Any) -> None:
+def test_the_complete_model_by_its_setting(measured: Any) -> None:
     # After three layers and their norms.
     assert 0 < measured["whole model"]["gradients"] < 1e-4
     assert measured["whole model"]["losses"] < 1e-5
@@ -92,12 +92,12 @@ def test_the_whole_model_by_its_setting(measured: Any) -> None:
 
 @needs_triton
 @pytest.mark.parametrize("kind", ["gated", "plain", "none"])
-def test_the_planner_counts_what_is_kept(measured: Any, kind: str) -> None:
+def test_the_planner_counts_saved_bytes(measured: Any, kind: str) -> None:
     kept, counted = measured["kept"][kind]
     assert kept == pytest.approx(counted, abs=64)
 
 
-def test_bf16_in_the_interpreter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_in_the_interpreter_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its bf16 products are wrong, and a run on a CPU would train with them."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     run = RunConfig("test", model=ModelConfig(kernels="triton"), engine=EngineConfig(precision="bf16"))
@@ -113,7 +113,7 @@ def test_the_check_runs_in_the_interpreter(measured: Any) -> None:
 
 
 @needs_triton
-def test_wrong_kernels_are_told_before_a_run(measured: Any) -> None:
+def test_wrong_kernels_fail_before_a_run(measured: Any) -> None:
     right, attention, head = measured["checked"]
     assert right == ""
     assert "kernels of the attention are wrong on this cpu (output by" in attention
@@ -121,7 +121,7 @@ def test_wrong_kernels_are_told_before_a_run(measured: Any) -> None:
     assert "kernels of the vocabulary softmax are wrong" in head and "the gradient of" in head
 
 
-def test_bounds_say_what_the_mask_says() -> None:
+def test_bounds_agree_with_the_mask() -> None:
     segments_BT = torch.tensor([[1] * 5 + [2] + [3] * 4 + [0] * 2, [1] * 12, [1] * 11 + [0]])
     first_BT, end_BT = item_bounds(segments_BT)
     key_T = torch.arange(12)
@@ -139,14 +139,15 @@ def test_on_the_cpu_the_setting_changes_nothing() -> None:
     assert torch.equal(*outputs)
 
 
-def test_without_the_package_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = torch.empty(0)
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "xlme_ds.models.attention_triton", raising=False)
     with pytest.raises(ValueError, match=r"needs the package triton.* set model.kernels to auto"):
-        triton_attend(None, None, None)  # type: ignore[arg-type]
+        ItemBias(empty, empty, None, None, 1).attend(empty, None, 0.0, None)
 
 
-def test_what_the_kernels_do_not_do_is_refused() -> None:
+def test_other_head_sizes_fail() -> None:
     with pytest.raises(
         ValueError, match=r"heads of size 16, 32, 64 or 128, model.width / model.heads is 8: set it to auto"
     ):
@@ -158,7 +159,7 @@ SEES_ALL = {"electra": True, "mlm": True, "rts": True, "all_tokens": True}
 SEES_ALL |= {"ernie_m": False, "btmlm": False, "clm": False, "mt": False}
 
 
-def test_objectives_whose_masks_the_kernels_do_not_know_refuse_them() -> None:
+def test_objectives_with_other_masks_exclude_the_kernels() -> None:
     assert SEES_ALL.keys() == OBJECTIVES.keys()
     for name, sees_all in SEES_ALL.items():
         run = RunConfig("test", model=ModelConfig(kernels="triton"), objective=ObjectiveConfig(name=name))

@@ -1,5 +1,5 @@
-"""BTMLM's two passes: who sees whom by perturbation, what is filled in, and the stages of a pipeline against the
-whole."""
+"""BTMLM's two passes: attention masks by perturbation, the tokens that the first pass fills in, and the stages of a
+pipeline against the complete model."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ def model(**changes: object) -> BackTranslationModel:
 
 
 def last_states(of: BackTranslationModel, batch: Batch) -> Tensor:
-    """Of the first row, [T, D], from one pass over the batch as it is."""
+    """Last hidden states of the first row, [T, D], from one pass over the batch."""
     found: list[Tensor] = []
     handle = of.encoder.layers["2"].register_forward_hook(
         lambda _module, _read, hidden_BTD: found.append(hidden_BTD[0])
@@ -36,7 +36,7 @@ def last_states(of: BackTranslationModel, batch: Batch) -> Tensor:
 
 
 def roles(batch: Batch) -> list[str]:
-    """Of the first row's columns: x, y (from the first open place on), or padding."""
+    """Roles of the first row's columns: x, y (from the first open place on), or padding."""
     found: list[str] = []
     for token, segment in zip(batch.tokens_BT[0].tolist(), batch.segments_BT[0].tolist(), strict=True):
         begun = bool(found) and found[-1] == "y"
@@ -46,8 +46,8 @@ def roles(batch: Batch) -> list[str]:
 
 @pytest.mark.parametrize("changes", [{}, dict(norm="pre"), dict(relative_bias="none")])
 @pytest.mark.parametrize("filled", [False, True])
-def test_who_sees_whom(filled: bool, changes: dict[str, object]) -> None:
-    """What the model knows of every column is changed by itself; bitwise, and through three layers."""
+def test_attention_mask_by_perturbation(filled: bool, changes: dict[str, object]) -> None:
+    """Each column's input is changed alone, and the outputs of three layers are compared bit for bit."""
     batch = open_batch([14], 24, (0.3,))
     of, names = model(**changes), roles(batch)
     assert [names.count(name) for name in ("x", "y", "padding")] == [16, 5, 3]
@@ -81,7 +81,7 @@ def test_first_pass_reads_the_sentence_and_masks_every_place() -> None:
     assert torch.equal(OpenSide(0.5, 0.5).apply(first, SMALL.vocabulary), masking.apply(first, SMALL.vocabulary))
 
 
-def test_second_pass_holds_what_the_first_found() -> None:
+def test_second_pass_reads_the_predictions_of_the_first() -> None:
     batch = open_batch([20, 37, 5], 40)
     first = first_pass(batch)
     predicted = torch.arange(len(first.masked_M)) + 10
@@ -122,7 +122,7 @@ def test_no_special_token_is_written(vocabulary: int) -> None:
 
 
 def spy(of: BackTranslationModel, batch: Batch) -> Batch:
-    """What the second pass reads."""
+    """Record the input of the second pass."""
     found: list[Batch] = []
     groups = of.masking.groups
 
@@ -138,7 +138,7 @@ def spy(of: BackTranslationModel, batch: Batch) -> Batch:
     return found[-1]
 
 
-def test_no_gradient_goes_through_the_first_pass() -> None:
+def test_first_pass_has_no_gradient() -> None:
     """The gradients of both passes are those of the second alone, its pseudo tokens given."""
     batch, ours, theirs = open_batch([20, 37, 5], 40), model(), model()
     ours(batch).nll_M.sum().backward()

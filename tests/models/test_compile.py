@@ -44,7 +44,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gradients(one: nn.Module) -> dict[str, Tensor]:
-    """Of XLM-E's loss, or of the masked tokens' alone; the loss is there too."""
+    """The loss and its gradients, for XLM-E's loss or for that of the masked tokens alone."""
     output = one(BATCH)
     if "replaced_head.output.weight" in dict(one.named_parameters()):
         loss = (OBJECTIVE.sums(output, BATCH) / OBJECTIVE.counts(BATCH) * OBJECTIVE.weights).sum()
@@ -130,7 +130,7 @@ def test_attention_for_a_gpu_is_one_graph() -> None:
     assert torch.equal(graph(query, key, value, gate, bias), fused_attend(query, key, value, gate, bias))
 
 
-def test_what_graphs_cannot_replay_is_refused() -> None:
+def test_graphs_exclude_other_settings() -> None:
     graphs = ModelConfig(compile="graphs")
     validate(RunConfig("test", model=graphs))
     with pytest.raises(ValueError, match=r"set it to layers, or leave model.activation_checkpointing off"):

@@ -125,7 +125,7 @@ def test_where_an_encoder_drops(norm: str, rate: float) -> None:
 
 
 @pytest.mark.parametrize("relative_bias", ["gated", "plain", "none"])
-def test_weights_that_are_whole_attend_as_tiles_do(relative_bias: str) -> None:
+def test_complete_weights_attend_as_tiles_do(relative_bias: str) -> None:
     """`dropping_attend` at rate 0, with its gradients: next to it dropping is the only difference."""
     batch, cfg = usual_batch(), replace(SMALL, relative_bias=relative_bias)
     encoder = lively(Encoder(cfg, 1))
@@ -141,7 +141,7 @@ def test_weights_that_are_whole_attend_as_tiles_do(relative_bias: str) -> None:
 
 
 def test_attention_weights_of_a_row_are_dropped_alike_wherever_it_is() -> None:
-    """Of one row after the other, of all, and of the last two."""
+    """Rows one after the other, all at once, and the last two."""
     encoder = lively(Encoder(replace(SMALL, attention_dropout=0.5), 2)).train()
     batch = usual_batch()
     x = normal(*batch.tokens_BT.shape, SMALL.width)

@@ -212,7 +212,7 @@ def discriminator_states(electra: Electra, batch: Batch, corrupted_BT: Tensor) -
 
 
 def test_padding_changes_nothing() -> None:
-    """The same rows, 11 columns of padding wider."""
+    """Add 11 columns of padding to the rows."""
     electra = model(max_positions=60)
     narrow = usual_batch(40)
     pad = torch.nn.functional.pad
@@ -259,7 +259,7 @@ def test_block_sizes() -> None:
 
 
 @pytest.mark.parametrize("sharing", ["tied", "gdes"])
-def test_where_the_discriminators_gradient_goes(sharing: str) -> None:
+def test_parameters_with_a_gradient_of_the_discriminator(sharing: str) -> None:
     """Never into the generator; into the embedding when tied, into the difference alone with GDES."""
     electra = model(embedding_sharing=sharing)
     losses(electra, usual_batch())[2:].sum().backward()
@@ -268,7 +268,7 @@ def test_where_the_discriminators_gradient_goes(sharing: str) -> None:
 
 
 @pytest.mark.parametrize("sharing", ["tied", "gdes"])
-def test_where_the_generators_gradient_goes(sharing: str) -> None:
+def test_parameters_with_a_gradient_of_the_generator(sharing: str) -> None:
     electra = model(embedding_sharing=sharing)
     losses(electra, usual_batch())[:2].sum().backward()
     reached = {name.split(".")[0] for name, p in electra.named_parameters() if p.grad is not None and p.grad.any()}

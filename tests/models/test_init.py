@@ -80,7 +80,7 @@ def test_values_are_drawn_in_float32_for_every_type() -> None:
     assert all(torch.equal(exact[name].bfloat16(), rounded[name]) for name in exact)
 
 
-def test_every_parameter_is_held_whole_while_it_is_filled() -> None:
+def test_every_parameter_is_gathered_while_it_is_filled() -> None:
     model = Electra(WIDE)
     held: list[int] = []
 

@@ -29,7 +29,7 @@ def read_by_hand(batch: Batch, random: float, keep: float) -> Tensor:
 
 
 @pytest.mark.parametrize(("random", "keep"), [(0.1, 0.1), (0.0, 0.0), (0.5, 0.0), (0.0, 0.4), (0.6, 0.4)])
-def test_what_stands_at_masked_positions(random: float, keep: float) -> None:
+def test_tokens_at_masked_positions(random: float, keep: float) -> None:
     batch = usual_batch()
     read = Masking(random, keep).apply(batch, SMALL.vocabulary)
     assert torch.equal(read, read_by_hand(batch, random, keep))

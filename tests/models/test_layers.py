@@ -117,7 +117,7 @@ def test_pre_ln_is_torchs_encoder_layer(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("shift", [0.0, 1.0])
 def test_bf16_gradients_of_a_layer_norm_over_many_tokens(shift: float) -> None:
-    """As near to those of the same numbers in float64 as one rounding to bf16, where gradients have a mean too."""
+    """One rounding to bf16 away from the gradients in float64, also where gradients have a mean."""
     g = torch.Generator().manual_seed(0)
     ours = LayerNorm(6).bfloat16()
     whole = torch.nn.LayerNorm(6).double()

@@ -10,7 +10,7 @@ from xlme_ds.models.layers import Linear
 
 @pytest.mark.parametrize("tokens", [1, 12, 100])
 def test_gradients_are_torchs(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """100 tokens in pieces of 13, of which there may be no more than 8; the last one is smaller."""
+    """100 tokens in 8 pieces, the largest number, of 13; the last piece is smaller."""
     monkeypatch.setattr(layers, "_TOKENS", 12)
     torch.manual_seed(0)
     ours, whole = Linear(6, 5).to(torch.bfloat16), nn.Linear(6, 5).double()
@@ -27,7 +27,7 @@ def test_gradients_are_torchs(tokens: int, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_weights_learn_alone() -> None:
-    """What comes in may need no gradient."""
+    """The input may need no gradient."""
     ours = Linear(6, 5).to(torch.bfloat16)
     ours(torch.ones(2, 3, 6, dtype=torch.bfloat16)).sum().backward()
     assert torch.equal(ours.weight.grad, torch.full((5, 6), 6, dtype=torch.bfloat16))

@@ -29,7 +29,7 @@ def problem(
 
 
 def full_softmax(hidden: Tensor, blocks: list[Tensor], bias: Tensor) -> Tensor:
-    """Float64 logits [M, V] of the same values."""
+    """Logits [M, V] in float64."""
     return hidden.double() @ torch.cat([block.double() for block in blocks]).t() + bias.double()
 
 

@@ -74,7 +74,7 @@ def test_the_tables_gradient_goes_into_the_sum_of_an_engine(measured: Any) -> No
 
 
 @needs_triton
-def test_what_is_not_to_be_predicted_never_is(measured: Any) -> None:
+def test_special_tokens_are_never_predicted(measured: Any) -> None:
     assert measured["never"] == {"seen": [], "far": [[200], [0.0, 200.0]]}
 
 
@@ -102,7 +102,7 @@ def test_on_the_cpu_the_setting_changes_nothing() -> None:
         assert all(torch.equal(one, other) for one, other in zip(run, runs[0], strict=True))
 
 
-def test_without_the_package_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "xlme_ds.models.masked_head_triton", raising=False)

@@ -14,7 +14,7 @@ TOKENS = torch.tensor([[0, 11, 12, 13, 2], [0, 21, 2, 1, 1]])
 @pytest.mark.parametrize("sharing", ["tied", "gdes"])
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("which", ["discriminator", "generator"])
-def test_states_are_those_of_the_whole_model(sharing: str, blocks: int, which: str) -> None:
+def test_states_equal_the_pre_training_models(sharing: str, blocks: int, which: str) -> None:
     whole = model(embedding_sharing=sharing, vocabulary_blocks=blocks, generator_layers=1, discriminator_layers=2)
     places = one_item_a_row(TOKENS)
     if which == "discriminator":

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from bench.gpu_kernels import KERNELS, expected, launches
 from bench.gpu_kernels import inputs as inputs_of_shape
-from tests.plan.test_activations import kept_by_a_layer, layout
+from tests.plan.test_activations import layout, saved_by_a_layer
 from tests.small import SMALL, model, usual_batch
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.engine.build import _check_kernels
 from xlme_ds.models import attention_triton, masked_head_triton
-from xlme_ds.models.attention import Gate, ItemBias, RelativePositionTable, plain_attend, shared_bias, triton_attend
+from xlme_ds.models.attention import Gate, ItemBias, RelativePositionTable, plain_attend, shared_bias
 from xlme_ds.models.kernel_check import check_kernels
 from xlme_ds.models.tiles import TABLE, Tiling
 from xlme_ds.objectives.electra import ElectraObjective
@@ -85,7 +85,7 @@ def run(given: dict[str, Tensor], segments_BT: Tensor, kernels: str, traced: boo
 
     def attend(qkv_BT3HK: Tensor) -> Tensor:
         if isinstance(bias, ItemBias):
-            return triton_attend(qkv_BT3HK, gate, bias)
+            return bias.attend(qkv_BT3HK, gate, 0.0, None)
         q, k, v = qkv_BT3HK.permute(2, 0, 3, 1, 4)
         return plain_attend(q, k, v, None if gate is None else gate(q), bias).transpose(1, 2)
 
@@ -98,7 +98,7 @@ def run(given: dict[str, Tensor], segments_BT: Tensor, kernels: str, traced: boo
 
 
 def error(rows: list[list[int]], kind: str, dtype: torch.dtype, size: int = 16) -> dict[str, float]:
-    """Of every tensor, over the largest number of the plain form's in float64."""
+    """Error of every tensor, relative to the largest number of the plain form in float64."""
     segments_BT = segments(rows)
     given = inputs(kind, *segments_BT.shape, dtype, size)
     exact = {name: value.detach().double().requires_grad_() for name, value in given.items()}
@@ -155,13 +155,13 @@ def kept() -> dict[str, list[float]]:
     """Bytes that a layer keeps for its backward pass, and what the planner says."""
     cases = {kind: replace(SIZES["triton"], relative_bias=kind) for kind in ("gated", "plain", "none")}  # type: ignore[arg-type]
     return {
-        kind: [kept_by_a_layer(cfg, torch.float32, "cpu"), activations.layer(layout(cfg, 4, True))]
+        kind: [saved_by_a_layer(cfg, torch.float32, "cpu"), activations.layer(layout(cfg, 4, True))]
         for kind, cfg in cases.items()
     }
 
 
 def checked(check: Callable[[ModelConfig], None]) -> list[str]:
-    """What the check before a run says of the kernels as they are, and of two that are wrong."""
+    """Results of the check before a run: for the kernels as they are, and for two wrong ones."""
     cfg, said = replace(SIZES["triton"], vocabulary=1000), []
     right = attention_triton.attend, masked_head_triton.gradient
     wrong_attention = lambda *given: right[0](*given) * 1.1  # noqa: E731

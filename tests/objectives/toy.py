@@ -6,8 +6,9 @@ import sys
 import torch
 from torch import Tensor
 
-from xlme_ds.config import Check, ObjectiveConfig, RunConfig
+from xlme_ds.config import ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
+from xlme_ds.io.errors import Check
 from xlme_ds.models.text_encoder import Masking
 from xlme_ds.objectives import OBJECTIVES
 from xlme_ds.objectives.mlm import MaskedLanguageModelling

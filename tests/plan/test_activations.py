@@ -1,4 +1,4 @@
-"""What a layer keeps for its backward pass, byte for byte as autograd keeps it."""
+"""Bytes that a layer saves for its backward pass, as autograd saves them."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def layout(cfg: ModelConfig, element: int, fused: bool) -> ParallelLayout:
     return ParallelLayout.of(run, 1, "bf16" if element == 2 else "fp32", TOKENS, fused)
 
 
-def kept_by_a_layer(cfg: ModelConfig, dtype: torch.dtype, device: str) -> int:
+def saved_by_a_layer(cfg: ModelConfig, dtype: torch.dtype, device: str) -> int:
     """Bytes of all storages that autograd saves in one layer, parameters and what all layers share left out."""
     encoder = lively(Encoder(cfg, 1)).to(device, dtype)
     keys_B = torch.arange(ROWS, device=device)
@@ -51,7 +51,7 @@ def test_a_layer_on_the_cpu(norm: str, relative_bias: str, dtype: torch.dtype, d
     rates = dict(dropout=dropout[0], attention_dropout=dropout[1])
     cfg = replace(SMALL, norm=norm, relative_bias=relative_bias, **rates)  # type: ignore[arg-type]
     # The scale of q·k is kept as a number of 8 bytes by some versions of torch.
-    assert kept_by_a_layer(cfg, dtype, "cpu") == pytest.approx(
+    assert saved_by_a_layer(cfg, dtype, "cpu") == pytest.approx(
         activations.layer(layout(cfg, dtype.itemsize, False)), abs=64
     )
 
@@ -62,11 +62,11 @@ def test_a_layer_on_the_cpu(norm: str, relative_bias: str, dtype: torch.dtype, d
 def test_a_layer_in_the_fused_kernel(norm: str, relative_bias: str) -> None:
     cfg = replace(SMALL, norm=norm, relative_bias=relative_bias)  # type: ignore[arg-type]
     # The kernel may pad its log-sum-exp to a multiple of 32 tokens.
-    kept = kept_by_a_layer(cfg, torch.bfloat16, "cuda")
+    kept = saved_by_a_layer(cfg, torch.bfloat16, "cuda")
     assert kept == pytest.approx(activations.layer(layout(cfg, 2, True)), rel=0.05)
 
 
-def test_checkpointing_keeps_only_what_a_layer_reads() -> None:
+def test_checkpointing_saves_only_the_input_of_a_layer() -> None:
     cfg = replace(SMALL, activation_checkpointing=True)
     of = layout(cfg, 2, False)
     assert activations.saved_layer(of) == ROWS * TOKENS * cfg.width * 2

@@ -79,8 +79,9 @@ def test_recipes_fit_the_gpus_they_are_for(name: str) -> None:
     [("base", "a100-80g"), ("large", "a100-80g"), ("xl", "a100-80g"), ("base", "h200"), ("large", "h200")],
 )
 def test_recipes_for_any_number_of_gpus_are_near_the_fastest_layout(name: str, gpu: str) -> None:
-    """Of all layouts. Not the recipes with an engine in their names, for less memory or slow networks (`_pipe`), nor XL
-    on H200s, which have room for larger micro-batches and on 512 are faster with a pipeline."""
+    """Compared with all layouts. Left out are the recipes with an engine in their names, for less memory or slow
+    networks (`_pipe`), and XL on H200s, which have room for larger micro-batches and on 512 are faster with a
+    pipeline."""
     for gpus in (8, 64, 512):
         found = plan(recipe(name), gpus, gpu_of(gpu), layouts=1)
         (fastest,) = found["layouts"]
@@ -96,7 +97,7 @@ def test_the_engine_follows_the_micro_batches_of_a_step() -> None:
         validate(Training("xnli", engine=EngineConfig(deepspeed="auto")))
 
 
-def test_what_waits_counted_by_hand() -> None:
+def test_exposed_bytes_counted_by_hand() -> None:
     """XL on 64 GPUs, 4 micro-batches: Ψ parameters, of which τ are in tables, whose part of 63/64 is sent."""
     run, gpu = recipe("xl"), GPU("slow", 1000, 1e6, link=1, network=1)  # computing takes no time, sending all of it
     for engine in ("zero1", "zero3"):
@@ -169,8 +170,8 @@ def test_more_stages_hold_less_of_the_model_and_more_replicas_less_of_the_optimi
     [(64, 2, (1, 8)), (8, 2, (1, 64)), (64, 4, (3, 16)), (16, 16, (15, 256))],
 )
 def test_the_pipelines_bubble_counted_by_hand(gpus: int, stages: int, idle: tuple[int, int]) -> None:
-    """2,048 rows over gpus / stages replicas, 8 a micro-batch: so many work; the last stage waits for stages − 1 at
-    first.
+    """2,048 rows over gpus / stages replicas, 8 a micro-batch, give the working slots; first the last stage waits for
+    stages − 1.
 
     Filling and emptying together, a stage waits stages − 1 times as long as a micro-batch takes, forward and backward.
     """

@@ -30,11 +30,12 @@ from xlme_ds.config import (
 )
 from xlme_ds.counting import flops_per_step
 from xlme_ds.data.loader import unigram_by_language
-from xlme_ds.data.schema import read_json, read_manifest, write_json, write_manifest
+from xlme_ds.data.schema import read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.evaluate.showcase import _data_of
 from xlme_ds.export.__main__ import export_run
+from xlme_ds.io.files import read_json, write_json
 from xlme_ds.plan.planner import plan
 from xlme_ds.train.records import audit_lines
 from xlme_ds.train.run_folder import RunFolder, branched

@@ -23,7 +23,7 @@ from xlme_ds import quickstart
 from xlme_ds.checkpoint import __main__ as checkpoint
 from xlme_ds.config import EngineConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from xlme_ds.engine.ranks import SharedError
-from xlme_ds.folders import lock, made_whole
+from xlme_ds.io.folders import lock, made_whole
 from xlme_ds.report.run_page import write_report
 from xlme_ds.train.run_folder import RunFolder, missing_steps
 from xlme_ds.trained import read_settings, whole_checkpoint

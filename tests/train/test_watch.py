@@ -28,7 +28,7 @@ from xlme_ds.api import pretrain, rehearse
 from xlme_ds.config import DataConfig, EngineConfig, RunConfig
 from xlme_ds.counting import flops_per_step
 from xlme_ds.engine.ranks import SharedError
-from xlme_ds.folders import LOCK, lock
+from xlme_ds.io.folders import LOCK, lock
 from xlme_ds.recipes import recipe
 from xlme_ds.train.records import audit_lines
 from xlme_ds.train.run import read_inputs

@@ -31,10 +31,11 @@ from xlme_ds.config import (
     ScheduleConfig,
     TrainConfig,
 )
-from xlme_ds.data.schema import EOS, PAD, read_json
+from xlme_ds.data.schema import EOS, PAD
 from xlme_ds.data.shards import RowStore
 from xlme_ds.evaluate.heldout_losses import losses
 from xlme_ds.evaluate.predicted_tokens import perplexity
+from xlme_ds.io.files import read_json
 from xlme_ds.trained import load_encoder, load_run
 from xlme_ds.translate.leaks import seen_lines
 from xlme_ds.translate.text import load_translator, read_lines, scores, translate_lines

@@ -17,7 +17,7 @@ from xlme_ds.data.corrupt import Parts
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD
 from xlme_ds.models import attention, encoder, layers
 from xlme_ds.models.attention import bucket
-from xlme_ds.models.execution import applied
+from xlme_ds.models.execution import wrap_layers
 from xlme_ds.objectives import objective_of
 from xlme_ds.translate.decoding import translate
 from xlme_ds.translate.model import TranslationModel
@@ -41,7 +41,7 @@ def config(**changes: object) -> ModelConfig:
 
 def translator(seed: int = 0, **changes: object) -> TranslationModel:
     cfg = config(**changes)
-    return lively(applied(MT.build(cfg), cfg), seed).double()
+    return lively(wrap_layers(MT.build(cfg), cfg), seed).double()
 
 
 def texts(seed: int = 5) -> list[list[tuple[np.ndarray, np.ndarray]]]:

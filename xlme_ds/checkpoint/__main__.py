@@ -17,10 +17,11 @@ import torch
 import tyro
 from torch import Tensor
 
-from ..cli import fail, in_words, program
-from ..config import refuse
+from ..cli import fail, program
 from ..data.vocabulary import MODEL_FILE
-from ..folders import at_step, checkpoints_of, is_checkpoint_name, made_whole, saved_step
+from ..folders import at_step, checkpoints_of, is_checkpoint_name, saved_step
+from ..io.errors import in_words, refuse
+from ..io.folders import made_whole
 from ..trained import (
     CONFIG_FILE,
     DIFFERENCE,

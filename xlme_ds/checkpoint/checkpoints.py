@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..cli import in_words
-from ..data.schema import naming, write_json
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, broadcast, gather, on_all_ranks
-from ..folders import checkpoint_name, checkpoints_of, is_checkpoint_name, saved_step, to_disk
+from ..folders import checkpoint_name, checkpoints_of, is_checkpoint_name, saved_step
+from ..io.errors import in_words
+from ..io.files import naming, to_disk, write_json
 from .state_files import (
     COMPLETE,
     STATE,

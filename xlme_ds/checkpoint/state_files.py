@@ -365,7 +365,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    from ..data.schema import read_json  # here: a step runs where there is no pyarrow
+    from ..io.files import read_json  # here: a step runs where there is no pyarrow
 
     value: dict[str, Any] = read_json(path, dict)
     return value

@@ -14,12 +14,12 @@ from dataclasses import replace
 import tyro
 
 from ..cli import fail, program
-from ..config import refuse
-from ..data.schema import read_json
 from ..data.shards import RowStore
 from ..engine.build import resolve_precision
 from ..evaluate.output import terminal
-from ..folders import lock
+from ..io.errors import refuse
+from ..io.files import read_json
+from ..io.folders import lock
 from ..run_commands import environment, launch, run
 from ..train.run import read_inputs
 from ..train.run_folder import FINISHED, RunFolder

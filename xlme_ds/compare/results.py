@@ -14,10 +14,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..config import refuse
-from ..data.schema import read_json, write_json
 from ..evaluate.output import ResultTable, drawn, save_figure, write_text
 from ..evaluate.retrieval import both_ways
+from ..io.errors import refuse
+from ..io.files import read_json, write_json
 from .systems import System
 from .trends import LEVEL, Trend, crossing, trends
 

@@ -12,15 +12,15 @@ from typing import Any
 import tyro
 
 from ..cli import program
-from ..config import refuse
 from ..data.schema import TASKS as ROWS
-from ..data.schema import file_sha256, read_json, write_json
 from ..data.vocabulary import Vocabulary
 from ..evaluate.alignment import read_gold
 from ..evaluate.retrieval import heldout_pairs, read_tatoeba
 from ..finetune.downstream_tasks import TASKS
 from ..finetune.settings import FinetuneSettings, TuningConfig
 from ..finetune.task_files import choose, find, labelled, read
+from ..io.errors import refuse
+from ..io.files import file_sha256, read_json, write_json
 from ..objectives import objective_of
 from .results import LOSSES, SCORES, UNTRAINED, tuned
 from .settings import CompareSettings

@@ -12,9 +12,10 @@ from typing import Annotated, NamedTuple
 import tyro
 
 from ..cli import parse, program
-from ..config import RunConfig, refuse
+from ..config import RunConfig
 from ..counting import flops_per_step
 from ..first_weights import SHAPE
+from ..io.errors import refuse
 from ..objectives import objective_of
 from ..recipes import recipe
 from ..trained import first_of

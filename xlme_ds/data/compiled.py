@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from ..folders import use_private_caches
+from ..io.folders import use_private_caches
 
 use_private_caches()  # numba reads the variable when it is loaded
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..config import DataConfig, refuse
+from ..config import DataConfig
+from ..io.errors import refuse
 from .batch import Batch
 from .collate import BatchMaker, Purpose, RowBatches, collate
 from .corrupt import Parts
@@ -125,8 +126,6 @@ class Loader:
             for task, store in self.stores_at(step).items()
             if len(numbers := self.plan.numbers(step, self.rank, micro_batch, task))
         ]
-        for _, store, numbers in numbered:
-            store.prepare(int(numbers[0]) % store.rows)  # at a start, both tasks' shards at the same time
         return [(task, store.read(numbers % store.rows), numbers) for task, store, numbers in numbered]
 
     def rows_of(self, step: int, micro_batch: int | None = None) -> str:

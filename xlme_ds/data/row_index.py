@@ -106,6 +106,8 @@ class IndexedShard:
 
     def __init__(self, path: Path, rows: int, row_tokens: int, size: int, sha256: str, scattered: bool):
         self.row_tokens = row_tokens
+        if not path.with_suffix(SUFFIX).exists():
+            raise ValueError(f"its index {path.with_suffix(SUFFIX).name} does not exist")
         with open(path.with_suffix(SUFFIX), "rb") as file:
             header = file.read(_HEADER.size)
             if len(header) < _HEADER.size:

@@ -11,24 +11,21 @@ Three kinds of shard exist, all uncompressed Arrow IPC files, so that reading is
 * rows - written by `data_prep mix` in training order; what training reads.
 """
 
-import errno
 import hashlib
 import json
-import os
-import struct
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 
-from ..config import Check, refuse
+from ..io.errors import Check, refuse
+from ..io.files import file_sha256, naming, read_json, read_signed, replacing, to_disk, write_json, write_signed  # noqa: F401
+from ..io.files import to_disk as sync_folder  # noqa: F401
 from .rows import BOS, EOS, LAYOUTS, PAD, TASKS, UNK, Layout, Rows  # noqa: F401  they are part of the contract
 
 FORMAT_VERSION = 1
-_SIGNATURE = "sha256"  # key of an object's checksum of itself
 
 DOCUMENTS = pa.schema([pa.field("tokens", pa.list_(pa.int32()), nullable=False)])
 PAIRS = pa.schema(
@@ -105,81 +102,6 @@ class Manifest:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
-@contextmanager
-def replacing(path: Path, flush: bool = True) -> Iterator[IO[bytes]]:
-    """A binary file that becomes `path` when the block ends: its bytes are on the disk then, unless `flush` is false,
-    and had a temporary name before.
-
-    After an error, such as a full disk's, `path` is as it was before; the OSError names it. The new name is on the disk
-    after `sync_folder`: a crash that loses a marker costs a little work, but the files that a manifest vouches for must
-    be on the disk before it.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with naming(path), open(temporary, "wb") as file:
-            yield file
-            file.flush()
-            if flush:
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Add the name `path` to the OSError of a read or write, which Python raises without one."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None or error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from None
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to the disk (fsync): else a crash may lose a file that was renamed."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system without fsync of folders
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def write_json(path: Path, value: Any, flush: bool = True) -> None:
-    """Write `value` as JSON under a temporary name, then rename: a reader sees the old file or the new one."""
-    with replacing(path, flush) as file:
-        file.write((json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode())
-
-
-def write_signed(path: Path, value: dict[str, Any], context: str = "", flush: bool = True) -> None:
-    """Write a JSON object with a checksum of itself and of `context`, which the reader must know."""
-    write_json(path, value | {_SIGNATURE: _signature(value, context)}, flush)
-
-
-def read_signed(path: Path, context: str = "", unsigned: bool = False) -> dict[str, Any]:
-    """The object that `write_signed` wrote. Raises ValueError when it is damaged.
-
-    `unsigned`: take one without a checksum as it is, for earlier versions wrote none.
-    """
-    value = json.loads(path.read_bytes())
-    if not isinstance(value, dict):
-        raise ValueError("it holds no object")
-    signature = value.pop(_SIGNATURE, None)
-    if signature != _signature(value, context) and not (unsigned and signature is None):
-        raise ValueError("it does not have its own checksum, its bytes changed")
-    return value
-
-
-def _signature(value: dict[str, Any], context: str) -> str:
-    return hashlib.sha256(json.dumps([context, value], sort_keys=True).encode()).hexdigest()
-
-
 _MANIFEST = {"stage": str, "settings": dict, "vocabulary_size": int, "vocabulary_sha256": str, "languages": list,
              "shards": list, "counts": dict, "format": int}  # fmt: skip
 _SHARD = {"name": str, "rows": int, "bytes": int, "sha256": str}
@@ -218,50 +140,10 @@ def _kind_checks(what: str, values: Any, kinds: Mapping[str, type]) -> Iterator[
         yield fits and (kind is not int or value >= 0), f"{what} has {name} {value!r:.80}, not {_KIND_WORDS[kind]}"
 
 
-def record_batches(content: bytes, schema: pa.Schema) -> list[pa.RecordBatch]:
-    """The record batches of an Arrow file in memory, without a copy, after a check of each: sound, and without nulls.
-
-    Raises ValueError, or an error of Arrow's, for any other file; one that is compressed is refused before it can grow.
-    """
-    if not (content.startswith(b"ARROW1") and content.endswith(b"ARROW1")):
-        raise ValueError("it is no Arrow file")
-    messages = iter(pa.ipc.MessageReader.open_stream(pa.py_buffer(content).slice(8)))
-    found = pa.ipc.read_schema(next(messages))
-    if found != schema:
-        raise ValueError(f"its schema is {found}")
-    batches = []
-    for message in messages:
-        if message.type != "record batch" or _is_compressed(bytes(message.metadata)):
-            raise ValueError("it is compressed, or has something else than records")
-        batch = pa.ipc.read_record_batch(message, schema)
-        batch.validate(full=True)
-        if any(array.null_count or array.values.null_count for array in batch.columns):
-            raise ValueError("it has nulls")
-        batches.append(batch)
-    return batches
-
-
-def _is_compressed(metadata: bytes) -> bool:
-    """Whether the record batch of an Arrow message has its field `compression`, which pyarrow does not show.
-
-    The FlatBuffers are those of Arrow's Message.fbs: field 2 of Message is its header, field 3 of RecordBatch the
-    compression.
-    """
-
-    def field(table: int, number: int) -> int:  # where a field of a table is; 0 where it is absent
-        vtable = table - int(struct.unpack_from("<i", metadata, table)[0])
-        (size,) = struct.unpack_from("<H", metadata, vtable)
-        (offset,) = struct.unpack_from("<H", metadata, vtable + 4 + 2 * number) if 4 + 2 * number < size else (0,)
-        return table + int(offset) if offset else 0
-
-    header = field(struct.unpack_from("<I", metadata)[0], 2)
-    return field(header + struct.unpack_from("<I", metadata, header)[0], 3) != 0
-
-
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Mark `folder` complete, when the names of its shards are on the disk."""
     for parent in sorted({(folder / shard.name).parent for shard in manifest.shards}):
-        sync_folder(parent)
+        to_disk(parent)
     write_signed(folder / "manifest.json", asdict(manifest))
 
 
@@ -289,26 +171,3 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path} has format {manifest.format}, this version reads {FORMAT_VERSION}: prepare the data again"
         )
     return manifest
-
-
-def read_json(path: Path, kind: type) -> Any:
-    """The value of a JSON file that holds a `kind`. Raises ValueError in one sentence for any other content."""
-    try:
-        value = json.loads(path.read_bytes().decode("utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} line {error.lineno} is not JSON ({error.msg}): restore or remove the file") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not UTF-8: restore the file or remove it") from None
-    except RecursionError:
-        raise ValueError(f"{path} is nested too deeply: restore the file or remove it") from None
-    if not isinstance(value, kind):
-        raise ValueError(
-            f"{path} holds a JSON {type(value).__name__}, not a {kind.__name__}: restore the file or remove it"
-        )
-    return value
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, read in pieces."""
-    with naming(path), open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

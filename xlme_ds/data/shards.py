@@ -1,64 +1,34 @@
-"""Random access to the rows of a mixed data folder, each compared with a checksum; counts of tokens.
+"""Random access to the rows of a mixed data folder; counts of tokens.
 
-Rows are read from a shard where its index says (`row_index.py`), each time with their checksums. A shard of an older
-version has no index: it is read whole into memory and compared with the manifest's SHA-256 when it is first needed. So
-no byte that changes on the disk, before or after, gets into a batch, and a file that is cut short cannot end the
-process as it would under a memory map.
+Rows are read from a shard where its index says (`row_index.py`) and compared with their checksums at every reading. So
+no byte that changes on the disk gets into a batch, and a file that is cut short cannot end the process, as it would
+under a memory map.
 """
 
-import hashlib
-import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from numba.types import boolean, int32, int64
 
-from ..config import refuse
+from ..io.errors import refuse
 from .compiled import compiled, reads
-from .row_index import SUFFIX, IndexedShard
+from .row_index import IndexedShard
 from .rows import PAD, UNK, Rows
-from .schema import Manifest, read_manifest, record_batches, row_schema
+from .schema import Manifest, read_manifest
 
-_OPEN = 2  # shards that are held in memory
-_INDEXED = 16  # shards that are open
-
-
-class _Block(NamedTuple):
-    """The columns of one record batch, as arrays without a copy."""
-
-    tokens: np.ndarray  # int32 [N, T]
-    items: np.ndarray  # where each row's items begin in `lengths`, and the end, [N + 1]
-    lengths: np.ndarray
-    sides: np.ndarray  # the same for `languages`
-    languages: np.ndarray
-
-    @classmethod
-    def of(cls, batch: pa.RecordBatch) -> "_Block":
-        tokens, lengths, languages = batch.columns
-        arrays = tokens.flatten(), lengths.offsets, lengths.values, languages.offsets, languages.values
-        flat, *lists = (array.to_numpy(zero_copy_only=True) for array in arrays)
-        return cls(flat.reshape(-1, tokens.type.list_size), *lists)
-
-    def rows(self, start: int, stop: int) -> Rows:
-        lengths = self.lengths[self.items[start] : self.items[stop]].astype(np.int64)
-        languages = self.languages[self.sides[start] : self.sides[stop]].astype(np.int64)
-        items = (self.items[start + 1 : stop + 1] - self.items[start:stop]).astype(np.int64)
-        return Rows(self.tokens[start:stop], items, lengths, languages)
+_MOST_OPEN = 16  # shards
 
 
 class RowStore:
     """One task of a mixed data folder, addressed by record number 0 … rows−1.
 
-    `languages`: codes that the languages of its rows are numbered by; by default the data's own list. `scattered`:
-    few rows are read here and there, so the disk shall not read on after them, which is faster where they follow one
-    another. Raises ValueError for a folder that holds no rows, or text in another language.
+    `languages`: the codes that number the languages of its rows; by default the data's own list. `scattered`: the rows
+    that are read do not follow one another, so the system reads none after them. Raises ValueError for a folder that
+    holds no rows, or text in another language.
     """
 
     def __init__(self, folder: Path, languages: Sequence[str] = (), scattered: bool = False):
@@ -85,10 +55,7 @@ class RowStore:
         )
         self._numbers = np.array([self.languages.index(code) for code in self.manifest.languages])
         self._starts = [0, *accumulate(shard.rows for shard in self.manifest.shards)]
-        self._open: dict[int, list[_Block]] = {}
-        self._coming: dict[int, Future[list[_Block]]] = {}
-        self._indexed: dict[int, IndexedShard | None] = {}
-        self._reader = ThreadPoolExecutor(1, f"shards of {self.folder.name}")  # starts its thread with the first work
+        self._open: dict[int, IndexedShard] = {}  # by their number
 
     def read(self, records: np.ndarray) -> Rows:
         """The rows of `records` (int64), in the order given. Raises ValueError for a damaged shard."""
@@ -97,106 +64,62 @@ class RowStore:
         for first, last in pairwise([0, *jumps.tolist(), len(records)]):
             start = int(records[first])
             stop = start + last - first
-            while start < stop:  # consecutive records, cut where a block ends
+            while start < stop:  # consecutive records, cut where a record batch ends
                 pieces.append(self._piece(start, stop))
                 start += len(pieces[-1].tokens)
         return joined(pieces)
 
-    def prepare(self, record: int) -> None:
-        """Begin to read the shard of `record`, if it has no index and is not there, in a thread: `read` waits for
-        it."""
-        shard = self._shard_of(record)
-        if self._shard(shard) is None and shard not in self._open and shard not in self._coming:
-            self._coming[shard] = self._reader.submit(self._read_whole, shard)
-
     def ahead(self, first: int, last: int) -> None:
-        """Tell the system that records `first` to `last` are read next, if they lie in one shard with an index: it
-        fetches them meanwhile. A shard that cannot be read is an error when `read` needs it, for a run may end before.
-        """
-        shard = self._shard_of(first)
-        with suppress(OSError, ValueError):
-            indexed = self._shard(shard) if first <= last and shard == self._shard_of(last) else None
-            if indexed is not None:
-                indexed.ahead(first - self._starts[shard], last + 1 - self._starts[shard])
+        """Have the system fetch records `first` to `last`, which are read next, if they lie in one shard. A shard that
+        cannot be read is an error only when `read` needs it, for a run may end before."""
+        number = self._shard_of(first)
+        if first <= last and number == self._shard_of(last):
+            with suppress(ValueError, OSError):
+                self._shard(number).ahead(first - self._starts[number], last + 1 - self._starts[number])
 
     def _shard_of(self, record: int) -> int:
         return bisect_right(self._starts, record) - 1
 
     def _piece(self, start: int, stop: int) -> Rows:
-        """Records `start` … `stop` − 1, or as many of them as are in the block of the first."""
-        shard = self._shard_of(start)
-        indexed = self._shard(shard)
-        if indexed is not None:
-            with self._said(shard):
-                first = start - self._starts[shard]
-                rows = _rows_of(*indexed.read(first, min(first + stop - start, self.manifest.shards[shard].rows)))
-        else:
-            blocks = self._blocks(shard)
-            # All blocks but the last of a shard are of one size.
-            number, first = divmod(start - self._starts[shard], len(blocks[0].tokens))
-            block = blocks[number]
-            rows = block.rows(first, min(first + stop - start, len(block.tokens)))
+        """Records `start` … `stop` − 1, or those of them that are in the record batch of the first."""
+        number = self._shard_of(start)
+        first = start - self._starts[number]
+        shard = self._shard(number)
+        with self._naming_shard(number):
+            rows = _rows_of(*shard.read(first, min(first + stop - start, self.manifest.shards[number].rows)))
         if not _possible(*rows, self.manifest.vocabulary_size, len(self.manifest.languages)):
             raise ValueError(
-                f"{self._path(shard)} has ids or lengths that no row can have, near row {start - self._starts[shard]}: "
-                f"mix {self.folder} again"
+                f"{self._path(number)} has ids or lengths that no row can have, near row {first}: mix {self.folder} "
+                "again"
             )
         return rows._replace(languages=self._numbers[rows.languages])
 
     def _path(self, shard: int) -> Path:
         return self.folder / self.manifest.shards[shard].name
 
-    def _shard(self, number: int) -> IndexedShard | None:
-        """The shard, to be read by its index; None where it has none."""
-        if number not in self._indexed:
-            path, listed = self._path(number), self.manifest.shards[number]
-            known = None
-            if path.with_suffix(SUFFIX).exists():
-                with self._said(number):
-                    identity = listed.rows, self.row_tokens, listed.bytes, listed.sha256
-                    known = IndexedShard(path, *identity, self._scattered)
-            while len(self._indexed) >= _INDEXED:
-                self._indexed.pop(next(iter(self._indexed)))
-            self._indexed[number] = known
-        return self._indexed[number]
+    def _shard(self, number: int) -> IndexedShard:
+        """The shard, opened if it is not open yet."""
+        if number not in self._open:
+            listed = self.manifest.shards[number]
+            with self._naming_shard(number):
+                identity = listed.rows, self.row_tokens, listed.bytes, listed.sha256
+                shard = IndexedShard(self._path(number), *identity, self._scattered)
+            while len(self._open) >= _MOST_OPEN:
+                self._open.pop(next(iter(self._open)))
+            self._open[number] = shard
+        return self._open[number]
 
     @contextmanager
-    def _said(self, shard: int) -> Iterator[None]:
-        """What is wrong with a shard, in one sentence."""
+    def _naming_shard(self, number: int) -> Iterator[None]:
+        """Raise an error of reading a shard as a ValueError that names it."""
         try:
             yield
-        except (OSError, ValueError, StopIteration, struct.error, pa.ArrowException) as error:
+        except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise ValueError(
-                f"{self._path(shard)} cannot be read ({why}): check the folder with `python -m data_prep verify`, "
+                f"{self._path(number)} cannot be read ({why}): check the folder with `python -m data_prep verify`, "
                 "restore the file or mix again"
             ) from None
-
-    def _blocks(self, shard: int) -> list[_Block]:
-        if shard not in self._open:
-            coming = self._coming.pop(shard, None)
-            self._coming.clear()
-            blocks = self._read_whole(shard) if coming is None else coming.result()
-            following = (shard + 1) % len(self.manifest.shards)
-            if shard - 1 in self._open and following not in self._open:  # reading in order: the next one meanwhile
-                self._coming[following] = self._reader.submit(self._read_whole, following)
-            if len(self._open) >= _OPEN:  # the oldest is no longer needed
-                self._open.pop(next(iter(self._open)))
-            self._open[shard] = blocks
-        return self._open[shard]
-
-    def _read_whole(self, shard: int) -> list[_Block]:
-        path, listed = self._path(shard), self.manifest.shards[shard]
-        with self._said(shard):
-            content = path.read_bytes() if path.stat().st_size == listed.bytes else b""
-            if len(content) != listed.bytes or hashlib.sha256(content).hexdigest() != listed.sha256:
-                raise ValueError("it is not the file that the manifest lists, its bytes changed")
-            batches = record_batches(content, row_schema(self.row_tokens))
-            if sum(batch.num_rows for batch in batches) != listed.rows:
-                raise ValueError("its row count is not the manifest's")
-            if len({batch.num_rows for batch in batches[:-1]}) > 1 or batches[-1].num_rows > batches[0].num_rows:
-                raise ValueError("its record batches have different sizes")
-            return [_Block.of(batch) for batch in batches]
 
 
 def _rows_of(tokens: np.ndarray, lists: Sequence[tuple[np.ndarray, np.ndarray]]) -> Rows:

@@ -12,7 +12,8 @@ import numpy as np
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as proto
 
-from .schema import EOS, UNK, file_sha256
+from ..io.files import file_sha256
+from .schema import EOS, UNK
 
 MODEL_FILE = "sentencepiece.model"
 # How data_prep and XLM-R train a model; the fast tokenizer of an export (`export/tokenizer.py`) knows no other.

@@ -11,24 +11,25 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..config import Check, DataConfig, EngineConfig, ModelConfig, RunConfig, Training, refuse
+from ..config import DataConfig, EngineConfig, ModelConfig, RunConfig, Training
 from ..counting import work_of
 from ..data.loader import HeldOutLoader, Loader
 from ..data.vocabulary import Vocabulary
-from ..models.execution import applied, how_compiled
-from ..models.init import Known, Whole, initialise
+from ..engine_file import deepspeed_settings, zero_stage
+from ..io.errors import Check, refuse
+from ..models.execution import how_compiled, wrap_layers
+from ..models.init import GatherParameter, InitialValues, initialise
 from ..models.kernel_check import check_kernels
-from ..models.layers import TransformerLayer
+from ..models.layers import layer_class
 from ..models.pipeline import describe_balance, parts, pipeline_balance
 from ..objectives import objective_of
 from ..objectives.protocol import BatchSource, Objective
-from ..validate import deepspeed_settings, zero_stage
 from .engine import Engine
 from .optimizer import build_optimizer
 from .ranks import SharedError, on_all_ranks, on_gpu
 
-# Gives every parameter of a model its first value; `Whole` is entered around each one.
-Fill = Callable[[nn.Module, Whole | None], None]
+# Gives every parameter of a model its first value, each inside a `GatherParameter` if there is one.
+Fill = Callable[[nn.Module, GatherParameter | None], None]
 
 
 def resolve_precision(engine: EngineConfig) -> Literal["bf16", "fp32"]:
@@ -155,8 +156,10 @@ def _split_checks(unseen: Loader, trained: Loader) -> Iterator[Check]:
         )
 
 
-def build_engine(config: RunConfig, loader: Loader, heldout: Loader | None, known: Known | None = None) -> Engine:
-    """Model, optimizer and engine of `config`, initialised with `known` and from its seed.
+def build_engine(
+    config: RunConfig, loader: Loader, heldout: Loader | None, initial_values: InitialValues | None = None
+) -> Engine:
+    """Model, optimizer and engine of `config`, initialised with `initial_values` and from its seed.
 
     The process group, where the engine needs one, exists already. Raises ValueError for settings that do not fit.
     """
@@ -170,10 +173,10 @@ def build_engine(config: RunConfig, loader: Loader, heldout: Loader | None, know
             print(describe_balance(*counted), flush=True)
         held = parts(pipeline_balance(*counted))
         settings = _deepspeed_config(config, loader, "fp32")
-        return PipelineEngine(config, objective, held, loader, heldout, known, settings)
+        return PipelineEngine(config, objective, held, loader, heldout, initial_values, settings)
 
-    def fill(model: nn.Module, whole: Whole | None) -> None:
-        initialise(model, config.seed, config.model.init_std, whole, known)
+    def fill(model: nn.Module, gather_parameter: GatherParameter | None) -> None:
+        initialise(model, config.seed, config.model.init_std, gather_parameter, initial_values)
 
     return assemble(config, objective, fill, loader, heldout)
 
@@ -203,7 +206,7 @@ def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSo
     _check_kernels(config)
     if config.engine.kind == "plain":
         device = torch.device("cuda" if on_gpu() else "cpu")
-        model = applied(objective.build(config.model), config.model, on_gpu())
+        model = wrap_layers(objective.build(config.model), config.model, on_gpu())
         fill(model, None)
         optimizer = build_optimizer(model.to(device), config.optimizer, objective)
         return Engine(model, objective, loader, heldout, device, optimizer, config.optimizer.clip)
@@ -230,12 +233,12 @@ def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSo
             model = objective.build(config.model)
         if how_compiled(model, config.model, on_gpu()) != "none":
             # ZeRO-3 gathers and releases a layer's parameters together, outside of the code that is compiled for it.
-            deepspeed.utils.set_z3_leaf_modules(model, [TransformerLayer])
-        whole = partial(deepspeed.zero.GatheredParameters, modifier_rank=0)
+            deepspeed.utils.set_z3_leaf_modules(model, [layer_class(config.model)])
+        gather_parameter = partial(deepspeed.zero.GatheredParameters, modifier_rank=0)
     else:
-        model, whole = objective.build(config.model), None
-    model = applied(model, config.model, on_gpu())
-    fill(model, whole)
+        model, gather_parameter = objective.build(config.model), None
+    model = wrap_layers(model, config.model, on_gpu())
+    fill(model, gather_parameter)
     engine = ZeroEngine(model, objective, loader, heldout, config.optimizer, ds_config, gradients == "bf16")
     if zero_stage(config.engine) == 3 and hasattr(model, "any_rank"):
         model.any_rank = engine.any  # type: ignore[assignment]  # every process gathers the weights as often as the others

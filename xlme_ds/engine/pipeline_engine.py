@@ -29,8 +29,8 @@ from ..config import ModelConfig, RunConfig
 from ..data.batch import Batch
 from ..data.loader import Loader
 from ..models.electra import block_sizes
-from ..models.execution import applied
-from ..models.init import Known, initialise
+from ..models.execution import wrap_layers
+from ..models.init import InitialValues, initialise
 from ..models.pipeline import Part
 from ..objectives.protocol import Pretraining
 from .ranks import gather, on_gpu
@@ -49,7 +49,7 @@ class _PartSpec(LayerSpec):
         self.objective, self.cfg, self.part = objective, cfg, part
 
     def build(self, log: bool = False) -> nn.Module:
-        return applied(self.objective.build(self.cfg, self.part), self.cfg, on_gpu())
+        return wrap_layers(self.objective.build(self.cfg, self.part), self.cfg, on_gpu())
 
 
 class PipelineEngine(ZeroEngine):
@@ -62,7 +62,7 @@ class PipelineEngine(ZeroEngine):
         parts: Sequence[Part],
         loader: Loader,
         heldout: Loader | None,
-        known: Known | None,
+        initial_values: InitialValues | None,
         ds_config: dict[str, Any],
     ):
         dual = config.engine.pipeline_schedule == "dualpipev"
@@ -72,7 +72,7 @@ class PipelineEngine(ZeroEngine):
             module = kind(specs, num_stages=config.engine.pipeline_stages, partition_method="uniform")
         held: list[Any] = [part for name, part in module.named_children() if name.isdigit()]  # in the model's order
         for part in held:  # as the same parameters of the whole model
-            initialise(part, config.seed, config.model.init_std, known=known)
+            initialise(part, config.seed, config.model.init_std, initial_values=initial_values)
         super().__init__(module, objective, loader, heldout, config.optimizer, ds_config)
         self._counting = self.engine.is_first_stage()
         self._reads = self._counting or self.engine.is_last_stage()

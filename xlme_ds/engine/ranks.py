@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from ..cli import in_words
 from ..config import EngineConfig, TrainConfig
+from ..io.errors import in_words
 
 TORCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Below the range of ports that systems assign; two jobs that share a node get different ones.

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..config import refuse
 from ..data.schema import LAYOUTS
 from ..data.vocabulary import Vocabulary
+from ..io.errors import refuse
 from ..models.text_encoder import TextEncoder, Which
 from .compared_models import Models, load_encoders
 from .output import ResultTable, table_at_layer

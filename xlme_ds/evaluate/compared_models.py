@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from ..cli import note
-from ..config import ModelConfig, ObjectiveConfig, refuse
+from ..config import ModelConfig, ObjectiveConfig
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..folders import at_step
+from ..io.errors import refuse
 from ..models.init import initialise
 from ..models.text_encoder import TextEncoder, Which
 from ..objectives import objective_of

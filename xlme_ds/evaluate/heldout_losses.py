@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..config import ObjectiveConfig, refuse
+from ..config import ObjectiveConfig
 from ..data.rows import TASKS
 from ..data.shards import RowStore
+from ..io.errors import refuse
 from .compared_models import Models, Predictor, load_predictors, told, trained_on
 from .output import ResultTable
 from .predicted_tokens import require_readable

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..config import refuse
 from ..data.schema import UNK
+from ..io.errors import refuse
 from ..models.text_encoder import Which
 from ..trained import TrainedEncoder
 from .compared_models import Models, load_encoders

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from typing_extensions import override
 
-from ..data.schema import replacing, write_json
+from ..io.files import replacing, write_json
 from ..models.text_encoder import Which
 
 Curve = tuple[str, Sequence[float], bool]  # name, fractions by layer, whether the vectors were centred

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..config import ObjectiveConfig, refuse
+from ..config import ObjectiveConfig
 from ..data.collate import collate
 from ..data.rows import TASKS, UNK, Rows
 from ..data.shards import RowStore, joined, unigram_costs
 from ..data.vocabulary import Vocabulary
+from ..io.errors import refuse
 from .compared_models import Models, Predictor, load_predictors, told, trained_on
 from .output import ResultTable
 

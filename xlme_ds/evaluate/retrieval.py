@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..config import refuse
 from ..data.schema import EOS, LAYOUTS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
+from ..io.errors import refuse
 from ..models.dimensions import effective_rank
 from ..models.text_encoder import TextEncoder, Which
 from .compared_models import Models, load_encoders, told, trained_on

@@ -12,10 +12,11 @@ from torch.utils.tensorboard import SummaryWriter
 
 from ..config import RunConfig
 from ..data.order import phase_shares, phases
-from ..data.schema import TASKS, read_json, read_manifest, write_json
+from ..data.schema import TASKS, read_manifest
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..folders import checkpoints_of, saved_step
+from ..io.files import read_json, write_json
 from ..models.init import initialise
 from ..models.text_encoder import take_encoder
 from ..objectives import objective_of

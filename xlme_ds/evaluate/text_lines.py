@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..config import refuse
+from ..io.errors import refuse
 
 
 def split_lines(data: bytes, name: object) -> list[str]:

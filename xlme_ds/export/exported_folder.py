@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ..config import ModelConfig
-from ..data.schema import BOS, EOS, LAYOUTS, PAD, UNK, write_json
+from ..data.schema import BOS, EOS, LAYOUTS, PAD, UNK
 from ..data.vocabulary import Vocabulary
-from ..folders import made_whole
+from ..io.files import write_json
+from ..io.folders import made_whole
 from ..models.text_encoder import TextEncoder, Which
 from ..trained import (
     CONFIG_FILE,

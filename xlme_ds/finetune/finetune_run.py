@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..config import Training, refuse
-from ..data.schema import LAYOUTS, read_json, write_json
+from ..config import Training
+from ..data.schema import LAYOUTS
 from ..engine.build import assemble, resolve_precision
 from ..engine.ranks import broadcast, gather, on_all_ranks, on_gpu
-from ..models.init import Whole, initialise
+from ..io.errors import refuse
+from ..io.files import read_json, write_json
+from ..models.init import GatherParameter, initialise
 from ..models.pipeline import encoder_forward
 from ..models.text_encoder import language_index
 from ..train.run import RunFacts, train
@@ -34,7 +36,7 @@ from ..trained import (
     weights_sha256,
     write_model,
 )
-from ..validate import processes_fit, validate
+from ..validate import check_processes, validate
 from .downstream_tasks import TASKS, DownstreamTask
 from .features import Feature, TaskLoader, featurise
 from .objective import TaskModel, TaskObjective
@@ -108,9 +110,9 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
     """Read everything and check it, also the files that are read after training. Raises ValueError."""
     command, task = job.command, TASKS[job.command.task]
     engine = replace(command.engine, precision=resolve_precision(command.engine))
+    check_processes(engine, world)
     refuse(
         [
-            *processes_fit(engine, world),
             (not command.train.audit, "train.audit is for pre-training, whose rows have numbers: leave it off"),
             (
                 task.kind != "tokens" or importlib.util.find_spec("seqeval") is not None,
@@ -191,11 +193,13 @@ def _announce(job: Job, task: DownstreamTask, sets: TaskSets, bare: set[str]) ->
         )
 
 
-def _fill(saved: nn.Module, config: FinetuneConfig, model: nn.Module, whole: Whole | None) -> None:
+def _fill(saved: nn.Module, config: FinetuneConfig, model: nn.Module, gather_parameter: GatherParameter | None) -> None:
     """Give the encoder the saved weights, and the head those that are drawn from the seed."""
     assert isinstance(model, TaskModel)
-    initialise(model.head, config.seed, config.model.init_std, whole)
-    initialise(model.encoder, config.seed, config.model.init_std, whole, known=saved.state_dict().get)
+    initialise(model.head, config.seed, config.model.init_std, gather_parameter)
+    initialise(
+        model.encoder, config.seed, config.model.init_std, gather_parameter, initial_values=saved.state_dict().get
+    )
 
 
 def _scores(model: TaskModel, prepared: Prepared, job: Job, place: tuple[int, int], stop: StopRequest) -> Scores:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..data.schema import replacing, write_json
+from ..io.files import replacing, write_json
 from .downstream_tasks import DownstreamTask
 from .features import Feature, collate_features
 from .objective import TaskModel

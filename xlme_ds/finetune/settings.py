@@ -8,7 +8,8 @@ from typing import Annotated, Literal, Self
 
 import tyro
 
-from ..config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, TrainConfig, Training, refuse
+from ..config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, TrainConfig, Training
+from ..io.errors import refuse
 from ..validate import validate
 from .downstream_tasks import TASKS, DownstreamTask
 

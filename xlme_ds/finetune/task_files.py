@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..config import refuse
+from ..io.errors import refuse
 from .downstream_tasks import DownstreamTask
 from .settings import TuningConfig
 

@@ -1,5 +1,6 @@
-"""Attention with the gated relative position bias (XLM-E section 3.3), inside the items of a packed row: one function
-a kernel.
+"""Attention with the gated relative position bias (XLM-E section 3.3), inside the items of a packed row.
+
+`shared_bias` chooses the kernels of a pass; what it returns knows how to `attend`.
 
 B rows, H heads, T tokens, K head size, W = 2T−1 distances. For head query q_i (after the projection, before the
 1/sqrt(K) scale):
@@ -30,8 +31,7 @@ from .tiles import HEAD_SIZES
 
 @functools.cache
 def _borders(half: int, max_distance: int) -> tuple[int, ...]:
-    """Smallest distance of every bucket of one sign but the first; in integers, so that no device rounds a border
-    away."""
+    """Smallest distance of every bucket of one sign except the first; in integers, so that no device rounds it."""
     exact = half // 2
     logarithmic = half - exact
     borders, size = list(range(1, exact + 1)), exact
@@ -45,10 +45,10 @@ def _borders(half: int, max_distance: int) -> tuple[int, ...]:
 def bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
     """T5's bidirectional buckets: half for each sign, half of those exact, the rest logarithmic up to `max_distance`.
 
-    `distance` is j − i as integers of any shape; returns int64 bucket numbers of the same shape.
+    `distance` is j − i as integers of any shape; returns int64 bucket numbers in that shape.
     """
     half = buckets // 2
-    # Made on the GPU at once, they would let the host wait for all that is queued there.
+    # Created on the GPU directly, they would make the host wait for everything that is queued there.
     borders = torch.tensor(_borders(half, max_distance)).to(distance.device, non_blocking=True)
     return torch.bucketize(distance.abs(), borders, right=True) + half * (distance > 0).long()
 
@@ -93,17 +93,33 @@ class Gate(nn.Module):
 
 
 class AttentionBias(NamedTuple):
-    """What all layers of an encoder share for one batch: computed once, read by each."""
+    """Mask and bias for torch's kernels; all layers of an encoder share them in one pass."""
 
     # Bool: query i may see key j, because both are in one item; None where `segments_BT` says so.
     allowed_B1TT: Tensor | None
     distance_HTT: Tensor | None  # d_{i-j}, or None without a relative bias
-    segments_BT: Tensor | None = None  # on the CPU, where every position sees its whole item: the item's number
-    row_tokens: int | None = None  # of the rows that these are a part of, where they are: what dropout counts by
+    segments_BT: Tensor | None = None  # the item's number; on the CPU, where every position sees its whole item
+    row_tokens: int | None = None  # length of the complete rows, where these are a part of them; dropout counts by it
+
+    def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, keys_B: Tensor | None) -> Tensor:
+        """Attention, [B, T, H, K]; `keys_B`, if given, drop the share `dropout` of the weights."""
+        dropping = keys_B is not None and dropout > 0
+        kernel = fused_attend if qkv_BT3HK.is_cuda else plain_attend
+        qkv = qkv_BT3HK.permute(2, 0, 3, 1, 4)
+        if dropping or kernel is plain_attend:
+            qkv = qkv.contiguous()  # they read it often
+        q_BHTK, k_BHTK, v_BHTK = qkv
+        gate_BHT1 = None if gate is None else gate(q_BHTK)
+        if dropping:
+            assert keys_B is not None
+            out_BHTK = dropping_attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, self, dropout, keys_B)
+        else:
+            out_BHTK = kernel(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, self)
+        return out_BHTK.transpose(1, 2)
 
 
 class ItemBias(NamedTuple):
-    """The same as the Triton kernels read it, which make mask and bias a tile at a time."""
+    """Items and bias for the Triton kernels, which make mask and bias one tile at a time."""
 
     first_BT: Tensor  # int32: where the item of each position begins
     end_BT: Tensor  # int32: one after where it ends
@@ -111,9 +127,19 @@ class ItemBias(NamedTuple):
     skewed: Tensor | None  # attention_triton.skew of it, in the type of the queries
     near: int  # attention_triton.near_tiles
 
+    def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, keys_B: Tensor | None) -> Tensor:
+        """Attention, [B, T, H, K]. Neither scores nor bias exist whole, and tiles without a common item are skipped.
+
+        The kernels compute the gate from the queries, and drop nothing: `takes_triton` excludes attention dropout.
+        """
+        weights = None if gate is None else (gate.update, gate.reset, gate.scale)
+        return _triton_kernels().attend(
+            qkv_BT3HK, weights, self.distance_HW, self.skewed, self.first_BT, self.end_BT, self.near
+        )
+
 
 def item_bounds(segments_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the item of every position begins, and one after where it ends, int32 [B, T]; items are contiguous."""
+    """First position of every position's item, and one after its last, int32 [B, T]; items are contiguous."""
     position_T = torch.arange(segments_BT.shape[1], dtype=torch.int32, device=segments_BT.device)
     border = segments_BT[:, 1:] != segments_BT[:, :-1]
     first_BT = torch.where(F.pad(border, (1, 0), value=True), position_T, 0).cummax(1).values
@@ -122,21 +148,18 @@ def item_bounds(segments_BT: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def causal_mask(segments_BT: Tensor) -> Tensor:
-    """bool [B, 1, T, T]: a position sees those of its item up to itself."""
+    """Causal mask inside items, bool [B, 1, T, T]: a position sees its item up to itself."""
     tokens = segments_BT.shape[1]
     return item_mask(segments_BT) & torch.ones(tokens, tokens, dtype=torch.bool, device=segments_BT.device).tril()
 
 
-def triton_can(cfg: ModelConfig, allowed: Callable[[Tensor], Tensor] = item_mask) -> bool:
-    """Whether the Triton kernels compute the attention that a model asks for."""
-    return cfg.width // cfg.heads in HEAD_SIZES and not cfg.attention_dropout and allowed is item_mask
-
-
-def _takes_triton(cfg: ModelConfig, on_gpu: bool, dtype: torch.dtype) -> bool:
-    if cfg.kernels == "triton":  # on a CPU in Triton's interpreter alone
+def takes_triton(cfg: ModelConfig, allowed: Callable[[Tensor], Tensor], on_gpu: bool, half: bool) -> bool:
+    """Whether attention runs in the Triton kernels, if Triton is installed; `half`: it computes in 16 bits."""
+    if cfg.width // cfg.heads not in HEAD_SIZES or cfg.attention_dropout or allowed is not item_mask:
+        return False
+    if cfg.kernels == "triton":  # on a CPU only in Triton's interpreter
         return on_gpu or os.environ.get("TRITON_INTERPRET") == "1"
-    half = dtype in (torch.bfloat16, torch.float16)
-    return cfg.kernels == "auto" and on_gpu and half and importlib.util.find_spec("triton") is not None
+    return cfg.kernels == "auto" and on_gpu and half
 
 
 def shared_bias(
@@ -145,9 +168,15 @@ def shared_bias(
     distance_HW: Tensor | None,
     dtype: torch.dtype,
     allowed: Callable[[Tensor], Tensor] = item_mask,
+    row_tokens: int | None = None,
 ) -> AttentionBias | ItemBias:
-    """What the layers share, for the kernels that `model.kernels` names. `allowed` says of the groups who sees whom."""
-    if triton_can(cfg, allowed) and _takes_triton(cfg, groups_BT.is_cuda, dtype):
+    """Mask and bias that all layers share in one pass, in the form of the kernels that compute it.
+
+    `allowed` maps the groups of positions to an attention mask; `row_tokens`: see `AttentionBias`.
+    """
+    half = dtype in (torch.bfloat16, torch.float16)
+    installed = cfg.kernels == "triton" or importlib.util.find_spec("triton") is not None
+    if takes_triton(cfg, allowed, groups_BT.is_cuda, half) and installed:
         kernels = _triton_kernels()
         skewed = None if distance_HW is None else kernels.skew(distance_HW.detach(), dtype)
         reach = _borders(cfg.relative_buckets // 2, cfg.relative_max_distance)[-1]
@@ -155,8 +184,8 @@ def shared_bias(
         return ItemBias(*item_bounds(groups_BT), distance_HW, skewed, near)
     distance_HTT = None if distance_HW is None else spread(distance_HW).to(dtype)
     if allowed is item_mask and not groups_BT.is_cuda:
-        return AttentionBias(None, distance_HTT, groups_BT)
-    return AttentionBias(allowed(groups_BT), distance_HTT)
+        return AttentionBias(None, distance_HTT, groups_BT, row_tokens)
+    return AttentionBias(allowed(groups_BT), distance_HTT, None, row_tokens)
 
 
 def plain_attend(
@@ -170,14 +199,14 @@ def plain_attend(
 def fused_attend(
     q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: AttentionBias
 ) -> Tensor:
-    """The same by torch's kernels for the GPU; the scores never exist whole."""
+    """`plain_attend` by torch's kernels for the GPU; the scores never exist whole."""
     distance = q_BHTK.new_zeros(()) if bias.distance_HTT is None else bias.distance_HTT
     if gate_BHT1 is not None:
         distance = distance * gate_BHT1
     assert bias.allowed_B1TT is not None
     mask = torch.where(bias.allowed_B1TT, distance, float("-inf")).to(q_BHTK.dtype)
     # cuDNN's kernel, torch's first choice on Hopper, has no gradient for the bias and misreads one of another type.
-    # Where the one that is left does not fit torch says so: on a GPU whole scores are never made instead.
+    # Where the remaining kernel does not fit, torch raises an error: complete scores are never made on a GPU.
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION if q_BHTK.is_cuda else SDPBackend.MATH):
         return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask)
 
@@ -191,7 +220,7 @@ def dropping_attend(
     rate: float,
     keys_B: Tensor,
 ) -> Tensor:
-    """The same with weights dropped by `keys_B`, on any device: its scores exist whole, those of a row as heads × T
+    """`plain_attend` with weights dropped by `keys_B`, on any device: the scores exist whole, for each row as heads × T
     rows of T."""
     scores_BHTT = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHTK.mT
     if bias.distance_HTT is not None:
@@ -204,17 +233,8 @@ def dropping_attend(
     return drop_weights(weights_BHTT, rate, keys_B, bias.row_tokens or scores_BHTT.shape[-1]) @ v_BHTK
 
 
-def triton_attend(qkv_BT3HK: Tensor, gate: Gate | None, bias: ItemBias) -> Tensor:
-    """The same by our kernels, [B, T, H, K]: neither scores nor bias exist whole, and tiles without a common item are
-    passed over; the gate is made of the queries inside."""
-    weights = None if gate is None else (gate.update, gate.reset, gate.scale)
-    return _triton_kernels().attend(
-        qkv_BT3HK, weights, bias.distance_HW, bias.skewed, bias.first_BT, bias.end_BT, bias.near
-    )
-
-
 def _triton_kernels() -> Any:
-    """The module of the kernels. Raises ValueError where triton is not installed."""
+    """The module of the Triton kernels. Raises ValueError where triton is not installed."""
     try:
         from . import attention_triton
     except ImportError:

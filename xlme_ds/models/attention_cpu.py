@@ -1,8 +1,8 @@
 """Attention with the gated relative position bias on the CPU, whose fused kernel of torch has no gradient for a bias.
 
-A tile of scores at a time, as large as the cores' caches hold; where every position sees its whole item, long items by
-themselves. Between the passes nothing of that size is kept: the backward pass computes the weights once more (as
-FlashAttention does; Dao et al. 2022, section 3.1).
+It computes one tile of scores at a time, as large as the cores' caches hold; where every position sees its whole item,
+long items have tiles of their own. Nothing of that size is saved between the passes: the backward pass computes the
+weights again (as FlashAttention does; Dao et al. 2022, section 3.1).
 
 B rows, H heads, T tokens, K head size; of a tile N heads, over one row or several, and S tokens.
 """
@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_TILE = 2**21  # bytes of scores a thread
-_TILE_COST = 60_000  # scores that a thread could compute while the operations of one more tile are called
-_MASK_COST = 0.1  # of computing a score
+TILE = 2**21  # bytes of scores a thread
+_TILE_COST = 60_000  # overhead of one more tile, in scores that a thread could compute meanwhile
+_MASK_COST = 0.1  # cost of masking a score, as a share of computing it
 
-Items = Sequence[tuple[int, int, int]]  # of every item its row, its first token, and one after its last
+Items = Sequence[tuple[int, int, int]]  # for every item its row, its first token, and one after its last
 _WHOLE = slice(None)
 # Rows, heads, tokens: an item, or all heads and tokens of several rows, or some heads of either.
 Tile = tuple[slice, slice, slice]
@@ -40,7 +40,7 @@ def item_mask(segments_BT: Tensor) -> Tensor:
 
 
 class _Attend(torch.autograd.Function):
-    """softmax(q kᵀ / sqrt(K) + gate · d, where allowed, or inside the items that `segments_BT` tells) v, [B, H, T, K].
+    """softmax(q kᵀ / sqrt(K) + gate · d, where allowed, or inside the items of `segments_BT`) v, [B, H, T, K].
 
     q, k, v and gate are contiguous.
     """
@@ -54,8 +54,8 @@ class _Attend(torch.autograd.Function):
     def backward(ctx, grad_BHTK):  # type: ignore[no-untyped-def]
         tensors = ctx.saved_tensors
         gradients: Callable[..., list[Tensor]] = _gradients_operator if torch.compiler.is_compiling() else _gradients
-        found = iter(gradients(grad_BHTK.contiguous(), *tensors))
-        return *(None if given is None else next(found) for given in tensors[:-2]), None, None
+        results = iter(gradients(grad_BHTK.contiguous(), *tensors))
+        return *(None if tensor is None else next(results) for tensor in tensors[:-2]), None, None
 
 
 attend = _Attend.apply
@@ -87,19 +87,19 @@ def _gradients(
     allowed_B1TT: Tensor | None,
     segments_BT: Tensor | None,
 ) -> list[Tensor]:
-    """Of q, k, v, and of gate and d where they are; goes over the scores as seldom as can be, and while they are in the
+    """Gradients of q, k, v, and of gate and d where given; passes over the scores few times, while they are in the
     cache."""
     tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, segments_BT)
     grad_q, grad_k, grad_v = (torch.empty_like(q_BHTK) for _ in range(3))
     grad_gate = None if gate_BHT1 is None else torch.empty_like(gate_BHT1)
-    wide = torch.promote_types(q_BHTK.dtype, torch.float32)  # for what all items add to
+    wide = torch.promote_types(q_BHTK.dtype, torch.float32)  # for sums over all items
     grad_distance = None if distance_HTT is None else torch.zeros_like(distance_HTT, dtype=wide)
     scale = q_BHTK.shape[-1] ** -0.5
     for tile in tiles.all:
         weights, q, k, v, grad = (tiles.weights(tile), *(_flat(x[tile]) for x in (q_BHTK, k_BHTK, v_BHTK, grad_BHTK)))
         torch.bmm(weights.mT, grad, out=_flat(grad_v[tile]))
         product = torch.bmm(grad, v.mT, out=tiles.scratch(tile))
-        # Where nothing may be seen the weight is 0, and so is this.
+        # Where a query may not see a key the weight is 0, and so is this gradient.
         of_scores = torch.ops.aten._softmax_backward_data(product, weights, -1, weights.dtype)
         _scaled_product(_flat(grad_q[tile]), of_scores, k, scale, beta=0)
         _scaled_product(_flat(grad_k[tile]), of_scores.mT, q, scale, beta=0)
@@ -115,20 +115,20 @@ def _gradients(
             of_pairs.add_(of_row)
     if distance_HTT is not None and grad_distance is not None:
         grad_distance = grad_distance.to(distance_HTT.dtype)
-    return [found for found in (grad_q, grad_k, grad_v, grad_gate, grad_distance) if found is not None]
+    return [grad for grad in (grad_q, grad_k, grad_v, grad_gate, grad_distance) if grad is not None]
 
 
-# torch.compile is not to look into them: loops over as many tiles as the items make.
+# torch.compile must not trace into them: they loop over tiles, whose number depends on the items.
 _output_operator = torch.library.custom_op("xlme_ds::attend_cpu", _output, mutates_args=())
 _output_operator.register_fake(lambda q_BHTK, *others: torch.empty_like(q_BHTK))
 _gradients_operator = torch.library.custom_op("xlme_ds::attend_cpu_backward", _gradients, mutates_args=())
 _gradients_operator.register_fake(
-    lambda grad_BHTK, *inputs: [torch.empty_like(given) for given in inputs[:5] if given is not None]
+    lambda grad_BHTK, *inputs: [torch.empty_like(tensor) for tensor in inputs[:5] if tensor is not None]
 )
 
 
 class _Tiles:
-    """Which there are, and the weights of one."""
+    """The tiles of a batch's scores, and the attention weights of one tile."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class _Tiles:
         self.segments: Any = segments  # a tensor where `allowed` is None
         rows, heads, tokens, size = q.shape
         self.scale = size**-0.5
-        room = _TILE * torch.get_num_threads() // q.element_size()
+        room = TILE * torch.get_num_threads() // q.element_size()
         apart, together = _divide([] if segments is None else items_of(segments), rows, heads, tokens, room)
         self.all: list[Tile] = [
             (slice(row, row + 1), part, slice(first, end))
@@ -158,12 +158,12 @@ class _Tiles:
         return rows * heads * tokens**2
 
     def scratch(self, tile: Tile) -> Tensor:
-        """[N, S, S] to be written into, until the next call of `weights`."""
+        """Working memory [N, S, S], valid until the next call of `weights`."""
         tokens = self.q[tile].shape[2]
         return self._scratch[: self._numel(tile)].view(-1, tokens, tokens)
 
     def weights(self, tile: Tile) -> Tensor:
-        """What every query takes of every key, [N, S, S]."""
+        """Attention weights of a tile, [N, S, S]."""
         scores = self.scratch(tile)
         by_head = scores.view(*self.q[tile].shape[:3], -1)
         if self.distance is None:
@@ -179,8 +179,8 @@ class _Tiles:
 
 
 def _divide(items: Items, rows: int, heads: int, tokens: int, room: int) -> tuple[Items, list[int]]:
-    """The items that are less work by themselves than as a part of their rows; and the other rows, all where no items
-    are given."""
+    """(items, rows): the items that are less work in tiles of their own than as part of their rows, and the other rows;
+    without items all rows."""
     cost = _TILE_COST * torch.get_num_threads()
     whole = (1 + _MASK_COST) * heads * tokens**2 + cost / max(1, room // (heads * tokens**2))
     apart: list[tuple[int, int, int]] = []
@@ -192,30 +192,30 @@ def _divide(items: Items, rows: int, heads: int, tokens: int, room: int) -> tupl
 
 
 def _rows(numbers: Sequence[int], heads: int, tokens: int, room: int) -> Iterator[Tile]:
-    """Neighbouring rows, as many as have room, or some heads of one."""
+    """Tiles of neighbouring rows, as many as fit, or of some heads of one row."""
     at_once = max(1, room // (heads * tokens**2))
     for part in _heads(heads, tokens, room):
-        for _, group in groupby(enumerate(numbers), key=lambda one: one[1] - one[0]):
+        for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
             run = [row for _, row in group]
             for first in range(run[0], run[-1] + 1, at_once):
                 yield slice(first, min(first + at_once, run[-1] + 1)), part, _WHOLE
 
 
 def _heads(heads: int, tokens: int, room: int) -> Iterator[slice]:
-    """Alike as can be, so that the scores of each part have room."""
+    """Parts of the heads of nearly equal size, so that the scores of each part fit."""
     parts = -(-heads // max(1, room // tokens**2))
     size = -(-heads // parts)
     return (slice(head, head + size) for head in range(0, heads, size))
 
 
 def _of_pairs(all_HTT: Tensor, tile: Tile) -> Tensor:
-    """The tile's part of what depends on head and distance, wherever the tile is in its row; a view."""
+    """The tile's part of a table [H, T, T] that depends on head and distance; a view."""
     first, end, _ = tile[2].indices(all_HTT.shape[1])
     return all_HTT[tile[1], : end - first, : end - first]
 
 
 def _scaled_product(out: Tensor, a: Tensor, b: Tensor, scale: float, beta: int = 1) -> Tensor:
-    """out = beta · out + scale · a b, of every head."""
+    """out = beta · out + scale · a b, for every head."""
     return torch.baddbmm(out, a, b, beta=beta, alpha=scale, out=out)  # torch's counter of operations misses baddbmm_
 
 

@@ -265,8 +265,8 @@ def _backward_distances(  # type: ignore[no-untyped-def]
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
     SKEWED: tl.constexpr, SUMMED_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Shares of dd [batches, H, offsets, 2 N]: of the tiles whose keys begin so many tiles after their queries, the
-    sums along the diagonals, from distance 1 − N on."""
+    """Shares of dd [batches, H, offsets, 2 N]: sums along the diagonals of the tiles whose keys begin `offset` tiles
+    after their queries, from distance 1 − N on."""
     tiles, h, batch = tl.cdiv(tokens, N), tl.program_id(1), tl.program_id(2).to(tl.int64)
     offset = tl.program_id(0) - tl.num_programs(0) // 2
     c = tl.arange(0, N)
@@ -306,14 +306,14 @@ def skew(distance_HW: Tensor, dtype: torch.dtype) -> Tensor:
     tokens = (distance_HW.shape[1] + 1) // 2
     half = -(-tokens // SKEWED) * SKEWED + SKEWED
     left = half + SKEWED - tokens  # of distance 1 − T: that of the first window is 1 − SKEWED − half
-    both = torch.stack([distance_HW, distance_HW.flip(1)]).to(dtype)
-    both = F.pad(both, (left, 2 * half + SKEWED - 1 - left - both.shape[2]))
-    return both.unfold(2, 2 * half, 1).flip(2).contiguous()
+    two_signs = torch.stack([distance_HW, distance_HW.flip(1)]).to(dtype)
+    two_signs = F.pad(two_signs, (left, 2 * half + SKEWED - 1 - left - two_signs.shape[2]))
+    return two_signs.unfold(2, 2 * half, 1).flip(2).contiguous()
 
 
 def near_tiles(reach: int, tokens: int, head_size: int, dtype: torch.dtype, device: torch.device) -> int:
-    """How many tiles off the diagonal the distances' gradients are told apart: from distance `reach` on d is one number
-    a sign, and the furthest distance takes the gradient of all."""
+    """Tiles off the diagonal with separate gradients of distances: from distance `reach` on d is one number a sign, and
+    the furthest distance gets the gradient of all."""
     side = _form(_backward_distances, head_size, dtype, device).keys
     return min(-(-(reach - 1) // side), triton.cdiv(tokens, side) - 1)
 
@@ -347,7 +347,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_BTHK):  # type: ignore[no-untyped-def]
-        saved = ctx.saved_tensors  # once: a checkpointed layer makes them when they are asked for
+        saved = ctx.saved_tensors  # read once: a checkpointed layer computes them at each access
         qkv, update, _, scale, skewed, *_ = saved
         grad_qkv, of_d, of_far, of_gates, of_scale = _gradients(*saved, grad_BTHK.contiguous(), ctx.near)
         grads = None, None, None
@@ -360,8 +360,8 @@ class _Attend(torch.autograd.Function):
 
 
 def _by_distance(of_d: Tensor, of_far: Tensor, near: int, tokens: int) -> Tensor:
-    """[H, W] from sums [H, offsets, 2 N]: the upper half of an offset's are of the same distances as the lower half of
-    the next one's; the sums of what is further, [H, 2], go to the furthest distances."""
+    """[H, W] from sums [H, offsets, 2 N]: the upper half of an offset's sums has the distances of the next offset's
+    lower half; the sums of further tiles, [H, 2], go to the furthest distances."""
     side = of_d.shape[2] // 2
     lower, upper = of_d.unflatten(2, (2, -1)).unbind(2)
     sums = (F.pad(lower, (0, 0, 0, 1)) + F.pad(upper, (0, 0, 1, 0))).flatten(1)  # from distance 1 − (near + 1) N on
@@ -431,10 +431,10 @@ _gradients.register_fake(
 
 
 def _form(kernel: Any, head_size: int, dtype: torch.dtype, device: torch.device) -> Tiling:
-    known = "default"
+    capability = "default"
     if device.type == "cuda" and torch.cuda.is_available():
-        known = ".".join(map(str, torch.cuda.get_device_capability(device)))
-    return tiling(kernel.__name__, head_size, dtype.itemsize, known)
+        capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    return tiling(kernel.__name__, head_size, dtype.itemsize, capability)
 
 
 def _form_for(kernel: Any, qkv_BT3HK: Tensor) -> Tiling:

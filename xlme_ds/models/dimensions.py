@@ -1,4 +1,4 @@
-"""In how many dimensions the token states of an encoder's layers vary: few say that its layers have collapsed.
+"""Effective dimensions of the token states of an encoder's layers: few mean that its layers have collapsed.
 
 B rows, T tokens, D width, N tokens of a batch.
 """
@@ -28,8 +28,8 @@ def effective_rank(products_DD: np.ndarray) -> float:
 
 @contextmanager
 def token_products(model: nn.Module, encoder: str, inside_BT: Tensor) -> Iterator[dict[int, np.ndarray]]:
-    """Σ x xᵀ of the centred token states [D, D] of every layer of `encoder` that `model` holds, by its number; 0 is
-    what the first layer reads. They are of the last forward pass within the `with` block.
+    """Σ x xᵀ of the centred token states [D, D] of every layer of `encoder` that `model` holds, by its number; 0 is the
+    input of the first layer. The last forward pass within the `with` block counts.
 
     `inside_BT`: the tokens of that pass that count, bool.
     """
@@ -41,15 +41,15 @@ def token_products(model: nn.Module, encoder: str, inside_BT: Tensor) -> Iterato
         products[number] = (x_ND.T @ x_ND).cpu().numpy()
 
     name = re.compile(rf"(?:^|\.){encoder}\.(?:layers\.(\d+)|output_norm)$")
-    found = [(place, module) for path, module in model.named_modules() if (place := name.search(path))]
-    layers = {int(place[1]): module for place, module in found if place[1]}
+    matches = [(place, module) for path, module in model.named_modules() if (place := name.search(path))]
+    layers = {int(place[1]): module for place, module in matches if place[1]}
     with ExitStack() as hooks:
         for number, layer in layers.items():
             hooks.enter_context(layer.register_forward_hook(partial(_after, partial(keep, number + 1))))
             if number == 0:
                 hooks.enter_context(layer.register_forward_pre_hook(partial(_before, partial(keep, 0))))
-        for place, norm in found:
-            if not place[1] and norm is not None:  # of pre-LN: what leaves the last layer is read through it
+        for place, norm in matches:
+            if not place[1] and norm is not None:  # pre-LN: heads read the last layer through this norm
                 hooks.enter_context(norm.register_forward_hook(partial(_after, partial(keep, max(layers) + 1))))
         yield products
 

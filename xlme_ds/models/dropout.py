@@ -1,11 +1,10 @@
-"""Dropout whose randomness is data: what is dropped follows from 64 bits of the row (`Batch.keys_B`) and the place,
-nothing else.
+"""Dropout whose randomness is data: only 64 bits of the row (`Batch.keys_B`) and the place decide what is dropped.
 
-So it is the same on any device and in any cut of a step, and once more where a checkpointed layer runs again.
-SplitMix64 (Steele, Lea and Flood, 2014) makes the bits, 16 a number. B rows, T tokens, D width.
+So it is the same on any device, in any division of a step, and when a checkpointed layer runs again. SplitMix64
+(Steele, Lea and Flood, 2014) makes the bits, 16 a number. B rows, T tokens, D width.
 
-What reads the keys are operators of their own, into which torch.compile does not look: its code for a GPU multiplies an
-arange in 32 bits (pytorch#175966), its code for a CPU corrupted the memory here (torch 2.13).
+Custom operators read the keys, so that torch.compile does not trace into them: its code for a GPU multiplies an arange
+in 32 bits (pytorch#175966), its code for a CPU corrupted the memory here (torch 2.13).
 """
 
 import torch
@@ -14,22 +13,22 @@ from torch import Tensor
 _STEP, _FIRST, _SECOND = (
     word - (1 << 64) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )  # as int64, which multiplies alike
-APART = -1  # a place for what is not of the encoder whose layers count from it
+APART = -1  # a place outside of the encoder, whose layers count from 1
 _BITS = 16
 _A_WORD = 64 // _BITS
 
 
 @torch.library.custom_op("xlme_ds::derive", mutates_args=())
 def derive(keys_B: Tensor, place: int) -> Tensor:
-    """Keys of their own for one of the places that drop, int64 [B]."""
+    """Separate keys for one place that drops, int64 [B]."""
     return _mixed(keys_B + ((place * _STEP + (1 << 63)) % (1 << 64) - (1 << 63)))
 
 
 def drop(x_BTD: Tensor, rate: float, keys_B: Tensor | None) -> Tensor:
-    """`x_BTD` with a share `rate` of its numbers 0, by `keys_B`, and the others grown by what that takes; no keys: as
-    it is.
+    """`x_BTD` with the share `rate` of its elements set to 0 by `keys_B`, and the others scaled up by 1 / (1 − rate);
+    unchanged without keys.
 
-    The share is `rate` rounded to a multiple of 2^-16.
+    `rate` is rounded to a multiple of 2^-16.
     """
     dropped = round(rate * (1 << _BITS))
     if keys_B is None or not dropped:
@@ -41,8 +40,10 @@ def drop(x_BTD: Tensor, rate: float, keys_B: Tensor | None) -> Tensor:
 
 
 def drop_weights(weights_BHTS: Tensor, rate: float, keys_B: Tensor, row_tokens: int) -> Tensor:
-    """Attention weights of T queries and S keys, the first of rows of `row_tokens` each, dropped as in whole rows: so
-    what is dropped does not depend on how many of them there are."""
+    """Attention weights with the share `rate` dropped, for the first T queries and S keys of rows of `row_tokens`.
+
+    They are dropped as in complete rows, so the result does not depend on T and S.
+    """
     dropped = round(rate * (1 << _BITS))
     out_BHTS = _out(keys_B, *weights_BHTS.shape[1:], row_tokens, row_tokens, dropped)
     return weights_BHTS.masked_fill(out_BHTS, 0.0) * ((1 << _BITS) / ((1 << _BITS) - dropped))
@@ -52,15 +53,17 @@ def drop_weights(weights_BHTS: Tensor, rate: float, keys_B: Tensor, row_tokens: 
 def _out(
     keys_B: Tensor, groups: int, tokens: int, width: int, all_tokens: int, whole_width: int, dropped: int
 ) -> Tensor:
-    """The numbers that are dropped, `dropped` of 2^16, bool [B, groups, tokens, width]: the upper left corner of each
-    group's [all_tokens, whole_width], which alone is computed."""
+    """Mask of dropped elements, `dropped` of 2^16, bool [B, groups, tokens, width].
+
+    It is the upper left corner of each group's [all_tokens, whole_width]; only the corner is computed.
+    """
     device, a_token = keys_B.device, -(-whole_width // _A_WORD)  # words
-    words = -(-width // _A_WORD)
+    columns = -(-width // _A_WORD)
     of_groups = torch.arange(groups, device=device)[:, None, None] * (all_tokens * a_token)
     of_tokens = torch.arange(tokens, device=device)[:, None] * a_token
-    count_GTW = of_groups + of_tokens + torch.arange(1, words + 1, device=device)
+    count_GTW = of_groups + of_tokens + torch.arange(1, columns + 1, device=device)
     bits = _mixed(keys_B[:, None] + count_GTW.flatten() * _STEP).view(torch.int16)
-    return bits.view(len(keys_B), groups, tokens, words * _A_WORD)[..., :width] < dropped - (1 << (_BITS - 1))
+    return bits.view(len(keys_B), groups, tokens, columns * _A_WORD)[..., :width] < dropped - (1 << (_BITS - 1))
 
 
 derive.register_fake(lambda keys_B, place: torch.empty_like(keys_B))
@@ -71,13 +74,13 @@ _out.register_fake(
 )
 
 
-def _mixed(words: Tensor) -> Tensor:
+def _mixed(state: Tensor) -> Tensor:
     """SplitMix64's output function, int64 in and out."""
-    words = (words ^ _shifted(words, 30)) * _FIRST
-    words = (words ^ _shifted(words, 27)) * _SECOND
-    return words ^ _shifted(words, 31)
+    state = (state ^ _shifted(state, 30)) * _FIRST
+    state = (state ^ _shifted(state, 27)) * _SECOND
+    return state ^ _shifted(state, 31)
 
 
-def _shifted(words: Tensor, bits: int) -> Tensor:
-    """To the right, zeros moving in."""
-    return (words >> bits) & ((1 << (64 - bits)) - 1)
+def _shifted(state: Tensor, bits: int) -> Tensor:
+    """Logical shift to the right: zeros move in."""
+    return (state >> bits) & ((1 << (64 - bits)) - 1)

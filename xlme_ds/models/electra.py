@@ -13,11 +13,11 @@ from ..config import ModelConfig
 from ..data.batch import Batch
 from ..data.rows import UNK
 from .encoder import Encoder, lookup, read_whole
-from .heads import MaskedLanguageModelHead, ReplacedTokenHead
+from .heads import MaskedLanguageModelHead, ReplacedTokenHead, TiedTable
 
 
 class ElectraOutput(NamedTuple):
-    """What one forward pass gives; the objective makes the losses of it."""
+    """Result of a forward pass, from which the objective computes the losses."""
 
     nll_M: Tensor  # float32, the generator's −log p of the original token
     predicted_M: Tensor  # int64, the generator's most likely token
@@ -28,8 +28,8 @@ class ElectraOutput(NamedTuple):
 class Electra(nn.Module):
     """XLM-E's pre-training model.
 
-    The embedding's parameters are this module's own (`embedding_0`, …): both encoders and the masked head read them
-    while this module's forward runs, which is when a partitioning engine has them whole.
+    The embedding's parameters belong to this module (`embedding_0`, …): both encoders and the masked head read them
+    while this module's forward runs, and a partitioning engine gathers them for that time.
     """
 
     def __init__(self, cfg: ModelConfig, z_loss: float = 0.0, temperature: float = 1.0, keep: float = 0.0):
@@ -45,7 +45,7 @@ class Electra(nn.Module):
 
     def add_generator(self, z_loss: float, temperature: float) -> None:
         """Build what `generate` needs."""
-        without = replace(self.cfg, dropout=0.0, attention_dropout=0.0)  # its samples are what the discriminator reads
+        without = replace(self.cfg, dropout=0.0, attention_dropout=0.0)  # the discriminator reads its samples
         self.generator = Encoder(without, self.cfg.generator_layers)
         self.masked_head = MaskedLanguageModelHead(self.cfg, z_loss, temperature)
 
@@ -80,7 +80,7 @@ class Electra(nn.Module):
         )
         hidden_MD = hidden_BTD.flatten(0, 1)[batch.masked_M]
         random_M, uniforms_M = random_instead(batch.added.get("random_1"), uniforms_M, self.cfg.vocabulary)
-        generated = self.masked_head(hidden_MD, lambda: table, targets_M, uniforms_M)
+        generated = self.masked_head(hidden_MD, TiedTable(table), targets_M, uniforms_M)
         sample_M = torch.where(random_M < 0, generated.sample_M, random_M)
         corrupted_BT = tokens.index_copy(0, batch.masked_M, sample_M).view_as(batch.tokens_BT)
         return generated.nll_M, generated.predicted_M, corrupted_BT
@@ -99,8 +99,8 @@ class Electra(nn.Module):
 
 
 def random_instead(share_1: Tensor | None, uniforms_M: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """The ordinary tokens that are drawn in place of samples, −1 where none is, and the uniforms of the samples; both
-    [M]. `share_1`: the share of the samples in whose place random tokens are read, float32."""
+    """(tokens, uniforms), both [M]: ordinary tokens drawn in place of samples, −1 where there is none, and the uniforms
+    for the samples. `share_1`: share of the samples that random tokens replace, float32."""
     none_M = torch.full_like(uniforms_M, -1, dtype=torch.int64)
     if share_1 is None:
         return none_M, uniforms_M
@@ -112,15 +112,17 @@ def random_instead(share_1: Tensor | None, uniforms_M: Tensor, vocabulary: int) 
 
 
 def uniforms_within(below_M: Tensor, uniforms_M: Tensor, bound: float | Tensor) -> Tensor:
-    """Where each uniform lies in its part of [0, 1), below `bound` or from it on: uniform there, and independent of
-    which part it is, so that one draw serves both choices."""
+    """Place of each uniform in its part of [0, 1), below `bound` or from it on.
+
+    It is uniform again and independent of the part, so that one draw serves two choices.
+    """
     within_M = torch.where(below_M, uniforms_M / bound, (uniforms_M - bound) / (1.0 - bound))
     return within_M.clamp(max=1.0 - 2.0**-24)
 
 
 def block_sizes(cfg: ModelConfig) -> list[int]:
-    """Rows of each embedding block: equal but for the last, which takes the remainder."""
+    """Rows of each embedding block: equal, except for the last, which takes the remainder."""
     size = -(-cfg.vocabulary // cfg.vocabulary_blocks)
     sizes = [min(size, cfg.vocabulary - start) for start in range(0, cfg.vocabulary, size)]
-    assert len(sizes) == cfg.vocabulary_blocks, "xlme_ds.validate sees to this"
+    assert len(sizes) == cfg.vocabulary_blocks, "xlme_ds.validate checks this"
     return sizes

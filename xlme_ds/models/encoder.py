@@ -1,7 +1,7 @@
-"""Token lookup, and a stack of layers over embedded tokens: the generator's body and the discriminator's.
+"""Token lookup, and a stack of layers over embedded tokens, for the generator and the discriminator.
 
 An embedding is stored as one or several blocks of the vocabulary. Blocks bound what an engine moves at once: a single
-parameter of 524,288 × 1,536 makes every swap buffer as large as itself.
+parameter of 524,288 × 1,536 makes every swap buffer that large.
 
 B rows, T tokens, D width, H heads, W = 2T−1 distances.
 """
@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from .attention import AttentionBias, RelativePositionTable, item_mask, shared_bias
+from .attention import RelativePositionTable, item_mask
 from .dropout import derive, drop
-from .layers import LayerNorm, TransformerLayer
+from .layers import LayerNorm, layer_class
 
 
 class _Lookup(torch.autograd.Function):
-    """Rows of a table whose gradient adds up in float32: a frequent token sums thousands of rows, too many for bf16."""
+    """Table lookup whose gradient adds up in float32: a frequent token sums thousands of rows, too many for bf16."""
 
     @staticmethod
     def forward(ctx, ids: Tensor, weight: Tensor, sparse: bool) -> Tensor:  # type: ignore[no-untyped-def]
@@ -41,8 +41,7 @@ class _Lookup(torch.autograd.Function):
 
 
 class _ReadWhole(torch.autograd.Function):
-    """The same tensor. A view made by torch would hand its gradient on as a view too, and nothing is added to one in
-    place."""
+    """Identity. A view made by torch would pass its gradient on as a view, and autograd adds to no view in place."""
 
     @staticmethod
     def forward(ctx, block: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
@@ -54,24 +53,23 @@ class _ReadWhole(torch.autograd.Function):
 
 
 def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tensor:
-    """Embeddings of `ids` (int64, any shape) as [..., D]; block n holds the ids that follow block n−1's.
+    """Embeddings of `ids` (int64, any shape) as [..., D]; block n holds the ids after those of block n−1.
 
-    `sparse`: the table also gets a dense gradient, by `read_whole`, which this one is added to; it never exists whole
-    (CPU).
+    `sparse` (CPU): the table also gets a dense gradient, by `read_whole`, and this one is added to it as a sparse one.
     """
 
-    def one(ids: Tensor, block: Tensor) -> Tensor:
-        if ids.is_cuda:  # whose own backward sorts, and accumulates in float32
+    def lookup_block(ids: Tensor, block: Tensor) -> Tensor:
+        if ids.is_cuda:  # torch's backward pass there sorts, and accumulates in float32
             return F.embedding(ids, block)
         return _Lookup.apply(ids, block, sparse)
 
     if len(blocks) == 1:
-        return one(ids, blocks[0])
+        return lookup_block(ids, blocks[0])
     out, start = None, 0
     for block in blocks:
         local = ids - start
         inside = (local >= 0) & (local < len(block))
-        part = one(local.clamp(0, len(block) - 1), block) * inside.unsqueeze(-1)
+        part = lookup_block(local.clamp(0, len(block) - 1), block) * inside.unsqueeze(-1)
         out = part if out is None else out + part
         start += len(block)
     assert out is not None
@@ -79,11 +77,11 @@ def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tenso
 
 
 def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
-    """`blocks` for what gives them a dense gradient; taken before the sparse lookups of the same pass.
+    """`blocks` for an operation that gives them a dense gradient; call it before the sparse lookups of a pass.
 
-    autograd goes back through what came first last: the dense gradient then meets the sparse ones, and takes them in
-    place; the other way round it would be copied. Not where an engine partitions the blocks, which a view would keep
-    whole, nor where it takes the dense gradient itself.
+    autograd goes back through the first operation last: the sparse gradients are then added to the dense one in place;
+    the other way round it would be copied. Blocks that an engine partitions are returned as they are, because a view
+    would hold the complete block; so are blocks whose dense gradient an engine takes itself.
     """
     if not torch.is_grad_enabled():
         return list(blocks)
@@ -93,8 +91,16 @@ def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
+def run_layer(layer: nn.Module, *inputs: object) -> Tensor:
+    """The output of `layer`."""
+    return layer(*inputs)
+
+
 class Encoder(nn.Module):
-    """Positions, layers and norms of one encoder; the token embedding is its owner's, because two encoders share it."""
+    """Positions, layers and norms of one encoder; the token embedding belongs to the model, because two encoders share
+    it."""
+
+    ragged = False  # whether its rows have any length, so that compiled layers would be compiled again and again
 
     def __init__(self, cfg: ModelConfig, layers: int):
         super().__init__()
@@ -108,13 +114,14 @@ class Encoder(nn.Module):
             else None
         )
         self.layers = nn.ModuleDict({str(n): self._layer(n) for n in range(layers)})
-        # Post-LN normalises what enters the first layer; pre-LN what leaves the last, and the first on request.
+        # Post-LN normalises the input of the first layer; pre-LN the output of the last, and that input on request.
         input_norm, output_norm = cfg.norm == "post" or cfg.embedding_norm, cfg.norm == "pre"
+        self.run_layer: Callable[..., Tensor] = run_layer  # `execution.wrap_layers` may replace it
         self.input_norm = LayerNorm(cfg.width, eps=cfg.norm_epsilon) if input_norm else None
         self.output_norm = LayerNorm(cfg.width, eps=cfg.norm_epsilon) if output_norm else None
 
     def _layer(self, number: int) -> nn.Module:
-        return TransformerLayer(self.cfg)
+        return layer_class(self.cfg).build(self.cfg, number)
 
     def embed(
         self,
@@ -123,9 +130,9 @@ class Encoder(nn.Module):
         languages_BT: Tensor | None = None,
         keys_B: Tensor | None = None,
     ) -> Tensor:
-        """What the first layer reads, [B, T, D]; `positions_BT` restart at every packed item.
+        """Input of the first layer, [B, T, D]; `positions_BT` restart at every packed item.
 
-        `languages_BT` are read where languages have embeddings, `keys_B` in training with dropout.
+        `languages_BT` is needed where languages have embeddings, `keys_B` in training with dropout.
         """
         if self.positions is not None:
             embedded_BTD = embedded_BTD + lookup(positions_BT, [self.positions])
@@ -141,14 +148,14 @@ class Encoder(nn.Module):
         return embedded_BTD if keys_B is None else drop(embedded_BTD, self.cfg.dropout, derive(keys_B, 0))
 
     def _dropping(self, keys_B: Tensor | None) -> Tensor | None:
-        """`keys_B` where something is dropped."""
+        """`keys_B` if this pass drops anything, else None."""
         if not self.training or self.cfg.dropout == self.cfg.attention_dropout == 0:
             return None
         assert keys_B is not None
         return keys_B
 
     def distances(self, tokens: int) -> Tensor | None:
-        """The relative bias d of rows of `tokens` tokens, float32 [H, W], where there is one."""
+        """The relative bias d of rows of `tokens` tokens, float32 [H, W]; None for a model without."""
         return None if self.relative is None else self.relative(tokens)
 
     def body(
@@ -160,18 +167,18 @@ class Encoder(nn.Module):
         keys_B: Tensor | None = None,
         row_tokens: int | None = None,
     ) -> Tensor:
-        """The layers, and the norm after the last: [B, T, D] to [B, T, D]; `allowed` says of the groups who sees
-        whom, `row_tokens` of how many tokens the rows were of which these are a part."""
-        bias = shared_bias(self.cfg, groups_BT, distance_HW, x_BTD.dtype, allowed)
-        if row_tokens is not None and isinstance(bias, AttentionBias):
-            bias = bias._replace(row_tokens=row_tokens)
-        return self.through_layers(x_BTD, bias, keys_B)
+        """The layers, and the norm after the last: [B, T, D] to [B, T, D].
 
-    def through_layers(self, x_BTD: Tensor, bias: object, keys_B: Tensor | None = None) -> Tensor:
-        """The same with what the layers share, `bias`."""
+        `allowed` maps the groups of positions to an attention mask; `row_tokens`: see `AttentionBias`.
+        """
+        shared = layer_class(self.cfg).shared(self.cfg, groups_BT, distance_HW, x_BTD.dtype, allowed, row_tokens)
+        return self.through_layers(x_BTD, shared, keys_B)
+
+    def through_layers(self, x_BTD: Tensor, shared: object, keys_B: Tensor | None = None) -> Tensor:
+        """`body` with the input `shared` that all layers read."""
         keys_B = self._dropping(keys_B)
         for number, layer in self.layers.items():
-            x_BTD = layer(x_BTD, bias, None if keys_B is None else derive(keys_B, 1 + int(number)))
+            x_BTD = self.run_layer(layer, x_BTD, shared, None if keys_B is None else derive(keys_B, 1 + int(number)))
         return x_BTD if self.output_norm is None else self.output_norm(x_BTD)
 
     def forward(
@@ -192,10 +199,10 @@ class Encoder(nn.Module):
         """Hidden states [B, T, D] of the embeddings (index 0) and of every layer; in evaluation mode the last one is
         `forward`'s."""
         distance_HW = self.distances(segments_BT.shape[1])
-        bias = shared_bias(self.cfg, segments_BT, distance_HW, embedded_BTD.dtype)
+        shared = layer_class(self.cfg).shared(self.cfg, segments_BT, distance_HW, embedded_BTD.dtype)
         states = [self.embed(embedded_BTD, positions_BT, languages_BT)]
         for layer in self.layers.values():
-            states.append(layer(states[-1], bias))
+            states.append(layer(states[-1], shared))
         if self.output_norm is not None:
             states[-1] = self.output_norm(states[-1])
         return states

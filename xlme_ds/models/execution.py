@@ -1,4 +1,4 @@
-"""How the layers of a model are run, applied from outside of it: compiled, or computed again in the backward pass."""
+"""Execution of a model's layers, changed from outside of the model: compilation and activation checkpointing."""
 
 import functools
 from collections.abc import Callable
@@ -9,73 +9,57 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..config import ModelConfig
-from .attention import AttentionBias, ItemBias
-from .layers import TransformerLayer
+from .encoder import Encoder
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 def how_compiled(model: nn.Module, cfg: ModelConfig, on_gpu: bool) -> str:
-    """The resolved `model.compile`: auto means layers on a GPU, and none where the model's layers read rows of any
-    length (`compiles`)."""
+    """`model.compile`, with auto resolved: layers on a GPU, unless the model translates, whose rows have any length."""
     if cfg.compile != "auto":
         return cfg.compile
-    return "layers" if on_gpu and getattr(model, "compiles", True) else "none"
+    ragged = any(encoder.ragged for encoder in _encoders(model))
+    return "layers" if on_gpu and not ragged else "none"
 
 
-def applied(model: Model, cfg: ModelConfig, on_gpu: bool = False) -> Model:
+def _encoders(model: nn.Module) -> list[Encoder]:
+    return [module for module in model.modules() if isinstance(module, Encoder)]
+
+
+def wrap_layers(model: Model, cfg: ModelConfig, on_gpu: bool = False) -> Model:
     """`model`, with layers that run as `model.compile` and `model.activation_checkpointing` say.
 
     Parameters, names and hooks stay as they are.
     """
     compile_as = how_compiled(model, cfg, on_gpu)
-    if compile_as == "none" and not cfg.activation_checkpointing:
-        return model
-    for layer in [module for module in model.modules() if isinstance(module, TransformerLayer)]:
-        kind: Any = type(layer)
-        layer.__class__ = AppliedLayer if kind is TransformerLayer else checkpointed(kind)
-        assert isinstance(layer, CheckpointedLayer)
-        layer.compile_as, layer.checkpointing = compile_as, cfg.activation_checkpointing
-    if cfg.compile == "graphs":  # a micro-batch overwrites what the CUDA graphs left of the one before
+    for encoder in _encoders(model):
+        if cfg.activation_checkpointing:
+            encoder.run_layer = _checkpointed
+        if compile_as != "none" and not encoder.ragged:
+            for layer in encoder.layers.values():
+                layer.forward = functools.partial(_compiled_in_training, layer, compile_as)
+    if cfg.compile == "graphs":  # a micro-batch overwrites the outputs of the CUDA graphs of the one before
         model.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
     return model
 
 
-class CheckpointedLayer(nn.Module):
-    """A layer as training runs it; it computes what the class that is inherited next does."""
-
-    compile_as: str = "none"
-    checkpointing = False
-
-    def __call__(self, *inputs: Any) -> Tensor:
-        """The layer with its hooks; with checkpointing it saves nothing but its inputs for the backward pass."""
-        if self.checkpointing and torch.is_grad_enabled():
-            return checkpoint(super().__call__, *inputs, use_reentrant=False)
-        return super().__call__(*inputs)
+def _checkpointed(layer: nn.Module, *inputs: Any) -> Tensor:
+    """The layer's output; it saves only its inputs for the backward pass, which calls layer and hooks again."""
+    return checkpoint(layer, *inputs, use_reentrant=False) if torch.is_grad_enabled() else layer(*inputs)
 
 
-@functools.cache
-def checkpointed(kind: Any) -> Any:
-    """A layer of another kind as training runs it: it is never compiled."""
-    return type(f"Checkpointed{kind.__name__}", (CheckpointedLayer, kind), {})
-
-
-class AppliedLayer(CheckpointedLayer, TransformerLayer):
-    """`TransformerLayer`, compiled in training where that is asked for."""
-
-    def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
-        """The layer's output, by its compiled form in training; evaluations have rows of any number and length."""
-        if self.compile_as == "none" or not self.training:
-            return super().forward(x_BTD, bias, keys_B)
-        return compiled(TransformerLayer.forward, self.compile_as)(self, x_BTD, bias, keys_B)
+def _compiled_in_training(layer: nn.Module, compile_as: str, *inputs: Any) -> Tensor:
+    """The layer's output, from compiled code in training only: evaluations have rows of any number and length."""
+    forward = type(layer).forward
+    return (compiled(forward, compile_as) if layer.training else forward)(layer, *inputs)
 
 
 @functools.cache
 def compiled(function: Callable[..., Any], how: str) -> Callable[..., Any]:
-    """`function` compiled as one graph for the shapes of its inputs; other shapes are compiled for anew, and more than
-    eight in a process are an error of torch's.
+    """`function` compiled as one graph for the shapes of its inputs, again for each other shape; torch raises an error
+    for more than eight shapes in a process.
 
-    `graphs` also replays it as a CUDA graph. Inductor's code for an aligned parameter reads any without a look
-    (pytorch#193054): engines lay them on a grid (`engine/placement.py`).
+    `graphs` also replays it as a CUDA graph. Inductor's code for an aligned parameter reads others without a check
+    (pytorch#193054): engines align all parameters (`engine/placement.py`).
     """
     return torch.compile(function, fullgraph=True, dynamic=False, mode="reduce-overhead" if how == "graphs" else None)

@@ -1,10 +1,11 @@
-"""The small networks between an encoder and its loss: the masked head, before the vocabulary softmax of
-`masked_head.py`, and the discriminator's.
+"""The heads between an encoder and its loss: the masked head, before the vocabulary softmax of `masked_head.py`, and
+the discriminator's.
 
 B rows, T tokens, M masked positions, V vocabulary, D width.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +16,22 @@ from ..data.rows import UNK
 from .layers import LayerNorm
 from .masked_head import MaskedTokens, masked_softmax
 
-_NEVER = -1e30  # logit of what is not to be predicted: its weight is an exact 0, where an infinity could give a NaN
+_NEVER = -1e30  # logit of tokens that must not be predicted: their weight is an exact 0; infinity could give a NaN
+
+
+@dataclass(frozen=True)
+class TiedTable:
+    """The blocks of the tied embedding as one object, so that ZeRO-3 does not see tensors in a module's arguments.
+
+    DeepSpeed 0.19.8 replaces such tensors by views and then holds the complete table until the backward pass. On one
+    process with parameters on a disk, the views by then show whatever was read into the same buffer since.
+    """
+
+    blocks: Sequence[Tensor]
 
 
 class MaskedLanguageModelHead(nn.Module):
-    """Dense, GELU, LayerNorm, then the decoder tied to the embedding plus a bias; or this decoder alone
+    """Dense, GELU, LayerNorm, then the projection tied to the embedding plus a bias; or only this projection
     (`model.masked_head`)."""
 
     def __init__(self, cfg: ModelConfig, z_loss: float = 0.0, temperature: float = 1.0):
@@ -35,16 +47,14 @@ class MaskedLanguageModelHead(nn.Module):
     def forward(
         self,
         hidden_MD: Tensor,
-        table: Callable[[], Sequence[Tensor]],
+        table: TiedTable,
         targets_M: Tensor,
         uniforms_M: Tensor | None,
         ordinary: bool = False,
     ) -> MaskedTokens:
-        """Loss, sample and prediction at the masked positions; `table` gives the blocks of the tied embedding.
+        """Loss, sample and prediction at the masked positions.
 
-        Given as they are, ZeRO-3 puts views in their places (0.19.8), for which it holds the whole table until the
-        backward pass, and on one process with parameters on a disk they show by then whatever was read into the same
-        buffer since. `ordinary`: the prediction is written into the text, so no special token; the loss then means
+        `ordinary`: the prediction is written into the text, so no special token is predicted; the loss then means
         nothing.
         """
         bias_V: Tensor = self.bias
@@ -54,8 +64,10 @@ class MaskedLanguageModelHead(nn.Module):
                 never.fill_(_NEVER)  # assigned, the number would be copied to a GPU, for which the host waits
         if self.dense is not None and self.norm is not None:
             hidden_MD = self.norm(F.gelu(self.dense(hidden_MD)))
-        given = hidden_MD, table(), bias_V, targets_M, uniforms_M, self.chunk, self.kernels
-        return masked_softmax(*given, self.temperature, self.z_loss)
+        kernels = self.chunk, self.kernels
+        return masked_softmax(
+            hidden_MD, table.blocks, bias_V, targets_M, uniforms_M, *kernels, self.temperature, self.z_loss
+        )
 
 
 class ReplacedTokenHead(nn.Module):

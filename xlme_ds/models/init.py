@@ -1,4 +1,4 @@
-"""The whole initialisation scheme, in one place.
+"""The complete initialisation scheme, in one place.
 
 | parameters | initial value |
 |---|---|
@@ -6,7 +6,7 @@
 | biases, the GDES difference | 0 |
 | LayerNorm weights, gate scales w | 1 |
 
-Every parameter is drawn from a generator of its own, seeded by (seed, its name): the values do not depend on the order
+Every parameter has a random generator of its own, seeded by (seed, its name): the values do not depend on the order
 of construction, on the engine, or on the number of processes.
 """
 
@@ -17,9 +17,10 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-Known = Callable[[str], torch.Tensor | None]  # the first value of a parameter by its name, float32; None: it is drawn
-# Holds a parameter whole on every rank, and saves what was written into it.
-Whole = Callable[[nn.Parameter], AbstractContextManager[object]]
+# The first value of a parameter by its name, float32; None: it is drawn at random.
+InitialValues = Callable[[str], torch.Tensor | None]
+# A context that makes a partitioned parameter complete on every rank, and stores what was written into it.
+GatherParameter = Callable[[nn.Parameter], AbstractContextManager[object]]
 
 
 def has_weight_decay(name: str, parameter_dim: int) -> bool:
@@ -31,19 +32,19 @@ def initialise(
     model: nn.Module,
     seed: int,
     std: float,
-    whole: Whole | None = None,
-    known: Known | None = None,
+    gather_parameter: GatherParameter | None = None,
+    initial_values: InitialValues | None = None,
 ) -> None:
-    """Fill every parameter in place, with what `known` has for it or by the scheme above; raises nothing.
+    """Fill every parameter in place, from `initial_values` or by the scheme above.
 
-    `whole(parameter)` is entered around the filling of each one, for engines that hold parameters in parts.
+    Each parameter is filled inside `gather_parameter(parameter)`, for engines that partition parameters.
     """
     for name, parameter in model.named_parameters():
-        with nullcontext() if whole is None else whole(parameter), torch.no_grad():
+        with nullcontext() if gather_parameter is None else gather_parameter(parameter), torch.no_grad():
             if parameter.numel() == 0:  # the other ranks of a partitioned parameter
                 continue
             leaf = name.rsplit(".", 1)[-1]
-            value = None if known is None else known(name)
+            value = None if initial_values is None else initial_values(name)
             if value is not None:
                 parameter.copy_(value)
             elif leaf == "bias" or leaf.startswith("difference_"):

@@ -1,7 +1,7 @@
-"""The Triton kernels against the same code on the CPU in float64, on small inputs, before a run trains with them: a
-wrong number of another GPU, driver or compiler is told, and does not become a loss curve.
+"""Check of the Triton kernels before a run: their results on small inputs against the CPU's in float64.
 
-The kernels are compiled for the sizes that the run needs, so that this takes little of its time.
+A wrong number from another GPU, driver or compiler then stops the run instead of changing its loss curve. The kernels
+are compiled for the sizes that the run needs, so the check takes little of its time.
 """
 
 from dataclasses import replace
@@ -10,26 +10,26 @@ import torch
 from torch import Tensor
 
 from ..config import ModelConfig
-from .attention import Gate, ItemBias, RelativePositionTable, plain_attend, shared_bias, triton_attend
+from .attention import Gate, ItemBias, RelativePositionTable, shared_bias
 from .masked_head import masked_softmax
 
-_ITEMS = (70, 50, 24, 16)  # tokens of the items of a row, the last of them padding
-_BOUND = 3e-2  # of the largest number; bf16 rounds to 2^-9 of each, several times in a row
+_ITEMS = (70, 50, 24, 16)  # tokens of the items of a row; the last is padding
+_BOUND = 3e-2  # largest difference, relative to the largest number; bf16 rounds to 2^-9, several times in a row
 
 
 def check_kernels(cfg: ModelConfig, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Raise ValueError where they differ on `device`; nothing is done where the model takes none."""
+    """Raise ValueError if the kernels are wrong on `device`; do nothing for a model that uses none."""
     if cfg.kernels == "torch":
         return
     exact = replace(cfg, kernels="torch"), torch.device("cpu"), torch.float64
     attention = "attention", _attention(cfg, device, dtype), _attention(*exact)
     head = "vocabulary softmax", _head(cfg, device, dtype), _head(*exact)
-    for what, found, expected in (attention, head):
-        for name, ours, theirs in zip(expected, found.values(), expected.values(), strict=False):
+    for part, actual, expected in (attention, head):
+        for name, ours, theirs in zip(expected, actual.values(), expected.values(), strict=False):
             off = float((ours.detach().cpu().double() - theirs.detach()).abs().max() / theirs.detach().abs().max())
             if not off <= _BOUND:  # nor a NaN
                 raise ValueError(
-                    f"the Triton kernels of the {what} are wrong on this {device.type} ({name} by {off:.2g} of its "
+                    f"the Triton kernels of the {part} are wrong on this {device.type} ({name} by {off:.2g} of its "
                     "largest number): set model.kernels to torch, and report it with the GPU and the versions of torch "
                     "and triton"
                 )
@@ -41,7 +41,7 @@ def _numbers(shape: tuple[int, ...], seed: int, std: float, device: torch.device
 
 
 def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Output and gradients, of two heads of the model's size; nothing where attention is not the kernels'."""
+    """Output and gradients for two heads of the model's size; empty if attention runs in other kernels."""
     size, tokens = cfg.width // cfg.heads, sum(_ITEMS)
     small = replace(cfg, width=2 * size, heads=2)
     segments_BT = torch.repeat_interleave(torch.tensor([1, 2, 3, 0]), torch.tensor(_ITEMS))[None].to(device)
@@ -54,30 +54,27 @@ def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> di
     for seed, (name, parameter) in enumerate(gate.named_parameters() if gate is not None else ()):
         parameter.data = _numbers(tuple(parameter.shape), 2 + seed, 0.5, device, dtype).data
         inputs[name] = parameter
-    if isinstance(bias, ItemBias):
-        out = triton_attend(qkv_BT3HK, gate, bias)
-    elif device.type == "cpu" and dtype == torch.float64:
-        q, k, v = qkv_BT3HK.permute(2, 0, 3, 1, 4)
-        out = plain_attend(q, k, v, None if gate is None else gate(q), bias).transpose(1, 2)
-    else:
+    exact = device.type == "cpu" and dtype == torch.float64
+    if not exact and not isinstance(bias, ItemBias):
         return {}
+    out = bias.attend(qkv_BT3HK, gate, 0.0, None)
     return _with_gradients("output", out, inputs)
 
 
 def _head(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Losses and gradients, of rows as wide as the model's."""
+    """Losses and gradients for rows as wide as the model's."""
     width, std = cfg.width, cfg.width**-0.5
     shapes = {"hidden": ((200, width), 1.0), "table": ((1000, width), 2 * std), "bias": ((1000,), 0.5)}
     inputs = {
-        name: _numbers(shape, seed, each, device, dtype) for seed, (name, (shape, each)) in enumerate(shapes.items())
+        name: _numbers(shape, seed, std, device, dtype) for seed, (name, (shape, std)) in enumerate(shapes.items())
     }
     g = torch.Generator().manual_seed(0)
     targets, uniforms = torch.randint(1000, (200,), generator=g).to(device), torch.rand(200, generator=g).to(device)
-    found = masked_softmax(inputs["hidden"], [inputs["table"]], inputs["bias"], targets, uniforms, 512, cfg.kernels)
-    return _with_gradients("loss", found.nll_M, inputs)
+    tokens = masked_softmax(inputs["hidden"], [inputs["table"]], inputs["bias"], targets, uniforms, 512, cfg.kernels)
+    return _with_gradients("loss", tokens.nll_M, inputs)
 
 
 def _with_gradients(name: str, out: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     weights = torch.linspace(0.5, 2.0, out.numel(), device=out.device).view_as(out)
     gradients = torch.autograd.grad((out.float() * weights).sum(), list(inputs.values()))
-    return {name: out, **{f"the gradient of {key}": each for key, each in zip(inputs, gradients, strict=True)}}
+    return {name: out, **{f"the gradient of {key}": grad for key, grad in zip(inputs, gradients, strict=True)}}

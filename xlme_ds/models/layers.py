@@ -1,6 +1,7 @@
-"""One Transformer layer, post-LN (Base) or pre-LN (Large and XL), and what it is made of.
+"""The Transformer layer, post-LN (Base) or pre-LN (Large and XL), with its count of operations and of saved bytes.
 
-B rows, H heads, T tokens, D width, K head size; of a linear map N tokens, I numbers in, O out.
+`layer_class` chooses the class of an encoder's layers. B rows, H heads, T tokens, D width, K head size; of a linear map
+N tokens, I inputs, O outputs.
 """
 
 from collections.abc import Callable
@@ -10,15 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from .attention import AttentionBias, Gate, ItemBias, dropping_attend, fused_attend, plain_attend, triton_attend
+from . import layer_costs
+from .attention import AttentionBias, Gate, ItemBias, shared_bias
 from .dropout import derive, drop
 
-_TOKENS, _PIECES = 512, 8  # of a piece at least; pieces at most, since their sum is rounded to bf16 with each
+_TOKENS, _PIECES = 512, 8  # least tokens of a piece, most pieces: every addition of a piece rounds to bf16
 _ROWS = 128  # tokens that a layer norm's gradients are added up for at a time: they stay in the cache
 
 
 class Linear(nn.Linear):
-    """`nn.Linear`; for bf16 on the CPU with our own backward pass."""
+    """`nn.Linear` with a faster backward pass for bf16 on the CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x Wᵀ + b."""
@@ -28,7 +30,8 @@ class Linear(nn.Linear):
 
 
 class _Linear(torch.autograd.Function):
-    """oneDNN takes twice as long for gᵀ x as for other products of that size, but not with few tokens."""
+    """Backward pass with gᵀ x in pieces: oneDNN takes twice as long for it as for other products of that size, but not
+    with few tokens."""
 
     @staticmethod
     def forward(ctx, x, weight_OI, bias_O):  # type: ignore[no-untyped-def]
@@ -47,17 +50,18 @@ class _Linear(torch.autograd.Function):
 
 
 class LayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm`; for bf16 on the CPU with gradients of weight and bias that add up in float32."""
+    """`nn.LayerNorm` that adds up the gradients of weight and bias in float32 for bf16 on the CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x over its last dimension, normalised."""
+        """`x` normalised over its last dimension."""
         if x.is_cuda or x.dtype != torch.bfloat16 or not torch.is_grad_enabled():
             return super().forward(x)
         return _LayerNorm.apply(x, self.weight, self.bias, self.eps)
 
 
 class _LayerNorm(torch.autograd.Function):
-    """torch adds them up in bf16 there, and loses most of a sum over thousands of tokens that have a mean."""
+    """Gradients of weight and bias in float32: torch adds them up in bf16 on the CPU, and loses most of a sum over
+    thousands of tokens whose mean is not 0."""
 
     @staticmethod
     def forward(ctx, x, weight_D, bias_D, eps):  # type: ignore[no-untyped-def]
@@ -94,31 +98,27 @@ class Attention(nn.Module):
         self.gate = Gate(cfg.heads, cfg.width // cfg.heads) if cfg.relative_bias == "gated" else None
 
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
-        """Attention output, [B, T, D]; weights are dropped by `keys_B`, if there are any."""
+        """Attention output, [B, T, D]; `keys_B`, if given, drop attention weights."""
         rows, tokens, width = x_BTD.shape
         qkv_BT3HK = self.qkv(x_BTD).view(rows, tokens, 3, self.heads, -1)
-        if isinstance(bias, ItemBias):  # where no attention weights are dropped
-            return self.output(triton_attend(qkv_BT3HK, self.gate, bias).view(rows, tokens, width))
-        dropping = keys_B is not None and self.dropout > 0
-        attend = fused_attend if x_BTD.is_cuda else plain_attend
-        qkv = qkv_BT3HK.permute(2, 0, 3, 1, 4)
-        if dropping or attend is plain_attend:
-            qkv = qkv.contiguous()  # they read it often
-        q_BHTK, k_BHTK, v_BHTK = qkv
-        gate_BHT1 = None if self.gate is None else self.gate(q_BHTK)
-        if dropping:
-            assert keys_B is not None
-            out_BHTK = dropping_attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias, self.dropout, keys_B)
-        else:
-            out_BHTK = attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias)
-        return self.output(out_BHTK.transpose(1, 2).reshape(rows, tokens, width))
+        return self.output(bias.attend(qkv_BT3HK, self.gate, self.dropout, keys_B).reshape(rows, tokens, width))
 
 
 class TransformerLayer(nn.Module):
-    """Attention, of tokens to themselves if no other is given, and a GELU feed-forward network, each with a residual
-    connection."""
+    """Attention and a GELU feed-forward network, each with a residual connection.
+
+    Another kind of layer is a subclass with its own `build`, `forward` and the functions that are named here.
+    """
+
+    # Computed once in each pass and read by all layers of an encoder; chooses the kernels of attention.
+    shared = staticmethod(shared_bias)
+    operations = staticmethod(layer_costs.operations)
+    saved_bytes = staticmethod(layer_costs.saved_bytes)
+    shared_bytes = staticmethod(layer_costs.shared_bytes)
+    backward_bytes = staticmethod(layer_costs.backward_bytes)
 
     def __init__(self, cfg: ModelConfig, attention: nn.Module | None = None):
+        """`attention`: a module in place of self-attention, with the same inputs."""
         super().__init__()
         self.pre_norm = cfg.norm == "pre"
         self.dropout = cfg.dropout
@@ -128,23 +128,32 @@ class TransformerLayer(nn.Module):
         self.down = Linear(cfg.feed_forward, cfg.width)
         self.feed_forward_norm = LayerNorm(cfg.width, eps=cfg.norm_epsilon)
 
+    @classmethod
+    def build(cls, cfg: ModelConfig, number: int) -> nn.Module:
+        """The layer at place `number` of an encoder; here all are alike."""
+        return cls(cfg)
+
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
-        """The layer's output, [B, T, D]; what each branch adds, and attention weights, are dropped by `keys_B`, if
-        there are any."""
+        """The layer's output, [B, T, D]; `keys_B`, if given, drop attention weights and outputs of both sublayers."""
         weights_B = None if keys_B is None else derive(keys_B, 2)
         x_BTD = self._add(x_BTD, self.attention_norm, lambda x: self.attention(x, bias, weights_B), keys_B, 0)
         return self._add(x_BTD, self.feed_forward_norm, self._feed_forward, keys_B, 1)
 
     def _add(
-        self, x_BTD: Tensor, norm: nn.Module, branch: Callable[[Tensor], Tensor], keys_B: Tensor | None, place: int
+        self, x_BTD: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], keys_B: Tensor | None, place: int
     ) -> Tensor:
-        """`x_BTD` with what a branch adds, normalised before or after; `place` is the branch's for dropout."""
+        """`x_BTD` plus a sublayer's output, with the norm before or after; `place` is the sublayer's for dropout."""
         if self.pre_norm:
-            return x_BTD + self._drop(branch(norm(x_BTD)), keys_B, place)
-        return norm(x_BTD + self._drop(branch(x_BTD), keys_B, place))
+            return x_BTD + self._drop(sublayer(norm(x_BTD)), keys_B, place)
+        return norm(x_BTD + self._drop(sublayer(x_BTD), keys_B, place))
 
     def _feed_forward(self, x_BTD: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x_BTD)))
 
-    def _drop(self, x_BTD: Tensor, keys_B: Tensor | None, branch: int) -> Tensor:
-        return x_BTD if keys_B is None else drop(x_BTD, self.dropout, derive(keys_B, branch))
+    def _drop(self, x_BTD: Tensor, keys_B: Tensor | None, place: int) -> Tensor:
+        return x_BTD if keys_B is None else drop(x_BTD, self.dropout, derive(keys_B, place))
+
+
+def layer_class(cfg: ModelConfig) -> type[TransformerLayer]:
+    """The class of an encoder's layers; another kind of layer is chosen here."""
+    return TransformerLayer

@@ -1,11 +1,11 @@
-"""The softmax over the vocabulary at masked positions: losses, samples and predictions without a whole row of logits.
+"""The softmax over the vocabulary at masked positions: losses, samples and predictions without complete rows of logits.
 
-The vocabulary softmax takes some ids at a time: the logits of a batch never exist whole. The forward pass saves of
-every group of ids its highest logit and the sum of exponentials relative to it, and where samples have another
-temperature such a sum under it. They give the loss and the group of the inverse-CDF sample; only that group's logits
-are then looked at. The backward pass computes a tile's logits again and writes the gradient of the tile's embeddings in
-one product, straight into the sum of an engine that has given the block a method `open_gradient`. On a GPU the kernels
-of `masked_head_triton.py` do what is between the products.
+It computes one tile of ids at a time, so the logits of a batch never exist all at once. The forward pass saves for
+every group of ids its highest logit and the sum of exponentials relative to it, and under another temperature of the
+samples a second such sum. They give the loss and the group of the inverse-CDF sample; only that group's logits are
+computed again for the sample. The backward pass computes a tile's logits again and writes the gradient of the tile's
+embeddings in one product, directly into the sum of an engine that gave the block a method `open_gradient`. On a GPU the
+kernels of `masked_head_triton.py` do the work between the products.
 
 M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width.
 """
@@ -22,12 +22,12 @@ from torch import Tensor
 from .encoder import lookup
 from .tiles import GROUP
 
-# What a piece of positions may take on a GPU, in bytes: embeddings of two groups each; float64 sums of all groups.
+# Largest bytes of a piece of positions on a GPU: embeddings of two groups each; float64 sums of all groups.
 _ROWS_BYTES, _SUMS_BYTES = 2**28, 2**30
 
 
 class MaskedTokens(NamedTuple):
-    """What the generator says at the masked positions."""
+    """Loss, sample and prediction at the masked positions."""
 
     nll_M: Tensor  # float32, −log p(target); carries the gradient
     sample_M: Tensor  # int64, drawn from the softmax by the given uniforms, the most likely token without; no gradient
@@ -43,7 +43,7 @@ class _Tile(NamedTuple):
     size: int
 
     def local(self, ids_M: Tensor) -> tuple[Tensor, Tensor]:
-        """(whether each id is in here, its place), both [M, 1]; the place of one that is not means nothing."""
+        """(whether each id is in this tile, its place), both [M, 1]; ignore the place of other ids."""
         place_M1 = (ids_M - self.start).unsqueeze(1)
         return (place_M1 >= 0) & (place_M1 < self.size), place_M1.clamp(0, self.size - 1)
 
@@ -58,7 +58,7 @@ def _tiles(blocks: Sequence[Tensor], chunk: int) -> Iterator[_Tile]:
 
 
 def _half_on_a_gpu(tensor: Tensor) -> bool:
-    """Whether products can leave their float32 sums as they are: torch.mm's `out_dtype` is CUDA's alone."""
+    """Whether products can return their float32 sums: torch.mm has `out_dtype` only on CUDA."""
     return tensor.is_cuda and tensor.element_size() == 2
 
 
@@ -70,9 +70,9 @@ def _logits(hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, tile: _
 
 
 def choose(weights_MN: Tensor, thresholds_M1: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the cumulated `weights_MN` (float64) pass the threshold, and the sum before it; both [M, 1].
+    """(place, sum before it), both [M, 1]: the place at which the cumulated `weights_MN` (float64) pass the threshold.
 
-    Never a place of weight 0; where rounding lets the threshold pass the total, the last one of another weight.
+    Its weight is never 0; where rounding puts the threshold above the total, it is the last place of another weight.
     """
     cumulated_MN = weights_MN.cumsum(1)
     last_M1 = weights_MN.shape[1] - 1 - (weights_MN > 0).flip(1).byte().argmax(1, keepdim=True)
@@ -81,8 +81,8 @@ def choose(weights_MN: Tensor, thresholds_M1: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Groups(NamedTuple):
-    """Of each position, all [M, 1]: the group of its sample and that of its highest logit, this logit, and the
-    threshold that the sums of exponentials relative to it pass inside the sample's group (float64)."""
+    """Groups of ids for each position, all [M, 1]: that of its sample and that of its highest logit, this logit, and
+    the threshold that the sums of exponentials relative to it pass inside the sample's group (float64)."""
 
     sampled: Tensor
     best: Tensor
@@ -113,9 +113,9 @@ def _sample(
 ) -> tuple[Tensor, Tensor]:
     """The inverse-CDF sample, if one is `drawn`, and the most likely id of M positions; int64 [M]."""
     starts_G, ends_G = borders
-    wanted_MW = torch.cat([groups.sampled, groups.best], dim=1) if drawn else groups.best  # two groups, or one
-    ids_MWK = starts_G[wanted_MW].unsqueeze(-1) + torch.arange(GROUP, device=starts_G.device)
-    outside_MWK = ids_MWK >= ends_G[wanted_MW].unsqueeze(-1)
+    groups_MW = torch.cat([groups.sampled, groups.best], dim=1) if drawn else groups.best  # two groups, or one
+    ids_MWK = starts_G[groups_MW].unsqueeze(-1) + torch.arange(GROUP, device=starts_G.device)
+    outside_MWK = ids_MWK >= ends_G[groups_MW].unsqueeze(-1)
     ids_MWK = ids_MWK.clamp(max=len(bias_V) - 1)
     rows_MND = lookup(ids_MWK.flatten(1), blocks)
     if _half_on_a_gpu(hidden_MD):
@@ -140,21 +140,24 @@ def _all_samples(
     chunk: int,
     temperature: float,
 ) -> list[Tensor]:
-    """`_sample` of some positions at a time; `arrays` are highest_MG, sums_MG and, to draw, uniforms_M."""
-    borders: list[tuple[int, int]] = []  # of every group: first id, and one after the last
+    """`_sample` for some positions at a time; `arrays` are highest_MG, sums_MG and, to draw, uniforms_M."""
+    borders: list[tuple[int, int]] = []  # first id of every group, and one after its last
     for tile in _tiles(blocks, chunk):
         end = tile.start + tile.size
         borders += [(start, min(start + GROUP, end)) for start in range(tile.start, end, GROUP)]
     starts_G, ends_G = torch.tensor(borders).to(hidden_MD.device, non_blocking=True).unbind(1)
-    numbers = 2 * GROUP * hidden_MD.shape[1]  # of the embeddings of two groups
+    numbers = 2 * GROUP * hidden_MD.shape[1]  # elements in the embeddings of two groups
     if hidden_MD.is_cuda:
         at_once = _ROWS_BYTES // (numbers * hidden_MD.element_size())
-    else:  # no more numbers than a tile
+    else:  # at most the elements of a tile
         at_once = len(hidden_MD) * chunk // numbers
     pieces = zip(*(array.split(max(at_once, 1)) for array in (hidden_MD, *arrays)), strict=True)
-    given = blocks, bias_V, (starts_G, ends_G), temperature, len(arrays) == 3
-    parts = [_sample(hidden, _choose_groups(temperature, *others), *given) for hidden, *others in pieces]
-    return [torch.cat(each) for each in zip(*parts, strict=True)]
+    table = blocks, bias_V, (starts_G, ends_G)
+    parts = [
+        _sample(hidden, _choose_groups(temperature, *others), *table, temperature, drawn=len(arrays) == 3)
+        for hidden, *others in pieces
+    ]
+    return [torch.cat(results) for results in zip(*parts, strict=True)]
 
 
 def _group_sums(
@@ -208,11 +211,12 @@ class _MaskedSoftmax(torch.autograd.Function):
     def forward(  # type: ignore[no-untyped-def]
         ctx, hidden_MD, bias_V, targets_M, uniforms_M, chunk, kernels, temperature, z_loss, open_gradients, *blocks
     ):
-        given = bias_V, targets_M, temperature
         if kernels:
-            highest_MG, sums_SMG, at_target_M = kernels.group_sums(hidden_MD, list(blocks), *given)
+            highest_MG, sums_SMG, at_target_M = kernels.group_sums(
+                hidden_MD, list(blocks), bias_V, targets_M, temperature
+            )
         else:
-            highest_MG, sums_SMG, at_target_M = _group_sums(hidden_MD, blocks, *given, chunk)
+            highest_MG, sums_SMG, at_target_M = _group_sums(hidden_MD, blocks, bias_V, targets_M, temperature, chunk)
         maximum_M1 = highest_MG.amax(1, keepdim=True)
         lse_M1 = (sums_SMG[0] * (highest_MG - maximum_M1).exp_()).sum(1, keepdim=True).log() + maximum_M1
         lse_M = lse_M1.squeeze(1)
@@ -221,7 +225,7 @@ class _MaskedSoftmax(torch.autograd.Function):
             at_once = max(_SUMS_BYTES // (32 * highest_MG.shape[1]), 1)  # bytes of a group at `choose`'s peak
             pieces = zip(*(array.split(at_once) for array in arrays), strict=True)
             chosen = [_choose_groups(temperature, *piece) for piece in pieces]
-            groups = [torch.cat(each).squeeze(1) for each in zip(*chosen, strict=True)]
+            groups = [torch.cat(field).squeeze(1) for field in zip(*chosen, strict=True)]
             sample_M, predicted_M = kernels.sample(hidden_MD, list(blocks), bias_V, *groups, temperature).unbind(0)
         else:
             sample_M, predicted_M = _all_samples(hidden_MD, arrays, blocks, bias_V, chunk, temperature)
@@ -235,7 +239,7 @@ class _MaskedSoftmax(torch.autograd.Function):
         hidden_MD, bias_V, targets_M, lse_M, *blocks = ctx.saved_tensors
         grad_hidden = torch.zeros_like(hidden_MD, dtype=torch.promote_types(hidden_MD.dtype, torch.float32))
         grad_bias = torch.empty_like(bias_V)
-        opened: list[Any] = [None if each is None else each() for each in ctx.open_gradients]
+        opened: list[Any] = [None if open_gradient is None else open_gradient() for open_gradient in ctx.open_gradients]
         grad_blocks = [
             torch.empty_like(block) if add is None else None for add, block in zip(opened, blocks, strict=True)
         ]
@@ -257,7 +261,7 @@ class _MaskedSoftmax(torch.autograd.Function):
 
 
 def triton_kernels(choice: str, hidden_MD: Tensor) -> ModuleType | None:
-    """`masked_head_triton` where it computes what `model.kernels` asks for: on a GPU in bf16 or fp16, and on a CPU in
+    """`masked_head_triton`, if `model.kernels`, here `choice`, lets it run: on a GPU in bf16 or fp16, and on a CPU in
     Triton's interpreter (which has no bf16 products) if the choice is triton."""
     interpreted = choice == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
     on_cpu = interpreted and hidden_MD.dtype in (torch.float32, torch.float16)
@@ -287,23 +291,22 @@ def masked_softmax(
     temperature: float = 1.0,
     z_loss: float = 0.0,
 ) -> MaskedTokens:
-    """Softmax over the vocabulary (`blocks` are the tied embedding's, V rows in all) at M positions, `chunk` ids at a
-    time (rounded up to a multiple of 128).
+    """Softmax over the vocabulary at M positions, `chunk` ids at a time (rounded up to a multiple of 128).
 
-    `targets_M` int64; `uniforms_M` float32 in [0, 1), None to draw nothing. Extra memory is little more than one
-    float32 [M, `chunk`], with the Triton kernels one [M, `chunk`] in the type of the hidden states, in the backward
-    pass alone. `kernels` is `model.kernels`: auto, torch or triton.
+    `blocks` are the tied embedding's, V rows in all; `targets_M` int64; `uniforms_M` float32 in [0, 1), None to draw
+    nothing. Extra memory is little more than one float32 [M, `chunk`], with the Triton kernels one [M, `chunk`] in the
+    type of the hidden states, only in the backward pass. `kernels` is `model.kernels`: auto, torch or triton.
 
-    The samples are drawn from softmax(logits / `temperature`). To the gradient of −log p that of `z_loss` · log² Z is
-    added, Z the sum of the logits' exponentials (PaLM, section 5); the value stays −log p.
+    The samples are drawn from softmax(logits / `temperature`). The gradient is that of −log p + `z_loss` · log² Z, with
+    Z the sum of the logits' exponentials (PaLM, section 5); the value stays −log p.
     """
-    if len(hidden_MD) == 0:  # a row of padding alone; keeps the graph connected
-        empty, nothing = targets_M.new_empty(0), sum(0 * each.sum() for each in (bias_V, *blocks))
+    if len(hidden_MD) == 0:  # rows of padding only; keeps the graph connected
+        empty, nothing = targets_M.new_empty(0), sum(0 * parameter.sum() for parameter in (bias_V, *blocks))
         return MaskedTokens((hidden_MD.sum(1) + nothing).float(), empty, empty)
     chunk = -(-chunk // GROUP) * GROUP
     open_gradients = [getattr(block, "open_gradient", None) for block in blocks]
     module = triton_kernels(kernels, hidden_MD)
     if module:
         hidden_MD, targets_M = hidden_MD.contiguous(), targets_M.contiguous()
-    given = hidden_MD, bias_V, targets_M, uniforms_M, chunk, module, temperature, z_loss, open_gradients
-    return MaskedTokens(*_MaskedSoftmax.apply(*given, *blocks))
+    inputs = hidden_MD, bias_V, targets_M, uniforms_M, chunk, module, temperature, z_loss, open_gradients, *blocks
+    return MaskedTokens(*_MaskedSoftmax.apply(*inputs))

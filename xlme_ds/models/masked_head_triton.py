@@ -1,4 +1,4 @@
-"""The masked head's vocabulary softmax (`masked_head.py`) as Triton kernels: logits exist in registers alone.
+"""The masked head's vocabulary softmax (`masked_head.py`) as Triton kernels: logits exist only in registers.
 
 A program takes BM positions and the K = GROUP ids of a group, and multiplies over D with float32 sums that are never
 rounded: X Wᵀ + b, [BM, K]. Programs that follow one another share the group, so its rows of the table are read from
@@ -67,8 +67,8 @@ def _group_sums(  # type: ignore[no-untyped-def]
         tl.store(sums + at, tl.sum(tl.exp(scaled), 1), m < positions)
     place = tl.load(targets + m, m < positions, other=-1) - first_id - group * K
     here = (place >= 0) & (place < tl.minimum(size - group * K, K))
-    found = tl.sum(tl.where(tl.arange(0, K)[None, :] == place[:, None], logits, 0.0), 1)
-    tl.store(at_target + m, found, here)
+    logit = tl.sum(tl.where(tl.arange(0, K)[None, :] == place[:, None], logits, 0.0), 1)
+    tl.store(at_target + m, logit, here)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -76,8 +76,8 @@ def _sample(  # type: ignore[no-untyped-def]
     x, table, bias, chosen, maximum, threshold, ids,
     positions, size, first_id, first_group, inverse, BK: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Of one position the sample (program 0 of the second axis) or the most likely id (1), [2, M], where the group
-    chosen for it is in this block."""
+    """The sample (program 0 of the second axis) or the most likely id (1) of one position, [2, M], if the group chosen
+    for it is in this block."""
     m, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
     group = tl.load(chosen + which * positions + m).to(tl.int32) - first_group
     if (group >= 0) & (group * K < size):
@@ -196,11 +196,11 @@ def gradient(
     softmax: tuple[Tensor, Tensor, Tensor],
     z_loss: float,
 ) -> tuple[Tensor, Tensor]:
-    """As `masked_head._gradient`."""
+    """See `masked_head._gradient`."""
     bias_C = bias_V[tile.start : tile.start + tile.size]
     targets_M, lse_M, grad_M = softmax
-    given = targets_M, lse_M, grad_M.contiguous(), tile.start, z_loss
-    part_MC, sums_NC = _gradients(hidden_MD, blocks[tile.block][tile.rows], bias_C, *given)
+    rows_CD = blocks[tile.block][tile.rows]
+    part_MC, sums_NC = _gradients(hidden_MD, rows_CD, bias_C, targets_M, lse_M, grad_M.contiguous(), tile.start, z_loss)
     return part_MC[:, : tile.size], sums_NC.sum(0)[: tile.size]
 
 
@@ -224,12 +224,12 @@ _gradients.register_fake(lambda hidden_MD, rows_CD, *others: _empty_gradients(hi
 
 
 def columns(width: int) -> int:
-    """How many columns of the `width` a program multiplies at a time: all of them in whole pieces."""
+    """Columns of the `width` that a program multiplies at a time: the width is a multiple of them."""
     return next(size for size in (64, 32, 16) if width % size == 0)
 
 
-def _launch(kernel: Any, grid: tuple[int, ...], *given: Any, **options: int) -> None:
-    """`given` begins with the hidden states."""
-    width = given[0].shape[1]
-    assert all(each.is_contiguous() for each in given if isinstance(each, Tensor))
-    kernel[grid](*given, D=width, BK=columns(width), **options)
+def _launch(kernel: Any, grid: tuple[int, ...], *inputs: Any, **options: int) -> None:
+    """Run `kernel`; `inputs` begins with the hidden states."""
+    width = inputs[0].shape[1]
+    assert all(tensor.is_contiguous() for tensor in inputs if isinstance(tensor, Tensor))
+    kernel[grid](*inputs, D=width, BK=columns(width), **options)

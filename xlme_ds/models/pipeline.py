@@ -1,5 +1,5 @@
-"""The models as stages of a pipeline: the same modules and parameter names, cut along the layers of one encoder; and
-how many layers each part holds, by the operations that they take.
+"""The models as stages of a pipeline, cut along the layers of one encoder, with unchanged modules and parameter names;
+and the number of layers in each part, balanced by operations.
 
 Of `Electra`, generator, masked head, sampling and every embedding are in the first stage, the replaced token head in
 the last one; of `LanguageModel`, the embedding in the first, the masked head in the last.
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..config import EngineConfig, ModelConfig
 from ..data.batch import Batch
 from .electra import Electra, ElectraOutput
+from .layers import layer_class
 from .text_encoder import LanguageModel, LanguageModelOutput
 
 
@@ -24,8 +25,8 @@ class Part:
     """Consecutive layers of an encoder: what a stage of a pipeline holds of it. The first part may hold none."""
 
     layers: range
-    first: bool = True  # holds all that comes before the layers
-    last: bool = True  # holds all that comes after them
+    first: bool = True  # holds everything before the layers
+    last: bool = True  # holds everything after them
 
 
 class PipelineStage(nn.Module):
@@ -95,17 +96,19 @@ class ElectraStage(PipelineStage, Electra):
         return tuple(tensor.contiguous() for tensor in (*others, hidden_BTD, segments_BT, *judged, keys_B))
 
     def finish(self, hidden_BTD: Tensor, judged: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What the last stage makes of the last hidden states; `judged`: the rows, and what came with them."""
+        """Outputs of the last stage from the last hidden states; `judged`: the rows, and the tensors after them."""
         return (self.replaced_head(hidden_BTD),)
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         nll_M, predicted_M, corrupted_BT = self.generate(batch)
-        nll_BT, predicted_BT = (_scatter(each_M, batch.masked_M, batch.tokens_BT) for each_M in (nll_M, predicted_M))
+        nll_BT, predicted_BT = (
+            _scatter(values_M, batch.masked_M, batch.tokens_BT) for values_M in (nll_M, predicted_M)
+        )
         *crossing, keys_B = self.read(batch, corrupted_BT)
         return nll_BT, *crossing, predicted_BT, keys_B
 
     def read(self, batch: Batch, corrupted_BT: Tensor) -> tuple[Tensor, ...]:
-        """What goes to the discriminator's layers: d, its embedded tokens, segments, the rows, keys."""
+        """Inputs of the discriminator's layers: d, its embedded tokens, segments, the rows, keys."""
         embedded_BTD = self.embed_for_discriminator(corrupted_BT)
         hidden_BTD = self.discriminator.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
         distance_HW = self.discriminator.distances(batch.tokens_BT.shape[1])
@@ -113,7 +116,7 @@ class ElectraStage(PipelineStage, Electra):
         return *relative, hidden_BTD, batch.segments_BT, corrupted_BT, batch.keys_B
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> ElectraOutput:
-        """What `Electra` gives for `batch`, on the last stage, from what it returned."""
+        """The output of `Electra` for `batch`, from the `tensors` that the last stage returned."""
         nll_BT, *_, logits_BT, _segments_BT, corrupted_BT, predicted_BT, _keys_B = tensors
         nll_M, predicted_M = (dense.flatten()[batch.masked_M] for dense in (nll_BT, predicted_BT))
         return ElectraOutput(nll_M, predicted_M, corrupted_BT, logits_BT)
@@ -129,8 +132,8 @@ class LanguageModelStage(PipelineStage, LanguageModel):
     cut_encoder = "encoder"
     after = (*PipelineStage.after, "masked_head")
     ties = True
-    # The blocks of the embedding in a last stage, which does not own them: the engine sees to their values and
-    # gradients.
+    # The blocks of the embedding in a last stage, which does not own them: the engine copies their values and sums
+    # their gradients.
     borrowed: Sequence[Tensor] = ()
 
     @property
@@ -150,8 +153,8 @@ class LanguageModelStage(PipelineStage, LanguageModel):
             return *relative, hidden_BTD.contiguous(), groups_BT, targets_BT, keys_B
         # Not with the loss, which knows the batch: there DeepSpeed 0.19.8 drops the gradients of bf16 weights.
         masked_M = targets_BT.flatten().nonzero().squeeze(1)
-        found = self.predict(hidden_BTD, masked_M, targets_BT.flatten()[masked_M], self.table)
-        return tuple(_scatter(values_M, masked_M, targets_BT) for values_M in found)
+        output = self.predict(hidden_BTD, masked_M, targets_BT.flatten()[masked_M], self.table)
+        return tuple(_scatter(values_M, masked_M, targets_BT) for values_M in output)
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         embedded_BTD = self.embed(self.masking.apply(batch, self.cfg.vocabulary))
@@ -163,17 +166,17 @@ class LanguageModelStage(PipelineStage, LanguageModel):
         return *relative, hidden_BTD, groups_BT, targets_BT, batch.keys_B
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> LanguageModelOutput:
-        """What `LanguageModel` gives for `batch`, on the last stage, from what it returned."""
+        """The output of `LanguageModel` for `batch`, from the `tensors` that the last stage returned."""
         return LanguageModelOutput(*(dense.flatten()[batch.masked_M] for dense in tensors))
 
 
 def _scatter(values_M: Tensor, masked_M: Tensor, like_BT: Tensor) -> Tensor:
-    """The values in their places of the rows, 0 elsewhere."""
+    """`values_M` at the masked positions of the rows, 0 elsewhere."""
     return values_M.new_zeros(like_BT.numel()).index_copy(0, masked_M, values_M).view_as(like_BT)
 
 
 def parts(balance: Sequence[int]) -> list[Part]:
-    """The parts of the encoder that is cut, from the layers that each holds."""
+    """The parts of the encoder, from the number of layers in each."""
     ends = torch.tensor(balance).cumsum(0).tolist()
     return [
         Part(range(end - layers, end), first=n == 0, last=n == len(balance) - 1)
@@ -188,37 +191,36 @@ class Work:
     A multiply-add is two, and only matrix products count.
     """
 
-    layers: int  # of the encoder that a pipeline cuts
-    layer: float  # of each of them
+    layers: int  # number of layers of the encoder that a pipeline cuts
+    layer: float  # one of these layers
     before: float = 0.0  # layers of another encoder, in the first part
     softmax_first: float = 0.0  # a masked head with its vocabulary softmax, in the first part
-    softmax_last: float = 0.0  # the same in the last part
-    decoder: float = 0.0  # layers of a decoder, of a model that is not cut
+    softmax_last: float = 0.0  # a masked head with its vocabulary softmax, in the last part
+    decoder: float = 0.0  # layers of a decoder, in a model that no pipeline cuts
     head: float = 0.0  # any other head, in the last part
-    layer_ahead: float = 0.0  # of each of those layers in a pass that goes ahead without gradient
-    softmax_ahead: float = 0.0  # of the last part's masked head in that pass
-    predicted_last: float = 0.0  # share of the positions at which the last part has its softmax, if not the masked one
+    layer_ahead: float = 0.0  # one layer in an additional first pass without gradient
+    softmax_ahead: float = 0.0  # the last part's masked head in that pass
+    predicted_last: float = 0.0  # share of the positions at which the last part has its softmax, if not the masked ones
 
     @property
     def softmax(self) -> float:
-        """Of the masked head, wherever it is."""
+        """Operations of the masked head, in either part."""
         return self.softmax_first + self.softmax_last
 
     @property
     def forward(self) -> float:
-        """Of everything that a gradient goes through."""
+        """Operations of the forward pass that a gradient goes through."""
         return self.layers * self.layer + self.before + self.decoder + self.softmax + self.head
 
     @property
     def training(self) -> float:
-        """Of forward and backward, the latter as twice the former."""
+        """Operations of forward and backward pass, the latter counted as twice the former."""
         return 3.0 * self.forward + self.layers * self.layer_ahead + self.softmax_ahead
 
 
 def encoder_forward(cfg: ModelConfig, layers: int, row_tokens: int) -> float:
-    """Operations of one encoder's layers, forward, a token: projections, feed-forward, scores and weighted sums."""
-    products = 4 * cfg.width**2 + 2 * cfg.width * cfg.feed_forward + 2 * row_tokens * cfg.width
-    return 2.0 * layers * products
+    """Operations of an encoder's layers, forward, a token."""
+    return layers * layer_class(cfg).operations(cfg, row_tokens)
 
 
 def masked_head_forward(cfg: ModelConfig, mask_fraction: float) -> float:
@@ -228,8 +230,8 @@ def masked_head_forward(cfg: ModelConfig, mask_fraction: float) -> float:
 
 
 def stage_costs(work: Work, balance: Sequence[int], checkpointing: bool) -> list[float]:
-    """Operations that each part executes a token, forward and backward, with what is computed again in the latter."""
-    # Backward is twice forward; the softmax computes its logits again, and so do checkpointed layers.
+    """Operations that each part executes a token, forward and backward, recomputation included."""
+    # Backward is twice forward; the softmax computes its logits again, and checkpointed layers their activations.
     layers = 4.0 if checkpointing else 3.0
     costs = [(layers * work.layer + work.layer_ahead) * count for count in balance]
     costs[0] += layers * work.before + 4.0 * work.softmax_first
@@ -238,11 +240,11 @@ def stage_costs(work: Work, balance: Sequence[int], checkpointing: bool) -> list
 
 
 def pipeline_balance(engine: EngineConfig, work: Work, checkpointing: bool) -> tuple[int, ...]:
-    """Layers of the encoder by part: `engine.balance`, or the split whose costliest process costs least."""
+    """Layers of the encoder in each part: `engine.balance`, or the split whose most expensive process costs least."""
     if engine.balance:
         return engine.balance
     balance = [0] + [1] * (engine.pipeline_parts - 1)
-    for _ in range(work.layers - sum(balance)):  # equal pieces: always to where the cost is then least
+    for _ in range(work.layers - sum(balance)):  # layers are equal: each goes to the part whose cost is then least
 
         def grown(part: int) -> tuple[float, float]:
             more = [layers + (n == part) for n, layers in enumerate(balance)]
@@ -254,7 +256,7 @@ def pipeline_balance(engine: EngineConfig, work: Work, checkpointing: bool) -> t
 
 
 def process_costs(costs: Sequence[float], stages: int) -> list[float]:
-    """The cost of every process of a replica, from that of every part."""
+    """Cost of every process of a replica, from the cost of every part."""
     sums = [0.0] * stages
     for part, cost in enumerate(costs):
         sums[_process(part, stages)] += cost
@@ -262,20 +264,20 @@ def process_costs(costs: Sequence[float], stages: int) -> list[float]:
 
 
 def _process(part: int, stages: int) -> int:
-    """The process that holds a part: of DualPipeV the first one holds the last part too."""
+    """The process that holds a part; in DualPipeV the first process holds the last part too."""
     return part if part < stages else 2 * stages - 1 - part
 
 
 def describe_balance(engine: EngineConfig, work: Work, checkpointing: bool) -> str:
-    """One line for people: what each process of a replica holds, and its share of the operations."""
+    """One human-readable line: the layers of each process of a replica, and its share of the operations."""
     balance = pipeline_balance(engine, work, checkpointing)
     held: list[list[str]] = [[] for _ in range(engine.pipeline_stages)]
     held[0].append("embedding, generator" if work.before else "embedding")
     for number, part in enumerate(parts(balance)):
         if part.layers:
             first, last = part.layers[0], part.layers[-1]
-            words = f"layers {first}-{last}" if first < last else f"layer {last}"
-            held[_process(number, engine.pipeline_stages)].append(words)
+            layers = f"layers {first}-{last}" if first < last else f"layer {last}"
+            held[_process(number, engine.pipeline_stages)].append(layers)
     costs = process_costs(stage_costs(work, balance, checkpointing), engine.pipeline_stages)
     shares = [f"{', '.join(names)} ({cost / sum(costs):.0%})" for names, cost in zip(held, costs, strict=True)]
     return f"pipeline ({engine.pipeline_schedule}), share of the operations: " + " | ".join(shares)

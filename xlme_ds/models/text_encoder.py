@@ -1,5 +1,5 @@
-"""One encoder with an embedding of its own: with a masked head what XLM, XLM-R and ERNIE-M train; alone what is
-evaluated, fine-tuned and exported.
+"""One encoder with its embedding: alone for evaluation, fine-tuning and export, with a masked head to train XLM, XLM-R
+and ERNIE-M.
 
 B rows, T tokens, M masked positions of the batch, D width.
 """
@@ -17,15 +17,14 @@ from ..data.rows import EOS, LAYOUTS, PAD, UNK
 from .attention import item_mask
 from .electra import block_sizes
 from .encoder import Encoder, lookup, read_whole
-from .heads import MaskedLanguageModelHead
+from .heads import MaskedLanguageModelHead, TiedTable
 
 # An encoder of a pre-training model, by the prefix of its parameters.
 Which = Literal["encoder", "discriminator", "generator"]
 
 
 class TextEncoder(nn.Module):
-    """Tokens in, hidden states out. `cfg.discriminator_layers` is its depth; it reads nothing of the generator's
-    settings."""
+    """Tokens in, hidden states out. `cfg.discriminator_layers` is its depth; it ignores the generator's settings."""
 
     def __init__(self, cfg: ModelConfig):
         super().__init__()
@@ -66,7 +65,7 @@ class TextEncoder(nn.Module):
 
 
 class LanguageModelOutput(NamedTuple):
-    """What one forward pass gives; the objective makes the losses of it."""
+    """Result of a forward pass, from which the objective computes the losses."""
 
     nll_M: Tensor  # float32, −log p of the original token
     predicted_M: Tensor  # int64, the most likely token
@@ -74,15 +73,17 @@ class LanguageModelOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class Masking:
-    """What a position that is to be predicted shows: a random token, the original, or else `<mask>`; and who sees
-    whom."""
+    """Masking of a batch: positions that are predicted show a random token, the original, or else `<mask>`.
 
-    random: float  # share of the positions
-    keep: float
+    Subclasses change the attention mask and the hidden states that predictions are made from.
+    """
+
+    random: float  # share of the positions that show a random token
+    keep: float  # share that show the original
 
     def apply(self, batch: Batch, vocabulary: int) -> Tensor:
-        """The tokens that the model reads, [B, T]. The batch's uniforms decide: below `keep`, the `random` above it,
-        the rest."""
+        """The tokens that the model reads, [B, T]. The batch's uniforms decide: original below `keep`, random below
+        `keep` + `random`, else `<mask>`."""
         targets_M = batch.tokens_BT.flatten()[batch.masked_M]
         uniforms_M, first, count = batch.uniforms_M.double(), UNK + 1, vocabulary - UNK - 2
         # A uniform is one of 2^24, those of random tokens are spread over all ordinary ids once more.
@@ -97,17 +98,17 @@ class Masking:
         return masked_M
 
     def groups(self, batch: Batch) -> Tensor:
-        """What `allowed` needs to know of every position, int64 [B, T]: here the number of its item."""
+        """The group of every position, int64 [B, T], from which `allowed` makes a mask: here the number of its item."""
         return batch.segments_BT
 
-    # Which key a query may see, bool [B, 1, T, T], by the groups: here those of its item.
+    # Attention mask by the groups, bool [B, 1, T, T]: here a query sees the keys of its item.
     allowed = staticmethod(item_mask)
 
 
 class LanguageModel(TextEncoder):
     """`TextEncoder` with a head that predicts masked tokens, tied to the embedding."""
 
-    writing = False  # whether what is predicted is written into the text, and so no special token (BTMLM)
+    writing = False  # whether predictions are written into the text and so are never special tokens (BTMLM)
 
     def __init__(self, cfg: ModelConfig, masking: Masking, z_loss: float = 0.0):
         super().__init__(cfg)
@@ -128,13 +129,13 @@ class LanguageModel(TextEncoder):
     ) -> LanguageModelOutput:
         """The masked tokens from the last hidden states; `table`: the blocks of the tied embedding."""
         hidden_MD = hidden_BTD.flatten(0, 1)[self.masking.predicted_from(masked_M)]
-        found = self.masked_head(hidden_MD, lambda: table, targets_M, None, self.writing)
-        return LanguageModelOutput(found.nll_M, found.predicted_M)
+        tokens = self.masked_head(hidden_MD, TiedTable(table), targets_M, None, self.writing)
+        return LanguageModelOutput(tokens.nll_M, tokens.predicted_M)
 
 
 def one_item_a_row(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """(positions, segments) of rows that hold one item each, padded after it; of a pair in XLM's layout, positions
-    restart."""
+    """(positions, segments) of rows that hold one item each, padded after it; positions restart on the second side of a
+    pair in XLM's layout."""
     inside_BT = (tokens_BT != PAD).long()
     positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device) * inside_BT
     if LAYOUTS["xlm"].opening == tokens_BT[0, 0]:
@@ -144,30 +145,30 @@ def one_item_a_row(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def second_sides(tokens_BT: Tensor) -> Tensor:
-    """1 on the second side of rows that hold a pair each, and after it, else 0; int64 [B, T]."""
+    """1 from the second side on in rows that hold a pair each, else 0; int64 [B, T]."""
     ends_BT = (tokens_BT == EOS).long()
-    ends_BT[:, 0] = 0  # in XLM's layout it opens the item
+    ends_BT[:, 0] = 0  # XLM's layout opens the item with it
     return (ends_BT.cumsum(1) - ends_BT).clamp(max=1)
 
 
 def language_index(cfg: ModelConfig, code: str) -> int:
-    """Place of a language in `cfg.language_embeddings` (of `zh` also that of `zh-Hans`); 0 for a model that has none.
+    """Place of a language in `cfg.language_embeddings` (`zh` also finds `zh-Hans`); 0 for a model without them.
 
-    Raises ValueError for a language that is not there.
+    Raises ValueError for a language that the model does not have.
     """
-    known = cfg.language_embeddings
-    found = [n for n, each in enumerate(known) if each == code] or [
-        n for n, each in enumerate(known) if each.startswith(f"{code}-")
-    ]
-    if known and not found:
-        raise ValueError(
-            f"model.language_embeddings has no {code}, only {' '.join(known)}: leave out what is in that language"
-        )
-    return found[0] if found else 0
+    codes = cfg.language_embeddings
+    if code in codes or not codes:
+        return codes.index(code) if codes else 0
+    for place, longer in enumerate(codes):
+        if longer.startswith(f"{code}-"):
+            return place
+    raise ValueError(
+        f"model.language_embeddings has no {code}, only {' '.join(codes)}: leave out what is in that language"
+    )
 
 
 def languages_of(cfg: ModelConfig, codes: Sequence[tuple[str, ...]], tokens_BT: Tensor) -> Tensor:
-    """The languages of rows that hold one item each, int64 [B, T], from the codes of the sides of each."""
+    """Languages of rows that hold one item each, int64 [B, T], from the `codes` of the sides of every row."""
     pairs = [[language_index(cfg, code) for code in (of_row[0], of_row[-1])] for of_row in codes]
     first_B, second_B = torch.tensor(pairs, device=tokens_BT.device).unbind(1)
     languages_BT = torch.where(second_sides(tokens_BT) > 0, second_B[:, None], first_B[:, None])
@@ -175,9 +176,9 @@ def languages_of(cfg: ModelConfig, codes: Sequence[tuple[str, ...]], tokens_BT: 
 
 
 def take_encoder(state: Mapping[str, Tensor], cfg: ModelConfig, which: Which) -> TextEncoder:
-    """One encoder out of the whole state of a pre-training model, in evaluation mode.
+    """One encoder from the complete state of a pre-training model, in evaluation mode.
 
-    The discriminator's embedding under gradient-disentangled sharing is the sum of the generator's and its difference.
+    Under gradient-disentangled sharing the discriminator's embedding is the generator's plus the difference.
     """
     layers = cfg.generator_layers if which == "generator" else cfg.discriminator_layers
     prefix = f"{which}."

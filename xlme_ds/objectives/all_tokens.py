@@ -19,11 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..config import Check, ModelConfig, RunConfig
+from ..config import ModelConfig, RunConfig
 from ..data.batch import Batch
+from ..io.errors import Check
 from ..models.electra import Electra
 from ..models.encoder import read_whole
-from ..models.heads import MaskedLanguageModelHead
+from ..models.heads import MaskedLanguageModelHead, TiedTable
 from ..models.pipeline import ElectraStage, Work, masked_head_forward
 from .electra import ElectraObjective
 from .protocol import Quantity
@@ -66,7 +67,7 @@ class AllTokens(Electra):
 
     def judge(self, hidden_BTD: Tensor, tokens_BT: Tensor, table: list[Tensor]) -> tuple[Tensor, Tensor]:
         """The last two of `AllTokensOutput`."""
-        predicted = self.token_head(hidden_BTD.flatten(0, 1), lambda: table, tokens_BT.flatten(), None)
+        predicted = self.token_head(hidden_BTD.flatten(0, 1), TiedTable(table), tokens_BT.flatten(), None)
         return self.replaced_head(hidden_BTD), predicted.nll_M.view_as(tokens_BT)
 
 

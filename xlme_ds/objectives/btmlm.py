@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
+from ..config import ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
 from ..data.collate import Collate, Purpose, languages_of_text
 from ..data.pseudo_parallel import PseudoSides
 from ..data.rows import PAD, UNK
+from ..io.errors import Check
 from ..models.pipeline import LanguageModelStage, Part, Work, masked_head_forward
 from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking
 from .mlm import MaskedLanguageModelling

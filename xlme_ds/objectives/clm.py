@@ -9,8 +9,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ..config import Check, RunConfig
+from ..config import RunConfig
 from ..data.batch import Batch
+from ..io.errors import Check
 from ..models.attention import causal_mask
 from ..models.text_encoder import Masking
 from .mlm import MaskedLanguageModelling

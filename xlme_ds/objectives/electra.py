@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..config import Check, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, weight_at
+from ..config import ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, weight_at
 from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.collate import Collate, Purpose, RowBatches, collate
 from ..data.corrupt import Parts
 from ..data.rows import TASKS, UNK
+from ..io.errors import Check
 from ..models.electra import Electra, ElectraOutput
 from ..models.pipeline import ElectraStage, Part, Work, encoder_forward, masked_head_forward
 from ..models.text_encoder import Which

@@ -10,9 +10,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ..config import Check, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig
+from ..config import ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig
 from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.collate import RowBatches
+from ..io.errors import Check
 from ..models.attention import item_mask
 from ..models.pipeline import LanguageModelStage, Part, Work, encoder_forward, masked_head_forward
 from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking, Which

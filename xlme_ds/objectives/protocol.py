@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from torch import Tensor, nn
 
-from ..config import Check, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig
+from ..config import ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig
 from ..data.batch import Batch
 from ..data.collate import Collate, Purpose
 from ..data.order import StepPlan
+from ..io.errors import Check
 from ..models.pipeline import Part, Work
 from ..models.text_encoder import Which
 

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
+from ..config import ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
 from ..data.rows import TASKS
+from ..io.errors import Check
 from ..models.electra import Electra, ElectraOutput
 from ..models.encoder import lookup
 from ..models.pipeline import ElectraStage, Work

@@ -1,4 +1,4 @@
-"""What a recipe costs and how to run it, before anything runs: parameters, operations, memory, communication, days.
+"""Cost of a recipe and ways to run it, before anything runs: parameters, operations, memory, communication, days.
 
     python -m xlme_ds.plan --recipe xl_zero3 --gpus 64 --gpu a100-80g [--json] [--utilisation 0.4] [--section.key value
     ...]

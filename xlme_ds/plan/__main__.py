@@ -15,7 +15,7 @@ from ..config import RunConfig
 from .planner import plan
 from .speed import UTILISATION, gpu_of
 
-DESCRIPTION = "What a recipe costs on a number of GPUs, and the best ways to run it. Nothing is run."
+DESCRIPTION = "Cost of a recipe on a number of GPUs, and the best ways to run it. Nothing is run."
 
 
 @dataclass(frozen=True)
@@ -122,12 +122,12 @@ def _layouts(result: dict[str, Any]) -> tuple[Table, str]:
     title = f"layouts that fit, the fastest first ({len(result['layouts'])} of {result['layouts_that_fit']})"
     rows = [
         (
-            one["settings"],
-            f"{one['memory_per_gpu_gib']['total']:.1f}",
-            f"{one['tokens_per_s']:,}",
-            f"{one['days']:.2f}",
+            layout["settings"],
+            f"{layout['memory_per_gpu_gib']['total']:.1f}",
+            f"{layout['tokens_per_s']:,}",
+            f"{layout['days']:.2f}",
         )
-        for one in result["layouts"]
+        for layout in result["layouts"]
     ]
     table = _table(title, ("settings", "GiB", "tokens/s", "days"), rows)
     note = "the same assumptions; add the settings to the command line of the run"

@@ -1,58 +1,20 @@
 """Bytes that the forward pass saves for the backward pass, by part of the model, as models/ computes it.
 
-The dimensions: B rows, T tokens, H heads, D width, F feed-forward size, M masked positions, V vocabulary, C ids of a
-tile. Which tensors autograd saves is tested against autograd itself.
+The dimensions: B rows, T tokens, D width, M masked positions, V vocabulary, C ids of a tile.
 """
 
 from dataclasses import replace
 
-from ..models.tiles import GROUP, SKEWED, SUMMED_ROWS, tiling
+from ..models.layer_costs import FLOAT, INTEGER
+from ..models.layers import layer_class
+from ..models.tiles import GROUP
 from ..translate.decoder import decoder_depth
 from .layout import ParallelLayout
 
-INTEGER = 8  # token ids, positions, segments
-FLOAT = 4
-_TILE = 2**21  # models/attention_cpu.py's, with one thread
-
 
 def layer(layout: ParallelLayout) -> float:
-    """One Transformer layer, from its input to that of the next layer.
-
-    Eight tensors of width D: the inputs and outputs of both norms, the input of the output projection, and q, k and v;
-    on the GPU two more for the gate, which copies q for each of its two products. Dropout saves its mask, a byte an
-    element, twice. Attention with dropout saves one more, the scaled q; it runs in no fused kernel. The Triton kernels
-    save of the gate a number a head.
-    """
-    cfg, tokens = layout.model, layout.tokens
-    gated, dropping = cfg.relative_bias == "gated", cfg.attention_dropout > 0
-    copies = gated and layout.fused and not layout.triton
-    wide_tensors = (9 if dropping else 10 if copies else 8) * tokens * cfg.width
-    feed_forward = 2 * tokens * cfg.feed_forward
-    gates = gated * (FLOAT if layout.triton else 5 * layout.element)
-    per_head = tokens * cfg.heads * (gates + (FLOAT if layout.fused and not dropping else 0))
-    norms = 4 * tokens * (FLOAT if layout.fused else layout.element)
-    dropped = 2 * tokens * cfg.width if cfg.dropout else 0
-    return (wide_tensors + feed_forward) * layout.element + _scores(layout) + per_head + norms + dropped
-
-
-def _scores(layout: ParallelLayout) -> float:
-    """Of pairs of a query and a key: the bias for torch's fused kernel; else nothing.
-
-    Attention with dropout saves the weights before and after it, a mask of a byte, and on the CPU the mask of items.
-    """
-    cfg = layout.model
-    if cfg.attention_dropout:
-        return layout.tokens * layout.row_tokens * (cfg.heads * (2 * layout.element + 1) + (not layout.fused))
-    if layout.triton:
-        return 0.0
-    heads = 1 if cfg.relative_bias == "none" else cfg.heads
-    return layout.fused * layout.tokens * layout.row_tokens * heads * layout.element
-
-
-def _skewed(layout: ParallelLayout) -> float:
-    """The Triton kernels' table of d, which all layers of an encoder read."""
-    columns = 2 * SKEWED * (-(-layout.row_tokens // SKEWED) + 1)
-    return 2 * layout.model.heads * SKEWED * columns * layout.element
+    """Bytes that one Transformer layer saves, from its input to that of the next layer."""
+    return layer_class(layout.model).saved_bytes(layout.model, layout)
 
 
 def wide(layout: ParallelLayout) -> float:
@@ -61,7 +23,7 @@ def wide(layout: ParallelLayout) -> float:
 
 
 def saved_layer(layout: ParallelLayout) -> float:
-    """Bytes that a layer saves until its backward pass: with checkpointing only its input."""
+    """Bytes that a layer saves for its backward pass: with checkpointing only its input."""
     return wide(layout) if layout.model.activation_checkpointing else layer(layout)
 
 
@@ -75,18 +37,13 @@ def _encoder(layout: ParallelLayout, layers: int, first: bool = True, last: bool
         saved += layout.tokens * cfg.width
     if last and cfg.norm == "pre":
         saved += 2 * wide(layout)
-    # Shared by all layers: where items begin and end; or a mask of all pairs, a byte each, and d of all pairs.
-    saved += layout.tokens * (2 * FLOAT if layout.triton else layout.row_tokens)
-    if cfg.relative_bias != "none" and layout.triton:
-        saved += _skewed(layout)
-    elif cfg.relative_bias != "none":
-        saved += layout.row_tokens**2 * (INTEGER + cfg.heads * layout.element)
+    saved += layer_class(cfg).shared_bytes(cfg, layout)
     blocks = 9 * cfg.vocabulary_blocks if cfg.vocabulary_blocks > 1 else INTEGER
     return saved + (layout.tokens * (blocks + INTEGER) if first else 0)
 
 
 def predicted(layout: ParallelLayout, last: bool) -> float:
-    """Positions of a micro-batch at which the masked head of the first or the last part predicts."""
+    """Positions of a micro-batch that the masked head of the first or the last part predicts."""
     return ((last and layout.work.predicted_last) or layout.objective.mask_fraction) * layout.tokens
 
 
@@ -106,18 +63,21 @@ def generator(layout: ParallelLayout) -> float:
 
 
 def _sides(layout: ParallelLayout) -> list[ParallelLayout]:
-    """What each of the two networks of a translating model reads, for every term of the loss, the most first: all
-    tokens of a sentence, of which denoising and back-translation have sources about as long, and half of a pair's."""
+    """Layouts of the input of each network of a translation model, one for each term of the loss, the largest first.
+
+    A network reads all tokens of a sentence (sources in denoising and back-translation are about as long), and half of
+    a pair's tokens.
+    """
     pairs, row_tokens, cfg = layout.pairs, layout.row_tokens, layout.objective
     sentences = replace(layout, tokens=(layout.rows - pairs) * row_tokens)
-    found = [sentences] * (bool(cfg.denoising) + bool(cfg.back_translation))
+    sides = [sentences] * (bool(cfg.denoising) + bool(cfg.back_translation))
     if pairs:
-        found.append(replace(layout, tokens=pairs * row_tokens // 2, row_tokens=row_tokens // 2))
-    return sorted(found, key=lambda side: -side.tokens)
+        sides.append(replace(layout, tokens=pairs * row_tokens // 2, row_tokens=row_tokens // 2))
+    return sorted(sides, key=lambda side: -side.tokens)
 
 
 def _translator(side: ParallelLayout) -> float:
-    """Encoder and decoder for one term; cross-attention is taken for as much as self-attention."""
+    """Encoder and decoder for one term; cross-attention is counted as self-attention."""
     cfg, depth = side.model, decoder_depth(side.model)
     saved = _encoder(side, cfg.discriminator_layers) + _encoder(side, depth) + _masked_head(side, last=True)
     if cfg.decoder == "xlm" and not cfg.activation_checkpointing:
@@ -126,7 +86,7 @@ def _translator(side: ParallelLayout) -> float:
 
 
 def stage(layout: ParallelLayout, number: int) -> float:
-    """All that the forward pass of one micro-batch saves on a stage."""
+    """Bytes that the forward pass of one micro-batch saves on a stage."""
     if layout.work.decoder:
         return sum(map(_translator, _sides(layout)))  # all are in one graph
     part = layout.stages[number]
@@ -141,20 +101,9 @@ def stage(layout: ParallelLayout, number: int) -> float:
 
 
 def working(layout: ParallelLayout) -> float:
-    """What the backward pass of one layer also holds: gradients in flight, and with checkpointing the layer
-    itself."""
-    cfg, tokens = layout.model, layout.tokens
-    feed_forward = 2 * tokens * cfg.feed_forward * layout.element
-    if layout.triton:  # of some rows the sums along diagonals, twice a tile
-        side = tiling("_backward_distances", cfg.width // cfg.heads, layout.element).keys
-        scores = -(-layout.rows // SUMMED_ROWS) * cfg.heads * 4.0 * (layout.row_tokens + side) * FLOAT
-    elif layout.fused or cfg.attention_dropout:
-        heads = cfg.heads if cfg.relative_bias != "none" or cfg.attention_dropout else 1
-        scores = 3 * tokens * layout.row_tokens * heads * layout.element - feed_forward
-    else:  # of one row, in tiles; and gradients of q, k and v
-        scores = 3 * min(layout.row_tokens**2 * cfg.heads * layout.element, _TILE) + 3 * wide(layout)
-    recomputed = layer(layout) if cfg.activation_checkpointing else 0.0
-    return max(feed_forward, scores) + 2 * wide(layout) + recomputed
+    """Bytes that the backward pass of one layer holds besides: gradients, and with checkpointing the layer itself."""
+    recomputed = layer(layout) if layout.model.activation_checkpointing else 0.0
+    return layer_class(layout.model).backward_bytes(layout.model, layout) + recomputed
 
 
 def logits(layout: ParallelLayout, backward: bool, last: bool) -> float:

@@ -1,4 +1,4 @@
-"""How a recipe is spread over a number of GPUs: the sizes that memory, communication and time follow from."""
+"""Layout of a recipe on a number of GPUs: the sizes that determine memory, communication and time."""
 
 import functools
 from collections.abc import Mapping
@@ -8,10 +8,12 @@ from ..config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from ..counting import parameter_sizes, work_of
 from ..data.order import phases, plan_step
 from ..engine.build import resolve_gradient_precision
-from ..models.attention import item_mask, triton_can
+from ..engine_file import choose_engine, deepspeed_settings
+from ..models.attention import item_mask, takes_triton
+from ..models.layer_costs import MicroBatch
 from ..models.pipeline import Part, Work, parts, pipeline_balance
 from ..objectives import objective_of
-from ..validate import choose_engine, deepspeed_settings, validate
+from ..validate import validate
 
 
 @dataclass(frozen=True)
@@ -68,27 +70,25 @@ _ZERO_DEFAULTS = {
 
 def zero_settings(engine: EngineConfig) -> dict[str, int]:
     """The section zero_optimization of the engine's file with DeepSpeed's defaults."""
-    given = deepspeed_settings(engine)["zero_optimization"]
-    zero = {"overlap_comm": given["stage"] == 3} | _ZERO_DEFAULTS | given
+    section = deepspeed_settings(engine)["zero_optimization"]
+    zero = {"overlap_comm": section["stage"] == 3} | _ZERO_DEFAULTS | section
     return {name: int(zero[name]) for name in ("stage", "overlap_comm", *_ZERO_DEFAULTS)}
 
 
 def _takes_triton(run: RunConfig, precision: str) -> bool:
     """Whether attention on a GPU runs in the Triton kernels."""
     masking = getattr(objective_of(run.objective), "masking", None)  # of objectives that have another than by item
-    can = triton_can(run.model, item_mask if masking is None else masking.allowed)
-    return can and (run.model.kernels == "triton" or (run.model.kernels == "auto" and precision == "bf16"))
+    allowed = item_mask if masking is None else masking.allowed
+    return takes_triton(run.model, allowed, on_gpu=True, half=precision == "bf16")
 
 
 @dataclass(frozen=True)
-class ParallelLayout:
+class ParallelLayout(MicroBatch):
     """`replicas` of a pipeline of `len(stages)` stages, `gpus` processes in all.
 
     `work`: operations of the forward pass, a token; `zero`: ZeRO's settings under DeepSpeed's names; `gradient_bytes`:
     of an element of the gradients that micro-batches add up in; `sum_bytes`: of those that are summed over ranks;
-    `rows`: of both tasks in a micro-batch; `pairs`: those of pairs that are read with rows of text, or alone; `tokens`:
-    positions of a micro-batch; `element`: the size of a weight or activation in bytes; `fused`: attention runs in the
-    GPU's fused kernel; `triton`: in the Triton kernels; `offloads_optimizer`: its states are in the host's memory.
+    `pairs`: rows of pairs in a micro-batch; `offloads_optimizer`: its states are in the host's memory.
     """
 
     objective: ObjectiveConfig
@@ -101,20 +101,13 @@ class ParallelLayout:
     stages: tuple[Part, ...]
     replicas: int
     gpus: int
-    rows: int
     pairs: int
     accumulation: int
-    row_tokens: int
-    tokens: int
-    element: int
-    fused: bool
-    triton: bool
     offloads_optimizer: bool
 
     @staticmethod
     def of(run: RunConfig, gpus: int, precision: str, row_tokens: int, fused: bool = True) -> "ParallelLayout":
-        """The layout of `run` on `gpus` processes. Raises ValueError, in the words of the run, where it is not
-        legal."""
+        """The layout of `run` on `gpus` processes. Raises ValueError, as the run itself does, if it is not legal."""
         run = choose_engine(validate(run), gpus)
         if run.engine.kind == "plain":
             raise ValueError("engine.kind plain is for comparisons on one process: plan for deepspeed or pipeline")
@@ -158,11 +151,11 @@ class ParallelLayout:
         return self.sizes(0).embedding if self.work.softmax_last and len(self.stages) > 1 else 0
 
     def sizes(self, stage: int) -> StageSizes:
-        """Parameters of a stage; those of every layout come from one model, as checkpointing changes none."""
+        """Parameters of a stage. Checkpointing changes none, so layouts with and without it share one model."""
         return stage_sizes(self.objective, replace(self.model, activation_checkpointing=False), self.stages[stage])
 
     def neighbours(self, stage: int) -> int:
-        """How many stages a stage exchanges hidden states with: two in the middle of a pipeline."""
+        """Number of stages that a stage exchanges hidden states with: two in the middle of a pipeline."""
         return (stage > 0) + (stage < len(self.stages) - 1)
 
     def in_flight(self, stage: int) -> int:

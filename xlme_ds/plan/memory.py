@@ -1,4 +1,4 @@
-"""Peak memory of one GPU by kind: the fullest of the moments that a step passes through.
+"""Peak memory of one GPU by kind: the fullest moment of a step.
 
 From step to step DeepSpeed 0.19.8 holds, of Ψ parameters of the stage on N replicas, at e bytes an element
 (as in runtime/zero/ and runtime/bf16_optimizer.py):
@@ -29,16 +29,16 @@ Memory = dict[str, float]  # bytes by kind at one moment: weights, gradients, op
 
 def peak(layout: ParallelLayout) -> tuple[str, Memory]:
     """The fullest moment of the fullest stage: its name, and the bytes by kind."""
-    found = [
+    moments = [
         (f"{name}, stage {stage}" if len(layout.stages) > 1 else name, memory)
         for stage in range(len(layout.stages))
         for name, memory in _moments(layout, stage).items()
     ]
-    return max(found, key=lambda pair: sum(pair[1].values()))
+    return max(moments, key=lambda pair: sum(pair[1].values()))
 
 
 def _plus(memory: Memory, **kinds: float) -> Memory:
-    """With more bytes of some kinds."""
+    """`memory` with more bytes of some kinds."""
     return memory | {kind: memory[kind] + size for kind, size in kinds.items()}
 
 
@@ -64,17 +64,17 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
         weights=_gathered(layout, stage, sum(reused_weights(layout, stage))),
         activations=activations.stage(layout, stage),
     )
-    found = {
+    moments = {
         "start of the backward pass": _plus(
             turn, gradients=_waiting(layout, stage), activations=activations.working(layout), buffers=filling
         ),
         "update": _plus(idle, gradients=_reduced_gradients(layout, stage), buffers=_updating(layout, stage)),
     }
     if layout.work.softmax_first and part.first:
-        found |= _around_the_first_softmax(layout, stage, busy, filling)
+        moments |= _around_the_first_softmax(layout, stage, busy, filling)
     if layout.work.softmax_last and part.last:
         table = _softmax_gradient(layout, stage) if sizes.embedding else layout.element * layout.borrowed
-        found |= {
+        moments |= {
             "vocabulary softmax, forward": _plus(turn, logits=activations.logits(layout, backward=False, last=True)),
             "vocabulary softmax, backward": _plus(
                 turn, gradients=table, logits=activations.logits(layout, backward=True, last=True), buffers=filling
@@ -82,13 +82,13 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
         }
     if layout.work.softmax_last and part.first:
         arrived = _arriving_gradients(layout, stage, sizes.discriminator)
-        found["embedding, backward"] = _plus(
+        moments["embedding, backward"] = _plus(
             busy,
             weights=_gathered(layout, stage, 0),
             gradients=arrived + _joined_by_lookup(layout, stage),
             buffers=filling,
         )
-    return found | _reductions(layout, stage, idle, turn, filling)
+    return moments | _reductions(layout, stage, idle, turn, filling)
 
 
 def _around_the_first_softmax(layout: ParallelLayout, stage: int, busy: Memory, filling: float) -> dict[str, Memory]:
@@ -118,7 +118,7 @@ def _reductions(layout: ParallelLayout, stage: int, idle: Memory, turn: Memory, 
     sizes, layers = layout.sizes(stage), len(layout.stages[stage].layers)
     everything = _reduced_gradients(layout, stage)
     bucket = min(layout.zero["reduce_bucket_size"], sizes.total)
-    # The backward pass is through so many layers when it has filled the first bucket.
+    # Layers that the backward pass has finished when it has filled the first bucket.
     done = min(layers, bucket * layers // max(1, sizes.discriminator))
     if uses_bf16_optimizer(layout):
         first = _plus(
@@ -159,7 +159,7 @@ def _weights(layout: ParallelLayout, stage: int) -> float:
 
 
 def _kept_gradients(layout: ParallelLayout, stage: int) -> float:
-    """Gradients that are there all through a step's last micro-batch."""
+    """Gradients that exist during a step's complete last micro-batch."""
     size = layout.sizes(stage).total
     borrowed = FLOAT * layout.borrowed if stage == len(layout.stages) - 1 else 0
     if uses_bf16_optimizer(layout):
@@ -172,7 +172,7 @@ def _kept_gradients(layout: ParallelLayout, stage: int) -> float:
 
 
 def _arriving_gradients(layout: ParallelLayout, stage: int, produced: int) -> float:
-    """Gradients next to the kept ones when the backward pass has made those of `produced` parameters."""
+    """Gradients besides the kept ones when the backward pass has computed those of `produced` parameters."""
     late = layout.zero["stage"] == 1 and (len(layout.stages) > 1 or not layout.zero["overlap_comm"])
     if late and not uses_bf16_optimizer(layout):  # each stays where autograd put it until all are reduced
         return layout.element * produced if layout.accumulation == 1 else 0.0
@@ -180,7 +180,7 @@ def _arriving_gradients(layout: ParallelLayout, stage: int, produced: int) -> fl
 
 
 def _reduced_gradients(layout: ParallelLayout, stage: int, produced: float = math.inf) -> float:
-    """Gradients next to the kept ones once those of `produced` parameters are reduced."""
+    """Gradients besides the kept ones once those of `produced` parameters are reduced."""
     sizes = layout.sizes(stage)
     adding = layout.accumulation > 1 and layout.zero["stage"] == 2 and layout.element == 2
     if uses_bf16_optimizer(layout) or layout.zero["stage"] == 3 or adding:
@@ -191,19 +191,20 @@ def _reduced_gradients(layout: ParallelLayout, stage: int, produced: float = mat
 
 
 def _waiting(layout: ParallelLayout, stage: int) -> float:
-    """The softmax's gradient of an embedding while its lookup has yet to give its own: autograd adds the two first."""
+    """The softmax's gradient of an embedding before its lookup computes its own: autograd adds the two first."""
     return _softmax_gradient(layout, stage) if layout.work.softmax_last and len(layout.stages) == 1 else 0.0
 
 
 def _softmax_gradient(layout: ParallelLayout, stage: int) -> float:
-    """That of the stage's own embedding; BF16_Optimizer's sum takes it tile by tile."""
+    """Bytes of the softmax's gradient of the stage's own embedding; BF16_Optimizer's sum takes it tile by tile."""
     return 0.0 if uses_bf16_optimizer(layout) else layout.element * layout.sizes(stage).embedding
 
 
 def _joined_by_lookup(layout: ParallelLayout, stage: int) -> float:
-    """The softmax's gradient of an embedding while a lookup's is added.
+    """The softmax's gradient of an embedding while the lookup's is added.
 
-    On a GPU that is as large as a block; on the CPU sparse, and added in place where no engine partitions the table.
+    The lookup's gradient is as large as a block on a GPU; on the CPU it is sparse, and added in place where no engine
+    partitions the table.
     """
     in_place = not layout.fused and layout.zero["stage"] < 3 and len(layout.stages) == 1
     block = layout.element * layout.sizes(stage).embedding / layout.model.vocabulary_blocks
@@ -223,9 +224,9 @@ def _gathers(layout: ParallelLayout) -> bool:
 def reused_weights(layout: ParallelLayout, stage: int) -> tuple[int, int]:
     """Parameters of generator and discriminator that ZeRO-3 holds until the backward pass.
 
-    It holds those that it will soon need: going back over the last x parameters, and over the tables at the turn, the
-    first is needed again after 2x. And prefetching holds whatever it passes over because it is there, up to the live
-    parameters that are allowed.
+    It holds parameters that it will need soon: on the way back over the last x parameters, with the tables at the turn,
+    the first is needed again after 2x. Prefetching also holds gathered parameters that it passes, up to the allowed
+    number of live parameters.
     """
     sizes = layout.sizes(stage)
     prefetched = (
@@ -236,7 +237,7 @@ def reused_weights(layout: ParallelLayout, stage: int) -> tuple[int, int]:
 
 
 def _buckets(layout: ParallelLayout, stage: int, backward: bool) -> float:
-    """Buffers that gradients are collected in before they are reduced, and that weights are gathered into."""
+    """Buffers that collect gradients before they are reduced, and that weights are gathered into."""
     if uses_bf16_optimizer(layout):
         return 0.0
     bucket = layout.zero["reduce_bucket_size"] * layout.element
@@ -247,7 +248,7 @@ def _buckets(layout: ParallelLayout, stage: int, backward: bool) -> float:
 
 
 def _reducing(layout: ParallelLayout, stage: int, size: int) -> float:
-    """Buffers that gradients are summed over the ranks in, `size` of them at a time."""
+    """Buffers for the sums of gradients over the ranks, `size` gradients at a time."""
     sizes = layout.sizes(stage)
     converted = layout.sum_bytes if layout.sum_bytes != layout.element else 0
     if uses_bf16_optimizer(layout):
@@ -259,7 +260,7 @@ def _reducing(layout: ParallelLayout, stage: int, size: int) -> float:
 
 
 def _copies(layout: ParallelLayout, size: int, done: int) -> float:
-    """`size` gradients that ZeRO-1 sends in another type than they lie in, and this rank's part of `done` sums."""
+    """Copies of `size` gradients that ZeRO-1 sends in another type, and this rank's part of `done` sums."""
     if layout.gradient_bytes == layout.sum_bytes or layout.replicas == 1:
         return 0.0
     return layout.sum_bytes * (size + done / layout.replicas)

@@ -1,4 +1,4 @@
-"""The plan of a run as one dictionary: what its layout costs, and the best of all layouts that are legal and fit."""
+"""The plan of a run as one dictionary: the cost of its layout, and the best of all layouts that are legal and fit."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ..config import EngineConfig, RunConfig, refuse
+from ..config import EngineConfig, RunConfig
 from ..counting import (
     count_parameters,
     flops_per_step,
@@ -32,7 +32,7 @@ PAPER = (
     "as in the paper's Table 4: matrix products, backward = forward, no vocabulary softmax, 2^20 tokens taken as "
     "1.0e6, pairs taken as half"
 )
-# What else of EngineConfig is a layout's.
+# Further settings of EngineConfig that belong to a layout.
 _OF_LAYOUT = (
     "balance",
     "pipeline_stages",
@@ -51,9 +51,9 @@ def plan(
     utilisation: float = UTILISATION,
     layouts: int = 10,
 ) -> dict[str, Any]:
-    """What `run` costs on rows of `model.max_positions` tokens, and the `layouts` best ways to run it.
+    """Cost of `run` on rows of `model.max_positions` tokens, and the `layouts` best ways to run it.
 
-    `gpus` is by default as few as hold one copy of the model. Raises ValueError where `run` is not legal on that many.
+    `gpus` is by default the fewest that hold one copy of the model. Raises ValueError if `run` is not legal on them.
     """
     gpu = computing_in(gpu, run.engine.precision)
     gpus = run.engine.processes_per_replica if gpus is None else gpus
@@ -91,29 +91,29 @@ def plan(
 
 
 def computing_in(gpu: GPU, precision: str) -> GPU:
-    """`gpu` with its rate in `precision`. Raises ValueError where that is not known."""
+    """`gpu` with its rate in `precision`. Raises ValueError if that is unknown."""
     if precision in ("auto", gpu.precision):
         return gpu
-    known = precision == "fp32" and gpu.fp32_tflops > 0
-    refuse(
-        [(known, f"engine.precision {precision} has no rate on {gpu.name}: leave it at auto, {gpu.precision} there")]
-    )
+    if precision != "fp32" or not gpu.fp32_tflops:
+        raise ValueError(
+            f"engine.precision {precision} has no rate on {gpu.name}: leave it at auto, {gpu.precision} there"
+        )
     return replace(gpu, precision=precision, tflops=gpu.fp32_tflops)
 
 
 def _phases(run: RunConfig) -> list[dict[str, float]]:
-    """What each folder of the data is read for: steps, tokens of full rows, and the share of them that is predicted."""
-    found = phases(run.data, run.objective.mask_fraction)
-    ends = [phase.first for phase in found[1:]] + [run.train.steps]
+    """Steps, tokens of full rows, and the predicted share of tokens for each folder of the data."""
+    data_phases = phases(run.data, run.objective.mask_fraction)
+    ends = [phase.first for phase in data_phases[1:]] + [run.train.steps]
     a_step = int(sum(run.data.mean_rows)) * run.model.max_positions
     return [
         {"first_step": first, "steps": end - first, "tokens": (end - first) * a_step, "mask_fraction": fraction}
-        for (first, fraction), end in zip(found, ends, strict=True)
+        for (first, fraction), end in zip(data_phases, ends, strict=True)
     ]
 
 
 def _operations(run: RunConfig, mono: int, para: int) -> dict[str, Any]:
-    """Floating-point operations of the whole run on so many tokens of each task, by both conventions."""
+    """Floating-point operations of the complete run on `mono` and `para` tokens of each task, by both conventions."""
     row_tokens = run.model.max_positions
     work = work_of(run, row_tokens)
     of_mono, of_para = work.training * mono, work.training * para
@@ -131,7 +131,7 @@ def _operations(run: RunConfig, mono: int, para: int) -> dict[str, Any]:
 
 
 def _components(run: RunConfig) -> dict[str, int]:
-    """Parameters of every part of the model, in the order of the model; they add up to all."""
+    """Parameters of every part of the model, in the model's order; together they are all of its parameters."""
     sums: Counter[str] = Counter()
     for name, size in parameter_sizes(run.objective, run.model).items():
         component, *inside = name.split(".")
@@ -146,10 +146,9 @@ def _components(run: RunConfig) -> dict[str, int]:
 def _priced(
     run: RunConfig, gpus: int, gpu: GPU, utilisation: float, own: RunConfig
 ) -> tuple[tuple[float, ...], dict[str, Any]]:
-    """The cost of `run`, a layout of `own`, rounded for people, after the key that layouts are sorted by.
+    """(sort key, rounded costs) of `run`, which is a layout of `own`.
 
-    That is speed; of equals the one with fewer micro-batches, then less memory. Raises ValueError where `run` is not
-    legal on that many GPUs.
+    The key is speed, then fewer micro-batches, then less memory. Raises ValueError if `run` is not legal on `gpus`.
     """
     layout = ParallelLayout.of(run, gpus, gpu.precision, run.model.max_positions)
     moment, memory = peak(layout)
@@ -178,11 +177,11 @@ def _priced(
 
 def _search(run: RunConfig, gpus: int, gpu: GPU, utilisation: float) -> list[dict[str, Any]]:
     """The costs of the layouts that are legal and fit, the best first."""
-    found = []
+    priced = []
     for variant in _variants(run, gpus):
         with suppress(ValueError):  # not legal: the rows do not divide, or a stage would be empty
-            found.append(_priced(variant, gpus, gpu, utilisation, run))
-    return [costs for _, costs in sorted(found, key=lambda priced: priced[0]) if costs["fits"]]
+            priced.append(_priced(variant, gpus, gpu, utilisation, run))
+    return [costs for _, costs in sorted(priced, key=lambda pair: pair[0]) if costs["fits"]]
 
 
 def _variants(run: RunConfig, gpus: int) -> Iterator[RunConfig]:
@@ -219,16 +218,16 @@ def _engines(engine: EngineConfig, gpus: int) -> Iterator[EngineConfig]:
 
 
 def _flags(run: RunConfig, own: RunConfig) -> str:
-    """The settings of a layout, ready to be added to the command of the run `own`: what that has otherwise is set."""
+    """Options that turn the command of the run `own` into this layout: settings that differ from it or the default."""
     engine = run.engine
-    words = [f"--engine.kind {engine.kind}", f"--engine.deepspeed {engine.deepspeed}"]
+    options = [f"--engine.kind {engine.kind}", f"--engine.deepspeed {engine.deepspeed}"]
     for name in _OF_LAYOUT:
         value, usual = getattr(engine, name), getattr(EngineConfig, name)
         stages = name == "pipeline_stages" and engine.kind == "pipeline"
         if stages or not usual == value == getattr(own.engine, name):
-            words.append(
+            options.append(
                 f"--engine.{name.replace('_', '-')} {' '.join(map(str, value)) if name == 'balance' else value}"
             )
-    words.append(f"--data.micro-batch {run.data.micro_batch}")
-    words.append(f"--model.{'' if run.model.activation_checkpointing else 'no-'}activation-checkpointing")
-    return " ".join(word.strip() for word in words)
+    options.append(f"--data.micro-batch {run.data.micro_batch}")
+    options.append(f"--model.{'' if run.model.activation_checkpointing else 'no-'}activation-checkpointing")
+    return " ".join(option.strip() for option in options)

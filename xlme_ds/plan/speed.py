@@ -1,14 +1,14 @@
 """GPUs, the bytes that they send, and tokens a second: a simple model with three assumptions, not a measurement.
 
-A step takes, on the GPU that has most to do, with m micro-batches and p stages:
+A step takes, on the busiest GPU, with m micro-batches and p stages:
 
     compute   = operations executed / (peak · utilisation)        with checkpointed layers and logits computed again
     bubble    = compute · (p − 1) / m                             1F1B: (p−1) of (m+p−1) slots are idle
-    transfer  = exposed + what of the rest takes longer than the computing meanwhile, at bandwidth · LINK_EFFICIENCY
-    offload   = bytes of optimizer, gradients and weights through PCIe and the host's memory, nvme as if it were that
+    transfer  = exposed + time by which the rest exceeds the computing meanwhile, at bandwidth · LINK_EFFICIENCY
+    offload   = bytes of optimizer, gradients and weights through PCIe and the host's memory; nvme counts as memory
 
-Bytes are those that the engines really send. An all-reduce of n bytes over N ranks sends 2n(N−1)/N bytes a rank, a
-reduce-scatter or an all-gather n(N−1)/N (ring algorithms). Weights go in the type that is computed in, sums of
+Bytes are those that the engines send. An all-reduce of n bytes over N ranks sends 2n(N−1)/N bytes a rank, a
+reduce-scatter or an all-gather n(N−1)/N (ring algorithms). Weights are sent in the type of the computation, sums of
 gradients in float32, with `engine.gradient_precision bf16` in bf16. With several micro-batches a step:
 
 | | gradients | weights |
@@ -19,13 +19,14 @@ gradients in float32, with `engine.gradient_precision bf16` in bf16. With severa
 | ZeRO-3 | reduce-scatter in every micro-batch | all-gather in every micro-batch, again for weights that were not held
 |        |                                      | until the backward pass (`stage3_max_live_parameters`) |
 
-A pipeline also sends hidden states forward and their gradients back. A pass that goes ahead sends hidden states forward
-once more, and under ZeRO-3 gathers weights that are not held until the pass after it.
+A pipeline also sends hidden states forward and their gradients back. An additional first pass without gradient sends
+hidden states forward once more, and under ZeRO-3 gathers weights that are not held until the second pass.
 
-Exposed is what is sent while nothing computes. The gradient of a table is complete at the very end of a backward pass,
-so its sum over the ranks is exposed, under ZeRO-2 and 3 in every micro-batch; so is the gathering of the tables that
-begins each of ZeRO-3's, as they belong to the root module; and the gathering of the new weights after the update under
-ZeRO-1 and 2. All that a pipeline sends is exposed, and all with `overlap_comm` off. The rest goes on during
+Bytes that are sent while nothing computes are exposed. The gradient of a table is complete at the very end of a
+backward pass, so its sum over the ranks is exposed, under ZeRO-2 and 3 in every micro-batch. So is the gathering of the
+tables that begins each micro-batch of ZeRO-3, as they belong to the root module, and the gathering of the new weights
+after the update under ZeRO-1 and 2. All bytes of a pipeline are exposed, and all with `overlap_comm` off. The rest is
+sent during
 
 | | |
 |---|---|
@@ -43,9 +44,9 @@ from . import activations
 from .layout import ParallelLayout
 from .memory import FLOAT, OPTIMIZER, reused_weights, uses_bf16_optimizer
 
-# Assumed: the share of the peak that a GPU reaches while it computes (measure it, and say --utilisation), and that of a
-# link's rate that a collective reaches; bytes a second and GPU through PCIe and the host's memory, eight GPUs sharing
-# one host.
+# Assumed: the share of the peak that a GPU reaches while it computes (measure it, and set --utilisation); the share of
+# a link's rate that a collective reaches; bytes a second and GPU through PCIe and the host's memory, with eight GPUs on
+# a host.
 UTILISATION = 0.4
 LINK_EFFICIENCY = 0.7
 HOST = 10e9
@@ -98,8 +99,8 @@ def gpu_of(text: str) -> GPU:
     try:
         memory, tflops = (float(part) for part in text.split(","))
     except ValueError:
-        known = ", ".join(GPUS)
-        raise ValueError(f'--gpu {text} is not known: choose one of {known}, or give "memory_gib,tflops"') from None
+        names = ", ".join(GPUS)
+        raise ValueError(f'--gpu {text} is not known: choose one of {names}, or give "memory_gib,tflops"') from None
     if memory <= 0 or tflops <= 0:
         raise ValueError(f"--gpu {text}: memory and TFLOP/s must be positive")
     return GPU(text, memory, tflops)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import tyro
 
-from ..cli import fail, in_words, note, program
+from ..cli import fail, note, program
+from ..io.errors import in_words
 from .run_page import write_report
 from .xtreme_tables import write_xtreme
 

@@ -7,7 +7,7 @@ from typing import Any
 import jinja2
 
 from ..config import ObjectiveConfig
-from ..data.schema import read_json
+from ..io.files import read_json
 
 
 class RunFiles:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..cli import duration, number
-from ..data.schema import replacing
+from ..io.files import replacing
 from ..train.run_folder import first_step_of, flatten, missing_steps
 from . import figures
 from .by_language import heldout_languages, named, tag

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..data.schema import read_json
+from ..io.files import read_json
 
 ENGLISH = "en"
 METRICS = ("f1", "em", "accuracy")

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from ..data.schema import replacing
+from ..io.files import replacing
 from .files import render
 from .xtreme import ENGLISH, Model, TaskScores, gather
 

@@ -25,11 +25,11 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from typing_extensions import override
 
 from ..checkpoint.checkpoints import Checkpoints
-from ..cli import in_words
 from ..config import TrainConfig, Training
-from ..data.schema import naming, replacing
 from ..engine.engine import Engine, StepStats
 from ..engine.ranks import TORCH_VARIABLES, on_all_ranks, raise_on_all_ranks
+from ..io.errors import in_words
+from ..io.files import naming, replacing
 from ..run_commands import environment
 from .records import Console, LanguageLog, MetricsLog, StepLines, Tracker, peak_memory
 from .run_folder import flatten

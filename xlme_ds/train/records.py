@@ -21,9 +21,9 @@ from torch.utils.tensorboard import SummaryWriter
 from ..cli import duration, number
 from ..data.corrupt import Parts
 from ..data.loader import Loader
-from ..data.schema import TASKS, naming, replacing
+from ..data.schema import TASKS
 from ..engine.ranks import broadcast, on_all_ranks
-from ..folders import to_disk
+from ..io.files import naming, replacing, to_disk
 from .run_folder import step_of
 
 

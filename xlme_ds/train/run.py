@@ -17,7 +17,7 @@ from torch import Tensor
 from ..checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, matching
 from ..checkpoint.state_files import read_state
 from ..cli import number
-from ..config import DataConfig, RunConfig, TrainConfig, Training, refuse
+from ..config import DataConfig, RunConfig, TrainConfig, Training
 from ..counting import count_parameters, flops_per_step
 from ..data.loader import Loader, unigram_by_language
 from ..data.schema import TASKS
@@ -27,8 +27,10 @@ from ..engine.build import build_engine, open_data, require_engine_file, resolve
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, broadcast, data_parallel, gather, on_all_ranks, on_gpu, process_group
 from ..first_weights import named, starting_weights
-from ..folders import at_step, checkpoints_of, saved_step, to_disk
-from ..models.init import Known
+from ..folders import at_step, checkpoints_of, saved_step
+from ..io.errors import refuse
+from ..io.files import to_disk
+from ..models.init import InitialValues
 from ..objectives import described, has_decoder, objective_of
 from ..objectives.protocol import BatchSource
 from ..recipes import RECIPES
@@ -382,7 +384,7 @@ def read_inputs(
     sources: Sequence[Path],
     rank: int,
     world: int,
-) -> tuple[Loader, Loader | None, Known | None]:
+) -> tuple[Loader, Loader | None, InitialValues | None]:
     """Claim the `folder`, and open the data, the held-out data, and the `sources` of the first weights. Raises
     ValueError for what does not fit."""
     validate(config, world)  # with the precision that `auto` has become

@@ -12,10 +12,12 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
-from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Training, refuse
+from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from ..data.order import phases
-from ..data.schema import read_json, replacing, write_json
-from ..folders import LOCK, at_step, checkpoints_of, in_use, lock, saved_step
+from ..folders import at_step, checkpoints_of, saved_step
+from ..io.errors import refuse
+from ..io.files import read_json, replacing, write_json
+from ..io.folders import LOCK, in_use, lock
 from .schedule import learning_rate
 
 # Settings that do not shape the curve; a run may be resumed with others.

@@ -7,8 +7,8 @@ from typing import Annotated
 import tyro
 
 from ..cli import fail, note, program
-from ..config import refuse
-from ..data.schema import file_sha256, replacing
+from ..io.errors import refuse
+from ..io.files import file_sha256, replacing
 from .leaks import seen_lines
 from .pairs import PairFolder
 from .text import Translator, load_translator, read_lines, scores, translate_lines

@@ -102,6 +102,8 @@ class DecoderLayer(TransformerLayer):
 class Decoder(Encoder):
     """Positions, layers and norms of a decoder. In the interleaved form two `layers` are one layer of DeltaLM's."""
 
+    ragged = True
+
     def __init__(self, cfg: ModelConfig):
         super().__init__(cfg, decoder_depth(cfg))
 

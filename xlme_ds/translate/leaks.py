@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 
 from ..cli import note
-from ..config import refuse
 from ..data.collate import collate
 from ..data.rows import EOS, PAD, TASKS, UNK
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
+from ..io.errors import refuse
 
 _AT_ONCE = 4096  # rows
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)

@@ -17,7 +17,7 @@ from ..data.rows import LAYOUTS, TASKS
 from ..models.attention import AttentionBias, causal_mask, shared_bias
 from ..models.dropout import APART, derive
 from ..models.encoder import lookup, read_whole
-from ..models.heads import MaskedLanguageModelHead
+from ..models.heads import MaskedLanguageModelHead, TiedTable
 from ..models.text_encoder import TextEncoder
 from .decoder import Decoder, Read
 from .sides import (
@@ -50,7 +50,6 @@ class TranslationOutput(NamedTuple):
 class TranslationModel(TextEncoder):
     """`TextEncoder` with a decoder, and a head that predicts its tokens; all three share one embedding."""
 
-    compiles = False  # the sides of pairs have any length
     # Whether a flag is true on any process. Under ZeRO-3 an engine sets it: all processes then write equally long.
     any_rank: Callable[[bool], bool] = staticmethod(bool)
 
@@ -87,7 +86,7 @@ class TranslationModel(TextEncoder):
         source_BSD = self.read_source(source, keys_B, row_tokens)
         target_BRD = self.read_target(target, source_BSD, source.items, keys_B, row_tokens)
         hidden_MD = target_BRD.flatten(0, 1)[target.items.flatten().nonzero().squeeze(1)]
-        predicted = self.masked_head(hidden_MD, lambda: table, tokens[places_M], None)
+        predicted = self.masked_head(hidden_MD, TiedTable(table), tokens[places_M], None)
         return TranslationOutput(predicted.nll_M, predicted.predicted_M, places_M, torch.full_like(places_M, number))
 
     def written(self, rows: Batch) -> Side:

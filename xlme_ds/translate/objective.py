@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
-from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig, weight_at
+from ..config import ModelConfig, ObjectiveConfig, RunConfig, weight_at
 from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.collate import Collate, Purpose, collate, languages_of_text
 from ..data.corrupt import Parts
 from ..data.rows import TASKS
+from ..io.errors import Check
 from ..models.pipeline import Part, Work, encoder_forward, masked_head_forward
 from ..objectives.clm import Causal
 from ..objectives.mlm import MaskedLanguageModelling

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import refuse
-from ..data.schema import read_json, replacing
+from ..io.errors import refuse
+from ..io.files import read_json, replacing
 from .text import Translator, translate_lines
 
 _LINES = 2000  # of one part

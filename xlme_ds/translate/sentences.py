@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from numba.types import int32, int64, uint64, void
 
-from ..config import refuse, weight_at
+from ..config import weight_at
 from ..data.batch import Batch
 from ..data.compiled import compiled, reads
 from ..data.corrupt import Array, Parts, Word, philox
 from ..data.rows import EOS, PAD, TASKS
+from ..io.errors import refuse
 
 SHUFFLED, DROPPED, BLANKED = 3, 0.1, 0.1  # XLM's: how far tokens move; shares of tokens
 ALWAYS = ("0:1",)  # weight 1 in all steps

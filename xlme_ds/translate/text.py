@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..config import refuse
 from ..data.vocabulary import Vocabulary
+from ..io.errors import refuse
 from ..models.text_encoder import language_index
 from ..objectives import has_decoder, objective_of
 from ..trained import load_run, load_translating_export, read_config, require_finite, translates

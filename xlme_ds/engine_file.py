@@ -1,0 +1,128 @@
+"""The file of DeepSpeed settings that `engine.deepspeed` names: in ds_configs/, or at a path of the user's."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .config import EngineConfig, Training
+from .data.order import plan_step
+
+Config = TypeVar("Config", bound=Training)
+
+CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "ds_configs"
+_DECIDED_BY_THE_RECIPE = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "optimizer",
+    "scheduler",
+    "bf16",
+    "fp16",
+    "data_types",
+    "communication_data_type",
+    "torch_autocast",
+)
+# These change how a step is computed or what is printed of it, and not its result.
+_ALLOWED = (
+    "zero_optimization",
+    "aio",
+    "comms_logger",
+    "csv_monitor",
+    "dump_state",
+    "flops_profiler",
+    "memory_breakdown",
+    "tensorboard",
+    "wall_clock_breakdown",
+)
+_LOSSY = (
+    "zero_quantized_weights",
+    "zero_quantized_nontrainable_weights",
+    "zero_quantized_gradients",
+    "zeropp_loco_param",
+    "fp16_master_weights_and_gradients",
+)
+
+
+def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
+    """Contents of the engine's file.
+
+    Raises ValueError for a file that is missing, is no JSON, or sets something that may change the loss curve.
+    """
+    path = Path(engine.deepspeed) if engine.deepspeed.endswith(".json") else CONFIG_FOLDER / f"{engine.deepspeed}.json"
+    if not path.exists():
+        names = ", ".join(sorted(file.stem for file in CONFIG_FOLDER.glob("*.json")))
+        raise ValueError(f"engine.deepspeed {engine.deepspeed} is neither a path to a .json file nor one of: {names}")
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}): name a file that can be") from None
+    if not isinstance(settings, dict) or not isinstance(settings.get("zero_optimization"), dict):
+        raise ValueError(f"{path} is no DeepSpeed configuration: it must be a JSON object with zero_optimization")
+    if fault := _fault(settings, settings["zero_optimization"]):
+        raise ValueError(f"{path} {fault}")
+    return settings
+
+
+def _fault(settings: dict[str, Any], zero: dict[str, Any]) -> str:
+    """End of the sentence about a file that sets something wrong, of which `zero` is about ZeRO; empty for none."""
+    if zero.get("stage") not in (1, 2, 3):
+        return "must set zero_optimization.stage to 1, 2 or 3"
+    if any(not isinstance(zero[key], dict) for key in ("offload_optimizer", "offload_param") if key in zero):
+        return "sets an offload_* of zero_optimization that is no object: leave it out"
+    for key, value in zero.items():
+        if value == "auto":
+            trainer = "which is for Hugging Face's trainer: give a number, or leave it out"
+            return f"sets zero_optimization.{key} to auto, {trainer}"
+    for key in settings:
+        if key in _DECIDED_BY_THE_RECIPE:
+            return f"sets {key}, which the recipe decides: remove it there and use the recipe's own setting"
+        if key not in _ALLOWED:
+            return (
+                f"sets {key}, which may change the loss curve: remove it, only {', '.join(_ALLOWED)} leave it as it is"
+            )
+    for key in _LOSSY:
+        if zero.get(key):
+            return f"sets zero_optimization.{key}, which rounds what ranks send to each other: remove it"
+    return ""
+
+
+def zero_stage(engine: EngineConfig) -> int:
+    """The ZeRO stage of the engine's file."""
+    return deepspeed_settings(engine)["zero_optimization"]["stage"]
+
+
+def choose_engine(config: Config, world: int) -> Config:
+    """`config` with the file that `engine.deepspeed auto` means on `world` processes.
+
+    A step of one micro-batch sends the same under ZeRO-1 and ZeRO-3, and ZeRO-3 sends more of it while computing; with
+    more micro-batches ZeRO-3 sends it in each one. Raises ValueError where the rows do not divide.
+    """
+    if config.engine.deepspeed != "auto":
+        return config
+    step = plan_step(config.data, world // config.engine.processes_per_replica)
+    return replace(config, engine=replace(config.engine, deepspeed="zero3" if step.accumulation == 1 else "zero1"))
+
+
+def check_engine_file(config: Training) -> None:
+    """Check the settings that the ZeRO stage of the engine's file excludes. Raises ValueError."""
+    engine = config.engine
+    if engine.kind == "plain":
+        return
+    stage, bf16 = zero_stage(engine), engine.gradient_precision == "bf16"
+    file = f"engine.deepspeed {engine.deepspeed} is ZeRO-{stage}"
+    if engine.kind == "pipeline" and stage != 1:
+        raise ValueError(f"{file}, a pipeline runs with ZeRO-1: set it to pipe_zero1")
+    if stage == 3 and config.model.compile == "graphs":
+        moved = "gathers the weights at another place each time, and model.compile graphs reads them at a fixed one"
+        raise ValueError(f"{file}, which {moved}: set it to layers")
+    if stage == 2 and bf16:
+        raise ValueError(f"{file}, engine.gradient_precision bf16 needs ZeRO-1 or ZeRO-3: set it to zero1 or zero3")
+    if stage == 1 and bf16 and engine.offload_optimizer != "none":
+        needed = "engine.gradient_precision bf16 needs ZeRO-3 where engine.offload_optimizer is set"
+        raise ValueError(f"{needed}: set engine.deepspeed to zero3")
+    if stage != 3 and (engine.offload_parameters != "none" or engine.offload_optimizer == "nvme"):
+        raise ValueError(f"{file}, which offloads the optimizer to cpu and nothing else: set it to zero3")

@@ -1,0 +1,112 @@
+"""Files that are complete or absent after a crash: atomic writes, JSON files with a checksum, checksums of files."""
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+_SIGNATURE = "sha256"  # key of an object's checksum of itself
+
+
+@contextmanager
+def replacing(path: Path, flush: bool = True) -> Iterator[IO[bytes]]:
+    """A binary file that becomes `path` when the block ends: its bytes are on the disk then, unless `flush` is false,
+    and had a temporary name before.
+
+    After an error, such as a full disk's, `path` is as it was before; the OSError names it. The new name is on the disk
+    after `sync_folder`: a crash that loses a marker costs a little work, but the files that a manifest vouches for must
+    be on the disk before it.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with naming(path), open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            if flush:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add the name `path` to the OSError of a read or write, which Python raises without one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def to_disk(*paths: Path) -> None:
+    """Flush the content of files, and the names in folders, to the disk (fsync): else a crash may lose a file that was
+    renamed."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # a file system without fsync of folders
+                raise
+        finally:
+            os.close(descriptor)
+
+
+def write_json(path: Path, value: Any, flush: bool = True) -> None:
+    """Write `value` as JSON under a temporary name, then rename: a reader sees the old file or the new one."""
+    with replacing(path, flush) as file:
+        file.write((json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode())
+
+
+def write_signed(path: Path, value: dict[str, Any], context: str = "", flush: bool = True) -> None:
+    """Write a JSON object with a checksum of itself and of `context`, which the reader must know."""
+    write_json(path, value | {_SIGNATURE: _signature(value, context)}, flush)
+
+
+def read_signed(path: Path, context: str = "", unsigned: bool = False) -> dict[str, Any]:
+    """The object that `write_signed` wrote. Raises ValueError when it is damaged.
+
+    `unsigned`: take one without a checksum as it is, for earlier versions wrote none.
+    """
+    value = json.loads(path.read_bytes())
+    if not isinstance(value, dict):
+        raise ValueError("it holds no object")
+    signature = value.pop(_SIGNATURE, None)
+    if signature != _signature(value, context) and not (unsigned and signature is None):
+        raise ValueError("it does not have its own checksum, its bytes changed")
+    return value
+
+
+def _signature(value: dict[str, Any], context: str) -> str:
+    return hashlib.sha256(json.dumps([context, value], sort_keys=True).encode()).hexdigest()
+
+
+def read_json(path: Path, kind: type) -> Any:
+    """The value of a JSON file that holds a `kind`. Raises ValueError in one sentence for any other content."""
+    try:
+        value = json.loads(path.read_bytes().decode("utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} line {error.lineno} is not JSON ({error.msg}): restore or remove the file") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8: restore the file or remove it") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply: restore the file or remove it") from None
+    if not isinstance(value, kind):
+        raise ValueError(
+            f"{path} holds a JSON {type(value).__name__}, not a {kind.__name__}: restore the file or remove it"
+        )
+    return value
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, read in pieces."""
+    with naming(path), open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,96 @@
+"""Operations and bytes of a Transformer layer, as `layers.py` and the attention kernels compute it.
+
+B rows, T tokens, H heads, D width, F feed-forward size. Which tensors autograd saves is tested against autograd itself.
+"""
+
+from dataclasses import dataclass
+
+from ..config import ModelConfig
+from .attention_cpu import TILE
+from .tiles import SKEWED, SUMMED_ROWS, tiling
+
+INTEGER = 8  # token ids, positions, segments
+FLOAT = 4
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The sizes of a micro-batch on one device, and the kernels that it runs in.
+
+    `rows`: of both tasks; `tokens`: positions of all rows; `element`: the size of a weight or activation in bytes;
+    `fused`: attention runs in the GPU's fused kernel; `triton`: in the Triton kernels.
+    """
+
+    rows: int
+    row_tokens: int
+    tokens: int
+    element: int
+    fused: bool
+    triton: bool
+
+
+def operations(cfg: ModelConfig, row_tokens: int) -> float:
+    """Operations of the forward pass, a token: projections, feed-forward network, scores and weighted sums."""
+    return 2.0 * (4 * cfg.width**2 + 2 * cfg.width * cfg.feed_forward + 2 * row_tokens * cfg.width)
+
+
+def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+    """Bytes that the forward pass of one layer saves for the backward pass, from its input to that of the next layer.
+
+    Eight tensors of width D: the inputs and outputs of both norms, the input of the output projection, and q, k and v;
+    on the GPU two more for the gate, which copies q for each of its two products. Dropout saves its mask, a byte an
+    element, twice. Attention with dropout saves one more, the scaled q; it runs in no fused kernel. Of the gate the
+    Triton kernels save one number for each head.
+    """
+    tokens, gated, dropping = batch.tokens, cfg.relative_bias == "gated", cfg.attention_dropout > 0
+    copies = gated and batch.fused and not batch.triton
+    wide_tensors = (9 if dropping else 10 if copies else 8) * tokens * cfg.width
+    feed_forward = 2 * tokens * cfg.feed_forward
+    gates = gated * (FLOAT if batch.triton else 5 * batch.element)
+    per_head = tokens * cfg.heads * (gates + (FLOAT if batch.fused and not dropping else 0))
+    norms = 4 * tokens * (FLOAT if batch.fused else batch.element)
+    dropped = 2 * tokens * cfg.width if cfg.dropout else 0
+    return (wide_tensors + feed_forward) * batch.element + _score_bytes(cfg, batch) + per_head + norms + dropped
+
+
+def _score_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+    """Saved bytes of all pairs of a query and a key: the bias for torch's fused kernel; else nothing.
+
+    Attention with dropout saves the weights before and after it, a mask of a byte, and on the CPU the mask of items.
+    """
+    if cfg.attention_dropout:
+        return batch.tokens * batch.row_tokens * (cfg.heads * (2 * batch.element + 1) + (not batch.fused))
+    if batch.triton:
+        return 0.0
+    heads = 1 if cfg.relative_bias == "none" else cfg.heads
+    return batch.fused * batch.tokens * batch.row_tokens * heads * batch.element
+
+
+def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+    """Saved bytes that all layers of an encoder share.
+
+    Triton kernels: where items begin and end, and a table of d; others: a mask of all pairs, a byte each, and d of all
+    pairs.
+    """
+    saved = batch.tokens * (2 * FLOAT if batch.triton else batch.row_tokens)
+    if cfg.relative_bias == "none":
+        return saved
+    if batch.triton:
+        columns = 2 * SKEWED * (-(-batch.row_tokens // SKEWED) + 1)
+        return saved + 2 * cfg.heads * SKEWED * columns * batch.element
+    return saved + batch.row_tokens**2 * (INTEGER + cfg.heads * batch.element)
+
+
+def backward_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+    """Bytes of the gradients that the backward pass of one layer holds at its peak."""
+    wide = batch.tokens * cfg.width * batch.element
+    feed_forward = 2 * batch.tokens * cfg.feed_forward * batch.element
+    if batch.triton:  # sums along diagonals for some rows, twice for each tile
+        side = tiling("_backward_distances", cfg.width // cfg.heads, batch.element).keys
+        scores = -(-batch.rows // SUMMED_ROWS) * cfg.heads * 4.0 * (batch.row_tokens + side) * FLOAT
+    elif batch.fused or cfg.attention_dropout:
+        heads = cfg.heads if cfg.relative_bias != "none" or cfg.attention_dropout else 1
+        scores = 3 * batch.tokens * batch.row_tokens * heads * batch.element - feed_forward
+    else:  # one row, in tiles of one thread, and gradients of q, k and v
+        scores = 3 * min(batch.row_tokens**2 * cfg.heads * batch.element, TILE) + 3 * wide
+    return max(feed_forward, scores) + 2 * wide
