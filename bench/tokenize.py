@@ -36,9 +36,9 @@ import pyarrow as pa
 import tyro
 
 from bench.workers import ROOT, Figures, listing
-from data_prep.clean import clean_line
-from data_prep.encode import EncodeConfig
-from data_prep.encode import run as encode
+from data_prep.encode.encode import EncodeConfig
+from data_prep.encode.encode import run as encode
+from data_prep.filters.clean import clean_line
 from data_prep.languages import canonical
 from data_prep.parallel import barrier, is_root
 from xlme_ds.data.schema import EOS

@@ -79,7 +79,7 @@ def test_steps_under_deepspeed_lose_as_the_plain_ones(tmp_path: Path) -> None:
         assert ours["tokens_per_s"] > 0 and ours["fraction_of_matmul_peak"] > 0 and 0 < ours["padding"] < 0.5
         # λ · 2 ln 2 of an untrained discriminator and 2 ln V of the generator, a few steps later
         assert 70 < ours["loss"] < 85 and ours["planned_memory_gib"] > 0
-        assert ours["loss"] == pytest.approx(plain["loss"], rel=5e-3)  # both bf16: docs/engines.md
+        assert ours["loss"] == pytest.approx(plain["loss"], rel=5e-3)  # both bf16: docs/architecture.md
 
 
 def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

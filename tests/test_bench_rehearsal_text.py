@@ -12,10 +12,10 @@ import pytest
 from bench import rehearsal_text
 from bench.rehearsal_lines import mono_block, pair_block
 from bench.rehearsal_text import CC100, TextFile, files, repeated, write_text
-from data_prep.encode import EncodeConfig
-from data_prep.encode import run as encode
-from data_prep.vocab import VocabConfig
-from data_prep.vocab import run as vocab
+from data_prep.encode.encode import EncodeConfig
+from data_prep.encode.encode import run as encode
+from data_prep.vocab.vocab import VocabConfig
+from data_prep.vocab.vocab import run as vocab
 from xlme_ds.data.schema import read_manifest
 
 SOURCE = Path(__file__).resolve().parents[2] / "shared" / "data" / "corpus"

@@ -1,4 +1,4 @@
-"""Rules that tests keep, read from their source (docs/design.md, Tests)."""
+"""Rules that tests keep, read from their source (docs/architecture.md, Rules)."""
 
 import ast
 from collections.abc import Iterator

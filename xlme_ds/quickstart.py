@@ -26,7 +26,7 @@ MONO_ROWS = RUN.train.steps * RUN.data.mono_rows
 PARA_ROWS = RUN.train.steps * RUN.data.para_rows
 _MARK = ".quickstart"  # a file in every folder that the quickstart made
 _TRIAL = 3.0  # seconds
-_WHOLE = 1.2  # what everything takes, in forward and backward passes of all steps; measured (docs/lab_log.md)
+_WHOLE = 1.2  # what everything takes, in forward and backward passes of all steps; measured (docs/lab/quickstart.md)
 HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS = 192, 280  # every held-out document and pair, about once
 
 

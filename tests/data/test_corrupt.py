@@ -85,7 +85,7 @@ def masked_of(rows: Rows, numbers: np.ndarray, seed: int = 1, task: int = 0) -> 
 
 
 def reference(rows: Rows, numbers: np.ndarray, seed: int, task: int) -> tuple[list[int], list[float]]:
-    """The definition (docs/order.md), one token at a time."""
+    """The definition (docs/architecture.md), one token at a time."""
     where, uniforms = [], []
     for row, (number, items) in enumerate(zip(numbers.tolist(), items_of(rows), strict=True)):
         tokens = rows.tokens[row]

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from data_prep.__main__ import main
-from data_prep.encode import EncodeConfig, run
-from data_prep.mix import MixConfig
-from data_prep.mix import run as mix
-from data_prep.verify import VerifyConfig
-from data_prep.verify import run as verify
+from data_prep.encode.encode import EncodeConfig, run
+from data_prep.inspect.verify import VerifyConfig
+from data_prep.inspect.verify import run as verify
+from data_prep.mix.mix import MixConfig
+from data_prep.mix.mix import run as mix
 from tests.data_prep.test_split import spelt
 from xlme_ds.config import DataConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.data.loader import Loader

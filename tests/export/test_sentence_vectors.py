@@ -1,4 +1,4 @@
-"""The recipe of docs/howto/finetune.md: sentence-transformers trains an export on translation pairs."""
+"""docs/howto/sentence_vectors.py: sentence-transformers trains an export on translation pairs."""
 
 import re
 from pathlib import Path
@@ -31,9 +31,9 @@ def write_pairs(folder: Path) -> tuple[list[str], list[str]]:
 
 def recipe() -> tuple[str, str]:
     """The guide's code, and the arguments of its command."""
-    text = (ROOT / "docs/howto/finetune.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)
-    (command,) = re.findall(r"^xlme evaluate pairs (.*)$", text, re.M)
+    code = (ROOT / "docs/howto/sentence_vectors.py").read_text(encoding="utf-8")
+    page = (ROOT / "docs/howto/finetune.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^xlme evaluate pairs (.*)$", page, re.M)
     return code, command
 
 

@@ -4,7 +4,7 @@ They add up in one flat buffer a group, of float32, or of bf16 where a step has 
 converts each into a new buffer before it is added; it then joins the flat ones in another, all-reduces that in bf16,
 converts it back, and copies it home, on one process too. Where a new buffer takes its pages one by one, a pass over the
 gradients of Base costs as much as several of its layers. The largest gradient, the vocabulary softmax's of its table,
-is written there tile by tile and is never a tensor of its own. What each part saves is in docs/lab_log.md.
+is written there tile by tile and is never a tensor of its own. What each part saves is in docs/lab/engines.md.
 
 Over the ranks a group's gradients go by one reduce-scatter: a rank needs the sum of its own part alone. In float32 that
 takes the bytes of an all-reduce in bf16, whose error grows with the ranks.

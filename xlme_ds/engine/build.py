@@ -280,7 +280,7 @@ def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> 
     if engine.offload_parameters == "nvme":  # DeepSpeed 0.19.8 reads a weight twice, and fails
         zero["stage3_prefetch_bucket_size"] = 0
     # Under ZeRO-1 bf16 gradients are ours, in place of the float32 ones of its BF16_Optimizer: with bf16 asked for here
-    # DeepSpeed takes its optimizer of ZeRO-2, and a step takes a third more (docs/lab_log.md).
+    # DeepSpeed takes its optimizer of ZeRO-2, and a step takes a third more (docs/lab/engines.md).
     accumulated_in = gradients if zero["stage"] == 3 else "fp32"
     return settings | {
         "train_micro_batch_size_per_gpu": loader.plan.micro_rows,
@@ -288,7 +288,7 @@ def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> 
         "gradient_clipping": config.optimizer.clip,
         "bf16": {"enabled": resolve_precision(engine) == "bf16", "immediate_grad_update": True},
         "data_types": {"grad_accum_dtype": accumulated_in},
-        # In bf16 the error of a sum grows with the ranks: a curve would depend on them (docs/lab_log.md).
+        # In bf16 the error of a sum grows with the ranks: a curve would depend on them (docs/lab/engines.md).
         "communication_data_type": "bf16" if engine.gradient_precision == "bf16" else "fp32",
         # The optimizer is torch's on every engine, so that their curves agree.
         "zero_force_ds_cpu_optimizer": False,

@@ -189,7 +189,7 @@ class Dimensions(Callback):
             f"the layers collapse: the token states of the last one vary in {last:.1f} dimensions, in "
             f"{self.untrained:.0f} at the start, and fine-tuning has little use for such a model: start again with a "
             "lower optimizer.learning_rate, with more optimizer.warmup_steps, or from an encoder (start.take encoder); "
-            "docs/howto/watch.md says more"
+            "docs/howto/gpus.md says more"
         )
 
 
