@@ -1,26 +1,21 @@
-"""mteb's bitext mining on an export: Tatoeba, BUCC, FLORES-200 and NTREX-128, read from a local folder.
+"""Scores an export by mteb's bitext mining: Tatoeba, BUCC, FLORES-200 and NTREX-128, from a local folder.
 
-    python -m bench.mteb --model EXPORT --data FOLDER [--out FOLDER]
+    python -m bench.peers.mteb --model EXPORT --data FOLDER [--out FOLDER]
 
-mteb takes its data from a hub; here each of its tasks is given the published text files that lie anywhere below the
-folder, so no network is needed. The tasks, the search and the scores are mteb's own:
+mteb downloads its data from a hub; here its tasks read the published text files anywhere below the folder, without a
+network. The tasks, the search and the scores are mteb's own:
 
 * Tatoeba: LASER's tatoeba.deu-eng.deu with tatoeba.deu-eng.eng.
 * BUCC.v2: de-en.training.de, de-en.training.en and de-en.training.gold; the pairs of the gold file.
 * FLORES: deu_Latn.devtest, a file a language.
 * NTREX: newstest2019-ref.deu.txt, newstest2019-src.eng.txt, a file a language.
 
-A task without files is left out, and so are pairs of languages that mteb's task does not have.
+Tasks without files are left out, and pairs of languages that mteb's task does not have.
 """
-
-import os
-import sys
-
-if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):  # run as a file: it would hide the library `mteb`
-    sys.path[0] = os.path.dirname(sys.path[0])
 
 import fnmatch
 import importlib.util
+import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,17 +49,17 @@ class Bitext:
 
 
 def _below(folder: Path, pattern: str) -> list[Path]:
-    """The files of that name anywhere below `folder`, also through links, which rglob does not follow.
+    """The files with a matching name anywhere below `folder`, also through links, which rglob does not follow.
 
-    Raises ValueError where two have one name.
+    Raises ValueError if two have the same name.
     """
     walked = os.walk(folder, followlinks=True)
-    found = sorted(Path(where, name) for where, _, names in walked for name in fnmatch.filter(names, pattern))
-    named: dict[str, Path] = {}
-    for path in found:
-        other = named.setdefault(path.name, path)
+    paths = sorted(Path(where, name) for where, _, names in walked for name in fnmatch.filter(names, pattern))
+    by_name: dict[str, Path] = {}
+    for path in paths:
+        other = by_name.setdefault(path.name, path)
         refuse([(other == path, f"{other} and {path} are the same test by their names: leave one below --data")])
-    return found
+    return paths
 
 
 def tatoeba(folder: Path) -> Iterator[tuple[str, Sides]]:
@@ -94,7 +89,7 @@ def flores(folder: Path, languages: set[str]) -> Iterator[tuple[str, Path]]:
 
 
 def ntrex(folder: Path, languages: set[str]) -> Iterator[tuple[str, Path]]:
-    """NTREX-128's files by mteb's codes of `languages`: the names lack most scripts; variants of a country are none."""
+    """NTREX-128's files by mteb's codes of `languages`; most names lack the script; without variants of a country."""
     for path in _below(folder, "newstest2019-*.txt"):
         code = path.stem.partition(".")[2]
         code = _CHINESE.get(code, code.replace("-", "_"))
@@ -176,20 +171,20 @@ def table(model: Path, results: list[Any]) -> ResultTable:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
-    words = tyro.cli(Bitext, prog="python -m bench.mteb", description=__doc__, args=arguments)
+    options = tyro.cli(Bitext, prog="python -m bench.peers.mteb", description=__doc__, args=arguments)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the libraries are imported
     warnings.filterwarnings("ignore", "To copy construct from a tensor", UserWarning)  # mteb's own, once a search
     try:
         if importlib.util.find_spec("mteb") is None:
             raise ValueError('mteb is missing: pip install -c constraints.txt ".[mteb]"')
-        results = evaluate(words.model, words.data)
+        results = evaluate(options.model, options.data)
     except (ValueError, OSError) as error:
-        fail("bench.mteb", error)
-    table(words.model, results).show(Console())
-    if words.out:
-        words.out.mkdir(parents=True, exist_ok=True)
+        fail("bench.peers.mteb", error)
+    table(options.model, results).show(Console())
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
         for result in results:
-            result.to_disk(words.out / f"{result.task_name}.json")
+            result.to_disk(options.out / f"{result.task_name}.json")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""Every operation of a step on fake tensors: its kernels, the bytes that it reads and writes, its operations, and the
-time that these take on a GPU.
+"""Counts the operations of a step on fake tensors: kernels, bytes, FLOPs, and the time that they take on a GPU.
 
 A dispatch mode sees each call of an operator below autograd, with the shapes of all tensors. An operator counts as one
-kernel that reads its inputs and writes its outputs once, but for the exceptions in the tables here. Time is the
-largest of bytes over the rate of memory, operations over the rate of their kind, and the floor of a launch, and the gap
-to the next one. The rates are those of the kernels of measured steps. Compiled layers run as written, and what lies
-between their products counts with a share of its time.
+kernel that reads its inputs and writes its outputs once; the tables here list the exceptions. Its time is the largest
+of bytes over the rate of memory, operations over the rate of their kind, and the floor of a launch, plus the gap to the
+next kernel. The rates are those of the kernels of measured steps. Compiled layers run eagerly, and what lies between
+their products counts with a share of its time.
 
-What this cannot know: whether another shape's kernels reach these rates, whether the host can launch as fast as the GPU
+The count cannot know whether another shape's kernels reach these rates, whether the host can launch as fast as the GPU
 computes, and what other processes cost.
 """
 
@@ -16,8 +15,8 @@ import traceback
 import weakref
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,17 +27,15 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
-aten = torch.ops.aten
-
 
 @dataclass(frozen=True)
 class Rates:
-    """What kernels of one GPU reach: operations and bytes a second, and the seconds of the smallest kernel."""
+    """Rates that the kernels of a GPU reach, in operations and bytes a second, and times in seconds."""
 
     products: float  # of bf16 matrices
-    misaligned: float  # of such with an input that does not begin at a multiple of 16 bytes
+    misaligned: float  # of bf16 matrices with an input that does not begin at a multiple of 16 bytes
     triton: float  # of our kernels of the masked head
-    forward: float  # of our attention kernels, of the products of tiles that they compute
+    forward: float  # of our attention kernels, for the products of the tiles that they compute
     backward: float
     attention: float  # of torch's memory-efficient attention with a bias
     single: float  # of float32 matrices
@@ -50,11 +47,11 @@ class Rates:
     source: str
 
     def scaled(self, peak: float, memory: float, sheet: str) -> "Rates":
-        """A GPU that nobody measured: the same shares of its data sheet's operations and bytes a second."""
-        of_peak = ("products", "misaligned", "triton", "forward", "backward", "attention", "single")
-        changed = {name: getattr(self, name) * peak / self.peak for name in of_peak}
+        """The rates of a GPU that was not measured: the same shares of the operations and bytes of its data sheet."""
+        scaled = ("products", "misaligned", "triton", "forward", "backward", "attention", "single")
+        rates = {name: getattr(self, name) * peak / self.peak for name in scaled}
         moved = self.memory * memory / 4.8e12
-        return replace(self, **changed, memory=moved, peak=peak, source=f"the H200's shares of the data sheet: {sheet}")
+        return replace(self, **rates, memory=moved, peak=peak, source=f"the H200's shares of the data sheet: {sheet}")
 
 
 # Operations, or bytes, of the count over the time of their kernels in the profile of a step of Base on one H200, commit
@@ -70,55 +67,38 @@ GPUS = {
     "h100": _H200.scaled(989e12, 3.35e12, "989 TFLOP/s, 3.35 TB/s"),
     "a100": _H200.scaled(312e12, 2.0e12, "312 TFLOP/s, 2.0 TB/s"),
 }
-# How many times as long as its bytes at the rate of `memory` an operator took there.
+# The time of an operator there, over the time of its bytes at the rate of `memory`.
 _TIMES = {
     "gelu": 1.3, "gelu_backward": 1.2, "native_layer_norm": 2.8, "native_layer_norm_backward": 5.4, "sum": 2.0,
     "add_": 1.6, "_to_copy": 1.2, "copy_": 1.2, "embedding_dense_backward": 3.3,
 }  # fmt: skip
 _MISALIGNED_NORM = 10.6  # layer norm whose weight or bias is misaligned: the kernel without vector loads
-_COMPILED = 0.62  # what inductor's kernels took of the time of the same layers' operators between the products
+_COMPILED = 0.62  # time of inductor's kernels over that of the layers' eager operators between the products
 _GRID = 16  # bytes
 
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 _ATTENTION = {"_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward"}
-# Operators that read of their first input no more than they write, or write no more than they are given.
+# Operators that read as much of their first input as they write, or write as much as their other inputs hold.
 _GATHERS = {"embedding", "index", "index_select", "gather"}
 _SCATTERS = {"index_put_", "index_put", "index_add_", "scatter_add_", "index_copy_", "scatter_", "index_fill_"}
 _OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_"}
 _NONE = {
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "new_empty",
-    "new_empty_strided",
-    "lift_fresh",
-    "_unsafe_view",
-    "detach",
-}
-_NONE |= {"_reshape_alias", "alias", "is_pinned", "_pin_memory", "split_with_sizes", "unbind", "record_stream"}
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "_unsafe_view", "detach",
+    "_reshape_alias", "alias", "is_pinned", "_pin_memory", "split_with_sizes", "unbind", "record_stream",
+}  # fmt: skip
 # Kernels of operators that take several (torch 2.13, native/cuda).
 _KERNELS = {
     "embedding_dense_backward": 8,  # a sort by id, then sums of equal ones
-    "native_layer_norm_backward": 3,
-    "cumsum": 2,
-    "cummax": 2,
-    "cummin": 2,
-    "sort": 6,
-    "searchsorted": 1,
-    "index_put": 8,
-    "index_put_": 8,
-    "_unique2": 12,
-    "unique_dim": 12,
-    "nonzero": 4,
-    "argmax": 1,
-}
+    "native_layer_norm_backward": 3, "cumsum": 2, "cummax": 2, "cummin": 2, "sort": 6, "searchsorted": 1,
+    "index_put": 8, "index_put_": 8, "_unique2": 12, "unique_dim": 12, "nonzero": 4, "argmax": 1,
+}  # fmt: skip
 _WAITS = {"nonzero", "_unique2", "unique_dim", "masked_select", "bincount", "is_nonzero", "equal"}
 _IN_A_LIST = 50  # tensors that one kernel of a `_foreach_` operator takes
 
 
 @dataclass
 class Operation:
-    """One operator call: `part` of the model, and which pass."""
+    """A call of an operator by a part of the model."""
 
     name: str
     part: str
@@ -128,14 +108,15 @@ class Operation:
     seconds: float
 
 
-# Of our own operators: (FLOPs, bytes, kernels, the kind of the rate), from their arguments and outputs.
 Formula = Callable[[Sequence[Any], Any], tuple[float, float, int, str]]
+"""From arguments and outputs of an operator of ours to its FLOPs, bytes, kernels and the kind of its rate."""
 
 
 class Counter(TorchDispatchMode):
-    """Counts what runs inside, by the module that runs, or whose backward pass does.
+    """Counts the operators that run inside, by module.
 
-    An operation of the backward pass belongs to the module that ran when its node was made: nodes are numbered.
+    An operation of the backward pass belongs to the module that ran when its autograd node was made; nodes are
+    numbered.
     """
 
     def __init__(self, rates: Rates, formulas: dict[str, Formula], part: Callable[[str], str]):
@@ -149,19 +130,19 @@ class Counter(TorchDispatchMode):
         self.counting = True
         self.compiled = "none"  # model.compile
         self.allocated = self.peak = 0  # bytes of tensors
-        self._living = WeakIdKeyDictionary()
+        self._sizes = WeakIdKeyDictionary()
         self.names: dict[nn.Module, str] = {}
         self._running: list[str] = []
         self._nodes: list[tuple[int, str]] = []  # up to which number the nodes since the last one are a module's
         self._hooks: list[Any] = []
 
     def __enter__(self) -> "Counter":
-        def begin(module: nn.Module, given: Any) -> None:
+        def begin(module: nn.Module, inputs: Any) -> None:
             self._mark()
             self.calls += 1
             self._running.append(self.names.get(module, ""))
 
-        def end(module: nn.Module, given: Any, output: Any) -> None:
+        def end(module: nn.Module, inputs: Any, output: Any) -> None:
             self._mark()
             self._running.pop()
 
@@ -174,14 +155,14 @@ class Counter(TorchDispatchMode):
             hook.remove()
 
     def forget(self) -> None:
-        """Count from here."""
-        for counted in (self.operations, self.waits, self.sent, self._nodes):
-            counted.clear()
+        """Start to count anew."""
+        for counts in (self.operations, self.waits, self.sent, self._nodes):
+            counts.clear()
         self.calls = 0
         self.peak = self.allocated
 
     def wait(self, reason: str) -> None:
-        """Note that the host waited, and at which line of ours or of DeepSpeed's."""
+        """Count that the host waited, by the line of our code or DeepSpeed's."""
         frames = [frame for frame in traceback.extract_stack() if re.search(r"/(xlme_ds|deepspeed)/", frame.filename)]
         place = "/".join(frames[-1].filename.split("/")[-2:]) + f":{frames[-1].lineno}" if frames else "?"
         self.waits[f"{self.phase or 'passes'}: {reason}, {place}"] += 1
@@ -195,23 +176,23 @@ class Counter(TorchDispatchMode):
         if name == "_pin_memory":
             return args[0].clone()
         out = func(*args, **(kwargs or {}))
-        self._keep(out)
+        self._count_memory(out)
         if self.counting:
             self._count(name, func, args, kwargs or {}, out)
         return out
 
-    def _keep(self, out: Any) -> None:
-        """Count the memory of new tensors, until they are gone."""
+    def _count_memory(self, out: Any) -> None:
+        """Count the memory of new tensors until they are freed."""
         for tensor in _tensors(out):
             storage = tensor.untyped_storage()
-            if tensor.is_cuda and storage not in self._living:
+            if tensor.is_cuda and storage not in self._sizes:
                 size = storage.nbytes()
-                self._living[storage] = size
+                self._sizes[storage] = size
                 self.allocated += size
                 self.peak = max(self.peak, self.allocated)
-                weakref.finalize(storage, self._let_go, size)
+                weakref.finalize(storage, self._free, size)
 
-    def _let_go(self, size: int) -> None:
+    def _free(self, size: int) -> None:
         self.allocated -= size
 
     def _count(self, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
@@ -242,8 +223,8 @@ class Counter(TorchDispatchMode):
         self.add(name, flops, moved(name, func, args, kwargs, out), kernels, kind, times)
 
     def add(self, name: str, flops: float, size: float, kernels: int, kind: str, times: float = 1.0) -> None:
-        """One operation more, of the module that runs: `size` bytes, `times` as slow as the memory, and FLOPs at the
-        rate of their `kind`."""
+        """Add an operation of the module that runs: `size` bytes, `times` slower than the memory, and FLOPs at the rate
+        of their `kind`."""
         rates = self.rates
         seconds = max(times * size / rates.memory, flops / getattr(rates, kind), rates.floor * kernels)
         if self.compiled != "none" and not flops and self._in_layer():
@@ -255,10 +236,10 @@ class Counter(TorchDispatchMode):
         return not self.phase and re.search(r"\blayers\.\d+", self._module()) is not None
 
     def _module(self) -> str:
-        """The name of the module that runs, forward, again in a checkpoint, or backward."""
+        """The name of the module that runs, in a forward pass, a recomputed one, or a backward pass."""
         node = torch._C._current_autograd_node()
         if node is not None and not self._running:
-            place = bisect_right(self._nodes, node._sequence_nr(), key=lambda each: each[0])
+            place = bisect_right(self._nodes, node._sequence_nr(), key=lambda item: item[0])
             return self._nodes[place][1] if place < len(self._nodes) else ""
         return self._running[-1] if self._running else ""
 
@@ -272,7 +253,7 @@ class Counter(TorchDispatchMode):
             return 0.0, "products"
         kwargs = {key: value for key, value in kwargs.items() if key not in ("out", "out_dtype")}
         if name in _PRODUCTS:
-            args = [each for each in args if not isinstance(each, torch.dtype)]
+            args = [arg for arg in args if not isinstance(arg, torch.dtype)]
         kind = "attention" if name in _ATTENTION else "single" if args[-1].dtype == torch.float32 else "products"
         return float(counted(*args, **kwargs, out_val=out)), kind
 
@@ -302,7 +283,7 @@ def moved(name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out
 
 
 def _off_the_grid(tensor: Tensor) -> bool:
-    """Whether it begins at no multiple of 16 bytes of its storage, as what lies in a flat buffer may."""
+    """Whether a tensor begins at no multiple of 16 bytes of its storage, as in a flat buffer."""
     return tensor.is_cuda and tensor.storage_offset() * tensor.element_size() % _GRID != 0
 
 
@@ -311,43 +292,26 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def _bytes(tensor: Tensor) -> float:
-    """What is really there of it: a dimension that was expanded holds one."""
+    """Bytes in memory: an expanded dimension counts once."""
     numbers = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         numbers *= int(size) if stride else min(int(size), 1)
     return float(numbers * tensor.element_size())
 
 
-@dataclass
-class Sums:
-    """Sums over the operations of a part."""
-
-    kernels: int = 0
-    gigabytes: float = 0.0
-    tflops: float = 0.0
-    ms: float = 0.0
-
-    def add(self, operation: Operation) -> None:
-        """One more."""
-        self.kernels += operation.kernels
-        self.gigabytes += operation.bytes / 1e9
-        self.tflops += operation.flops / 1e12
-        self.ms += operation.seconds * 1e3
+def sums(operations: Iterable[Operation], by: str) -> dict[str, dict[str, float]]:
+    """Sums over the operations with the same value of the field `by`."""
+    groups: dict[str, list[Operation]] = defaultdict(list)
+    for operation in operations:
+        groups[getattr(operation, by)].append(operation)
+    return {name: total(group) for name, group in groups.items()}
 
 
-@dataclass
-class Totals:
-    """Sums by part of the model and by operator, and of all."""
-
-    by_part: dict[str, Sums] = field(default_factory=lambda: defaultdict(Sums))
-    by_operator: dict[str, Sums] = field(default_factory=lambda: defaultdict(Sums))
-    all: Sums = field(default_factory=Sums)
-
-    @classmethod
-    def of(cls, operations: Sequence[Operation]) -> "Totals":
-        """The sums of `operations`."""
-        totals = cls()
-        for operation in operations:
-            for part in (totals.by_part[operation.part], totals.by_operator[operation.name], totals.all):
-                part.add(operation)
-        return totals
+def total(operations: Sequence[Operation]) -> dict[str, float]:
+    """Kernels, gigabytes, TFLOPs and milliseconds of all operations."""
+    return {
+        "kernels": sum(operation.kernels for operation in operations),
+        "gigabytes": sum(operation.bytes for operation in operations) / 1e9,
+        "tflops": sum(operation.flops for operation in operations) / 1e12,
+        "ms": sum(operation.seconds for operation in operations) * 1e3,
+    }

@@ -1,48 +1,46 @@
-"""What one GPU gives: products, parity of the kernels, training steps, kernels against each other, runs killed and
-resumed, every command in small, peers, and where a step's time goes.
+"""Measures one GPU: products, parity of the kernels, training steps, kernels against each other, runs killed and
+resumed, every command in small, peers, and where the time of a step goes.
 
     python -m bench.gpu [--json] [--out runs/gpu] [--minutes 8] [--sections matmul parity ...]
                         [--engine auto|deepspeed|plain] [--device cpu --quick]
 
-Each case has a process of its own, but for products and comparisons, which share one while nothing fails in it: what
-one case leaves in memory, or breaks, no other one sees. The next process loads torch before a case is measured. Rows
-are synthetic, the text of commands is written here. Everything goes to gpu.json and gpu.md as soon as it is measured.
+Each case has its own process, so that no case sees the memory or the faults of another; products and comparisons share
+one until something fails in it. The next process loads torch before a case is measured. Rows are synthetic, the text of
+commands is written here. Results go to gpu.json and gpu.md after each case.
 
-Needs torch, numpy and numba; what else a section needs and does not find is named in its place. Without DeepSpeed and
-what our engines around it import, steps run in our plain loop: weights in bf16, AdamW on float32 copies. A case that
-fails, crashes, does not fit or takes longer than --patience minutes says so, and the next one runs. Nothing runs longer
-than --minutes. The exit code is 1 where a case failed or a kernel differs from its reference.
+Needs torch, numpy and numba; a section that needs more names what is missing. Without DeepSpeed and the libraries of
+our engines around it, steps run in our plain loop: weights in bf16, AdamW on float32 copies. A case that fails,
+crashes, does not fit or takes longer than --patience minutes is reported, and the next one runs. Nothing runs longer
+than --minutes. The exit code is 1 if a case failed or a kernel differs from its reference.
 """
 
 import argparse
-import contextlib
 import importlib.util
 import json
 import os
-import queue
 import shutil
 import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-Figures = dict[str, Any]
-ROOT = Path(__file__).resolve().parents[1]
+from bench.measure import Figures, markdown, stamp
+from bench.workers import Worker
+
 DEEPSPEED = ("deepspeed", "pyarrow", "sentencepiece")
 NEEDED = {
     "kernels": ("triton",),
     "resume": (*DEEPSPEED, "tyro"),
-    "peers": (*DEEPSPEED, "transformers", "tyro"),
+    "peers": (*DEEPSPEED, "transformers"),
     "smoke": (*DEEPSPEED, "tyro", "transformers"),
 }
 SECTIONS = ("matmul", "parity", "steps", "kernels", "resume", "peers", "smoke", "profile")
 SHARED = ("machine", "matmul", "parity")  # sections whose cases share a process
-# Recipe, rows of each task in a micro-batch, and settings of the model, or the engine, that are not the recipe's.
+LONGEST = {"kernels": 110.0, "resume": 110.0, "smoke": 110.0}  # seconds on a GPU
 Step = tuple[str, int, Figures]
+"""Recipe, rows of each task in a micro-batch, and settings of the model, or the engine, that differ from the recipe."""
 STEPS: tuple[Step, ...] = (
     ("base_zero1", 32, {}),
     ("base_zero1", 64, {}),
@@ -69,16 +67,10 @@ PARITY = (
     "relative position table", "attention with gated bias and item mask", "token lookup", "masked head", "whole model",
 )  # fmt: skip
 PARITY_ON_A_GPU = ("attention in Triton kernels, twice", "masked head in Triton kernels, twice")
-"""Cases that would compare the CPU with itself there."""
-AT_MOST = {
-    "kernels": 110.0,
-    "resume": 110.0,
-    "smoke": 110.0,
-}  # seconds on a GPU
 
 
 def cases(cuda: bool, quick: bool) -> Iterator[tuple[str, Figures]]:
-    """Section and labels of every case, the cheap and telling ones first."""
+    """Section and labels of every case, the short and most informative ones first."""
     yield "machine", {}
     yield from (("matmul", {"dtype": dtype}) for dtype in ("bf16", "fp32"))
     names = PARITY + (PARITY_ON_A_GPU if cuda else ())
@@ -97,61 +89,6 @@ def _labels(recipe: str, micro_batch: int, settings: Figures) -> Figures:
     return {"recipe": recipe, "micro_batch": micro_batch, "settings": settings}
 
 
-class Worker:
-    """A process of bench.gpu_worker, which has begun to load what it needs."""
-
-    def __init__(self, common: Figures):
-        words = [sys.executable, "-W", "ignore", "-m", "bench.gpu_worker", json.dumps(common)]
-        self.process = subprocess.Popen(
-            words, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
-        self.answers: queue.Queue[str] = queue.Queue()
-        self.loaded = False
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.answers.put(line)
-        self.answers.put("")
-
-    def load(self, seconds: float) -> None:
-        """Wait until it has loaded what it needs; `rows` says where it has not."""
-        with contextlib.suppress(queue.Empty):
-            self.loaded = self.loaded or self.answers.get(timeout=max(seconds, 0.01)) != ""
-
-    def rows(self, case: Figures, seconds: float) -> Iterator[Figures]:
-        """The rows of a case as they come; the last one says so where it had no good end."""
-        assert self.process.stdin is not None
-        if not self.loaded:
-            yield {"failed": "the process of the case did not load"}
-            return
-        until = time.monotonic() + seconds
-        try:
-            self.process.stdin.write(json.dumps(case) + "\n")
-            self.process.stdin.flush()
-            while line := self.answers.get(timeout=max(until - time.monotonic(), 0.01)):
-                row: Figures = json.loads(line)
-                if not row:
-                    return
-                yield row
-            yield {"failed": f"the process ended with code {self.process.wait()}"}
-        except queue.Empty:
-            yield {"failed": f"no end after {seconds:.0f} s"}
-        except BrokenPipeError:
-            yield {"failed": f"the process ended with code {self.process.wait()} before this case"}
-
-    def end(self, politely: bool = True) -> None:
-        """End the process and what it started; returns once it holds no memory."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(subprocess.TimeoutExpired, BrokenPipeError):
-            self.process.stdin.close()
-            self.process.wait(10 if politely else 0)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
 class Report:
     """The figures so far, and their files."""
 
@@ -160,7 +97,7 @@ class Report:
         self.figures: Figures = {"machine": {}, "settings": settings} | {name: [] for name in SECTIONS}
 
     def add(self, section: str, row: Figures) -> None:
-        """One row more, in the files too."""
+        """Add a row to the figures, and write the files."""
         if section == "machine":
             self.figures["machine"] |= row
         else:
@@ -169,42 +106,40 @@ class Report:
             temporary = self.folder / f"{name}.tmp"
             temporary.write_text(text, encoding="utf-8")
             temporary.replace(self.folder / name)
-        words = (f"{key} {_short(value)}" for key, value in row.items() if not isinstance(value, list))
-        print(f"{section}: {', '.join(words)}", file=sys.stderr, flush=True)
+        columns = (f"{key} {_short(value)}" for key, value in row.items() if not isinstance(value, list))
+        print(f"{section}: {', '.join(columns)}", file=sys.stderr, flush=True)
 
     def matmul_tflops(self) -> float:
-        """The highest bf16 rate measured; 0 where none was."""
+        """The highest bf16 rate measured; 0 if none was."""
         rates = [case["tflops"] for case in self.figures["matmul"] if case["dtype"] == "bf16" and "tflops" in case]
         return max(rates, default=0.0)
 
     @property
     def ok(self) -> bool:
-        """No case failed, and every comparison is inside its bound."""
+        """Whether no case failed, and every comparison is within its bound."""
         rows = [self.figures["machine"], *(row for section in SECTIONS for row in self.figures[section])]
         return all("failed" not in row and row.get("ok", True) for row in rows)
 
     def markdown(self) -> str:
-        """The figures for people; each table names the device."""
+        """The figures as Markdown; each table names the device."""
         text = "# One GPU, measured\n\n"
         for section in ("machine", "settings"):
             text += ", ".join(f"{key} {_short(value)}" for key, value in self.figures[section].items()) + "\n\n"
+        device = self.figures["machine"].get("device", "no device")
         for section in SECTIONS:
-            device = self.figures["machine"].get("device", "no device")
             text += f"## {section} ({device})\n\n{_table(self.figures[section])}\n" if self.figures[section] else ""
         return text
 
 
 def _table(rows: list[Figures]) -> str:
     columns = list(dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list)))
-    lines = [columns, ["---"] * len(columns)]
-    lines += [[_short(row.get(column, "")).replace("|", "\\|") for column in columns] for row in rows]
-    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    text = markdown(columns, [[_short(row.get(column, "")) for column in columns] for row in rows])
     return text + "".join(f"\n{_table(row['kernels'])}" for row in rows if "kernels" in row)
 
 
 def _short(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_short(each)}" for key, each in value.items()) or "-"
+        return ", ".join(f"{key} {_short(part)}" for key, part in value.items()) or "-"
     if not isinstance(value, float):
         return str(value).replace("\n", " ")
     return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
@@ -215,8 +150,11 @@ class Bench:
 
     def __init__(self, report: Report, common: Figures, deadline: float, patience: float):
         self.report, self.common, self.deadline, self.patience = report, common, deadline, patience
-        self.next = Worker(common)
+        self.next = self._worker()
         self.shared: Worker | None = None  # by the cases of `SHARED`
+
+    def _worker(self) -> Worker:
+        return Worker("bench.gpu.worker", json.dumps(self.common))
 
     def run(self, section: str, labels: Figures) -> None:
         """Measure one case, and add its rows."""
@@ -226,14 +164,16 @@ class Bench:
         if time.monotonic() >= self.deadline:
             return self.report.add(section, labels | {"left_out": "the time given by --minutes is up"})
         if self.shared is not None and section not in SHARED:
-            self.shared.end()
+            self.shared.close()
             self.shared = None
-        worker = self.shared or self._begin()
+        worker = self.shared
+        if worker is None:
+            worker, self.next = self.next, self._worker()
         worker.load(self.deadline - time.monotonic())
         if section not in SHARED:  # a step took 1.2 times as long while another process loaded
             self.next.load(self.deadline - time.monotonic())
         begin, limit = time.monotonic(), min(self.patience, self.deadline - time.monotonic())
-        seconds = min(AT_MOST.get(section, limit) if self.common["device"] == "cuda" else limit, limit - 2)
+        seconds = min(LONGEST.get(section, limit) if self.common["device"] == "cuda" else limit, limit - 2)
         case = {"section": section, "matmul_tflops": self.report.matmul_tflops(), "seconds": seconds} | labels
         failed = False
         for row in worker.rows(case, limit):
@@ -241,22 +181,15 @@ class Bench:
             took = {} if section == "machine" else {"took_s": time.monotonic() - begin}
             self.report.add(section, labels | row | took)
             begin = time.monotonic()
-        if section in SHARED and not failed:
-            self.shared = worker
-        else:
-            worker.end(politely=not failed)
-            self.shared = None
-
-    def _begin(self) -> Worker:
-        """The process that has loaded what it needs; another one begins to."""
-        worker, self.next = self.next, Worker(self.common)
-        return worker
+        self.shared = worker if section in SHARED and not failed else None
+        if self.shared is None:
+            worker.close(kill=failed)
 
     def end(self) -> None:
         """End every process."""
         for worker in (self.next, self.shared):
             if worker is not None:
-                worker.end(politely=False)
+                worker.close(kill=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -268,34 +201,34 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=8.0, help="nothing runs longer than this")
     parser.add_argument("--patience", type=float, default=3.0, help="minutes after which a case is given up")
     parser.add_argument("--engine", choices=("auto", "deepspeed", "plain"), default="auto")
-    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS, help="what to measure")
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS, help="sections to measure")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it all run?")
-    given = parser.parse_args(arguments)
-    if given.device == "cpu":
+    options = parser.parse_args(arguments)
+    if options.device == "cpu":
         os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}  # sizes are tiny
-    engine = given.engine
+    engine = options.engine
     if engine == "auto":
         engine = "deepspeed" if all(map(importlib.util.find_spec, DEEPSPEED)) else "plain"
-    settings = {"engine": engine, "rows": "synthetic, packed", "quick": given.quick, "minutes": given.minutes}
-    settings["sections"] = list(given.sections)
-    given.out.mkdir(parents=True, exist_ok=True)
-    work = given.out.resolve() / "work"
+    settings = {"engine": engine, "rows": "synthetic, packed", "quick": options.quick, "minutes": options.minutes}
+    settings |= {"sections": list(options.sections)} | stamp()
+    options.out.mkdir(parents=True, exist_ok=True)
+    work = options.out.resolve() / "work"
     shutil.rmtree(work, ignore_errors=True)
-    common = {"device": given.device, "engine": engine, "quick": given.quick, "folder": str(work)}
-    report = Report(given.out, settings)
+    common = {"device": options.device, "engine": engine, "quick": options.quick, "folder": str(work)}
+    report = Report(options.out, settings)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through `finally`
-    bench = Bench(report, common, begin + 60 * given.minutes, 60 * given.patience)
+    bench = Bench(report, common, begin + 60 * options.minutes, 60 * options.patience)
     try:
-        for section, labels in cases(given.device == "cuda", given.quick):
-            if section in ("machine", *given.sections):
+        for section, labels in cases(options.device == "cuda", options.quick):
+            if section in ("machine", *options.sections):
                 bench.run(section, labels)
             if "failed" in report.figures["machine"]:
                 parser.error(report.figures["machine"]["failed"])
     finally:
         bench.end()
         shutil.rmtree(work, ignore_errors=True)
-    print(json.dumps(report.figures, indent=1) if given.json else report.markdown())
+    print(json.dumps(report.figures, indent=1) if options.json else report.markdown())
     return 0 if report.ok else 1
 
 

@@ -1,23 +1,26 @@
-"""A training step counted without a GPU: the kernels of the real engine on fake tensors, and the time that their bytes
-and operations take at least.
+"""Counts a training step without a GPU: kernels, bytes and operations of the real engine on fake tensors, and the time
+that they take at least.
 
     python -m bench.roofline --recipe NAME [--gpu h200] [--gpus 1] [--json] [--section.key value ...]
+    python -m bench.roofline --measured docs/results/gpu.json    # steps that bench.gpu measured, next to the count
 
 The step is DeepSpeed's, of one process of `--gpus`, on `data.micro_batch` synthetic rows of each task.
-`bench/counted.py` says how it is counted and what that cannot know. Needs g++ where torch is a build for the CPU, and
-the package triton for the Triton kernels.
+`bench/roofline/counted.py` describes the count and its limits. Needs g++ if torch is a build for the CPU, and the
+package triton for the Triton kernels.
 """
 
-import bench.fake_cuda  # isort: skip  # before torch
+import bench.roofline.fake_cuda  # isort: skip  # before torch
 
 import contextlib
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 os.environ |= {"DS_ACCELERATOR": "cpu"} | dict.fromkeys(("RANK", "LOCAL_RANK"), "0")
@@ -30,16 +33,15 @@ import tyro
 from deepspeed.accelerator import set_accelerator
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 from deepspeed.runtime.zero import partitioned_param_coordinator
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bench.counted import GPUS, Counter, Formula, Totals
-from bench.gpu_steps import planned_memory
+from bench.gpu.steps import planned_memory
+from bench.measure import markdown, show, stamp
+from bench.roofline.counted import GPUS, Counter, Formula, sums, total
 from bench.synthetic import SyntheticSource
 from xlme_ds.cli import fail, parse
 from xlme_ds.config import RunConfig
@@ -58,19 +60,21 @@ class Settings:
 
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
     gpu: str = "h200"
-    """One of h200, h100, a100: whose rates the time follows from."""
+    """GPU of the rates: h200, h100 or a100."""
     gpus: int = 1
-    """Processes of the run; one of them is counted, and what it sends is reported by bytes, not as time."""
+    """Processes of the run; one of them is counted, and its messages are reported as bytes, not as time."""
     micro_batches: int = 1
     """Micro-batches of a step."""
     operators: bool = False
     """Also list the operators, the slowest first."""
     json: bool = False
     """Print the figures as JSON."""
+    measured: Path | None = None
+    """Instead of a recipe: gpu.json of bench.gpu; prints its steps next to the count of this tree."""
 
 
 class _Gpu(CPU_Accelerator):
-    """What DeepSpeed asks of a GPU before and in a step, none being there."""
+    """DeepSpeed's accelerator of a machine with a fake GPU."""
 
     waited = staticmethod(lambda: None)
 
@@ -97,8 +101,7 @@ class _Gpu(CPU_Accelerator):
 
 
 class _EfficientAttention(TorchFunctionMode):
-    """torch chooses the kernel by the device that is there: here the one that it takes on a GPU where a bias has a
-    gradient."""
+    """Chooses the attention kernel that torch takes on a GPU if a bias has a gradient."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
@@ -108,14 +111,14 @@ class _EfficientAttention(TorchFunctionMode):
 
 
 def _unchanged(module: nn.Module, convert: Any, recurse: bool = True) -> nn.Module:
-    """In place of `nn.Module._apply`, which cannot replace fake parameters: they have type and device already."""
+    """Replaces `nn.Module._apply`, which cannot replace fake parameters; they have their type and device already."""
     for parameter in module.parameters():
         assert convert(parameter) is parameter
     return module
 
 
 def _fill(model: nn.Module, whole: Any) -> None:
-    """Weights as DeepSpeed would make them."""
+    """Create the weights as DeepSpeed does."""
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and whole is None:  # ZeRO-3 has made its own
@@ -125,49 +128,53 @@ def _fill(model: nn.Module, whole: Any) -> None:
 
 def _part(module: str) -> str:
     """The part of the model that a module belongs to."""
-    found = re.match(r"(generator|discriminator|encoder)\b(\.layers\.\d+\.(attention|up|down)\b)?", module)
-    if found is None:
+    match = re.match(r"(generator|discriminator|encoder)\b(\.layers\.\d+\.(attention|up|down)\b)?", module)
+    if match is None:
         return module.split(".")[0].replace("_", " ") or "tables, losses, sums of gradients"
-    inside = {"attention": "attention", "up": "feed-forward", "down": "feed-forward"}.get(found[3] or "", "rest")
-    if re.fullmatch(r"\w+\.layers\.\d+", module):  # itself: compiled as one, its norms are counted with it
+    inside = {"attention": "attention", "up": "feed-forward", "down": "feed-forward"}.get(match[3] or "", "rest")
+    if re.fullmatch(r"\w+\.layers\.\d+", module):  # a whole layer is compiled as one, with its norms
         inside = "layers"
-    return f"{found[1]}: {inside}"
+    return f"{match[1]}: {inside}"
 
 
 def _attention(share: Callable[[int], float], backward: bool, args: Any, out: Any) -> tuple[float, float, int, str]:
-    """`share(off)` of the pairs of a query and a key lie in tiles that are computed, so many off the diagonal at most:
-    two products forward, seven backward by two kernels that both read q, k, v and the output's gradient; a third one,
-    at half of their rate, takes two for the distances that are told apart."""
+    """The cost of attention; `share(off)` of the pairs of a query and a key lie in computed tiles at most `off` tiles
+    from the diagonal.
+
+    Forward has two products. Backward has seven, in two kernels that both read q, k, v and the output's gradient; a
+    third kernel, at half of their rate, takes two products for the distances that have their own gradient.
+    """
     rows, tokens, _, heads, size = args[0].shape
     product = 2.0 * rows * heads * tokens**2 * size
     one = 2.0 * rows * tokens * heads * size
     if not backward:
         return 2 * product * share(tokens), 4 * one, 1, "forward"
-    moved = 16 * one + 4.0 * sum(each.numel() for each in out[1:])
+    moved = 16 * one + 4.0 * sum(tensor.numel() for tensor in out[1:])
     return product * (7 * share(tokens) + 4 * share(args[-1])), moved, 4, "backward"
 
 
 def _group_sums(args: Any, out: Any) -> tuple[float, float, int, str]:
-    """The product of hidden states and table, and two numbers a group, three with a temperature; a kernel a block."""
+    """The cost of the product of hidden states and table, a kernel a block; writes two numbers a group, three with a
+    temperature."""
     hidden_MD, blocks = args[:2]
     read = hidden_MD.numel() + sum(block.numel() for block in blocks)
     return (
         2.0 * len(hidden_MD) * (read - hidden_MD.numel()),
-        2.0 * read + 4.0 * sum(each.numel() for each in out[:2]),
+        2.0 * read + 4.0 * sum(tensor.numel() for tensor in out[:2]),
         len(blocks),
         "triton",
     )
 
 
 def _logit_gradient(args: Any, out: Any) -> tuple[float, float, int, str]:
-    """The same product for a tile of ids, whose gradient is written."""
+    """The cost of the product of hidden states and a tile of the table, whose gradient is written."""
     hidden_MD, rows_CD = args[:2]
     moved = 2.0 * (hidden_MD.numel() + rows_CD.numel() + out[0].numel()) + 4.0 * out[1].numel()
     return 2.0 * len(hidden_MD) * rows_CD.numel(), moved, 1, "triton"
 
 
 def formulas(batch: Any) -> dict[str, Formula]:
-    """Of our own operators, on rows as in `batch`."""
+    """The costs of our own operators, on rows like those of `batch`."""
     tile = tiling("_forward", 64, 2).queries
     first_BT, end_BT = item_bounds(batch.segments_BT)
     tokens = first_BT.shape[1]
@@ -199,10 +206,10 @@ def formulas(batch: Any) -> dict[str, Formula]:
 
 @contextlib.contextmanager
 def _pretended(gpus: int) -> Iterator[None]:
-    """A GPU and `gpus` processes for DeepSpeed and torch, once in a process."""
+    """Give DeepSpeed and torch a fake GPU and `gpus` fake processes; works once in a process."""
     os.environ |= {"WORLD_SIZE": str(gpus), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     set_accelerator(_Gpu())
-    partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda numbers: None  # there are no others
+    partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda numbers: None  # the others do not exist
     torch.cuda.get_device_capability = lambda device=None: (9, 0)  # type: ignore[assignment]
     before, nn.Module._apply = nn.Module._apply, _unchanged  # type: ignore[assignment, method-assign]
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=gpus)
@@ -215,10 +222,10 @@ def _pretended(gpus: int) -> Iterator[None]:
 
 
 def count(settings: Settings) -> tuple[Counter, RunConfig, float]:
-    """The operations of one step, after one that makes the optimizer's state, and the seconds of the host's hooks."""
-    if not bench.fake_cuda.READY:
+    """Count the second step: the first makes the optimizer's state. Also returns the seconds of the host's hooks."""
+    if not bench.roofline.fake_cuda.READY:
         raise ValueError(
-            "torch was loaded before bench.fake_cuda: count in a process that imports bench.roofline first"
+            "torch was loaded before bench.roofline.fake_cuda: count in a process that imports bench.roofline first"
         )
     run, gpus = settings.run, settings.gpus
     rows = run.data.micro_batch * settings.micro_batches * gpus
@@ -247,7 +254,7 @@ def count(settings: Settings) -> tuple[Counter, RunConfig, float]:
 
 
 def _name_phases(engine: Engine, counter: Counter) -> None:
-    """What is read before and updated after the passes counts under these names."""
+    """Count what the engine reads and updates around the passes under the names reading and optimizer."""
 
     def named(name: str, method: Any, *arguments: Any) -> Any:
         counter.phase = name
@@ -263,8 +270,8 @@ def _name_phases(engine: Engine, counter: Counter) -> None:
 def figures(settings: Settings) -> dict[str, Any]:
     """The counted step as numbers."""
     counter, run, hooks = count(settings)
-    totals, rates = Totals.of(counter.operations), GPUS[settings.gpu]
-    seconds, tokens = max(totals.all.ms / 1e3, hooks), sum(run.data.mean_rows) * run.model.max_positions / settings.gpus
+    every, rates = total(counter.operations), GPUS[settings.gpu]
+    seconds, tokens = max(every["ms"] / 1e3, hooks), sum(run.data.mean_rows) * run.model.max_positions / settings.gpus
     done = flops_per_step(run, run.model.max_positions) / settings.gpus
     return {
         "recipe": run.name,
@@ -273,64 +280,93 @@ def figures(settings: Settings) -> dict[str, Any]:
         "tokens_per_s": tokens / seconds,
         "fraction_of_peak": done / seconds / rates.peak,
         "milliseconds": 1e3 * seconds,
-        "gpu_milliseconds": totals.all.ms,
-        "kernels": totals.all.kernels,
+        "gpu_milliseconds": every["ms"],
+        "kernels": every["kernels"],
         "memory_gib": counter.peak / 2**30,
         "planned_memory_gib": planned_memory(run, run.model.max_positions, settings.gpus),
-        "gigabytes": totals.all.gigabytes,
-        "tflops": totals.all.tflops,
+        "gigabytes": every["gigabytes"],
+        "tflops": every["tflops"],
         "host_syncs_per_step": sum(counter.waits.values()),
         "host_syncs": dict(counter.waits),
         "sent_gigabytes": {name: size / 1e9 for name, size in counter.sent.items()},
-        "by_part": {name: asdict(part) for name, part in totals.by_part.items()},
-        "by_operator": {name: asdict(part) for name, part in totals.by_operator.items()},
+        "by_part": sums(counter.operations, "part"),
+        "by_operator": sums(counter.operations, "name"),
         "rates": asdict(rates),
     }
 
 
-def _show(found: dict[str, Any], kind: str, limit: int = 40) -> Table:
-    table = Table(title=f"{found['recipe']} on one {found['gpu']}, {found['rows']} rows", title_justify="left")
-    for column in (kind, "ms", "share", "kernels", "GB", "TFLOP"):
-        table.add_column(column, justify="left" if column == kind else "right")
-    parts = sorted(found[f"by_{kind}"].items(), key=lambda each: -each[1]["ms"])[:limit]
-    for name, part in parts:
-        share = part["ms"] / found["gpu_milliseconds"]
-        numbers = f"{part['ms']:.2f}", f"{share:.1%}", f"{part['kernels']:,}", f"{part['gigabytes']:.1f}"
-        table.add_row(name, *numbers, f"{part['tflops']:.2f}")
-    numbers = f"{found['gpu_milliseconds']:.1f}", "", f"{found['kernels']:,}", f"{found['gigabytes']:.1f}"
-    table.add_section()
-    table.add_row("all", *numbers, f"{found['tflops']:.2f}")
-    return table
+def text(counted: dict[str, Any], kinds: tuple[str, ...]) -> str:
+    """The figures as Markdown tables, the slowest rows first, and sentences."""
+    tables = ""
+    for kind in kinds:
+        rows = sorted(counted[f"by_{kind}"].items(), key=lambda item: -item[1]["ms"])[:40]
+        cells = [
+            [name, f"{row['ms']:.2f}", f"{row['ms'] / counted['gpu_milliseconds']:.1%}", f"{row['kernels']:,}",
+             f"{row['gigabytes']:.1f}", f"{row['tflops']:.2f}"]
+            for name, row in [*rows, ("all", counted | {"ms": counted["gpu_milliseconds"]})]
+        ]  # fmt: skip
+        tables += markdown((kind, "ms", "share", "kernels", "GB", "TFLOP"), cells) + "\n"
+
+    def listed(values: dict[str, float]) -> str:
+        return ", ".join(f"{name} {value:.3g}" for name, value in values.items()) or "none"
+
+    return (
+        f"{counted['recipe']} on one {counted['gpu']}, {counted['rows']} rows\n\n{tables}"
+        f"counted, not measured: {counted['tokens_per_s']:,.0f} tokens/s, {counted['fraction_of_peak']:.1%} of the "
+        f"dense bf16 peak\na step: {counted['milliseconds']:.1f} ms, on the GPU {counted['gpu_milliseconds']:.1f}\n"
+        f"peak memory of the tensors {counted['memory_gib']:.1f} GiB, planned {counted['planned_memory_gib']:.1f}\n"
+        f"the host waits for the GPU {counted['host_syncs_per_step']} times a step: {listed(counted['host_syncs'])}\n"
+        f"sent to other processes, GB: {listed(counted['sent_gigabytes'])}"
+    )
+
+
+def next_to_measured(path: Path) -> str:
+    """A Markdown table of the steps in gpu.json and the count of this tree, each counted in a process of its own.
+
+    Raises ValueError for a GPU without rates.
+    """
+    measured = json.loads(path.read_text())
+    device = measured["machine"]["device"]
+    gpu = next((name for name in GPUS if name.upper() in device), None)
+    if gpu is None:
+        raise ValueError(f"{path} is of {device}, which has no rates: measure on one of {', '.join(GPUS)}")
+    table = []
+    for row in measured["steps"]:
+        if "tokens_per_s" not in row:
+            continue
+        command = [sys.executable, "-W", "ignore", "-m", "bench.roofline", "--json", "--gpu", gpu]
+        command += ["--recipe", row["recipe"], "--data.micro-batch", str(row["micro_batch"])]
+        command += ["--micro-batches", str(row["rows"] // row["micro_batch"])]
+        for name, value in row["settings"].items():
+            if name != "engine":
+                command += ["--model." + name.replace("_", "-"), str(value)]
+        counted = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        settings = ", ".join(f"{name} {value}" for name, value in row["settings"].items()) or "default"
+        rates = counted["tokens_per_s"], row["tokens_per_s"]
+        memory = [f"{size:.1f}" if size else "" for size in (row.get("planned_memory_gib"), row.get("peak_memory_gib"))]
+        name = f"{row['recipe']}, {row['micro_batch']} + {row['micro_batch']} rows, {settings}"
+        table.append([name, *(f"{rate:,.0f}" for rate in rates), f"{rates[0] / rates[1]:.2f}", *memory])
+    columns = "step", "counted, tokens/s", "measured", "counted / measured", "planned, GiB", "measured peak"
+    return markdown(columns, table)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Count and print; a user's mistake ends it with one sentence and exit code 2."""
     try:
-        given = sys.argv[1:] if arguments is None else arguments
-        settings = parse("python -m bench.roofline", Settings, __doc__ or "", given)
+        words = sys.argv[1:] if arguments is None else arguments
+        if "--measured" in words and "--recipe" not in words:
+            words = ["--recipe", "base_zero1", *words]  # not read
+        settings = parse("python -m bench.roofline", Settings, __doc__ or "", words)
+        if settings.measured:
+            print(next_to_measured(settings.measured), ", ".join(stamp().values()), sep="\n")
+            return
         if settings.gpu not in GPUS:
             raise ValueError(f"--gpu {settings.gpu} is not known: choose one of {', '.join(GPUS)}")
         with contextlib.redirect_stdout(sys.stderr):  # where DeepSpeed's log goes
-            found = figures(settings)
+            counted = figures(settings)
     except ValueError as error:
         fail("bench.roofline", error)
-    if settings.json:
-        print(json.dumps(found, indent=1))
-        return
-    console = Console(highlight=False)
-    for kind in ("part", "operator") if settings.operators else ("part",):
-        console.print(_show(found, kind))
-
-    def listed(values: dict[str, float]) -> str:
-        return ", ".join(f"{name} {value:.3g}" for name, value in values.items()) or "none"
-
-    console.print(
-        f"counted, not measured: {found['tokens_per_s']:,.0f} tokens/s, {found['fraction_of_peak']:.1%} of the dense "
-        f"bf16 peak\na step: {found['milliseconds']:.1f} ms, of the GPU {found['gpu_milliseconds']:.1f}\n"
-        f"tensors take {found['memory_gib']:.1f} GiB at the fullest moment, planned are "
-        f"{found['planned_memory_gib']:.1f}\nthe host waits for the GPU {found['host_syncs_per_step']} times a step: "
-        f"{listed(found['host_syncs'])}\nhanded to collectives, GB: {listed(found['sent_gigabytes'])}"
-    )
+    show(counted, settings.json, lambda shown: text(shown, ("part", "operator") if settings.operators else ("part",)))
 
 
 if __name__ == "__main__":

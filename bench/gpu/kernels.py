@@ -1,8 +1,7 @@
-"""A tournament of attention's kernels on one GPU: every legal form of each (tiles, warps, stages) on Base's shape, next
-to torch's attention without a bias and FlexAttention with a learned one; each form is checked against float64.
+"""A tournament of attention's kernels on one GPU, on Base's shape; Large's and XL's heads have the same size.
 
-The winners are written as a table for this compute capability: it may take the place of `xlme_ds/models/tilings.json`.
-Large's and XL's heads have the same size.
+Every legal form of each kernel (tiles, warps, stages) is compared with float64 and timed, next to torch's attention.
+The winners are written as a table for this compute capability, which can replace `xlme_ds/models/tilings.json`.
 """
 
 import functools
@@ -27,31 +26,36 @@ from xlme_ds.models.attention import item_bounds
 from xlme_ds.models.tiles import TABLE, Tiling
 
 Row = dict[str, Any]
-SHAPE = 64, 12, 512, 64  # rows, half of them one item and the others pairs; heads, tokens, numbers a head
+SHAPE = 64, 12, 512, 64  # rows, half of them one item and the others pairs; heads; tokens; size of a head
 PRODUCT = 2.0 * 64 * 12 * 512**2 * 64  # operations of Q Kᵀ
 TILES = ((64, 32), (32, 64), (64, 64), (128, 32), (32, 128), (128, 64), (64, 128), (64, 16), (16, 64))
 KERNELS = ("_forward", "_backward_queries", "_backward_keys", "_backward_distances")
-AT_ONCE = 10  # launches that are timed together, or the host's part would count
+LAUNCHES = 10  # timed together, so that the host's time does not count
 BOUND = 2e-2  # of the largest number: bf16 rounds several times in a row
 
 
 def forms(kernel: str) -> list[Tiling]:
-    """The forms of a kernel that are tried: as many scores a warp as registers hold, and rows for all of its warps."""
+    """The forms of a kernel to try: those whose scores fit the registers, with rows for all warps."""
     if kernel == "_backward_distances":
         return [Tiling(side, side, warps, 2) for side, warps in ((64, 4), (64, 8))]
     most, side = (2048, 128) if kernel == "_forward" else (1024, 64 if kernel == "_backward_queries" else 128)
-    found = []
-    for (queries, keys), warps, stages in itertools.product(TILES, (4, 8), (2, 3, 4)):
-        rows = keys if kernel == "_backward_keys" else queries
-        if 256 <= queries * keys // warps <= most and rows >= 16 * warps and max(queries, keys) <= side:
-            found.append(Tiling(queries, keys, warps, stages))
-    return found
+    candidates = (
+        Tiling(queries, keys, warps, stages)
+        for (queries, keys), warps, stages in itertools.product(TILES, (4, 8), (2, 3, 4))
+    )
+    return [
+        form
+        for form in candidates
+        if 256 <= form.queries * form.keys // form.warps <= most
+        and (form.keys if kernel == "_backward_keys" else form.queries) >= 16 * form.warps
+        and max(form.queries, form.keys) <= side
+    ]
 
 
 def inputs(
     device: torch.device, rows: int, heads: int, tokens: int, size: int, half: torch.dtype = torch.bfloat16
 ) -> dict[str, Any]:
-    """What the kernels read of so many rows of a shape."""
+    """Inputs of the kernels: queries, keys and values, gate, distances, items and the gradient of the output."""
     from xlme_ds.models.attention_triton import skew
 
     g = torch.Generator().manual_seed(0)
@@ -73,14 +77,14 @@ def inputs(
 
 
 class Launch(NamedTuple):
-    """A kernel, in any form: what starts it, the buffers that it fills, and what they say, as `expected` does."""
+    """A kernel in any form: launches it, the buffers that it writes, and its results in the order of `expected`."""
 
     run: Callable[[Tiling], None]
     buffers: Callable[[Tiling], Sequence[Tensor]]
     results: Callable[[Tiling], Sequence[Tensor]]
 
     def errors(self, form: Tiling, exact: Sequence[Tensor]) -> list[float]:
-        """Of each result over its largest number; NaN where the kernel left a number out."""
+        """The error of each result over its largest number; NaN if the kernel left a number unwritten."""
         for buffer in self.buffers(form):
             buffer.fill_(math.nan)
         self.run(form)
@@ -88,11 +92,11 @@ class Launch(NamedTuple):
         return [float((ours.double() - theirs).abs().max() / theirs.abs().max()) for ours, theirs in pairs]
 
 
-def launches(given: dict[str, Any]) -> dict[str, Launch]:
-    """By the kernels' names; the backward ones read what the ones before them wrote."""
+def launches(tensors: dict[str, Any]) -> dict[str, Launch]:
+    """The launch of each kernel by its name; the backward kernels read the outputs of the ones before."""
     from xlme_ds.models import attention_triton as kernels
 
-    qkv, gate, bounds = given["qkv"], given["gate"], (given["skewed"], given["first"], given["end"])
+    qkv, gate, bounds = tensors["qkv"], tensors["gate"], (tensors["skewed"], tensors["first"], tensors["end"])
     heads, tokens = qkv.shape[3], qkv.shape[1]
 
     def near(form: Tiling) -> int:
@@ -100,7 +104,7 @@ def launches(given: dict[str, Any]) -> dict[str, Launch]:
 
     out = kernels._empty_outputs(qkv, gate[0])
     kernels._launch(kernels._forward, qkv, *gate, *bounds, *out)
-    passed = *out[1:], given["grad"]
+    passed = *out[1:], tensors["grad"]
     delta, grad_qkv = torch.empty_like(out[1]), torch.empty_like(qkv)
 
     @functools.cache
@@ -112,15 +116,15 @@ def launches(given: dict[str, Any]) -> dict[str, Launch]:
 
     def queries(form: Tiling) -> None:
         _, _, of_far, of_gates, of_scale = shares(form)
-        given = qkv, *gate, *bounds, out[0], *passed, delta, grad_qkv, of_gates, of_scale, of_far
-        kernels._launch(kernels._backward_queries, *given, near=tokens, form=form)
+        tensors = qkv, *gate, *bounds, out[0], *passed, delta, grad_qkv, of_gates, of_scale, of_far
+        kernels._launch(kernels._backward_queries, *tensors, near=tokens, form=form)
 
     def keys(form: Tiling) -> None:
         kernels._launch(kernels._backward_keys, qkv, *bounds, *passed, delta, grad_qkv, gated=True, form=form)
 
     def distances(form: Tiling) -> None:
-        given = qkv, *bounds, *passed, delta, shares(form)[1]
-        kernels._launch(kernels._backward_distances, *given, gated=True, near=near(form), form=form)
+        tensors = qkv, *bounds, *passed, delta, shares(form)[1]
+        kernels._launch(kernels._backward_distances, *tensors, gated=True, near=near(form), form=form)
 
     def of_queries(form: Tiling) -> Sequence[Tensor]:
         *_, of_gates, of_scale = shares(form)
@@ -138,24 +142,24 @@ def launches(given: dict[str, Any]) -> dict[str, Launch]:
     }
 
 
-def expected(given: dict[str, Any]) -> dict[str, list[Tensor]]:
-    """What each kernel writes, by the formulas in float64, a row at a time."""
+def expected(tensors: dict[str, Any]) -> dict[str, list[Tensor]]:
+    """The results of each kernel by the formulas in float64, a row at a time."""
     names = ("update", "reset", "scale", "distance")
-    u, r, w, d = (each.double().requires_grad_() for each in (*given["gate"], given["distance"]))
-    rows, tokens, _, _, size = given["qkv"].shape
+    u, r, w, d = (value.double().requires_grad_() for value in (*tensors["gate"], tensors["distance"]))
+    rows, tokens, _, _, size = tensors["qkv"].shape
     position = torch.arange(tokens, device=d.device)
     place = position[None, :] - position[:, None] + tokens - 1
-    sums = {name: torch.zeros_like(each) for name, each in zip(names, (u, r, w, d), strict=True)}
+    sums = {name: torch.zeros_like(value) for name, value in zip(names, (u, r, w, d), strict=True)}
     outs, grads = [], []
     for n in range(rows):
-        qkv = given["qkv"][n].double().requires_grad_()
+        qkv = tensors["qkv"][n].double().requires_grad_()
         q, k, v = qkv.permute(1, 2, 0, 3)
         alpha, rho = torch.sigmoid(q @ u), torch.sigmoid(q @ r)
         gate = (1 + alpha + (1 - alpha) * w[:, None] * rho)[..., None]
-        seen = (position >= given["first"][n][:, None]) & (position < given["end"][n][:, None])
+        seen = (position >= tensors["first"][n][:, None]) & (position < tensors["end"][n][:, None])
         scores = torch.where(seen, q @ k.mT / math.sqrt(size) + gate * d[:, place], -math.inf)
         out = (scores.softmax(-1) @ v).transpose(0, 1)
-        *small, of_qkv = torch.autograd.grad(out, [u, r, w, d, qkv], given["grad"][n].double())
+        *small, of_qkv = torch.autograd.grad(out, [u, r, w, d, qkv], tensors["grad"][n].double())
         for total, part in zip(sums.values(), small, strict=True):
             total += part
         outs.append(out.detach())
@@ -169,14 +173,14 @@ def expected(given: dict[str, Any]) -> dict[str, list[Tensor]]:
 
 
 def _compile(kernel: str, form: Tiling) -> Row:
-    """Into the cache that all processes share; says so where it does not fit the GPU, or fails."""
+    """Compile a form into the cache that all processes share; the row says if it does not fit the GPU, or fails."""
     try:
         torch.set_num_threads(1)
         launches(_small)[kernel].run(form)
         torch.cuda.synchronize()
     except Exception as error:
-        words = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
-        return {"left_out" if type(error).__name__ == "OutOfResources" else "failed": words}
+        message = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
+        return {"left_out" if type(error).__name__ == "OutOfResources" else "failed": message}
     return {}
 
 
@@ -188,27 +192,30 @@ def _start() -> None:
 
 
 def _medians(runs: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, float]:
-    """Milliseconds of each, by turns; each is warm."""
+    """Median milliseconds of each run, by turns, without warming up."""
     times: dict[Any, list[float]] = {key: [] for key in runs}
     for _ in range(rounds):
         for key, run in runs.items():
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
-            for _ in range(AT_ONCE):
+            for _ in range(LAUNCHES):
                 run()
             end.record()
             end.synchronize()
-            times[key].append(begin.elapsed_time(end) / AT_ONCE)
+            times[key].append(begin.elapsed_time(end) / LAUNCHES)
     return {key: float(np.median(values)) for key, values in times.items()}
 
 
 def tournament(device: torch.device, seconds: float, table: Path) -> Iterator[Row]:
-    """A row for every form in turn, and the peers; nothing begins after `seconds`. The winners go into `table`."""
-    started, given = time.monotonic(), inputs(device, *SHAPE)
-    every = [(kernel, form) for kernel in KERNELS for form in forms(kernel)]
+    """A row for every form, and one for torch's attention; no comparison begins after `seconds`.
+
+    Writes the winners to `table`.
+    """
+    started, tensors = time.monotonic(), inputs(device, *SHAPE)
+    candidates = [(kernel, form) for kernel in KERNELS for form in forms(kernel)]
     with ProcessPoolExecutor(min(12, os.cpu_count() or 1), multiprocessing.get_context("spawn"), _start) as pool:
-        compiled = dict(zip(every, pool.map(_compile, *zip(*every, strict=True)), strict=True))
-    exact, found = expected(given), launches(given)
+        compiled = dict(zip(candidates, pool.map(_compile, *zip(*candidates, strict=True)), strict=True))
+    exact, kernels = expected(tensors), launches(tensors)
     products = {"_forward": 2, "_backward_queries": 3, "_backward_keys": 4, "_backward_distances": 2}
     winners: dict[str, Tiling] = {}
     for kernel in KERNELS:
@@ -217,9 +224,9 @@ def tournament(device: torch.device, seconds: float, table: Path) -> Iterator[Ro
             if time.monotonic() - started > seconds:
                 rows[form] |= {"left_out": "no time"}
             else:
-                errors = found[kernel].errors(form, exact[kernel])
+                errors = kernels[kernel].errors(form, exact[kernel])
                 rows[form] |= {"error": max(errors), "ok": all(error <= BOUND for error in errors)}
-        runs = {form: partial(found[kernel].run, form) for form, row in rows.items() if row.get("ok")}
+        runs = {form: partial(kernels[kernel].run, form) for form, row in rows.items() if row.get("ok")}
         times = _medians(runs, 5)
         for form, ms in times.items():
             rows[form] |= {"ms": ms, "tflops_of_the_square": products[kernel] * PRODUCT / ms / 1e9}
@@ -229,48 +236,28 @@ def tournament(device: torch.device, seconds: float, table: Path) -> Iterator[Ro
         yield from ({"kernel": kernel} | form._asdict() | row for form, row in rows.items())
     if len(winners) == len(KERNELS):
         _write(winners, table)
-    yield from peers(given)
+    yield from torch_attention(tensors)
 
 
 def _write(winners: dict[str, Tiling], table: Path) -> None:
-    """The package's table of forms, with the winners of this GPU's compute capability."""
-    known = json.loads(TABLE.read_text(encoding="utf-8"))
+    """Write the package's table of forms, with the winners of this GPU's compute capability."""
+    forms_by_gpu = json.loads(TABLE.read_text(encoding="utf-8"))
     capability = ".".join(map(str, torch.cuda.get_device_capability()))
-    known.setdefault(capability, {})[str(SHAPE[-1])] = winners
-    table.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    forms_by_gpu.setdefault(capability, {})[str(SHAPE[-1])] = winners
+    table.write_text(json.dumps(forms_by_gpu, indent=1) + "\n", encoding="utf-8")
 
 
-def peers(given: dict[str, Any]) -> Iterator[Row]:
-    """Torch's flash attention without bias and mask, and FlexAttention with d and the items' mask; d has a gradient."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+def torch_attention(tensors: dict[str, Any]) -> Iterator[Row]:
+    """Times torch's flash attention without bias and mask."""
+    q, k, v = (part.transpose(1, 2).contiguous().requires_grad_() for part in tensors["qkv"].unbind(2))
+    grad = tensors["grad"].transpose(1, 2).contiguous()
 
-    q, k, v = (each.transpose(1, 2).contiguous().requires_grad_() for each in given["qkv"].unbind(2))
-    grad, first, end = given["grad"].transpose(1, 2).contiguous(), given["first"], given["end"]
-    distance = given["distance"].float().requires_grad_()
-    # The forms that torch would take do not fit into a multiprocessor's memory with a bias that it reads.
-    sides = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_M1": 32, "BLOCK_N1": 64, "BLOCK_M2": 64, "BLOCK_N2": 32}
-    flex = partial(torch.compile(flex_attention, dynamic=False), kernel_options=sides | {"num_stages": 2})
+    def forward() -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v)
 
-    def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return (j >= first[b, i]) & (j < end[b, i])
+    def forward_backward() -> object:
+        return torch.autograd.grad(forward(), (q, k, v), grad)
 
-    def biased(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return score + distance[h, j - i + tokens - 1]
-
-    rows, tokens = first.shape
-    mask = create_block_mask(seen, rows, None, tokens, tokens, device=q.device)
-    ways: dict[str, tuple[Callable[[], Tensor], list[Tensor]]] = {
-        "torch's attention, no bias, no mask": (lambda: F.scaled_dot_product_attention(q, k, v), [q, k, v]),
-        "FlexAttention, distances without a gate": (
-            lambda: flex(q, k, v, score_mod=biased, block_mask=mask), [q, k, v, distance]
-        ),
-    }  # fmt: skip
-    for name, (run, wanted) in ways.items():
-        try:
-            both = partial(lambda run, wanted: torch.autograd.grad(run(), wanted, grad), run, wanted)
-            for each in (run, both, run, both):
-                each()
-            found = _medians({"forward_ms": run, "forward_backward_ms": both}, 7)
-        except Exception as error:
-            found = {"left_out": f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"}  # type: ignore[dict-item]
-        yield {"kernel": name} | found
+    forward_backward()
+    times = _medians({"forward_ms": forward, "forward_backward_ms": forward_backward}, 7)
+    yield {"kernel": "torch's attention, no bias, no mask"} | times

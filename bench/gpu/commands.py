@@ -1,4 +1,4 @@
-"""Every command that touches a GPU, in small, on text that is written here; and runs that are killed and resumed."""
+"""Runs every command that touches a GPU on a small text, and runs that are killed and resumed."""
 
 import contextlib
 import json
@@ -10,13 +10,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from bench.measure import Figures
 from data_prep.__main__ import main as data_prep
 from xlme_ds.run_commands import environment
 
-Figures = dict[str, Any]
-STEPS, SAVED, KILLED = 60, 20, 33  # of a run that is killed: all, from one checkpoint to the next, and when
+STEPS, SAVED, KILLED = 60, 20, 33  # of a run that is killed: all, from one checkpoint to the next, at the kill
 TAGS = ("NOUN", "VERB", "ADJ", "ADV", "DET")
 _FIRST = "pretrain, by the launcher"
 _API = """import sys, xlme_ds
@@ -25,10 +24,10 @@ print(len(model.judge("ba ce di")), model.fill("ba <mask> di", top=2), model.enc
 
 
 def write_text(folder: Path) -> None:
-    """A hundred documents and a thousand pairs of two made-up languages, of which one is the other's words changed; and
-    the tags of some sentences, which follow from the word."""
+    """Write 100 documents, 1,000 pairs and some tagged sentences of two made-up languages; German reverses the words of
+    English, and tags follow from the length of the word."""
     rng = random.Random(0)
-    words = ["".join(rng.choices("bcdfgklmnprst", k=1)[0] + rng.choice("aeiou") for _ in range(rng.randint(1, 4)))
+    words = ["".join(rng.choice("bcdfgklmnprst") + rng.choice("aeiou") for _ in range(rng.randint(1, 4)))
              for _ in range(600)]  # fmt: skip
 
     def sentences(count: int) -> list[list[str]]:
@@ -39,14 +38,13 @@ def write_text(folder: Path) -> None:
 
     for part in ("mono", "para", "tags"):
         (folder / part).mkdir(parents=True)
-    pairs, documents = sentences(1000), {language: sentences(1000) for language in ("de", "en")}
-    for language, text in documents.items():
-        paragraphs = lines(text, language)
-        parts = ["\n".join(paragraphs[start : start + 10]) for start in range(0, len(paragraphs), 10)]
-        (folder / "mono" / f"{language}.txt").write_text("\n\n".join(parts) + "\n")
+    pairs = sentences(1000)
+    for language, name in (("de", "source"), ("en", "reference")):
+        paragraphs = lines(sentences(1000), language)
+        documents = ["\n".join(paragraphs[start : start + 10]) for start in range(0, len(paragraphs), 10)]
+        (folder / "mono" / f"{language}.txt").write_text("\n\n".join(documents) + "\n")
         (folder / "para" / f"X.de-en.{language}").write_text("\n".join(lines(pairs, language)) + "\n")
-    (folder / "source").write_text("\n".join(lines(pairs[:20], "de")) + "\n")
-    (folder / "reference").write_text("\n".join(lines(pairs[:20], "en")) + "\n")
+        (folder / name).write_text("\n".join(lines(pairs[:20], language)) + "\n")
     for name in ("train-en", "dev-en", "test-en", "test-de"):
         tagged = ["".join(f"{word}\t{TAGS[len(word) % len(TAGS)]}\n" for word in text) for text in sentences(60)]
         (folder / "tags" / f"{name}.tsv").write_text("\n".join(tagged))
@@ -54,7 +52,7 @@ def write_text(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Small:
-    """Folder of the data, and the size of the models: on a GPU with heads of 64, as Base has."""
+    """Folder of the data, and the size of the models: on a GPU with heads of 64, as in Base."""
 
     folder: Path
     quick: bool
@@ -64,7 +62,7 @@ class Small:
         """Tokens of a row."""
         return 64 if self.quick else 256
 
-    def words(self, rows: int) -> str:
+    def settings(self, rows: int) -> str:
         """Settings of a model, and rows of each task in a step and in a micro-batch."""
         width, rows = (32, 2) if self.quick else (256, rows)
         return (
@@ -74,7 +72,7 @@ class Small:
         )
 
     def prepare(self) -> None:
-        """Write the text, and the rows of all commands; what is there is not made again."""
+        """Write the text and the rows of all commands, once."""
         folder = self.folder
         if (folder / "done").exists():
             return
@@ -98,16 +96,16 @@ class Small:
 
 
 class Command:
-    """A process of `words`, whose output goes to a file; `seconds` after its begin it is killed."""
+    """A process whose output goes to a file; it is killed after `seconds`."""
 
-    def __init__(self, words: Sequence[str], log: Path, seconds: float):
+    def __init__(self, arguments: Sequence[str], log: Path, seconds: float):
         self.log, self.begin, self.seconds = log, time.monotonic(), seconds
         with log.open("a") as file:
             env = environment() | {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // 8, 1))}  # several run at a time
-            self.process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, env=env)
+            self.process = subprocess.Popen(arguments, stdout=file, stderr=subprocess.STDOUT, env=env)
 
-    def ended(self) -> Figures | None:
-        """How it ended; None while it runs."""
+    def result(self) -> Figures | None:
+        """The end of its output or how it failed, and its seconds; None while it runs."""
         took = time.monotonic() - self.begin
         if self.process.poll() is None and took > self.seconds:
             self.process.kill()
@@ -115,24 +113,29 @@ class Command:
             return {"failed": f"no end after {self.seconds:.0f} s", "seconds": took}
         if self.process.returncode is None:
             return None
-        said = " / ".join(self.log.read_text(errors="replace").split("\n")[-4:]).strip(" /")
-        words = {"said": said[-160:]}
+        output = " / ".join(self.log.read_text(errors="replace").split("\n")[-4:]).strip(" /")
         if self.process.returncode:
-            words = {"failed": f"exit code {self.process.returncode}: {said[-600:]}"}
-        return words | {"seconds": took}
+            return {"failed": f"exit code {self.process.returncode}: {output[-600:]}", "seconds": took}
+        return {"said": output[-160:], "seconds": took}
+
+    def wait(self) -> Figures:
+        """Its result, once it has ended."""
+        while (result := self.result()) is None:
+            time.sleep(0.05)
+        return result
 
 
-def _xlme(words: str) -> list[str]:
-    return [sys.executable, "-W", "ignore", "-m", "xlme_ds", *words.split()]
+def _xlme(arguments: str) -> list[str]:
+    return [sys.executable, "-W", "ignore", "-m", "xlme_ds", *arguments.split()]
 
 
 def _commands(small: Small, out: Path) -> dict[str, tuple[str, list[str]]]:
-    """The command before, and the words, of every command by its name."""
+    """Every command by its name: the name of the command that must run before it, and its arguments."""
     data = small.folder
     launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "1", "--module", "xlme_ds.pretrain"]
     steps = "--train.steps 20 --train.log-every 9 --train.eval-every 20"
-    xlme = f"--recipe quickstart {small.words(8)} {steps} --data {data}/xlme_train --heldout {data}/xlme_heldout"
-    xlm = f"pretrain {small.words(16)} --model.language-embeddings de en"
+    xlme = f"--recipe quickstart {small.settings(8)} {steps} --data {data}/xlme_train --heldout {data}/xlme_heldout"
+    xlm = f"pretrain {small.settings(16)} --model.language-embeddings de en"
     pairs = f"{xlm} {steps} --data {data}/xlm_train --heldout {data}/xlm_heldout"
     text, heldout, tuning = f"{data}/text", f"{data}/xlme_heldout", "--task pos --tuning.epochs 1"
     commands = {
@@ -155,97 +158,93 @@ def _commands(small: Small, out: Path) -> dict[str, tuple[str, list[str]]]:
         "evaluate losses": (_FIRST, f"evaluate losses --model {out}/xlme --data {heldout} --out {out}/losses"),
         "export": (_FIRST, f"export --run {out}/xlme --to {out}/export"),
     }  # fmt: skip
-    found = {_FIRST: ("", [*launcher, *f"{xlme} --profile 2 --out {out}/xlme".split()])}
-    found |= {name: (before, _xlme(words)) for name, (before, words) in commands.items()}
-    return found | {"Python": (_FIRST, [sys.executable, "-W", "ignore", "-c", _API, f"{out}/xlme"])}
+    return {
+        _FIRST: ("", [*launcher, *f"{xlme} --profile 2 --out {out}/xlme".split()]),
+        **{name: (before, _xlme(arguments)) for name, (before, arguments) in commands.items()},
+        "Python": (_FIRST, [sys.executable, "-W", "ignore", "-c", _API, f"{out}/xlme"]),
+    }
 
 
 def smoke(folder: Path, seconds: float, quick: bool) -> Iterator[Figures]:
-    """Every command in small, several at a time, each once the one before it has ended; how each ended."""
+    """Run every command, several at a time, each after the one that it needs; yields the result of each."""
     deadline, out, small = time.monotonic() + seconds, folder / "smoke", Small(folder / "data", quick)
     small.prepare()
     waiting = _commands(small, out)
     out.mkdir(exist_ok=True)
     running: dict[str, Command] = {}
-    ended: dict[str, Figures] = {"": {}}
+    results: dict[str, Figures] = {"": {}}
     while waiting or running:
-        for name, (before, words) in list(waiting.items()):
-            if "failed" in ended.get(before, {}) or "left_out" in ended.get(before, {}):
+        ended = {name: result for name, command in running.items() if (result := command.result()) is not None}
+        for name in ended:
+            del running[name]
+        for name, (before, arguments) in list(waiting.items()):
+            if before not in results:
+                continue
+            if not results[before].keys().isdisjoint(("failed", "left_out")):
                 ended[name] = {"left_out": f"it needs what failed: {before}"}
-            elif before in ended and time.monotonic() > deadline:
+            elif time.monotonic() > deadline:
                 ended[name] = {"left_out": "the time of this section is up"}
-            elif before in ended and len(running) < max((os.cpu_count() or 1) // 2, 1):
-                left = deadline - time.monotonic()
-                running[name] = Command(words, out / f"{name.replace(' ', '_')}.log", left)
+            elif len(running) < max((os.cpu_count() or 1) // 2, 1):
+                log = out / f"{name.replace(' ', '_')}.log"
+                running[name] = Command(arguments, log, deadline - time.monotonic())
             else:
                 continue
             del waiting[name]
-            if name in ended:
-                yield {"command": name} | ended[name]
-        for name, command in list(running.items()):
-            found = command.ended()
-            if found is not None:
-                del running[name]
-                ended[name] = found
-                yield {"command": name} | found
+        results |= ended
+        yield from ({"command": name} | result for name, result in ended.items())
         time.sleep(0.05)
 
 
 def resume(folder: Path, seconds: float, modes: Sequence[str], quick: bool) -> Iterator[Figures]:
-    """For each form of `model.compile`, all at a time, a run left alone and one that is killed and resumed: are their
-    losses, norms and weights equal, bit for bit?"""
+    """Compare an undisturbed run with one that is killed and resumed, bit for bit: losses, norms and weights.
+
+    `modes` are values of `model.compile`; their runs train at the same time.
+    """
     deadline, small = time.monotonic() + seconds, Small(folder / "data", quick)
     small.prepare()
 
-    def start(run: Path) -> Command:
-        words = _xlme(
-            f"pretrain --recipe quickstart {small.words(8)} --engine.deepspeed zero1 --train.steps {STEPS} "
+    def start(mode: str, run: Path) -> Command:
+        arguments = _xlme(
+            f"pretrain --recipe quickstart {small.settings(8)} --engine.deepspeed zero1 --train.steps {STEPS} "
             f"--train.log-every 1 --train.save-every {SAVED} --data {small.folder}/xlme_train --out {run}"
         )
-        mode = run.name.split("_")[0]
-        words += [] if mode == "default" else ["--model.compile", mode]
-        return Command(words, run.with_suffix(".log"), deadline - time.monotonic())
+        arguments += [] if mode == "default" else ["--model.compile", mode]
+        return Command(arguments, run.with_suffix(".log"), deadline - time.monotonic())
 
     (folder / "resume").mkdir(parents=True)
-    alone = {mode: folder / "resume" / f"{mode}_alone" for mode in modes}
-    killed = {mode: folder / "resume" / f"{mode}_killed" for mode in modes}
-    undisturbed, first = ({mode: start(run) for mode, run in runs.items()} for runs in (alone, killed))
+    alone, killed = ({mode: folder / "resume" / f"{mode}_{end}" for mode in modes} for end in ("alone", "killed"))
+    undisturbed, first = ({mode: start(mode, run) for mode, run in runs.items()} for runs in (alone, killed))
     second: dict[str, tuple[int, Command]] = {}
     while len(second) < len(modes):
         for mode in [mode for mode in modes if mode not in second]:
-            if len(_lines(killed[mode])) >= KILLED or first[mode].ended() is not None:
+            if len(_lines(killed[mode])) >= KILLED or first[mode].result() is not None:
                 first[mode].process.kill()
                 first[mode].process.wait()
-                second[mode] = len(_lines(killed[mode])), start(killed[mode])
+                second[mode] = len(_lines(killed[mode])), start(mode, killed[mode])
         time.sleep(0.005)
-    for mode, (at, resumed) in second.items():
-        ends = {"alone": _wait(undisturbed[mode]), "resumed": _wait(resumed)}
-        failed = [f"{name}: {end['failed']}" for name, end in ends.items() if "failed" in end]
-        found = {"failed": "; ".join(failed)} if failed else _compared(alone[mode], killed[mode])
-        yield {"compile": mode, "killed_after_step": at} | found
-
-
-def _wait(command: Command) -> Figures:
-    while (found := command.ended()) is None:
-        time.sleep(0.05)
-    return found
+    for mode, (step, resumed) in second.items():
+        results = {"alone": undisturbed[mode].wait(), "resumed": resumed.wait()}
+        failed = [f"{name}: {result['failed']}" for name, result in results.items() if "failed" in result]
+        row = {"failed": "; ".join(failed)} if failed else _compared(alone[mode], killed[mode])
+        yield {"compile": mode, "killed_after_step": step} | row
 
 
 def _lines(run: Path) -> list[Figures]:
-    """The steps that a run has logged, without a line that is being written."""
-    found = []
+    """The steps in a run's log, without a line that is being written."""
+    steps = []
     with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
         for line in (run / "metrics.jsonl").read_text().splitlines():
-            found.append(json.loads(line))
-    return found
+            steps.append(json.loads(line))
+    return steps
 
 
 def _compared(alone: Path, killed: Path) -> Figures:
+    """Whether two runs have the same losses, norms and weights."""
     ours, theirs = (
         {line["step"]: (line["loss"], line["grad_norm"]) for line in _lines(run)} for run in (alone, killed)
     )
-    other = [step for step in ours if ours[step] != theirs.get(step)]
+    different = [step for step in ours if ours[step] != theirs.get(step)]
     weights = [(run / "model" / "model.safetensors").read_bytes() for run in (alone, killed)]
     same = weights[0] == weights[1]
-    return {"steps": len(ours), "first_that_differs": min(other, default=None), "same_weights": same,
-            "ok": len(ours) == STEPS and not other and same}  # fmt: skip
+    return {"steps": len(ours), "first_that_differs": min(different, default=None), "same_weights": same,
+            "ok": len(ours) == STEPS and not different and same}  # fmt: skip

@@ -1,19 +1,19 @@
-"""The model's kernels on a device against the same code on the CPU in float64, on the same inputs, which bf16 can hold.
+"""Compares the model's kernels on a device with the same code on the CPU in float64, on the same inputs.
 
-B rows, T tokens, M masked positions, D width, V vocabulary. An error is the largest difference over the reference's
-largest number; of integers, the share that differs.
+The inputs are exact in bf16. An error is the largest difference over the reference's largest number; of integers, the
+share that differs. B rows, T tokens, M masked positions, D width, V vocabulary.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bench.gpu_steps import DTYPES, Device
+from bench.gpu.steps import DTYPES, Device
+from bench.measure import Figures
 from bench.synthetic import synthetic_batch
 from xlme_ds.config import ModelConfig, ObjectiveConfig
 from xlme_ds.models.attention import RelativePositionTable, shared_bias, spread
@@ -35,20 +35,16 @@ SMALL = ModelConfig(
 )  # fmt: skip
 
 
-def parity(case: Case, device: Device, dtype: str) -> dict[str, Any]:
+def parity(case: Case, device: Device, dtype: str) -> Figures:
     """Run `case` both ways; names the tensor that is worst relative to its bound."""
     reference = case(torch.device("cpu"), torch.float64)
-    got = case(device.torch, DTYPES[dtype])
-    found = []
-    for key, value in got.items():
-        integer = not value.is_floating_point()
-        found.append(
-            (_error(value.detach().cpu(), reference[key].detach()), INTEGERS if integer else BOUNDS[dtype], key)
-        )
-    error, bound, worst = max(found, key=lambda one: one[0] / one[1])
-    # Written so that a NaN is no success.
-    ok = all(error <= bound for error, bound, _ in found)
-    return {"worst": worst, "error": error, "bound": bound, "ok": ok, "compared": len(got)}
+    errors = []
+    for key, value in case(device.torch, DTYPES[dtype]).items():
+        bound = BOUNDS[dtype] if value.is_floating_point() else INTEGERS
+        errors.append((_error(value.detach().cpu(), reference[key].detach()), bound, key))
+    error, bound, worst = max(errors, key=lambda item: item[0] / item[1])
+    ok = all(error <= bound for error, bound, _ in errors)  # false for a NaN
+    return {"worst": worst, "error": error, "bound": bound, "ok": ok, "compared": len(errors)}
 
 
 def _error(value: Tensor, reference: Tensor) -> float:
@@ -69,19 +65,23 @@ def _fill_module(module: nn.Module, std: float, device: torch.device, dtype: tor
     return module
 
 
-def _with_gradients(outputs: Tensors, by: Mapping[str, Tensor]) -> Tensors:
-    """`outputs` and the gradients of a weighted sum of all of them; every number counts, none alike."""
+def _with_gradients(outputs: Tensors, inputs: Mapping[str, Tensor]) -> Tensors:
+    """`outputs`, and the gradients of a sum of all their numbers with a different weight for each."""
     total = torch.zeros((), dtype=torch.float64, device=next(iter(outputs.values())).device)
     for value in outputs.values():
         weights = torch.linspace(0.5, 2.0, value.numel(), dtype=torch.float64, device=value.device)
         total = total + (value.double().flatten() * weights).sum()
-    gradients = torch.autograd.grad(total, list(by.values()))
-    return outputs | {f"gradient of {name}": grad for name, grad in zip(by, gradients, strict=True)}
+    gradients = torch.autograd.grad(total, list(inputs.values()))
+    return outputs | {f"gradient of {name}": grad for name, grad in zip(inputs, gradients, strict=True)}
 
 
-def _equal_bits(found: Tensors, again: Tensors) -> None:
-    if not all(torch.equal(found[name], again[name]) for name in found):
+def _run_twice(run: Callable[[], Tensors], kernels: str) -> Tensors:
+    """The tensors of `run`; Triton's kernels run twice, and raise RuntimeError unless the bits are equal."""
+    tensors = run()
+    again = run() if kernels == "triton" else tensors
+    if not all(torch.equal(tensors[name], again[name]) for name in tensors):
         raise RuntimeError("a second run on the same inputs gave other bits: a resumed run would leave its curve")
+    return tensors
 
 
 def attention(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors:
@@ -98,9 +98,7 @@ def attention(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors
         out_BTD = module(x_BTD, shared_bias(cfg, segments_BT, table(192), dtype))
         return _with_gradients({"output": out_BTD}, inputs)
 
-    found = run()
-    _equal_bits(found, run() if kernels == "triton" else found)
-    return found
+    return _run_twice(run, kernels)
 
 
 def relative_table(device: torch.device, dtype: torch.dtype) -> Tensors:
@@ -116,26 +114,25 @@ def relative_table(device: torch.device, dtype: torch.dtype) -> Tensors:
 
 def token_lookup(device: torch.device, dtype: torch.dtype) -> Tensors:
     """A frequent token among others, in one block and in three; torch's gradient has one kernel up to 3,072 ids."""
-    found: Tensors = {}
+    outputs: Tensors = {}
     for ids in (2048, 8192):
         table = _fill((600, 64), ids, 1.0, device, dtype)
-        where = torch.randint(600, (ids,), generator=torch.Generator().manual_seed(0)).to(device)
-        where[: ids // 2] = 7
+        tokens = torch.randint(600, (ids,), generator=torch.Generator().manual_seed(0)).to(device)
+        tokens[: ids // 2] = 7
         for blocks in (1, 3):
-            out = lookup(where.view(8, -1), table.split(600 // blocks))
-            one = _with_gradients({"output": out}, {"table": table})
-            found |= {f"{key}, {ids} ids, {blocks} blocks": value for key, value in one.items()}
-    return found
+            out = lookup(tokens.view(8, -1), table.split(600 // blocks))
+            tensors = _with_gradients({"output": out}, {"table": table})
+            outputs |= {f"{key}, {ids} ids, {blocks} blocks": value for key, value in tensors.items()}
+    return outputs
 
 
 def masked_head(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors:
     """In chunks, in one block and in three: losses, predictions, samples by the same uniforms, gradients."""
-    found: Tensors = {}
+    outputs: Tensors = {}
     for blocks in (1, 3):
-        one = _masked_head(device, dtype, kernels, blocks)
-        _equal_bits(one, _masked_head(device, dtype, kernels, blocks) if kernels == "triton" else one)
-        found |= {f"{key}, {blocks} blocks": value for key, value in one.items()}
-    return found
+        tensors = _run_twice(partial(_masked_head, device, dtype, kernels, blocks), kernels)
+        outputs |= {f"{key}, {blocks} blocks": value for key, value in tensors.items()}
+    return outputs
 
 
 def _masked_head(device: torch.device, dtype: torch.dtype, kernels: str, blocks: int) -> Tensors:
@@ -143,16 +140,16 @@ def _masked_head(device: torch.device, dtype: torch.dtype, kernels: str, blocks:
     bias = _fill((3000,), 3, 0.5, device, dtype)
     g = torch.Generator().manual_seed(4)
     targets, uniforms = torch.randint(3000, (300,), generator=g).to(device), torch.rand(300, generator=g).to(device)
-    got = masked_softmax(hidden, table.split(3000 // blocks), bias, targets, uniforms, 256, kernels)
+    head = masked_softmax(hidden, table.split(3000 // blocks), bias, targets, uniforms, 256, kernels)
     cdf = (hidden.detach().double() @ table.detach().double().t() + bias.detach().double()).softmax(1).cumsum(1)
-    at = cdf.gather(1, got.sample_M[:, None]).squeeze(1)
-    before = torch.where(got.sample_M > 0, cdf.gather(1, (got.sample_M - 1).clamp(min=0)[:, None]).squeeze(1), 0.0)
-    one = _with_gradients({"loss": got.nll_M}, {"hidden": hidden, "table": table, "bias": bias})
-    outside = (before - uniforms).clamp(min=0) + (uniforms - at).clamp(min=0)
-    one["uniforms outside their sample's share of the CDF"] = outside
+    high = cdf.gather(1, head.sample_M[:, None]).squeeze(1)
+    low = torch.where(head.sample_M > 0, cdf.gather(1, (head.sample_M - 1).clamp(min=0)[:, None]).squeeze(1), 0.0)
+    tensors = _with_gradients({"loss": head.nll_M}, {"hidden": hidden, "table": table, "bias": bias})
+    outside = (low - uniforms).clamp(min=0) + (uniforms - high).clamp(min=0)
+    tensors["uniforms outside their sample's share of the CDF"] = outside
     if dtype != torch.bfloat16 or device.type == "cuda":  # a CPU rounds logits, which moves borders by whole shares
-        one |= {"samples": got.sample_M, "predictions": got.predicted_M}
-    return one
+        tensors |= {"samples": head.sample_M, "predictions": head.predicted_M}
+    return tensors
 
 
 def electra(device: torch.device, dtype: torch.dtype) -> Tensors:
@@ -178,8 +175,7 @@ CASES: dict[str, Case] = {
     "masked head": partial(masked_head, kernels="torch"),
     "whole model": electra,
 }
-ON_A_GPU: dict[str, Case] = {
+ON_A_GPU: dict[str, Case] = {  # elsewhere they would compare the CPU with itself
     "attention in Triton kernels, twice": partial(attention, kernels="triton"),
     "masked head in Triton kernels, twice": partial(masked_head, kernels="triton"),
 }
-"""Cases that would compare the CPU with itself there."""
