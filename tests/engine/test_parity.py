@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from tests.engine.worker import tiny
+from tests.engine.worker import STEPS, tiny
 from tests.launch import run_ranks
 from tests.rows import write_data
 from xlme_ds.data.loader import Loader
@@ -210,7 +210,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def formula(data: Path) -> Formula:
     """The case `plain`: AdamW (Loshchilov and Hutter, Algorithm 2) by hand, on float64 gradients of the model."""
-    run = tiny({"kind": "plain"}, 8)
+    run = tiny({"kind": "plain"}, 8, steps=STEPS)
     objective, settings = objective_of(run.objective), run.optimizer
     model = objective.build(run.model)
     initialise(model, run.seed, run.model.init_std)
