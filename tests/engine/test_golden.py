@@ -13,7 +13,7 @@ from tests.engine.worker import STEPS, tiny
 from tests.rows import write_data
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
-from xlme_ds.objectives import OBJECTIVES
+from xlme_ds.objectives import OBJECTIVES, objective_of
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "loss_curves.json"
 # Dropout with weights so large that it matters which numbers are dropped.
@@ -44,8 +44,7 @@ def curve(case: str, folder: Path) -> list[float]:
     if not data.exists():
         write_data(data, rows=96)
     run = tiny(dict(kind="plain"), micro_batch=4, objective=case.split()[0], **CASES[case])
-    read = run.seed, run.objective.mask_fraction, 0, 1, run.model.language_embeddings, run.objective.pseudo_fractions
-    read += run.objective.denoising, run.objective.back_translation
+    read = run.seed, run.objective.mask_fraction, 0, 1, run.model.language_embeddings, objective_of(run.objective)
     engine = build_engine(run, Loader(data, run.data, *read), None)
     return [engine.train_batch(step, 1e-3, detailed=True).metrics["loss"] for step in range(STEPS)]
 

@@ -24,7 +24,7 @@ from xlme_ds.data.loader import HeldOutLoader, Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.engine import Engine, StepStats
 from xlme_ds.engine.ranks import data_parallel, start_process_group
-from xlme_ds.objectives import has_decoder
+from xlme_ds.objectives import has_decoder, objective_of
 from xlme_ds.train.loop import Callback, Guard, Record, fit
 from xlme_ds.train.stop import StopRequest, Watchdog
 from xlme_ds.validate import validate
@@ -134,8 +134,7 @@ def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> d
     heldout = heldout if config.data.mono_rows else replace(heldout, mono_rows=0)
     if config.engine.pipeline_schedule == "dualpipev":  # more micro-batches than in training
         heldout = replace(heldout, micro_batch=1)
-    read = config.seed, objective.mask_fraction, *share, config.model.language_embeddings
-    read += objective.pseudo_fractions, objective.denoising, objective.back_translation, objective.random_fakes
+    read = config.seed, objective.mask_fraction, *share, config.model.language_embeddings, objective_of(objective)
     loaders = [Loader(data, config.data, *read), HeldOutLoader(data, heldout, *read)]
     engine = build_engine(config, *loaders, likely_specials if objective.name == "btmlm" else None)
     first = FirstStep(engine, config, Path(f"{prefix}.gradients{rank}.safetensors"))

@@ -20,7 +20,8 @@ from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfi
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.ranks import start_process_group
-from xlme_ds.models import writing
+from xlme_ds.objectives import objective_of
+from xlme_ds.translate import writing
 from xlme_ds.validate import validate
 
 STEPS = 3  # the optimizer makes its moments in the first
@@ -109,9 +110,7 @@ def measure(case: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
                 rank % replicas,
                 replicas,
                 languages,
-                objective.pseudo_fractions,
-                objective.denoising,
-                objective.back_translation,
+                objective_of(objective),
             )
             loader = Loader(Path(case["folder"]), config.data, *drawn)
             engine = build_engine(config, loader, None)
