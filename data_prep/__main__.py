@@ -9,16 +9,16 @@ import traceback
 from data_prep.parallel import RetryError, TaskError, UserError, abort, explain, is_root, launched_rank, on_root
 from data_prep.progress import escape_unknown_characters, shown
 
-# In the order of use; each is a module, imported when asked for, so a worker process is light.
+# In the order of use. The module is imported when its stage is asked for, so a worker process is light.
 STAGES = {
-    "sample": "fetch the sample corpus: the Universal Declaration of Human Rights in 91 languages",
-    "vocab": "train a SentencePiece vocabulary, or take one that exists",
-    "vocap": "train a vocabulary with a share for every language (VoCap)",
-    "encode": "text files to token ids",
-    "mix": "token ids to rows in training order, sampled by language",
-    "verify": "check checksums, counts and every token id",
-    "stats": "a page of tables: languages, losses, repetition",
-    "show": "print rows as text",
+    "sample": ("sample", "fetch the sample corpus: the Universal Declaration of Human Rights in 91 languages"),
+    "vocab": ("vocab.vocab", "train a SentencePiece vocabulary, or take one that exists"),
+    "vocap": ("vocab.vocap", "train a vocabulary with a share for every language (VoCap)"),
+    "encode": ("encode.encode", "text files to token ids"),
+    "mix": ("mix.mix", "token ids to rows in training order, sampled by language"),
+    "verify": ("inspect.verify", "check checksums, counts and every token id"),
+    "stats": ("inspect.stats", "a page of tables: languages, losses, repetition"),
+    "show": ("inspect.show", "print rows as text"),
 }
 
 
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     attrdoc.ast_get_constant_value = lambda node: inspect.cleandoc(str(getattr(node, "value", "")))
 
     name = arguments[0]
-    stage = importlib.import_module(f"data_prep.{name}")
+    stage = importlib.import_module(f"data_prep.{STAGES[name][0]}")
     config = tyro.cli(
         getattr(stage, f"{name.capitalize()}Config"), args=arguments[1:], prog=f"python -m data_prep {name}"
     )
@@ -78,20 +78,20 @@ def _message(stage: str, error: BaseException, explained: Exception | None) -> s
     if explained is not None:
         return f"data_prep {stage}: error: {shown(str(explained))}"
     if isinstance(error, KeyboardInterrupt):
-        return f"data_prep {stage}: interrupted: the same command goes on where this one stopped"
+        return f"data_prep {stage}: interrupted: the same command continues where this one stopped"
     text = str(error) if isinstance(error, TaskError) else "".join(traceback.format_exception(error))
     return "\n".join(map(shown, text.rstrip().split("\n")))
 
 
 def _usage(arguments: list[str]) -> int:
-    asked = bool(arguments) and arguments[0] in ("-h", "--help")
-    lines = [f"data_prep: error: there is no stage {arguments[0]!r}"] if arguments and not asked else []
+    wants_help = bool(arguments) and arguments[0] in ("-h", "--help")
+    lines = [f"data_prep: error: there is no stage {arguments[0]!r}"] if arguments and not wants_help else []
     lines += ["usage: python -m data_prep STAGE --flags (STAGE --help lists them)", "stages, in the order of use:"]
     print(
-        "\n".join([*lines, *(f"  {name:<8}{about}" for name, about in STAGES.items())]),
-        file=sys.stdout if asked else sys.stderr,
+        "\n".join([*lines, *(f"  {name:<8}{about}" for name, (_, about) in STAGES.items())]),
+        file=sys.stdout if wants_help else sys.stderr,
     )
-    return 0 if asked else 2
+    return 0 if wants_help else 2
 
 
 if __name__ == "__main__":

@@ -140,8 +140,8 @@ def scripts_of(language: str) -> tuple[str, ...]:
 
 
 def canonical(code: str) -> str:
-    """CC-100's spelling of a language code. Raises ValueError, which names a code of the same language if one is
-    near."""
+    """CC-100's spelling of a language code. Raises ValueError, which suggests a similar code if the language is
+    known."""
     key = code.lower().replace("-", "_")
     if key in _KNOWN:
         return _KNOWN[key]
@@ -160,8 +160,8 @@ def canonical(code: str) -> str:
         if usual:  # neither the usual script nor most countries make a difference
             return own
     # Nearly every two or three letters are some language's: of codes that begin otherwise none is meant.
-    same = [known for known in _KNOWN if own and known.split("_")[0] == language]
-    near = [_KNOWN[known] for known in difflib.get_close_matches(key, same, n=1, cutoff=0.0)]
+    same = [entry for entry in _KNOWN if own and entry.split("_")[0] == language]
+    near = [_KNOWN[entry] for entry in difflib.get_close_matches(key, same, n=1, cutoff=0.0)]
     meant = f"did you mean {near[0]!r}? " if near else ""
     raise ValueError(f"unknown language code {code!r}: {meant}data_prep/languages.py lists the known ones")
 
@@ -186,7 +186,7 @@ def may_be_pair(code: str) -> bool:
 def language_of(code: str) -> str:
     """`canonical`; of a language that CC-100 does not have, its code of ISO 639: `qu`, `gsw-Latn`.
 
-    Raises ValueError for what is no such code, and for a language of CC-100 with an unknown ending.
+    Raises ValueError for a text that is no code, and for a language of CC-100 with an unknown ending.
     """
     whole = _CODE.fullmatch(code)
     if not whole or whole["language"] in _LANGUAGES_KNOWN or (whole["script"] or "") in _VARIANTS.split():
@@ -258,9 +258,10 @@ def script_numbers() -> np.ndarray:
 
 def letters(lines: Sequence[str], scripts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """int64 letters of each (non-empty) line that belong to `scripts`, and letters of any script."""
-    found = script_numbers()[np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)]
-    wanted = np.zeros(len(SCRIPTS) + 1, bool)
-    wanted[[1 + SCRIPTS.index(script) for script in scripts]] = True
+    scripts_by_letter = script_numbers()[np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)]
+    is_wanted = np.zeros(len(SCRIPTS) + 1, bool)
+    is_wanted[[1 + SCRIPTS.index(script) for script in scripts]] = True
     lengths = np.fromiter(map(len, lines), np.int64, len(lines))
     starts = np.cumsum(lengths) - lengths
-    return np.add.reduceat(wanted[found], starts, dtype=np.int64), np.add.reduceat(found > 0, starts, dtype=np.int64)
+    right, all_letters = is_wanted[scripts_by_letter], scripts_by_letter > 0
+    return np.add.reduceat(right, starts, dtype=np.int64), np.add.reduceat(all_letters, starts, dtype=np.int64)

@@ -56,7 +56,7 @@ class UserError(ValueError):
 
 
 class RetryError(RuntimeError):
-    """The same command may succeed next time, as after a network's failure; every rank raises the same sentence."""
+    """An error that may be gone if the command is given again, as a network's failure; all ranks raise one sentence."""
 
 
 class TaskError(RuntimeError):
@@ -68,18 +68,20 @@ def explain(error: BaseException) -> UserError | RetryError | None:
 
     For an error of the operating system the sentence names the file, the fault and the remedy.
     """
-    # UnicodeDecodeError and its like are ValueErrors too, but their words were not written for a user
+    # UnicodeDecodeError and its like are ValueErrors too, but their texts were not written for a user
     if type(error) in (ValueError, UserError):
         return UserError(str(error))
     if isinstance(error, RetryError):
         return error
     if not isinstance(error, OSError) or isinstance(error, ValueError):
         return None
-    words = error.strerror or str(error) or type(error).__name__
-    words = words if error.filename is None else f"{error.filename!s}: {words}"
+    message = error.strerror or str(error) or type(error).__name__
+    message = message if error.filename is None else f"{error.filename!s}: {message}"
     if advice := _ADVICE.get(error.errno or 0):
-        return UserError(f"{words}: {advice}")
-    return RetryError(f"{words}: give the same command again, and have a look at the disk or network if it comes back")
+        return UserError(f"{message}: {advice}")
+    return RetryError(
+        f"{message}: give the same command again, and have a look at the disk or network if it comes back"
+    )
 
 
 @contextmanager

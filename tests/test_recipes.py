@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from data_prep.mix import MixConfig
+from data_prep.mix.mix import MixConfig
 from tests.small import SMALL, lively, model
 from xlme_ds.config import EngineConfig, RunConfig, TrainConfig
 from xlme_ds.engine.optimizer import build_optimizer

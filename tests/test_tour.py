@@ -20,16 +20,20 @@ from xlme_ds.pretrain import main as pretrain
 TOUR = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 # Only the two packages: an environment may lie in the tree too.
 OURS = (str(ROOT / "data_prep"), str(ROOT / "xlme_ds"))
-# Functions that are given a row, and, below them, those that work after its loss is known or only count progress.
+# Functions that are given a row, and, below them, those that work after its loss is known, or share out work and
+# count progress.
 GIVEN = {
-    ("data_prep/encode_input.py", "_read"),
-    ("data_prep/encode_input.py", "encode_block"),
-    ("data_prep/mixed_rows.py", "write_shard"),
+    ("data_prep/encode/encode_input.py", "_read"),
+    ("data_prep/encode/encode_input.py", "encode_block"),
+    ("data_prep/mix/mixed_rows.py", "write_shard"),
     ("xlme_ds/data/loader.py", "step"),
     ("xlme_ds/engine/engine.py", "train_batch"),
 }
 AFTER = {
-    ("data_prep/encode_input.py", "report"),
+    *(
+        ("data_prep/encode/shared_work.py", name)
+        for name in ("claim", "failed", "finish", "offer", "report", "take_back")
+    ),
     ("xlme_ds/engine/engine.py", "_backward"),
     ("xlme_ds/engine/engine.py", "_update"),
     ("xlme_ds/engine/optimizer.py", "set_learning_rate"),

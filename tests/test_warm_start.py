@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from sentencepiece import sentencepiece_model_pb2
 from torch import Tensor
 
-from data_prep.vocab_extension import extend
+from data_prep.vocab.extension import extend
 from tests.evaluate.folders import write_run
 from tests.rows import train_vocabulary
 from xlme_ds.checkpoint.__main__ import average

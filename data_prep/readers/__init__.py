@@ -7,22 +7,22 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.clean import Counts
-from data_prep.corpus_files import files_in
+from data_prep.filters.clean import Counts
 from data_prep.languages import may_be_pair
 from data_prep.progress import warn
 from data_prep.readers.cc100 import CC100, Lines
+from data_prep.readers.corpus_files import files_in
 from data_prep.readers.plain_pairs import Moses, MosesZip, NumberedTable, TableReader, find_pairs, split_pair
-from data_prep.readers.reader import Input, PairReader, Paragraphs, Reader, TextBlock, named_code, refuse_twins
+from data_prep.readers.reader import Input, PairReader, Paragraphs, TextBlock, check_twins, named_code
 from data_prep.readers.record_files import Arrow, JsonLines, Parquet
 from data_prep.readers.records import RecordDocuments, RecordPairs
 from data_prep.readers.tmx import Tmx
 
 __all__ = [
-    "DOCUMENT_READERS",
-    "PAIR_READERS",
+    "CC100",
     "READERS",
     "Input",
+    "PairReader",
     "Paragraphs",
     "TextBlock",
     "documents",
@@ -32,15 +32,13 @@ __all__ = [
     "split_pair",
 ]
 
-# Compression goes by the file's ending and is no part of the format.
-DOCUMENT_READERS: dict[str, CC100] = {
+# Formats of documents, then of pairs. Compression goes by the file's ending and is no part of the format.
+READERS: dict[str, CC100 | PairReader] = {
     "cc100": CC100(),
     "lines": Lines(),
     "jsonl": RecordDocuments(JsonLines()),
     "parquet": RecordDocuments(Parquet()),
     "arrow": RecordDocuments(Arrow()),
-}
-PAIR_READERS: dict[str, PairReader] = {
     "moses": Moses(),
     "moses_zip": MosesZip(),
     "wikimatrix_tsv": TableReader("score", "source", "target"),
@@ -51,7 +49,6 @@ PAIR_READERS: dict[str, PairReader] = {
     "arrow_pairs": RecordPairs(Arrow()),
     "tmx": Tmx(),
 }
-READERS: dict[str, Reader] = {**DOCUMENT_READERS, **PAIR_READERS}
 _BY_LANGUAGE = ("cc100", "jsonl", "parquet")  # formats that `find_documents` knows by their endings
 _READ = 1 << 18  # bytes of a block, for `documents` and `pairs`
 
@@ -61,8 +58,8 @@ def find_documents(folder: Path | str) -> list[Input]:
 
     Raises ValueError on an unknown language code.
     """
-    endings = {name: DOCUMENT_READERS[name].file_names for name in _BY_LANGUAGE}
-    layout = " or ".join(f"<lang>{words}" for _, words in endings.values())
+    endings = {name: _document_reader(name).file_names for name in _BY_LANGUAGE}
+    layout = " or ".join(f"<lang>{in_words}" for _, in_words in endings.values())
     inputs = []
     for path in files_in(str(folder)):
         code, dot, ending = path.name.partition(".")
@@ -77,7 +74,7 @@ def find_documents(folder: Path | str) -> list[Input]:
             inputs.append(Input(language, (language,), (path,), format=formats[0]))
         elif not path.is_folder:
             warn(f"{path} is ignored: its name is not {layout}")
-    refuse_twins((source.paths[0], source.paths[0].name) for source in inputs)
+    check_twins((source.paths[0], source.paths[0].name) for source in inputs)
     if not inputs:
         raise ValueError(f"{folder} holds no corpus file: the names must be {layout}")
     return sorted(inputs, key=lambda source: (source.name, source.files))
@@ -85,14 +82,23 @@ def find_documents(folder: Path | str) -> list[Input]:
 
 def documents(source: Input, counts: Counts) -> Iterator[list[str]]:
     """Documents as lists of non-empty paragraphs; at least one each. Raises ValueError on a damaged file."""
-    for block in DOCUMENT_READERS[source.format].blocks(source, _READ):
-        for lines, of_document in DOCUMENT_READERS[source.format].paragraphs(source, block, counts):
+    reader = _document_reader(source.format)
+    for block in reader.blocks(source, _READ):
+        for lines, of_document in reader.paragraphs(source, block, counts):
             ends = np.cumsum(of_document).tolist()
             yield from (lines[start:end] for start, end in pairwise([0, *ends]))
 
 
 def pairs(source: Input, counts: Counts) -> Iterator[tuple[str, str]]:
     """Pairs with text on both sides. Raises ValueError on a damaged file or sides with different numbers of lines."""
-    for block in PAIR_READERS[source.format].blocks(source, _READ):
-        for a, b, _ in PAIR_READERS[source.format].pairs(source, block, counts):
+    reader = READERS[source.format]
+    assert isinstance(reader, PairReader), source.format
+    for block in reader.blocks(source, _READ):
+        for a, b, _ in reader.pairs(source, block, counts):
             yield a, b
+
+
+def _document_reader(name: str) -> CC100:
+    reader = READERS[name]
+    assert isinstance(reader, CC100), name
+    return reader

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from data_prep.clean import Counts, clean_line, clean_lines
-from data_prep.corpus_files import MAX_LINE, cut_blocks, cut_line, read_text
+from data_prep.filters.clean import Counts, clean_line, clean_lines
+from data_prep.readers.corpus_files import MAX_LINE, cut_blocks, cut_line, read_text
 from data_prep.readers.reader import COMPRESSED, PIECE, Input, Paragraphs, Reader, TextBlock
 
 MAX_DOCUMENT = 1_000_000  # characters
@@ -34,7 +34,7 @@ class CC100(Reader):
         counts.units_in += block.dropped.total()
         counts.dropped.update(block.dropped)
         counts.repaired.update(block.repaired)
-        opened: list[str] = []  # of the last document, which goes on
+        opened: list[str] = []  # paragraphs of the last document, which continues
         for cleaned, rest in _short_lines(block.sides[0], counts.repaired):
             lines = opened + cleaned
             sizes = np.fromiter(map(len, lines), np.int64, len(lines))
@@ -98,7 +98,7 @@ def _short_lines(data: bytes, repaired: Counter[str]) -> Iterator[tuple[list[str
                 repaired["long_line"] += sum(len(parts) > 1 for parts in cut[inside:])
                 lines = [clean_line(part, repaired) for parts in cut for part in parts]
         else:  # a line of more than that
-            parts = cut_line(piece)[:-1]  # the last one may go on
+            parts = cut_line(piece)[:-1]  # the last one may continue
             end = sum(map(len, parts))
             repaired["long_line"] += not inside
             lines = [clean_line(part, repaired) for part in parts]

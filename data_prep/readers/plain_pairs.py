@@ -9,9 +9,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from data_prep.clean import Counts, clean_line, clean_lines
-from data_prep.column_filters import ColumnFilter, column_filters, first_reason
-from data_prep.corpus_files import (
+from data_prep.filters.clean import Counts, clean_line, clean_lines
+from data_prep.filters.columns import ColumnFilter, column_filters, first_reason
+from data_prep.languages import in_order, language_of, spelt_out
+from data_prep.progress import warn
+from data_prep.readers.corpus_files import (
     MAX_LINE,
     MAX_ROW,
     Place,
@@ -22,8 +24,6 @@ from data_prep.corpus_files import (
     read_text,
     split_lines,
 )
-from data_prep.languages import in_order, language_of, spelt_out
-from data_prep.progress import warn
 from data_prep.readers.reader import (
     COMPRESSED,
     AlignedReader,
@@ -32,8 +32,8 @@ from data_prep.readers.reader import (
     ScoredPair,
     TextBlock,
     Unit,
+    check_twins,
     pieces,
-    refuse_twins,
 )
 
 _NO_LINE = b"\n"  # after the end of the shorter side; no line holds a LF
@@ -98,11 +98,11 @@ class MosesZip(Moses):
 
 
 def _member(archive: zipfile.ZipFile, place: Place, ending: str) -> str:
-    found = [name for name in archive.namelist() if name.endswith(ending) and not _HIDDEN.match(name)]
-    if len(found) != 1:
-        raise ValueError(f"{place} has {len(found)} members named X{ending}: it must have one a side")
-    archive.open(found[0]).close()
-    return found[0]
+    names = [name for name in archive.namelist() if name.endswith(ending) and not _HIDDEN.match(name)]
+    if len(names) != 1:
+        raise ValueError(f"{place} has {len(names)} members named X{ending}: it must have one a side")
+    archive.open(names[0]).close()
+    return names[0]
 
 
 class TableReader(PairReader):
@@ -123,7 +123,7 @@ class TableReader(PairReader):
         return tuple(given)
 
     def roles(self, columns: tuple[str, ...]) -> tuple[str, ...]:
-        """What the columns of a row hold, from left to right."""
+        """The roles of a row's columns, from left to right."""
         return columns
 
     def has_column(self, columns: tuple[str, ...], name: str) -> bool:
@@ -215,7 +215,7 @@ def find_pairs(folder: Path | str) -> list[Input]:
             sides.setdefault((match["stem"], match["pair"]), {})[match["code"]] = path
         elif not path.is_folder:
             warn(f"{path} is ignored: its name is not {_LAYOUT}")
-    refuse_twins(files)
+    check_twins(files)
     for (stem, pair), paths in sides.items():
         lone = next(iter(paths.values()))
         codes = split_pair(pair, lone)
@@ -240,27 +240,27 @@ def _any_way(name: str, pair: str) -> str:
 
 
 def _ends(pair: str) -> set[str]:
-    """What may be a language code at either end of `a-b`; codes may have hyphens themselves."""
+    """The possible language codes at either end of `a-b`; codes may have hyphens themselves."""
     cuts = [i for i, letter in enumerate(pair) if letter == "-"]
     return {pair[:i] for i in cuts} | {pair[i + 1 :] for i in cuts}
 
 
 def split_pair(pair: str, where: object) -> tuple[str, str]:
     """The two codes of `a-b` as written. Raises ValueError, which names `where`, when no cut gives two known codes."""
-    problems, found = [], []
+    problems, readings_found = [], []
     cuts = [(pair[: match.start()], pair[match.end() :]) for match in re.finditer("-", pair)]
     for codes in cuts:
         try:
             if language_of(codes[0]) != language_of(codes[1]):
-                found.append(codes)
+                readings_found.append(codes)
             else:
                 problems.append(f"both sides are {codes[0]!r}")
         except ValueError as error:
             problems.append(str(error))
-    found = list(filter(spelt_out, found)) or found  # pt-br and en, not pt and br-en
-    if len(found) > 1:
-        readings = " or of ".join(" and ".join(codes) for codes in found)
+    readings_found = list(filter(spelt_out, readings_found)) or readings_found  # pt-br and en, not pt and br-en
+    if len(readings_found) > 1:
+        readings = " or of ".join(" and ".join(codes) for codes in readings_found)
         raise ValueError(f"{where} may be of {readings}: rename it, with _ inside of a code")
-    if found:
-        return found[0]
+    if readings_found:
+        return readings_found[0]
     raise ValueError(f"{where}: {problems[0] if problems else f'{pair!r} is not a pair a-b'}")

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from data_prep.clean import Counts, clean_lines
-from data_prep.corpus_files import Place
+from data_prep.filters.clean import Counts, clean_lines
 from data_prep.languages import language_of
+from data_prep.readers.corpus_files import Place
 
 COMPRESSED = r"(?:\.(?:xz|gz|bz2|zst))?"
 PIECE = 1 << 20  # bytes that are cleaned, and tokenized, at once
@@ -187,14 +187,14 @@ def named_code(code: str, where: object) -> str:
         raise ValueError(f"{where}: {error}") from None
 
 
-def refuse_twins(files: Iterable[tuple[Place, str]]) -> None:
+def check_twins(files: Iterable[tuple[Place, str]]) -> None:
     """Raise ValueError where two files, or members of files, have the same name but for compression and case."""
-    seen: dict[str, Place] = {}
+    by_name: dict[str, Place] = {}
     for path, name in files:
         key = re.sub(COMPRESSED + "$", "", name.rpartition("/")[2]).lower()
-        if key in seen:
-            raise ValueError(twins(seen[key], path))
-        seen[key] = path
+        if key in by_name:
+            raise ValueError(twins(by_name[key], path))
+        by_name[key] = path
 
 
 def twins(first: Place, second: Place) -> str:

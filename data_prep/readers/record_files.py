@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
-from data_prep.corpus_files import Place, of_network, read_text, refuse_changed, split_lines
+from data_prep.readers.corpus_files import Place, check_unchanged, of_network, read_text, split_lines
 from data_prep.readers.reader import COMPRESSED
 
 _ADVICE = 'name the one that has the text by columns = ["NAME"] in a corpus description'
-_MEND = "it is truncated or damaged, fetch it again or mend the line"
+_REPAIR = "it is truncated or damaged, fetch it again or repair the line"
 _LONGEST = 1 << 30  # bytes of a line of JSON Lines
 _ROWS = 64  # of Parquet, read at once
 _SHORT_FLOATS = {pa.FloatScalar: np.float32, pa.HalfFloatScalar: np.float16}
@@ -38,7 +38,7 @@ class RecordFile(ABC):
     def records(self, place: Place, texts: Sequence[str], others: Sequence[str] = ()) -> Iterator[Record]:
         """The records' values in the columns `texts`, which are strings, and `others`, None where a record has none.
 
-        Raises ValueError where there is no such column or no text in it, and on a damaged file.
+        Raises ValueError where a column is missing or has no text, and on a damaged file.
         """
 
 
@@ -52,7 +52,7 @@ class JsonLines(RecordFile):
         nowhere = dict[
             str, ValueError
         ]()  # a record may lack one of the others, as it may have null there; not all of them
-        seen = set[str]()
+        columns_seen = set[str]()
         for number, line in enumerate(split_lines(read_text(place), _LONGEST), 1):
             if not line or line.isspace():
                 continue
@@ -62,24 +62,24 @@ class JsonLines(RecordFile):
             try:
                 record = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_object)
             except UnicodeDecodeError as error:
-                raise ValueError(f"{where} is not UTF-8 (byte {error.start + 1} of the line): {_MEND}") from None
+                raise ValueError(f"{where} is not UTF-8 (byte {error.start + 1} of the line): {_REPAIR}") from None
             except json.JSONDecodeError as error:
-                raise ValueError(f"{where} is not JSON ({error.msg} at column {error.colno}): {_MEND}") from None
+                raise ValueError(f"{where} is not JSON ({error.msg} at column {error.colno}): {_REPAIR}") from None
             except (ValueError, RecursionError) as error:
-                raise ValueError(f"{where} is JSON that cannot be read ({error}): {_MEND}") from None
+                raise ValueError(f"{where} is JSON that cannot be read ({error}): {_REPAIR}") from None
             if not isinstance(record, dict):
                 raise ValueError(f"{where} is not a JSON object: JSON Lines have one a line, with the text in a field")
             values: list[Any] = []
             for column in others:
                 try:
                     values.append(_field(record, column, where))
-                    seen.add(column)
+                    columns_seen.add(column)
                 except _NoFieldError as error:
                     nowhere.setdefault(column, error)
                     values.append(None)
             yield [_text(record, column, where) for column in texts], values
         for column, first in nowhere.items():
-            if column not in seen:
+            if column not in columns_seen:
                 raise first
 
 
@@ -92,8 +92,8 @@ class _Doubled(dict[str, Any]):
 
 
 def _object(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(fields)
-    return found if len(found) == len(fields) else _Doubled(fields)
+    unique = dict(fields)
+    return unique if len(unique) == len(fields) else _Doubled(fields)
 
 
 class _NoFieldError(ValueError):
@@ -151,11 +151,11 @@ class Tables(RecordFile):
                         break
                     for row, values in enumerate(_rows(part, paths), 1):
                         where = f"{place}, {self.part} {number}, row {row}"
-                        found = [_value(value) for value in values]
-                        for column, text in zip(texts, found, strict=False):
+                        row_values = [_value(value) for value in values]
+                        for column, text in zip(texts, row_values, strict=False):
                             if text is None:
                                 raise ValueError(f"{where}: column {column!r} is null: write the file without that row")
-                        yield found[: len(texts)], found[len(texts) :]
+                        yield row_values[: len(texts)], row_values[len(texts) :]
         except UnicodeDecodeError as error:
             names = ", ".join(map(repr, texts))
             raise ValueError(f"{where}: column {names} is not UTF-8 ({error}): write that row again") from None
@@ -163,7 +163,7 @@ class Tables(RecordFile):
             if getattr(error, "errno", None) is not None or of_network(place, error):
                 raise
             raise ValueError(f"{where} cannot be read ({error}): it is truncated or damaged, fetch it again") from None
-        refuse_changed(place)
+        check_unchanged(place)
 
 
 class Parquet(Tables):
@@ -228,8 +228,8 @@ def _path(schema: pa.Schema, column: str, place: Place, text: bool) -> tuple[str
 
 
 def _check(column: pa.Array) -> None:
-    """Raise ArrowInvalid before a value is looked at where an offset leads out of the memory; text that is not UTF-8 is
-    found with its row."""
+    """Raise ArrowInvalid for an offset outside of the memory, before a value is read. Text that is not UTF-8 is found
+    later, with its row."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:

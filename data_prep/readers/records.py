@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from data_prep.clean import clean_lines
-from data_prep.column_filters import column_filters, first_reason
-from data_prep.corpus_files import MAX_LINE
+from data_prep.filters.clean import clean_lines
+from data_prep.filters.columns import column_filters, first_reason
 from data_prep.readers.cc100 import CC100
+from data_prep.readers.corpus_files import MAX_LINE
 from data_prep.readers.plain_pairs import TableReader
 from data_prep.readers.reader import Input, TextBlock
 from data_prep.readers.record_files import RecordFile
@@ -85,7 +85,7 @@ class RecordPairs(TableReader):
         return tuple(names[role] for role in self.columns if role in names)
 
     def roles(self, columns: tuple[str, ...]) -> tuple[str, ...]:
-        """What the columns hold."""
+        """The roles of the columns."""
         return self.columns[: len(columns)]
 
     def has_column(self, columns: tuple[str, ...], name: str) -> bool:

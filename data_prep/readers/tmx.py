@@ -1,7 +1,7 @@
 """TMX as a stream: expat's events to the two wanted segments of each unit, in memory that no file can raise.
 
 We use expat itself, because a tree of elements would grow with the unit. It reads nothing but the bytes it is given,
-and a file that declares entities is refused. A file that is not XML is an error; but bytes that are not of the file's
+and a file that declares entities fails. A file that is not XML is an error; but bytes that are not of the file's
 encoding and characters that XML does not have are repaired and counted: tools do write them, and the file could not be
 used at all otherwise.
 """
@@ -16,8 +16,8 @@ from itertools import chain
 from typing import NoReturn
 from xml.parsers import expat
 
-from data_prep.corpus_files import MAX_LINE, Place, read_text
 from data_prep.languages import language_of
+from data_prep.readers.corpus_files import MAX_LINE, Place, read_text
 from data_prep.readers.reader import AlignedReader, Input, Unit
 
 # Codes of other tools inside of a segment are not text. Neither is a <sub> inside of them: it is not of the sentence.
@@ -59,24 +59,24 @@ class Tmx(AlignedReader):
         parser.EndElementHandler = reader.end
         parser.CharacterDataHandler = reader.characters
         parser.SkippedEntityHandler = reader.entity
-        parser.EntityDeclHandler = reader.refuse_entity
-        given = 0
+        parser.EntityDeclHandler = reader.entity_declared
+        bytes_parsed = 0
         try:
             for text in _texts(source.paths[0], repaired):
                 data = text.encode()
-                given += len(data)
+                bytes_parsed += len(data)
                 parser.Parse(data)
-                if given - parser.CurrentByteIndex > _LONGEST_TAG:
+                if bytes_parsed - parser.CurrentByteIndex > _LONGEST_TAG:
                     raise ValueError(f"{name} has a tag or comment of over {_LONGEST_TAG:,} bytes: is it a TMX file?")
                 yield from reader.units
                 reader.units.clear()
-            if given:
+            if bytes_parsed:
                 parser.Parse(b"", True)
         except expat.ExpatError as error:
             what = f"is no sound XML at line {error.lineno}, column {error.offset} ({expat.ErrorString(error.code)})"
             if reader.open and error.code == expat.errors.codes[expat.errors.XML_ERROR_NO_ELEMENTS]:
                 what = f"ends at line {error.lineno} with <{reader.open[-1]}> still open"
-            raise ValueError(f"{name} {what}: it is truncated or damaged, fetch it again or mend it there") from None
+            raise ValueError(f"{name} {what}: it is truncated or damaged, fetch it again or repair it there") from None
 
 
 class _UnitHandler:
@@ -138,7 +138,7 @@ class _UnitHandler:
             self.sound &= text is not None
             self.characters(text or "")
 
-    def refuse_entity(self, name: str, *_: object) -> NoReturn:
+    def entity_declared(self, name: str, *_: object) -> NoReturn:
         raise ValueError(f"{self.name} declares the entity {name!r}: write its text in its place, for none is read")
 
     def _unit(self) -> Unit:
@@ -150,13 +150,16 @@ class _UnitHandler:
 
 @lru_cache(1000)
 def _language(tag: str) -> str:
-    """CC-100's code of a language tag, `de` of de-DE and `zh-Hant` of zh-Hant-TW; empty for other languages."""
+    """CC-100's code of a language tag (BCP 47): `de` of de-DE and de-CH-1901, `zh-Hant` of zh-Hant-TW; empty for other
+    languages. What follows a single letter (de-u-co-phonebk, de-x-mine) is an extension and says nothing of these."""
     parts = re.split("[-_]", tag.strip())
+    parts = parts[: next((i for i, part in enumerate(parts) if i and len(part) == 1), len(parts))]
     while parts:
         try:
             return language_of("-".join(parts))
         except ValueError:
-            if len(parts.pop()) == 4:  # another script than the one that is meant without
+            last = parts.pop()
+            if len(last) == 4 and last.isalpha():  # a script, and not the language's usual one
                 break
     return ""
 
@@ -188,7 +191,7 @@ def _numbered(reference: re.Match[str]) -> str:
 
 
 def _encoding(head: bytes, place: Place) -> str:
-    """What a file is written in, by its first bytes or else its declaration. Raises ValueError for an unknown one."""
+    """The encoding of a file, by its first bytes or else its declaration. Raises ValueError for an unknown one."""
     for start, encoding in _STARTS.items():
         if head.startswith(start):
             return encoding

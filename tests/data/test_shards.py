@@ -12,7 +12,7 @@ import pytest
 from tests.rows import LANGUAGES, write_data, write_index
 from xlme_ds.data.schema import Manifest, read_manifest, row_schema, write_manifest
 from xlme_ds.data.shards import Rows, RowStore
-from xlme_ds.io.files import file_sha256
+from xlme_ds.io.files import file_sha256, write_signed
 
 ROWS = 53  # three shards of 16 rows in batches of 8, and a last one of 5
 
@@ -189,9 +189,11 @@ def test_a_shard_without_an_index_is_one_clear_error(tmp_path: Path) -> None:
 def test_a_manifest_of_other_types_is_one_sentence(tmp_path: Path, changes: dict | str | None, words: str) -> None:
     folder = write_data(tmp_path / "mixed", 16) / "mono"
     fields = json.loads((folder / "manifest.json").read_text())
-    fields.pop("sha256", None)  # its checksum of itself, where it has one
-    text = changes if isinstance(changes, str) else json.dumps(None if changes is None else fields | changes)
-    (folder / "manifest.json").write_text(text)
+    del fields["sha256"]
+    if isinstance(changes, dict):
+        write_signed(folder / "manifest.json", fields | changes)
+    else:
+        (folder / "manifest.json").write_text(changes or "null")
     with pytest.raises(ValueError, match=r"mono/manifest\.json is not a readable manifest \(.*" + re.escape(words)):
         RowStore(folder)
 

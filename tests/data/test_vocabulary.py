@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import sentencepiece as spm
 
-from data_prep import vocab
+from data_prep.vocab import vocab
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
 SENTENCES = [f"{a} {b}" for a in ("kalo", "miter", "unve", "sador") for b in ("inpe", "dorin", "lomi")] * 5

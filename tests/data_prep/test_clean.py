@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 
-from data_prep.clean import Counts, add_counts, clean_line
+from data_prep.filters.clean import Counts, add_counts, clean_line
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_prep.clean import Counts, Sides, make_filters
-from data_prep.column_filters import column_filters
-from data_prep.corpus import TextConfig, corpus_inputs, find_sources, read_corpora, ready_descriptions
-from data_prep.corpus_files import Place, files_in, filesystem
+from data_prep.filters.clean import Counts, Sides, make_filters
+from data_prep.filters.columns import column_filters
 from data_prep.languages import LANGUAGES
-from data_prep.readers import PAIR_READERS, READERS, Input, documents, pairs
+from data_prep.readers import READERS, Input, documents, pairs
+from data_prep.readers.corpus import TextConfig, corpus_inputs, find_sources
+from data_prep.readers.corpus_files import Place, files_in, filesystem
+from data_prep.readers.description import read_corpora, ready_descriptions
 from data_prep.readers.reader import ScoredPair
 from tests.rows import write_records
 
@@ -93,7 +94,7 @@ COLUMNS = {"tsv": "columns = {source = 5, target = 2, score = 4}"} | {
 
 
 @pytest.mark.parametrize("wanted", ["any", "listed"])
-@pytest.mark.parametrize("layout", PAIR_READERS)
+@pytest.mark.parametrize("layout", [name for name, reader in READERS.items() if reader.task == "para"])
 def test_every_format_of_pairs(tmp_path: Path, layout: str, wanted: str) -> None:
     data = tmp_path / "data"
     data.mkdir()
@@ -130,7 +131,7 @@ ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-16-le", "iso-8859
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_tmx_in_any_encoding_is_that_in_utf8(tmp_path: Path, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a mark or a declaration, also where a chunk of the file ends inside of a character or reference."""
-    monkeypatch.setattr("data_prep.corpus_files._CHUNK", 1001)
+    monkeypatch.setattr("data_prep.readers.corpus_files.CHUNK", 1001)
     wide = encoding.startswith(("utf", "gb"))
     words = "尊厳 🙂 ß" if wide else "Würde ß ÿ"
     units = "".join(unit(f"{i} {words} &#8482;", f"&lt;{words}\r\n{i}") + "\r\n" for i in range(3000))
@@ -198,6 +199,14 @@ def test_units_of_no_use_are_counted(tmp_path: Path) -> None:
     assert found == [("a", "b"), ("ü" * 50_000, "b"), ("one", "first")]
     assert dict(counts.dropped) == {"malformed": 4, "empty_side": 1, "long_line": 2}
     assert counts.units_in == len(units)
+
+
+def test_variants_and_extensions_of_a_tmx_language_are_left_out(tmp_path: Path) -> None:
+    german = ["de-1996", "de-CH-1901", "DE_1901", "de-DE-u-co-phonebk", "de-x-mine", "de-Latn-1996"]
+    units = [unit("a", code, "en-GB-oxendict", code) for code in german]
+    others = [unit("a", "b", "en", code) for code in ("de-Cyrl-1996", "x-de", "nds-1996")]
+    found, counts = read_tmx(tmp_path, tmx("".join(units + others)).encode())
+    assert found == [("a", code) for code in german] and counts.dropped == {"malformed": 3}
 
 
 def test_damaged_bytes_of_a_tmx_are_repaired_and_counted(tmp_path: Path) -> None:
@@ -477,7 +486,7 @@ def test_nllb_and_ccmatrix_as_they_are_laid_out(tmp_path: Path, capsys: pytest.C
 
 
 def read_scored(source: Input) -> list[ScoredPair]:
-    reader, counts = PAIR_READERS[source.format], Counts("pairs")
+    reader, counts = READERS[source.format], Counts("pairs")
     return [pair for block in reader.blocks(source, 1000) for pair in reader.pairs(source, block, counts)]
 
 
@@ -504,7 +513,7 @@ def test_records_of_pairs_with_odd_text(tmp_path: Path) -> None:
         name = write_records(tmp_path / f"en-de.{kind}", kept)
         values = {"name": "x", "where": str(tmp_path), "format": f"{kind}_pairs", "files": name}
         (source,) = inputs(describe(tmp_path, f'pairs = ["en-de"]\n{columns}', **values))
-        counts, reader = Counts("pairs"), PAIR_READERS[source.format]
+        counts, reader = Counts("pairs"), READERS[source.format]
         blocks = list(reader.blocks(source, 1))
         found = [pair for block in blocks for pair in reader.pairs(source, block, counts)]
         assert found[0] == ("a b c", "d  e", 0.5)

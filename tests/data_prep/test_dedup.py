@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_prep import dedup
-from data_prep.dedup import Run, duplicates_of, find_duplicates, slices
-from data_prep.encode import EncodeConfig, run
+from data_prep.encode import dedup
+from data_prep.encode.dedup import Run, duplicates_of, find_duplicates, number_of_slices
+from data_prep.encode.encode import EncodeConfig, run
 from xlme_ds.data.schema import EOS, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
 
@@ -162,7 +162,7 @@ def test_slices_cut_the_hashes_without_loss(tmp_path: Path) -> None:
         for number, path in enumerate(found):
             find_duplicates(runs, number, total, path, tmp_path)
         assert [sorted(duplicates_of(block, found).tolist()) for block in range(len(runs))] == expected
-    assert [slices(number) for number in (0, 1, 4_000_000, 4_000_001)] == [1, 1, 1, 2]
+    assert [number_of_slices(number) for number in (0, 1, 4_000_000, 4_000_001)] == [1, 1, 1, 2]
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_prep.encode import EncodeConfig, _plans, run
-from data_prep.encode_input import EncodeTask, SharedWork, begin_input, discard_changed, encode_block
+from data_prep.encode.encode import EncodeConfig, _plans, run
+from data_prep.encode.encode_input import EncodeTask, begin_input, discard_changed, encode_block
+from data_prep.encode.shared_work import SharedWork
 from data_prep.readers import READERS, find_documents
-from data_prep.vocab import VocabConfig
-from data_prep.vocab import run as train
+from data_prep.vocab.vocab import VocabConfig
+from data_prep.vocab.vocab import run as train
 from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.io.files import file_sha256

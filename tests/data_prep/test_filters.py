@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.clean import Counts, Sides, make_filters
-from data_prep.language_id import _identifier, labels_of
+from data_prep.filters.clean import Counts, Sides, make_filters
+from data_prep.filters.language_id import _identifier, labels_of
 from data_prep.languages import LANGUAGES, SCRIPTS, letters, scripts_of
 from data_prep.readers import documents, find_documents
 from xlme_ds.data.schema import read_manifest

@@ -14,15 +14,15 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from data_prep.clean import Counts
-from data_prep.corpus_files import Place
-from data_prep.encoded import copy_words, survey
-from data_prep.readers import DOCUMENT_READERS, Input, documents, pairs
+from data_prep.encode.token_ids import list_array
+from data_prep.filters.clean import Counts
+from data_prep.inspect.stats_tables import length_histograms
+from data_prep.mix.encoded import copy_words, survey
+from data_prep.readers import READERS, Input, documents, pairs
+from data_prep.readers.corpus_files import Place
 from data_prep.readers.plain_pairs import MosesZip
 from data_prep.readers.records import RecordDocuments
-from data_prep.stats import length_histograms
 from data_prep.store import write_arrow
-from data_prep.token_ids import list_array
 from tests.data_prep.conftest import ROOT, TEXT
 from xlme_ds.data.schema import DOCUMENTS, LAYOUTS, PAIRS, Manifest, Shard
 
@@ -64,7 +64,7 @@ def write_shard(path: Path, schema: pa.Schema) -> None:
 
 
 def read_records(path: Path) -> None:
-    reader = DOCUMENT_READERS["parquet" if path.suffix == ".parquet" else "arrow"]
+    reader = READERS["parquet" if path.suffix == ".parquet" else "arrow"]
     assert isinstance(reader, RecordDocuments)
     for column in TABLE.column_names[:-1] if path.suffix == ".arrow" else ("text", "few"):
         list(reader.files.records(Place(str(path.parent), path.name), [column]))

@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
-from data_prep import corpus, encode, mix, vocap
-from data_prep import vocab as vocab_stage
-from data_prep.clean import _FILTERS, LANGUAGE
-from data_prep.column_filters import ColumnFilter
+from data_prep.encode import encode
+from data_prep.filters.clean import _FILTERS, LANGUAGE
+from data_prep.filters.columns import ColumnFilter
+from data_prep.mix import mix
+from data_prep.readers import description
+from data_prep.vocab import vocab as vocab_stage
+from data_prep.vocab import vocap
 
 FREE = "free"  # shapes no bytes
 TEXT_FLAGS = {"mono", "para", "corpus", "where", "allow_missing"}  # whose files, and keys, are looked at below
@@ -145,7 +148,7 @@ KEYS: dict[str, dict[str, Any]] = {  # by the description that has them
 
 @pytest.mark.parametrize("which", KEYS)
 def test_keys_of_a_description(text: Text, vocab: Path, tmp_path: Path, which: str) -> None:
-    assert set().union(*KEYS.values()) == corpus._KEYS - {"where", "filters"}, "a key is in no table"
+    assert set().union(*KEYS.values()) == description._KEYS - {"where", "filters"}, "a key is in no table"
     config = encode.EncodeConfig(vocab, tmp_path / "out", corpus=(text.describe(which),))
     encode.run(config)
     for key, value in KEYS[which].items():

@@ -19,13 +19,13 @@ import pyarrow as pa
 import pytest
 import sentencepiece as spm
 
-from data_prep.mix import MixConfig, run
-from data_prep.model_file import serialize
+from data_prep.inspect.verify import VerifyConfig
+from data_prep.inspect.verify import run as run_verify
+from data_prep.mix.mix import MixConfig, run
 from data_prep.store import write_arrow
-from data_prep.verify import VerifyConfig
-from data_prep.verify import run as run_verify
+from data_prep.vocab.model_file import serialize
 from xlme_ds.data.schema import BOS, DOCUMENTS, EOS, PAD, PAIRS, Manifest, read_manifest, row_schema, write_manifest
-from xlme_ds.io.files import file_sha256
+from xlme_ds.io.files import file_sha256, write_signed
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 16
@@ -503,9 +503,9 @@ def test_changed_settings_are_refused(corpus: Corpus, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="rows was 100, now 101"):
         run(corpus.config(tmp_path, mono_rows=101))
     settings = tmp_path / "mono" / "settings.json"
-    old = {key: json.loads(settings.read_text())[key] for key in ("stage", "settings")}  # without a checksum, and
-    del old["settings"]["order"]  # with rows in another order, as an earlier version wrote it
-    settings.write_text(json.dumps(old))
+    old = {key: json.loads(settings.read_text())[key] for key in ("stage", "settings")}
+    del old["settings"]["order"]
+    write_signed(settings, old)
     (tmp_path / "mono" / "manifest.json").unlink()
     with pytest.raises(ValueError, match=r'order was null, now "every example of a language once .* delete this one'):
         run(corpus.config(tmp_path, mono_rows=100))

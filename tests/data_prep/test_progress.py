@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.__main__ import main
-from data_prep.encode_input import SharedWork
+from data_prep.encode.shared_work import SharedWork
 
 ROOT = Path(__file__).resolve().parents[2]
 

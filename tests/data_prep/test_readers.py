@@ -16,11 +16,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs
 
-from data_prep.clean import Counts
-from data_prep.corpus_files import MAX_LINE, Place, cut_blocks, files_in, read_text
+from data_prep.filters.clean import Counts
 from data_prep.languages import canonical, language_of
 from data_prep.parallel import RetryError, explain
-from data_prep.readers import DOCUMENT_READERS, READERS, documents, find_documents, find_pairs, pairs, split_pair
+from data_prep.readers import READERS, documents, find_documents, find_pairs, pairs, split_pair
+from data_prep.readers.corpus_files import MAX_LINE, Place, cut_blocks, files_in, read_text
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
 
@@ -125,9 +125,7 @@ def test_memory_is_little_more_than_a_block_whatever_the_line(tmp_path: Path) ->
     size = 0
     for block in READERS[source.format].blocks(source, 15_000_000):
         size += sum(
-            len(line) + 1
-            for lines, _ in DOCUMENT_READERS[source.format].paragraphs(source, block, counts)
-            for line in lines
+            len(line) + 1 for lines, _ in READERS[source.format].paragraphs(source, block, counts) for line in lines
         )
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -154,7 +152,7 @@ def test_a_line_is_cut_at_the_same_places_whatever_is_read_at_once(tmp_path: Pat
         (source,) = find_documents(tmp_path)
         counts = Counts("documents")
         (block,) = READERS[source.format].blocks(source, 64_000_000)
-        found = [line for part, _ in DOCUMENT_READERS[source.format].paragraphs(source, block, counts) for line in part]
+        found = [line for part, _ in READERS[source.format].paragraphs(source, block, counts) for line in part]
         assert found == [line.strip() for line in expected if line.strip()]
         assert counts.repaired["long_line"] == sum(len(line.encode()) > MAX_LINE for line in lines)
 
@@ -214,7 +212,7 @@ def test_a_network_that_fails_is_no_damage(tmp_path: Path, ending: str, monkeypa
     (tmp_path / f"de.txt{ending}").write_bytes(data)
     place = Place(str(tmp_path), f"de.txt{ending}")
     remote = fs.SubTreeFileSystem("/", fs.LocalFileSystem()), str(tmp_path)  # any that is not this machine's own
-    monkeypatch.setattr("data_prep.corpus_files.filesystem", lambda folder: remote)
+    monkeypatch.setattr("data_prep.readers.corpus_files.filesystem", lambda folder: remote)
     monkeypatch.setattr(Place, "open", lambda self: Cut(data))
     with pytest.raises(OSError, match="Couldn't connect") as caught:
         list(read_text(place))

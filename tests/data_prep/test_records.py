@@ -22,10 +22,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from data_prep.clean import Counts
-from data_prep.corpus import TextConfig, corpus_inputs, find_sources, read_corpora
-from data_prep.corpus_files import Place
-from data_prep.readers import DOCUMENT_READERS, PAIR_READERS, READERS, Input, documents, find_documents, pairs
+from data_prep.filters.clean import Counts
+from data_prep.readers import READERS, Input, documents, find_documents, pairs
+from data_prep.readers.corpus import TextConfig, corpus_inputs, find_sources
+from data_prep.readers.corpus_files import Place
+from data_prep.readers.description import read_corpora
 from tests.rows import write_records
 from xlme_ds.data.schema import read_manifest
 
@@ -104,7 +105,7 @@ def test_documents_round_trip_whatever_the_block_size(texts: list[str], size: in
             blocks = list(READERS[source.format].blocks(source, size))
             read = []
             for block in blocks:
-                for paragraphs, lengths in DOCUMENT_READERS[source.format].paragraphs(source, block, counts):
+                for paragraphs, lengths in READERS[source.format].paragraphs(source, block, counts):
                     ends = lengths.cumsum()
                     read += [paragraphs[end - n : end] for end, n in zip(ends, lengths, strict=True)]
             assert read == [document for document in expected if document]
@@ -283,7 +284,7 @@ def test_filters_of_columns_drop_documents(tmp_path: Path, kind: str) -> None:
     for size in (1, 1000):
         counts, found = Counts("documents"), []
         for block in READERS[kind].blocks(source, size):
-            for paragraphs, _ in DOCUMENT_READERS[kind].paragraphs(source, block, counts):
+            for paragraphs, _ in READERS[kind].paragraphs(source, block, counts):
                 found += paragraphs
         assert found == ["t0", "u", "t1", "u"]
         assert dict(counts.dropped) == {"column meta.score": 3, "column kind": 1} and counts.units_in == 6
@@ -338,9 +339,9 @@ def test_what_is_lost_counts_once_whatever_the_blocks(tmp_path: Path, kind: str,
     for block in READERS[kind].blocks(source, size):
         of_block = Counts(kind)
         if kind == "jsonl":
-            found += sum(len(ends) for _, ends in DOCUMENT_READERS[kind].paragraphs(source, block, of_block))
+            found += sum(len(ends) for _, ends in READERS[kind].paragraphs(source, block, of_block))
         else:
-            found += len(list(PAIR_READERS[kind].pairs(source, block, of_block)))
+            found += len(list(READERS[kind].pairs(source, block, of_block)))
         counts += of_block.dropped + of_block.repaired + Counter(units=of_block.units_in)
     repaired = 2 * sum(kept) if kind == "jsonl" else sum(kept)
     assert found == sum(kept) == 13
@@ -352,7 +353,7 @@ def test_a_record_may_lack_the_field_of_a_filter(tmp_path: Path) -> None:
     (source,) = corpus_inputs(_corpus(tmp_path, "[filters.column.score]\nmin = 1"))
     counts, found = Counts("documents"), []
     for block in READERS["jsonl"].blocks(source, 1000):
-        for paragraphs, _ in DOCUMENT_READERS["jsonl"].paragraphs(source, block, counts):
+        for paragraphs, _ in READERS["jsonl"].paragraphs(source, block, counts):
             found += paragraphs
     assert found == ["a", "c"] and dict(counts.dropped) == {"column score": 1}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.clean import Counts
+from data_prep.filters.clean import Counts
 from data_prep.languages import LANGUAGES
 from data_prep.readers import documents, find_documents, find_pairs, pairs
 from data_prep.sample import FILES, HELDOUT, SampleConfig, fetch_package, parse_declaration, run

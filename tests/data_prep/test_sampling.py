@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.sampling import Order, Sampling, apportion, bound_shares, hashed, key_of, permute, temperature_shares
+from data_prep.sampling import Order, hashed, key_of, permute
+from data_prep.shares import Sampling, apportion, bound_shares, temperature_shares
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 17, 1000, 65537])

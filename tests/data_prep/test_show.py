@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep import encode, mix
-from data_prep.show import ShowConfig, rows_from, run, text_of
+from data_prep.encode import encode
+from data_prep.inspect.show import ShowConfig, rows_from, run, text_of
+from data_prep.mix import mix
 from tests.data_prep.conftest import TEXT
 from xlme_ds.config import DataConfig
 from xlme_ds.data.loader import Loader

@@ -16,9 +16,9 @@ import sentencepiece as spm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_prep.encode import EncodeConfig, run
-from data_prep.mix import MixConfig
-from data_prep.mix import run as mix
+from data_prep.encode.encode import EncodeConfig, run
+from data_prep.mix.mix import MixConfig
+from data_prep.mix.mix import run as mix
 from tests.data_prep.test_encode import Run, records, tree
 from xlme_ds.config import DataConfig, ModelConfig
 from xlme_ds.data.loader import Loader

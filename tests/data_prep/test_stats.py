@@ -10,24 +10,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_prep import encode, mix
-from data_prep.stats import (
+from data_prep.encode import encode
+from data_prep.inspect.stats import Section, StatsConfig, html, run
+from data_prep.inspect.stats_plots import length_plot, loss_plot, share_plot
+from data_prep.inspect.stats_tables import (
     EDGES,
     Line,
-    Section,
-    StatsConfig,
-    html,
     length_histograms,
-    length_plot,
     lines_of,
-    loss_plot,
     loss_table,
     loss_tables,
     median,
-    run,
-    share_plot,
     total,
 )
+from data_prep.mix import mix
 from xlme_ds.data.schema import read_manifest
 
 

@@ -17,13 +17,16 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import encode, mix, stats, vocab, vocap
-from data_prep.corpus_files import Place, read_text
-from data_prep.encode_input import SharedWork
-from data_prep.encoded import read_batches
+from data_prep.encode import encode
+from data_prep.encode.shared_work import SharedWork
+from data_prep.inspect import stats
+from data_prep.mix import mix
+from data_prep.mix.encoded import read_batches
 from data_prep.parallel import RetryError, UserError, explain
 from data_prep.readers import find_pairs
+from data_prep.readers.corpus_files import Place, read_text
 from data_prep.store import Stage
+from data_prep.vocab import vocab, vocap
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -498,7 +501,7 @@ def test_idle_members_look_less_and_less_often(tmp_path: Path, monkeypatch: pyte
                 reader.finish("a")
 
     clock = Clock()
-    monkeypatch.setattr("data_prep.encode_input.time", clock)
+    monkeypatch.setattr("data_prep.encode.shared_work.time", clock)
     waiting.take_until_all_finished(1, lambda *_: done.append(clock.now))
     ends = list(accumulate(slept))
     assert len(done) == 1 and 10 <= done[0] < 11 and 20 <= clock.now < 21

@@ -11,9 +11,11 @@ from shutil import copytree
 import pyarrow as pa
 import pytest
 
-from data_prep import encode, mix
+from data_prep.encode import encode
+from data_prep.inspect.verify import VerifyConfig, run
+from data_prep.mix import mix
 from data_prep.store import Stage
-from data_prep.verify import VerifyConfig, run
+from xlme_ds.data.row_index import SUFFIX, group_checks, index_of
 from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, read_manifest, write_manifest
 from xlme_ds.io.files import write_signed
 
@@ -71,6 +73,15 @@ def rewrite(folder: Path, change: Change, shard: int = 0) -> None:
     shards[shard] = replace(shards[shard], bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
     assert len(arrays[0]) == rows
     write_manifest(folder, replace(manifest, shards=tuple(shards)))
+
+
+def index_again(folder: Path) -> None:
+    """Write the index of a folder's first shard for the rows that it has now."""
+    shard = read_manifest(folder).shards[0]
+    path = folder / shard.name
+    with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
+        checks = [group_checks(reader.get_batch(number)) for number in range(reader.num_record_batches)]
+    path.with_suffix(SUFFIX).write_bytes(index_of(path, shard.sha256, checks))
 
 
 def test_what_the_stages_write_has_no_fault(prepared: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,8 +252,8 @@ def test_the_last_id_that_text_may_have(copied: Path, folder: str, column: str, 
 
         return change
 
-    for path in (*(copied / folder / "tasks").iterdir(), *(copied / folder).glob("*.index")):
-        path.unlink()  # which have checksums of what is changed here
+    for path in (copied / folder / "tasks").iterdir():
+        path.unlink()  # they have checksums of what is changed here
     before = {path: path.read_bytes() for path in (copied / folder).rglob("*") if path.is_file()}
     rewrite(copied / folder, to(size - 1))
     with pytest.raises(ValueError, match=rf"row {row}: an id outside \[0, {size - 1}\)"):
@@ -250,6 +261,8 @@ def test_the_last_id_that_text_may_have(copied: Path, folder: str, column: str, 
     for path, data in before.items():
         path.write_bytes(data)
     rewrite(copied / folder, to(size - 2))
+    if folder.startswith("data"):
+        index_again(copied / folder)
     run(VerifyConfig(copied / folder))
 
 
@@ -420,23 +433,32 @@ def test_markers_and_settings_that_say_something_else(copied: Path) -> None:
         run(VerifyConfig(folder))
 
 
-def test_folders_of_the_version_before(copied: Path) -> None:
-    """Nothing in them has a checksum of itself; they are read, and an unfinished one is taken up."""
+def test_files_without_a_checksum_fail_and_are_written_again(copied: Path) -> None:
+    """`verify` names each; the commands that wrote the folder replace them and do no other work again."""
     before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
-    for path in copied.rglob("*.json"):
-        value = json.loads(path.read_text())
-        del value["sha256"]
-        if path.name == "manifest.json":
-            value["counts"].pop("sampled", None)
-        path.write_text(json.dumps(value))
-    shutil.copytree(copied, copied / "old")
-    for name in ("encoded", "data"):
-        run(VerifyConfig(copied / name))
+    mono = copied / "data" / "mono"
+    for name, words in (
+        ("tasks/shard-00001.json", r"shard-00001\.json is damaged: delete it and the manifest"),
+        ("settings.json", r"settings\.json is damaged, or has other settings"),
+        ("manifest.json", r"is not a readable manifest \(it does not have its own checksum"),
+    ):
+        fields = json.loads((mono / name).read_text())
+        del fields["sha256"]
+        (mono / name).write_text(json.dumps(fields))
+        with pytest.raises(ValueError, match=words):
+            run(VerifyConfig(mono))
     times = {path: path.stat().st_mtime_ns for path in copied.rglob("*.arrow")}
-    for path in copied.glob("*/*/manifest.json"):
-        path.unlink()
     prepare(copied)
+    del times[mono / "00001.arrow"]
     assert {path: path.stat().st_mtime_ns for path in times} == times, "work was done again"
     assert {path: path.read_bytes() for path in before} == before
-    prepare(copied / "old", corpus=copied)
-    assert not any("sha256" in json.loads(path.read_text()) for path in (copied / "old").glob("*/*/manifest.json"))
+
+
+def test_rows_without_an_index_fail(copied: Path) -> None:
+    index = copied / "data" / "mono" / "00001.index"
+    before = index.read_bytes()
+    index.unlink()
+    with pytest.raises(ValueError, match=r"00001\.index is missing: give the command that wrote .* again"):
+        run(VerifyConfig(copied / "data"))
+    prepare(copied)
+    assert index.read_bytes() == before

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from sentencepiece import sentencepiece_model_pb2 as proto
 
-import data_prep.vocab as vocab_stage
+import data_prep.vocab.line_sample as line_sample
 from data_prep.readers import Input
 from data_prep.sampling import hashed, key_of
 from data_prep.store import Stage
-from data_prep.vocab import VocabConfig, run, sample_lines, sampled_inputs
-from data_prep.vocab_extension import extend
+from data_prep.vocab.extension import extend
+from data_prep.vocab.line_sample import sample_lines, sampled_inputs
+from data_prep.vocab.vocab import VocabConfig, run
 from tests.rows import train_vocabulary
 from xlme_ds.data.schema import read_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
@@ -197,13 +198,13 @@ def brute_force(inputs: tuple[Input, ...], lines: dict[str, list[list[str]]], se
 def inputs_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The inputs that are read in this process, one entry a pass over one."""
     read: list[str] = []
-    sides = vocab_stage._sides
+    sides = line_sample.filtered_lines
 
     def counted(source: Input, *arguments: object) -> object:
         read.append(source.paths[0].name)
         return sides(source, *arguments)
 
-    monkeypatch.setattr(vocab_stage, "_sides", counted)
+    monkeypatch.setattr(line_sample, "filtered_lines", counted)
     return read
 
 
@@ -214,7 +215,7 @@ def sample(folder: Path, inputs: tuple[Input, ...], seed: int = 3, processes: in
         assert not stage.finished(processes)
         counted, wanted, files = sample_lines(stage, inputs, few, 1500, seed, processes)
     assert counted == {"de": 8000, "en": 15000, "sw": 90} and wanted == {"de": 1500, "en": 1500, "sw": 90}
-    assert sorted((folder / vocab_stage.SAMPLE).iterdir()) == sorted(files.values())  # and no candidates
+    assert sorted((folder / line_sample.SAMPLE).iterdir()) == sorted(files.values())  # and no candidates
     return {code: path.read_text(encoding="utf-8").splitlines() for code, path in files.items()}
 
 
@@ -232,8 +233,8 @@ def test_inputs_that_kept_too_few_lines_are_read_again(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(vocab_stage, "_SPARE", 0)
-    monkeypatch.setattr(vocab_stage, "_LEAST_KEPT", 200)
+    monkeypatch.setattr(line_sample, "_SPARE", 0)
+    monkeypatch.setattr(line_sample, "_LEAST_KEPT", 200)
     assert sample(tmp_path, texts[0]) == brute_force(*texts, seed=3)
     assert inputs_read.count("en.txt") == 2 and inputs_read.count("sw.txt") == 1
 
@@ -245,7 +246,7 @@ def test_a_sample_is_taken_up_after_a_kill_and_damage(
     tmp_path: Path,
 ) -> None:
     """Killed when German is chosen; then candidates are damaged, and a file that was chosen is lost."""
-    choose = vocab_stage._choose_lines
+    choose = line_sample._choose_lines
 
     def killed(*arguments: object) -> object:
         if arguments[-1] == "en":
@@ -253,14 +254,14 @@ def test_a_sample_is_taken_up_after_a_kill_and_damage(
         return choose(*arguments)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(vocab_stage, "_choose_lines", killed)
+        patch.setattr(line_sample, "_choose_lines", killed)
         sample(tmp_path, texts[0])
-    assert (tmp_path / vocab_stage.SAMPLE / "de.txt").exists() and len(inputs_read) == 4
-    with open(tmp_path / vocab_stage.SAMPLE / "en" / "00000.hashes", "r+b") as file:
+    assert (tmp_path / line_sample.SAMPLE / "de.txt").exists() and len(inputs_read) == 4
+    with open(tmp_path / line_sample.SAMPLE / "en" / "00000.hashes", "r+b") as file:
         file.write(b"damage")
     assert sample(tmp_path, texts[0]) == brute_force(*texts, seed=3)
     assert inputs_read[4:] == ["en.txt"]
-    (tmp_path / vocab_stage.SAMPLE / "de.txt").unlink()
+    (tmp_path / line_sample.SAMPLE / "de.txt").unlink()
     assert sample(tmp_path, texts[0]) == brute_force(*texts, seed=3)
     assert inputs_read[5:] == ["X.de-en.de", "Y.de-en.de"]
 

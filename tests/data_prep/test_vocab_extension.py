@@ -9,7 +9,7 @@ import pytest
 import sentencepiece as spm
 from transformers import XLMRobertaTokenizer
 
-from data_prep.vocab import VocabConfig, run
+from data_prep.vocab.vocab import VocabConfig, run
 from xlme_ds.data.schema import read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
 

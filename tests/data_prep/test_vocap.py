@@ -15,25 +15,15 @@ import pyarrow as pa
 import pytest
 import sentencepiece as spm
 
-from data_prep import unigram
-from data_prep.encode import EncodeConfig
-from data_prep.encode import run as encode
-from data_prep.model_file import parse, serialize
+from data_prep.encode.encode import EncodeConfig
+from data_prep.encode.encode import run as encode
 from data_prep.store import Stage, write_file
-from data_prep.unigram import UnigramPath, Unigrams
-from data_prep.vocap import (
-    VocapConfig,
-    _chosen,
-    _curve_file,
-    allocate,
-    concave_hull,
-    curve,
-    piece_order,
-    pool,
-    run,
-    steps,
-)
-from data_prep.word_counts import WordCounts, count_words, thinned_words
+from data_prep.vocab import unigram
+from data_prep.vocab.allocation import allocate, concave_hull, piece_order, pool, steps
+from data_prep.vocab.model_file import parse, serialize
+from data_prep.vocab.unigram import UnigramPath, Unigrams
+from data_prep.vocab.vocap import VocapConfig, _chosen, _curve_file, curve, run
+from data_prep.vocab.word_counts import WordCounts, count_words, thinned_words
 from xlme_ds.data.schema import EOS, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
 
@@ -107,7 +97,7 @@ def points(texts: list[str], largest: int, least: int) -> list[Unigrams]:
 def test_words_are_counted_as_sentencepiece_normalises_them(
     lines: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data_prep.word_counts._LINES", 7)
+    monkeypatch.setattr("data_prep.vocab.word_counts._LINES", 7)
     texts = [*HARD, "", " ", *lines["de"], *lines["ja"]]
     normalize = spm.SentencePieceNormalizer(rule_name="nmt_nfkc").normalize
     counted = Counter(word for text in texts for word in normalize(text).split("▁") if word)
@@ -373,7 +363,7 @@ def test_a_relaunch_keeps_finished_languages(corpus: Path, tmp_path: Path, monke
         return curve(text, *settings)
 
     run(config(corpus, tmp_path / "whole"))
-    monkeypatch.setattr("data_prep.vocap.curve", interrupted)
+    monkeypatch.setattr("data_prep.vocab.vocap.curve", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(config(corpus, tmp_path / "again"))
     assert len(list((tmp_path / "again" / "tasks").glob("path-*.json"))) == 2

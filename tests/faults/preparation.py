@@ -1,4 +1,4 @@
-"""Data preparation in the fault campaign: the corpus that it trains on, and stages that are killed and called again."""
+"""Data preparation in the fault campaign: the training corpus, and stages that are killed and called again."""
 
 import hashlib
 import os
@@ -18,7 +18,7 @@ Stage = Callable[[Path], list[str]]  # the arguments of a stage that writes to t
 
 
 def prepare(folder: Path) -> Path:
-    """Made-up text in two languages and a pair, prepared; the mixed folder."""
+    """Prepare made-up text in two languages and a pair; returns the mixed folder."""
     rng = random.Random(0)
 
     def line(language: str) -> str:
@@ -45,7 +45,7 @@ def _encode(out: Path, folder: Path) -> list[str]:
 
 
 def _mix(out: Path, folder: Path) -> list[str]:
-    """With shards of 16 rows, so that a run reads many."""
+    """Arguments of `mix`, with shards of 16 rows, so that a run reads many."""
     sizes = "--row-tokens 32 --alpha 0.7 --mono-rows 100 --para-rows 100 --rows-per-shard 16 --processes 2"
     place = ["--encoded", str(folder / "encoded"), "--vocab", str(folder / "vocab"), "--out", str(out)]
     return ["mix", *place, *sizes.split()]
@@ -56,13 +56,13 @@ def _either(case: FaultCase) -> Stage:
 
 
 def _start(words: list[str], logs: Path) -> ForkedRanks:
-    # A program of its own: its workers load again what the main program has loaded.
+    # a program of its own, because its workers load the main program's modules again
     command = [sys.executable, "-m", "data_prep", *words]
     return ForkedRanks(lambda rank: os.execv(sys.executable, command), 1, logs, group=False)
 
 
 def _whole(words: list[str], logs: Path) -> float:
-    """Run a stage to its end; its seconds."""
+    """Run a stage to its end; returns its seconds."""
     ranks = _start(words, logs)
     ended = ranks.wait()
     assert ended.finished, ended.said
@@ -81,7 +81,7 @@ def _same(ended: Ended, alone: Path, out: Path) -> str:
 
 
 def _killed(case: FaultCase, stage: Callable[..., list[str]]) -> str:
-    """Kill a stage at random moments, up to three times, and call it again: the same bytes."""
+    """Kill a stage at random moments, up to three times; called again, it writes the same bytes."""
     alone, out = case.folder / "alone", case.folder / "killed"
     took = _whole(stage(alone, case.data.parent), case.folder)
     words = stage(out, case.data.parent)
@@ -100,8 +100,8 @@ def verify_finds(case: FaultCase) -> str:
     path = case.rng.choice(sorted(copy.glob("*/*.arrow")))
     flip(case.rng, path)
     ended = _start(["verify", "--data", str(copy)], case.folder).wait()
-    found = ended.codes == [2] and path.name in ended.said[0] and "Traceback" not in ended.said[0]
-    ended.need(found, "verify is content", silent_change=True)
+    is_named = ended.codes == [2] and path.name in ended.said[0] and "Traceback" not in ended.said[0]
+    ended.need(is_named, "verify finds no fault", silent_change=True)
     return "named by verify"
 
 
@@ -121,7 +121,7 @@ def disk_full(case: FaultCase) -> str:
 
 
 def output_damaged(case: FaultCase) -> str:
-    """A file of a stage's finished output is damaged: the same command mends it, or names what to delete first."""
+    """A file of a stage's finished output is damaged: the same command repairs it, or names what to delete first."""
     stage, alone, out = _either(case), case.folder / "alone", case.folder / "damaged"
     _whole(stage(alone), case.folder)
     shutil.copytree(alone, out)
@@ -129,12 +129,12 @@ def output_damaged(case: FaultCase) -> str:
     case.rng.choice(DAMAGES)(case.rng, path)
     ended = _start(stage(out), case.folder).wait()
     if not ended.finished:
-        named = [path for path in [*out.rglob("*"), *out.rglob(".*")] if str(path) in ended.said[0]]
-        ended.need(ended.clear_error("delete") and bool(named))
-        for one in named:
-            shutil.rmtree(one) if one.is_dir() else one.unlink(missing_ok=True)
+        damaged = [path for path in [*out.rglob("*"), *out.rglob(".*")] if str(path) in ended.said[0]]
+        ended.need(ended.clear_error("delete") and bool(damaged))
+        for place in damaged:
+            shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
         ended = _start(stage(out), case.folder).wait()
-    if ended.finished and path.parent.name == "tasks" and not path.exists():  # which a finished folder does not need
+    if ended.finished and path.parent.name == "tasks" and not path.exists():  # a finished folder needs no marker
         (alone / path.relative_to(out)).unlink()
     return _same(ended, alone, out)
 

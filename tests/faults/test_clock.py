@@ -8,7 +8,7 @@ from tests.launch import ROOT
 
 TIME_OF_DAY = {"time.time", "time.time_ns", "datetime.now", "datetime.datetime.now", "os.path.getmtime"}
 DATES = {"st_mtime", "st_ctime", "st_atime", "st_mtime_ns", "st_ctime_ns"}
-NAMES_ONLY = {"data_prep/encode_input.py"}  # the name of a temporary folder, with the number of the process
+NAMES_ONLY = {"data_prep/encode/shared_work.py"}  # the name of a temporary folder, with the number of the process
 
 
 @pytest.mark.parametrize("package", ["xlme_ds", "data_prep"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_prep.clean import Counts
+from data_prep.filters.clean import Counts
 from data_prep.readers import find_pairs, pairs
 from tests.launch import ROOT
 from xlme_ds.checkpoint.checkpoints import complete, find_fault
@@ -94,7 +94,7 @@ def test_damaged_state(tmp_path: Path, state: str) -> None:
 
 # Names of what runs code out of a file, and who may use it: between processes of one run.
 EXECUTING = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
-ALLOWED = {"data_prep/encode_input.py"}
+ALLOWED = {"data_prep/encode/shared_work.py"}
 
 
 @pytest.mark.parametrize("package", ["xlme_ds", "data_prep"])

@@ -145,7 +145,7 @@ def test_code_in_the_current_folder_is_not_run_by_helpers(tmp_path: Path) -> Non
     """Neither by a step of a larger command, nor by what draws the page of a run."""
     for name in ("jinja2", "numpy", "data_prep"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('planted')")
-    step = launch("data_prep.show", 1, ["--help"])
+    step = launch("data_prep.inspect.show", 1, ["--help"])
     page = ["-c", "import jinja2, numpy, data_prep, xlme_ds; print(xlme_ds.__file__)"]
     for command in (step, [sys.executable, *page]):
         done = subprocess.run(
@@ -527,7 +527,7 @@ def test_a_signal_to_a_stage(cluster: Cluster, folder: Path, mixed: Path, tmp_pa
     job = cluster.submit("stage.sh", "verify", "--data", mixed)
     wait_until(lambda: processes(mixed, "data_prep"), "verify")
     slurm("scancel", "--batch", "--signal=USR1", str(job.number))
-    assert "verify does not go on in another try" in job.wait("COMPLETED")
+    assert "verify does not continue in another try" in job.wait("COMPLETED")
     job = cluster.submit(
         "stage.sh", "encode", "--mono", tmp_path / "my text", "--vocab", folder / "vocab", "--out", out
     )

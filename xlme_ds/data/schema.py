@@ -88,7 +88,7 @@ class Manifest:
 
     @property
     def layout(self) -> str:
-        """Name of the rows' layout; folders of the versions that had only one do not name it, and have XLM-E's."""
+        """Name of the rows' layout; xlme where the settings name none."""
         return str(self.settings.get("layout", "xlme"))
 
     def shares_text(self, other: "Manifest") -> bool:
@@ -156,7 +156,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.exists():
         raise ValueError(f"{path} does not exist: run the data_prep stage that writes {folder} to its end first")
     try:
-        fields = read_signed(path, unsigned=True)
+        fields = read_signed(path)
         refuse(_manifest_checks(fields))
         fields["languages"] = tuple(fields["languages"])
         fields["shards"] = tuple(Shard(**shard) for shard in fields["shards"])

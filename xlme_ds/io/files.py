@@ -71,16 +71,12 @@ def write_signed(path: Path, value: dict[str, Any], context: str = "", flush: bo
     write_json(path, value | {_SIGNATURE: _signature(value, context)}, flush)
 
 
-def read_signed(path: Path, context: str = "", unsigned: bool = False) -> dict[str, Any]:
-    """The object that `write_signed` wrote. Raises ValueError when it is damaged.
-
-    `unsigned`: take one without a checksum as it is, for earlier versions wrote none.
-    """
+def read_signed(path: Path, context: str = "") -> dict[str, Any]:
+    """The object that `write_signed` wrote. Raises ValueError when it is damaged or has no checksum."""
     value = json.loads(path.read_bytes())
     if not isinstance(value, dict):
         raise ValueError("it holds no object")
-    signature = value.pop(_SIGNATURE, None)
-    if signature != _signature(value, context) and not (unsigned and signature is None):
+    if value.pop(_SIGNATURE, None) != _signature(value, context):
         raise ValueError("it does not have its own checksum, its bytes changed")
     return value
 

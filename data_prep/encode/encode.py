@@ -1,0 +1,192 @@
+"""Stage `encode`: corpora to Arrow shards of token ids, per language and per pair.
+
+    OUT/mono/<lang>/<file>-<block>.arrow   schema DOCUMENTS: a record a document, ending in `</s>`
+    OUT/para/<a>-<b>/<file>-<block>.arrow  schema PAIRS: a record a pair, in the order of the pair's name
+    OUT/{mono,para}/manifest.json          written when all shards of that task are there
+
+A shard is a block of an input: about `block_bytes` of its text. So the bytes depend on the input alone.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal
+
+from tyro.conf import UseAppendAction
+
+from data_prep.encode.encode_input import (
+    STAGED,
+    EncodeTask,
+    discard,
+    discard_changed,
+    encode_inputs,
+    forget_encoded,
+    moved_shards,
+)
+from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, HeldOutText
+from data_prep.encode.remove_duplicates import is_final, remove_duplicates
+from data_prep.encode.shared_work import SharedWork
+from data_prep.filters.clean import add_counts, doubts
+from data_prep.parallel import alike, on_root, run_tasks, world_size
+from data_prep.progress import say, warn
+from data_prep.readers.corpus import TextConfig, find_sources
+from data_prep.store import Stage
+from xlme_ds.data.schema import Manifest, Shard, write_manifest
+from xlme_ds.data.vocabulary import Vocabulary
+from xlme_ds.io.files import file_sha256
+
+
+@dataclass(frozen=True)
+class EncodeConfig(TextConfig):
+    """Encode documents (CC-100's layout) and pairs (OPUS's) to Arrow shards; under mpiexec or srun on MPI ranks."""
+
+    vocab: Path
+    """Folder that `vocab` or `vocap` wrote, or a SentencePiece model file such as XLM-R's."""
+    out: Path
+    """Folder to write: mono/ and para/."""
+    processes: int = 1
+    """Worker processes on this machine; the output is the same for any number. Under MPI the ranks work instead."""
+    max_pair_tokens: int = 509
+    """Pairs with more tokens on both sides together are dropped and counted; at most --row-tokens of `mix` less 3."""
+    block_bytes: int = 64_000_000
+    """Bytes of text in a shard, and in a worker's unit of work."""
+    split: Literal["all", "train", "heldout"] = "all"
+    """Part of the text to encode: heldout takes the documents and pairs that --heldout-share holds out, train the
+    others. A hash of the document, or of the English side of a pair, as the model reads it, decides."""
+    heldout_share: float = 0.001
+    """Share of the documents, and of the pairs, that are held out; give the same for both parts."""
+    without: UseAppendAction[tuple[Path, ...]] = ()
+    """UTF-8 text, for example a side of a test set: paragraphs, and pairs of which either side, that have the token ids
+    of one of its lines are dropped and counted; may be given several times."""
+    sentences: bool = False
+    """Make every paragraph of monolingual text a record of its own, for `mix --sentences`."""
+
+
+def run(config: EncodeConfig) -> None:
+    """Encode the inputs that are not encoded yet. Raises ValueError on bad input, or for a folder of other settings."""
+    with alike():
+        if config.max_pair_tokens < 2 or config.block_bytes < 1:
+            raise ValueError("--max-pair-tokens must be at least 2 and --block-bytes at least 1")
+        if not 0 < config.heldout_share < 1:
+            raise ValueError(f"--heldout-share is {config.heldout_share}: it must be between 0 and 1")
+    vocabulary_size, plans = on_root(lambda: _plans(config))  # all first: a bad file name shows before hours of work
+    for kind, (stage, tasks) in plans.items():
+        with stage.open():
+            _run_plan(config, kind, stage, tasks, vocabulary_size)
+
+
+def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[EncodeTask]]]]:
+    """The vocabulary's size, and the work of each task (mono and para): all ranks have the same before it begins."""
+    vocabulary = Vocabulary(config.vocab)
+    HeldOutText.read(config.without, vocabulary)  # before anything is written
+    held_out = sorted(file_sha256(path) for path in config.without)
+    plans = {}
+    sources_by_task = find_sources(config)
+    if config.sentences and "mono" not in sources_by_task:
+        raise ValueError("--sentences is for monolingual text: leave it out for pairs")
+    for kind, sources in sources_by_task.items():
+        settings: dict[str, Any] = {
+            "task": kind,
+            "vocabulary_sha256": vocabulary.sha256,
+            "inputs": [[s.name, [n for n, _ in s.files], *([s.corpus] if s.corpus else [])] for s in sources.inputs],
+            "block_bytes": config.block_bytes,
+        }
+        if config.split != "all":
+            settings |= {"split": config.split, "heldout_share": config.heldout_share}
+        if config.without:
+            settings["without"] = held_out
+        if config.sentences and kind == "mono":
+            settings["sentences"] = True
+        if kind == "para":
+            settings["max_pair_tokens"] = config.max_pair_tokens
+        stage = Stage(config.out / kind, "encode", settings | sources.settings)
+        for path in (path for source in sources.inputs for path in source.paths):
+            if path.local and stage.folder.resolve() in path.local.resolve().parents:
+                raise ValueError(f"{path} is in {stage.folder}, where the shards would be: choose another --out")
+        by_name = groupby(sources.inputs, lambda s: s.name)
+        plans[kind] = stage, [EncodeTask(source, number) for _, same in by_name for number, source in enumerate(same)]
+    return vocabulary.size, plans
+
+
+def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: int) -> None:
+    on_root(lambda: _check_sizes(stage, tasks))
+    if stage.finished(config.processes, on_root(lambda: moved_shards(stage))):
+        return on_root(lambda: say(f"{stage.folder} is complete"))
+    todo = on_root(lambda: _todo(stage, tasks))
+    doubled = [task for task in todo if task.filters.exact_duplicates]
+    shared = on_root(lambda: SharedWork.begin(stage.folder))
+    encoded = on_root(lambda: [task.name for task in doubled if stage.task_result(f"{task.name}.encoded")])
+    open_tasks = tuple(task for task in todo if task.name not in encoded)
+    members = world_size() if world_size() > 1 else config.processes
+    if open_tasks:
+        on_root(lambda: discard_changed(stage, open_tasks))
+        work = partial(encode_inputs, stage, open_tasks, config.vocab, shared, config.without)
+        run_tasks(work, range(members), [1] * members, config.processes, f"encode {kind}", visible=False)
+    if doubled:
+        remove_duplicates(stage, doubled, config.processes)
+    on_root(lambda: shutil.rmtree(shared))
+    on_root(lambda: _write_manifest(stage, tasks, vocabulary_size))
+
+
+def _check_sizes(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
+    for task in tasks:
+        result = stage.task_result(task.name) or stage.task_result(f"{task.name}.encoded")
+        for (name, size), (_, encoded) in zip(task.source.files, result["inputs"] if result else (), strict=False):
+            if size != encoded:
+                raise ValueError(
+                    f"{name} had {encoded} bytes when it was encoded into {stage.folder}, now it has {size}: "
+                    "restore it, or choose another output folder"
+                )
+
+
+def _todo(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeTask]:
+    """Inputs that are not finished; and those that are, where duplicates must be sought among all of them again."""
+    todo = [task for task in tasks if stage.task_result(task.name) is None]
+    for task in todo:
+        forget_encoded(stage, task)
+    again = {task.source.name for task in todo if task.filters.exact_duplicates and not is_final(stage, task)}
+    names = {task.name for task in todo}
+    others = [t for t in tasks if t.source.name in again and t.name not in names and t.filters.exact_duplicates]
+    discard(stage, others)
+    stage.forget_tasks(task.name for task in others)
+    names.update(task.name for task in others)
+    return [task for task in tasks if task.name in names]
+
+
+def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: int) -> None:
+    markers = {f"{task.name}.json" for task in tasks}
+    for path in (stage.folder / "tasks").iterdir():
+        if path.name not in markers:
+            path.unlink()  # of a block, by a process of a killed run that lived a moment longer
+    if (stage.folder / STAGED).exists():
+        shutil.rmtree(stage.folder / STAGED)
+    shards: list[Shard] = []
+    by_language: dict[str, dict[str, Any]] = {}
+    for task in tasks:
+        result = stage.task_result(task.name)
+        assert result is not None, f"{task.name} has no result"
+        shards += [Shard(**shard) for shard in result["shards"]]
+        by_language[task.source.name] = add_counts(by_language.get(task.source.name, {}), result["counts"])
+        elsewhere = any(result["counts"]["dropped"].get(reason) for reason in (OTHER_SPLIT, HELD_OUT_TEXT))
+        if not result["shards"] and not elsewhere:
+            warn(f"{task.source.paths[0]} gave no text: see its counts in the manifest")
+        counts = result["counts"]
+        lines = counts["paragraphs_in"] if task.mono else 2 * counts["pairs_in"]
+        for doubt in doubts(lines, counts["repaired"], counts["tokens"], counts["unknown"]):
+            warn(f"{' and '.join(map(str, task.source.paths))}: {doubt}")
+    write_manifest(
+        stage.folder,
+        Manifest(
+            stage="encode",
+            settings=stage.settings,
+            vocabulary_size=vocabulary_size,
+            vocabulary_sha256=stage.settings["vocabulary_sha256"],
+            languages=tuple(sorted({language for task in tasks for language in task.source.languages})),
+            shards=tuple(sorted(shards, key=lambda shard: shard.name)),
+            counts={"by_language": by_language},
+        ),
+    )
+    say(f"{stage.folder}: {len(tasks)} inputs, {sum(c['tokens'] for c in by_language.values()):,} tokens")

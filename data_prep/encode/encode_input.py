@@ -1,0 +1,216 @@
+"""Inputs to shards: each input is read as blocks, and each block is encoded by the next free process or rank.
+
+OUT/<name>/<file>-<block>.arrow          the shard of a block
+OUT/staged/<name>/<file>-<block>.*       where duplicates will be removed: the shard, and its run
+OUT/tasks/<task>.begun.json              the input's files, as they were when its first block was read
+OUT/tasks/<task>.<block>.json            a block that is encoded
+OUT/tasks/<task>.encoded.json            all blocks of an input are encoded, and duplicates will be removed
+OUT/tasks/<task>.json                    an input that is finished; the others are removed then
+OUT/work-<number>/                       how processes share the work (shared_work.py); removed at the end
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep.encode.dedup import Run
+from data_prep.encode.held_out import HeldOutText, Split
+from data_prep.encode.shared_work import EncodeBlock, SharedWork
+from data_prep.encode.token_ids import IdEncoder
+from data_prep.filters.clean import Counts, Filters, add_counts, make_filters
+from data_prep.readers import CC100, READERS, Input, TextBlock
+from data_prep.readers.reader import Paragraphs
+from data_prep.store import Stage, make_folder, write_arrow
+from xlme_ds.data.schema import DOCUMENTS, PAIRS
+from xlme_ds.data.vocabulary import Vocabulary
+
+STAGED = "staged"
+_OF_BLOCK = re.compile(r"\d+-\d+\..+")
+_vocabulary = cache(Vocabulary)  # read once a process
+
+
+@dataclass(frozen=True)
+class EncodeTask:
+    """One input to encode; `index` is its number among the inputs of its language or pair."""
+
+    source: Input
+    index: int
+
+    @property
+    def name(self) -> str:
+        """Name of the task, unique in its stage folder."""
+        return f"{self.source.name}-{self.index:03d}"
+
+    @property
+    def mono(self) -> bool:
+        """Whether the input has documents, not pairs."""
+        return len(self.source.languages) == 1
+
+    @property
+    def filters(self) -> Filters:
+        """The input's filters."""
+        return make_filters(self.source.filters, "mono" if self.mono else "para", self.source.corpus)
+
+    def block_name(self, number: int) -> str:
+        """Name of a block's marker."""
+        return f"{self.name}.{number:05d}"
+
+    def shard_name(self, number: int) -> str:
+        """Path of a block's shard, relative to the stage's folder or to its staged part."""
+        return f"{self.source.name}/{self.index:03d}-{number:05d}.arrow"
+
+
+def encode_inputs(
+    stage: Stage,
+    tasks: Sequence[EncodeTask],
+    vocab: Path,
+    shared_folder: Path,
+    without: tuple[Path, ...],
+    member: int,
+) -> None:
+    """Encode the inputs and blocks that no other member encodes, until all are encoded or a member failed."""
+    shared = SharedWork(shared_folder, member)
+    by_name = {task.name: task for task in tasks}
+    held_out = HeldOutText.read(without, _vocabulary(vocab)) if without else None
+
+    def work(name: str, number: int, block: TextBlock) -> None:
+        encode_block(stage, by_name[name], vocab, number, block, held_out)
+        shared.report(sum(map(len, block.sides)), len(tasks), stage.folder.name)
+
+    with shared.stopping_all():
+        for task in sorted(tasks, key=lambda task: -task.source.size):
+            if not shared.failed and shared.claim(task.name):
+                _read(stage, task, shared, work)
+        shared.take_until_all_finished(len(tasks), work)
+
+
+def _read(stage: Stage, task: EncodeTask, shared: SharedWork, work: EncodeBlock) -> None:
+    """Read one input; return when all its blocks are encoded, here or by other members, or a member failed."""
+    begin_input(stage, task)
+    blocks = 0
+    try:
+        for number, block in enumerate(READERS[task.source.format].blocks(task.source, stage.settings["block_bytes"])):
+            blocks = number + 1
+            done = stage.task_result(task.block_name(number)) is not None
+            if not done and not shared.offer(task.name, number, block):
+                work(task.name, number, block)
+            if shared.failed:
+                return
+    except ValueError:
+        shared.take_back(task.name, lambda *_: None)
+        discard(stage, [task])  # the user will fetch it again, and it may be another file then
+        raise
+    if shared.take_back(task.name, work):
+        if task.filters.exact_duplicates:
+            stage.finish_task(f"{task.name}.encoded", {"inputs": task.source.files, "blocks": blocks})
+        else:
+            finish(stage, task, [stage.task_result(task.block_name(n)) for n in range(blocks)])
+        shared.finish(task.name)
+
+
+def encode_block(
+    stage: Stage, task: EncodeTask, vocab: Path, number: int, block: TextBlock, without: HeldOutText | None = None
+) -> None:
+    """Write the shard of one block, then its marker."""
+    filters = task.filters
+    run = Run() if filters.exact_duplicates else None
+    settings = stage.settings
+    split = Split(settings["split"], settings["heldout_share"]) if "split" in settings else None
+    encoder = IdEncoder(_vocabulary(vocab), task.source.languages, filters, run, split, without)
+    counts, reader = Counts("documents" if task.mono else "pairs"), READERS[task.source.format]
+    if isinstance(reader, CC100):
+        paragraphs = reader.paragraphs(task.source, block, counts)
+        if settings.get("sentences"):
+            paragraphs = _apart(paragraphs, counts)
+        schema, batches = DOCUMENTS, encoder.documents(paragraphs, counts)
+    else:
+        units = reader.pairs(task.source, block, counts)
+        schema, batches = PAIRS, encoder.pairs(units, counts, stage.settings["max_pair_tokens"])
+    path = (stage.folder / STAGED if run else stage.folder) / task.shard_name(number)
+    first = next(batches, None)
+    shard = None if first is None else write_arrow(path, schema, chain([first], batches), stage.folder)
+    result = {
+        "shard": shard and asdict(shard),
+        "paragraphs": run.paragraphs if run else 0,
+        "files": [asdict(note) for note in run.save(path, stage.folder)] if run else [],
+        "counts": counts.as_json(),
+    }
+    stage.finish_task(task.block_name(number), result)
+
+
+def _apart(documents: Iterable[Paragraphs], counts: Counts) -> Iterator[Paragraphs]:
+    """Make every paragraph a document of its own."""
+    for lines, of_document in documents:
+        counts.units_in += len(lines) - len(of_document)
+        yield Paragraphs(lines, np.ones(len(lines), np.int64))
+
+
+def begin_input(stage: Stage, task: EncodeTask) -> None:
+    """Record the files of an input when its first block is read, for `discard_changed`."""
+    if stage.task_result(f"{task.name}.begun") is None:
+        stage.finish_task(f"{task.name}.begun", {"inputs": task.source.files})
+
+
+def discard_changed(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
+    """Discard what an interrupted run made of unfinished inputs whose files changed; one process calls it first."""
+    files = {task.name: {"inputs": [list(file) for file in task.source.files]} for task in tasks}
+    discard(stage, [task for task in tasks if stage.task_result(f"{task.name}.begun") != files[task.name]])
+
+
+def discard(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
+    """Remove all files of unfinished inputs. Each folder is listed once: there may be many inputs."""
+    names = {task.name for task in tasks}
+    for path in (stage.folder / "tasks").glob("*.*.json"):
+        if path.name.partition(".")[0] in names:
+            path.unlink(missing_ok=True)
+    for folder in (stage.folder, stage.folder / STAGED):
+        for path in folder.glob("*/*-*"):
+            if _OF_BLOCK.fullmatch(path.name) and f"{path.parent.name}-{path.name.partition('-')[0]}" in names:
+                path.unlink(missing_ok=True)
+
+
+def moved_shards(stage: Stage) -> set[str]:
+    """Names of staged shards that were moved to their final place; one moved without a marker is moved back."""
+    moved = set()
+    for path in (stage.folder / "tasks").glob("*.json"):
+        result = stage.task_result(path.stem)
+        name = result["shard"]["name"] if result and result.get("shard") else ""
+        if name.startswith(f"{STAGED}/") and not (stage.folder / name).exists():
+            if stage.task_result(f"{path.stem}.final"):
+                moved.add(name)
+            elif (final := stage.folder / name.removeprefix(f"{STAGED}/")).exists():
+                make_folder((stage.folder / name).parent)
+                os.replace(final, stage.folder / name)
+    return moved
+
+
+def forget_encoded(stage: Stage, task: EncodeTask) -> None:
+    """Forget the blocks of an encoded input whose marker or shard is lost, so that they are encoded again."""
+    encoded = stage.task_result(f"{task.name}.encoded")
+    for number in range(encoded["blocks"] if encoded else 0):
+        name = task.block_name(number)
+        result, final = stage.task_result(name), stage.task_result(f"{name}.final")
+        gone = result and result["shard"] and not (stage.folder / result["shard"]["name"]).exists() and not final
+        if result is None or gone:
+            stage.forget_tasks((name, f"{name}.final", f"{task.name}.encoded"))
+
+
+def finish(stage: Stage, task: EncodeTask, blocks: Iterable[dict[str, Any] | None]) -> None:
+    """Mark an input as finished, from the results of its blocks."""
+    counts = Counts("documents" if task.mono else "pairs", files=1).as_json()
+    shards, markers = [], [f"{task.name}.begun", f"{task.name}.encoded"]
+    for number, block in enumerate(blocks):
+        markers += [task.block_name(number), f"{task.block_name(number)}.final"]
+        assert block is not None, f"a block of {task.name} has no result"
+        counts = add_counts(counts, block["counts"])
+        shards += [block["shard"]] if block["shard"] else []
+    result = {"inputs": task.source.files, "shards": shards, "counts": counts}
+    stage.finish_task(task.name, result, flush=len(shards) > 1)  # before the markers of its blocks go
+    stage.forget_tasks(markers)

@@ -1,0 +1,89 @@
+"""Text that is kept out of training, compared as the model reads it: the other part of a split, and test sets."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.filters.clean import clean_lines, doubts
+from data_prep.readers.corpus_files import Place, read_text
+from xlme_ds.data.vocabulary import Vocabulary
+
+OTHER_SPLIT = "other_split"
+HELD_OUT_TEXT = "held_out_text"
+_LONE_CR = re.compile(rb"\r(?!\n|$)")
+_MARKUP = re.compile(r".*\t.*|\{.*\}|<.*>")  # a line of a table, of JSON Lines, of XML
+
+
+@dataclass(frozen=True)
+class Split:
+    """The part of a corpus that is encoded, `train` or `heldout`. A 64-bit hash (BLAKE2b) of the text's normal form
+    decides, so that texts that the model cannot tell apart are on one side, whatever files they are in."""
+
+    part: str
+    share: float  # that is held out
+
+    def left_out(self, texts: Iterable[bytes]) -> np.ndarray:
+        """bool for each text, a normal form: it belongs to the other part."""
+        digests = (blake2b(text, digest_size=8, person=b"xlme held out").digest() for text in texts)
+        limit = int(self.share * 2**64)
+        held_out = np.array([int.from_bytes(digest, "little") < limit for digest in digests], bool)
+        return held_out if self.part == "train" else ~held_out
+
+
+@dataclass(frozen=True)
+class HeldOutText:
+    """Lines, for example of a test set, that are to be in no encoded text; as hashes of their token ids."""
+
+    digests: frozenset[bytes]
+
+    @staticmethod
+    def read(paths: Iterable[Path], vocabulary: Vocabulary) -> "HeldOutText":
+        """The lines of UTF-8 files, compressed or not. Raises ValueError where one is none, or has no lines that could
+        be in a text; and for a pipe: each process reads the files, and so does the next run."""
+        digests: set[bytes] = set()
+        for path in paths:
+            place = Place(str(path.absolute().parent), path.name)
+            if place.pipe:
+                raise ValueError(f"{path} is a pipe, which can be read once: store its lines in a file")
+            lines = _lines(path, b"".join(read_text(place)))
+            digests.update(map(_digest, filter(None, lines_of(*vocabulary.encode_lines(lines)))))
+        return HeldOutText(frozenset(digests))
+
+    def left_out(self, lines: Iterable[bytes]) -> np.ndarray:
+        """bool for each line, the bytes of its ids: it is one of those."""
+        return np.array([_digest(line) in self.digests for line in lines], bool)
+
+
+def _lines(path: Path, data: bytes) -> list[str]:
+    """The lines with text of a file, cleaned as text for training is."""
+    repaired = Counter[str]()
+    lines = list(filter(None, clean_lines(data, repaired)))
+    nothing = "so --without leaves out nothing by it"
+    if repaired["invalid_utf8"]:
+        raise ValueError(f"{path} is not UTF-8: convert it")
+    if not lines:
+        raise ValueError(f"{path} has no text, {nothing}: name the file of the test set")
+    if len(_LONE_CR.findall(data)) > data.count(b"\n"):
+        raise ValueError(f"{path} ends its lines by carriage returns alone, {nothing}: end them by line feeds")
+    if 2 * sum(map(bool, map(_MARKUP.fullmatch, lines))) > len(lines):
+        raise ValueError(
+            f"the lines of {path} are a table's, JSON or XML, {nothing}: store the sentences alone, one a line"
+        )
+    for doubt in doubts(len(lines), repaired):
+        raise ValueError(f"{path}: {doubt}")
+    return lines
+
+
+def lines_of(ids: np.ndarray, lengths: np.ndarray) -> list[bytes]:
+    """The ids of each line as bytes."""
+    data, ends = ids.tobytes(), (np.cumsum(lengths) * ids.itemsize).tolist()
+    return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _digest(line: bytes) -> bytes:
+    return blake2b(line, digest_size=16).digest()

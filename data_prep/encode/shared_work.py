@@ -1,0 +1,162 @@
+"""Inputs, and blocks of large inputs, shared between the processes or ranks of stage `encode`."""
+
+import os
+import pickle
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from data_prep.progress import Status
+from data_prep.readers import TextBlock
+from xlme_ds.io.files import naming
+
+_WORK = re.compile(r"work-\d+-\d+")
+_SHORTEST, _LONGEST = 0.01, 1.0  # seconds between two looks; in between, an eighth of the time waited so far
+_OFFERED = 2  # blocks that are offered for each waiting member
+_SOUND = "sound"  # a file that exists as long as no member has failed
+EncodeBlock = Callable[[str, int, TextBlock], None]  # takes the input's name, the block's number in it, and the block
+
+
+@dataclass(frozen=True)
+class SharedWork:
+    """The inputs that several processes or ranks (members) encode together, as one member sees them.
+
+    Corpora are often a few large compressed files. A file is decompressed by one process, so dividing the files among
+    members would leave most of them idle. Therefore:
+
+    1. Each member claims inputs, the largest first, and reads them block by block (`claim`).
+    2. A member that finds no input left waits for blocks (`take_until_all_finished`).
+    3. A reader that sees others waiting offers its next blocks and continues reading; with nobody waiting, it encodes
+       the block itself (`offer`).
+    4. At the end of an input its reader encodes the blocks that nobody took, and waits for the rest (`take_back`).
+
+    Every step creates or renames one file in `folder`, and both are atomic, so members need nothing but a file system:
+
+        claimed/<input>           a member reads this input
+        waiting/<member>          this member has no input to read
+        offered/<input>.<block>   a pickled block that any member may take
+        taken/<input>.<block>     the same file, renamed by the member that encodes it, until its shard is written
+        finished/<input>          all blocks of this input are encoded
+        done-<member>             bytes of text that this member has encoded
+        sound                     removed by a member that fails, so that the others stop
+
+    The output does not depend on who encodes a block. A killed run leaves the folder behind; the next run removes it
+    and starts with a new one. `concurrent.futures` and `mpi4py.futures` do not fit: there only the parent submits work,
+    so it would have to read every file, and under MPI one of two ranks would encode nothing.
+    """
+
+    folder: Path
+    member: int = 0
+    status: Status = field(default_factory=Status, compare=False)
+
+    @staticmethod
+    def begin(parent: Path) -> Path:
+        """Make a new folder in `parent` and remove those of killed runs; one process calls it, before the others start.
+
+        Its name is new each time, because processes of a killed run may live a moment longer.
+        """
+        for old in parent.iterdir():
+            if _WORK.fullmatch(old.name):
+                shutil.rmtree(old, ignore_errors=True)
+        folder = parent / f"work-{os.getpid()}-{time.time_ns()}"
+        for name in ("claimed", "waiting", "offered", "taken", "finished"):
+            (folder / name).mkdir(parents=True)
+        (folder / _SOUND).touch()
+        return folder
+
+    def claim(self, name: str) -> bool:
+        """Whether this member is the first to claim input `name`."""
+        try:
+            (self.folder / "claimed" / name).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def finish(self, name: str) -> None:
+        """Record that all blocks of input `name` are encoded."""
+        (self.folder / "finished" / name).touch()
+
+    @property
+    def failed(self) -> bool:
+        """Whether any member failed."""
+        return not (self.folder / _SOUND).exists()
+
+    @contextmanager
+    def stopping_all(self) -> Iterator[None]:
+        """After an error in the `with` block all members see `failed`, so none waits for this one."""
+        try:
+            yield
+        except BaseException:
+            (self.folder / _SOUND).unlink(missing_ok=True)  # removing a file works on a full disk, too
+            raise
+        finally:
+            self.status.stop()
+
+    def offer(self, name: str, number: int, block: TextBlock) -> bool:
+        """Leave a block to the waiting members; False when none waits, or they have enough blocks already."""
+        waiting = len(os.listdir(self.folder / "waiting"))
+        if not waiting or len(os.listdir(self.folder / "offered")) >= _OFFERED * waiting:
+            return False
+        temporary = self.folder / f".{self.member}.tmp"
+        with naming(temporary), open(temporary, "wb") as file:
+            pickle.dump((name, number, block), file)
+        os.rename(temporary, self.folder / "offered" / f"{name}.{number:06d}")
+        return True
+
+    def take(self, work: EncodeBlock, name: str = "") -> bool:
+        """Take one offered block (of input `name`, if given) and encode it; False when there is none."""
+        for offered in sorted((self.folder / "offered").glob(f"{name or '*'}.*")):
+            taken = self.folder / "taken" / offered.name
+            try:
+                os.rename(offered, taken)
+            except FileNotFoundError:
+                continue
+            try:
+                with open(taken, "rb") as stream:
+                    block = pickle.load(stream)
+                work(*block)
+            finally:
+                taken.unlink()
+            return True
+        return False
+
+    def take_until_all_finished(self, inputs: int, work: EncodeBlock) -> None:
+        """Wait for blocks and encode them until this number of `inputs` is finished, or a member failed."""
+        (self.folder / "waiting" / str(self.member)).touch()
+        self._take_until(lambda: len(os.listdir(self.folder / "finished")) == inputs, work)
+
+    def take_back(self, name: str, work: EncodeBlock) -> bool:
+        """Encode the offered blocks of input `name` and wait for those that others took; False when a member failed."""
+        return self._take_until(lambda: not list((self.folder / "taken").glob(f"{name}.*")), work, name)
+
+    def _take_until(self, done: Callable[[], bool], work: EncodeBlock, name: str = "") -> bool:
+        idle = time.monotonic()
+        while not self.failed:
+            if self.take(work, name):
+                idle = time.monotonic()
+            elif done():
+                return True
+            else:
+                time.sleep(min(max(_SHORTEST, (time.monotonic() - idle) / 8), _LONGEST))
+        return False
+
+    def report(self, done: int, inputs: int, label: str) -> None:
+        """Add `done` bytes of encoded text; member 0 displays the sum over all members."""
+        path = self.folder / f"done-{self.member}"
+        with naming(path):
+            path.write_text(str(_number(path) + done))
+        if self.member == 0:
+            self.status.show(lambda: self._progress(inputs, label))
+
+    def _progress(self, inputs: int, label: str) -> str:
+        total = sum(map(_number, self.folder.glob("done-*")))
+        finished = len(os.listdir(self.folder / "finished"))
+        return f"encode {label}: {total / 1e9:.2f} GB of text, {finished} of {inputs} inputs finished"
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text() or 0) if path.exists() else 0  # empty while another member writes it

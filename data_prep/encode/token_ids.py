@@ -1,0 +1,205 @@
+"""Cleaned text to Arrow record batches of token ids. SentencePiece is called with many lines at once."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import compress, pairwise
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from data_prep.encode.dedup import Run
+from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, HeldOutText, Split, lines_of
+from data_prep.filters.clean import EXACT_DUPLICATES, Counts, Filters, Sides
+from data_prep.readers.reader import Paragraphs, ScoredPair
+from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, UNK
+from xlme_ds.data.vocabulary import Vocabulary
+
+_PAIRS = 4_000  # of one SentencePiece call, so of one record batch
+_CHARACTERS = 1_000_000  # the same
+
+T = TypeVar("T")
+Ragged = tuple[np.ndarray, np.ndarray]  # sequences one after the other: values of all, and int64 lengths of each
+
+
+@dataclass(frozen=True)
+class IdEncoder:
+    """Encodes the text of one input to ids, with a vocabulary, the languages of the sides, and filters.
+
+    `run` notes the text that is written, for the removal of duplicates; `split` is the part of the text that is read;
+    lines of `without` are dropped. Each is None where it is not used.
+    """
+
+    vocabulary: Vocabulary
+    languages: tuple[str, ...]
+    filters: Filters = Filters()  # noqa: RUF009 - frozen
+    run: Run | None = None
+    split: Split | None = None
+    without: HeldOutText | None = None
+
+    def documents(self, paragraphs: Iterable[Paragraphs], counts: Counts) -> Iterator[pa.RecordBatch]:
+        """Record batches of schema DOCUMENTS.
+
+        Filters remove paragraphs. A document without any left is dropped for the reason of the last one removed, one
+        without a single token as no_token.
+        """
+        for lines, of_document in paragraphs:
+            owner = np.repeat(np.arange(len(of_document)), of_document)
+            reasons = _Reasons(len(lines))
+            forms = self._normal_forms((lines,), split=0)
+            if self.split is not None:  # before the filters, of which some depend on what else is read
+                ends = np.cumsum(of_document).tolist()
+                documents = (b"".join(forms[0][first:last]) for first, last in pairwise([0, *ends]))
+                reasons.add(OTHER_SPLIT, self.split.left_out(documents)[owner])
+            self._text_filters(reasons, Sides((lines,), self.languages), forms)
+            ((values, lengths),) = self._encode(reasons, (lines,), forms)
+            kept = reasons.kept
+            per_document = np.bincount(owner[kept], weights=lengths, minlength=len(of_document)).astype(np.int64)
+            reasons.add("no_token", kept & (per_document == 0)[owner])
+            last = np.cumsum(of_document) - 1
+            written = per_document > 0
+            counts.dropped.update(reasons.of(last[~written]))
+            counts.removed.update(reasons.of(np.flatnonzero(~reasons.kept)))
+            documents_of = counts.units + np.cumsum(written) - 1  # the records that they become
+            self._note(reasons.kept, (lines,), lengths[written[owner[kept]]], documents_of[owner[reasons.kept]], counts)
+            counts.units += int(written.sum())
+            counts.unknown += int((values == UNK).sum())
+            per_document = per_document[written]
+            values = np.insert(values, np.cumsum(per_document), EOS)
+            counts.tokens += len(values)
+            if len(per_document):
+                yield pa.record_batch([list_array((values, per_document + 1))], schema=DOCUMENTS)
+
+    def pairs(self, pairs: Iterable[ScoredPair], counts: Counts, max_tokens: int) -> Iterator[pa.RecordBatch]:
+        """Record batches of schema PAIRS.
+
+        A pair is dropped when a side has no token (no_token), both together have more than `max_tokens` (too_long), or
+        a filter says so.
+        """
+        for scored in _batches(pairs):
+            batch: tuple[list[str], list[str]] = ([a for a, _, _ in scored], [b for _, b, _ in scored])
+            scores = np.array([np.nan if score is None else score for _, _, score in scored])
+            reasons = _Reasons(len(scored))
+            # by English, whose sentences have translations in several languages
+            side = self.languages.index("en" if "en" in self.languages else min(self.languages))
+            forms = self._normal_forms(batch, split=side)
+            if self.split is not None:
+                reasons.add(OTHER_SPLIT, self.split.left_out(forms[side]))
+            self._text_filters(reasons, Sides(batch, self.languages, scores), forms)
+            sides = self._encode(reasons, batch, forms)
+            a, b = (lengths for _, lengths in sides)
+            empty = (a == 0) | (b == 0)
+            kept = reasons.kept
+            reasons.add("no_token", _spread(empty, kept))
+            reasons.add("too_long", _spread(~empty & (a + b > max_tokens), kept))
+            final = reasons.kept[kept]
+            sides = [(values[np.repeat(final, lengths)], lengths[final]) for values, lengths in sides]
+            counts.dropped.update(reasons.of(np.flatnonzero(~reasons.kept)))
+            self._note(reasons.kept, batch, a[final] + b[final], counts.units + np.arange(final.sum()), counts)
+            counts.units += int(final.sum())
+            for values, _ in sides:
+                counts.tokens += len(values)
+                counts.unknown += int((values == UNK).sum())
+            if final.any():
+                yield pa.record_batch([list_array(side) for side in sides], schema=PAIRS)
+
+    def _normal_forms(self, texts: Sequence[list[str]], split: int) -> list[list[bytes]]:
+        """The normal forms of each side's lines to remove duplicates, or to `split` by this side; else []."""
+        return [
+            self.vocabulary.normal_forms(lines) if self.run or (self.split and side == split) else []
+            for side, lines in enumerate(texts)
+        ]
+
+    def _text_filters(self, reasons: "_Reasons", sides: Sides, forms: Sequence[list[bytes]]) -> None:
+        for name, text_filter in self.filters.text:
+            reasons.add(name, text_filter(sides))
+        if self.run is not None:
+            reasons.add(EXACT_DUPLICATES, self.run.repeated(forms, reasons.kept))
+
+    def _encode(self, reasons: "_Reasons", texts: Sequence[list[str]], forms: Sequence[list[bytes]]) -> list[Ragged]:
+        """The ids of each side's lines that no filter drops; filters of tokens and held-out text run here."""
+        kept, encode, encode_normal = reasons.kept, self.vocabulary.encode_lines, self.vocabulary.encode_normal
+        sides = [
+            encode_normal(_kept(normal, kept)) if normal else encode(_kept(lines, kept))
+            for lines, normal in zip(texts, forms, strict=True)
+        ]
+        if self.without is not None:
+            by_side = [self.without.left_out(lines_of(*side)) for side in sides]
+            reasons.add(HELD_OUT_TEXT, _spread(np.logical_or.reduce(by_side), kept))
+        for name, token_filter in self.filters.tokens:
+            reasons.add(name, _spread(token_filter([lengths for _, lengths in sides]), kept))
+        final = reasons.kept[kept]
+        if final.all():
+            return sides
+        return [(values[np.repeat(final, lengths)], lengths[final]) for values, lengths in sides]
+
+    def _note(
+        self, written: np.ndarray, texts: Sequence[list[str]], tokens: np.ndarray, records: np.ndarray, counts: Counts
+    ) -> None:
+        """Count the lines of `texts` (by side) that are `written`; `tokens` and `records` have an entry for each."""
+        texts = [_kept(side, written) for side in texts]
+        counts.paragraphs += sum(map(len, texts))
+        for side in texts:
+            text = "".join(side)
+            counts.characters += len(text)
+            counts.bytes += len(text.encode())
+        if self.run is not None:
+            self.run.note(written, texts, tokens, records)
+
+
+class _Reasons:
+    """The reasons to drop each of many paragraphs or pairs: the first one counts; those without are `kept`."""
+
+    def __init__(self, number: int):
+        self.names: list[str] = []
+        self.first = np.zeros(number, np.int8)  # 0 kept, else 1 + index of the name
+
+    @property
+    def kept(self) -> np.ndarray:
+        return self.first == 0
+
+    def add(self, name: str, drops: np.ndarray) -> None:
+        self.names.append(name)
+        self.first[drops & self.kept] = len(self.names)
+
+    def of(self, indices: np.ndarray) -> Counter[str]:
+        """Number of the paragraphs or pairs at `indices`, all dropped, by reason."""
+        numbers = np.bincount(self.first[indices], minlength=1).tolist()
+        assert numbers[0] == 0
+        totals = Counter[str]()
+        for name, number in zip(self.names, numbers[1:], strict=False):
+            totals.update({name: number} if number else {})
+        return totals
+
+
+def _spread(of_kept: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """bool of all from bool of the kept ones, False for the others."""
+    spread = np.zeros(len(kept), bool)
+    spread[kept] = of_kept
+    return spread
+
+
+def _kept(lines: list[T], kept: np.ndarray) -> list[T]:
+    return lines if kept.all() else list(compress(lines, kept))
+
+
+def _batches(pairs: Iterable[ScoredPair]) -> Iterator[list[ScoredPair]]:
+    """About one SentencePiece call's worth of pairs."""
+    batch: list[ScoredPair] = []
+    characters = 0
+    for pair in pairs:
+        batch.append(pair)
+        characters += len(pair[0]) + len(pair[1])
+        if len(batch) >= _PAIRS or characters >= _CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def list_array(ragged: Ragged) -> pa.ListArray:
+    """A column of lists."""
+    values, lengths = ragged
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))

@@ -1,0 +1,273 @@
+"""Repair every line of text, filter paragraphs and pairs, and count all that a task reads, repairs, drops and writes.
+
+No text is lost silently: damage is repaired and counted by reason, text of no use is dropped and counted.
+
+    invalid_utf8       bytes that are not UTF-8 become U+FFFD
+    carriage_return    CR at the end of a line is removed, elsewhere it becomes a space (it ends no line)
+    control_character  NUL and the other C0 and C1 controls but tab and U+0085 are removed
+    byte_order_mark    U+FEFF at the start of a line, also after white space, is removed
+
+U+2028 and U+0085 end no line: only LF does. White space at both ends is removed without being counted.
+
+A corpus description names the filters that it wants, with their settings: `[filters.NAME]`. They run in its order,
+those that need token counts after the others, and
+`column` where the file is read, before all of them. `exact_duplicates` is dedup.py's: it needs the whole language.
+"""
+
+import difflib
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from data_prep.filters.columns import COLUMN, column_filters, is_number
+from data_prep.filters.language_id import in_another_language
+from data_prep.languages import LANGUAGES, letters, scripts_of
+
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
+# These characters in UTF-8, to check many lines at once; and CR, which needs a repair too.
+_C0 = bytes(code for code in range(32) if code not in (9, 10)) + b"\x7f"
+_C1 = re.compile(b"\xc2[\x80-\x84\x86-\x9f]")
+_BOM = "\ufeff".encode()
+_START = "\ufeff" + "".join(character for character in map(chr, range(0x3001)) if character.isspace())
+# Shares that no corpus of real text in UTF-8 comes near, and their likely causes.
+_DOUBTS = (
+    ("invalid_utf8", 0.02, "of its lines have bytes that are no UTF-8: is it in another encoding, or compressed?"),
+    ("control_character", 0.1, "of its lines have control characters: is it UTF-16, or no text?"),
+)
+_MOST_UNKNOWN = 0.05  # of the tokens
+_FEW = 4_000  # bytes in which lines are looked at one by one
+
+
+@dataclass
+class Counts:
+    """Counts of the text that one task read, repaired, dropped and wrote; `unit` is "documents" or "pairs".
+
+    `paragraphs`, `characters`, `bytes` (of UTF-8), `tokens` and `unknown` (tokens) are of the written units; `tokens`
+    includes a document's `</s>`. A pair has two paragraphs. `removed` has the paragraphs that were read and not
+    written, by reason (of documents only): a document that lost all of them is dropped for the reason of the last.
+    """
+
+    unit: str
+    units_in: int = 0
+    units: int = 0
+    paragraphs: int = 0
+    characters: int = 0
+    bytes: int = 0
+    tokens: int = 0
+    unknown: int = 0
+    files: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    repaired: Counter[str] = field(default_factory=Counter)
+    paragraphs_in: int = 0
+    removed: Counter[str] = field(default_factory=Counter)
+
+    def as_json(self) -> dict[str, Any]:
+        """The counts as the manifest has them; asserts that they account for everything read."""
+        assert self.units_in == self.units + self.dropped.total(), f"{self.unit} were lost: {self}"
+        removed: dict[str, Any] = {}
+        if self.unit == "documents":
+            assert self.paragraphs_in == self.paragraphs + self.removed.total(), f"paragraphs were lost: {self}"
+            removed = {"paragraphs_in": self.paragraphs_in, "removed": dict(sorted(self.removed.items()))}
+        return removed | {
+            f"{self.unit}_in": self.units_in,
+            self.unit: self.units,
+            "dropped": dict(sorted(self.dropped.items())),
+            "repaired": dict(sorted(self.repaired.items())),
+            "files": self.files,
+            "paragraphs": self.paragraphs,
+            "characters": self.characters,
+            "bytes": self.bytes,
+            "tokens": self.tokens,
+            "unknown": self.unknown,
+        }
+
+
+def add_counts(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    """Sum of two `Counts.as_json` values."""
+    total = dict(a)
+    for key, value in b.items():
+        total[key] = add_counts(total.get(key, {}), value) if isinstance(value, dict) else total.get(key, 0) + value
+    return total
+
+
+def doubts(lines: int, repaired: Mapping[str, int], tokens: int = 0, unknown: int = 0) -> Iterator[str]:
+    """Warnings of a file that is probably not text as expected: many repairs of its `lines`, or many unknown tokens."""
+    for reason, most, likely_cause in _DOUBTS:
+        share = repaired.get(reason, 0) / max(lines, 1)
+        if share > most:
+            yield f"{100 * min(share, 1):.0f}% {likely_cause}"
+    if unknown > _MOST_UNKNOWN * tokens:
+        yield f"{100 * unknown / tokens:.0f}% of its tokens are <unk>: does the vocabulary have its script?"
+
+
+def clean_line(raw: bytes, repaired: Counter[str]) -> str:
+    """Text of one line without its LF; may be empty."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        text = raw.decode(errors="replace")
+        repaired["invalid_utf8"] += 1
+    if "\r" in text:
+        text = text.rstrip("\r").replace("\r", " ")
+        repaired["carriage_return"] += 1
+    if _CONTROL.search(text):
+        text = _CONTROL.sub("", text)
+        repaired["control_character"] += 1
+    text = text.strip()
+    if text.startswith("\ufeff"):
+        text = text.lstrip(_START)
+        repaired["byte_order_mark"] += 1
+    return text
+
+
+def clean_lines(data: bytes, repaired: Counter[str]) -> list[str]:
+    """`clean_line` of every line of `data`; many lines at once where none of them needs a repair."""
+    if not data:
+        return []
+    if len(data.translate(None, _C0)) == len(data) and not _C1.search(data) and _BOM not in data:
+        try:
+            return [line.strip() for line in data.decode().removesuffix("\n").split("\n")]
+        except UnicodeDecodeError:
+            pass
+    half = data.find(b"\n", len(data) // 2) + 1 if len(data) > _FEW else 0
+    if 0 < half < len(data):
+        return clean_lines(data[:half], repaired) + clean_lines(data[half:], repaired)
+    return [clean_line(line, repaired) for line in data.removesuffix(b"\n").split(b"\n")]
+
+
+EXACT_DUPLICATES, LANGUAGE, SCRIPT = "exact_duplicates", "language", "script"
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Many paragraphs (one side) or pairs (two): texts and languages by side; a missing score is NaN."""
+
+    texts: tuple[Sequence[str], ...]
+    languages: tuple[str, ...]
+    scores: np.ndarray | None = None
+
+
+# A filter gives a bool for each paragraph or pair: True to drop it. Its keyword arguments are its settings.
+TextFilter = Callable[[Sides], np.ndarray]
+TokenFilter = Callable[[Sequence[np.ndarray]], np.ndarray]  # from the numbers of tokens by side
+
+
+def _length(sides: Sides, *, min_characters: float = 0, max_characters: float = 0) -> np.ndarray:
+    """Characters of a paragraph, or of either side of a pair, out of bounds; 0 is no bound."""
+    lengths = [np.fromiter(map(len, side), np.int64, len(side)) for side in sides.texts]
+    return _length_tokens(lengths, min_tokens=min_characters, max_tokens=max_characters)
+
+
+def _length_tokens(lengths: Sequence[np.ndarray], *, min_tokens: float = 0, max_tokens: float = 0) -> np.ndarray:
+    """Tokens of a paragraph, or of either side of a pair, out of bounds; 0 is no bound."""
+    longest: np.ndarray = np.maximum.reduce(lengths)
+    return (np.minimum.reduce(lengths) < min_tokens) | (longest > (max_tokens or np.inf))
+
+
+def _length_ratio(lengths: Sequence[np.ndarray], *, largest: float = 3.0, above: float = 10) -> np.ndarray:
+    """One side of a pair has over `largest` times the tokens of the other, and more than `above` tokens."""
+    longer, shorter = np.maximum(*lengths), np.minimum(*lengths)
+    return (longer > above) & (longer > largest * shorter)
+
+
+def _identical_sides(sides: Sides) -> np.ndarray:
+    """Both sides of a pair are the same text, but for case, white space and Unicode form."""
+    same = (a == b or _folded(a) == _folded(b) for a, b in zip(*sides.texts, strict=True))
+    return np.fromiter(same, bool, len(sides.texts[0]))
+
+
+def _folded(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text.casefold()).split())
+
+
+def _script(sides: Sides, *, share: float = 0.5) -> np.ndarray:
+    """Less than `share` of the letters of a paragraph or side are of its language's scripts; none without letters, or
+    in a language that CC-100 does not have."""
+    dropped = np.zeros(len(sides.texts[0]), bool)
+    for side, language in zip(sides.texts, sides.languages, strict=True):
+        if language in LANGUAGES:
+            right, all_letters = letters(side, scripts_of(language))
+            dropped |= right < share * all_letters
+    return dropped
+
+
+def _boilerplate_length(sides: Sides, *, min_bytes: float = 20) -> np.ndarray:
+    """A paragraph as short as a menu entry or a button. In bytes of UTF-8, for a Chinese character says more."""
+    (texts,) = sides.texts
+    return np.fromiter((len(t) < min_bytes and len(t.encode()) < min_bytes for t in texts), bool, len(texts))
+
+
+def _score(sides: Sides, *, least: float = 1.04) -> np.ndarray:
+    """The score that came with the pair is less than `least`, or missing."""
+    assert sides.scores is not None
+    return ~(sides.scores >= least)
+
+
+def _language(sides: Sides, *, probability: float = 0.99) -> np.ndarray:
+    """A paragraph or side is in another language by more than `probability`, says py3langid's model."""
+    pairs = zip(sides.texts, sides.languages, strict=True)
+    return np.logical_or.reduce([in_another_language(side, language, probability) for side, language in pairs])
+
+
+# What each filter drops by: text, and numbers of tokens; and the tasks that it is for.
+_FILTERS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
+    "length": (_length, _length_tokens, ("mono", "para")),
+    "length_ratio": (None, _length_ratio, ("para",)),
+    "identical_sides": (_identical_sides, None, ("para",)),
+    SCRIPT: (_script, None, ("mono", "para")),
+    LANGUAGE: (_language, None, ("mono", "para")),
+    "boilerplate_length": (_boilerplate_length, None, ("mono",)),
+    "score": (_score, None, ("para",)),
+    EXACT_DUPLICATES: (None, None, ("mono", "para")),
+}
+
+
+@dataclass(frozen=True)
+class Filters:
+    """The filters of one input, ready to run: each with the name that it counts under."""
+
+    text: tuple[tuple[str, TextFilter], ...] = ()
+    tokens: tuple[tuple[str, TokenFilter], ...] = ()
+    exact_duplicates: bool = False
+
+
+def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> Filters:
+    """Filters from a description's tables. Raises ValueError, which names `where`, for a wrong name or setting."""
+    by_kind: list[list[tuple[str, Any]]] = [[], []]
+    usage = f"{where}: filters must be a table for each filter, as [filters.length]"
+    if not isinstance(settings, dict):
+        raise ValueError(f"{usage}, not {settings!r}")
+    if COLUMN in settings:
+        column_filters(settings, where)
+    for name, values in ((name, values) for name, values in settings.items() if name != COLUMN):
+        if name not in _FILTERS:
+            names = [*_FILTERS, COLUMN]
+            near = difflib.get_close_matches(name, names, n=1)
+            meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+            raise ValueError(f"{where}: there is no filter {name!r}: {meant}")
+        if not isinstance(values, dict):
+            raise ValueError(f"{usage}, but {name} is {values!r}: write [filters.{name}]")
+        *functions, tasks = _FILTERS[name]
+        own_settings = [key for function in functions if function for key in function.__kwdefaults__ or ()]
+        for key, value in values.items():
+            if key not in own_settings:
+                raise ValueError(
+                    f"{where}: filter {name} has no setting {key!r}: it has {', '.join(own_settings) or 'none'}"
+                )
+            if not is_number(value):
+                raise ValueError(f"{where}: {key} of filter {name} is {str(value)[:40]!r}: it must be a number")
+            if name == LANGUAGE and is_number(value) and not 0 < value < 1:
+                raise ValueError(f"{where}: {key} of filter {name} is {value}: it must be between 0 and 1")
+        if task not in tasks:
+            raise ValueError(f"{where}: filter {name} is not for task {task}: take it out")
+        for function, filters in zip(functions, by_kind, strict=True):
+            if function:
+                own = {key: values[key] for key in function.__kwdefaults__ or () if key in values}
+                filters.append((name, partial(function, **own)))
+    return Filters(tuple(by_kind[0]), tuple(by_kind[1]), EXACT_DUPLICATES in settings)

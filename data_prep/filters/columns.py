@@ -1,0 +1,80 @@
+"""Filters by the value that a corpus itself has for a record, in one of its columns: `[filters.column.NAME]`."""
+
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+COLUMN = "column"  # what the filter is called
+
+
+@dataclass(frozen=True)
+class ColumnFilter:
+    """Drops a record or row by its value in `column`: none, or one out of bounds, or not among `one_of`."""
+
+    column: str
+    min: float | None = None
+    max: float | None = None
+    one_of: tuple[Any, ...] | None = None
+
+    @property
+    def reason(self) -> str:
+        """The name under which dropped records are counted."""
+        return f"{COLUMN} {self.column}"
+
+    def drops(self, value: Any) -> bool:
+        """Whether the record goes; text is compared as the number that it says, and with `one_of` as it is written."""
+        if self.one_of is not None and _written(value) not in map(_written, self.one_of):
+            return True
+        if self.min is None and self.max is None:
+            return False
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            return True
+        low, high = (-math.inf if self.min is None else self.min), (math.inf if self.max is None else self.max)
+        return not low <= number <= high
+
+
+def _written(value: Any) -> str:
+    """A value as JSON writes it: 1.0 and 1.00 as 1, and true, which is not 1."""
+    if isinstance(value, bool) or value in ("True", "False"):
+        return str(value).lower()
+    if isinstance(value, float | Decimal) and math.isfinite(value):
+        number = Decimal(str(value))
+        return str(int(number)) if number == int(number) else f"{number.normalize():f}"
+    return str(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a setting is a finite number, also as a float."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def column_filters(settings: Mapping[str, Any], where: str = "") -> tuple[ColumnFilter, ...]:
+    """The filters of `[filters.column.NAME]`. Raises ValueError, which names `where`, for a wrong setting."""
+    rules_made = []
+    rules_by_column = settings.get(COLUMN, {})
+    usage = f"write [filters.{COLUMN}.NAME] with numbers min or max, both finite, or a list one_of"
+    if not isinstance(rules_by_column, dict):
+        raise ValueError(f"{where}: filters has {COLUMN} = {rules_by_column!r}: {usage}")
+    for name, rules in rules_by_column.items():
+        names_fit = isinstance(rules, dict) and rules and rules.keys() <= {"min", "max", "one_of"}
+        numbers = names_fit and all(is_number(rules[key]) for key in ("min", "max") if key in rules)
+        if not numbers or not isinstance(rules.get("one_of", []), list):
+            raise ValueError(f"{where}: filter {COLUMN} has {name} = {str(rules)[:80]}: {usage}")
+        if rules.get("min", -math.inf) > rules.get("max", math.inf):
+            raise ValueError(
+                f"{where}: filter {COLUMN} keeps {name} from {rules['min']} to {rules['max']}, which is nothing: set "
+                "max to at least min"
+            )
+        choices = {"one_of": tuple(rules["one_of"])} if "one_of" in rules else {}
+        rules_made.append(ColumnFilter(name, **(rules | choices)))
+    return tuple(rules_made)
+
+
+def first_reason(filters: Iterable[ColumnFilter], values: Iterable[Any]) -> str:
+    """Why a record goes, from its value in the column of each filter; empty where it stays."""
+    return next((rule.reason for rule, value in zip(filters, values, strict=True) if rule.drops(value)), "")

@@ -1,0 +1,184 @@
+"""Stage `show`: print training rows as text, with their items, languages, and the positions that training masks."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.console import Console
+from rich.text import Text
+
+from data_prep.languages import language_of
+from data_prep.parallel import on_root
+from data_prep.progress import shown
+from data_prep.store import is_whole, read_arrow
+from xlme_ds.data.corrupt import corrupt
+from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, Rows, Shard, read_manifest, row_schema
+from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
+
+_SPACE = "▁"  # SentencePiece's mark of a space
+
+
+@dataclass(frozen=True)
+class ShowConfig:
+    """Print training rows as text, with their items, languages and masked positions."""
+
+    data: Path
+    """Folder that `mix` wrote."""
+    task: Literal["mono", "para"] | None = None
+    """Rows of this task only; without it, of both."""
+    rows: int = 5
+    """Rows to print of each task."""
+    start: int = 0
+    """Number of the first row to look at, counted from 0."""
+    language: str | None = None
+    """Only rows with an item in this language."""
+    seed: int = 1
+    """The run's --seed, which decides the masked positions."""
+    mask_fraction: float = 0.15
+    """The run's --objective.mask-fraction; 0 marks nothing."""
+
+
+@dataclass(frozen=True)
+class ShownRow:
+    """One training row: its `number`, `tokens` int32 [T], `lengths` of its items, `languages` (codes) of their
+    sides."""
+
+    number: int
+    tokens: np.ndarray
+    lengths: list[int]
+    languages: list[str]
+    layout: Layout
+
+    def masked(self, task: str, seed: int, fraction: float) -> set[int]:
+        """Positions that training masks when it reads this row for the first time."""
+        if not fraction:
+            return set()
+        lengths, no_languages = np.array(self.lengths, np.int64), np.zeros(0, np.int64)
+        rows = Rows(self.tokens[None], np.array([len(lengths)]), lengths, no_languages)
+        where, _ = corrupt([(TASKS.index(task), rows, np.array([self.number]))], seed, fraction)
+        return set(where.tolist())
+
+
+def run(config: ShowConfig) -> None:
+    """Print rows. Raises ValueError when no row fits the settings, or `mix` did not write the folder."""
+    on_root(lambda: _run(config))
+
+
+def _run(config: ShowConfig) -> None:
+    tasks = [config.task] if config.task else [t for t in TASKS if (config.data / t / "manifest.json").exists()]
+    fraction = config.mask_fraction
+    if config.rows < 1 or config.start < 0:
+        raise ValueError(f"--rows is {config.rows} and --start {config.start}: at least 1 and 0 are needed")
+    if not 0 <= fraction < 1:
+        raise ValueError(f"--mask-fraction is {fraction}: it must be at least 0 and below 1")
+    if not tasks:
+        raise ValueError(f"{config.data} holds neither mono/manifest.json nor para/manifest.json: run mix first")
+    for task in tasks:
+        _show(config, task)
+
+
+def _show(config: ShowConfig, task: str) -> None:
+    folder, console = config.data / task, Console(highlight=False)
+    manifest = read_manifest(folder)
+    if manifest.stage != "mix":
+        raise ValueError(f"{folder} was written by stage {manifest.stage}: show reads what mix wrote")
+    vocabulary = Vocabulary(config.data / "vocab" / MODEL_FILE)
+    language = None if config.language is None else language_of(config.language)
+    if vocabulary.sha256 != manifest.vocabulary_sha256:
+        raise ValueError(
+            f"{vocabulary.path} is not the vocabulary that {config.data} was made with: copy that one there"
+        )
+    if language is not None and language not in manifest.languages:
+        raise ValueError(f"{config.data} has no text in {language}: its languages are {' '.join(manifest.languages)}")
+    row: ShownRow | None = None
+    for row in islice(rows_from(folder, manifest, config.start, language), config.rows):
+        for line in _describe(row, task, vocabulary, config, marks=not console.is_terminal):
+            console.print(line, soft_wrap=not console.is_terminal)
+    if row is None:
+        row_name = f"row in {config.language}" if config.language else "row"
+        raise ValueError(f"{folder} has no {row_name} from row {config.start} on: it has {manifest.rows}")
+
+
+def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None) -> Iterator[ShownRow]:
+    """Rows from number `start` on, those with `language` if given. Raises ValueError for a damaged shard."""
+    first, layout = 0, LAYOUTS[manifest.layout]
+    for shard in manifest.shards:
+        if first + shard.rows <= start:
+            first += shard.rows
+            continue
+        for batch in _batches(folder, shard, manifest.settings["row_tokens"]):
+            for i in _with_language(batch, manifest, language):
+                if first + i >= start:
+                    tokens, lengths, indices = (column[i].values.to_pylist() for column in batch.columns)
+                    codes = [manifest.languages[index] for index in indices]
+                    yield ShownRow(first + i, np.array(tokens, np.int32), lengths, codes, layout)
+            first += batch.num_rows
+
+
+def _batches(folder: Path, shard: Shard, row_tokens: int) -> Iterator[pa.RecordBatch]:
+    path, advice = folder / shard.name, "check the folder with `python -m data_prep verify`"
+    if not is_whole(folder, shard):
+        raise ValueError(f"{path} is missing, or not the file that the manifest lists: {advice}")
+    for batch in read_arrow(path):
+        if batch.schema != row_schema(row_tokens):
+            raise ValueError(f"{path} has other columns than a training row's: {advice}")
+        yield batch
+
+
+def _with_language(batch: pa.RecordBatch, manifest: Manifest, language: str | None) -> Sequence[int]:
+    """Rows of a batch with a language, or all: only the column of languages is read."""
+    if language is None:
+        return range(batch.num_rows)
+    codes = batch.column("languages")
+    rows = pc.list_parent_indices(codes).to_numpy()
+    return list(np.unique(rows[codes.flatten().to_numpy() == manifest.languages.index(language)]).tolist())
+
+
+def _describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConfig, marks: bool) -> Iterator[Text]:
+    """The lines of one row: a heading, then every item with its languages and the text of its sides."""
+    masked = row.masked(task, config.seed, config.mask_fraction)
+    sizes = f"{len(row.lengths)} item{'s' * (len(row.lengths) != 1)}, {sum(row.lengths)} of {len(row.tokens)} tokens"
+    yield Text(f"{task} row {row.number}: {sizes}, {len(masked)} masked", style="bold")
+    sides = len(row.languages) // len(row.lengths)
+    codes = iter(row.languages)
+    for item, (begin, end) in enumerate(pairwise(np.cumsum([0, *row.lengths]).tolist()), 1):
+        for first, stop in _sides(row, begin, end, sides):
+            heading = Text(f"{item:>4} {next(codes):<8}", style="cyan")
+            yield heading + Text(" ") + text_of(row.tokens, first, stop, masked, vocabulary, marks)
+    yield Text("")
+
+
+def _sides(row: ShownRow, begin: int, end: int, sides: int) -> list[tuple[int, int]]:
+    """[begin, end) of the text of each side of an item, without the special tokens around it."""
+    assert row.tokens[begin] == row.layout.opening and row.tokens[end - 1] == EOS
+    if sides == 1:  # may have several documents, with `</s>` in between
+        return [(begin + 1, end - 1)]
+    middle = begin + 1 + int(np.argmax(row.tokens[begin + 1 : end] == EOS))
+    return [(begin + 1, middle), (middle + len(row.layout.between), end - 1)]
+
+
+def text_of(tokens: np.ndarray, first: int, stop: int, masked: set[int], vocabulary: Vocabulary, marks: bool) -> Text:
+    """Text of the tokens [first, stop): masked ones reversed, and each in ⟦⟧ when `marks`; `</s>` is written out.
+
+    `marks` is for an output without colour.
+    """
+    line = Text()
+    for position in range(first, stop):
+        token = int(tokens[position])
+        piece = vocabulary.piece(token)
+        if token == EOS:
+            line.append(f" {piece}", style="dim")
+            continue
+        if piece.startswith(_SPACE) and position > first:
+            line.append(" ")
+        text = shown(piece.removeprefix(_SPACE).replace(_SPACE, " "))
+        if position in masked:
+            line.append(f"⟦{text}⟧" if marks else text or " ", style="reverse")
+        else:
+            line.append(text)
+    return line

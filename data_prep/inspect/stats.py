@@ -1,0 +1,113 @@
+"""Stage `stats`: tables and a page of what was encoded and what training will read, by language and by pair."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from data_prep.inspect.stats_plots import length_plot, loss_plot, share_plot
+from data_prep.inspect.stats_tables import Line, LossTable, length_histograms, lines_of, loss_tables, median, total
+from data_prep.parallel import on_root
+from data_prep.progress import shown
+from data_prep.store import write_file
+from xlme_ds.data.schema import TASKS, Manifest, read_manifest
+
+TITLES = {"mono": "Languages", "para": "Language pairs"}
+
+
+@dataclass(frozen=True)
+class StatsConfig:
+    """Show size, tokens, lengths, losses, unknown rate, tokens per character, sampling shares and repeats."""
+
+    encoded: Path
+    """Folder that `encode` wrote."""
+    data: Path
+    """Folder that `mix` wrote from it."""
+    out: Path
+    """Folder for the page, stats.html."""
+    processes: int = 1
+    """Worker processes on this machine. Not used under MPI."""
+
+
+class Section(NamedTuple):
+    """The numbers of one task: a line a language, lengths by language in the same order, and losses."""
+
+    task: str
+    lines: list[Line]
+    lengths: dict[str, np.ndarray]
+    losses: list[LossTable]
+    packed: bool = False
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        """Cells of every line, and of their sum at the end."""
+        return [line.cells(self.task, self.packed) for line in (*self.lines, total(self.lines))]
+
+
+def run(config: StatsConfig) -> None:
+    """Print the tables and write `stats.html`. Raises ValueError when the two folders do not belong together."""
+    tasks = on_root(lambda: [task for task in TASKS if (config.data / task / "manifest.json").exists()])
+    if not tasks:
+        raise ValueError(
+            f"{config.data} holds neither mono/manifest.json nor para/manifest.json: run mix to its end first"
+        )
+    sections = [_section(config, task) for task in tasks]
+    on_root(lambda: _show(config, sections))
+
+
+def _section(config: StatsConfig, task: str) -> Section:
+    lines = on_root(lambda: lines_of(config.encoded, config.data, task))
+    encoded = on_root(lambda: read_manifest(config.encoded / task))
+    lengths = length_histograms(config.encoded / task, encoded, config.processes)
+    packed = on_root(lambda: "sentences" in read_manifest(config.data / task).settings)
+    return Section(task, lines, {line.name: lengths[line.name] for line in lines}, loss_tables(encoded), packed)
+
+
+def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
+    from rich.console import Console
+
+    console = Console(width=None if Console().is_terminal else 160)  # a file has room for every column
+    for section in sections:
+        histograms = [*section.lengths.values(), np.sum(list(section.lengths.values()), axis=0)]
+        medians = ({"median tokens": f"{median(histogram):,}+"} for histogram in histograms)
+        rows = [cells | middle for cells, middle in zip(section.rows, medians, strict=True)]
+        console.print(_table(TITLES[section.task], rows))
+        for losses in section.losses:
+            console.print(_table(losses.title, losses.rows))
+    page = config.out / "stats.html"
+    write_file(page, html(sections, read_manifest(config.data / sections[0].task)).encode(), config.out)
+    console.print(f"open {shown(str(page))}", soft_wrap=True, markup=False)
+
+
+def _table(title: str, rows: Sequence[dict[str, str]]) -> object:
+    """A table of the terminal; its last row is the sum."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Column, Table
+
+    first, *others = rows[0]
+    columns = Column(first, no_wrap=True), *(Column(heading, justify="right") for heading in others)
+    table = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        table.add_row(*row.values(), style="bold" if row is rows[-1] else None)
+    return table
+
+
+def html(sections: Sequence[Section], mixed: Manifest) -> str:
+    """The page, with its plots, in one file that needs nothing else."""
+    from jinja2 import Environment, FileSystemLoader
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["inline"] = lambda svg: "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
+    return environment.get_template("stats.html.jinja").render(
+        sections=sections,
+        mixed=mixed,
+        titles=TITLES,
+        share_plot=share_plot,
+        length_plot=length_plot,
+        loss_plot=loss_plot,
+    )

@@ -1,0 +1,166 @@
+"""The numbers of stage `stats`: a line a language or pair, lengths in tokens, and losses by reason."""
+
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from rich.filesize import decimal
+
+from data_prep.parallel import run_tasks
+from data_prep.store import read_arrow
+from xlme_ds.data.schema import Manifest, Shard, read_manifest
+
+# Lower bounds of the bins of lengths in tokens, half an octave (a factor of √2) wide: 1, 2, 4, 5, 8, 11, 16, 22, 32 …
+EDGES: tuple[int, ...] = tuple(sorted({int(2 ** (k / 2)) for k in range(45)}))
+# Units of text -> the name in encode's counts of those that were lost, by reason.
+_LOST = {"documents": "dropped", "paragraphs": "removed", "pairs": "dropped"}
+
+
+class Line(NamedTuple):
+    """One language or pair, or the sum of many.
+
+    Of the documents or pairs that were `read`, encode dropped some, mix found some pairs too long for a row, and
+    `units` are left. `available` are the rows or pairs that they fill once, `used` those that training reads.
+    """
+
+    name: str
+    bytes: int
+    read: int
+    units: int
+    dropped: int
+    too_long: int
+    tokens: int
+    unknown: int
+    characters: int
+    share_before: float
+    share_after: float
+    used: int
+    available: int
+
+    def cells(self, task: str, packed: bool = False) -> dict[str, str]:
+        """The values as people read them, by the headings of a task's table; `packed`: documents were, into rows."""
+        name, units = ("language", "documents") if task == "mono" else ("pair", "pairs")
+        used = "rows" if task == "mono" and not packed else units
+        return {
+            name: self.name,
+            "size": decimal(self.bytes),
+            f"{units} read": f"{self.read:,}",
+            "dropped": f"{self.dropped:,}",
+            "too long": f"{self.too_long:,}",
+            units: f"{self.units:,}",
+            "tokens": f"{self.tokens:,}",
+            "unknown": f"{self.unknown / max(self.tokens, 1):.3%}",
+            "tokens/char": f"{self.tokens / max(self.characters, 1):.3f}",
+            "share before α": f"{self.share_before:.3%}",
+            "share after α": f"{self.share_after:.3%}",
+            f"{used} used": f"{self.used:,}",
+            "repeat": f"{self.used / max(self.available, 1):.2f}×",
+        }
+
+
+def lines_of(encoded_folder: Path, data_folder: Path, task: str) -> list[Line]:
+    """One line a language or pair, largest first. Raises ValueError when the folders do not belong together."""
+    encoded, mixed = read_manifest(encoded_folder / task), read_manifest(data_folder / task)
+    if mixed.stage != "mix" or mixed.settings["encoded"] != encoded.fingerprint():
+        raise ValueError(
+            f"{data_folder / task} was not mixed from {encoded_folder / task}: name the folder it was mixed from"
+        )
+    units = "documents" if task == "mono" else "pairs"
+    lines = []
+    for name, counts in encoded.counts["by_language"].items():
+        drawn = mixed.counts["by_language"].get(name, {})  # without those of which everything was dropped
+        too_long = drawn.get("too_long", 0)
+        lines.append(
+            Line(
+                name=name,
+                bytes=counts["bytes"],
+                read=counts[f"{units}_in"],
+                units=counts[units] - too_long,
+                dropped=sum(counts["dropped"].values()),
+                too_long=too_long,
+                tokens=counts["tokens"],
+                unknown=counts["unknown"],
+                characters=counts["characters"],
+                share_before=drawn.get("share_before", 0.0),
+                share_after=drawn.get("share_after", 0.0),
+                used=drawn.get("used", 0),
+                available=drawn.get("available", 0),
+            )
+        )
+    return sorted(lines, key=lambda line: (-line.share_before, line.name))
+
+
+def total(lines: list[Line]) -> Line:
+    """The sum over all lines."""
+    _, *columns = zip(*lines, strict=True)
+    return Line("all", *map(sum, columns))
+
+
+def length_histograms(folder: Path, manifest: Manifest, processes: int) -> dict[str, np.ndarray]:
+    """Lengths in tokens: records in each bin, int64 [len(EDGES)], by language or pair; both sides of a pair together.
+
+    Raises ValueError for a shard that cannot be read.
+    """
+    sizes = [shard.bytes for shard in manifest.shards]
+    counted = run_tasks(partial(_histogram, folder), manifest.shards, sizes, processes, f"lengths {folder.name}")
+    histograms = {name: np.zeros(len(EDGES), dtype=np.int64) for name in manifest.counts["by_language"]}
+    for shard, counts in zip(manifest.shards, counted, strict=True):
+        histograms[shard.name.split("/")[0]] += counts
+    return histograms
+
+
+def _histogram(folder: Path, shard: Shard) -> np.ndarray:
+    """Records of one shard in each bin of lengths; only the offsets are read."""
+    counts = np.zeros(len(EDGES), dtype=np.int64)
+    for batch in read_arrow(folder / shard.name):
+        lengths = sum(np.diff(column.offsets.to_numpy()) for column in batch.columns)
+        counts += np.bincount(np.searchsorted(EDGES, lengths, side="right") - 1, minlength=len(EDGES))
+    return counts
+
+
+def median(histogram: np.ndarray) -> int:
+    """Lower bound of the bin that holds the median; 0 of nothing."""
+    cumulative = np.cumsum(histogram)
+    return EDGES[int(np.searchsorted(cumulative, cumulative[-1] / 2))] if cumulative[-1] else 0
+
+
+class LossTable(NamedTuple):
+    """Losses of documents, paragraphs or pairs wherever there are some, the largest share first.
+
+    `rows` are cells by heading, the sum of all in the last; `percents` are lost of each of `names` for each reason, the
+    reason that lost most first.
+    """
+
+    title: str
+    rows: list[dict[str, str]]
+    names: list[str]
+    percents: dict[str, list[float]]
+
+
+def loss_table(units: str, read: dict[str, int], lost: dict[str, Counter[str]]) -> LossTable:
+    """The table of how many `units` of text were read and, by reason, lost, from both by language or pair."""
+    names = sorted(read, key=lambda name: (-lost[name].total() / max(read[name], 1), name))
+    everything = sum(lost.values(), Counter[str]())
+    reasons = sorted(everything, key=lambda reason: (-everything[reason], reason))
+    percents = {reason: [100 * lost[name][reason] / max(read[name], 1) for name in names] for reason in reasons}
+    rows, heading = [], "pair" if units == "pairs" else "language"
+    rows_of_names = [(name, read[name], lost[name]) for name in names]
+    for name, number, by_reason in (*rows_of_names, ("all of these", sum(read.values()), everything)):
+        lost_of = {reason: f"{count:,} ({count / max(number, 1):.2%})" for reason, count in by_reason.items() if count}
+        row = {heading: name, units: f"{number:,}", _LOST[units]: f"{by_reason.total() / max(number, 1):.2%}"}
+        rows.append(row | {reason: lost_of.get(reason, "") for reason in reasons})
+    return LossTable(f"{units.capitalize()} {_LOST[units]}", rows, names, percents)
+
+
+def loss_tables(encoded: Manifest) -> list[LossTable]:
+    """A table for each kind of thing that something was lost of, under the reasons' names in the counts of encode."""
+    tables = []
+    for units, lost in _LOST.items():
+        by_language = encoded.counts["by_language"].items()
+        lossy = {name: counts for name, counts in by_language if f"{units}_in" in counts and any(counts[lost].values())}
+        read = {name: counts[f"{units}_in"] for name, counts in lossy.items()}
+        if lossy:
+            tables.append(loss_table(units, read, {name: Counter(counts[lost]) for name, counts in lossy.items()}))
+    return tables

@@ -1,0 +1,268 @@
+"""Stage `verify`: read every shard of a folder that `encode` or `mix` wrote, and name the first fault."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_prep.filters.clean import add_counts
+from data_prep.inspect.shard_faults import Found, rules_of
+from data_prep.languages import LANGUAGES
+from data_prep.mix.encoded import group_languages
+from data_prep.parallel import on_root, run_tasks
+from data_prep.progress import say
+from data_prep.shares import Sampling, apportion
+from data_prep.store import recorded, written_files
+from xlme_ds.data.schema import TASKS, Manifest, Shard, read_manifest
+from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
+from xlme_ds.io.files import file_sha256
+
+
+@dataclass(frozen=True)
+class VerifyConfig:
+    """Check checksums, schemas, counts and every token id of encoded or mixed data."""
+
+    data: Path
+    """Folder that `encode` or `mix` wrote, or one of its task folders."""
+    processes: int = 1
+    """Worker processes on this machine. Not used under MPI."""
+
+
+Checks = Iterator[tuple[bool, str]]  # (fits, error if not); each check may rely on those before it
+
+
+def run(config: VerifyConfig) -> None:
+    """Check `config.data`. Raises ValueError naming the file and the row of the first fault."""
+    for folder in on_root(lambda: _stage_folders(config.data)):
+        manifest = on_root(partial(_readable_manifest, folder))
+        shards, check = manifest.shards, partial(_check_shard, folder, manifest)
+        counts = run_tasks(check, shards, [s.bytes for s in shards], config.processes, f"verify {folder.name}")
+        on_root(partial(_raise_first, _manifest_checks(folder, manifest, counts)))
+        on_root(partial(say, f"{folder}: {len(shards)} shards, {manifest.rows:,} records, no fault"))
+
+
+def _raise_first(checks: Checks) -> None:
+    """Raise ValueError with the sentence of the first check that fails."""
+    for fits, sentence in checks:
+        if not fits:
+            raise ValueError(sentence)
+
+
+def _stage_folders(data: Path) -> list[Path]:
+    folders = [
+        folder
+        for folder in (data, *(data / task for task in TASKS))
+        if (folder / "settings.json").exists() or (folder / "manifest.json").exists()
+    ]
+    if not folders:
+        raise ValueError(f"{data} holds neither mono/ nor para/: name a folder that encode or mix wrote")
+    return folders
+
+
+def _again(folder: Path) -> str:
+    return f"delete it and give the command that wrote {folder} again"
+
+
+def _readable_manifest(folder: Path) -> Manifest:
+    """The manifest, after a check that it lists the files in the folder and their vocabulary."""
+    manifest = read_manifest(folder)
+    _raise_first(_listing_checks(folder, manifest))
+    return manifest
+
+
+def _listing_checks(folder: Path, manifest: Manifest) -> Checks:
+    path, stage, settings = folder / "manifest.json", manifest.stage, manifest.settings
+    yield stage in ("encode", "mix"), f"{folder} was written by stage {stage}: verify reads what encode or mix wrote"
+    sha256 = manifest.vocabulary_sha256
+    encoded_with = settings.get("vocabulary_sha256", sha256)
+    yield encoded_with == sha256, f"{path} names two vocabularies, {encoded_with} and {sha256}: {_again(folder)}"
+    model = folder.parent / "vocab" / MODEL_FILE  # encode keeps no copy
+    if stage == "mix" or model.exists():
+        yield model.exists(), f"{model} is missing: copy the vocabulary that {folder} was made with there"
+        yield (
+            file_sha256(model) == sha256,
+            f"{model} is not the vocabulary that {folder} was made with: copy that one there",
+        )
+        size, ids = Vocabulary(model).size, manifest.vocabulary_size
+        yield size == ids, f"{path} has a vocabulary of {ids} ids, but {model} has {size}: {_again(folder)}"
+    listed = {shard.name for shard in manifest.shards}
+    for stray in sorted(folder.rglob("*.arrow")):
+        yield (
+            stray.relative_to(folder).as_posix() in listed,
+            f"{stray} is not in the manifest: delete it, or write {folder} again",
+        )
+    if stage == "mix":
+        rows, full = settings["rows"], settings["rows_per_shard"]
+        expected = [min(full, rows - start) for start in range(0, rows, full)]
+        yield (
+            [shard.rows for shard in manifest.shards] == expected,
+            f"{path} does not list {rows} rows, {full} a shard: {_again(folder)}",
+        )
+
+
+def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
+    """Read one shard whole, and count what it holds. Raises ValueError naming the file and the first faulty row."""
+    path = folder / shard.name
+    again = f"give the command that wrote {folder} again"
+    if not path.exists():
+        raise ValueError(f"{path} is missing: {again}")
+    size = path.stat().st_size
+    if size != shard.bytes:
+        raise ValueError(f"{path} has {size} bytes, the manifest says {shard.bytes}: {again}")
+    if file_sha256(path) != shard.sha256:
+        raise ValueError(f"{path} does not have the manifest's checksum, its bytes changed: {again}")
+    schema, faults_of, count = rules_of(folder, manifest)
+    found: Found = Counter()
+    index, checks = path.with_suffix(".index"), list[np.ndarray]()
+    if manifest.stage == "mix":
+        if not index.exists():
+            raise ValueError(f"{index} is missing: {again}")
+        from xlme_ds.data.row_index import group_checks, index_of  # here: it loads numba, which others do without
+    try:
+        with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
+            columns, schema_words = (", ".join(f"{c.name} {c.type}" for c in one) for one in (reader.schema, schema))
+            if reader.schema != schema:
+                raise ValueError(f"{path} has columns {columns}, not {schema_words}: {_again(folder)}")
+            for batch in map(reader.get_batch, range(reader.num_record_batches)):
+                batch.validate(full=True)
+                if manifest.stage == "mix":
+                    checks.append(group_checks(batch))
+                faults = [(int(np.argmax(mask)), sentence) for mask, sentence in faults_of(batch) if mask.any()]
+                if faults:
+                    row, sentence = min(faults, key=lambda fault: fault[0])
+                    raise ValueError(f"{path}, row {found['records'] + row}: {sentence}: {_again(folder)}")
+                found += count(batch)
+    except (pa.ArrowException, OSError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise
+        raise ValueError(f"{path} is not readable from row {found['records']} on ({error}): {_again(folder)}") from None
+    if manifest.stage == "mix" and index.read_bytes() != index_of(path, shard.sha256, checks):
+        raise ValueError(f"{index} is not the index of {path.name}: {_again(folder)}")
+    rows = found["records"]
+    if rows != shard.rows:
+        raise ValueError(f"{path} has {rows} rows, the manifest says {shard.rows}: {_again(folder)}")
+    return found
+
+
+def _manifest_checks(folder: Path, manifest: Manifest, found: Sequence[Found]) -> Checks:
+    """Compare the manifest with what the shards hold, and with the settings and markers of the folder."""
+    path, settings = folder / "manifest.json", manifest.settings
+    listed = [shard.name for shard in manifest.shards]
+    languages = sorted(settings.get("languages", ()))
+    ordered = [f"{number:05d}.arrow" for number in range(len(listed))]
+    if manifest.stage == "encode":
+        names = [source[0] for source in settings.get("inputs", ())]
+        codes = sorted({*LANGUAGES, *manifest.languages})
+        languages = sorted({codes[index] for name in names for index in group_languages(name, codes)})
+        ordered = sorted(listed)
+    yield listed == ordered, f"{path} lists the shards in another order than that of their names: {_again(folder)}"
+    yield (
+        not languages or list(manifest.languages) == languages,
+        f"{path} has the languages {' '.join(manifest.languages)}, not {' '.join(languages)}: {_again(folder)}",
+    )
+    yield from (_mixed_checks if manifest.stage == "mix" else _encoded_checks)(folder, manifest, found)
+    yield from _record_checks(folder, manifest)
+
+
+def _record_checks(folder: Path, manifest: Manifest) -> Checks:
+    """Compare the manifest with settings.json and the markers of finished tasks, as far as they are there."""
+    settings, path = folder / "settings.json", folder / "manifest.json"
+    record = recorded(folder, manifest.stage, manifest.settings)
+    if record is None:
+        raise ValueError(
+            f"{settings} is damaged, or has other settings than {path}: delete both and give the command that wrote "
+            f"{folder} again"
+        )
+    listed = {shard.name: shard for shard in manifest.shards}
+    for task, result in record.items():
+        for shard in written_files(result):
+            yield (
+                listed.get(shard.name) == shard or shard.name.endswith(".index"),
+                f"{path} does not say of {shard.name} what {task}.json in tasks says: {_again(folder)}",
+            )
+    inputs = Counter(source[0] for source in manifest.settings.get("inputs", ()))
+    tasks = {f"{name}-{number:03d}" for name, total in inputs.items() for number in range(total)}
+    sampled = {name.split("-")[1] for name in record if name.startswith("windows-")}
+    yield (
+        not sampled or str(manifest.counts["sampled"]) in sampled,
+        f"{path} has another number of examples sampled than tasks: {_again(folder)}",
+    )
+    if manifest.stage == "encode" and record:
+        lost = sorted(tasks - record.keys())
+        yield not lost, f"{folder / 'tasks'} lacks {', '.join(lost[:8])}: {_again(folder)}"
+        counts: dict[str, Any] = {}
+        for task, result in record.items():
+            name = task.rpartition("-")[0]
+            counts[name] = add_counts(counts.get(name, {}), result["counts"])
+        yield (
+            counts == manifest.counts["by_language"],
+            f"{path} has other counts than the inputs' in tasks: {_again(folder)}",
+        )
+
+
+def _encoded_checks(folder: Path, manifest: Manifest, found: Sequence[Found]) -> Checks:
+    """The manifest counts what the shards hold, and nothing was lost between input and output."""
+    unit, path = "documents" if folder.name == "mono" else "pairs", folder / "manifest.json"
+    by_name: dict[str, Found] = {name: Counter() for name in manifest.counts["by_language"]}
+    for shard, part in zip(manifest.shards, found, strict=True):
+        name = shard.name.split("/")[0]
+        yield name in by_name, f"{path} lists shards of {name} but no counts: {_again(folder)}"
+        by_name[name] += part
+    inputs = Counter(source[0] for source in manifest.settings.get("inputs", ()))
+    for name, counts in manifest.counts["by_language"].items():
+        for key, counted in ((unit, "records"), ("tokens", "tokens"), ("unknown", "unknown")):
+            yield (
+                counts[key] == by_name[name][counted],
+                f"the {key} of {name} counted in {path} and its shards differ: {_again(folder)}",
+            )
+        for read, kept, lost in ((f"{unit}_in", unit, "dropped"), ("paragraphs_in", "paragraphs", "removed")):
+            yield (
+                read not in counts or counts[read] == counts[kept] + sum(counts[lost].values()),
+                f"the {read} of {name} in {path} are not those written and {lost}: {_again(folder)}",
+            )
+        paragraphs, characters, size = counts["paragraphs"], counts["characters"], counts["bytes"]
+        yield (
+            (not inputs or counts["files"] == inputs[name])
+            and (paragraphs >= counts[unit] if unit == "documents" else paragraphs == 2 * counts[unit])
+            and characters <= size <= 4 * characters,
+            f"{path} counts files, paragraphs, characters or bytes of {name} that its text cannot have: "
+            f"{_again(folder)}",
+        )
+
+
+def _mixed_checks(folder: Path, manifest: Manifest, found: Sequence[Found]) -> Checks:
+    """The manifest counts what the rows hold, and languages were sampled by its alpha."""
+    path, counts, whole = folder / "manifest.json", manifest.counts, sum(found, Counter[Any]())
+    items = Counter({kind: number for kind, number in whole.items() if isinstance(kind, tuple)})
+    by_name = {name: counts["by_language"][name] for name in sorted(counts["by_language"])}
+    available, used = ([entry[key] for entry in by_name.values()] for key in ("available", "used"))
+    by_languages: Counter[tuple[int, ...]] = Counter()
+    for name, number in zip(by_name, used, strict=True):
+        by_languages[tuple(sorted(group_languages(name, manifest.languages)))] += number
+    yield (
+        +by_languages == items and counts["examples"] == items.total() and counts["tokens"] == whole["tokens"],
+        f"the rows, by language, and tokens counted in {path} are not those of its shards: {_again(folder)}",
+    )
+    derived = [(n / sum(available), m / sum(used), m / n if n else 0.0) for n, m in zip(available, used, strict=True)]
+    given = [(entry["share_before"], entry["share_after"], entry["repeat"]) for entry in by_name.values()]
+    yield (
+        derived == given and counts["fill"] == whole["tokens"] / (manifest.rows * manifest.settings["row_tokens"]),
+        f"the shares in {path} do not follow from its own counts: {_again(folder)}",
+    )
+    too_long = [entry.get("too_long", 0) for entry in by_name.values()]
+    settings = manifest.settings
+    packed = settings["task"] == "para" or "sentences" in settings
+    yield (
+        min(too_long) >= 0 and (packed or not any(too_long)),
+        f"{path} counts text as too long, which is cut into rows: {_again(folder)}",
+    )
+    sampling = Sampling(settings["alpha"], tuple(settings.get("share", ())), settings.get("max_repeats", 0.0))
+    sampled = counts["sampled"]  # of what is packed, the last few have no row
+    quotas = apportion(sampled, sampling.shares(list(by_name), available, sampled))
+    fits = all(n <= q if packed else n == q for n, q in zip(used, quotas, strict=True))
+    yield fits, f"{path} says alpha {sampling.alpha}, which samples other amounts: {_again(folder)}"

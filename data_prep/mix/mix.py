@@ -1,0 +1,300 @@
+"""Stage `mix`: encoded shards -> training shards in training order, sampled by temperature, shuffled, exactly N rows.
+
+A pure function of the encoded manifests and the settings. Every output shard can be made alone: the example of a slot
+is computed, never stored (see `sampling.Order`).
+"""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from tyro.conf import UseAppendAction
+
+from data_prep.encode.encode import EncodeConfig
+from data_prep.languages import language_of
+from data_prep.mix.encoded import EncodedShard, group_languages, survey
+from data_prep.mix.mixed_rows import (
+    BATCH_ROWS,
+    BLOCK,
+    ORDER,
+    STRETCH,
+    WINDOW,
+    MixPlan,
+    plan_rows,
+    with_total,
+    write_shard,
+)
+from data_prep.mix.packed_amount import enough_examples, fill_rows
+from data_prep.parallel import alike, on_root, run_tasks
+from data_prep.progress import say, warn
+from data_prep.sampling import Order
+from data_prep.shares import Sampling
+from data_prep.store import Stage, write_file
+from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, read_manifest, write_manifest
+from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
+from xlme_ds.io.files import file_sha256
+
+
+@dataclass(frozen=True)
+class MixConfig:
+    """Sample, shuffle and pack encoded shards into training shards."""
+
+    encoded: Path
+    """Folder that `encode` wrote."""
+    vocab: Path
+    """Folder or file of the vocabulary that `encode` used; it is copied into the output."""
+    out: Path
+    """Output folder: mono/, para/ and vocab/."""
+    mono_rows: int = 0
+    """Monolingual rows to write, exactly; 0 leaves the task out. A run that needs more reads the data again."""
+    para_rows: int = 0
+    """Rows of packed translation pairs to write, exactly; 0 leaves the task out."""
+    row_tokens: int = 512
+    """Tokens of a row, special tokens included; at most the model's `max_positions`."""
+    alpha: float = 0.7
+    """Exponent of the sampling over languages and over pairs: 1 takes text as it is, 0 gives each the same; less helps
+    small languages."""
+    share: UseAppendAction[tuple[str, ...]] = ()
+    """LANGUAGE=SHARE or PAIR=SHARE in place of what --alpha gives it; sw+yo=0.02 is the share of both together; may be
+    given several times."""
+    max_repeats: float = 0.0
+    """Most repeats of a language or pair: its uses over its available examples. The rest goes to the others; 0 sets no
+    bound."""
+    layout: Literal["xlme", "xlm"] = "xlme"
+    """Special tokens of an item; `model.layout` must be the same. xlme: `<s> text </s>`, pairs `<s> e </s> f </s>`;
+    xlm: `</s> text </s>`, pairs with positions that restart on the second side, `</s> e </s></s> f </s>`."""
+    seed: int = 0
+    """Seed of the order, and of which side of a pair comes first."""
+    sentences: bool = False
+    """Monolingual rows of whole records, packed as pairs are, for denoising and back-translation; needs `encode
+    --sentences`."""
+    into: str = ""
+    """Language to translate into: the second side of every pair that has it. The first side of other pairs is drawn."""
+    rows_per_shard: int = 65536
+    """Rows of every shard but the last; a file is about 2 KB times as large, for rows of 512 tokens."""
+    processes: int = 1
+    """Worker processes on this machine; the output is the same for any number. Under MPI the ranks work instead."""
+
+    def validate(self) -> None:
+        """Raise ValueError for settings that cannot work."""
+        if not 8 <= self.row_tokens <= 32767:
+            raise ValueError(f"--row-tokens is {self.row_tokens}: it must be between 8 and 32767")
+        if min(self.mono_rows, self.para_rows) < 0 or self.mono_rows + self.para_rows == 0:
+            raise ValueError(
+                "no rows are asked for: set --mono-rows or --para-rows, or both, to the rows that training will read"
+            )
+        if self.rows_per_shard < 1:
+            raise ValueError(f"--rows-per-shard is {self.rows_per_shard}: it must be at least 1")
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"--alpha is {self.alpha}: it must be between 0 (uniform) and 1 (natural distribution)")
+        if self.sentences and not self.mono_rows:
+            raise ValueError("--sentences is for monolingual rows, and --mono-rows is 0: leave it out, or give both")
+        if not 0 <= self.max_repeats < float("inf"):
+            raise ValueError(f"--max-repeats is {self.max_repeats}: it must be a number above 0, or 0 for no bound")
+
+
+def run(config: MixConfig) -> None:
+    """Write `config.out`. Raises ValueError for settings or inputs that cannot work."""
+    on_root(config.validate)
+    config = replace(config, into=on_root(lambda: language_of(config.into)) if config.into else "")
+    rows_by_task = {task: rows for task, rows in zip(TASKS, (config.mono_rows, config.para_rows), strict=True) if rows}
+    encoded, vocabulary, languages = on_root(lambda: _read_inputs(config, list(rows_by_task)))
+    on_root(lambda: _check_text_settings(config, encoded))
+    for task, rows in rows_by_task.items():
+        _mix(config, task, rows, encoded[task], languages)
+    on_root(lambda: _copy(vocabulary, config.out / "vocab" / MODEL_FILE))
+
+
+def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifest], Path, tuple[str, ...]]:
+    """The manifests of the encoded tasks, the vocabulary's file, and the languages in the order of their indices."""
+    encoded = {task: read_manifest(config.encoded / task) for task in tasks}
+    vocabulary = Vocabulary(config.vocab)
+    for task, manifest in encoded.items():
+        if manifest.vocabulary_sha256 != vocabulary.sha256:
+            raise ValueError(
+                f"{vocabulary.path} is not the vocabulary that {config.encoded / task} was encoded with: name that one "
+                "with --vocab, or encode again"
+            )
+        for name in _names(manifest):
+            group_languages(name, manifest.languages)  # fails where a pair's name has the other order
+    _check_neighbour(config, vocabulary.sha256, [task for task in TASKS if task not in tasks])
+    # one list for both tasks, mixed or not, so that a language has the same index in both
+    finished = [config.encoded / task for task in TASKS if (config.encoded / task / "manifest.json").exists()]
+    languages = {code for folder in finished for code in read_manifest(folder).languages}
+    return encoded, vocabulary.path, tuple(sorted(languages))
+
+
+def _check_neighbour(config: MixConfig, vocabulary: str, tasks: Sequence[str]) -> None:
+    """Raise ValueError if --out has rows of one of `tasks` that training could not read with the new rows."""
+    for folder in (config.out / task for task in tasks):
+        if (folder / "manifest.json").exists():
+            there = read_manifest(folder)
+            theirs = there.vocabulary_sha256, there.settings.get("row_tokens"), there.settings.get("layout", "xlme")
+            if theirs != (vocabulary, config.row_tokens, config.layout):
+                raise ValueError(
+                    f"{folder} has rows of another vocabulary, length or layout, which could not be read with these: "
+                    "choose another --out, or the settings of those"
+                )
+
+
+def _names(encoded: Manifest) -> set[str]:
+    """The languages or pairs that have text."""
+    return {shard.name.split("/")[0] for shard in encoded.shards}
+
+
+def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> None:
+    """Raise ValueError for --into, --sentences or --share that the encoded text does not allow."""
+    names = {task: _names(manifest) for task, manifest in encoded.items()}
+    known = set().union(*names.values())
+    of_pairs = encoded["para"].languages if "para" in encoded else ()
+    if config.into and config.into not in of_pairs:
+        raise ValueError(
+            f"--into {config.into} is in no pair that is mixed from {config.encoded}: name a language of the pairs"
+        )
+    if config.sentences and not encoded["mono"].settings.get("sentences", False):
+        raise ValueError(
+            f"{config.encoded / 'mono'} was encoded without --sentences, which mix --sentences needs: encode it so"
+        )
+    for group in Sampling(config.alpha, config.share).set_shares():
+        for name in group:
+            if name not in known:
+                turned = [own for own in known if sorted(own.split("-")) == sorted(name.split("-"))]  # en-de for de-en
+                near = turned or difflib.get_close_matches(name, known, n=1)
+                meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known)[:8])} …"
+                raise ValueError(f"--share names {name!r}, of which nothing is mixed from {config.encoded}: {meant}")
+        if not any(set(group) <= own for own in names.values()):
+            raise ValueError(f"--share {'+'.join(group)}=… has languages and pairs: give those of each a share")
+
+
+def _sampling(config: MixConfig, encoded: Manifest) -> Sampling:
+    """The sampling of one task, with the shares that are set for its languages or pairs."""
+    own = _names(encoded)
+    share = [line for line in config.share if set(line.rpartition("=")[0].split("+")) <= own]
+    return Sampling(config.alpha, tuple(sorted(share)), config.max_repeats)
+
+
+def _copy(source: Path, target: Path) -> None:
+    if not target.exists() or file_sha256(target) != file_sha256(source):
+        write_file(target, source.read_bytes(), target.parent)
+
+
+def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> None:
+    settings = {
+        "task": task,
+        "rows": rows,
+        "row_tokens": config.row_tokens,
+        "rows_per_shard": config.rows_per_shard,
+        "alpha": config.alpha,
+        "layout": config.layout,
+        "seed": config.seed,
+        "encoded": encoded.fingerprint(),
+        "languages": list(languages),
+        "batch_rows": BATCH_ROWS,
+        "window": WINDOW,
+        "order": ORDER.format(BLOCK["packed" if _packed(config, task) else "cut"], STRETCH),
+    }
+    settings |= {key: encoded.settings[key] for key in ("split", "heldout_share") if key in encoded.settings}
+    settings |= {"sentences": True} if task == "mono" and config.sentences else {}
+    settings |= {"into": config.into} if config.into and task == "para" else {}
+    sampling = _sampling(config, encoded)
+    set_ones = {"share": list(sampling.share), "max_repeats": sampling.max_repeats}
+    settings |= {key: value for key, value in set_ones.items() if value}
+    stage = Stage(config.out / task, "mix", settings)
+    on_root(stage.begun)
+    plan = None
+    if not on_root((stage.folder / "manifest.json").exists):  # before the folder, so that a refusal leaves none
+        with alike():
+            plan = _plan(config, task, rows, encoded, languages)
+    with stage.open():
+        if stage.finished(config.processes):
+            on_root(lambda: say(f"{stage.folder} is complete"))
+        else:
+            _write(config, stage, rows, encoded, plan or _plan(config, task, rows, encoded, languages))
+
+
+def _packed(config: MixConfig, task: str) -> bool:
+    """Whether rows hold whole records, instead of slices of one text."""
+    return task == "para" or config.sentences
+
+
+def _write(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, plan: MixPlan) -> None:
+    task, languages = stage.settings["task"], tuple(stage.settings["languages"])
+    first_rows = None
+    if _packed(config, task):
+        plan, first_rows = fill_rows(stage, plan, rows, config.processes)
+    count = -(-rows // config.rows_per_shard)
+    sizes = [min(config.rows_per_shard, rows - i * config.rows_per_shard) for i in range(count)]
+    write = partial(write_shard, stage, plan, first_rows, config.rows_per_shard, rows)
+    results = run_tasks(write, range(count), sizes, config.processes, f"mix {task}")
+    shards = tuple(Shard(**result["shard"]) for result in results)
+    counts = _counts(plan, task, rows, results)
+    if "split" in stage.settings and task == "mono":  # what is held out: a sentence, or what a block has of a document
+        unit = "sentences" if encoded.settings.get("sentences") else encoded.settings["block_bytes"]
+        counts |= {"split_of": unit} if unit != EncodeConfig.block_bytes else {}
+    manifest = Manifest(
+        "mix", stage.settings, encoded.vocabulary_size, encoded.vocabulary_sha256, languages, shards, counts
+    )
+    assert manifest.rows == rows
+    on_root(partial(write_manifest, stage.folder, manifest))
+    summary = f"{rows:,} rows in {count} shards, {100 * counts['fill']:.1f}% of the tokens are not padding"
+    on_root(lambda: say(f"{stage.folder}: {summary}"))
+
+
+def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> MixPlan:
+    """The plan of a task, of pairs with about as many as fill the rows; its table is printed."""
+    folder = config.encoded / task
+    names = [shard.name for shard in encoded.shards]
+    sizes = [shard.bytes for shard in encoded.shards]
+    packed = _packed(config, task)
+    look = partial(survey, folder, config.row_tokens, LAYOUTS[config.layout], encoded.settings.get("max_pair_tokens"),
+                   packed and task == "mono")  # fmt: skip
+    shards: Sequence[EncodedShard] = run_tasks(look, names, sizes, config.processes, f"survey {task}")
+    if not any(shard.examples for shard in shards):
+        more = "raise --heldout-share" if encoded.settings.get("split") == "heldout" else "encode some text first"
+        raise ValueError(f"{folder} has nothing that fills a row of {config.row_tokens} tokens: {more}")
+    sampling = _sampling(config, encoded)
+    into = languages.index(config.into) if config.into in languages else None
+    plan = plan_rows(shards, config.row_tokens, config.layout, languages, task, sampling, config.seed, packed, into)
+    plan = enough_examples(plan, rows) if packed else with_total(plan, rows)
+    on_root(lambda: _say_shares(plan.order))
+    if packed and (left_out := sum(len(shard.unfit) for shard in shards)):
+        what = "pairs" if task == "para" else "sentences"
+        on_root(lambda: warn(f"{folder}: {left_out:,} {what} are too long for a row of {config.row_tokens} tokens"))
+    return plan
+
+
+def _say_shares(order: Order) -> None:
+    """Print what is sampled: a line a language, largest first."""
+    available, name = sum(order.examples), "language" if order.label == "mono" else "pair"
+    say(f"{name:<12} {'available':>15} {'share before':>12} {'share after':>12} {'repeats':>8}")
+    for j in sorted(range(len(order.names)), key=lambda j: (-order.examples[j], order.names[j])):
+        examples, quota = order.examples[j], order.quotas[j]
+        shares = f"{examples / available:>12.3%} {quota / order.total:>12.3%} {quota / max(examples, 1):>7.2f}×"
+        say(f"{order.names[j]:<12} {examples:>15,} {shares}")
+
+
+def _counts(plan: MixPlan, task: str, rows: int, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    order = plan.order
+    used = [sum(column) for column in zip(*(result["used"] for result in results), strict=True)]
+    tokens = sum(result["tokens"] for result in results)
+    by_language = {
+        name: {
+            "available": available,
+            "too_long": sum(len(shard.unfit) for shard in plan.shards if shard.group == name),
+            "used": used[j],
+            "repeat": used[j] / available if available else 0.0,
+            "share_before": available / sum(order.examples),
+            "share_after": used[j] / sum(used),
+        }
+        for j, (name, available) in enumerate(zip(order.names, order.examples, strict=True))
+    }
+    return {
+        "by_language": by_language,
+        "tokens": tokens,
+        "fill": tokens / (rows * plan.row_tokens),
+        "examples": sum(used),
+        "sampled": order.total,
+    }

@@ -1,0 +1,214 @@
+"""The text that a stage reads: folders of files by language or pair, and corpora that a TOML file describes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from tyro.conf import UseAppendAction
+
+from data_prep.filters.clean import LANGUAGE, SCRIPT
+from data_prep.filters.language_id import labels_of, model_name
+from data_prep.languages import LANGUAGES, in_order, language_of
+from data_prep.progress import warn
+from data_prep.readers import READERS, Input, find_documents, find_pairs, split_pair
+from data_prep.readers.corpus_files import Place, files_in
+from data_prep.readers.description import CorpusDescription, read_corpora
+from data_prep.readers.file_names import Codes, FileNames, filled, languages_of
+from xlme_ds.data.schema import TASKS
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig:
+    """The flags of every stage that reads text."""
+
+    mono: Path | None = None
+    """Folder of <lang>.txt[.xz|.gz|.bz2|.zst] (a paragraph per line, an empty line between documents), <lang>.jsonl[…]
+    or <lang>.parquet (a document per record, its text in the field `text`)."""
+    para: Path | None = None
+    """Folder of a-b.txt.zip (OPUS), or of X.a-b.a and X.a-b.b; each side is text of its language."""
+    corpus: UseAppendAction[tuple[str, ...]] = ()
+    """Corpus description: a .toml file, or the name of a ready one such as cc100; may be given several times."""
+    where: UseAppendAction[tuple[str, ...]] = ()
+    """NAME=PLACE, the folder or URI of a described corpus instead of the description's; may be given several times."""
+    allow_missing: bool = False
+    """Continue when files of a description's languages are missing; a warning names them."""
+
+    @property
+    def names_text(self) -> bool:
+        """Whether any text is named."""
+        return self.mono is not None or self.para is not None or bool(self.corpus)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The inputs of one task (mono or para), sorted by name; those of one name in the order given.
+
+    `settings`: the parts of their descriptions that shape a stage's bytes, without files and places.
+    """
+
+    inputs: tuple[Input, ...]
+    settings: dict[str, Any]
+
+
+def find_sources(text: TextConfig) -> dict[str, Sources]:
+    """The sources of each task that has any; no content is read but zip listings.
+
+    Raises ValueError when nothing is named, and for names that cannot work.
+    """
+    if not text.names_text:
+        raise ValueError("neither --mono nor --para nor --corpus is given: name at least one corpus")
+    corpora = read_corpora(text.corpus, text.where)
+    sources = {}
+    for task, folder, find in zip(TASKS, (text.mono, text.para), (find_documents, find_pairs), strict=True):
+        inputs = find(folder) if folder else []
+        settings: dict[str, Any] = {}
+        for corpus in (corpus for corpus in corpora if corpus.task == task):
+            corpus_files = corpus_inputs(corpus, text.allow_missing)
+            inputs += corpus_files
+            own: dict[str, Any] = {
+                "format": corpus.format,
+                "columns": list(corpus.columns),
+                "filters": list(corpus.filters),
+            }
+            own |= {"line_end": corpus.line_end} if corpus.line_end else {}
+            own |= {"language_model": _language_model(corpus_files)} if LANGUAGE in corpus.filters else {}
+            settings |= {f"{corpus.name}.{key}": value for key, value in (own | corpus.filters).items()}
+        if inputs:
+            _warn_of_others(inputs)
+            _check_doubles(inputs)
+            inputs.sort(key=lambda source: source.name)  # stable
+            sources[task] = Sources(tuple(inputs), settings)
+    return sources
+
+
+def _language_model(inputs: list[Input]) -> str:
+    """Name of filter `language`'s model; a warning names the languages that it does not know."""
+    languages = sorted({language for source in inputs for language in source.languages})
+    if unknown := [language for language in languages if not labels_of(language)]:
+        warn(f"filter language leaves {', '.join(unknown)} as they are: its model does not know them")
+    return model_name()
+
+
+def _warn_of_others(inputs: list[Input]) -> None:
+    """Warn of languages that are not CC-100's: they may be typing errors, and filters do not know them."""
+    others = sorted({language for source in inputs for language in source.languages} - set(LANGUAGES))
+    if others:
+        warn(f"not among CC-100's languages: {', '.join(others)}; text is read under these codes, check their spelling")
+    scripts = {language for source in inputs if SCRIPT in source.filters for language in source.languages}
+    if left := sorted(scripts.intersection(others)):
+        warn(f"filter {SCRIPT} leaves {', '.join(left)} as they are: it does not know their scripts")
+
+
+def _check_doubles(inputs: list[Input]) -> None:
+    """Raise ValueError if a file is named twice for one language or pair, so that its text would count twice, or the
+    same text is named for two languages."""
+    seen_by: dict[tuple[str, ...], str] = {}
+    names: dict[tuple[object, ...], str] = {}
+    for source in inputs:
+        by = f"corpus {source.corpus}" if source.corpus else "--mono or --para"
+        paths = [str(path.local.resolve() if path.local else path) for path in source.paths]
+        key = (source.name, *sorted(paths))
+        text = (*sorted(paths), source.members, source.columns, repr(source.filters.get("column")))
+        first = names.setdefault(text, source.name)
+        if first != source.name and not READERS[source.format].says_languages:
+            raise ValueError(
+                f"{source.paths[0]} is named for {first} and for {source.name}, which cannot both be right: let files "
+                "name one for each"
+            )
+        if key in seen_by:
+            raise ValueError(
+                f"{source.paths[0]} is named twice for {source.name} (by {seen_by[key]} and by {by}), so its text "
+                "would count twice: name it once"
+            )
+        seen_by[key] = by
+
+
+def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> list[Input]:
+    """The inputs of a corpus, by its file names; no content is read but zip listings.
+
+    Raises ValueError when files of listed languages are missing, unless `allow_missing`, and when no file fits.
+    Warnings name the files that are not read.
+    """
+    places = {place.name: place for place in files_in(corpus.where, deep=any("/" in name for name in corpus.files))}
+    listed = _wanted(corpus)
+    names = FileNames(corpus.files, places, None if listed is None else [*chain.from_iterable(listed)])
+    wanted = [[codes] for codes in names.wanted] if listed is None else listed
+    found: list[Input] = []
+    missing = []
+    for spellings in wanted:  # the first that has a file counts, else the first
+        codes, files = next(
+            ((codes, files) for codes in spellings if (files := names.files_of(codes))), (spellings[0], [])
+        )
+        missing += [] if files else ["-".join(codes)]
+        found += [_input(corpus, codes, tuple(places[name] for name in paths)) for paths in files]
+    words = f"{len(missing)} of {len(wanted)} files of {corpus.name} are not in {corpus.where} ({_some(missing)})"
+    if missing and not allow_missing:
+        raise ValueError(f"{words}: fetch them, or give --allow-missing, or list fewer in a description of your own")
+    if not found:
+        raise ValueError(
+            f"{corpus.where} holds no file of {corpus.name}: the names must be {' or '.join(corpus.files)}"
+        )
+    if missing:
+        warn(words)
+    _warn_of_unread(corpus, names, found)
+    return found
+
+
+def _input(corpus: CorpusDescription, codes: Codes, places: tuple[Place, ...]) -> Input:
+    """The input that these files are, by their names."""
+    _check_cache(places[0], corpus)
+    reader, languages = READERS[corpus.format], tuple(map(language_of, codes))
+    ordered = in_order(languages)
+    return Input(
+        "-".join(ordered),
+        ordered,
+        places,
+        reader.members(places[0], codes),
+        corpus.format,
+        corpus.name,
+        tuple(filled(column, codes) for column in corpus.columns),
+        corpus.filters,
+        corpus.line_end,
+        swapped=ordered != languages and not reader.says_languages,
+    )
+
+
+def _check_cache(place: Place, corpus: CorpusDescription) -> None:
+    """Raise ValueError for what `map` and `filter` of Hugging Face's `datasets` write next to the text they read."""
+    if corpus.format.startswith("arrow") and place.name.rpartition("/")[2].startswith("cache-"):
+        raise ValueError(
+            f"{place} is a cache of Hugging Face's datasets, so its text would count twice: let files name "
+            "data-*.arrow alone, or save the dataset by save_to_disk and read that folder"
+        )
+
+
+def _wanted(corpus: CorpusDescription) -> list[list[Codes]] | None:
+    """The codes of each listed language or pair as files spell them, all spellings of the description; None for any."""
+    if corpus.codes is None:
+        return None
+    if corpus.task == "para":
+        return [[split_pair(pair, corpus.path)] for pair in corpus.codes]
+    return [[(code,) for code in spellings.split("|")] for spellings in corpus.codes]
+
+
+def _warn_of_unread(corpus: CorpusDescription, names: FileNames, found: Sequence[Input]) -> None:
+    """Warn of the languages or pairs whose files are not read, and of all other files that are not."""
+    read = {place.name for source in found for place in source.paths}
+    languages = {source.languages for source in found}
+    others, foreign = [], set[str]()
+    for name in (name for name, place in names.places.items() if name not in read and not place.is_folder):
+        codes = next(iter(names.readings(name)), ())
+        if not codes or in_order(languages_of(codes)) in languages:
+            others.append(name)
+        else:
+            foreign.add("-".join(codes))
+    kind = "languages, by their codes," if corpus.task == "mono" else "pairs, by their languages,"
+    for what, left in (("files, by their names,", others), (kind, sorted(foreign))):
+        if left:
+            warn(f"{len(left)} {what} are not read as {corpus.name}: {_some(left)}")
+
+
+def _some(names: Sequence[str], limit: int = 8) -> str:
+    return ", ".join(names[:limit]) + (" …" if len(names) > limit else "")

@@ -1,0 +1,280 @@
+"""Corpus files: where `pyarrow.fs` reaches them, and their bytes as blocks and lines in bounded memory.
+
+A file is at a local path or a URI such as s3://, gs://, hdfs:// or file://, plain, compressed or in a zip file. Only LF
+ends a line. Every byte of a compressed file is text, padding that its format allows, or an error: a damaged or
+truncated file is a ValueError that names the file, the line reached and the byte of the file.
+"""
+
+import errno
+import lzma
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from itertools import chain
+from pathlib import Path
+from stat import S_ISDIR, S_ISFIFO, S_ISREG
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import fs
+
+from data_prep.readers.decompress import CHUNK, ENDINGS, decompressed
+
+MAX_LINE = 100_000  # bytes
+MAX_ROW = 500_000  # bytes of a row of a .tsv file: the URLs of pages are in it too
+WINDOW = 1_000_000  # bytes after a block's size in which its end is looked for
+_WINDOW_TOO_LARGE = "requires too much memory"  # in the words of libzstd
+_DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, pa.ArrowException)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file `name` (it may have folders) in `folder`, a local path or a URI. Pickles, for it holds no connection."""
+
+    folder: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.folder.rstrip('/')}/{self.name}"
+
+    @property
+    def local(self) -> Path | None:
+        """Its path, where it is on this machine's own file system."""
+        system, root = filesystem(self.folder)
+        return Path(root) / self.name if isinstance(system, fs.LocalFileSystem) else None
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes. Raises ValueError when it is neither a file nor a named pipe."""
+        if self.local is None:
+            system, root = filesystem(self.folder)
+            info = system.get_file_info(f"{root}/{self.name}")
+            if info.type != fs.FileType.File:
+                raise ValueError(
+                    f"{self} is a folder or not there, where a file must be: remove it, or restore the file"
+                )
+            return int(info.size)
+        try:
+            status = self.local.stat()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ELOOP) or not self.local.is_symlink():
+                raise
+            raise ValueError(
+                f"{self} is a link to {os.readlink(self.local)}, where no file is: restore that file, or remove the "
+                "link"
+            ) from None
+        if not (S_ISREG(status.st_mode) or S_ISFIFO(status.st_mode)):
+            kind = "a folder" if S_ISDIR(status.st_mode) else "a socket or device"
+            raise ValueError(f"{self} is {kind}, where a file must be: remove it, or give it another name")
+        return status.st_size
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder, which may be there for other reasons than to be read."""
+        if self.local is not None:
+            return self.local.is_dir()
+        system, root = filesystem(self.folder)
+        return bool(system.get_file_info(f"{root}/{self.name}").type == fs.FileType.Directory)
+
+    @property
+    def pipe(self) -> bool:
+        """Whether it is a named pipe: read once, and of no known size."""
+        return self.local is not None and self.local.is_fifo()
+
+    def open(self) -> Any:
+        """The file's bytes as a seekable binary file."""
+        if self.local is not None:
+            return open(self.local, "rb")
+        system, root = filesystem(self.folder)
+        return system.open_input_file(f"{root}/{self.name}")
+
+
+@cache
+def filesystem(folder: str) -> tuple[fs.FileSystem, str]:
+    """The file system of a URI or path, made once a process, and the folder's path in it. Raises ValueError."""
+    try:
+        if "://" in folder:
+            system, path = fs.FileSystem.from_uri(folder)
+        else:
+            system, path = fs.LocalFileSystem(), folder
+    except (OSError, ValueError) as error:  # pyarrow's errors are of these types
+        raise ValueError(
+            f"{folder} cannot be reached ({error}): name a folder, or a URI that pyarrow.fs knows"
+        ) from None
+    return system, path.rstrip("/") or "/"
+
+
+def files_in(folder: str, deep: bool = False) -> list[Place]:
+    """The files of a folder by name, in its subfolders too if `deep`; nothing that is hidden, by a dot at the start of
+    its name or of that of a folder it is in.
+
+    Named pipes, links that lead nowhere and subfolders too: `Place.size` fails for those that cannot be read. Raises
+    ValueError when `folder` is no folder.
+    """
+    system, root = filesystem(folder)
+    try:
+        if isinstance(system, fs.LocalFileSystem):  # Arrow's own listing leaves out links that lead nowhere
+            names = list(_local_names(root, deep))
+        else:
+            infos = system.get_file_info(fs.FileSelector(root, recursive=deep))
+            names = [info.path[len(root) :].lstrip("/") for info in infos]
+    except OSError as error:
+        if isinstance(error, FileNotFoundError | NotADirectoryError) or "not a directory" in str(error).lower():
+            raise ValueError(f"{folder} is not a folder: name the one that holds the corpus files") from None
+        raise ValueError(f"{folder} cannot be listed ({error}): check the name and your access to it") from None
+    return [Place(folder, name) for name in sorted(names) if not any(p.startswith(".") for p in Path(name).parts)]
+
+
+def _local_names(root: str, deep: bool) -> Iterator[str]:
+    """Names below a local folder; a link that leads back to a folder it is in, or was reached through, is not
+    followed."""
+    chains: dict[str, tuple[str, ...]] = {
+        root: (os.path.realpath(root),)
+    }  # of a folder, and of those it was reached through
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for parent, folders, files in os.walk(root, onerror=refuse, followlinks=True):
+        for name in (*folders, *files):
+            if any("\udc80" <= character <= "\udcff" for character in name):
+                raise ValueError(
+                    f"{parent} has the name {os.fsencode(name)!r}, which is not UTF-8: rename that file or folder"
+                )
+            yield os.path.relpath(os.path.join(parent, name), root)
+        chain = chains.pop(parent)
+        real = {name: os.path.realpath(os.path.join(parent, name)) for name in folders}
+        back = {name for name in folders for one in chain if os.path.commonpath([real[name], one]) == real[name]}
+        folders[:] = [name for name in folders if deep and name[0] != "." and name not in back]
+        chains |= {os.path.join(parent, name): (*chain, real[name]) for name in folders}
+
+
+def read_text(place: Place, member: str | None = None) -> Iterator[bytes]:
+    """The text of a file, or of a member of a zip file, in pieces. Raises ValueError on a damaged file."""
+    number = 0
+    try:
+        for piece in _pieces(place, member):
+            yield piece
+            number += piece.count(b"\n")
+    except _DAMAGED as error:
+        name = f"{place}:{member}" if member else str(place)
+        if of_network(place, error):
+            raise OSError(f"{name} cannot be read after line {number} ({error})") from None
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk or of access, not of the bytes
+            raise OSError(error.errno, error.strerror, error.filename or name) from None
+        advice = "it is truncated or damaged, fetch it again"
+        if _WINDOW_TOO_LARGE in str(error):
+            advice = "its window is over 128 MiB, pack it again without zstd's --long or with --long=27"
+        raise ValueError(f"{name} cannot be read after line {number} ({error}): {advice}") from None
+    check_unchanged(place)
+
+
+def check_unchanged(place: Place) -> None:
+    """Raise ValueError for a file that has another size than before it was read."""
+    now = place.size if place.pipe else Place(place.folder, place.name).size
+    if now != place.size:
+        raise ValueError(
+            f"{place} had {place.size} bytes before it was read, and has {now} after it: give the command again when "
+            "nothing writes to it"
+        )
+
+
+def of_network(place: Place, error: BaseException) -> bool:
+    """Whether an error is that of a remote file system, which has no number, and not of the bytes: it may pass."""
+    return place.local is None and type(error) is OSError and error.errno is None
+
+
+def _pieces(place: Place, member: str | None) -> Iterator[bytes]:
+    """Compression goes by the ending, and a file of zero bytes is empty text, whatever its ending."""
+    if member is not None:
+        with place.open() as packed, zipfile.ZipFile(packed) as archive, archive.open(member) as text:
+            yield from iter(partial(text.read, CHUNK), b"")
+        return
+    if place.size == 0 and not place.pipe:
+        return
+    ending = Path(place.name).suffix
+    with place.open() as file:
+        if ending in ENDINGS:
+            yield from decompressed(file, ending)
+        else:
+            yield from iter(partial(file.read, CHUNK), b"")
+
+
+def clip_lines(parts: Iterable[bytes], most: int) -> Iterator[bytes]:
+    """`parts` with every line cut after `most` + 1 bytes. Each part has fewer than `most` bytes."""
+    length = 0  # of the line that is open
+    for part in parts:
+        end = part.find(b"\n")
+        inside = len(part) if end < 0 else end
+        room = max(most + 1 - length, 0)
+        yield part if inside <= room else part[:room] + part[inside:]
+        length = length + len(part) if end < 0 else len(part) - part.rfind(b"\n") - 1
+
+
+def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Blocks that end after the first `boundary` from `size` bytes on; True with a block that ends elsewhere.
+
+    Without a boundary within WINDOW bytes, a block ends after a line, or else where `cut_point` says. The blocks depend
+    on the bytes alone, not on the parts that they come in.
+    """
+    held, limit = bytearray(), size + WINDOW
+    for part in chain(parts, [None]):
+        held += part or b""
+        while len(held) >= size or (part is None and held):
+            at_boundary = boundary.search(held, size - 1, limit) if len(held) >= size else None
+            if at_boundary:
+                end = at_boundary.end()
+            elif len(held) >= limit:
+                end = held.rfind(b"\n", size, limit) + 1 or size + cut_point(held[size : size + MAX_LINE + 1])
+            elif part is None:
+                end = len(held)
+            else:
+                break  # the end is in a later part
+            cut = at_boundary is None and len(held) >= limit
+            block = bytes(memoryview(held)[:end])
+            del held[:end]
+            yield block, cut
+            del block  # it is large: nobody holds it twice while it is worked on
+
+
+def split_lines(parts: Iterable[bytes], most: int) -> Iterator[bytes]:
+    """Lines without LF; one that the file leaves open is given once it has over `most` bytes, and its rest is not."""
+    held: list[bytes] = []  # of the line that is open
+    size, is_given = 0, False
+    for part in parts:
+        first, *others = part.split(b"\n")
+        if not is_given:
+            held.append(first)
+            size += len(first)
+        if others:
+            if not is_given:
+                yield b"".join(held)
+            *whole, last = others
+            yield from whole
+            held, size, is_given = [last], len(last), False
+        if size > most and not is_given:
+            yield b"".join(held)
+            held, is_given = [], True
+    if size and not is_given:
+        yield b"".join(held)
+
+
+def cut_line(line: bytes) -> list[bytes]:
+    """A line in pieces of at most MAX_LINE bytes, cut at `cut_point`."""
+    pieces = []
+    at = 0
+    while len(line) - at > MAX_LINE:
+        piece = line[at : at + MAX_LINE + 1]
+        pieces.append(piece[: cut_point(piece)])
+        at += len(pieces[-1])
+    return [*pieces, line[at:]]
+
+
+def cut_point(line: bytes | bytearray) -> int:
+    """Where to cut a line over MAX_LINE bytes: after the last white space before that, or else between characters."""
+    end = max(line.rfind(b" ", 0, MAX_LINE), line.rfind(b"\t", 0, MAX_LINE)) + 1
+    return end or next((i for i in range(MAX_LINE, MAX_LINE - 4, -1) if line[i] & 0xC0 != 0x80), MAX_LINE)

@@ -1,0 +1,112 @@
+"""Decompression of xz, gzip, bzip2 and Zstandard in pieces; damage is an error that says where it is."""
+
+import bz2
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import IO, Any
+
+import pyarrow as pa
+
+CHUNK = 1 << 18
+
+
+class _Damage(OSError):
+    """The fault of a compressed file, and where it is."""
+
+
+class _GzipMember:
+    """A gzip member, with the attributes of `lzma.LZMADecompressor`."""
+
+    def __init__(self) -> None:
+        self._inflate = zlib.decompressobj(wbits=31)
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        return self._inflate.decompress(self._inflate.unconsumed_tail + data, max_length)
+
+    needs_input = property(lambda self: not self._inflate.unconsumed_tail)
+    eof = property(lambda self: self._inflate.eof)
+    unused_data = property(lambda self: self._inflate.unused_data)
+
+
+# The first bytes of a stream, its decompressor, and the number of zero bytes, or a multiple of it, that may follow it.
+_FORMATS: dict[str, tuple[bytes, Callable[[], Any], int]] = {
+    ".xz": (b"\xfd7zXZ\0", partial(lzma.LZMADecompressor, lzma.FORMAT_XZ), 4),
+    ".gz": (b"\x1f\x8b", _GzipMember, 1),
+    ".bz2": (b"BZh", bz2.BZ2Decompressor, 0),
+}
+
+
+ENDINGS = {*_FORMATS, ".zst"}
+
+
+class _Counted:
+    """A binary file that counts the bytes `taken` from it; whoever opened the file closes it, pyarrow only this."""
+
+    def __init__(self, file: IO[bytes]):
+        self.file, self.taken, self.closed = file, 0, False
+
+    def close(self) -> None:
+        self.closed = True
+
+    def read(self, size: int) -> bytes:
+        data = self.file.read(size)
+        self.taken += len(data)
+        return data
+
+
+def decompressed(file: IO[bytes], ending: str) -> Iterator[bytes]:
+    """The text of a compressed file, by its `ending`. Raises an error of the format, or of the file system."""
+    if ending == ".zst":
+        yield from _zstandard(_Counted(file))
+    else:
+        yield from _decompress(_Counted(file), *_FORMATS[ending])
+
+
+def _decompress(source: _Counted, magic: bytes, new_decompressor: Callable[[], Any], padding: int) -> Iterator[bytes]:
+    """The text of all streams of a file, one after the other.
+
+    `lzma.open` and `bz2.open` end in silence where a later stream is damaged or is none.
+    """
+    data = b""  # taken from the file, not yet decompressed
+    may_pad = False  # only after a stream
+    while True:
+        zeros = 0
+        while True:
+            unpadded = data.lstrip(b"\0") if may_pad else data
+            zeros += len(data) - len(unpadded)
+            data = unpadded
+            if len(data) >= len(magic) or not (more := source.read(CHUNK)):
+                break
+            data += more
+        begin = source.taken - len(data)
+        if zeros and zeros % padding:
+            raise _Damage(f"{zeros} zero bytes before byte {begin} are no padding, which comes in fours")
+        if not data:
+            return
+        if not data.startswith(magic):
+            raise _Damage(f"byte {begin} begins neither a stream of this format nor padding")
+        stream = new_decompressor()
+        while not stream.eof:
+            if stream.needs_input and not data and not (data := source.read(CHUNK)):
+                raise _Damage(f"it ends at byte {source.taken}, inside of the stream from byte {begin} on")
+            try:
+                text = stream.decompress(data, CHUNK)
+            except (lzma.LZMAError, zlib.error, OSError) as error:
+                raise _Damage(f"{error}, before byte {source.taken} in the stream from byte {begin} on") from None
+            data = b""
+            if text:
+                yield text
+        data, may_pad = stream.unused_data, padding > 0
+
+
+def _zstandard(source: _Counted) -> Iterator[bytes]:
+    """The text of all frames of a .zst file. Arrow reads on from frame to frame, and takes garbage as an error."""
+    stream = pa.CompressedInputStream(pa.PythonFile(source, mode="r"), "zstd")
+    try:
+        yield from iter(partial(stream.read, CHUNK), b"")
+    except (OSError, pa.ArrowException) as error:
+        if getattr(error, "errno", None) is not None:
+            raise
+        raise _Damage(f"{error}, before byte {source.taken}") from None

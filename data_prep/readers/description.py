@@ -1,0 +1,179 @@
+"""Descriptions of corpora: TOML files that say where the text is, in which format, and which filters it passes.
+
+name = "cc100"                  what `--where NAME=PLACE` and messages call it
+where = "s3://bucket/cc100"     a folder or a pyarrow.fs URI; relative paths are from the current folder
+format = "cc100"                readers.READERS has all
+files = "{lang}.txt.xz"         or a list, all of which count, but of a text that is packed in several ways the first;
+                                pairs have {src}, {tgt} and {side}; * is any part of a name
+languages = ["af", "zh|zh_CN"]  as the files spell them (of a|b the first that has a file counts); or "any"
+pairs = ["en-hi"]               the same; "any": those that the file names show
+columns = ["score", "source", "target"]     of a .tsv format, from left to right; other names are not used;
+                                of jsonl, parquet and arrow the one that has the text; of pairs in records, and of tsv,
+                                {source = …, target = …, score = …} by name, in which {src} and {tgt} are the codes, or
+                                by number
+line_end = '\\n'                 what ends a line inside of a record's text besides a line feed
+[filters.length]                clean.py has all
+min_characters = 10
+"""
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files as package_files
+from pathlib import Path
+from typing import Any
+
+from data_prep.filters.clean import make_filters
+from data_prep.filters.columns import column_filters
+from data_prep.readers import READERS
+from data_prep.readers.plain_pairs import TableReader
+from data_prep.readers.reader import Reader, named_code
+from data_prep.readers.records import RecordDocuments
+
+_KEYS = {"name", "where", "format", "files", "languages", "pairs", "columns", "filters", "line_end"}
+
+
+@dataclass(frozen=True)
+class CorpusDescription:
+    """A description as read, of task mono or para; `path` is its file.
+
+    `codes` are languages or pairs as the files spell them, None for any.
+    """
+
+    path: str
+    task: str
+    name: str
+    where: str
+    format: str
+    files: tuple[str, ...]
+    codes: tuple[str, ...] | None
+    columns: tuple[str, ...]
+    filters: dict[str, dict[str, Any]]
+    line_end: str = ""
+
+
+def ready_descriptions() -> list[str]:
+    """Names of the descriptions that come with the package."""
+    return sorted(path.name.removesuffix(".toml") for path in package_files("data_prep").joinpath("corpora").iterdir())
+
+
+def read_corpora(descriptions: Sequence[str], where: Sequence[str]) -> list[CorpusDescription]:
+    """Descriptions by file or by the name of a ready one, `where` (NAME=PLACE) set in place of theirs.
+
+    Raises ValueError for a description that cannot work, naming its file and key.
+    """
+    places = dict(entry.partition("=")[::2] for entry in where)
+    if len(places) < len(where):
+        raise ValueError(f"--where names a corpus twice ({', '.join(where)}): give each one place")
+    corpora = [_read(description, places) for description in descriptions]
+    names = [corpus.name for corpus in corpora]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two descriptions are named {name!r}: give one of them another name")
+    for name in places.keys() - set(names):
+        raise ValueError(f"--where {name}=… names no corpus that is described: the names are {', '.join(names)}")
+    return corpora
+
+
+def _read(description: str, places: dict[str, str]) -> CorpusDescription:
+    values = _toml(description)
+    where = f"corpus description {description}"
+    for key in values.keys() - _KEYS:
+        raise ValueError(f"{where}: there is no key {key!r}: the keys are {', '.join(sorted(_KEYS))}")
+    for key in ("name", "format", "files"):
+        if not values.get(key):
+            raise ValueError(f"{where}: {key} is missing: set it")
+    for key in ("name", "where", "format", "files", "languages", "pairs"):
+        value = values.get(key, "")
+        several = key not in ("name", "where", "format") and isinstance(value, list)
+        for one in value if several else [value]:
+            if not isinstance(one, str):
+                raise ValueError(f"{where}: {key} has {one!r}: write a string")
+    if values["format"] not in READERS:
+        raise ValueError(f"{where}: format {values['format']!r} is none of {', '.join(READERS)}")
+    reader = READERS[values["format"]]
+    key, example = ("languages", "en") if reader.task == "mono" else ("pairs", "en-fr")
+    codes = values.get(key)
+    if not isinstance(codes, list) and codes != "any":
+        raise ValueError(f'{where}: set {key} = ["{example}", …] or {key} = "any"')
+    if reader.task == "mono" and codes != "any":
+        _check_codes(codes, where)
+    place = places.get(values["name"], values.get("where", ""))
+    if not place:
+        raise ValueError(f"{where} does not say where the corpus is: give --where {values['name']}=FOLDER")
+    columns = _columns(values, reader, where)
+    filters = values.get("filters", {})
+    _check_filters(filters, reader, columns, where)
+    line_end = values.get("line_end", "")
+    if line_end and not (isinstance(line_end, str) and isinstance(reader, RecordDocuments)):
+        raise ValueError(
+            f"{where}: line_end is {line_end!r}: it is a string, of a format that has records of documents"
+        )
+    patterns = [values["files"]] if isinstance(values["files"], str) else values["files"]
+    placeholders = ("{lang}",) if reader.task == "mono" else ("{src}", "{tgt}")
+    for pattern in patterns:
+        if codes == "any" and not all(one in pattern for one in placeholders):
+            raise ValueError(
+                f'{where}: files are {pattern!r}, but {key} = "any" needs {" and ".join(placeholders)} in the name'
+            )
+        if re.search(r"\.(tar|tgz)(\.|$)", pattern):
+            raise ValueError(
+                f"{where}: files are {pattern!r}, which are archives: unpack them, and name what is in them"
+            )
+        if "*{" in pattern:
+            raise ValueError(
+                f"{where}: files are {pattern!r}: * could take letters of the code after it, write a sign between"
+            )
+        if "*" in pattern and "{side}" in pattern:
+            raise ValueError(f"{where}: files are {pattern!r}: * and {{side}} cannot be in one name, list the names")
+        if values["format"] == "moses" and "{side}" not in pattern:
+            raise ValueError(
+                f"{where}: files are {pattern!r}, but format moses has a file for each side: write {{side}} where "
+                "their names differ"
+            )
+    listed = None if codes == "any" else tuple(codes)
+    names = values["name"], place, values["format"], tuple(patterns)
+    return CorpusDescription(where, reader.task, *names, listed, columns, filters, line_end)
+
+
+def _columns(values: dict[str, Any], reader: Reader, where: str) -> tuple[str, ...]:
+    try:
+        return reader.read_columns(values.get("columns", reader.columns))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _check_filters(filters: dict[str, dict[str, Any]], reader: Reader, columns: tuple[str, ...], where: str) -> None:
+    make_filters(filters, reader.task, where)
+    scored = isinstance(reader, TableReader) and "score" in reader.roles(columns)
+    if "score" in filters and not scored:
+        raise ValueError(f"{where}: filter score needs a column 'score': take the filter out, or name the column")
+    for rule in column_filters(filters, where):
+        if not reader.has_column(columns, rule.column):
+            raise ValueError(
+                f"{where}: filter column needs a column {rule.column!r}: take the filter out, or name it in columns"
+            )
+
+
+def _check_codes(codes: Sequence[str], where: str) -> None:
+    for code in codes:
+        languages = {named_code(spelling, where) for spelling in code.split("|")}
+        if len(languages) > 1:
+            raise ValueError(
+                f"{where}: {code!r} are spellings of {' and '.join(sorted(languages))}: they must be one language"
+            )
+
+
+def _toml(description: str) -> dict[str, Any]:
+    path: Any = Path(description)
+    if "/" not in description and not description.endswith(".toml"):
+        path = package_files("data_prep").joinpath("corpora", f"{description}.toml")
+        if not path.is_file():
+            names = ", ".join(ready_descriptions())
+            raise ValueError(f"there is no ready description {description!r}: name a .toml file, or one of {names}")
+    try:
+        values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"corpus description {description} cannot be read: {error}") from None
+    return values

@@ -1,0 +1,263 @@
+"""The languages of a described corpus's files, by their names: where a pattern has {lang}, or {src} and {tgt}.
+
+A code is read whole: `frr1` is frr and not fr, ru_Latn_0 is ru_Latn and not ru. Where a name can be read in several
+ways, one that is written out in languages.py counts (en and pt_br before en_pt and br).
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import chain
+from typing import NamedTuple
+
+from data_prep.languages import canonical, is_code, language_of, spelt_out
+from data_prep.readers.corpus_files import Place
+from data_prep.readers.reader import COMPRESSED, twins
+
+Codes = tuple[str, ...]  # of a language or of a pair, as a file spells them
+_PART = re.compile(r"(\*|\{(?:lang|src|tgt|side)\})")
+_PLACEHOLDERS = ("{lang}", "{src}", "{tgt}", "{side}")
+_STARS = ("*", _AFTER_CODE := "}*")  # what the latter takes begins with no letter, which would be the code's
+_LONGEST = 12  # characters of a code
+
+
+class _Code(NamedTuple):
+    start: int
+    text: str
+
+
+_Reading = dict[str, _Code]  # by placeholder
+
+
+class _Shown(NamedTuple):
+    """The codes that a name shows by a pattern: of `every` way to read it, and of those that read codes `whole`."""
+
+    every: list[Codes]
+    whole: list[Codes]
+
+
+class FileNames:
+    """The files of a corpus by language or pair: `places` are all that its folder has, by name, and `wanted` the codes
+    whose files are read, None for those of CC-100's languages that the names show.
+
+    Raises ValueError for a name that may be of several languages or pairs, where none are listed.
+    """
+
+    def __init__(self, patterns: Sequence[str], places: Mapping[str, Place], wanted: Sequence[Codes] | None):
+        self.patterns, self.places = patterns, places
+        self.listed = frozenset(code for codes in wanted or () for code in codes)
+        self.shown = {pattern: {name: _shown(pattern, name, self.listed) for name in places} for pattern in patterns}
+        self.wanted = dict.fromkeys(self._all_shown() if wanted is None else wanted)
+        self.files: dict[str, dict[Codes, list[tuple[str, ...]]]] = {}  # the inputs by pattern and codes
+        for pattern in dict.fromkeys(patterns):
+            taken = {
+                name for files in self.files.values() for names in chain.from_iterable(files.values()) for name in names
+            }
+            self.files[pattern] = self._starred(pattern, taken) if "*" in pattern else self._filled(pattern)
+
+    def readings(self, name: str) -> list[Codes]:
+        """The codes that a name shows, by the first pattern that it fits; several where it may be of any of them."""
+        return next(filter(None, (self.shown[pattern][name].whole for pattern in self.patterns)), [])
+
+    def files_of(self, codes: Codes) -> list[tuple[str, ...]]:
+        """The inputs of a language or pair by all patterns, a file each (two with {side}).
+
+        Of a text that is there packed in several ways the file of the first pattern counts. Raises ValueError where one
+        pattern has several, and for a pair that is there in both directions.
+        """
+        by_text: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {}
+        for pattern, files in self.files.items():
+            for names in files.get(codes, ()):
+                first = by_text.setdefault(tuple(map(_unpacked, names)), (pattern, names))
+                if first[0] == pattern and first[1] != names:
+                    raise ValueError(twins(self.places[first[1][0]], self.places[names[0]]))
+                turned = len(codes) == 2 and codes[::-1] in self.wanted
+                reverse = _other_way(pattern, names, codes) if turned else names
+                if set(reverse) != set(names) and all(name in self.places for name in reverse):
+                    raise ValueError(twins(self.places[names[0]], self.places[reverse[0]]))
+        return [names for _, names in by_text.values()]
+
+    def _all_shown(self) -> list[Codes]:
+        """The languages or pairs of CC-100 that the names show, sorted."""
+        codes_shown = set[Codes]()
+        for name, place in self.places.items():
+            codes = self.readings(name)
+            cc100 = list(filter(_known, codes))
+            if cc100 and len(codes) > 1:
+                raise ValueError(
+                    f"{place} may be of {' or of '.join(' and '.join(one) for one in codes)}: rename it, or list the "
+                    f'{"pairs" if len(cc100[0]) > 1 else "languages"} in place of "any"'
+                )
+            codes_shown.update(cc100)
+        return sorted(codes_shown)
+
+    def _filled(self, pattern: str) -> dict[Codes, list[tuple[str, ...]]]:
+        """The inputs of a pattern without *."""
+        files: dict[Codes, list[tuple[str, ...]]] = {}
+        for codes in self.wanted:
+            names = tuple(dict.fromkeys(filled(pattern, codes).replace("{side}", code) for code in codes))
+            if all(name in self.places for name in names):
+                files[codes] = [names]
+        return files
+
+    def _starred(self, pattern: str, taken: Collection[str]) -> dict[Codes, list[tuple[str, ...]]]:
+        """The inputs of a pattern with *, in one look at each name; without those that earlier patterns have `taken`.
+
+        A file of a listed code may spell it otherwise, where it begins so (en_US_0 of en), unless that is listed too.
+        """
+        by_shown_codes: dict[Codes, list[Codes]] = {}  # of the codes that the pattern shows, all that are wanted
+        for codes in self.wanted:
+            shown_codes = tuple(code for key, code in zip(_keys(codes), codes, strict=True) if f"{{{key}}}" in pattern)
+            by_shown_codes.setdefault(shown_codes, []).append(codes)
+        files: dict[Codes, list[tuple[str, ...]]] = {}
+        for name in (name for name in self.places if name not in taken):
+            every, whole = self.shown[pattern][name]
+            begun = [codes for codes in every if codes in by_shown_codes]
+            exact = [codes for codes in begun if codes in whole]
+            languages = set(map(languages_of, whole))
+            for shown_codes in exact or [codes for codes in begun if languages_of(codes) in languages]:
+                for codes in by_shown_codes[shown_codes]:
+                    files.setdefault(codes, []).append((name,))
+        return files
+
+
+def filled(pattern: str, codes: Codes) -> str:
+    """A name with the codes of a language or pair in place of {lang}, or {src} and {tgt}."""
+    for key, code in zip(_keys(codes), codes, strict=True):
+        pattern = pattern.replace(f"{{{key}}}", code)
+    return pattern
+
+
+def _keys(codes: Codes) -> tuple[str, ...]:
+    return ("lang",) if len(codes) == 1 else ("src", "tgt")
+
+
+def _unpacked(name: str) -> str:
+    return re.sub(COMPRESSED + "$", "", name)
+
+
+def _other_way(pattern: str, names: tuple[str, ...], codes: Codes) -> tuple[str, ...]:
+    """The names that these files would have if the pair were written in the other direction."""
+    names_turned, pattern_turned = [], filled(pattern, codes[::-1])
+    for name, code in zip(names, codes, strict=False):
+        own = re.escape(filled(pattern, codes).replace("{side}", code)).replace(r"\*", "(.*)")
+        stars = iter(re.fullmatch(own, name).groups())  # type: ignore[union-attr]
+        names_turned.append(re.sub(r"\*", lambda _, stars=stars: next(stars), pattern_turned.replace("{side}", code)))  # type: ignore[misc]
+    return tuple(names_turned)
+
+
+@cache
+def _known(codes: Codes) -> bool:
+    """Whether all are languages of CC-100, and not the same."""
+    try:
+        return len(set(map(canonical, codes))) == len(codes)
+    except ValueError:
+        return False
+
+
+@cache
+def languages_of(codes: Codes) -> tuple[str, ...]:
+    """The languages; the codes themselves where one is no language's."""
+    try:
+        return tuple(map(language_of, codes))
+    except ValueError:
+        return codes
+
+
+def _codes(reading: _Reading) -> Codes:
+    return tuple(reading[key].text for key in ("lang", "src", "tgt") if key in reading)
+
+
+def _shown(pattern: str, name: str, listed: frozenset[str]) -> _Shown:
+    readings = _fitting(pattern, name, listed)
+    return _Shown(list(dict.fromkeys(map(_codes, readings))), _whole(readings))
+
+
+@cache
+def _parts(pattern: str) -> tuple[str, ...]:
+    """A pattern as placeholders, stars and what is between them."""
+    parts: list[str] = []
+    for part in filter(None, _PART.split(pattern)):
+        parts.append(_AFTER_CODE if part == "*" and parts and parts[-1] in _PLACEHOLDERS else part)
+    return tuple(parts)
+
+
+def _fitting(pattern: str, name: str, listed: frozenset[str]) -> list[_Reading]:
+    """Every way to read a name by a pattern, as far as the codes are others."""
+    parts, readings = _parts(pattern), list[_Reading]()
+    todo: list[tuple[int, int, tuple[tuple[str, _Code], ...]]] = [(0, 0, ())]  # parts, characters, and codes so far
+    states = set(todo)
+    while todo:
+        number, at, codes = todo.pop()
+        if number == len(parts):
+            reading = dict(codes)
+            if at == len(name) and ("side" not in reading or reading["side"].text in _codes(reading)):
+                readings.append(reading)
+            continue
+        for end, more in _steps(parts[number], parts[number + 1 :], name, at, dict(codes), listed):
+            state = (number + 1, end, codes + more)
+            if state not in states:
+                states.add(state)
+                todo.append(state)
+    return readings
+
+
+def _steps(
+    part: str, rest: tuple[str, ...], name: str, at: int, codes: _Reading, listed: frozenset[str]
+) -> Iterator[tuple[int, tuple[tuple[str, _Code], ...]]]:
+    """The places where a part that begins at `at` may end, each with the code that it then is."""
+    key = part[1:-1] if part in _PLACEHOLDERS else ""
+    if part in _STARS:
+        if part == "*" or not name[at : at + 1].isalpha():
+            yield from ((end, ()) for end in _ends(rest, name, at))
+    elif not key or key in codes:
+        text = codes[key].text if key else part
+        if name.startswith(text, at):
+            yield at + len(text), ()
+    else:
+        for end in range(at + 2, min(at + _LONGEST, len(name)) + 1):
+            code = name[at:end]
+            if code in listed or is_code(code):
+                yield end, ((key, _Code(at, code)),)
+
+
+def _ends(rest: tuple[str, ...], name: str, at: int) -> Iterator[int]:
+    """The places where a star that begins at `at` may end: before the text that follows it."""
+    text = rest[0] if rest and rest[0] not in (*_STARS, *_PLACEHOLDERS) else ""
+    if len(rest) == len(text[:1]):  # nothing is after that
+        yield from [len(name) - len(text)] if name.endswith(text, at) else []
+        return
+    while at <= len(name) and (at := name.find(text, at)) >= 0:
+        yield at
+        at += 1
+
+
+def _whole(found: Sequence[_Reading]) -> list[Codes]:
+    """The codes of the readings that cut no code short: a known one, or of several the one that is spelt out; else all
+    that it may be."""
+    longest = [one for one in found if not any(_goes_on(one, other) for other in found)]
+    left = sorted(dict.fromkeys(map(_codes, longest)), key=_letters, reverse=True)
+    if known := list(filter(_known, left)):
+        least = _letters(known[0])
+        left = [codes for codes in left if codes in known or (_letters(codes) >= least and _rivals(codes))]
+    if len(set(map(languages_of, left))) <= 1:
+        return left[:1]
+    most = [codes for codes in left if _letters(codes) == _letters(left[0]) and spelt_out(codes)]
+    return most[:1] if len(set(map(languages_of, most))) == 1 else left
+
+
+def _letters(codes: Codes) -> int:
+    return len("".join(codes))
+
+
+def _rivals(codes: Codes) -> bool:
+    """Whether codes that are not all CC-100's may be meant, though others that are fit: languages are, of two letters,
+    and are not one (se_no, not foo_br)."""
+    others = [code for code in codes if not _known((code,))]
+    return bool(others) and languages_of(codes) != codes and all(len(re.split("[-_]", code)[0]) == 2 for code in others)
+
+
+def _goes_on(one: _Reading, other: _Reading) -> bool:
+    """Whether the codes of `one` are those of another reading, cut short."""
+    same = all(other[key].start == code.start and other[key].text.startswith(code.text) for key, code in one.items())
+    return same and one != other

@@ -1,0 +1,93 @@
+"""VoCap's allocation: how many pieces each language gets, and the pieces of all merged."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+Pieces = dict[str, float]  # piece -> natural logarithm of its probability
+Curve = Sequence[tuple[int, float]]  # (pieces, ALP) by rising size; the first point is the characters alone
+
+
+def concave_hull(curve: Curve) -> list[tuple[int, float]]:
+    """The points of the least concave function above the curve, its falling end left out."""
+    hull: list[tuple[int, float]] = []
+    for size, alp in sorted(curve):
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], (size, alp)):
+            hull.pop()
+        hull.append((size, alp))
+    while len(hull) > 1 and hull[-1][1] <= hull[-2][1]:
+        hull.pop()
+    return hull
+
+
+def _slope(a: tuple[int, float], b: tuple[int, float]) -> float:
+    return (b[1] - a[1]) / (b[0] - a[0])
+
+
+def steps(curves: Mapping[str, Curve], weights: Mapping[str, float], step: int) -> list[tuple[str, int, int]]:
+    """(language, from size, to size) of every step, of at most `step` pieces, by falling gain a piece.
+
+    A language's steps come in their order, for its slopes fall; equal gains go by language.
+    """
+    found = []
+    for language in sorted(curves):
+        for a, b in pairwise(concave_hull(curves[language])):
+            gain = weights[language] * _slope(a, b)
+            found += [(-gain, language, start, min(start + step, b[0])) for start in range(a[0], b[0], step)]
+    return [(language, start, stop) for _, language, start, stop in sorted(found)]
+
+
+def allocate(
+    orders: Mapping[str, Sequence[str]],
+    curves: Mapping[str, Curve],
+    weights: Mapping[str, float],
+    step: int,
+    size: int,
+) -> dict[str, int]:
+    """Sizes t_i such that the first t_i pieces of each language's order have a union of `size` pieces.
+
+    `orders`: each language's pieces, so that the first n are its vocabulary of n pieces. Every language gets its
+    characters. Raises ValueError when those alone are more, or all pieces of all languages fewer.
+    """
+    sizes = {language: min(curves[language])[0] for language in orders}
+    union = {piece for language, order in orders.items() for piece in order[: sizes[language]]}
+    if len(union) > size:
+        raise ValueError(
+            f"--size leaves room for {size} pieces, but the characters of {len(orders)} languages are {len(union)}: "
+            "take a larger --size, or lower --character-coverage"
+        )
+    for language, start, stop in steps(curves, weights, step):
+        for piece in orders[language][start:stop]:
+            if len(union) == size:
+                return sizes
+            union.add(piece)
+            sizes[language] += 1
+    if len(union) < size:
+        raise ValueError(
+            f"--size leaves room for {size} pieces, but the curves end at {len(union)}: take a smaller --size, "
+            "a larger --largest, or more text"
+        )
+    return sizes
+
+
+def piece_order(nested: Sequence[Pieces]) -> list[str]:
+    """All pieces such that every vocabulary of `nested` (by rising size) is a start of the list.
+
+    Between two vocabularies, the pieces of the larger one come by falling probability.
+    """
+    order: dict[str, None] = {}
+    for pieces in nested:
+        order |= dict.fromkeys(sorted(pieces.keys() - order.keys(), key=lambda piece: (-pieces[piece], piece)))
+    return list(order)
+
+
+def pool(vocabularies: Mapping[str, Pieces], weights: Mapping[str, float]) -> Pieces:
+    """Pieces of all vocabularies by falling pooled probability, with its logarithm."""
+    pooled: dict[str, float] = {}
+    total = sum(weights[language] for language in vocabularies)
+    for language in sorted(vocabularies):
+        pieces = vocabularies[language]
+        mass = math.fsum(math.exp(score) for score in pieces.values())
+        for piece, score in pieces.items():
+            pooled[piece] = pooled.get(piece, 0.0) + weights[language] / total * math.exp(score) / mass
+    return {piece: math.log(pooled[piece]) for piece in sorted(pooled, key=lambda piece: (-pooled[piece], piece))}

@@ -1,0 +1,200 @@
+"""A sample of lines of the text, by quotas over languages.
+
+The sample is uniform, without replacement: every line has a hash of the seed, its language, its input and its number
+there, and the lines with the least hashes are chosen, so it is the same whatever the number of processes. Inputs are
+read once: the lines that may be among the chosen are kept aside meanwhile. A line is a paragraph, or a side of a pair,
+that the filters of its corpus leave. Filters that count tokens need a vocabulary and are left out here; equal lines
+stay.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
+from itertools import chain, compress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep.filters.clean import Counts, Sides, doubts, make_filters
+from data_prep.parallel import on_root, run_tasks
+from data_prep.progress import warn
+from data_prep.readers import CC100, READERS, Input
+from data_prep.readers.corpus import TextConfig, find_sources
+from data_prep.sampling import Least, hashed, key_of
+from data_prep.store import Stage, is_whole, new_file
+from xlme_ds.data.schema import Shard
+
+SAMPLE = ".sample"  # folder of the chosen lines, <language>.txt, and of the candidates, <language>/<input>.txt
+_SPARE = 8  # candidates that an input may keep, as a multiple of the lines it gives by its share of the bytes
+_LEAST_KEPT = 1000  # and these more
+_ALL = (1 << 64) - 1  # the largest hash
+_LINE_CHARACTERS = 1000  # of a line count; the rest would change little
+_BLOCK = 1 << 18  # bytes of text that are filtered and chosen from at once
+
+
+def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]:
+    """The inputs that lines are sampled from, and what they add to a stage's settings.
+
+    Raises ValueError for names that cannot work, and for a named pipe.
+    """
+    sources = find_sources(text).values()
+    inputs = tuple(chain.from_iterable(task_sources.inputs for task_sources in sources))
+    for path in chain.from_iterable(source.paths for source in inputs):
+        if path.pipe:
+            raise ValueError(
+                f"{path} is a named pipe, but a vocabulary's lines are sampled from files: store it as one"
+            )
+    settings = {key: value for task_sources in sources for key, value in task_sources.settings.items()}
+    settings["inputs"] = input_names(inputs)
+    return inputs, settings
+
+
+def input_names(inputs: Iterable[Input]) -> list[Any]:
+    """Names and sizes of the inputs' files, for a stage's settings."""
+    return [
+        [source.name, [list(file) for file in source.files], *([source.corpus] if source.corpus else [])]
+        for source in inputs
+    ]
+
+
+def sample_lines(
+    stage: Stage,
+    inputs: Sequence[Input],
+    quotas: Callable[[dict[str, int]], dict[str, int]],
+    most: int,
+    seed: int,
+    processes: int,
+) -> tuple[dict[str, int], dict[str, int], dict[str, Path]]:
+    """Choose lines by `quotas`, which gives the lines wanted of each language, `most` or less, from those it has.
+
+    Returns both by language, and the file of the chosen lines, in input order. Raises ValueError when the inputs have
+    no text.
+    """
+    numbers, sizes = range(len(inputs)), [source.size for source in inputs]
+    bounds = _first_bounds(inputs, quotas, most)
+    while True:
+        read = partial(_read_lines, stage, inputs, bounds, seed)
+        results = run_tasks(read, numbers, sizes, processes, "read lines")
+        lines = dict(sorted((+sum((Counter(result["lines"]) for result in results), Counter[str]())).items()))
+        if not lines:
+            raise ValueError(f"there is no text in {inputs[0].paths[0].folder}: a vocabulary needs some lines")
+        quota = quotas(lines)
+        choose = partial(_choose_lines, stage, results, quota)
+        missing = run_tasks(choose, list(lines), list(lines.values()), processes, "choose lines")
+        if not any(missing):
+            on_root(partial(_remove_candidates, stage))
+            return lines, quota, {code: _chosen(stage, code) for code in lines}
+        again = set(chain.from_iterable(missing))  # rarely: too few candidates were kept, or a file is damaged
+        bounds = [{code: max(most, quota.get(code, 0)) for code, most in bound.items()} for bound in bounds]
+        on_root(partial(stage.forget_tasks, map(_read_task, again)))
+
+
+def _first_bounds(
+    inputs: Sequence[Input], quotas: Callable[[dict[str, int]], dict[str, int]], most: int
+) -> list[dict[str, int]]:
+    """Most lines that each input may give of each language, guessed from its bytes."""
+    sizes = [source.size // len(source.languages) + 1 for source in inputs]
+    total: Counter[str] = Counter()
+    for source, size in zip(inputs, sizes, strict=True):
+        total.update(dict.fromkeys(source.languages, size))
+    guess = quotas(dict(total))
+    return [
+        {code: min(_LEAST_KEPT + _SPARE * guess[code] * size // total[code], most) for code in source.languages}
+        for source, size in zip(inputs, sizes, strict=True)
+    ]
+
+
+def _remove_candidates(stage: Stage) -> None:
+    for path in (stage.folder / SAMPLE).iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+
+
+def read_lines(paths: Sequence[Path]) -> Iterator[str]:
+    """The lines of some of the sample's files."""
+    for path in paths:
+        with open(path, encoding="utf-8", newline="\n") as file:
+            yield from (line.rstrip("\n") for line in file)
+
+
+def filtered_lines(source: Input, read: Counts) -> Iterator[tuple[list[str], ...]]:
+    """Cleaned lines that the filters leave, by side, from some text at once; `read` counts what there was."""
+    task = "mono" if len(source.languages) == 1 else "para"
+    filters, reader = make_filters(source.filters, task, source.corpus).text, READERS[source.format]
+    for block in reader.blocks(source, _BLOCK):
+        if isinstance(reader, CC100):
+            paragraphs = reader.paragraphs(source, block, read)
+            sides = Sides(([line for lines, _ in paragraphs for line in lines],), source.languages)
+        else:
+            pairs = list(reader.pairs(source, block, read))
+            scores = np.array([np.nan if score is None else score for _, _, score in pairs])
+            sides = Sides(([a for a, _, _ in pairs], [b for _, b, _ in pairs]), source.languages, scores)
+        kept = np.ones(len(sides.texts[0]), bool)
+        if len(kept):
+            for _, text_filter in filters:
+                kept &= ~text_filter(sides)
+            yield tuple(list(compress(side, kept)) for side in sides.texts)
+
+
+def _read_task(number: int) -> str:
+    return f"lines-{number:05d}"
+
+
+def _chosen(stage: Stage, language: str) -> Path:
+    return stage.folder / SAMPLE / f"{language}.txt"
+
+
+def _read_lines(
+    stage: Stage, inputs: Sequence[Input], bounds: Sequence[dict[str, int]], seed: int, number: int
+) -> dict[str, Any]:
+    """Count the lines of one input, and write those that may be chosen, and their hashes; all up to `limits`."""
+    result = stage.task_result(_read_task(number))
+    if result is not None:
+        return result
+    source, counts, read = inputs[number], Counter[str](), Counts("lines")
+    keys = {code: key_of(seed, "lines", code, str(number)) for code in source.languages}
+    least = {code: Least(bounds[number][code]) for code in source.languages}
+    paths = [stage.folder / SAMPLE / code / f"{number:05d}.{kind}" for code in keys for kind in ("txt", "hashes")]
+    with ExitStack() as stack:
+        files = [stack.enter_context(new_file(path)) for path in paths]
+        for sides in filtered_lines(source, read):
+            for code, side, text, numbers in zip(keys, sides, files[::2], files[1::2], strict=True):
+                hashes = hashed(keys[code], counts[code] + np.arange(len(side)))
+                among = least[code].among(hashes)
+                text.write("".join(line[:_LINE_CHARACTERS] + "\n" for line in compress(side, among)).encode())
+                numbers.write(hashes[among].tobytes())
+                counts[code] += len(side)
+    for words in doubts(read.paragraphs_in + 2 * read.units_in * (len(source.languages) == 2), read.repaired):
+        warn(f"{' and '.join(map(str, source.paths))}: {words}")
+    written = [asdict(file.shard(path, stage.folder)) for file, path in zip(files, paths, strict=True)]
+    candidates = {code: written[2 * i : 2 * i + 2] for i, code in enumerate(keys)}
+    limits = {code: int(kept.limit) for code, kept in least.items()}
+    result = {"lines": dict(+counts), "limits": limits, "candidates": candidates}
+    stage.finish_task(_read_task(number), result)
+    return result
+
+
+def _choose_lines(stage: Stage, found: Sequence[dict[str, Any]], wanted: dict[str, int], code: str) -> list[int]:
+    """Write the chosen lines of a language; if they are not all among the candidates, the inputs to be read again."""
+    if stage.task_result(f"chosen-{code}") is not None:
+        return []
+    of = {number: result for number, result in enumerate(found) if code in result["candidates"]}
+    files = {number: [Shard(**file) for file in result["candidates"][code]] for number, result in of.items()}
+    if damaged := [number for number, both in files.items() if not all(is_whole(stage.folder, f) for f in both)]:
+        return damaged
+    paths = [[stage.folder / file.name for file in both] for both in files.values()]
+    hashes = np.concatenate([np.fromfile(path, np.uint64) for _, path in paths])
+    complete = np.flatnonzero(hashes <= np.uint64(min(result["limits"][code] for result in of.values())))
+    if len(complete) < wanted[code]:
+        return [number for number, result in of.items() if result["limits"][code] < _ALL]
+    chosen = np.zeros(len(hashes), bool)
+    chosen[complete[np.argsort(hashes[complete], kind="stable")[: wanted[code]]]] = True
+    with new_file(_chosen(stage, code)) as file:
+        for line in compress(read_lines([path for path, _ in paths]), chosen):
+            file.write(f"{line}\n".encode())
+    stage.finish_task(f"chosen-{code}", {"files": [asdict(file.shard(_chosen(stage, code), stage.folder))]})
+    return []

@@ -1,0 +1,35 @@
+"""SentencePiece model files of unigram vocabularies, written and read."""
+
+from collections.abc import Mapping
+
+import sentencepiece as spm
+from sentencepiece import sentencepiece_model_pb2 as proto
+
+from data_prep.vocab.word_counts import NORMALIZATION
+
+SPECIALS = ("<unk>", "<s>", "</s>")  # the first ids
+
+
+def serialize(pieces: Mapping[str, float]) -> bytes:
+    """A model file: <unk>, <s>, </s>, then the pieces in their order, with the logarithms of their probabilities."""
+    model = proto.ModelProto()
+    model.ParseFromString(spm.SentencePieceNormalizer(rule_name=NORMALIZATION).serialized_model_proto())
+    # the normaliser's own flags are those of a tool that only normalises; these are a trained model's
+    model.normalizer_spec.MergeFrom(
+        proto.NormalizerSpec(add_dummy_prefix=True, remove_extra_whitespaces=True, escape_whitespaces=True)
+    )
+    kind = proto.ModelProto.SentencePiece
+    for piece in SPECIALS:
+        model.pieces.add(piece=piece, score=0.0, type=kind.UNKNOWN if piece == "<unk>" else kind.CONTROL)
+    for piece, score in pieces.items():
+        model.pieces.add(piece=piece, score=score)
+    unigram, size = proto.TrainerSpec.UNIGRAM, len(model.pieces)
+    trainer = proto.TrainerSpec(model_type=unigram, vocab_size=size, unk_id=0, bos_id=1, eos_id=2, pad_id=-1)
+    model.trainer_spec.MergeFrom(trainer)
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def parse(model: bytes) -> dict[str, float]:
+    """The pieces of a model file with their scores, without the specials."""
+    processor = spm.SentencePieceProcessor(model_proto=model)
+    return {processor.id_to_piece(i): processor.get_score(i) for i in range(len(SPECIALS), processor.get_piece_size())}

@@ -1,0 +1,291 @@
+"""The loops of training a unigram model, as machine code (`unigram`): counting substrings, looking pieces up, and
+segmenting words.
+
+Words are character numbers one after the other, word w from `starts[w]` to `starts[w + 1]`; 0 is an unknown character.
+A lattice says which pieces begin where: `fan` has their number for every character, `arcs` the pieces, by length.
+"""
+
+import numpy as np
+from numba import njit
+from numba.types import Tuple, float64, int8, int32, int64, uint8, uint32, uint64, void
+
+from xlme_ds.data.compiled import compiled, reads
+
+Numbers = np.ndarray
+LONGEST = 16  # characters of a piece, as in SentencePiece
+LONGEST_WORD = 1024  # characters; a longer one is cut
+ANY, MARK = -1, -2  # scripts of what goes with every other, and of what has the script of the character before
+_EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)
+
+
+@compiled(void(reads(uint32), int64[::1], float64[::1], float64[::1]))
+def count_characters(codes: Numbers, starts: Numbers, counts: Numbers, found: Numbers) -> None:
+    """Add the occurrences of every code point to `found`."""
+    for word in range(len(counts)):
+        for i in range(starts[word], starts[word + 1]):
+            found[codes[i]] += counts[word]
+
+
+@compiled(uint8[::1](int32[::1], int64[::1], int8[::1]))
+def find_reach(characters: Numbers, starts: Numbers, scripts: Numbers) -> Numbers:
+    """Longest possible piece from each character on, at most LONGEST + 1: in the word, without unknown characters, and
+    with letters of one script, where `scripts` has that of every character."""
+    reach, own = np.zeros(len(characters), np.uint8), np.empty(LONGEST_WORD, np.int8)
+    for word in range(len(starts) - 1):
+        begin, size = starts[word], starts[word + 1] - starts[word]
+        for j in range(size):
+            script = scripts[characters[begin + j]]
+            own[j] = script if script != MARK else own[j - 1] if j else ANY
+        for j in range(size - 1, -1, -1):
+            if characters[begin + j]:
+                goes_on = j + 1 < size and (own[j] == own[j + 1] or own[j] == ANY)
+                reach[begin + j] = 1 + (min(reach[begin + j + 1], LONGEST) if goes_on else 0)
+    return reach
+
+
+@njit(inline="always")
+def _slot(keys: Numbers, key: np.uint64) -> np.uint64:
+    """Where `key` is in the table, or belongs."""
+    mask = np.uint64(len(keys) - 1)
+    mixed = (key ^ (key >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15)
+    at = (mixed ^ (mixed >> np.uint64(32))) & mask
+    while keys[at] != key and keys[at] != _EMPTY:
+        at = (at + np.uint64(1)) & mask
+    return at
+
+
+@njit
+def _grown(keys: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
+    """The table with twice the room."""
+    new_keys, new_values = np.full(2 * len(keys), _EMPTY), np.empty(2 * len(keys), np.int32)
+    for i in range(len(keys)):
+        if keys[i] != _EMPTY:
+            at = _slot(new_keys, keys[i])
+            new_keys[at], new_values[at] = keys[i], values[i]
+    return new_keys, new_values
+
+
+@compiled(
+    Tuple((int32[::1], float64[::1], int64[::1], int64[::1]))(
+        int32[::1], int64[::1], float64[::1], uint8[::1], int32[::1], float64[::1], int64
+    )
+)
+def extend(
+    characters: Numbers,
+    starts: Numbers,
+    counts: Numbers,
+    reach: Numbers,
+    ids: Numbers,
+    occurrences: Numbers,
+    length: int,
+) -> tuple[Numbers, ...]:
+    """Number the substrings of `length` characters: of every position (-1: none), occurrences, the substring without
+    its last character, and where it is first.
+
+    `ids` and `occurrences` are those of the substrings one shorter; what occurs once is not extended.
+    """
+    keys, values = np.full(1 << 16, _EMPTY), np.empty(1 << 16, np.int32)
+    new = np.full(len(ids), np.int32(-1))
+    room = 1 << 14
+    found, parents, places = np.zeros(room), np.zeros(room, np.int64), np.zeros(room, np.int64)
+    number = 0
+    for word in range(len(counts)):
+        for i in range(starts[word], starts[word + 1] - length + 1):
+            before = ids[i]
+            if before < 0 or reach[i] < length or occurrences[before] < 2:
+                continue
+            key = (np.uint64(before) << np.uint64(24)) | np.uint64(characters[i + length - 1])
+            at = _slot(keys, key)
+            if keys[at] == _EMPTY:
+                if 2 * number > len(keys):
+                    keys, values = _grown(keys, values)
+                    at = _slot(keys, key)
+                if number == room:
+                    found = np.concatenate((found, np.zeros(room)))
+                    parents = np.concatenate((parents, np.zeros(room, np.int64)))
+                    places = np.concatenate((places, np.zeros(room, np.int64)))
+                    room *= 2
+                keys[at], values[at] = key, number
+                parents[number], places[number] = before, i
+                number += 1
+            new[i] = values[at]
+            found[values[at]] += counts[word]
+    return new, found[:number].copy(), parents[:number].copy(), places[:number].copy()
+
+
+@compiled(Tuple((uint64[::1], int32[::1], int32[::1]))(int32[::1], int64[::1], int64))
+def insert(characters: Numbers, starts: Numbers, singles: int) -> tuple[Numbers, Numbers, Numbers]:
+    """A trie of pieces, numbered after the `singles`."""
+    keys, values = np.full(1 << 16, _EMPTY), np.empty(1 << 16, np.int32)
+    ends = np.zeros(1 << 15, np.int32)
+    nodes = 1
+    for piece in range(len(starts) - 1):
+        node = 0
+        for i in range(starts[piece], starts[piece + 1]):
+            key = (np.uint64(node) << np.uint64(24)) | np.uint64(characters[i])
+            at = _slot(keys, key)
+            if keys[at] == _EMPTY:
+                if 2 * nodes > len(keys):
+                    keys, values = _grown(keys, values)
+                    at = _slot(keys, key)
+                if nodes == len(ends):
+                    ends = np.concatenate((ends, np.zeros(nodes, np.int32)))
+                keys[at], values[at] = key, nodes
+                nodes += 1
+            node = values[at]
+        ends[node] = 1 + singles + piece
+    return keys, values, ends
+
+
+@compiled(int64(uint64[::1], int32[::1], int32[::1], int32[::1], uint8[::1], uint8[::1], int32[::1]))
+def look_up(
+    keys: Numbers,
+    values: Numbers,
+    ends: Numbers,
+    characters: Numbers,
+    reach: Numbers,
+    fan: Numbers,
+    arcs: Numbers,
+) -> int:
+    """Fill `fan` and `arcs` with the pieces from every character on; how many there are."""
+    total = 0
+    for i in range(len(characters)):
+        first = total
+        arcs[total] = characters[i]  # a single character has its own number, and the unknown one 0
+        total += 1
+        node = 0
+        for length in range(1, min(reach[i], LONGEST) + 1):
+            at = _slot(keys, (np.uint64(node) << np.uint64(24)) | np.uint64(characters[i + length - 1]))
+            if keys[at] == _EMPTY:
+                break
+            node = values[at]
+            if ends[node]:
+                arcs[total] = ends[node]
+                total += 1
+        fan[i] = total - first
+    return total
+
+
+@compiled(int64(uint8[::1], int32[::1], int32[::1]))
+def thin(fan: Numbers, arcs: Numbers, numbers: Numbers) -> int:
+    """Renumber the pieces, and leave out those whose new number is negative; how many stay."""
+    total = at = 0
+    for i in range(len(fan)):
+        first = total
+        for _ in range(fan[i]):
+            number = numbers[arcs[at]]
+            at += 1
+            if number >= 0:
+                arcs[total] = number
+                total += 1
+        fan[i] = total - first
+    return total
+
+
+@njit(inline="always")
+def _best_path(
+    begin: int,
+    size: int,
+    at: int,
+    fan: Numbers,
+    arcs: Numbers,
+    lengths: Numbers,
+    scores: Numbers,
+    avoided: int,
+    best: Numbers,
+    back: Numbers,
+) -> int:
+    """Fill `best` and `back`, the score of the best segmentation up to each character and its last piece, with none
+    `avoided`; the first arc of the next text."""
+    best[: size + 1] = -np.inf
+    best[0] = 0.0
+    for j in range(size):
+        for _ in range(fan[begin + j]):
+            piece = arcs[at]
+            at += 1
+            end = j + lengths[piece]
+            score = best[j] + scores[piece]
+            if score > best[end] and piece != avoided:
+                best[end], back[end] = score, piece
+    return at
+
+
+_LATTICE = (int64[::1], float64[::1], uint8[::1], int32[::1], uint8[::1], float64[::1])
+
+
+@compiled(float64(*_LATTICE, float64[::1]))
+def segment(
+    starts: Numbers, counts: Numbers, fan: Numbers, arcs: Numbers, lengths: Numbers, scores: Numbers, found: Numbers
+) -> float:
+    """Add the pieces of the words' best segmentations to `found`; their log-probability."""
+    best, back = np.empty(LONGEST_WORD + 1), np.empty(LONGEST_WORD + 1, np.int32)
+    total, at = 0.0, 0
+    for word in range(len(counts)):
+        end = starts[word + 1] - starts[word]
+        at = _best_path(starts[word], end, at, fan, arcs, lengths, scores, -1, best, back)
+        total += best[end] * counts[word]
+        while end > 0:
+            found[back[end]] += counts[word]
+            end -= lengths[back[end]]
+    return total
+
+
+@compiled(void(*_LATTICE, float64[::1]))
+def expect(
+    starts: Numbers, counts: Numbers, fan: Numbers, arcs: Numbers, lengths: Numbers, scores: Numbers, expected: Numbers
+) -> None:
+    """Add the pieces' expected occurrences over all segmentations of the words to `expected`.
+
+    Every probability is taken relative to the best segmentation of the characters before: none is above 1, and sums
+    neither vanish nor overflow.
+    """
+    best, back = np.empty(LONGEST_WORD + 1), np.empty(LONGEST_WORD + 1, np.int32)
+    forward, backward = np.empty(LONGEST_WORD + 1), np.empty(LONGEST_WORD + 1)
+    chances = np.empty(LONGEST_WORD * LONGEST)
+    at = 0
+    for word in range(len(counts)):
+        begin, size, first = starts[word], starts[word + 1] - starts[word], at
+        at = _best_path(begin, size, at, fan, arcs, lengths, scores, -1, best, back)
+        forward[: size + 1] = 0.0
+        forward[0] = 1.0
+        arc = first
+        for j in range(size):
+            for _ in range(fan[begin + j]):
+                end = j + lengths[arcs[arc]]
+                chance = np.exp(best[j] + scores[arcs[arc]] - best[end])
+                chances[arc - first] = chance
+                forward[end] += forward[j] * chance
+                arc += 1
+        backward[size] = counts[word] / forward[size]
+        for j in range(size - 1, -1, -1):
+            total = 0.0
+            for _ in range(fan[begin + j]):
+                arc -= 1
+                share = chances[arc - first] * backward[j + lengths[arcs[arc]]]
+                expected[arcs[arc]] += forward[j] * share
+                total += share
+            backward[j] = total
+
+
+@compiled(float64[::1](int64[::1], uint8[::1], int32[::1], uint8[::1], float64[::1], float64[::1], int64))
+def find_losses(
+    starts: Numbers, fan: Numbers, arcs: Numbers, lengths: Numbers, scores: Numbers, found: Numbers, first: int
+) -> Numbers:
+    """Loss of the text's log-probability without each longer piece, whose best other segmentation then takes its
+    `found` occurrences; -inf where it has none, or that segmentation is the better one. As in SentencePiece."""
+    best, back = np.empty(LONGEST + 1), np.empty(LONGEST + 1, np.int32)
+    losses = np.full(len(starts) - 1, -np.inf)
+    total, at = found.sum(), 0
+    for number in range(len(losses)):
+        piece, end = first + number, starts[number + 1] - starts[number]
+        at = _best_path(starts[number], end, at, fan, arcs, lengths, scores, piece, best, back)
+        if found[piece] == 0.0 or best[end] > scores[piece]:
+            continue
+        others, pieces = 0.0, 0
+        while end > 0:
+            others += np.log(found[back[end]] + found[piece])
+            pieces += 1
+            end -= lengths[back[end]]
+        others -= pieces * np.log(total + found[piece] * (pieces - 1))
+        losses[number] = found[piece] / total * (np.log(found[piece]) - np.log(total) - others)
+    return losses

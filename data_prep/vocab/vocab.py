@@ -1,0 +1,200 @@
+"""Stage `vocab`: a SentencePiece unigram vocabulary from lines sampled by temperature over languages, or more pieces
+for an existing one."""
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from data_prep.filters.clean import Counts
+from data_prep.parallel import on_root
+from data_prep.progress import say
+from data_prep.readers import Input, find_documents
+from data_prep.readers.corpus import TextConfig
+from data_prep.shares import apportion, temperature_shares
+from data_prep.store import Stage, write_file
+from data_prep.vocab.extension import cutting, described, extend, room_in
+from data_prep.vocab.line_sample import SAMPLE, filtered_lines, input_names, read_lines, sample_lines, sampled_inputs
+from data_prep.vocab.model_file import SPECIALS, serialize
+from data_prep.vocab.word_counts import count_words
+from xlme_ds.data.schema import Manifest, write_manifest
+from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
+
+_SETTINGS = ("size", "alpha", "sentences", "seed", "character_coverage")  # those that shape the bytes
+
+
+@dataclass(frozen=True)
+class VocabConfig(TextConfig):
+    """Train a vocabulary, take over an existing SentencePiece model, or extend one by new languages."""
+
+    out: Path
+    """Output folder: sentencepiece.model and manifest.json."""
+    model: Path | None = None
+    """An existing SentencePiece model, such as XLM-R's, to take instead of training one; with text, to extend: its
+    pieces keep their ids, and new ones of the text follow up to --size."""
+    compare: Path | None = None
+    """Folder of text laid out as for --mono, in the languages of the --model that is extended, to see how much its
+    segmentation changes."""
+    size: int = 250002
+    """Ids of the whole vocabulary as the model counts them, <pad> and <mask> included; smaller for small models and
+    corpora."""
+    alpha: float = 0.7
+    """Exponent of the sampling over languages: 1 takes text as it is, 0 gives every language the same; less helps small
+    languages."""
+    sentences: int = 10_000_000
+    """Lines to sample over all languages; a language with fewer than its quota gives all it has, once. Fewer need less
+    memory."""
+    seed: int = 0
+    """Seed of the sample."""
+    character_coverage: float = 0.9995
+    """Share of the sample's characters that get a piece of their own; the rest become <unk>."""
+    processes: int = 1
+    """Worker processes on this machine; the output is the same for any number. Under MPI the ranks work instead."""
+
+    def validate(self) -> None:
+        """Raise ValueError for settings that cannot work."""
+        if self.model is None and not self.names_text:
+            raise ValueError(
+                "no text is given: set --mono, --para or --corpus to train a vocabulary, or --model to take one over"
+            )
+        if self.compare is not None and (self.model is None or not self.names_text):
+            raise ValueError(
+                "--compare is for a vocabulary that is extended: give --model and the new languages' text too"
+            )
+        if self.size < 16 or self.sentences < 1:
+            raise ValueError(f"--size is {self.size} and --sentences {self.sentences}: at least 16 and 1 are needed")
+        if not 0.98 <= self.character_coverage <= 1:
+            raise ValueError(f"--character-coverage is {self.character_coverage}: it must be between 0.98 and 1")
+        temperature_shares([1], self.alpha)
+
+
+def run(config: VocabConfig) -> None:
+    """Write `config.out`. Raises ValueError for settings or inputs that cannot work."""
+    on_root(config.validate)
+    if config.model is None or config.names_text:
+        _train(config)
+    else:
+        source = on_root(partial(Vocabulary, config.model))
+        stage = Stage(config.out, "vocab", {"model": source.sha256})
+        with stage.open():
+            if not stage.finished(config.processes):
+                on_root(lambda: finish_vocabulary(stage, source.path.read_bytes(), {}))
+    on_root(lambda: say_size(config.out))
+
+
+def say_size(out: Path) -> None:
+    """Print how many ids the vocabulary in `out` has."""
+    vocabulary = Vocabulary(out)
+    say(f"{vocabulary.path}: {vocabulary.size:,} ids")
+
+
+def _train(config: VocabConfig) -> None:
+    inputs, text_settings = on_root(lambda: sampled_inputs(config))
+    settings = {name: getattr(config, name) for name in _SETTINGS} | text_settings
+    old = None if config.model is None else on_root(partial(Vocabulary, config.model))
+    compared = [] if config.compare is None else on_root(partial(find_documents, config.compare))
+    if old is not None:
+        on_root(partial(room_in, old.path, config.size))
+        settings |= {"model": old.sha256, "compare": input_names(compared)}
+    stage = Stage(config.out, "vocab", settings)
+
+    def quotas(lines: dict[str, int]) -> dict[str, int]:
+        """m_j^alpha of each language's m_j lines; one with fewer than its quota gives all, once."""
+        shares = apportion(config.sentences, temperature_shares(list(lines.values()), config.alpha))
+        return {code: min(quota, lines[code]) for code, quota in zip(lines, shares, strict=True)}
+
+    with stage.open():
+        if not stage.finished(config.processes):
+            lines, chosen, files = sample_lines(stage, inputs, quotas, config.sentences, config.seed, config.processes)
+            by_language = {
+                code: {
+                    "lines": number,
+                    "sampled": chosen[code],
+                    "share_before": number / sum(lines.values()),
+                    "share_after": chosen[code] / sum(chosen.values()),
+                }
+                for code, number in lines.items()
+            }
+            sentences = read_lines(list(files.values()))
+            if old is None:
+                on_root(lambda: finish_vocabulary(stage, _train_model(sentences, config), by_language))
+            else:
+                on_root(partial(_finish_extended, stage, config, old, files, compared, by_language))
+        on_root(lambda: discard_work(stage, SAMPLE))
+
+
+def _finish_extended(
+    stage: Stage,
+    config: VocabConfig,
+    old: Vocabulary,
+    files: Mapping[str, Path],
+    compared: Sequence[Input],
+    by_language: Mapping[str, Any],
+) -> None:
+    """Extend the old vocabulary, and say how the sampled lines, and those to compare, are cut before and after."""
+    model = extend(old.path, read_lines(list(files.values())), config.size, config.character_coverage)
+    before, changes = old.path.read_bytes(), {}
+    lines = {code: partial(read_lines, [path]) for code, path in files.items()}
+    for code in sorted({source.name for source in compared}):
+        of_code = [source for source in compared if source.name == code]
+        lines[f"{code} of --compare" if code in files else code] = partial(_lines_of, of_code)
+    for code, read in lines.items():
+        cuts = cutting(before, read()), cutting(model, read())
+        changes[code] = dict(zip(("before", "after"), cuts, strict=True))
+        say(described(code, *cuts))
+    finish_vocabulary(stage, model, by_language, {"segmentation": changes})
+
+
+def _lines_of(sources: Sequence[Input]) -> Iterator[str]:
+    return (line for source in sources for (side,) in filtered_lines(source, Counts("lines")) for line in side)
+
+
+def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
+    """Bytes of a SentencePiece unigram model. Raises ValueError when the text does not allow the size asked for."""
+    from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
+
+    size = config.size - len(SPECIALS) - 2  # <pad> and <mask> are ids of the model, not pieces
+    path = UnigramPath(count_words(sentences), config.character_coverage, size)
+    trained = path.at(size).pieces
+    if path.characters > size:
+        raise ValueError(
+            f"--size is {config.size}, but the characters alone need {config.size + path.characters - size}: take "
+            "a larger size, or lower --character-coverage"
+        )
+    if len(trained) < size:
+        raise ValueError(
+            f"--size is {config.size}, but the sampled text allows no more than "
+            f"{config.size + len(trained) - size}: take that, or more text"
+        )
+    return serialize(dict(sorted(trained.items(), key=lambda piece: (-piece[1], piece[0]))))
+
+
+def finish_vocabulary(
+    stage: Stage, model: bytes, by_language: Mapping[str, Any], counts: Mapping[str, Any] | None = None
+) -> None:
+    """Write a SentencePiece model, then the manifest that marks the folder as complete."""
+    path = stage.folder / MODEL_FILE
+    written = write_file(path, model, stage.folder)
+    vocabulary = Vocabulary(path)
+    shard = replace(written, rows=vocabulary.processor.get_piece_size())
+    write_manifest(
+        stage.folder,
+        Manifest(
+            stage.name,
+            stage.settings,
+            vocabulary.size,
+            shard.sha256,
+            tuple(by_language),
+            (shard,),
+            {"by_language": by_language} | dict(counts or {}),
+        ),
+    )
+
+
+def discard_work(stage: Stage, *folders: str) -> None:
+    """Remove the working files of a finished stage: its markers first, for they vouch for the files."""
+    stage.forget_tasks(path.stem for path in (stage.folder / "tasks").glob("*.json"))
+    for folder in folders:
+        shutil.rmtree(stage.folder / folder, ignore_errors=True)

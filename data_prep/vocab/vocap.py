@@ -1,0 +1,221 @@
+"""Stage `vocap`: a vocabulary whose capacity is allocated to languages by what each gains from it (VoCap).
+
+OUT/sentencepiece.model     the merged model, in the same layout as stage `vocab` writes
+OUT/vocap.json, vocap.svg   curves and allocation
+OUT/.curves/<language>/      vocabularies on the curve, until the stage is complete
+
+The objective is VoCap's, max Σ_i q_i^β ALP_i(t_i) (Zheng et al., 2021): on concave curves taking steps by falling slope
+is optimal for every Σ t_i. Languages share pieces, and a shared piece is paid for once: steps are taken until the union
+of the languages' pieces has the size asked for, the last one in part.
+
+In the union, a piece's probability is pooled: p(x) = Σ_i w_i p_i(x), with p_i the probabilities of language i's
+vocabulary over its chosen pieces and w_i its weight in the objective, that is the unigram model of a text drawn with
+those weights.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from data_prep.inspect.stats_plots import svg_figure
+from data_prep.parallel import on_root, run_tasks
+from data_prep.readers.corpus import TextConfig
+from data_prep.shares import temperature_shares
+from data_prep.store import Stage, write_file
+from data_prep.vocab.allocation import Curve, Pieces, allocate, piece_order, pool
+from data_prep.vocab.line_sample import SAMPLE, read_lines, sample_lines, sampled_inputs
+from data_prep.vocab.model_file import SPECIALS, parse, serialize
+from data_prep.vocab.vocab import discard_work, finish_vocabulary, say_size
+from data_prep.vocab.word_counts import WordCounts, thinned_words
+from xlme_ds.io.files import write_json
+
+if TYPE_CHECKING:
+    from data_prep.vocab.unigram import Unigrams
+
+
+_CURVES = ".curves"
+_ROOM = 1.25  # rare pieces are left out at this times the largest size, so that others can be in their place
+_LEAST_COUNT = 2.0  # expected occurrences of a piece longer than a character: a piece used once is memorized
+_MEMORY = 900_000_000  # bytes for the training of a language
+_SETTINGS = ("size", "step", "largest", "shrink", "sentences", "alpha", "beta", "seed", "character_coverage")
+_CURVE, _CHOSEN = "#c3cddc", "#1f5fa8"
+
+
+@dataclass(frozen=True)
+class VocapConfig(TextConfig):
+    """Make a vocabulary by VoCap: a curve a language, greedy allocation, one merged model."""
+
+    out: Path
+    """Output folder: sentencepiece.model, manifest.json, vocap.json and vocap.svg."""
+    size: int = 524_288
+    """Ids of the whole vocabulary as the model counts them, <pad> and <mask> included."""
+    step: int = 1000
+    """Most pieces that a language gets in one turn of the allocation; smaller for a small --size."""
+    largest: int = 50_000
+    """Most pieces that a language can get; smaller for a small --size or little text."""
+    shrink: float = 0.8
+    """Pieces of each vocabulary on a language's curve as a share of the next larger one's; nearer to 1: a finer curve,
+    more time."""
+    sentences: int = 1_000_000
+    """Most lines that are sampled of a language; fewer need less time."""
+    alpha: float = 0.7
+    """Exponent of the language distribution q over the numbers of lines: 1 natural, 0 uniform."""
+    beta: float = 0.7
+    """Exponent of q in the objective Σ q^β ALP: 0 counts every language the same, 1 by its lines."""
+    seed: int = 0
+    """Seed of the choice of lines."""
+    character_coverage: float = 0.9995
+    """Share of each language's characters that get a piece of their own; the rest become <unk>."""
+    processes: int = 1
+    """Worker processes on this machine; the output is the same for any number. Under MPI the ranks work instead."""
+
+    def validate(self) -> None:
+        """Raise ValueError for settings that cannot work."""
+        if min(self.step, self.sentences) < 1 or self.largest < self.step:
+            raise ValueError(
+                f"--step is {self.step}, --largest {self.largest} and --sentences {self.sentences}: they must be "
+                "at least 1, and --largest at least --step"
+            )
+        if not 0.5 <= self.shrink <= 0.98:
+            raise ValueError(f"--shrink is {self.shrink}: it must be between 0.5 (fast) and 0.98 (many points)")
+        if not 0 <= self.beta <= 1:
+            raise ValueError(f"--beta is {self.beta}: it must be between 0 and 1")
+        if self.size < 16:
+            raise ValueError(f"--size is {self.size}: at least 16 ids are needed")
+        if not 0.98 <= self.character_coverage <= 1:
+            raise ValueError(f"--character-coverage is {self.character_coverage}: it must be between 0.98 and 1")
+        temperature_shares([1], self.alpha)
+
+
+def run(config: VocapConfig) -> None:
+    """Write `config.out`. Raises ValueError for settings or inputs that cannot work."""
+    on_root(config.validate)
+    inputs, text_settings = on_root(lambda: sampled_inputs(config))
+    stage = Stage(config.out, "vocap", {name: getattr(config, name) for name in _SETTINGS} | text_settings)
+
+    def quotas(lines: dict[str, int]) -> dict[str, int]:
+        return {code: min(number, config.sentences) for code, number in lines.items()}
+
+    with stage.open():
+        if not stage.finished(config.processes):
+            lines, sizes, chosen = sample_lines(stage, inputs, quotas, config.sentences, config.seed, config.processes)
+            write = partial(_write_curve, stage, config)
+            results = run_tasks(write, list(chosen.items()), list(sizes.values()), config.processes, "curves")
+            on_root(lambda: _merge(stage, config, lines, dict(zip(lines, results, strict=True))))
+        on_root(lambda: discard_work(stage, SAMPLE, _CURVES))
+    on_root(lambda: say_size(config.out))
+
+
+def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> dict[str, Any]:
+    """Write the vocabularies of one language; the result is its curve, smallest first."""
+    code, path = task
+    marker = f"path-{code}"
+    result = stage.task_result(marker)
+    if result is None:
+        text = thinned_words(partial(read_lines, [path]), _MEMORY)
+        points, files = [], []
+        if len(text.words):
+            for point in curve(text, config.largest, config.step, config.shrink, config.character_coverage):
+                points.append((len(point.pieces), point.score / text.sentences))
+                file = _curve_file(stage, code, len(point.pieces))
+                files.append(asdict(write_file(file, serialize(point.pieces), stage.folder)))
+        result = {"curve": points[::-1], "sentences": text.sentences, "words": len(text.words), "files": files}
+        stage.finish_task(marker, result)
+    return result
+
+
+def curve(text: WordCounts, largest: int, least: int, shrink: float, coverage: float) -> Iterator["Unigrams"]:
+    """Nested vocabularies from `largest` pieces by factors of `shrink` to `least` and last the characters, specials not
+    counted; a text that has fewer pieces starts where it can.
+
+    The paper trains fifty vocabularies from nothing; we follow one pruning path, as a training does itself on its way
+    from a million seeds to the size asked for.
+    """
+    from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
+
+    path = UnigramPath(text, coverage, largest)
+    if path.characters >= largest:
+        raise ValueError(
+            f"--largest is too small for a language with {path.characters} characters: take more, or lower "
+            "--character-coverage"
+        )
+    path.at(round(largest * _ROOM), _LEAST_COUNT)
+    first = min(largest, path.size)
+    grid = [round(largest * shrink**k) for k in range(math.ceil(math.log(least / largest, shrink)) + 1)]
+    for size in [first, *(size for size in grid if least <= size < first)]:
+        found = path.at(max(size, path.characters))
+        if path.size > path.characters:
+            yield found
+    yield path.at(path.characters)
+
+
+def _curve_file(stage: Stage, code: str, size: int) -> Path:
+    return stage.folder / _CURVES / code / f"{size}.model"
+
+
+def _merge(stage: Stage, config: VocapConfig, lines: dict[str, int], results: dict[str, dict[str, Any]]) -> None:
+    curves: dict[str, Curve] = {code: result["curve"] for code, result in results.items() if result["curve"]}
+    if not curves:
+        raise ValueError(f"there is no text in the inputs of {stage.folder}: a vocabulary needs some words")
+    shares = dict(zip(lines, map(float, temperature_shares(list(lines.values()), config.alpha)), strict=True))
+    orders = {code: piece_order([_pieces(stage, code, size) for size, _ in curves[code]]) for code in curves}
+    weights = {code: shares[code] ** config.beta for code in curves}
+    pieces = config.size - len(SPECIALS) - 2  # <pad> and <mask> are ids of the vocabulary, not pieces
+    sizes = allocate(orders, curves, weights, config.step, pieces)
+    chosen = {code: _chosen(stage, code, curves[code], orders[code][: sizes[code]]) for code in curves}
+    owners = Counter(piece for pieces in chosen.values() for piece in pieces)
+    by_language = {
+        code: {
+            "lines": lines[code],
+            "sampled": results[code]["sentences"],
+            "share_before": lines[code] / sum(lines.values()),
+            "share_after": shares[code],
+            "pieces": len(chosen[code]),
+            "own_pieces": sum(owners[piece] == 1 for piece in chosen[code]),
+        }
+        for code in chosen
+    }
+    write_json(stage.folder / "vocap.json", {"curves": curves, "by_language": by_language})
+    write_file(stage.folder / "vocap.svg", plot(curves, by_language), stage.folder)
+    finish_vocabulary(stage, serialize(pool(chosen, weights)), by_language)
+
+
+def _pieces(stage: Stage, code: str, size: int) -> Pieces:
+    return parse(_curve_file(stage, code, size).read_bytes())
+
+
+def _chosen(stage: Stage, code: str, curve: Curve, chosen: Sequence[str]) -> Pieces:
+    """The chosen pieces with the probabilities of the smallest vocabulary that has them all."""
+    pieces = _pieces(stage, code, min(size for size, _ in curve if size >= len(chosen)))
+    return {piece: pieces[piece] for piece in chosen}
+
+
+def plot(curves: Mapping[str, Curve], by_language: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """Every language's curve with its size, and sizes against amounts of text: an SVG image, always the same bytes."""
+    with svg_figure((9.6, 4.2), "vocap", "none") as (figure, image):  # text as text is a third of the size
+        left, right = figure.subplots(1, 2)
+        lines = [by_language[code]["lines"] for code in curves]
+        pieces = [by_language[code]["pieces"] for code in curves]
+        at = []
+        for points, chosen in zip(curves.values(), pieces, strict=True):
+            sizes, alps = zip(*points, strict=True)
+            left.plot(sizes, alps, color=_CURVE, linewidth=0.7)
+            at.append(np.interp(chosen, sizes, alps))
+        left.plot(pieces, at, "o", markersize=2.5, color=_CHOSEN)
+        right.plot(lines, pieces, "o", markersize=2.5, color=_CHOSEN)
+        for code, x, y in zip(curves, lines, pieces, strict=True):
+            right.annotate(code, (x, y), fontsize=5, xytext=(2, 1), textcoords="offset points")
+        left.set(
+            xscale="log",
+            xlabel="pieces",
+            ylabel="ALP: mean log-probability of a sentence, nats",
+            title="curves, and the sizes chosen",
+        )
+        right.set(xscale="log", yscale="log", xlabel="lines of text", ylabel="pieces given", title="allocation")
+    return image.getvalue()
