@@ -48,7 +48,7 @@ EXTRAS = {
     "translate": ["sacrebleu>=2.4"],  # BLEU and chrF
     "finetune": ["seqeval>=1.2.2"],  # F1 of entities
     "langid": ["py3langid>=0.4,<0.5"],  # the filter `language`; its model is a file of the package
-    "mteb": ["mteb>=2.26", "sentence-transformers>=5"],  # bench.mteb
+    "mteb": ["mteb>=2.26", "sentence-transformers>=5"],  # bench.peers.mteb
     "mpi": ["mpi4py>=4.1", "mpich>=4.3"],  # the mpich wheel brings mpiexec; on a cluster, its own MPI serves as well
     # model.kernels. torch's CUDA builds bring it; for its CPU builds, where tests and bench.roofline use it, it is 198
     # MB more.

@@ -1,14 +1,14 @@
-"""From text files to arrays of ids, side by side in one run: SentencePiece alone, our whole stage, `datasets.map`.
+"""Compares ways from text files to arrays of ids: SentencePiece alone, our whole stage, `datasets.map`.
 
     python -m bench.tokenize --vocab DIR [--corpus DIR] [--rounds 5] [--json]
 
-* SentencePiece: lines that are in memory already, a call a line, each into an int32 array: the limit.
+* SentencePiece: lines in memory, a call a line, each into an int32 array: the limit.
 * encode: the whole of `data_prep encode`, from compressed files to shards with their checksums, on one MPI rank and on
-  two; neither imports nor the loading of the model are counted.
-* datasets.map: Hugging Face's fast tokenizer with the same model, one process, on the first 0.5 MB of every language;
-  reading the files is not counted. It is compared with encode on that part.
+  two, without imports and the loading of the model.
+* datasets.map: Hugging Face's fast tokenizer with the same model, one process, on the first 0.5 MB of every language,
+  without reading the files. It is compared with encode on that part.
 
-The sides run in turns, several times; a ratio is the median of the turns' ratios. MB are 10^6 bytes of cleaned UTF-8.
+The sides run in turns; a ratio is the median of the turns' ratios. MB are 10^6 bytes of cleaned UTF-8.
 """
 
 import os
@@ -17,7 +17,6 @@ import sys
 if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):  # run as a file: it would hide the library's `tokenize`
     sys.path[0] = os.path.dirname(sys.path[0])
 
-import json
 import lzma
 import shutil
 import statistics
@@ -35,7 +34,7 @@ import numpy as np
 import pyarrow as pa
 import tyro
 
-from bench.workers import ROOT, Figures, listing
+from bench.measure import ROOT, Figures, show
 from data_prep.encode.encode import EncodeConfig
 from data_prep.encode.encode import run as encode
 from data_prep.filters.clean import clean_line
@@ -44,38 +43,47 @@ from data_prep.parallel import barrier, is_root
 from xlme_ds.data.schema import EOS
 from xlme_ds.data.vocabulary import Vocabulary
 
-PART = 500_000  # bytes of text of every language, for the slow side and what it is compared with
-_WARM_LANGUAGES = ("de", "en", "es", "fr", "it", "nl", "pt", "ru")  # a task for every rank, so that each has its model
+PART = 500_000  # bytes of text of every language for `datasets.map`
+_WARM_LANGUAGES = (
+    "de",
+    "en",
+    "es",
+    "fr",
+    "it",
+    "nl",
+    "pt",
+    "ru",
+)  # a task for every rank, so that each loads its model
 _ENDING = ".txt.xz"
 
 
 @dataclass(frozen=True)
 class TokenizeSettings:
-    """What is measured."""
+    """Arguments of the command."""
 
     vocab: Path  # folder of `data_prep vocab`
     corpus: Path = ROOT.parent / "shared/data/corpus"  # folder with mono/<lang>.txt.xz
-    rounds: int = 5  # of which the medians are taken
+    rounds: int = 5  # figures are medians of the rounds
     json: bool = False  # print JSON
     side: tuple[str, ...] = ()  # used by the command itself
 
 
-class Spent(NamedTuple):
-    """Seconds on the clock, and of this process's CPU time, which other work on the machine disturbs less."""
+class Seconds(NamedTuple):
+    """Time by the clock, and of this process's CPU, which other work on the machine disturbs less."""
 
     wall: float
     cpu: float
 
 
-def measured(work: Callable[[], Any]) -> tuple[Spent, Any]:
+def timed(work: Callable[[], Any]) -> tuple[Seconds, Any]:
     """The time of `work`, and its result."""
     wall, cpu = time.perf_counter(), time.process_time()
     result = work()
-    return Spent(time.perf_counter() - wall, time.process_time() - cpu), result
+    return Seconds(time.perf_counter() - wall, time.process_time() - cpu), result
 
 
 def corpus_files(mono: Path) -> dict[str, list[Path]]:
-    """The files of a folder by language. Raises ValueError when there are none."""
+    """The files of a folder by language. Raises ValueError if it has none."""
     files: dict[str, list[Path]] = {}
     for path in sorted(mono.glob(f"*{_ENDING}")):
         files.setdefault(canonical(path.name.removesuffix(_ENDING)), []).append(path)
@@ -98,14 +106,13 @@ def documents_of(path: Path) -> list[list[str]]:
 
 
 def mismatches(documents: Sequence[Sequence[np.ndarray]], folder: Path) -> int:
-    """Lines whose ids in the shards of `folder` are not the given ones: SentencePiece's, of each line of each
-    document."""
+    """Lines whose ids in the shards of `folder` differ from SentencePiece's ids of each line of each document."""
     shards = [pa.ipc.open_file(pa.memory_map(str(path))).read_all() for path in sorted(folder.glob("*.arrow"))]
-    found = [list_.values.to_numpy() for table in shards for list_ in table.column("tokens")]
+    stored = [list_.values.to_numpy() for table in shards for list_ in table.column("tokens")]
     end = np.array([EOS], dtype=np.int32)
-    wanted = [[Vocabulary.from_pieces(ids) for ids in lines] for lines in documents if any(map(len, lines))]
-    wrong = sum(len(lines) for lines in wanted[len(found) :]) + max(len(found) - len(wanted), 0)
-    for lines, ids in zip(wanted, found, strict=False):
+    expected = [[Vocabulary.from_pieces(ids) for ids in lines] for lines in documents if any(map(len, lines))]
+    wrong = sum(len(lines) for lines in expected[len(stored) :]) + max(len(stored) - len(expected), 0)
+    for lines, ids in zip(expected, stored, strict=False):
         if not np.array_equal(np.concatenate([*lines, end]), ids):
             parts = np.split(ids, np.cumsum([len(line) for line in lines]))[: len(lines)]
             wrong += max(sum(not np.array_equal(a, b) for a, b in zip(lines, parts, strict=True)), 1)
@@ -113,11 +120,10 @@ def mismatches(documents: Sequence[Sequence[np.ndarray]], folder: Path) -> int:
 
 
 class TokenizeBench:
-    """One corpus in memory, one vocabulary, and a scratch folder."""
+    """A corpus in memory, a vocabulary, and a scratch folder."""
 
     def __init__(self, settings: TokenizeSettings, scratch: Path):
-        self.settings, self.scratch = settings, scratch
-        self.mono = settings.corpus / "mono"
+        self.vocab, self.mono, self.scratch = settings.vocab, settings.corpus / "mono", scratch
         self.vocabulary = Vocabulary(settings.vocab)
         self.documents = {
             language: [document for path in paths for document in documents_of(path)]
@@ -134,45 +140,45 @@ class TokenizeBench:
             text = "All human beings are born free and equal in dignity and rights.\n"
             (scratch / "warm" / f"{code}.txt").write_text(text)
 
-    def round(self, first: bool) -> dict[str, Spent]:
-        """The times of every side, once; in the first round every line's ids are compared with the shards'."""
+    def round(self, compare: bool) -> dict[str, Seconds]:
+        """Run every side once; with `compare` every line's ids are compared with the shards'."""
         encode_one = self.vocabulary.processor.encode
-        alone, ids = measured(lambda: [np.array(encode_one(line), dtype=np.int32) for line in self.lines])
-        found = {"sentencepiece": alone, "encode, one rank": self._encode(self.mono, ranks=1)}
-        if first:
-            each = iter(ids)
+        alone, ids = timed(lambda: [np.array(encode_one(line), dtype=np.int32) for line in self.lines])
+        seconds = {"sentencepiece": alone, "encode, one rank": self._encode(self.mono, ranks=1)}
+        if compare:
+            next_ids = iter(ids)
             for language, documents in self.documents.items():
-                alike = [[next(each) for _ in document] for document in documents]
-                self.mismatches += mismatches(alike, self.scratch / "encoded/mono" / language)
-        found["encode, two ranks"] = self._encode(self.mono, ranks=2)
-        found["encode, part"] = self._encode(self.scratch / "part", ranks=1)
+                by_document = [[next(next_ids) for _ in document] for document in documents]
+                self.mismatches += mismatches(by_document, self.scratch / "encoded/mono" / language)
+        seconds["encode, two ranks"] = self._encode(self.mono, ranks=2)
+        seconds["encode, part"] = self._encode(self.scratch / "part", ranks=1)
         shutil.rmtree(self.scratch / "hugging_face", ignore_errors=True)
-        found["datasets.map"] = self._child([], "hugging_face", self.scratch / "part", self.scratch / "hugging_face")
-        return found
+        seconds["datasets.map"] = self._child([], "map", self.scratch / "part", self.scratch / "hugging_face")
+        return seconds
 
-    def _encode(self, mono: Path, ranks: int) -> Spent:
-        """The stage on MPI ranks, with the launcher of this environment first."""
-        places = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        mpiexec = shutil.which("mpiexec", path=places)
+    def _encode(self, mono: Path, ranks: int) -> Seconds:
+        """Run the stage on MPI ranks, with the launcher of this environment first."""
+        mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
         if mpiexec is None:
             raise ValueError("there is no mpiexec: install the extra mpi, or load the cluster's MPI")
         for old in ("encoded", "warmed"):
             shutil.rmtree(self.scratch / old, ignore_errors=True)
         return self._child([mpiexec, "-n", str(ranks)], "encode", mono, self.scratch / "encoded")
 
-    def _child(self, launcher: list[str], *side: str | Path) -> Spent:
-        """Run one side in a process of its own; its last line of output has its times."""
-        command = [*launcher, sys.executable, "-m", "bench.tokenize", "--vocab", str(self.settings.vocab), "--side"]
-        command += map(str, side)
+    def _child(self, launcher: list[str], *side: str | Path) -> Seconds:
+        """Run one side in its own process; the last line of its output has its times."""
+        command = [*launcher, sys.executable, "-m", "bench.tokenize", "--vocab", str(self.vocab), "--side"]
         one_thread = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-        done = subprocess.run(command, cwd=ROOT, env=os.environ | one_thread | offline, capture_output=True, text=True)
+        done = subprocess.run(
+            [*command, *map(str, side)], cwd=ROOT, env=os.environ | one_thread | offline, capture_output=True, text=True
+        )
         if done.returncode:
             raise ValueError(f"{' '.join(map(str, side))} ended with code {done.returncode}: {done.stderr.strip()}")
-        return Spent(*map(float, done.stdout.splitlines()[-1].split()))
+        return Seconds(*map(float, done.stdout.splitlines()[-1].split()))
 
 
-def encode_side(vocab: Path, mono: Path, out: Path) -> Spent:
+def encode_side(vocab: Path, mono: Path, out: Path) -> Seconds:
     """Stage encode on the MPI ranks of this launch."""
     encode(EncodeConfig(vocab=vocab, out=out.parent / "warmed", mono=out.parent / "warm"))  # loads the model
     barrier()
@@ -181,10 +187,10 @@ def encode_side(vocab: Path, mono: Path, out: Path) -> Spent:
         encode(EncodeConfig(vocab=vocab, out=out, mono=mono))
         barrier()
 
-    return measured(work)[0]
+    return timed(work)[0]
 
 
-def hugging_face_side(vocab: Path, text: Path, folder: Path) -> Spent:
+def map_side(vocab: Path, text: Path, folder: Path) -> Seconds:
     """`datasets.map` with the fast tokenizer over the plain files of `text`, in one process and thread."""
     from datasets import load_dataset
     from transformers import XLMRobertaTokenizer
@@ -200,18 +206,18 @@ def hugging_face_side(vocab: Path, text: Path, folder: Path) -> Spent:
         return {"tokens": tokenizer(batch["text"], add_special_tokens=False, return_attention_mask=False)["input_ids"]}
 
     ids({"text": ["warm"]})
-    return measured(lambda: lines.map(ids, batched=True, remove_columns=["text"]))[0]
+    return timed(lambda: lines.map(ids, batched=True, remove_columns=["text"]))[0]
 
 
-def summary(bench: TokenizeBench, rounds: Sequence[dict[str, Spent]]) -> Figures:
-    """The figures of the run."""
+def summary(bench: TokenizeBench, rounds: Sequence[dict[str, Seconds]]) -> Figures:
+    """Ratios and rates over the rounds, and the size of the corpus."""
 
     def ratio(slower: str, faster: str, clock: int = 0) -> float:
-        return round(statistics.median(found[slower][clock] / found[faster][clock] for found in rounds), 3)
+        return round(statistics.median(seconds[slower][clock] / seconds[faster][clock] for seconds in rounds), 3)
 
     def speed(side: str) -> float:
         size = bench.part_bytes if side in ("encode, part", "datasets.map") else bench.bytes
-        return round(statistics.median(size / 1e6 / found[side].wall for found in rounds), 3)
+        return round(statistics.median(size / 1e6 / seconds[side].wall for seconds in rounds), 3)
 
     return {
         "mismatches": bench.mismatches,
@@ -233,19 +239,19 @@ def main() -> None:
     settings = tyro.cli(TokenizeSettings, description=__doc__)
     if settings.side:
         side, source, out = settings.side
-        spent = (encode_side if side == "encode" else hugging_face_side)(settings.vocab, Path(source), Path(out))
+        seconds = (encode_side if side == "encode" else map_side)(settings.vocab, Path(source), Path(out))
         if is_root():
-            print(*spent, flush=True)
+            print(*seconds, flush=True)
         return
     load = round(os.getloadavg()[0], 2)
     try:
         with tempfile.TemporaryDirectory() as scratch, redirect_stdout(sys.stderr):
             bench = TokenizeBench(settings, Path(scratch))
-            rounds = [bench.round(first=not number) for number in range(settings.rounds)]
+            rounds = [bench.round(compare=not number) for number in range(settings.rounds)]
             figures = summary(bench, rounds) | {"load_before": load}
     except ValueError as error:
         sys.exit(f"bench.tokenize: error: {error}")
-    print(json.dumps(figures, indent=1) if settings.json else listing(figures))
+    show(figures, settings.json)
 
 
 if __name__ == "__main__":

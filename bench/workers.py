@@ -1,74 +1,92 @@
-"""A process that a bench asks for one measurement after the other; the memory of a process."""
+"""Processes that measure one case after the other: a line of JSON asks, lines of JSON answer, an empty object ends."""
 
+import contextlib
 import json
 import os
+import queue
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-Figures = dict[str, Any]
-
-
-def memory(field: str) -> int:
-    """A field of this process's /proc status, in bytes: VmRSS is its resident memory now, VmHWM the peak."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise ValueError(f"/proc/self/status has no {field}: this measurement needs Linux")
+from bench.measure import ROOT, Figures
 
 
 class Worker:
-    """A process of `python -m MODULE WORDS`, which answers every line of JSON with a line."""
+    """A process of `python -m MODULE ARGUMENTS`, which calls `answer`."""
 
-    def __init__(self, module: str, *words: str):
-        self.name = f"{module} {' '.join(words)}"
-        command = [sys.executable, "-W", "ignore", "-m", module, *words]
-        variables = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}
+    def __init__(self, module: str, *arguments: str, **environment: str):
         self.process = subprocess.Popen(
-            command, cwd=ROOT, text=True, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        self._answer()
+            [sys.executable, "-W", "ignore", "-m", module, *arguments], cwd=ROOT, text=True, start_new_session=True,
+            env=os.environ | environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        self.answers: queue.Queue[str] = queue.Queue()
+        self.loaded = False
+        threading.Thread(target=self._listen, daemon=True).start()
 
-    def ask(self, asked: Any = None) -> Figures:
-        """Send one line; the answer."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(asked) + "\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> Figures:
+    def _listen(self) -> None:
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            sys.exit(f"error: the process {self.name} ended: see above")
-        answer: Figures = json.loads(line)
-        return answer
+        for line in self.process.stdout:
+            self.answers.put(line)
+        self.answers.put("")
 
-    def close(self) -> None:
-        """End its input, and wait until it has ended."""
-        self.process.communicate()
+    def load(self, seconds: float) -> None:
+        """Wait at most so long until the process has loaded what it needs."""
+        with contextlib.suppress(queue.Empty):
+            self.loaded = self.loaded or self.answers.get(timeout=max(seconds, 0.01)) != ""
+
+    def rows(self, case: Any, seconds: float) -> Iterator[Figures]:
+        """The rows of a case as they come; if the process fails or takes longer, the last row has `failed`."""
+        assert self.process.stdin is not None
+        if not self.loaded:
+            yield {"failed": "the process of the case did not load"}
+            return
+        until = time.monotonic() + seconds
+        try:
+            self.process.stdin.write(json.dumps(case) + "\n")
+            self.process.stdin.flush()
+            while line := self.answers.get(timeout=max(until - time.monotonic(), 0.01)):
+                row: Figures = json.loads(line)
+                if not row:
+                    return
+                yield row
+            yield {"failed": f"the process ended with code {self.process.wait()}"}
+        except queue.Empty:
+            yield {"failed": f"no end after {seconds:.0f} s"}
+        except BrokenPipeError:
+            yield {"failed": f"the process ended with code {self.process.wait()} before this case"}
+
+    def ask(self, case: Any = None) -> Figures:
+        """The one row of a case; ends the program if the process fails."""
+        self.load(600)
+        (row,) = self.rows(case, 3600)
+        if "failed" in row:
+            sys.exit(f"error: {' '.join(map(str, self.process.args))}: {row['failed']}")  # type: ignore[arg-type]
+        return row
+
+    def close(self, kill: bool = False) -> None:
+        """End the process and its children; returns when they hold no memory."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(subprocess.TimeoutExpired, BrokenPipeError):
+            self.process.stdin.close()
+            self.process.wait(0 if kill else 10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
-def answer(prepare: Callable[[], Callable[[Any], Figures]]) -> None:
-    """The other side: answer every line of the standard input by the function that `prepare` returns."""
+def answer(prepare: Callable[[], Callable[[Any], Iterable[Figures]]]) -> None:
+    """Answer each line of the standard input with the rows that the function made by `prepare` returns for it."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print goes to the standard error
-    respond = prepare()
+    rows_of = prepare()
     print("{}", file=answers, flush=True)
     for line in sys.stdin:
-        print(json.dumps(respond(json.loads(line))), file=answers, flush=True)
-
-
-def listing(figures: Figures, indent: str = "") -> str:
-    """Name by name, for people."""
-    lines = []
-    for name, value in figures.items():
-        if isinstance(value, dict):
-            lines += [f"{indent}{name}", listing(value, indent + "  ")]
-        else:
-            shown = format(value, ",.5g") if isinstance(value, float) else str(value)
-            lines.append(f"{indent}{name:<{44 - len(indent)}}{shown:>12}")
-    return "\n".join(lines)
+        for row in rows_of(json.loads(line)):
+            print(json.dumps(row), file=answers, flush=True)
+        print("{}", file=answers, flush=True)
+    answers.flush()
+    os._exit(0)  # at once: the next case waits for the memory

@@ -1,14 +1,14 @@
-"""Real steps of a model that is larger than the machine: built, trained, saved, loaded again, trained on.
+"""Takes real steps of a model that is larger than the machine: builds, trains, saves, loads, and trains on.
 
     python -m bench.xl_step --out DIR [--data DIR] [--recipe xl_zero3] [--section.key value ...]
 
-Weights and optimizer state wait on the disk (ZeRO-3 with NVMe offload), so XL's 2.4B parameters train in less than 20
-GB of memory. One process takes two steps, saves, and takes a third; a new one loads the checkpoint, compares the loss
-of the probe batch, and takes the same third step, whose loss and gradient norm must be the same. Both print what they
-do with the time, the memory in use and its peak.
+Weights and optimizer state are on the disk (ZeRO-3 with NVMe offload), so XL's 2.4B parameters train in less than 20 GB
+of memory. One process takes two steps, saves, and takes a third; a new one loads the checkpoint, compares the loss of
+the probe batch, and takes the same third step, which must have the same loss and gradient norm. Both print the time,
+the memory in use, its peak and the disk.
 
-The rows are real text: without `--data` of the sample corpus. They may be of any vocabulary up to the model's; the
-softmax is over all of the model's.
+Without `--data` the rows are of the sample corpus. Their vocabulary may be smaller than the model's; the softmax is
+over all of the model's.
 """
 
 import json
@@ -23,7 +23,7 @@ from typing import Annotated
 
 import tyro
 
-from bench.workers import memory
+from bench.measure import memory, stamp
 from xlme_ds.cli import fail, parse
 from xlme_ds.config import DataConfig, EngineConfig, RunConfig
 from xlme_ds.counting import count_parameters
@@ -33,16 +33,15 @@ from xlme_ds.validate import validate
 
 STEPS = 3
 SAVED_AFTER = 2
-# Bytes a parameter: weights (2), master weights, moments and gradients (16) in the swap folder, the checkpoint (12).
-_SWAP, _CHECKPOINT = 18, 12
+_BYTES = 18 + 12  # a parameter: weights, master weights, moments and gradients in the swap folder; the checkpoint
 _BLOCKS = 16  # of the embedding: XL's are then as large as the buffers of ds_configs/zero3_offload.json
-_TOLERANCE = 1e-3  # relative, for weights whose bf16 values are those of the saved float32 ones
-_LEARNING_RATE = 1e-5  # where the published warm-up is after 200 steps
+_TOLERANCE = 1e-3  # relative: loaded bf16 weights are rounded from the saved float32 ones
+_LEARNING_RATE = 1e-5  # that of step 200 of the published warm-up
 
 
 @dataclass(frozen=True)
 class XlStepArguments:
-    """What is run."""
+    """Arguments of the command."""
 
     out: Path  # folder for the swap files and the checkpoint; both are removed at the end
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
@@ -52,22 +51,15 @@ class XlStepArguments:
 
 
 def small(run: RunConfig, folder: Path) -> RunConfig:
-    """`run` with the smallest batch, and everything that can wait on the disk below `folder`."""
+    """`run` with the smallest batch, and weights and state on the disk below `folder`."""
     engine = EngineConfig(
-        deepspeed="zero3_offload",
-        precision="bf16",
-        gradient_precision="bf16",
-        offload_optimizer="nvme",
-        offload_parameters="nvme",
-        nvme_folder=str(folder / "swap"),
-    )
+        deepspeed="zero3_offload", precision="bf16", gradient_precision="bf16", offload_optimizer="nvme",
+        offload_parameters="nvme", nvme_folder=str(folder / "swap"),
+    )  # fmt: skip
+    chunk, blocks = min(run.model.head_chunk, 4096), max(run.model.vocabulary_blocks, _BLOCKS)
     return replace(
         run,
-        model=replace(
-            run.model,
-            head_chunk=min(run.model.head_chunk, 4096),
-            vocabulary_blocks=max(run.model.vocabulary_blocks, _BLOCKS),
-        ),
+        model=replace(run.model, head_chunk=chunk, vocabulary_blocks=blocks),
         data=DataConfig(1, 1, micro_batch=1),
         engine=engine,
         train=replace(run.train, steps=STEPS),
@@ -76,7 +68,7 @@ def small(run: RunConfig, folder: Path) -> RunConfig:
 
 
 def sample_rows(folder: Path, row_tokens: int) -> Path:
-    """Rows of the sample corpus, made as the quickstart makes them."""
+    """Rows of the sample corpus, made as in the quickstart."""
     rows = folder / "rows"
     last = f"mix --encoded {folder}/encoded/train --vocab {folder}/vocab --out {rows} --row-tokens {row_tokens}"
     stages = [*preparation(folder, processes=2)[:3], [*last.split(), "--mono-rows", "16", "--para-rows", "16"]]
@@ -86,7 +78,7 @@ def sample_rows(folder: Path, row_tokens: int) -> Path:
 
 
 def work(config: RunConfig, data: Path, out: Path, first: bool) -> tuple[float, float]:
-    """Loss and gradient norm of the last step, after the steps that this process takes."""
+    """Take the steps of one process; returns loss and gradient norm of the last."""
     from xlme_ds.checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints
     from xlme_ds.data.loader import Loader
     from xlme_ds.engine.build import build_engine, resolve_precision
@@ -95,24 +87,23 @@ def work(config: RunConfig, data: Path, out: Path, first: bool) -> tuple[float, 
 
     begin = time.perf_counter()
 
-    def say(what: str) -> None:
+    def say(message: str) -> None:
         now, peak = (memory(key) / 2**30 for key in ("VmRSS", "VmHWM"))
         disk = sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 2**30
         seconds = time.perf_counter() - begin
-        print(f"{seconds:7.1f} s  {now:5.2f} GiB, peak {peak:5.2f}  disk {disk:5.1f} GiB  {what}", flush=True)
+        print(f"{seconds:7.1f} s  {now:5.2f} GiB, peak {peak:5.2f}  disk {disk:5.1f} GiB  {message}", flush=True)
 
     with process_group(config.engine) as (rank, world):
         assert (rank, world) == (0, 1)
         loader = Loader(data, config.data, config.seed, config.objective.mask_fraction)
         engine = build_engine(config, loader, None)
         checkpoints = Checkpoints(out, keep_last=1, keep_every=0, buffer_bytes=1 << 28)
+        state, start = {"fingerprints": loader.fingerprints}, 0
         say("the model is built")
-        start = 0
         if not first:
             newest, complaints = checkpoints.newest()
             assert newest is not None, complaints
-            tolerance = PROBE_TOLERANCE[resolve_precision(config.engine)]
-            start = checkpoints.load(engine, newest, {"fingerprints": loader.fingerprints}, tolerance)
+            start = checkpoints.load(engine, newest, state, PROBE_TOLERANCE[resolve_precision(config.engine)])
             say(f"loaded after step {start}, the probe's loss is the stored one")
         loss = norm = 0.0
         for step in range(start, STEPS):
@@ -120,31 +111,29 @@ def work(config: RunConfig, data: Path, out: Path, first: bool) -> tuple[float, 
             loss, norm = stats.metrics["loss"], stats.gradient_norm
             say(f"step {step + 1}: loss {loss:.6f}, gradient norm {norm:.4f}")
             if step + 1 == SAVED_AFTER and first:
-                checkpoints.save(engine, step + 1, {"fingerprints": loader.fingerprints})
+                checkpoints.save(engine, step + 1, state)
                 checkpoints.wait(engine)
                 say("saved")
     return loss, norm
 
 
 def both(arguments: list[str], run: RunConfig, out: Path) -> dict[str, tuple[float, float]]:
-    """Run the two processes one after the other, and compare the step that both took."""
+    """Run the two processes one after the other; returns loss and gradient norm of the step that both took."""
     parameters = count_parameters(run)["trained_total"]
-    needed = parameters * (_SWAP + _CHECKPOINT)
+    needed, mark = parameters * _BYTES, out / ".xl_step"
     out.mkdir(parents=True, exist_ok=True)
-    ours = out / ".xl_step"
-    if not ours.exists() and any((out / name).exists() for name in ("swap", "checkpoints")):
+    if not mark.exists() and any((out / name).exists() for name in ("swap", "checkpoints")):
         raise ValueError(
             f"{out} has a swap or checkpoints that are not of this measurement, which would delete them: "
             "name another --out"
         )
-    ours.touch()
+    mark.touch()
     free = shutil.disk_usage(out).free
-    print(
-        f"{parameters / 1e9:.3f}B parameters; {needed / 1e9:.0f} GB of disk needed, {free / 1e9:.0f} free", flush=True
-    )
+    disk = f"{needed / 1e9:.0f} GB of disk needed, {free / 1e9:.0f} free"
+    print(f"{parameters / 1e9:.3f}B parameters; {disk}; {', '.join(stamp().values())}", flush=True)
     if free < needed:
         raise ValueError(f"{out} has {free / 1e9:.0f} GB free, {needed / 1e9:.0f} are needed: name another --out")
-    found = {}
+    results = {}
     for part in ("first", "second"):
         shutil.rmtree(out / "swap", ignore_errors=True)
         (out / "swap").mkdir()
@@ -153,17 +142,17 @@ def both(arguments: list[str], run: RunConfig, out: Path) -> dict[str, tuple[flo
         done = subprocess.run(command, env=os.environ | {"DS_ACCELERATOR": "cpu"})
         if done.returncode:
             raise ValueError(f"the {part} process ended with code {done.returncode}")
-        found[part] = tuple(json.loads((out / f"{part}.json").read_text()))
+        results[part] = tuple(json.loads((out / f"{part}.json").read_text()))
     shutil.rmtree(out / "swap")
     shutil.rmtree(out / "checkpoints")
-    return found
+    return results
 
 
 def main() -> None:
     """Run both processes, or one of them."""
-    given = sys.argv[1:] if "--recipe" in sys.argv else ["--recipe", "xl_zero3", *sys.argv[1:]]
+    arguments = sys.argv[1:] if "--recipe" in sys.argv else ["--recipe", "xl_zero3", *sys.argv[1:]]
     try:
-        command = parse("python -m bench.xl_step", XlStepArguments, __doc__ or "", given)
+        command = parse("python -m bench.xl_step", XlStepArguments, __doc__ or "", arguments)
         run = validate(small(command.run, command.out))
         if command.part:
             assert command.data_folder is not None
@@ -171,15 +160,14 @@ def main() -> None:
             (command.out / f"{command.part}.json").write_text(json.dumps(last))
             return
         if command.data_folder is None:
-            given += ["--data", str(sample_rows(command.out / "data", run.model.max_positions))]
-        third = both(given, run, command.out)
+            arguments += ["--data", str(sample_rows(command.out / "data", run.model.max_positions))]
+        results = both(arguments, run, command.out)
     except ValueError as error:
         fail("bench.xl_step", error)
-    for number, what in enumerate(("loss", "gradient norm")):
-        ours, theirs = third["first"][number], third["second"][number]
-        print(f"step {STEPS}: {what} {ours:.6f} without a stop, {theirs:.6f} after loading")
+    for name, ours, theirs in zip(("loss", "gradient norm"), results["first"], results["second"], strict=True):
+        print(f"step {STEPS}: {name} {ours:.6f} without a stop, {theirs:.6f} after loading")
         if not abs(theirs - ours) <= _TOLERANCE * abs(ours):
-            sys.exit(f"bench.xl_step: error: the third steps' {what} differs by {abs(theirs - ours) / abs(ours):.1e}")
+            sys.exit(f"bench.xl_step: error: the third steps' {name} differs by {abs(theirs - ours) / abs(ours):.1e}")
 
 
 if __name__ == "__main__":

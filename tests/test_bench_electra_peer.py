@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.electra_peer import Peer, main
+from bench.peers.electra import Peer, main
 from tests.engine.worker import tiny
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.engine.build import build_engine, open_data
@@ -46,6 +46,6 @@ def test_losses_and_weights_are_the_same(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     "other", [dict(relative_bias="gated"), dict(z_loss=1e-4), dict(dropout=0.1), dict(vocabulary_blocks=3)]
 )
-def test_another_model_is_refused(other: dict[str, Any]) -> None:
+def test_another_model_is_an_error(other: dict[str, Any]) -> None:
     with pytest.raises(SystemExit, match="no relative bias: name a run of electra with"):
         Peer(tiny({"kind": "plain"}, 4, **(LIKE_THEIRS | other)))

@@ -1,4 +1,4 @@
-"""bench/gpu.py on the CPU: the same program with tiny sizes, without what a foreign machine may lack."""
+"""bench.gpu on the CPU with tiny sizes, and without libraries that another machine may lack."""
 
 import json
 import os
@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import gpu
-from bench.gpu_parity import CASES, parity
-from bench.gpu_steps import Device
+from bench.gpu import __main__ as gpu
+from bench.gpu.parity import CASES, parity
+from bench.gpu.steps import Device
 from bench.synthetic import synthetic_batch
 from tests.launch import environment
 from xlme_ds.data.schema import EOS, PAD
@@ -35,7 +35,7 @@ FOREIGN = (
 
 
 def measured(out: Path, *flags: str, first: str = "", code: int = 0) -> dict:
-    """The figures of a quick run; every process of it runs the lines `first` before all others."""
+    """The figures of a quick run; each of its processes first runs the lines of `first`."""
     (out / "sitecustomize.py").write_text(first)
     done = subprocess.run(
         [sys.executable, "-m", "bench.gpu", "--device", "cpu", "--quick", "--json", "--out", str(out / "out"), *flags],
@@ -101,22 +101,22 @@ def test_nan_is_no_parity() -> None:
     assert not parity(case, CPU, "fp32")["ok"] and parity(case, CPU, "bf16")["ok"]
 
 
-# In place of what a GPU does wrong: of ten comparisons one hangs, one fails and one crashes.
+# Faults of a GPU, simulated: of ten comparisons one hangs, one fails and one crashes.
 FAULTS = """
 import sys
-if "bench.gpu_worker" in sys.orig_argv:
-    import os, time, torch, bench.gpu_parity
+if "bench.gpu.worker" in sys.orig_argv:
+    import os, time, torch, bench.gpu.parity
     def broken(): raise RuntimeError("an illegal memory access was encountered")
     def in_bf16(right, wrong):
         return lambda device, dtype: wrong() if dtype == torch.bfloat16 else right(device, dtype)
     faults = {"relative position table": lambda: time.sleep(600), "token lookup": broken, "whole model": os.abort}
-    bench.gpu_parity.CASES |= {name: in_bf16(bench.gpu_parity.CASES[name], wrong) for name, wrong in faults.items()}
+    bench.gpu.parity.CASES |= {name: in_bf16(bench.gpu.parity.CASES[name], wrong) for name, wrong in faults.items()}
 """
 
 
 def test_a_case_that_hangs_fails_or_crashes_costs_no_other(tmp_path: Path) -> None:
-    found = measured(tmp_path, "--sections", "parity", "--patience", "0.1", first=FAULTS, code=1)
-    got = {(case["case"], case["dtype"]): case.get("failed", case.get("ok")) for case in found["parity"]}
+    figures = measured(tmp_path, "--sections", "parity", "--patience", "0.1", first=FAULTS, code=1)
+    got = {(case["case"], case["dtype"]): case.get("failed", case.get("ok")) for case in figures["parity"]}
     assert got.pop(("relative position table", "bf16")) == "no end after 6 s"
     assert got.pop(("token lookup", "bf16")) == "RuntimeError: an illegal memory access was encountered"
     assert got.pop(("whole model", "bf16")) == "the process ended with code -6"

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from bench import loader as bench
-from bench.loader import OURS, PEERS, in_training_order, our_batches, peer_batch, race
+from bench.loader import OURS, in_training_order, our_batches, race
+from bench.peers.loaders import PEERS, peer_batch
 from tests.rows import write_data
 from xlme_ds.data.schema import PAD, UNK
 
@@ -32,12 +33,12 @@ def test_a_quick_run_has_its_figures(tmp_path: Path) -> None:
     assert figures["rows"] == 512
     contenders = figures["contenders"]
     assert set(contenders) == {OURS} | set(PEERS) - set(figures["left_out"])
-    for name, words in figures["left_out"].items():
-        assert "pip install" in words and PEERS[name].missing() == words
+    for name, reason in figures["left_out"].items():
+        assert "pip install" in reason and PEERS[name].missing() == reason
     for kinds in contenders.values():
         assert 0 < kinds["lean"]["masked_per_row"] < 0.2 * 512
         assert kinds["bare"]["rows_per_s"] > 0 < kinds["lean"]["first_batch_ms"]
-    peers = [found["lean"]["rows_per_s"] for name, found in contenders.items() if name != OURS]
+    peers = [kinds["lean"]["rows_per_s"] for name, kinds in contenders.items() if name != OURS]
     assert (figures["ratio_vs_best_peer"] is None) == (not peers)
     if peers:
         expected = contenders[OURS]["lean"]["rows_per_s"] / max(peers)
@@ -46,7 +47,7 @@ def test_a_quick_run_has_its_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_a_peer_gives_our_batches(data: Path, tmp_path: Path, name: str) -> None:
+def test_a_peer_makes_our_batches(data: Path, tmp_path: Path, name: str) -> None:
     if why := PEERS[name].missing():
         pytest.skip(why)
     folder = tmp_path / "peer"
@@ -57,8 +58,8 @@ def test_a_peer_gives_our_batches(data: Path, tmp_path: Path, name: str) -> None
         for part in (0, 2, 3):
             assert torch.equal(one[part], other[part])
     for kind in ("bare", "customary"):
-        found = torch.cat([batch[0] for batch in PEERS[name].batches(folder, kind)])
-        assert torch.equal(found, torch.cat([batch[0] for batch in ours]))
+        ids = torch.cat([batch[0] for batch in PEERS[name].batches(folder, kind)])
+        assert torch.equal(ids, torch.cat([batch[0] for batch in ours]))
 
 
 def test_positions_and_segments_of_a_peer_are_ours(data: Path) -> None:
@@ -78,7 +79,7 @@ def test_masks_of_peers_spare_special_tokens(kind: str) -> None:
     assert (ids.ravel()[masked] > UNK).all() and 0.1 < len(masked) / (ids > UNK).sum() < 0.2
 
 
-def test_other_rows_are_refused(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_rows_are_an_error(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = bench.our_batches
 
     def wrong(*arguments):  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""The counted step: what it counts against numbers of other origin, and what a step on a GPU must not do."""
+"""The counted step agrees with measured and hand-counted numbers, and never waits for the GPU inside a pass."""
 
 import importlib.util
 import json
@@ -20,11 +20,11 @@ pytestmark = [
 COUNT = """
 import json, os, sys
 from dataclasses import replace
-import bench.roofline
+import bench.roofline.__main__ as roofline
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from bench.counted import GPUS, Counter
-from bench.roofline import Settings, figures
+from bench.roofline.counted import GPUS, Counter
+from bench.roofline.__main__ import Settings, figures
 from xlme_ds.recipes import recipe
 from xlme_ds.objectives.electra import ElectraObjective
 
@@ -47,15 +47,15 @@ def product(offset):
 
 class Reads(ElectraObjective):
     def sums(self, output, batch):
-        found = super().sums(output, batch)
-        assert found.sum().item() == 0
-        return found
+        losses = super().sums(output, batch)
+        assert losses.sum().item() == 0
+        return losses
 
 for line in sys.stdin.read().splitlines():
     case, child = json.loads(line), os.fork()  # DeepSpeed knows one process group in a process
     if child == 0:
         if case.pop("reads", False):
-            bench.roofline.objective_of = Reads
+            roofline.objective_of = Reads
         print(json.dumps(product(**case) if "offset" in case else counted(**case)), flush=True)
         os._exit(0)
     if os.waitpid(child, 0)[1]:
@@ -91,13 +91,13 @@ def counted() -> dict[str, dict[str, Any]]:
         [sys.executable, "-c", COUNT], input=lines, cwd=ROOT, env=environment(), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return dict(zip(CASES, found, strict=True))
+    figures = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return dict(zip(CASES, figures, strict=True))
 
 
-def waits_in_passes(found: dict[str, Any]) -> list[str]:
+def waits_in_passes(figures: dict[str, Any]) -> list[str]:
     """Places inside the forward and backward passes where the host waits."""
-    return [place for place in found["host_syncs"] if place.startswith("passes: ")]
+    return [place for place in figures["host_syncs"] if place.startswith("passes: ")]
 
 
 @pytest.mark.parametrize("case", [name for name, case in CASES.items() if "name" in case and "reads" not in case])
@@ -124,16 +124,16 @@ def test_operations_of_the_products(counted: dict[str, dict[str, Any]]) -> None:
     tokens, width, inner, layers, row = 4 * 64, 64, 256, 3, 64
     scores = 2 * tokens * row * width  # a product of queries and keys, or of weights and values
     head = 2 * tokens * width * (width + 1)
-    found = counted["base, torch's kernels"]["by_part"]
-    attention = sum(found[f"{name}: attention"]["tflops"] for name in ("generator", "discriminator"))
-    feed_forward = sum(found[f"{name}: feed-forward"]["tflops"] for name in ("generator", "discriminator"))
+    parts = counted["base, torch's kernels"]["by_part"]
+    attention = sum(parts[f"{name}: attention"]["tflops"] for name in ("generator", "discriminator"))
+    feed_forward = sum(parts[f"{name}: feed-forward"]["tflops"] for name in ("generator", "discriminator"))
     one_pass = 2  # micro-batches
     assert feed_forward * 1e12 == pytest.approx(one_pass * layers * 3 * 2 * tokens * width * 2 * inner)
     # Backward torch's kernel has five products, the scores' once more.
     assert attention * 1e12 == pytest.approx(
         one_pass * layers * (3 * 2 * tokens * width * 4 * width + 7 * scores), rel=0.02
     )
-    assert found["replaced head"]["tflops"] * 1e12 == pytest.approx(one_pass * 3 * head, rel=0.02)
+    assert parts["replaced head"]["tflops"] * 1e12 == pytest.approx(one_pass * 3 * head, rel=0.02)
 
 
 def test_compiled_layers_have_the_same_products_in_less_time(counted: dict[str, dict[str, Any]]) -> None:

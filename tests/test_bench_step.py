@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from bench.step import HuggingFaceStep, PeerStep, PlainTorchStep, sized, taken_in_turns
+from bench.peers.steps import HuggingFaceStep, PeerStep, PlainTorchStep
+from bench.step import sized, taken_in_turns
 from bench.workers import Worker
 
 

@@ -1,4 +1,4 @@
-"""bench/tokenize.py: every side runs and the figures are there; the comparison of ids sees a single wrong one."""
+"""bench.tokenize: every side runs and has its figures; the comparison of ids sees a single wrong one."""
 
 import json
 import lzma

@@ -1,6 +1,6 @@
 """The settings of a run: frozen dataclasses with each setting's type, range, default and help text.
 
-`xlme_ds.validate` checks the ranges and what spans several settings. A recipe (`xlme_ds.recipes`) returns one
+`xlme_ds.validate` checks the ranges and the relations between settings. A recipe (`xlme_ds.recipes`) returns one
 `RunConfig`; each part of the program takes the section that it needs. Nothing here imports torch.
 """
 
@@ -63,7 +63,7 @@ def weight_at(points: Sequence[str], step: int) -> float:
 class ModelConfig:
     """Generator and discriminator share width, heads and feed-forward size (XLM-E, Tables 8 and 9).
 
-    Objectives with one encoder take the discriminator's settings for it, and read none of the generator's.
+    Objectives with one encoder use the discriminator's settings for it and ignore the generator's.
     """
 
     vocabulary: Count = 250_002

@@ -24,7 +24,7 @@ _DECIDED_BY_THE_RECIPE = (
     "communication_data_type",
     "torch_autocast",
 )
-# These change how a step is computed or what is printed of it, and not its result.
+# These change how a step is computed or which messages it prints, and not its result.
 _ALLOWED = (
     "zero_optimization",
     "aio",
@@ -68,7 +68,7 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
 
 
 def _fault(settings: dict[str, Any], zero: dict[str, Any]) -> str:
-    """End of the sentence about a file that sets something wrong, of which `zero` is about ZeRO; empty for none."""
+    """Second half of the sentence about a wrong file, empty for a right one; `zero`: its section about ZeRO."""
     if zero.get("stage") not in (1, 2, 3):
         return "must set zero_optimization.stage to 1, 2 or 3"
     if any(not isinstance(zero[key], dict) for key in ("offload_optimizer", "offload_param") if key in zero):

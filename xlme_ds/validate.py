@@ -1,7 +1,7 @@
 """Every check of a run's settings that needs neither its data nor its hardware, before anything is started.
 
 Each check raises ValueError with one sentence that names the setting and a remedy. Settings alone are checked against
-the ranges and choices of `xlme_ds.config`; the functions here hold what spans several settings.
+the ranges and choices of `xlme_ds.config`; the functions here check relations between settings.
 """
 
 import math

@@ -10,7 +10,7 @@ from tests.evaluate.folders import sentence, write_run, write_tatoeba
 from xlme_ds.export.__main__ import main as export
 
 pytest.importorskip("mteb", reason="mteb is absent: pip install -c constraints.txt '.[mteb]'")
-from bench.mteb import main, tasks_of
+from bench.peers.mteb import main, tasks_of
 
 NUMBERS = range(7, 10_000, 157)
 ENGLISH = [sentence(number, 4) for number in NUMBERS]
@@ -32,17 +32,19 @@ def test_accuracies_are_those_of_our_retrieval(tmp_path: Path) -> None:
     write_tatoeba(Path(data) / "laser", "deu", ENGLISH, GERMAN)
     write_tatoeba(Path(data) / "laser", "swh", ENGLISH, SWAHILI)
     main(["--model", exported, "--data", data, "--out", out])
-    found = {}
+    accuracies = {}
     for path in Path(out).iterdir():
         (scores,) = json.loads(path.read_text())["scores"].values()
-        found |= {one["hf_subset"]: one["accuracy"] for one in scores}
+        accuracies |= {one["hf_subset"]: one["accuracy"] for one in scores}
     (ours,) = xlme.evaluate.tatoeba(exported, Path(data) / "laser")["models"]
     for language, code in (("de", "deu"), ("sw", "swh")):
         last = {way: layers[-1] for way, layers in ours["languages"][language].items()}
         assert 0.05 < last["xx_en"] < 0.95 and last["xx_en"] != last["en_xx"]
-        assert found[f"{code}-eng"] == found[f"{code}_Latn-eng_Latn"] == pytest.approx(last["xx_en"], abs=1e-6)
-        assert found[f"eng_Latn-{code}_Latn"] == pytest.approx(last["en_xx"], abs=1e-6)
-    assert len(found) == 2 + 6
+        assert (
+            accuracies[f"{code}-eng"] == accuracies[f"{code}_Latn-eng_Latn"] == pytest.approx(last["xx_en"], abs=1e-6)
+        )
+        assert accuracies[f"eng_Latn-{code}_Latn"] == pytest.approx(last["en_xx"], abs=1e-6)
+    assert len(accuracies) == 2 + 6
 
 
 def test_published_names_are_mtebs_languages(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.gpu_kernels import BOUND
+from bench.gpu.kernels import BOUND
 from tests.launch import ROOT, environment
 from tests.small import SMALL, lively
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig

@@ -15,8 +15,8 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from torch import Tensor
 
-from bench.gpu_kernels import KERNELS, expected, launches
-from bench.gpu_kernels import inputs as inputs_of_shape
+from bench.gpu.kernels import KERNELS, expected, launches
+from bench.gpu.kernels import inputs as inputs_of_shape
 from tests.plan.test_activations import layout, saved_by_a_layer
 from tests.small import SMALL, model, usual_batch
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig

@@ -7,6 +7,7 @@ import numpy as np
 
 # XLM-R's id layout: four specials, the SentencePiece pieces, and `<mask>` as the last id of the vocabulary.
 BOS, PAD, EOS, UNK = 0, 1, 2, 3
+PIECE_OFFSET = 1  # SentencePiece's own ids start <unk>, <s>, </s>; fairseq's and so XLM-R's put <pad> in between
 
 TASKS = ("mono", "para")
 

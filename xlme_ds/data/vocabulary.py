@@ -6,14 +6,18 @@
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as proto
 
 from ..io.files import file_sha256
+from .rows import PIECE_OFFSET
 from .schema import EOS, UNK
+
+if TYPE_CHECKING:
+    from .segment import Segmenter
 
 MODEL_FILE = "sentencepiece.model"
 # How data_prep and XLM-R train a model; the fast tokenizer of an export (`export/tokenizer.py`) knows no other.
@@ -25,7 +29,6 @@ _TRAINED_WITH = {
         "treat_whitespace_as_suffix": False,
     },
 }
-_PIECE_OFFSET = 1  # SentencePiece's own ids start <unk>, <s>, </s>; fairseq's and so XLM-R's put <pad> in between
 
 
 class Vocabulary:
@@ -77,32 +80,23 @@ class Vocabulary:
         return spm.SentencePieceProcessor(model_proto=model.SerializeToString())
 
     def encode_lines(self, lines: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """`encode` of many lines in one call: int32 ids of all of them, and int64 number of ids of each."""
-        return self._ids_of(self.processor, lines)
+        """`encode` of many lines: int32 ids of all of them, and int64 number of ids of each."""
+        return self.encode_normal(self.normal_forms(lines))
 
     def normal_forms(self, lines: list[str]) -> list[bytes]:
-        """What the model reads of each line: the text, in UTF-8, that SentencePiece cuts into pieces."""
-        # What `normalize` calls for each, which takes text as bytes and gives it back so.
+        """The text, in UTF-8, that SentencePiece segments for each line."""
+        # `normalize` calls this for each, which takes and gives bytes.
         return list(map(self.processor._processor._Normalize, map(str.encode, lines)))  # type: ignore[attr-defined]
 
     def encode_normal(self, forms: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        """`encode_lines` of lines whose normal forms are known."""
-        return self._ids_of(self._of_normal, forms)
-
-    def _ids_of(self, processor: spm.SentencePieceProcessor, lines: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-        # What `encode(lines, return_type="numpy")` calls before it makes an array of every line: a tenth of the time.
-        # Arguments: threads, pool, sampling, n-best, alpha, <s>, </s>, reverse - sampling and extras are off.
-        encode_to_buffers = processor._processor._EncodeAsBufferBatch  # type: ignore[attr-defined]
-        parts = list(map(bytes, encode_to_buffers(lines, 1, None, False, -1, 0.1, False, False, False)))
-        sizes = np.fromiter(map(len, parts), np.int64, len(parts))
-        return self.from_pieces(np.frombuffer(b"".join(parts), dtype=np.int32)), sizes // 4
+        """`encode_lines` of lines that are given in their normal forms."""
+        return self._segmenter(forms)
 
     @cached_property
-    def _of_normal(self) -> spm.SentencePieceProcessor:
-        """The model for text that is normalised already: it changes nothing, and puts no space before."""
-        model = proto.ModelProto.FromString(self.path.read_bytes())
-        model.normalizer_spec.CopyFrom(proto.NormalizerSpec(add_dummy_prefix=False, remove_extra_whitespaces=False))
-        return spm.SentencePieceProcessor(model_proto=model.SerializeToString())
+    def _segmenter(self) -> "Segmenter":
+        from .segment import Segmenter  # numba takes time to load
+
+        return Segmenter(self.processor)
 
     def encode_with_places(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """int32 ids of `text` and int64 [ids, 2]: first character and last + 1 of each in `text`, white space before it
@@ -123,18 +117,19 @@ class Vocabulary:
 
     def cut(self, pieces: Sequence[str]) -> list[np.ndarray]:
         """int32 ids that this vocabulary cuts each of another one's pieces into, as it would inside a text."""
-        return [self.from_pieces(ids) for ids in self._of_normal.encode(list(pieces))]
+        ids, numbers = self._segmenter([piece.encode() for piece in pieces])
+        return np.split(ids, np.cumsum(numbers)[:-1]) if len(numbers) else []
 
     @staticmethod
     def from_pieces(piece_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """int32 ids for SentencePiece's own ids."""
-        ids = np.asarray(piece_ids, dtype=np.int32) + np.int32(_PIECE_OFFSET)
-        ids[ids == _PIECE_OFFSET] = UNK
+        ids = np.asarray(piece_ids, dtype=np.int32) + np.int32(PIECE_OFFSET)
+        ids[ids == PIECE_OFFSET] = UNK
         return ids
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Text of `ids`; special tokens are left out."""
-        return str(self.processor.decode([int(i) - _PIECE_OFFSET for i in ids if EOS < i < self.mask and i != UNK]))
+        return str(self.processor.decode([int(i) - PIECE_OFFSET for i in ids if EOS < i < self.mask and i != UNK]))
 
     def piece(self, token: int) -> str:
         """The piece of one id as SentencePiece writes it (`▁` marks a space before)."""
@@ -142,7 +137,7 @@ class Vocabulary:
             return "<mask>"
         if token <= UNK:
             return ("<s>", "<pad>", "</s>", "<unk>")[token]
-        return str(self.processor.id_to_piece(int(token) - _PIECE_OFFSET))
+        return str(self.processor.id_to_piece(int(token) - PIECE_OFFSET))
 
 
 def _refuse_other_kinds(path: Path) -> None:

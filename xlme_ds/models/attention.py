@@ -1,6 +1,6 @@
 """Attention with the gated relative position bias (XLM-E section 3.3), inside the items of a packed row.
 
-`shared_bias` chooses the kernels of a pass; what it returns knows how to `attend`.
+`shared_bias` chooses the kernels of a pass: it returns mask and bias for them, and their `attend` runs the kernels.
 
 B rows, H heads, T tokens, K head size, W = 2T−1 distances. For head query q_i (after the projection, before the
 1/sqrt(K) scale):
@@ -128,7 +128,7 @@ class ItemBias(NamedTuple):
     near: int  # attention_triton.near_tiles
 
     def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, keys_B: Tensor | None) -> Tensor:
-        """Attention, [B, T, H, K]. Neither scores nor bias exist whole, and tiles without a common item are skipped.
+        """Attention, [B, T, H, K]. Scores and bias exist only in tiles, and tiles without a common item are skipped.
 
         The kernels compute the gate from the queries, and drop nothing: `takes_triton` excludes attention dropout.
         """
@@ -199,7 +199,7 @@ def plain_attend(
 def fused_attend(
     q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: AttentionBias
 ) -> Tensor:
-    """`plain_attend` by torch's kernels for the GPU; the scores never exist whole."""
+    """`plain_attend` by torch's kernels for the GPU, which never store all scores."""
     distance = q_BHTK.new_zeros(()) if bias.distance_HTT is None else bias.distance_HTT
     if gate_BHT1 is not None:
         distance = distance * gate_BHT1
@@ -220,8 +220,8 @@ def dropping_attend(
     rate: float,
     keys_B: Tensor,
 ) -> Tensor:
-    """`plain_attend` with weights dropped by `keys_B`, on any device: the scores exist whole, for each row as heads × T
-    rows of T."""
+    """`plain_attend` with weights dropped by `keys_B`, on any device: it stores all scores, for each row as heads ×
+    T rows of T."""
     scores_BHTT = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHTK.mT
     if bias.distance_HTT is not None:
         scores_BHTT = scores_BHTT + (bias.distance_HTT if gate_BHT1 is None else bias.distance_HTT * gate_BHT1)

@@ -47,6 +47,7 @@ class PipelineStage(nn.Module):
     ties = False  # whether the last part reads the embedding of the first
     # Whether what the parts predict for the stage's `first_pass` of a batch is filled in by its `second_pass`.
     passes_ahead = False
+    added: tuple[str, ...] = ()  # names of the tensors that a batch may add (`Batch.added`)
 
     def __init__(self, *whole: Any, part: Part):
         device = torch.get_default_device()
@@ -74,6 +75,7 @@ class ElectraStage(PipelineStage, Electra):
     """
 
     cut_encoder = "discriminator"
+    added = ("random_1",)
     before = (*PipelineStage.before, "generator", "masked_head")
     after = (*PipelineStage.after, "replaced_head")
 
@@ -81,7 +83,7 @@ class ElectraStage(PipelineStage, Electra):
         """The first stage takes a `Batch`, the others what the one before returned; `output` takes what the last
         returns."""
         if self.part.first:
-            tensors = self._start(Batch(*tensors))
+            tensors = self._start(Batch.of_tensors(tensors, self.added))
         # The hidden states come last among the floating-point ones: only the last backward pass frees its graph, and
         # theirs is the big one.
         *others, hidden_BTD = (tensor for tensor in tensors if tensor.is_floating_point())
@@ -143,7 +145,7 @@ class LanguageModelStage(PipelineStage, LanguageModel):
         """The first stage takes a `Batch`, the others what the one before returned; the last returns what `output`
         takes."""
         if self.part.first:
-            tensors = self._start(Batch(*tensors))
+            tensors = self._start(Batch.of_tensors(tensors, self.added))
         *relative, hidden_BTD, groups_BT, targets_BT, keys_B = tensors
         distance_HW = relative[0] if relative else None
         hidden_BTD = self.encoder.body(hidden_BTD, groups_BT, distance_HW, self.masking.allowed, keys_B)

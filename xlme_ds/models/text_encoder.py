@@ -86,7 +86,7 @@ class Masking:
         `keep` + `random`, else `<mask>`."""
         targets_M = batch.tokens_BT.flatten()[batch.masked_M]
         uniforms_M, first, count = batch.uniforms_M.double(), UNK + 1, vocabulary - UNK - 2
-        # A uniform is one of 2^24, those of random tokens are spread over all ordinary ids once more.
+        # A uniform is one of 2^24 values; those for random tokens are spread over all ordinary ids again.
         within_M = (uniforms_M - self.keep) * (count / self.random if self.random else 0.0)
         random_M = first + within_M.long().clamp(0, count - 1)
         masked_M = torch.where(uniforms_M < self.keep + self.random, random_M, vocabulary - 1)

@@ -94,7 +94,7 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
 def _around_the_first_softmax(layout: ParallelLayout, stage: int, busy: Memory, filling: float) -> dict[str, Memory]:
     sizes = layout.sizes(stage)
     start = _plus(busy, weights=_gathered(layout, stage, reused_weights(layout, stage)[0]))
-    # With the tables tied, the gradient of the discriminator's lookup is there already, on a GPU a whole table.
+    # With the tables tied, the gradient of the discriminator's lookup exists already; on a GPU it is a full table.
     lookup = layout.element * sizes.embedding if layout.fused and not sizes.difference else 0
     arrived = _arriving_gradients(layout, stage, sizes.discriminator + sizes.difference)
     back = _plus(start, gradients=arrived, buffers=filling)
@@ -129,10 +129,10 @@ def _reductions(layout: ParallelLayout, stage: int, idle: Memory, turn: Memory, 
             "reduction": _plus(idle, gradients=everything, buffers=_reducing(layout, stage, sizes.total)),
         }
     arrived = _arriving_gradients(layout, stage, bucket) + _waiting(layout, stage)
-    if layout.element == FLOAT:  # the gradient that waits is one of those that are collected whole
+    if layout.element == FLOAT:  # the waiting gradient is among those that are collected complete
         arrived = min(arrived, FLOAT * sizes.total)
     reduced = _plus(turn, gradients=arrived, activations=-done * activations.saved_layer(layout), buffers=filling)
-    # In fp32 under ZeRO 1 and 2 the largest gradient is one of those that are collected whole.
+    # In fp32 under ZeRO 1 and 2 the largest gradient is among those that are collected complete.
     largest = layout.element * sizes.largest if layout.element == 2 or layout.zero["stage"] == 3 else 0
     return {
         "first reduction": _plus(reduced, buffers=_reducing(layout, stage, bucket)),
@@ -147,7 +147,7 @@ def _reductions(layout: ParallelLayout, stage: int, idle: Memory, turn: Memory, 
 
 
 def uses_bf16_optimizer(layout: ParallelLayout) -> bool:
-    """Whether DeepSpeed takes `BF16_Optimizer`, whose flat buffers we sum over the ranks where they are."""
+    """Whether DeepSpeed takes `BF16_Optimizer`, whose flat buffers we sum over the ranks in place."""
     return layout.zero["stage"] == 1 and layout.element == 2 and not layout.offloads_optimizer
 
 
@@ -185,7 +185,7 @@ def _reduced_gradients(layout: ParallelLayout, stage: int, produced: float = mat
     adding = layout.accumulation > 1 and layout.zero["stage"] == 2 and layout.element == 2
     if uses_bf16_optimizer(layout) or layout.zero["stage"] == 3 or adding:
         return 0.0
-    if layout.element == FLOAT:  # collected whole, also where only a part of the parameter is this rank's
+    if layout.element == FLOAT:  # collected complete, even if this rank owns only a part of the parameter
         return FLOAT * min(sizes.total, sizes.total / layout.replicas + min(sizes.largest, produced))
     return FLOAT * sizes.total / layout.replicas
 
@@ -212,12 +212,12 @@ def _joined_by_lookup(layout: ParallelLayout, stage: int) -> float:
 
 
 def _gathered(layout: ParallelLayout, stage: int, modules: int) -> float:
-    """Weights that ZeRO-3 holds whole: the tables, which belong to the root module, and those of some `modules`."""
+    """Gathered weights under ZeRO-3: the tables, which belong to the root module, and `modules` more parameters."""
     return layout.element * (layout.sizes(stage).tables + modules) if _gathers(layout) else 0.0
 
 
 def _gathers(layout: ParallelLayout) -> bool:
-    """Whether weights are copied together before they are used: alone, a rank uses its own where they are."""
+    """Whether weights are copied together before use: a single rank uses its own in place."""
     return layout.zero["stage"] == 3 and (layout.replicas > 1 or layout.engine.offload_parameters != "none")
 
 

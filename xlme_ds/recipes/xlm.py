@@ -1,8 +1,8 @@
 """XLM (Conneau and Lample, 2019) as it was trained for XNLI: twelve layers, the fifteen languages of that test.
 
-Mix the data with --layout xlm --row-tokens 256. The published code settles what the paper leaves open: attention
-dropout, the norms' epsilon, the prediction layer, betas, clipping. The number of steps was not published; it and the
-schedule are XLM-E's.
+Mix the data with --layout xlm --row-tokens 256. The published code has the settings that the paper leaves open:
+attention dropout, the norms' epsilon, the prediction layer, betas, clipping. The number of steps was not published; it
+and the schedule are XLM-E's.
 """
 
 from dataclasses import replace
@@ -37,7 +37,7 @@ def xlm() -> RunConfig:
         data=DataConfig(4096, 4096, micro_batch=64, alternate=True),
         optimizer=OptimizerConfig(learning_rate=1e-4, beta2=0.999, epsilon=1e-8, weight_decay=0.0, clip=5.0),
         engine=EngineConfig(deepspeed="zero1"),
-        train=TrainConfig(log_every=11),  # an even number would show one of the two tasks alone
+        train=TrainConfig(log_every=11),  # an even number would always show the same task
     )
 
 

@@ -48,8 +48,8 @@ def xlmr_tlm() -> RunConfig:
 def continue_xlmr() -> RunConfig:
     """XLM-E Base from XLM-R Base, at the rate at which ERNIE-M continues from XLM-R.
 
-    Rates for training from scratch are more than twice as high and would undo what the weights know. The warm-up is
-    short, because only the discriminator's head and the biases, which begin at 0, are new.
+    Rates for training from scratch are more than twice as high and would undo what the weights have learned. The
+    warm-up is short, because only the discriminator's head and the biases, which begin at 0, are new.
     """
     return RunConfig(
         name="continue_xlmr",

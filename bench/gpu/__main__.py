@@ -1,0 +1,236 @@
+"""Measures one GPU: products, parity of the kernels, training steps, kernels against each other, runs killed and
+resumed, every command in small, peers, and where the time of a step goes.
+
+    python -m bench.gpu [--json] [--out runs/gpu] [--minutes 8] [--sections matmul parity ...]
+                        [--engine auto|deepspeed|plain] [--device cpu --quick]
+
+Each case has its own process, so that no case sees the memory or the faults of another; products and comparisons share
+one until something fails in it. The next process loads torch before a case is measured. Rows are synthetic, the text of
+commands is written here. Results go to gpu.json and gpu.md after each case.
+
+Needs torch, numpy and numba; a section that needs more names what is missing. Without DeepSpeed and the libraries of
+our engines around it, steps run in our plain loop: weights in bf16, AdamW on float32 copies. A case that fails,
+crashes, does not fit or takes longer than --patience minutes is reported, and the next one runs. Nothing runs longer
+than --minutes. The exit code is 1 if a case failed or a kernel differs from its reference.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.measure import Figures, markdown, stamp
+from bench.workers import Worker
+
+DEEPSPEED = ("deepspeed", "pyarrow", "sentencepiece")
+NEEDED = {
+    "kernels": ("triton",),
+    "resume": (*DEEPSPEED, "tyro"),
+    "peers": (*DEEPSPEED, "transformers"),
+    "smoke": (*DEEPSPEED, "tyro", "transformers"),
+}
+SECTIONS = ("matmul", "parity", "steps", "kernels", "resume", "peers", "smoke", "profile")
+SHARED = ("machine", "matmul", "parity")  # sections whose cases share a process
+LONGEST = {"kernels": 110.0, "resume": 110.0, "smoke": 110.0}  # seconds on a GPU
+Step = tuple[str, int, Figures]
+"""Recipe, rows of each task in a micro-batch, and settings of the model, or the engine, that differ from the recipe."""
+STEPS: tuple[Step, ...] = (
+    ("base_zero1", 32, {}),
+    ("base_zero1", 64, {}),
+    ("base_zero1", 32, {"compile": "none"}),
+    ("base_zero1", 64, {"compile": "graphs"}),
+    ("large_zero2", 16, {}),
+    ("base_zero1", 32, {"compile": "layers"}),
+)
+LATER_STEPS: tuple[Step, ...] = (
+    ("xl_zero3", 16, {"activation_checkpointing": True}),
+    ("base_zero1", 32, {"engine": "plain", "compile": "none"}),
+    ("base_zero1", 16, {}),
+    ("base_zero1", 32, {"kernels": "torch"}),
+    ("large_zero2", 32, {}),
+    ("base_zero1", 32, {"compile": "graphs"}),
+    ("base_zero1", 32, {"head_chunk": 32_768}),
+    ("base_zero1", 64, {"activation_checkpointing": True}),
+)
+QUICK_STEPS: tuple[Step, ...] = (
+    ("base_zero1", 1, {"compile": "layers"}),
+    ("large_zero2", 2, {"activation_checkpointing": True}),
+)
+PARITY = (
+    "relative position table", "attention with gated bias and item mask", "token lookup", "masked head", "whole model",
+)  # fmt: skip
+PARITY_ON_A_GPU = ("attention in Triton kernels, twice", "masked head in Triton kernels, twice")
+
+
+def cases(cuda: bool, quick: bool) -> Iterator[tuple[str, Figures]]:
+    """Section and labels of every case, the short and most informative ones first."""
+    yield "machine", {}
+    yield from (("matmul", {"dtype": dtype}) for dtype in ("bf16", "fp32"))
+    names = PARITY + (PARITY_ON_A_GPU if cuda else ())
+    yield from (("parity", {"case": name, "dtype": dtype}) for name in names for dtype in ("bf16", "fp32"))
+    yield from (("steps", _labels(*step)) for step in (QUICK_STEPS if quick else STEPS))
+    yield from ((section, {}) for section in ("kernels",) * cuda + ("resume", "peers"))
+    yield "profile", _labels("base_zero1", 1 if quick else 32, {})
+    yield "smoke", {}
+    yield from (("steps", _labels(*step)) for step in (() if quick else LATER_STEPS))
+    if cuda and not quick:
+        yield "profile", _labels("xl_zero3", 16, {"activation_checkpointing": True})
+        yield "profile", _labels("base_zero1", 64, {"compile": "graphs"})
+
+
+def _labels(recipe: str, micro_batch: int, settings: Figures) -> Figures:
+    return {"recipe": recipe, "micro_batch": micro_batch, "settings": settings}
+
+
+class Report:
+    """The figures so far, and their files."""
+
+    def __init__(self, folder: Path, settings: Figures):
+        self.folder = folder
+        self.figures: Figures = {"machine": {}, "settings": settings} | {name: [] for name in SECTIONS}
+
+    def add(self, section: str, row: Figures) -> None:
+        """Add a row to the figures, and write the files."""
+        if section == "machine":
+            self.figures["machine"] |= row
+        else:
+            self.figures[section].append(row)
+        for name, text in (("gpu.json", json.dumps(self.figures, indent=1) + "\n"), ("gpu.md", self.markdown())):
+            temporary = self.folder / f"{name}.tmp"
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(self.folder / name)
+        columns = (f"{key} {_short(value)}" for key, value in row.items() if not isinstance(value, list))
+        print(f"{section}: {', '.join(columns)}", file=sys.stderr, flush=True)
+
+    def matmul_tflops(self) -> float:
+        """The highest bf16 rate measured; 0 if none was."""
+        rates = [case["tflops"] for case in self.figures["matmul"] if case["dtype"] == "bf16" and "tflops" in case]
+        return max(rates, default=0.0)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no case failed, and every comparison is within its bound."""
+        rows = [self.figures["machine"], *(row for section in SECTIONS for row in self.figures[section])]
+        return all("failed" not in row and row.get("ok", True) for row in rows)
+
+    def markdown(self) -> str:
+        """The figures as Markdown; each table names the device."""
+        text = "# One GPU, measured\n\n"
+        for section in ("machine", "settings"):
+            text += ", ".join(f"{key} {_short(value)}" for key, value in self.figures[section].items()) + "\n\n"
+        device = self.figures["machine"].get("device", "no device")
+        for section in SECTIONS:
+            text += f"## {section} ({device})\n\n{_table(self.figures[section])}\n" if self.figures[section] else ""
+        return text
+
+
+def _table(rows: list[Figures]) -> str:
+    columns = list(dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list)))
+    text = markdown(columns, [[_short(row.get(column, "")) for column in columns] for row in rows])
+    return text + "".join(f"\n{_table(row['kernels'])}" for row in rows if "kernels" in row)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_short(part)}" for key, part in value.items()) or "-"
+    if not isinstance(value, float):
+        return str(value).replace("\n", " ")
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+class Bench:
+    """Runs the cases, each with a time limit; nothing runs longer than `deadline` (time.monotonic)."""
+
+    def __init__(self, report: Report, common: Figures, deadline: float, patience: float):
+        self.report, self.common, self.deadline, self.patience = report, common, deadline, patience
+        self.next = self._worker()
+        self.shared: Worker | None = None  # by the cases of `SHARED`
+
+    def _worker(self) -> Worker:
+        return Worker("bench.gpu.worker", json.dumps(self.common))
+
+    def run(self, section: str, labels: Figures) -> None:
+        """Measure one case, and add its rows."""
+        missing = [name for name in NEEDED.get(section, ()) if importlib.util.find_spec(name) is None]
+        if missing:
+            return self.report.add(section, labels | {"left_out": f"not installed: {', '.join(missing)}"})
+        if time.monotonic() >= self.deadline:
+            return self.report.add(section, labels | {"left_out": "the time given by --minutes is up"})
+        if self.shared is not None and section not in SHARED:
+            self.shared.close()
+            self.shared = None
+        worker = self.shared
+        if worker is None:
+            worker, self.next = self.next, self._worker()
+        worker.load(self.deadline - time.monotonic())
+        if section not in SHARED:  # a step took 1.2 times as long while another process loaded
+            self.next.load(self.deadline - time.monotonic())
+        begin, limit = time.monotonic(), min(self.patience, self.deadline - time.monotonic())
+        seconds = min(LONGEST.get(section, limit) if self.common["device"] == "cuda" else limit, limit - 2)
+        case = {"section": section, "matmul_tflops": self.report.matmul_tflops(), "seconds": seconds} | labels
+        failed = False
+        for row in worker.rows(case, limit):
+            failed = failed or "failed" in row
+            took = {} if section == "machine" else {"took_s": time.monotonic() - begin}
+            self.report.add(section, labels | row | took)
+            begin = time.monotonic()
+        self.shared = worker if section in SHARED and not failed else None
+        if self.shared is None:
+            worker.close(kill=failed)
+
+    def end(self) -> None:
+        """End every process."""
+        for worker in (self.next, self.shared):
+            if worker is not None:
+                worker.close(kill=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, and print Markdown or JSON; returns the exit code."""
+    begin = time.monotonic()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of gpu.json and gpu.md")
+    parser.add_argument("--minutes", type=float, default=8.0, help="nothing runs longer than this")
+    parser.add_argument("--patience", type=float, default=3.0, help="minutes after which a case is given up")
+    parser.add_argument("--engine", choices=("auto", "deepspeed", "plain"), default="auto")
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS, help="sections to measure")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: does it all run?")
+    options = parser.parse_args(arguments)
+    if options.device == "cpu":
+        os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}  # sizes are tiny
+    engine = options.engine
+    if engine == "auto":
+        engine = "deepspeed" if all(map(importlib.util.find_spec, DEEPSPEED)) else "plain"
+    settings = {"engine": engine, "rows": "synthetic, packed", "quick": options.quick, "minutes": options.minutes}
+    settings |= {"sections": list(options.sections)} | stamp()
+    options.out.mkdir(parents=True, exist_ok=True)
+    work = options.out.resolve() / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    common = {"device": options.device, "engine": engine, "quick": options.quick, "folder": str(work)}
+    report = Report(options.out, settings)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through `finally`
+    bench = Bench(report, common, begin + 60 * options.minutes, 60 * options.patience)
+    try:
+        for section, labels in cases(options.device == "cuda", options.quick):
+            if section in ("machine", *options.sections):
+                bench.run(section, labels)
+            if "failed" in report.figures["machine"]:
+                parser.error(report.figures["machine"]["failed"])
+    finally:
+        bench.end()
+        shutil.rmtree(work, ignore_errors=True)
+    print(json.dumps(report.figures, indent=1) if options.json else report.markdown())
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

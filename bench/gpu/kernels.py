@@ -1,0 +1,263 @@
+"""A tournament of attention's kernels on one GPU, on Base's shape; Large's and XL's heads have the same size.
+
+Every legal form of each kernel (tiles, warps, stages) is compared with float64 and timed, next to torch's attention.
+The winners are written as a table for this compute capability, which can replace `xlme_ds/models/tilings.json`.
+"""
+
+import functools
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from xlme_ds.models.attention import item_bounds
+from xlme_ds.models.tiles import TABLE, Tiling
+
+Row = dict[str, Any]
+SHAPE = 64, 12, 512, 64  # rows, half of them one item and the others pairs; heads; tokens; size of a head
+PRODUCT = 2.0 * 64 * 12 * 512**2 * 64  # operations of Q Kᵀ
+TILES = ((64, 32), (32, 64), (64, 64), (128, 32), (32, 128), (128, 64), (64, 128), (64, 16), (16, 64))
+KERNELS = ("_forward", "_backward_queries", "_backward_keys", "_backward_distances")
+LAUNCHES = 10  # timed together, so that the host's time does not count
+BOUND = 2e-2  # of the largest number: bf16 rounds several times in a row
+
+
+def forms(kernel: str) -> list[Tiling]:
+    """The forms of a kernel to try: those whose scores fit the registers, with rows for all warps."""
+    if kernel == "_backward_distances":
+        return [Tiling(side, side, warps, 2) for side, warps in ((64, 4), (64, 8))]
+    most, side = (2048, 128) if kernel == "_forward" else (1024, 64 if kernel == "_backward_queries" else 128)
+    candidates = (
+        Tiling(queries, keys, warps, stages)
+        for (queries, keys), warps, stages in itertools.product(TILES, (4, 8), (2, 3, 4))
+    )
+    return [
+        form
+        for form in candidates
+        if 256 <= form.queries * form.keys // form.warps <= most
+        and (form.keys if kernel == "_backward_keys" else form.queries) >= 16 * form.warps
+        and max(form.queries, form.keys) <= side
+    ]
+
+
+def inputs(
+    device: torch.device, rows: int, heads: int, tokens: int, size: int, half: torch.dtype = torch.bfloat16
+) -> dict[str, Any]:
+    """Inputs of the kernels: queries, keys and values, gate, distances, items and the gradient of the output."""
+    from xlme_ds.models.attention_triton import skew
+
+    g = torch.Generator().manual_seed(0)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=g).to(half).to(device)
+
+    rng = np.random.default_rng(0)
+    segments = np.ones((rows, tokens), dtype=np.int64)
+    for row in segments[rows // 2 :]:  # pairs of about 60 tokens
+        row[:] = np.searchsorted(np.cumsum(rng.integers(30, 90, tokens)), np.arange(tokens), side="right") + 1
+    first, end = item_bounds(torch.from_numpy(segments).to(device))
+    distance = numbers(heads, 2 * tokens - 1)
+    gate = numbers(size), numbers(size), numbers(heads)
+    return {
+        "qkv": numbers(rows, tokens, 3, heads, size), "gate": gate, "skewed": skew(distance, half), "first": first,
+        "end": end, "grad": numbers(rows, tokens, heads, size), "distance": distance,
+    }  # fmt: skip
+
+
+class Launch(NamedTuple):
+    """A kernel in any form: launches it, the buffers that it writes, and its results in the order of `expected`."""
+
+    run: Callable[[Tiling], None]
+    buffers: Callable[[Tiling], Sequence[Tensor]]
+    results: Callable[[Tiling], Sequence[Tensor]]
+
+    def errors(self, form: Tiling, exact: Sequence[Tensor]) -> list[float]:
+        """The error of each result over its largest number; NaN if the kernel left a number unwritten."""
+        for buffer in self.buffers(form):
+            buffer.fill_(math.nan)
+        self.run(form)
+        pairs = zip(self.results(form), exact, strict=True)
+        return [float((ours.double() - theirs).abs().max() / theirs.abs().max()) for ours, theirs in pairs]
+
+
+def launches(tensors: dict[str, Any]) -> dict[str, Launch]:
+    """The launch of each kernel by its name; the backward kernels read the outputs of the ones before."""
+    from xlme_ds.models import attention_triton as kernels
+
+    qkv, gate, bounds = tensors["qkv"], tensors["gate"], (tensors["skewed"], tensors["first"], tensors["end"])
+    heads, tokens = qkv.shape[3], qkv.shape[1]
+
+    def near(form: Tiling) -> int:
+        return -(-tokens // form.queries) - 1
+
+    out = kernels._empty_outputs(qkv, gate[0])
+    kernels._launch(kernels._forward, qkv, *gate, *bounds, *out)
+    passed = *out[1:], tensors["grad"]
+    delta, grad_qkv = torch.empty_like(out[1]), torch.empty_like(qkv)
+
+    @functools.cache
+    def shares(form: Tiling) -> tuple[Tensor, ...]:
+        return kernels._empty_gradients(qkv, gate[0], bounds[0], near(form), form)
+
+    def forward(form: Tiling) -> None:
+        kernels._launch(kernels._forward, qkv, *gate, *bounds, *out, form=form)
+
+    def queries(form: Tiling) -> None:
+        _, _, of_far, of_gates, of_scale = shares(form)
+        tensors = qkv, *gate, *bounds, out[0], *passed, delta, grad_qkv, of_gates, of_scale, of_far
+        kernels._launch(kernels._backward_queries, *tensors, near=tokens, form=form)
+
+    def keys(form: Tiling) -> None:
+        kernels._launch(kernels._backward_keys, qkv, *bounds, *passed, delta, grad_qkv, gated=True, form=form)
+
+    def distances(form: Tiling) -> None:
+        tensors = qkv, *bounds, *passed, delta, shares(form)[1]
+        kernels._launch(kernels._backward_distances, *tensors, gated=True, near=near(form), form=form)
+
+    def of_queries(form: Tiling) -> Sequence[Tensor]:
+        *_, of_gates, of_scale = shares(form)
+        return grad_qkv[:, :, 0], of_gates.sum((0, 1, 2)), of_scale.sum((0, 2))
+
+    def of_distances(form: Tiling) -> Sequence[Tensor]:
+        of_d = shares(form)[1].sum(0)
+        return (kernels._by_distance(of_d, of_d.new_zeros(heads, 2), near(form), tokens),)
+
+    return {
+        "_forward": Launch(forward, lambda form: out, lambda form: out[:1]),
+        "_backward_queries": Launch(queries, lambda form: (delta, grad_qkv[:, :, 0], *shares(form)[2:]), of_queries),
+        "_backward_keys": Launch(keys, lambda form: (grad_qkv[:, :, 1:],), lambda form: grad_qkv.unbind(2)[1:]),
+        "_backward_distances": Launch(distances, lambda form: shares(form)[1:2], of_distances),
+    }
+
+
+def expected(tensors: dict[str, Any]) -> dict[str, list[Tensor]]:
+    """The results of each kernel by the formulas in float64, a row at a time."""
+    names = ("update", "reset", "scale", "distance")
+    u, r, w, d = (value.double().requires_grad_() for value in (*tensors["gate"], tensors["distance"]))
+    rows, tokens, _, _, size = tensors["qkv"].shape
+    position = torch.arange(tokens, device=d.device)
+    place = position[None, :] - position[:, None] + tokens - 1
+    sums = {name: torch.zeros_like(value) for name, value in zip(names, (u, r, w, d), strict=True)}
+    outs, grads = [], []
+    for n in range(rows):
+        qkv = tensors["qkv"][n].double().requires_grad_()
+        q, k, v = qkv.permute(1, 2, 0, 3)
+        alpha, rho = torch.sigmoid(q @ u), torch.sigmoid(q @ r)
+        gate = (1 + alpha + (1 - alpha) * w[:, None] * rho)[..., None]
+        seen = (position >= tensors["first"][n][:, None]) & (position < tensors["end"][n][:, None])
+        scores = torch.where(seen, q @ k.mT / math.sqrt(size) + gate * d[:, place], -math.inf)
+        out = (scores.softmax(-1) @ v).transpose(0, 1)
+        *small, of_qkv = torch.autograd.grad(out, [u, r, w, d, qkv], tensors["grad"][n].double())
+        for total, part in zip(sums.values(), small, strict=True):
+            total += part
+        outs.append(out.detach())
+        grads.append(of_qkv)
+    of_q, of_k, of_v = torch.stack(grads).unbind(2)
+    gates = torch.stack([sums["update"], sums["reset"]])
+    return {
+        "_forward": [torch.stack(outs)], "_backward_queries": [of_q, gates, sums["scale"]],
+        "_backward_keys": [of_k, of_v], "_backward_distances": [sums["distance"]],
+    }  # fmt: skip
+
+
+def _compile(kernel: str, form: Tiling) -> Row:
+    """Compile a form into the cache that all processes share; the row says if it does not fit the GPU, or fails."""
+    try:
+        torch.set_num_threads(1)
+        launches(_small)[kernel].run(form)
+        torch.cuda.synchronize()
+    except Exception as error:
+        message = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
+        return {"left_out" if type(error).__name__ == "OutOfResources" else "failed": message}
+    return {}
+
+
+_small: dict[str, Any] = {}
+
+
+def _start() -> None:
+    _small.update(inputs(torch.device("cuda"), *SHAPE))
+
+
+def _medians(runs: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, float]:
+    """Median milliseconds of each run, by turns, without warming up."""
+    times: dict[Any, list[float]] = {key: [] for key in runs}
+    for _ in range(rounds):
+        for key, run in runs.items():
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            for _ in range(LAUNCHES):
+                run()
+            end.record()
+            end.synchronize()
+            times[key].append(begin.elapsed_time(end) / LAUNCHES)
+    return {key: float(np.median(values)) for key, values in times.items()}
+
+
+def tournament(device: torch.device, seconds: float, table: Path) -> Iterator[Row]:
+    """A row for every form, and one for torch's attention; no comparison begins after `seconds`.
+
+    Writes the winners to `table`.
+    """
+    started, tensors = time.monotonic(), inputs(device, *SHAPE)
+    candidates = [(kernel, form) for kernel in KERNELS for form in forms(kernel)]
+    with ProcessPoolExecutor(min(12, os.cpu_count() or 1), multiprocessing.get_context("spawn"), _start) as pool:
+        compiled = dict(zip(candidates, pool.map(_compile, *zip(*candidates, strict=True)), strict=True))
+    exact, kernels = expected(tensors), launches(tensors)
+    products = {"_forward": 2, "_backward_queries": 3, "_backward_keys": 4, "_backward_distances": 2}
+    winners: dict[str, Tiling] = {}
+    for kernel in KERNELS:
+        rows: dict[Tiling, Row] = {form: compiled[kernel, form] for form in forms(kernel)}
+        for form in [form for form, row in rows.items() if not row]:
+            if time.monotonic() - started > seconds:
+                rows[form] |= {"left_out": "no time"}
+            else:
+                errors = kernels[kernel].errors(form, exact[kernel])
+                rows[form] |= {"error": max(errors), "ok": all(error <= BOUND for error in errors)}
+        runs = {form: partial(kernels[kernel].run, form) for form, row in rows.items() if row.get("ok")}
+        times = _medians(runs, 5)
+        for form, ms in times.items():
+            rows[form] |= {"ms": ms, "tflops_of_the_square": products[kernel] * PRODUCT / ms / 1e9}
+        if times:
+            winners[kernel] = min(times, key=lambda form: times[form])
+            rows[winners[kernel]]["winner"] = True
+        yield from ({"kernel": kernel} | form._asdict() | row for form, row in rows.items())
+    if len(winners) == len(KERNELS):
+        _write(winners, table)
+    yield from torch_attention(tensors)
+
+
+def _write(winners: dict[str, Tiling], table: Path) -> None:
+    """Write the package's table of forms, with the winners of this GPU's compute capability."""
+    forms_by_gpu = json.loads(TABLE.read_text(encoding="utf-8"))
+    capability = ".".join(map(str, torch.cuda.get_device_capability()))
+    forms_by_gpu.setdefault(capability, {})[str(SHAPE[-1])] = winners
+    table.write_text(json.dumps(forms_by_gpu, indent=1) + "\n", encoding="utf-8")
+
+
+def torch_attention(tensors: dict[str, Any]) -> Iterator[Row]:
+    """Times torch's flash attention without bias and mask."""
+    q, k, v = (part.transpose(1, 2).contiguous().requires_grad_() for part in tensors["qkv"].unbind(2))
+    grad = tensors["grad"].transpose(1, 2).contiguous()
+
+    def forward() -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v)
+
+    def forward_backward() -> object:
+        return torch.autograd.grad(forward(), (q, k, v), grad)
+
+    forward_backward()
+    times = _medians({"forward_ms": forward, "forward_backward_ms": forward_backward}, 7)
+    yield {"kernel": "torch's attention, no bias, no mask"} | times

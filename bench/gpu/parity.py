@@ -1,0 +1,181 @@
+"""Compares the model's kernels on a device with the same code on the CPU in float64, on the same inputs.
+
+The inputs are exact in bf16. An error is the largest difference over the reference's largest number; of integers, the
+share that differs. B rows, T tokens, M masked positions, D width, V vocabulary.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bench.gpu.steps import DTYPES, Device
+from bench.measure import Figures
+from bench.synthetic import synthetic_batch
+from xlme_ds.config import ModelConfig, ObjectiveConfig
+from xlme_ds.models.attention import RelativePositionTable, shared_bias, spread
+from xlme_ds.models.encoder import lookup
+from xlme_ds.models.init import initialise
+from xlme_ds.models.layers import Attention
+from xlme_ds.models.masked_head import masked_softmax
+from xlme_ds.objectives.electra import ElectraObjective
+
+Tensors = dict[str, Tensor]
+Case = Callable[[torch.device, torch.dtype], Tensors]
+# float32: sums of up to thousands of terms in another order. bf16 rounds to 2^-9 of each number, several times in a
+# row.
+BOUNDS = {"fp32": 1e-4, "bf16": 3e-2}
+INTEGERS = 0.01  # a uniform may lie at the border of two tokens
+SMALL = ModelConfig(
+    vocabulary=1000, width=256, heads=4, feed_forward=512, generator_layers=1, discriminator_layers=2,
+    max_positions=192, head_chunk=256, init_std=0.05,
+)  # fmt: skip
+
+
+def parity(case: Case, device: Device, dtype: str) -> Figures:
+    """Run `case` both ways; names the tensor that is worst relative to its bound."""
+    reference = case(torch.device("cpu"), torch.float64)
+    errors = []
+    for key, value in case(device.torch, DTYPES[dtype]).items():
+        bound = BOUNDS[dtype] if value.is_floating_point() else INTEGERS
+        errors.append((_error(value.detach().cpu(), reference[key].detach()), bound, key))
+    error, bound, worst = max(errors, key=lambda item: item[0] / item[1])
+    ok = all(error <= bound for error, bound, _ in errors)  # false for a NaN
+    return {"worst": worst, "error": error, "bound": bound, "ok": ok, "compared": len(errors)}
+
+
+def _error(value: Tensor, reference: Tensor) -> float:
+    if not value.is_floating_point():
+        return float((value != reference).double().mean())
+    scale = float(reference.abs().max()) or 1.0
+    return float((value.double() - reference).abs().max()) / scale
+
+
+def _fill(shape: tuple[int, ...], seed: int, std: float, device: torch.device, dtype: torch.dtype) -> Tensor:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * std
+    return values.bfloat16().to(device, dtype).requires_grad_()
+
+
+def _fill_module(module: nn.Module, std: float, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    for seed, parameter in enumerate(module.parameters()):
+        parameter.data = _fill(tuple(parameter.shape), seed, std, device, dtype).data
+    return module
+
+
+def _with_gradients(outputs: Tensors, inputs: Mapping[str, Tensor]) -> Tensors:
+    """`outputs`, and the gradients of a sum of all their numbers with a different weight for each."""
+    total = torch.zeros((), dtype=torch.float64, device=next(iter(outputs.values())).device)
+    for value in outputs.values():
+        weights = torch.linspace(0.5, 2.0, value.numel(), dtype=torch.float64, device=value.device)
+        total = total + (value.double().flatten() * weights).sum()
+    gradients = torch.autograd.grad(total, list(inputs.values()))
+    return outputs | {f"gradient of {name}": grad for name, grad in zip(inputs, gradients, strict=True)}
+
+
+def _run_twice(run: Callable[[], Tensors], kernels: str) -> Tensors:
+    """The tensors of `run`; Triton's kernels run twice, and raise RuntimeError unless the bits are equal."""
+    tensors = run()
+    again = run() if kernels == "triton" else tensors
+    if not all(torch.equal(tensors[name], again[name]) for name in tensors):
+        raise RuntimeError("a second run on the same inputs gave other bits: a resumed run would leave its curve")
+    return tensors
+
+
+def attention(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors:
+    """Gated bias and block-diagonal mask, padding included, with the kernels that `model.kernels` names on a GPU."""
+    cfg = replace(SMALL, kernels=kernels)  # type: ignore[arg-type]
+    module = _fill_module(Attention(SMALL), 0.1, device, dtype)
+    table = _fill_module(RelativePositionTable(SMALL.heads, 32, 128), 0.5, device, dtype)
+    x_BTD = _fill((3, 192, SMALL.width), 9, 1.0, device, dtype)
+    rows = [[70, 50, 60, 12], [192], [1, 100, 91]]  # the last item of the first row is padding
+    segments_BT = torch.tensor([np.repeat((1, 2, 3, 0)[: len(row)], row).tolist() for row in rows], device=device)
+    inputs = {"x": x_BTD, "table": table.weight, **dict(module.named_parameters())}
+
+    def run() -> Tensors:
+        out_BTD = module(x_BTD, shared_bias(cfg, segments_BT, table(192), dtype))
+        return _with_gradients({"output": out_BTD}, inputs)
+
+    return _run_twice(run, kernels)
+
+
+def relative_table(device: torch.device, dtype: torch.dtype) -> Tensors:
+    """Buckets of Base and of Large, on rows of 512."""
+    outputs: Tensors = {}
+    weights = {}
+    for buckets, reach in ((32, 128), (128, 256)):
+        module = _fill_module(RelativePositionTable(2, buckets, reach), 1.0, device, dtype)
+        outputs[f"{buckets} buckets"] = spread(module(512)).to(dtype)
+        weights[f"{buckets} buckets"] = module.weight
+    return _with_gradients(outputs, weights)
+
+
+def token_lookup(device: torch.device, dtype: torch.dtype) -> Tensors:
+    """A frequent token among others, in one block and in three; torch's gradient has one kernel up to 3,072 ids."""
+    outputs: Tensors = {}
+    for ids in (2048, 8192):
+        table = _fill((600, 64), ids, 1.0, device, dtype)
+        tokens = torch.randint(600, (ids,), generator=torch.Generator().manual_seed(0)).to(device)
+        tokens[: ids // 2] = 7
+        for blocks in (1, 3):
+            out = lookup(tokens.view(8, -1), table.split(600 // blocks))
+            tensors = _with_gradients({"output": out}, {"table": table})
+            outputs |= {f"{key}, {ids} ids, {blocks} blocks": value for key, value in tensors.items()}
+    return outputs
+
+
+def masked_head(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors:
+    """In chunks, in one block and in three: losses, predictions, samples by the same uniforms, gradients."""
+    outputs: Tensors = {}
+    for blocks in (1, 3):
+        tensors = _run_twice(partial(_masked_head, device, dtype, kernels, blocks), kernels)
+        outputs |= {f"{key}, {blocks} blocks": value for key, value in tensors.items()}
+    return outputs
+
+
+def _masked_head(device: torch.device, dtype: torch.dtype, kernels: str, blocks: int) -> Tensors:
+    hidden, table = _fill((300, 144), 1, 1.0, device, dtype), _fill((3000, 144), 2, 0.2, device, dtype)
+    bias = _fill((3000,), 3, 0.5, device, dtype)
+    g = torch.Generator().manual_seed(4)
+    targets, uniforms = torch.randint(3000, (300,), generator=g).to(device), torch.rand(300, generator=g).to(device)
+    head = masked_softmax(hidden, table.split(3000 // blocks), bias, targets, uniforms, 256, kernels)
+    cdf = (hidden.detach().double() @ table.detach().double().t() + bias.detach().double()).softmax(1).cumsum(1)
+    high = cdf.gather(1, head.sample_M[:, None]).squeeze(1)
+    low = torch.where(head.sample_M > 0, cdf.gather(1, (head.sample_M - 1).clamp(min=0)[:, None]).squeeze(1), 0.0)
+    tensors = _with_gradients({"loss": head.nll_M}, {"hidden": hidden, "table": table, "bias": bias})
+    outside = (low - uniforms).clamp(min=0) + (uniforms - high).clamp(min=0)
+    tensors["uniforms outside their sample's share of the CDF"] = outside
+    if dtype != torch.bfloat16 or device.type == "cuda":  # a CPU rounds logits, which moves borders by whole shares
+        tensors |= {"samples": head.sample_M, "predictions": head.predicted_M}
+    return tensors
+
+
+def electra(device: torch.device, dtype: torch.dtype) -> Tensors:
+    """The whole model, forward and backward; in bf16, whose samples are others, the losses and the gradient's norm."""
+    objective = ElectraObjective(ObjectiveConfig())
+    model = objective.build(SMALL)
+    initialise(model, 0, SMALL.init_std)
+    model = model.bfloat16().to(device, dtype)
+    batch = synthetic_batch((3, 3), SMALL.max_positions, SMALL.vocabulary).to(device)
+    output = model(batch)
+    losses = objective.sums(output, batch).double() / objective.counts(batch)
+    (losses * objective.weights.to(device)).sum().backward()
+    gradients = {f"gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    norm = torch.stack([grad.double().norm() for grad in gradients.values()]).norm()
+    exact = {} if dtype == torch.bfloat16 else {"samples": output.corrupted_BT} | gradients
+    return {"losses": losses.detach(), "gradient norm": norm} | exact
+
+
+CASES: dict[str, Case] = {
+    "relative position table": relative_table,
+    "attention with gated bias and item mask": partial(attention, kernels="torch"),
+    "token lookup": token_lookup,
+    "masked head": partial(masked_head, kernels="torch"),
+    "whole model": electra,
+}
+ON_A_GPU: dict[str, Case] = {  # elsewhere they would compare the CPU with itself
+    "attention in Triton kernels, twice": partial(attention, kernels="triton"),
+    "masked head in Triton kernels, twice": partial(masked_head, kernels="triton"),
+}

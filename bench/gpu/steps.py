@@ -1,0 +1,277 @@
+"""Training steps on synthetic rows: speed, memory, other libraries' steps, and where the time goes."""
+
+import copy
+import os
+import platform
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from bench.measure import Figures
+from bench.peers.steps import RATE, Compiled, MaskedPositions
+from bench.synthetic import SyntheticSource
+from xlme_ds.config import DataConfig, RunConfig
+from xlme_ds.counting import flops_per_step
+from xlme_ds.engine.engine import Engine
+from xlme_ds.engine.optimizer import build_optimizer
+from xlme_ds.models.execution import wrap_layers
+from xlme_ds.models.init import initialise
+from xlme_ds.objectives import objective_of
+from xlme_ds.recipes import recipe
+from xlme_ds.validate import validate
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+GIB = 2**30
+PEERS = {"Hugging Face's ELECTRA": MaskedPositions, "Hugging Face's ELECTRA, compiled": Compiled}
+
+
+@dataclass(frozen=True)
+class Device:
+    """`kind` is cuda (the first visible GPU) or cpu."""
+
+    kind: str
+
+    @property
+    def torch(self) -> torch.device:
+        """torch's device."""
+        return torch.device(self.kind)
+
+    def machine(self) -> Figures:
+        """Names and sizes of the device, and versions of the libraries."""
+        versions: Figures = {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "cores": os.cpu_count(),
+        }
+        if self.kind == "cpu":
+            return {"device": f"CPU, {platform.machine()}"} | versions
+        gpu = torch.cuda.get_device_properties(0)
+        return {
+            "device": gpu.name,
+            "gpus": f"{torch.cuda.device_count()} visible, one used",
+            "memory_gib": round(gpu.total_memory / GIB, 1),
+            "compute_capability": f"{gpu.major}.{gpu.minor}",
+            "multiprocessors": gpu.multi_processor_count,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+        } | versions
+
+    def seconds(self, run: Callable[[], object], rounds: int, warm_up: int = 2) -> float:
+        """Median time of `run`, on the GPU between events in its stream."""
+        for _ in range(warm_up):
+            run()
+        return statistics.median(self._once(run) for _ in range(rounds))
+
+    def _once(self, run: Callable[[], object]) -> float:
+        if self.kind == "cpu":
+            start = time.perf_counter()
+            run()
+            return time.perf_counter() - start
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1000
+
+    def peak_gib(self) -> float | None:
+        """The peak memory of this process's tensors; None on the CPU, where torch does not count it."""
+        return torch.cuda.max_memory_allocated() / GIB if self.kind == "cuda" else None
+
+
+def matmul(device: Device, dtype: str, shape: tuple[int, int, int], rounds: int) -> Figures:
+    """Rate of the product [M, K] × [K, N] of normal random numbers (zeros would run faster), in TFLOP/s."""
+    m, k, n = shape
+    a, b = (torch.randn(size, device=device.torch).to(DTYPES[dtype]) for size in ((m, k), (k, n)))
+    products = 10  # timed together
+    seconds = device.seconds(lambda: [torch.mm(a, b) for _ in range(products)], rounds) / products
+    return {"tflops": 2 * m * k * n / seconds / 1e12}
+
+
+class MasterWeights(Engine):
+    """The plain engine's loop in bf16 as DeepSpeed runs it: gradients add up and AdamW updates in float32."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.masters = list(self.module.parameters())  # the optimizer's
+        self.module = copy.deepcopy(self.module).bfloat16()
+        for master in self.masters:
+            master.grad = torch.zeros_like(master)
+
+    def _backward(self, loss: Tensor) -> None:
+        loss.backward()
+        for master, weight in zip(self.masters, self.module.parameters(), strict=True):
+            if weight.grad is not None:
+                master.grad += weight.grad
+                weight.grad = None
+
+    def _update(self) -> float:
+        norm = torch.nn.utils.clip_grad_norm_(self.masters, self.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=False)
+        for master, weight in zip(self.masters, self.module.parameters(), strict=True):
+            weight.data.copy_(master)
+        return float(norm)
+
+
+def run_config(name: str, rows: int, micro_batch: int, quick: bool, **settings: Any) -> RunConfig:
+    """A recipe on one process with `rows` of each task a step and `settings` of its model; `quick`: a tiny model."""
+    run = recipe(name)
+    model = run.model
+    if quick:
+        model = replace(
+            model, vocabulary=600, width=64, heads=4, feed_forward=128, generator_layers=1, discriminator_layers=2,
+            max_positions=64, head_chunk=256,
+        )  # fmt: skip
+    model = replace(model, **settings)
+    engine = replace(run.engine, precision="bf16")
+    return validate(replace(run, model=model, data=DataConfig(rows, rows, micro_batch), engine=engine))
+
+
+def built(run: RunConfig, device: Device, engine: str) -> Engine:
+    """The engine of `run`, ready to train: DeepSpeed's, or `plain` for `MasterWeights`."""
+    source: Any = SyntheticSource(run, run.model.max_positions)
+    if engine == "deepspeed":
+        from xlme_ds.engine.build import build_engine
+        from xlme_ds.engine.ranks import start_process_group
+
+        start_process_group(run.engine)
+        return build_engine(run, source, None)
+    objective = objective_of(run.objective)
+    model = wrap_layers(objective.build(run.model), run.model, device.kind == "cuda")
+    initialise(model, run.seed, run.model.init_std)
+    optimizer = build_optimizer(model.to(device.torch), run.optimizer)
+    return MasterWeights(model, objective, source, None, device.torch, optimizer, run.optimizer.clip)
+
+
+def step(run: RunConfig, device: Device, engine: str, rounds: int, matmul_tflops: float) -> Figures:
+    """Speed and memory of optimizer steps; operations by the standard count, without recomputation."""
+    row_tokens = run.model.max_positions
+    trained = built(run, device, engine)
+    seconds = device.seconds(lambda: trained.train_batch(0, RATE, detailed=False), rounds)
+    metrics = trained.train_batch(0, RATE, detailed=True).metrics
+    padding = torch.cat([batch.segments_BT for batch in trained.loader.step(0)]).eq(0).double().mean()
+    tflops = flops_per_step(run, row_tokens) / seconds / 1e12
+    return {
+        "tokens_per_s": step_tokens(run) / seconds,
+        "tflops": tflops,
+        "fraction_of_matmul_peak": tflops / matmul_tflops if matmul_tflops else None,
+        "seconds_per_step": seconds,
+        "peak_memory_gib": device.peak_gib(),
+        "planned_memory_gib": planned_memory(run, row_tokens),
+        "padding": float(padding),
+        "loss": metrics["loss"],
+    }
+
+
+def step_tokens(run: RunConfig) -> int:
+    """Tokens of a step, padding included."""
+    return (run.data.mono_rows + run.data.para_rows) * run.model.max_positions
+
+
+def planned_memory(run: RunConfig, row_tokens: int, gpus: int = 1) -> float | str:
+    """The planner's peak for `run` under DeepSpeed, in GiB; a sentence if the planner cannot be imported."""
+    try:
+        from xlme_ds.plan.layout import ParallelLayout
+        from xlme_ds.plan.memory import peak
+    except ImportError as error:
+        return f"the planner cannot be imported: {error}"
+    return sum(peak(ParallelLayout.of(run, gpus, "bf16", row_tokens))[1].values()) / GIB
+
+
+def peers(device: Device, engine: str, rounds: int, quick: bool, seconds: float) -> Iterator[Figures]:
+    """tokens/s of ours and of each peer, one step of each in turn; a peer that fails is reported, the others run.
+
+    Hugging Face's ELECTRA has SDPA and logits at masked positions alone.
+    """
+    torch.set_float32_matmul_precision("high")
+    deadline = time.monotonic() + seconds
+    micro_batch = 1 if quick else 32
+    own = "ours, by default"
+    runs = dict.fromkeys(PEERS, run_config("base_zero1", micro_batch, micro_batch, quick))
+    runs = {own: run_config("base_zero1", 2 * micro_batch, micro_batch, quick)} | runs
+    steps: dict[str, Callable[[], object]] = {}
+    for name, run in runs.items():
+        try:
+            if name == own:
+                trained = built(run, device, engine)
+                steps[name] = lambda trained=trained: trained.train_batch(0, RATE, detailed=False)  # type: ignore[misc]
+            else:
+                steps[name] = PEERS[name](run, device.torch).step
+            device.seconds(steps[name], rounds=1)  # compiles
+        except Exception as error:
+            steps.pop(name, None)
+            yield {"step": name, "failed": f"{type(error).__name__}: {str(error)[:300]}"}
+    turns: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(2 * rounds):
+        if turn and time.monotonic() > deadline:
+            break
+        for name, run_step in steps.items():
+            turns[name].append(device.seconds(run_step, rounds=1, warm_up=0))
+    rates = {name: step_tokens(runs[name]) / statistics.median(times) for name, times in turns.items()}
+    for name, rate in rates.items():
+        slowest = step_tokens(runs[name]) / max(turns[name])
+        faster = next(iter(rates.values())) / rate
+        yield {"step": name, "tokens_per_s": rate, "slowest": slowest, "ours_is_faster": faster}
+
+
+def where_time_goes(run: RunConfig, device: Device, engine: str, top: int = 45) -> Figures:
+    """The slowest kernels of a step (operators on the CPU), how long any kernel ran, and where the host waited."""
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.kind == "cuda")
+    trained = built(run, device, engine)
+
+    def one_step() -> None:
+        trained.train_batch(0, RATE, detailed=False)
+
+    seconds = device.seconds(one_step, rounds=3)
+    waits = host_waits(one_step, device)
+    with profile(activities=activities) as recorded:
+        one_step()
+    times: dict[str, tuple[float, int]] = {}
+    spans = []
+    for event in recorded.events():
+        if getattr(event, "is_user_annotation", False):  # a span over kernels that are counted themselves
+            continue
+        if device.kind == "cpu" or event.device_type == torch.autograd.DeviceType.CUDA:
+            spent = event.self_cpu_time_total if device.kind == "cpu" else event.time_range.elapsed_us()
+            before, calls = times.get(event.name, (0.0, 0))
+            times[event.name] = before + spent, calls + 1
+            spans.append((event.time_range.start, event.time_range.end))
+    total = sum(spent for spent, _ in times.values())
+    kernels = [
+        {"name": name[:110], "ms": spent / 1000, "share": spent / total, "calls": calls}
+        for name, (spent, calls) in sorted(times.items(), key=lambda item: -item[1][0])[:top]
+    ]
+    busy, end = 0.0, float("-inf")
+    for start, stop in sorted(spans):
+        busy, end = busy + max(stop - max(start, end), 0.0), max(end, stop)
+    return {
+        "step_ms": 1000 * seconds, "busy_ms": busy / 1000, "total_ms": total / 1000,
+        "launches": sum(calls for _, calls in times.values()), "kernels": kernels, "host_waits": waits,
+    }  # fmt: skip
+
+
+def host_waits(run: Callable[[], object], device: Device) -> dict[str, int] | str:
+    """Places where `run` made the host wait for the GPU, by torch's synchronisation check, with counts."""
+    if device.kind == "cpu":
+        return "not on the CPU"
+    places: dict[str, int] = {}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            run()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    for warning in caught:
+        if "synchroniz" in str(warning.message):
+            place = f"{'/'.join(warning.filename.split('/')[-3:])}:{warning.lineno}"
+            places[place] = places.get(place, 0) + 1
+    return places

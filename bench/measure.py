@@ -1,0 +1,66 @@
+"""Shared by all benches: rounds by turns, memory of the process, and figures with their commit, machine and date."""
+
+import json
+import os
+import platform
+import re
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+ROOT = Path(__file__).resolve().parents[1]
+Figures = dict[str, Any]
+Key = TypeVar("Key")
+
+
+def stamp() -> Figures:
+    """Commit, machine and date of a measurement."""
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return {
+        "commit": done.stdout.strip() or "not in a git checkout",
+        "machine": f"{os.cpu_count()} cores, {cpu[1] if cpu else platform.machine()}",
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+
+
+def memory(field: str) -> int:
+    """A field of this process's /proc status, in bytes: VmRSS is its resident memory now, VmHWM the peak."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise ValueError(f"/proc/self/status has no {field}: this measurement needs Linux")
+
+
+def by_turns(sides: Mapping[Key, Callable[[], Any]], rounds: int, warm_up: int = 1) -> list[dict[Key, Any]]:
+    """Results of all sides in `rounds` rounds, after `warm_up` rounds that do not count: other work on the machine
+    slows every side of a round alike."""
+    return [{name: side() for name, side in sides.items()} for _ in range(warm_up + rounds)][warm_up:]
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def listing(figures: Figures, indent: str = "") -> str:
+    """Figures as lines of a name and a value."""
+    lines = []
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            lines += [f"{indent}{name}", listing(value, indent + "  ")]
+        else:
+            shown = format(value, ",.5g") if isinstance(value, float) else str(value)
+            lines.append(f"{indent}{name:<{44 - len(indent)}}{shown:>12}")
+    return "\n".join(lines)
+
+
+def show(figures: Figures, as_json: bool, text: Callable[[Figures], str] = listing) -> None:
+    """Print figures as JSON or as text, with commit, machine and date."""
+    if as_json:
+        print(json.dumps(figures | stamp(), indent=1))
+    else:
+        print(text(figures), ", ".join(stamp().values()), sep="\n\n")

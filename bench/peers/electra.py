@@ -1,0 +1,153 @@
+"""Trains Hugging Face's ELECTRA in a loop of plain torch like a run of ours, to compare the two.
+
+`python -m bench.peers.electra --run RUN --data MIXED --out OUT` reads the settings and first weights of a run of
+`electra` with tied embeddings and no relative bias, loads them into ElectraForMaskedLM and ElectraForPreTraining, and
+trains on the same rows with the same masks and uniforms. It prints the losses of steps, and writes OUT like RUN with
+its own weights: `xlme evaluate` and `xlme finetune` can score the two. Model, losses, gradients and AdamW are the
+peer's; rows, masks, uniforms, first weights and the schedule are ours.
+"""
+
+import argparse
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from bench.peers.hugging_face import HuggingFacePeer, Parts, add, add_layers, electra_config
+from xlme_ds.config import ObjectiveConfig, RunConfig
+from xlme_ds.data.batch import Batch
+from xlme_ds.data.rows import TASKS
+from xlme_ds.engine.build import open_data
+from xlme_ds.models.init import initialise
+from xlme_ds.objectives import objective_of
+from xlme_ds.train.schedule import learning_rate
+from xlme_ds.trained import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE, read_run_config
+
+SAME_MODEL = {
+    "embedding_sharing": "tied", "vocabulary_blocks": 1, "norm": "post", "relative_bias": "none",
+    "masked_head": "dense", "absolute_positions": True, "language_embeddings": (), "dropout": 0.0,
+    "attention_dropout": 0.0,
+}  # fmt: skip
+
+
+class Peer(HuggingFacePeer):
+    """transformers' generator and discriminator, with the first weights of a run of ours."""
+
+    def __init__(self, run: RunConfig):
+        from transformers import ElectraForMaskedLM, ElectraForPreTraining
+
+        cfg, objective = run.model, run.objective
+        default = replace(
+            ObjectiveConfig(),
+            mask_fraction=objective.mask_fraction,
+            discriminator_weight=objective.discriminator_weight,
+        )
+        if objective != default or any(getattr(cfg, name) != value for name, value in SAME_MODEL.items()):
+            raise SystemExit(
+                "error: transformers' ELECTRA has tied embeddings, post-LN layers and no relative bias: name a run of "
+                "electra with --model.embedding-sharing tied --model.relative-bias none, and without dropout, z-loss, "
+                "temperature, kept tokens and vocabulary blocks"
+            )
+        if run.start.folder:
+            raise SystemExit("error: this run began with the weights of another: name one that began with its own")
+        self.run = run
+        # A padding id would have no gradient in their embedding.
+        settings = {"layer_norm_eps": cfg.norm_epsilon, "pad_token_id": None}
+        self.generator = ElectraForMaskedLM(electra_config(cfg, cfg.generator_layers, **settings))
+        self.discriminator = ElectraForPreTraining(electra_config(cfg, cfg.discriminator_layers, **settings))
+        table = self.generator.electra.embeddings.word_embeddings.weight
+        self.generator.generator_lm_head.weight = table
+        self.discriminator.electra.embeddings.word_embeddings.weight = table
+        ours = objective_of(run.objective).build(cfg)
+        initialise(ours, run.seed, cfg.init_std)
+        super().__init__(_by_our_names(self.generator, self.discriminator), ours.state_dict(), run.optimizer)
+
+    def losses(self, batch: Batch) -> list[Tensor]:
+        """Summed losses MLM, TLM, MRTD, TRTD of a micro-batch (XLM-E equations (1) to (5)), with gradients."""
+        tokens, chosen_M, shape = batch.tokens_BT.flatten(), batch.masked_M, batch.tokens_BT.shape
+        apart_B1TT = (batch.segments_BT[:, None, :, None] != batch.segments_BT[:, None, None, :]).float()
+        inputs: Any = {
+            "attention_mask": apart_B1TT * torch.finfo(torch.float32).min,
+            "position_ids": batch.positions_BT,
+        }
+        bf16 = torch.autocast("cpu", torch.bfloat16) if self.run.engine.precision == "bf16" else nullcontext()
+        with bf16:
+            masked_BT = tokens.index_fill(0, chosen_M, self.run.model.vocabulary - 1).view(shape)
+            hidden_MD = self.generator.electra(masked_BT, **inputs).last_hidden_state.flatten(0, 1)[chosen_M]
+            logits_MV = self.generator.generator_lm_head(self.generator.generator_predictions(hidden_MD)).float()
+            cdf_MV = logits_MV.detach().double().softmax(1).cumsum(1)
+            sample_M = torch.searchsorted(cdf_MV, batch.uniforms_M[:, None].double(), right=True).squeeze(1)
+            corrupted = tokens.index_copy(0, chosen_M, sample_M.clamp(max=self.run.model.vocabulary - 1))
+            hidden_BTD = self.discriminator.electra(corrupted.view(shape), **inputs).last_hidden_state
+            verdicts = self.discriminator.discriminator_predictions(hidden_BTD).float().flatten()
+        nll_M = F.cross_entropy(logits_MV, tokens[chosen_M], reduction="none")
+        costs = F.binary_cross_entropy_with_logits(verdicts, (corrupted != tokens).float(), reduction="none")
+        task_N, real_N = batch.task_B.repeat_interleave(shape[1]), batch.segments_BT.flatten() > 0
+        masked = [nll_M[task_N[chosen_M] == task].sum() for task in range(len(TASKS))]
+        return masked + [costs[real_N & (task_N == task)].sum() for task in range(len(TASKS))]
+
+    def step(self, batches: Sequence[Batch], rate: float) -> list[float]:
+        """Train on a step's micro-batches; returns the means of the four losses."""
+        masked, real = [0] * len(TASKS), [0] * len(TASKS)
+        for batch in batches:
+            for task in range(len(TASKS)):
+                of_task_B = batch.task_B == task
+                masked[task] += int(of_task_B[batch.masked_M // batch.tokens_BT.shape[1]].sum())
+                real[task] += int((batch.segments_BT[of_task_B] > 0).sum())
+        counts = [max(count, 1) for count in masked + real]
+        weight, means = self.run.objective.discriminator_weight, [0.0] * len(counts)
+        for batch in batches:
+            parts = [loss / count for loss, count in zip(self.losses(batch), counts, strict=True)]
+            (parts[0] + parts[1] + weight * (parts[2] + parts[3])).backward()
+            means = [mean + part.item() for mean, part in zip(means, parts, strict=True)]
+        self.update(rate)
+        return means
+
+
+def _by_our_names(generator: Any, discriminator: Any) -> Parts:
+    """The peer's parameters by our names, without its token types, which are set to 0 and stay so."""
+    parts: Parts = {"embedding_0": [generator.electra.embeddings.word_embeddings.weight]}
+    for name, model in (("generator", generator), ("discriminator", discriminator)):
+        nn.init.zeros_(model.electra.embeddings.token_type_embeddings.weight)
+        add_layers(parts, name, model.electra)
+    add(parts, "masked_head.dense", generator.generator_predictions.dense)
+    add(parts, "masked_head.norm", generator.generator_predictions.LayerNorm)
+    parts["masked_head.bias"] = [generator.generator_lm_head.bias]
+    add(parts, "replaced_head.dense", discriminator.discriminator_predictions.dense)
+    add(parts, "replaced_head.output", discriminator.discriminator_predictions.dense_prediction)
+    return parts
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train, print a JSON object for every K steps, and write the weights."""
+    parser = argparse.ArgumentParser(prog="python -m bench.peers.electra", description=__doc__)
+    parser.add_argument("--run", type=Path, required=True, help="folder of a run of ours")
+    parser.add_argument("--data", type=Path, required=True, help="its data")
+    parser.add_argument("--out", type=Path, required=True, help="a new folder")
+    parser.add_argument("--every", type=int, default=50, metavar="K", help="steps between printed losses")
+    options = parser.parse_args(arguments)
+    if (options.out / MODEL_FOLDER).exists():
+        parser.error(f"{options.out} has a model already: choose a new folder")
+    run = read_run_config(options.run)
+    peer, loader = Peer(run), open_data(run, options.data)
+    for step in range(run.train.steps):
+        rate = learning_rate(step, run.train.steps, run.optimizer, run.schedule)
+        means = peer.step(loader.step(step), rate)
+        if (step + 1) % options.every == 0 or step + 1 == run.train.steps:
+            losses = dict(zip(("mlm", "tlm", "mrtd", "trtd"), means, strict=True))
+            print(json.dumps({"step": step + 1} | losses), flush=True)
+    shutil.copytree(options.run / MODEL_FOLDER, options.out / MODEL_FOLDER)
+    save_file(peer.state(), options.out / MODEL_FOLDER / WEIGHTS_FILE)
+    shutil.copy(options.run / CONFIG_FILE, options.out)
+
+
+if __name__ == "__main__":
+    main()

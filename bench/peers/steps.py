@@ -1,0 +1,142 @@
+"""Training steps of other libraries: Hugging Face's ELECTRA, and a transformer of plain torch.
+
+B rows, T tokens, M masked positions, V vocabulary.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.peers.hugging_face import electra_config
+from bench.synthetic import SyntheticSource
+from xlme_ds.config import ModelConfig, RunConfig
+
+RATE = 1e-4
+CPU = torch.device("cpu")
+
+
+class PeerStep(ABC):
+    """The customary loop: weights in float32, bf16 by autocast, torch's fused AdamW; λ and clipping as in the run."""
+
+    def __init__(self, run: RunConfig, device: torch.device = CPU):
+        self.run, self.device = run, device
+        self.batch = SyntheticSource(run, run.model.max_positions).batches[0].to(device)
+        with device:
+            self.model = self._build(run.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE, weight_decay=0.01, fused=True)
+
+    @abstractmethod
+    def _build(self, cfg: ModelConfig) -> nn.Module:
+        """Both networks, initialised."""
+
+    @abstractmethod
+    def _generate(self, masked_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of the masked positions [M, V] and the generator's loss; `masked_BT` contains <mask>."""
+
+    @abstractmethod
+    def _discriminate(self, ids_BT: Tensor) -> Tensor:
+        """The discriminator's logits [B, T]."""
+
+    def loss(self) -> Tensor:
+        """Generator's loss plus λ times the discriminator's."""
+        ids_BT, chosen_M = self.batch.tokens_BT, self.batch.masked_M
+        masked_BT = ids_BT.flatten().index_fill(0, chosen_M, self.run.model.vocabulary - 1).view_as(ids_BT)
+        logits_MV, loss = self._generate(masked_BT)
+        with torch.no_grad():
+            sample_M = torch.multinomial(logits_MV.float().softmax(-1), 1).squeeze(1)
+        corrupted_BT = ids_BT.flatten().index_copy(0, chosen_M, sample_M).view_as(ids_BT)
+        logits_BT, replaced_BT = self._discriminate(corrupted_BT), corrupted_BT != ids_BT
+        weight = self.run.objective.discriminator_weight
+        return loss + weight * F.binary_cross_entropy_with_logits(logits_BT.float(), replaced_BT.float())
+
+    def step(self) -> None:
+        """One optimizer step on all rows at once."""
+        with torch.autocast(self.device.type, torch.bfloat16):
+            loss = self.loss()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.run.optimizer.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class HuggingFaceStep(PeerStep):
+    """`ElectraForMaskedLM` and `ElectraForPreTraining` with one embedding; tokens attend to their whole row.
+
+    Logits of all positions, as the library computes them.
+    """
+
+    def _build(self, cfg: ModelConfig) -> nn.Module:
+        from transformers import ElectraForMaskedLM, ElectraForPreTraining
+
+        self.generator = ElectraForMaskedLM(electra_config(cfg, cfg.generator_layers))
+        self.discriminator = ElectraForPreTraining(electra_config(cfg, cfg.discriminator_layers))
+        self.discriminator.electra.embeddings = self.generator.electra.embeddings
+        return nn.ModuleList([self.generator, self.discriminator])
+
+    def _generate(self, masked_BT: Tensor) -> tuple[Tensor, Tensor]:
+        chosen_M, ids = self.batch.masked_M, self.batch.tokens_BT.flatten()
+        labels_BT = torch.full_like(ids, -100).index_copy(0, chosen_M, ids[chosen_M]).view_as(masked_BT)
+        out = self.generator(input_ids=masked_BT, labels=labels_BT)
+        return out.logits.flatten(0, 1)[chosen_M], out.loss
+
+    def _discriminate(self, ids_BT: Tensor) -> Tensor:
+        return self.discriminator(input_ids=ids_BT).logits
+
+
+class MaskedPositions(HuggingFaceStep):
+    """Hugging Face's ELECTRA with logits at the masked positions alone."""
+
+    def _build(self, cfg: ModelConfig) -> nn.Module:
+        networks = super()._build(cfg)
+        self.generator.generator_lm_head.weight = self.generator.electra.embeddings.word_embeddings.weight
+        return networks
+
+    def _generate(self, masked_BT: Tensor) -> tuple[Tensor, Tensor]:
+        chosen_M = self.batch.masked_M
+        hidden_MD = self.generator.electra(masked_BT).last_hidden_state.flatten(0, 1)[chosen_M]
+        logits_MV = self.generator.generator_lm_head(self.generator.generator_predictions(hidden_MD))
+        return logits_MV, F.cross_entropy(logits_MV.float(), self.batch.tokens_BT.flatten()[chosen_M])
+
+
+class Compiled(MaskedPositions):
+    """`MaskedPositions` with both encoders compiled."""
+
+    def _build(self, cfg: ModelConfig) -> nn.Module:
+        networks = super()._build(cfg)
+        for encoder in (self.generator.electra, self.discriminator.electra):
+            encoder.compile()
+        return networks
+
+
+class PlainTorchStep(PeerStep):
+    """`nn.TransformerEncoder` twice; logits at the masked positions only, all at once."""
+
+    def _build(self, cfg: ModelConfig) -> nn.Module:
+        def encoder(layers: int) -> nn.Module:
+            layer = nn.TransformerEncoderLayer(
+                cfg.width, cfg.heads, cfg.feed_forward, dropout=0.0, activation="gelu", batch_first=True
+            )
+            return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+
+        self.tokens, self.places = nn.Embedding(cfg.vocabulary, cfg.width), nn.Embedding(cfg.max_positions, cfg.width)
+        self.generator, self.discriminator = encoder(cfg.generator_layers), encoder(cfg.discriminator_layers)
+        self.features = nn.Sequential(nn.Linear(cfg.width, cfg.width), nn.GELU(), nn.LayerNorm(cfg.width))
+        self.decision = nn.Sequential(nn.Linear(cfg.width, cfg.width), nn.GELU(), nn.Linear(cfg.width, 1))
+        for table in (self.tokens, self.places):
+            nn.init.normal_(table.weight, std=cfg.init_std)
+        parts = self.tokens, self.places, self.generator, self.discriminator, self.features, self.decision
+        return nn.ModuleList(parts)
+
+    def _embed(self, ids_BT: Tensor) -> Tensor:
+        return self.tokens(ids_BT) + self.places.weight[: ids_BT.shape[1]]
+
+    def _generate(self, masked_BT: Tensor) -> tuple[Tensor, Tensor]:
+        chosen_M = self.batch.masked_M
+        hidden_MD = self.generator(self._embed(masked_BT)).flatten(0, 1)[chosen_M]
+        logits_MV = self.features(hidden_MD) @ self.tokens.weight.t()
+        return logits_MV, F.cross_entropy(logits_MV.float(), self.batch.tokens_BT.flatten()[chosen_M])
+
+    def _discriminate(self, ids_BT: Tensor) -> Tensor:
+        return self.decision(self.discriminator(self._embed(ids_BT))).squeeze(-1)

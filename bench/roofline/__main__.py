@@ -1,0 +1,373 @@
+"""Counts a training step without a GPU: kernels, bytes and operations of the real engine on fake tensors, and the time
+that they take at least.
+
+    python -m bench.roofline --recipe NAME [--gpu h200] [--gpus 1] [--json] [--section.key value ...]
+    python -m bench.roofline --measured docs/results/gpu.json    # steps that bench.gpu measured, next to the count
+
+The step is DeepSpeed's, of one process of `--gpus`, on `data.micro_batch` synthetic rows of each task.
+`bench/roofline/counted.py` describes the count and its limits. Needs g++ if torch is a build for the CPU, and the
+package triton for the Triton kernels.
+"""
+
+import bench.roofline.fake_cuda  # isort: skip  # before torch
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+os.environ |= {"DS_ACCELERATOR": "cpu"} | dict.fromkeys(("RANK", "LOCAL_RANK"), "0")
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import tyro
+from deepspeed.accelerator import set_accelerator
+from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+from deepspeed.runtime.zero import partitioned_param_coordinator
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.overrides import TorchFunctionMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from bench.gpu.steps import planned_memory
+from bench.measure import markdown, show, stamp
+from bench.roofline.counted import GPUS, Counter, Formula, sums, total
+from bench.synthetic import SyntheticSource
+from xlme_ds.cli import fail, parse
+from xlme_ds.config import RunConfig
+from xlme_ds.counting import flops_per_step
+from xlme_ds.engine.build import assemble
+from xlme_ds.engine.engine import Engine
+from xlme_ds.models.attention import item_bounds
+from xlme_ds.models.tiles import GROUP, tiling
+from xlme_ds.objectives import objective_of
+from xlme_ds.validate import validate
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Arguments of the command."""
+
+    run: Annotated[RunConfig, tyro.conf.arg(name="")]
+    gpu: str = "h200"
+    """GPU of the rates: h200, h100 or a100."""
+    gpus: int = 1
+    """Processes of the run; one of them is counted, and its messages are reported as bytes, not as time."""
+    micro_batches: int = 1
+    """Micro-batches of a step."""
+    operators: bool = False
+    """Also list the operators, the slowest first."""
+    json: bool = False
+    """Print the figures as JSON."""
+    measured: Path | None = None
+    """Instead of a recipe: gpu.json of bench.gpu; prints its steps next to the count of this tree."""
+
+
+class _Gpu(CPU_Accelerator):
+    """DeepSpeed's accelerator of a machine with a fake GPU."""
+
+    waited = staticmethod(lambda: None)
+
+    def device_name(self, device_index: int | None = None) -> str:
+        return "cuda"
+
+    def current_device_name(self) -> str:
+        return "cuda:0"
+
+    def current_device(self) -> int:
+        return 0
+
+    def device(self, device_index: int | None = None) -> torch.device:
+        return torch.device("cuda", 0)
+
+    def communication_backend_name(self) -> str:
+        return "fake"
+
+    def is_bf16_supported(self) -> bool:
+        return True
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        self.waited()
+
+
+class _EfficientAttention(TorchFunctionMode):
+    """Chooses the attention kernel that torch takes on a GPU if a bias has a gradient."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return torch.ops.aten._scaled_dot_product_efficient_attention(*args[:3], kwargs.get("attn_mask"), True)[0]
+        return func(*args, **kwargs)
+
+
+def _unchanged(module: nn.Module, convert: Any, recurse: bool = True) -> nn.Module:
+    """Replaces `nn.Module._apply`, which cannot replace fake parameters; they have their type and device already."""
+    for parameter in module.parameters():
+        assert convert(parameter) is parameter
+    return module
+
+
+def _fill(model: nn.Module, whole: Any) -> None:
+    """Create the weights as DeepSpeed does."""
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and whole is None:  # ZeRO-3 has made its own
+                values = torch.empty(parameter.shape, device="cuda", dtype=torch.bfloat16)
+                module._parameters[name] = nn.Parameter(values)
+
+
+def _part(module: str) -> str:
+    """The part of the model that a module belongs to."""
+    match = re.match(r"(generator|discriminator|encoder)\b(\.layers\.\d+\.(attention|up|down)\b)?", module)
+    if match is None:
+        return module.split(".")[0].replace("_", " ") or "tables, losses, sums of gradients"
+    inside = {"attention": "attention", "up": "feed-forward", "down": "feed-forward"}.get(match[3] or "", "rest")
+    if re.fullmatch(r"\w+\.layers\.\d+", module):  # a whole layer is compiled as one, with its norms
+        inside = "layers"
+    return f"{match[1]}: {inside}"
+
+
+def _attention(share: Callable[[int], float], backward: bool, args: Any, out: Any) -> tuple[float, float, int, str]:
+    """The cost of attention; `share(off)` of the pairs of a query and a key lie in computed tiles at most `off` tiles
+    from the diagonal.
+
+    Forward has two products. Backward has seven, in two kernels that both read q, k, v and the output's gradient; a
+    third kernel, at half of their rate, takes two products for the distances that have their own gradient.
+    """
+    rows, tokens, _, heads, size = args[0].shape
+    product = 2.0 * rows * heads * tokens**2 * size
+    one = 2.0 * rows * tokens * heads * size
+    if not backward:
+        return 2 * product * share(tokens), 4 * one, 1, "forward"
+    moved = 16 * one + 4.0 * sum(tensor.numel() for tensor in out[1:])
+    return product * (7 * share(tokens) + 4 * share(args[-1])), moved, 4, "backward"
+
+
+def _group_sums(args: Any, out: Any) -> tuple[float, float, int, str]:
+    """The cost of the product of hidden states and table, a kernel a block; writes two numbers a group, three with a
+    temperature."""
+    hidden_MD, blocks = args[:2]
+    read = hidden_MD.numel() + sum(block.numel() for block in blocks)
+    return (
+        2.0 * len(hidden_MD) * (read - hidden_MD.numel()),
+        2.0 * read + 4.0 * sum(tensor.numel() for tensor in out[:2]),
+        len(blocks),
+        "triton",
+    )
+
+
+def _logit_gradient(args: Any, out: Any) -> tuple[float, float, int, str]:
+    """The cost of the product of hidden states and a tile of the table, whose gradient is written."""
+    hidden_MD, rows_CD = args[:2]
+    moved = 2.0 * (hidden_MD.numel() + rows_CD.numel() + out[0].numel()) + 4.0 * out[1].numel()
+    return 2.0 * len(hidden_MD) * rows_CD.numel(), moved, 1, "triton"
+
+
+def formulas(batch: Any) -> dict[str, Formula]:
+    """The costs of our own operators, on rows like those of `batch`."""
+    tile = tiling("_forward", 64, 2).queries
+    first_BT, end_BT = item_bounds(batch.segments_BT)
+    tokens = first_BT.shape[1]
+    starts = torch.arange(0, tokens, tile)
+    low = (first_BT[:, starts] // tile).numpy()
+    high = -(-end_BT[:, (starts + tile - 1).clamp(max=tokens - 1)] // tile).numpy()
+    number = np.arange(len(starts))
+
+    def share(off: int) -> float:
+        near = np.minimum(high, number + off + 1) - np.maximum(low, number - off)
+        return float(near.sum()) / (len(first_BT) * len(starts) ** 2)
+
+    return {
+        "xlme_ds::attend": partial(_attention, share, False),
+        "xlme_ds::attend_backward": partial(_attention, share, True),
+        "xlme_ds::masked_head_group_sums": _group_sums,
+        "xlme_ds::masked_head_sample": lambda args, out: (
+            4.0 * len(args[0]) * GROUP * args[0].shape[1],
+            4.0 * args[0].numel() * GROUP,
+            len(args[1]),
+            "single",
+        ),
+        "xlme_ds::masked_head_gradient": _logit_gradient,
+        # SplitMix64 in torch's integer operations, each reading and writing all of its words.
+        "xlme_ds::derive": lambda args, out: (0.0, 0.0, 12, "products"),
+        "xlme_ds::dropped": lambda args, out: (0.0, 26 * 2.0 * out.numel(), 13, "products"),
+    }
+
+
+@contextlib.contextmanager
+def _pretended(gpus: int) -> Iterator[None]:
+    """Give DeepSpeed and torch a fake GPU and `gpus` fake processes; works once in a process."""
+    os.environ |= {"WORLD_SIZE": str(gpus), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    set_accelerator(_Gpu())
+    partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda numbers: None  # the others do not exist
+    torch.cuda.get_device_capability = lambda device=None: (9, 0)  # type: ignore[assignment]
+    before, nn.Module._apply = nn.Module._apply, _unchanged  # type: ignore[assignment, method-assign]
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=gpus)
+    try:
+        with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True), _EfficientAttention():
+            yield
+    finally:
+        nn.Module._apply = before  # type: ignore[method-assign]
+        dist.destroy_process_group()
+
+
+def count(settings: Settings) -> tuple[Counter, RunConfig, float]:
+    """Count the second step: the first makes the optimizer's state. Also returns the seconds of the host's hooks."""
+    if not bench.roofline.fake_cuda.READY:
+        raise ValueError(
+            "torch was loaded before bench.roofline.fake_cuda: count in a process that imports bench.roofline first"
+        )
+    run, gpus = settings.run, settings.gpus
+    rows = run.data.micro_batch * settings.micro_batches * gpus
+    data = replace(run.data, mono_rows=rows * (run.data.mono_rows > 0), para_rows=rows * (run.data.para_rows > 0))
+    run = replace(run, data=data, engine=replace(run.engine, precision="bf16"))
+    run = validate(run, gpus)
+    if run.engine.kind != "deepspeed":
+        raise ValueError(f"engine.kind {run.engine.kind} cannot be counted: choose a recipe with DeepSpeed's ZeRO")
+    source = SyntheticSource(run, run.model.max_positions, gpus)
+    counter = Counter(GPUS[settings.gpu], formulas(source.batches[0]), _part)
+    counter.compiled = {"auto": "layers"}.get(run.model.compile, run.model.compile)
+    _Gpu.waited = staticmethod(lambda: counter.wait("DeepSpeed's synchronize"))
+    with _pretended(gpus), counter:
+        counter.counting = False
+        engine = assemble(
+            replace(run, model=replace(run.model, compile="none")), objective_of(run.objective), _fill, source, None
+        )
+        counter.counting = True
+        _name_phases(engine, counter)
+        counter.names = {module: name for name, module in engine.module.module.named_modules()}
+        engine.train_batch(0, 1e-4, detailed=False)
+        counter.forget()
+        engine.train_batch(1, 1e-4, detailed=False)
+    gathered = any(hasattr(parameter, "ds_id") for parameter in engine.module.module.parameters())
+    return counter, run, counter.calls * counter.rates.hooks * gathered
+
+
+def _name_phases(engine: Engine, counter: Counter) -> None:
+    """Count what the engine reads and updates around the passes under the names reading and optimizer."""
+
+    def named(name: str, method: Any, *arguments: Any) -> Any:
+        counter.phase = name
+        try:
+            return method(*arguments)
+        finally:
+            counter.phase = ""
+
+    engine._read = partial(named, "reading", engine._read)  # type: ignore[method-assign]
+    engine._update = partial(named, "optimizer", engine._update)  # type: ignore[method-assign]
+
+
+def figures(settings: Settings) -> dict[str, Any]:
+    """The counted step as numbers."""
+    counter, run, hooks = count(settings)
+    every, rates = total(counter.operations), GPUS[settings.gpu]
+    seconds, tokens = max(every["ms"] / 1e3, hooks), sum(run.data.mean_rows) * run.model.max_positions / settings.gpus
+    done = flops_per_step(run, run.model.max_positions) / settings.gpus
+    return {
+        "recipe": run.name,
+        "gpu": settings.gpu,
+        "rows": [run.data.mono_rows // settings.gpus, run.data.para_rows // settings.gpus],
+        "tokens_per_s": tokens / seconds,
+        "fraction_of_peak": done / seconds / rates.peak,
+        "milliseconds": 1e3 * seconds,
+        "gpu_milliseconds": every["ms"],
+        "kernels": every["kernels"],
+        "memory_gib": counter.peak / 2**30,
+        "planned_memory_gib": planned_memory(run, run.model.max_positions, settings.gpus),
+        "gigabytes": every["gigabytes"],
+        "tflops": every["tflops"],
+        "host_syncs_per_step": sum(counter.waits.values()),
+        "host_syncs": dict(counter.waits),
+        "sent_gigabytes": {name: size / 1e9 for name, size in counter.sent.items()},
+        "by_part": sums(counter.operations, "part"),
+        "by_operator": sums(counter.operations, "name"),
+        "rates": asdict(rates),
+    }
+
+
+def text(counted: dict[str, Any], kinds: tuple[str, ...]) -> str:
+    """The figures as Markdown tables, the slowest rows first, and sentences."""
+    tables = ""
+    for kind in kinds:
+        rows = sorted(counted[f"by_{kind}"].items(), key=lambda item: -item[1]["ms"])[:40]
+        cells = [
+            [name, f"{row['ms']:.2f}", f"{row['ms'] / counted['gpu_milliseconds']:.1%}", f"{row['kernels']:,}",
+             f"{row['gigabytes']:.1f}", f"{row['tflops']:.2f}"]
+            for name, row in [*rows, ("all", counted | {"ms": counted["gpu_milliseconds"]})]
+        ]  # fmt: skip
+        tables += markdown((kind, "ms", "share", "kernels", "GB", "TFLOP"), cells) + "\n"
+
+    def listed(values: dict[str, float]) -> str:
+        return ", ".join(f"{name} {value:.3g}" for name, value in values.items()) or "none"
+
+    return (
+        f"{counted['recipe']} on one {counted['gpu']}, {counted['rows']} rows\n\n{tables}"
+        f"counted, not measured: {counted['tokens_per_s']:,.0f} tokens/s, {counted['fraction_of_peak']:.1%} of the "
+        f"dense bf16 peak\na step: {counted['milliseconds']:.1f} ms, on the GPU {counted['gpu_milliseconds']:.1f}\n"
+        f"peak memory of the tensors {counted['memory_gib']:.1f} GiB, planned {counted['planned_memory_gib']:.1f}\n"
+        f"the host waits for the GPU {counted['host_syncs_per_step']} times a step: {listed(counted['host_syncs'])}\n"
+        f"sent to other processes, GB: {listed(counted['sent_gigabytes'])}"
+    )
+
+
+def next_to_measured(path: Path) -> str:
+    """A Markdown table of the steps in gpu.json and the count of this tree, each counted in a process of its own.
+
+    Raises ValueError for a GPU without rates.
+    """
+    measured = json.loads(path.read_text())
+    device = measured["machine"]["device"]
+    gpu = next((name for name in GPUS if name.upper() in device), None)
+    if gpu is None:
+        raise ValueError(f"{path} is of {device}, which has no rates: measure on one of {', '.join(GPUS)}")
+    table = []
+    for row in measured["steps"]:
+        if "tokens_per_s" not in row:
+            continue
+        command = [sys.executable, "-W", "ignore", "-m", "bench.roofline", "--json", "--gpu", gpu]
+        command += ["--recipe", row["recipe"], "--data.micro-batch", str(row["micro_batch"])]
+        command += ["--micro-batches", str(row["rows"] // row["micro_batch"])]
+        for name, value in row["settings"].items():
+            if name != "engine":
+                command += ["--model." + name.replace("_", "-"), str(value)]
+        counted = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        settings = ", ".join(f"{name} {value}" for name, value in row["settings"].items()) or "default"
+        rates = counted["tokens_per_s"], row["tokens_per_s"]
+        memory = [f"{size:.1f}" if size else "" for size in (row.get("planned_memory_gib"), row.get("peak_memory_gib"))]
+        name = f"{row['recipe']}, {row['micro_batch']} + {row['micro_batch']} rows, {settings}"
+        table.append([name, *(f"{rate:,.0f}" for rate in rates), f"{rates[0] / rates[1]:.2f}", *memory])
+    columns = "step", "counted, tokens/s", "measured", "counted / measured", "planned, GiB", "measured peak"
+    return markdown(columns, table)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Count and print; a user's mistake ends it with one sentence and exit code 2."""
+    try:
+        words = sys.argv[1:] if arguments is None else arguments
+        if "--measured" in words and "--recipe" not in words:
+            words = ["--recipe", "base_zero1", *words]  # not read
+        settings = parse("python -m bench.roofline", Settings, __doc__ or "", words)
+        if settings.measured:
+            print(next_to_measured(settings.measured), ", ".join(stamp().values()), sep="\n")
+            return
+        if settings.gpu not in GPUS:
+            raise ValueError(f"--gpu {settings.gpu} is not known: choose one of {', '.join(GPUS)}")
+        with contextlib.redirect_stdout(sys.stderr):  # where DeepSpeed's log goes
+            counted = figures(settings)
+    except ValueError as error:
+        fail("bench.roofline", error)
+    show(counted, settings.json, lambda shown: text(shown, ("part", "operator") if settings.operators else ("part",)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Gives a CPU build of torch fake tensors on the device cuda: import this before torch.
+
+Such a build has no guard and no hooks for the device; fake_cuda.cpp registers ones that do nothing. It is compiled with
+g++ at first use, once for a version of torch. A build of torch with CUDA needs neither this nor a GPU.
+"""
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+
+
+def _compiled(torch: Path) -> Path:
+    version = importlib.metadata.version("torch")
+    library = (
+        Path(tempfile.gettempdir()) / f"xlme_ds-{os.getuid()}" / f"fake_cuda-{version}-{int(SOURCE.stat().st_mtime)}.so"
+    )
+    if not library.exists():
+        library.parent.mkdir(mode=0o700, exist_ok=True)
+        partial = library.with_suffix(f".{os.getpid()}")
+        include, linked = torch / "include", torch / "lib"
+        flags = ["-std=c++20", "-shared", "-fPIC", "-O1", f"-I{include}", f"-I{include}/torch/csrc/api/include"]
+        command = ["g++", *flags, str(SOURCE), "-o", str(partial), f"-L{linked}", "-lc10", "-ltorch_cpu"]
+        subprocess.run(command, check=True)
+        partial.rename(library)
+    return library
+
+
+def _load() -> bool:
+    if "torch" in sys.modules:  # it looks for hooks once, when it is loaded
+        return False
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None and spec.origin is not None
+    torch = Path(spec.origin).parent
+    if (torch / "lib" / "libtorch_cuda.so").exists():
+        return True
+    library = _compiled(torch)
+    for pattern in ("libgomp*", "libc10.so", "libtorch_cpu.so"):
+        for path in sorted((torch / "lib").glob(pattern)):
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(library))
+    return True
+
+
+READY = _load()

@@ -1,0 +1,166 @@
+"""Machine translation as an objective: what it refuses, its operations, and which places it predicts."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.worker import tiny
+from tests.rows import write_data
+from tests.small import SMALL, batch_of
+from tests.translate.test_model import MT, config, packed, texts, translator
+from xlme_ds.config import DataConfig, ObjectiveConfig, OptimizerConfig, RunConfig, StartConfig, TrainConfig
+from xlme_ds.counting import count_parameters, work_of
+from xlme_ds.data.loader import Loader
+from xlme_ds.data.schema import LAYOUTS
+from xlme_ds.engine.build import build_engine
+from xlme_ds.models.masked_head import GROUP
+from xlme_ds.objectives import objective_of
+from xlme_ds.validate import validate
+
+MT_ON_SENTENCES = dict(objective="mt", language_embeddings=("fr", "en", "de"), para_rows=0)
+RUN = RunConfig("test", model=config(), objective=ObjectiveConfig("mt", mask_fraction=1.0), data=DataConfig(0, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "message"),
+    [
+        ("model", dict(language_embeddings=()), "the language to translate into by its embedding: set model.language_"),
+        ("model", dict(compile="layers"), "model.compile layers is not for objective.name mt"),
+        ("model", dict(decoder_layers=-1), "model.decoder_layers is -1: it must not be negative"),
+        (
+            "data",
+            dict(mono_rows=8),
+            "reads monolingual rows for objective.denoising and .* alone, and data.mono_rows is 8",
+        ),
+        ("objective", dict(denoising=("0:1",)), "data.mono_rows is 0: set both or neither"),
+        ("objective", dict(back_translation=("5:1",)), "the weights 5:1 are not STEP:WEIGHT from step 0 on"),
+        ("objective", dict(back_translation=("0:1", "0:2")), "are not STEP:WEIGHT"),
+        ("objective", dict(back_translation=("0:x",)), "are not STEP:WEIGHT"),
+        ("objective", dict(mask_fraction=0.15), "predicts every target: set it to 1"),
+        ("objective", dict(pseudo_fractions=(0.1,)), "objective.pseudo_fractions are for objective.name btmlm"),
+        ("objective", dict(z_loss=1e-4), "objective.z_loss is 0.0001, and objective.name mt does not read it"),
+        ("objective", dict(keep_fraction=0.2), "objective.keep_fraction is 0.2, and objective.name mt does not read"),
+        ("objective", dict(generator_temperature=2.0), "objective.generator_temperature is 2.0, and objective.name mt"),
+        ("objective", dict(generator_keep_fraction=0.1), "generator_keep_fraction is 0.1, and objective.name mt"),
+        ("objective", dict(discriminator_weight=1.0), "objective.discriminator_weight is 1.0, and objective.name mt"),
+        ("engine", dict(kind="pipeline", deepspeed="pipe_zero1"), "engine.kind pipeline does not cut a decoder"),
+    ],
+)
+def test_what_is_refused(section: str, changes: dict[str, Any], message: str) -> None:
+    validate(RUN)
+    with pytest.raises(ValueError, match=message):
+        validate(replace(RUN, **{section: replace(getattr(RUN, section), **changes)}))
+
+
+def test_there_must_be_a_decoder_to_start() -> None:
+    mlm = RunConfig("test", model=SMALL, objective=ObjectiveConfig("mlm"), start=StartConfig(into="decoder"))
+    with pytest.raises(ValueError, match=r"start.into decoder is for objective.name mt, it is mlm"):
+        validate(mlm)
+    with pytest.raises(ValueError, match=r"start.into decoder is for a run that starts from another model: set start."):
+        validate(replace(RUN, start=StartConfig(into="decoder")))
+    with pytest.raises(
+        ValueError, match=r"model.decoder and model.decoder_layers are for objective.name mt, it is mlm"
+    ):
+        validate(replace(mlm, start=StartConfig(), model=replace(SMALL, decoder_layers=1)))
+    for start, words in (
+        (StartConfig(decoder="other"), "start.decoder other is for a run that starts from another model"),
+        (StartConfig("run", decoder="other"), "start.decoder other is for one encoder, and start.take all takes"),
+        (StartConfig("run", "encoder", "decoder", "other"), "both say what the decoder starts from: leave start.into"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            validate(replace(RUN, start=start))
+    with pytest.raises(ValueError, match=r"start.decoder other is for objective.name mt, it is mlm: leave it empty"):
+        validate(replace(mlm, start=StartConfig("run", "encoder", decoder="other")))
+    whole = replace(RUN, start=StartConfig("run", "all", "decoder"))
+    with pytest.raises(ValueError, match=r"start.into decoder is for one encoder, and start.take all takes the whole"):
+        validate(whole)
+    validate(replace(whole, start=replace(whole.start, take="encoder")))
+
+
+@pytest.mark.parametrize(
+    ("denoising", "back", "para_rows", "message"),
+    [
+        (("0:1", "100:0"), (), 0, "are both 0 in step 100, which would train nothing"),
+        (("0:1", "100:0"), ("0:0", "99:0", "200:1"), 0, ""),
+        (("0:1", "100:0"), ("0:0", "100:0", "200:1"), 0, "are both 0 in step 100"),
+        (("0:1", "120:0"), (), 0, ""),  # the run has 120 steps
+        (("0:0", "5:1"), (), 0, "are both 0 in step 0"),
+        (("0:1", "100:0"), (), 8, ""),
+        (("0:1",), ("0:0", "9:0"), 8, "objective.back_translation is 0 in all steps: leave it empty"),
+    ],
+)
+def test_every_step_has_a_term(denoising: tuple[str, ...], back: tuple[str, ...], para_rows: int, message: str) -> None:
+    objective = replace(RUN.objective, denoising=denoising, back_translation=back)
+    run = replace(RUN, objective=objective, data=DataConfig(8, para_rows, 8), train=TrainConfig(steps=120))
+    run = replace(run, optimizer=OptimizerConfig(warmup_steps=5))
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
+        validate(run)
+
+
+def test_the_gradient_has_the_weights_of_the_step(tmp_path: Path) -> None:
+    """Step 3 of a weight that falls is a step under what it has fallen to."""
+    data, norms = write_data(tmp_path / "data", rows=32), []
+    for points in (("0:0.4", "2:0.3", "4:0.2"), ("0:0.25",), ("0:1",)):
+        run = tiny({"kind": "plain"}, 8, **MT_ON_SENTENCES, denoising=points)
+        languages = run.model.language_embeddings
+        loader = Loader(data, run.data, run.seed, 1.0, 0, 1, languages, objective_of(run.objective))
+        engine = build_engine(run, loader, None)
+        norms.append(engine.train_batch(3, 1e-3, detailed=False).gradient_norm)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6) and norms[2] == pytest.approx(4 * norms[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("changes", [{}, dict(decoder="interleaved"), dict(decoder_layers=1, masked_head="linear")])
+def test_operations_equal_torchs_counter(changes: dict[str, object]) -> None:
+    """Rows of one pair each, 16 source tokens and 16 targets."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    batch = packed(
+        [[(pair[0].repeat(20)[:14], pair[1].repeat(20)[:15]) for pair in row[:1]] for row in texts()], width=32
+    )
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        translator(**changes)(batch)
+    expected = 64 * work_of(replace(RUN, model=config(**changes)), 32).forward
+    expected += 2 * 32 * GROUP * SMALL.width  # the logits of a group of ids for the most likely one
+    assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
+
+
+def test_operations_of_sentences() -> None:
+    """Two sentences of 32 tokens, all of them in the source twice; what is written is no part of the forward pass."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    items = [[[0, *range(10, 40), 2]]] * 2
+    batch = batch_of(items, [], 32, mask_fraction=1.0)
+    batch = batch.with_added(noised_BT=batch.tokens_BT)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        translator()(batch)
+    once = replace(RUN, model=config(), objective=replace(RUN.objective, denoising=("0:1",)))
+    both = replace(RUN, model=config(), objective=replace(once.objective, back_translation=("0:1",)))
+    work, twice = work_of(once, 32), work_of(both, 32)
+    # 62 targets, and the logits of a group of ids for the most likely one.
+    expected = 64 * work.forward - 2 * work.softmax + 2 * 62 * GROUP * SMALL.width
+    assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
+    assert twice.forward == pytest.approx(2 * work.forward)
+    assert twice.training == pytest.approx(3 * twice.forward + work.forward) and work.training == 3 * work.forward
+
+
+def test_every_parameter_is_counted() -> None:
+    counts, model = count_parameters(RUN), translator()
+    decoder = sum(value.numel() for value in model.decoder.parameters())
+    assert counts["trained_total"] == counts["encoder"] + decoder
+
+
+@pytest.mark.parametrize("layout", ["xlme", "xlm"])
+def test_places(layout: str) -> None:
+    """Of 3 and 2 tokens, and of 1 and 4: those of the second sides, and the `</s>` after them."""
+    made = [LAYOUTS[layout].item(torch.arange(5, 5 + a).numpy(), torch.arange(30, 30 + b).numpy()).tolist()
+            for a, b in ((3, 2), (1, 4))]  # fmt: skip
+    batch = batch_of([], [made], 24, mask_fraction=1.0)
+    wider = layout == "xlm"
+    first = range(5 + wider, 8 + wider)  # after <s> a b c </s>, in XLM's layout with one more </s>
+    start = first.stop + 3 + wider
+    assert MT.places(batch).tolist() == [*first, *range(start, start + 5)]
+    assert MT.counts(batch).tolist() == [8.0]

@@ -1,0 +1,140 @@
+"""The decoder of a translating model: layers that see the target tokens before them and all tokens of the source.
+
+Two forms (`model.decoder`): XLM's layer has self-attention, cross-attention and a feed-forward network; DeltaLM's (Ma
+et al., 2021, section 3.1) is two of an encoder's, self-attention and feed-forward, cross-attention and feed-forward,
+so that each half starts from a whole layer of a pre-trained encoder.
+
+B rows, S source tokens, R target tokens, H heads, K head size, D width.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..config import ModelConfig
+from ..models.attention import AttentionBias, ItemBias, dropping_attend, fused_attend
+from ..models.dropout import derive
+from ..models.encoder import Encoder
+from ..models.layers import Attention, LayerNorm, Linear, TransformerLayer
+
+KeysAndValues = tuple[Tensor, Tensor]  # each [B, H, tokens, K]
+
+
+class Read(NamedTuple):
+    """Inputs that all layers of a decoder share in one pass."""
+
+    own: AttentionBias | ItemBias  # of self-attention
+    source_BSD: Tensor  # the encoder's last hidden states
+    source: AttentionBias  # which source tokens a target token sees
+    # Keys and values of earlier tokens by attention layer, to which a pass over one more token adds its own; None where
+    # targets are read whole.
+    past: dict[nn.Module, KeysAndValues] | None = None
+
+
+class DecoderAttention(Attention):
+    """Self-attention of whole targets, or of one more token at a time."""
+
+    def forward(self, x_BRD: Tensor, read: Read, keys_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """Attention output, [B, R, D]; see `Attention`."""
+        if read.past is None:
+            return super().forward(x_BRD, read.own, keys_B)
+        assert isinstance(read.own, AttentionBias)
+        q_BHRK, k_BHRK, v_BHRK = _heads(self.qkv(x_BRD), 3, self.heads)
+        if self in read.past:
+            k_BHRK, v_BHRK = (torch.cat(both, dim=2) for both in zip(read.past[self], (k_BHRK, v_BHRK), strict=True))
+        read.past[self] = k_BHRK, v_BHRK
+        gate_BHR1 = None if self.gate is None else self.gate(q_BHRK)
+        return self.output(_joined(fused_attend(q_BHRK, k_BHRK, v_BHRK, gate_BHR1, read.own)))
+
+
+class CrossAttention(nn.Module):
+    """Attention of target tokens to the source tokens of their pair; no bias by distance."""
+
+    def __init__(self, cfg: ModelConfig):
+        super().__init__()
+        self.heads = cfg.heads
+        self.dropout = cfg.attention_dropout
+        self.query = Linear(cfg.width, cfg.width)
+        self.key_value = Linear(cfg.width, 2 * cfg.width)
+        self.output = Linear(cfg.width, cfg.width)
+
+    def forward(self, x_BRD: Tensor, read: Read, keys_B: Tensor | None = None) -> Tensor:
+        """Attention output, [B, R, D]; weights are dropped by `keys_B`, if there are any."""
+        (q_BHRK,) = _heads(self.query(x_BRD), 1, self.heads)
+        if read.past is not None and self in read.past:
+            k_BHSK, v_BHSK = read.past[self]
+        else:
+            k_BHSK, v_BHSK = _heads(self.key_value(read.source_BSD), 2, self.heads)
+            if read.past is not None:
+                read.past[self] = k_BHSK, v_BHSK
+        if keys_B is None or not self.dropout:
+            return self.output(_joined(fused_attend(q_BHRK, k_BHSK, v_BHSK, None, read.source)))
+        return self.output(_joined(dropping_attend(q_BHRK, k_BHSK, v_BHSK, None, read.source, self.dropout, keys_B)))
+
+
+def _heads(x: Tensor, parts: int, heads: int) -> Tensor:
+    """[B, tokens, parts · D] to [parts, B, H, tokens, K]."""
+    return x.view(*x.shape[:2], parts, heads, -1).permute(2, 0, 3, 1, 4)
+
+
+def _joined(out_BHRK: Tensor) -> Tensor:
+    return out_BHRK.transpose(1, 2).flatten(2)
+
+
+class DecoderLayer(TransformerLayer):
+    """XLM's: self-attention, cross-attention and a feed-forward network, each with a residual connection."""
+
+    def __init__(self, cfg: ModelConfig):
+        super().__init__(cfg, DecoderAttention(cfg))
+        self.cross_attention = CrossAttention(cfg)
+        self.cross_norm = LayerNorm(cfg.width, eps=cfg.norm_epsilon)
+
+    def forward(self, x_BRD: Tensor, read: Read, keys_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """The layer's output, [B, R, D]; see `TransformerLayer`."""
+        own_B, cross_B = (None, None) if keys_B is None else (derive(keys_B, 2), derive(keys_B, 4))
+        x_BRD = self._add(x_BRD, self.attention_norm, lambda x: self.attention(x, read, own_B), keys_B, 0)
+        x_BRD = self._add(x_BRD, self.cross_norm, lambda x: self.cross_attention(x, read, cross_B), keys_B, 3)
+        return self._add(x_BRD, self.feed_forward_norm, self._feed_forward, keys_B, 1)
+
+
+class Decoder(Encoder):
+    """Positions, layers and norms of a decoder. In the interleaved form two `layers` are one layer of DeltaLM's."""
+
+    ragged = True
+
+    def __init__(self, cfg: ModelConfig):
+        super().__init__(cfg, decoder_depth(cfg))
+
+    def _layer(self, number: int) -> nn.Module:
+        if self.cfg.decoder == "xlm":
+            return DecoderLayer(self.cfg)
+        attention = CrossAttention(self.cfg) if number % 2 else DecoderAttention(self.cfg)
+        return TransformerLayer(self.cfg, attention)
+
+
+def decoder_layers(cfg: ModelConfig) -> int:
+    """Number of layers; a layer of DeltaLM's has two attentions and two feed-forward networks."""
+    return cfg.decoder_layers or max(1, cfg.discriminator_layers // (1 if cfg.decoder == "xlm" else 2))
+
+
+def decoder_depth(cfg: ModelConfig) -> int:
+    """Number of feed-forward networks: the decoder can start from equally many layers of an encoder."""
+    return decoder_layers(cfg) * (1 if cfg.decoder == "xlm" else 2)
+
+
+def decoder_from_encoder(encoder: Mapping[str, Tensor], cfg: ModelConfig) -> dict[str, Tensor]:
+    """An encoder's `state_dict` as parameters of a decoder.
+
+    XLM: all parameters except cross-attention and its norm. Interleaved: all, from the layers of equal number; their
+    self-attention becomes cross-attention in every second layer.
+    """
+    taken = dict(encoder)
+    if cfg.decoder == "interleaved":
+        for number in range(1, decoder_depth(cfg), 2):
+            for kind in ("weight", "bias"):
+                start = f"layers.{number}.attention"
+                qkv = taken.pop(f"{start}.qkv.{kind}")
+                taken |= {f"{start}.query.{kind}": qkv[: cfg.width], f"{start}.key_value.{kind}": qkv[cfg.width :]}
+    return taken

@@ -1,0 +1,146 @@
+"""Machine translation: an encoder over the source of every sentence and a decoder that predicts the target (XLM:
+Conneau and Lample, 2019). The decoder knows the language to translate into by its embedding alone.
+
+B rows, T tokens of a row, S source tokens of one, R target tokens, M target tokens of all rows, D width, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..config import ModelConfig
+from ..data.batch import Batch
+from ..data.rows import LAYOUTS, TASKS
+from ..models.attention import AttentionBias, causal_mask, shared_bias
+from ..models.dropout import APART, derive
+from ..models.encoder import lookup, read_whole
+from ..models.heads import MaskedLanguageModelHead, TiedTable
+from ..models.text_encoder import TextEncoder
+from .decoder import Decoder, Read
+from .sides import (
+    Side,
+    crossed,
+    noised_sources,
+    predicted_places,
+    rows_of,
+    sentences_apart,
+    sources_of_pairs,
+    targets,
+    written_sources,
+)
+from .writing import write
+
+TERMS = ("ae", "bt", "mt")  # denoising, back-translation, pairs
+LONGER = 3  # a translation of a row has at most 3 times its tokens
+_KINDS = {"mono": ("ae", "bt"), "para": ("mt",)}
+
+
+class TranslationOutput(NamedTuple):
+    """Output of one forward pass, from which the objective computes the losses."""
+
+    nll_M: Tensor  # float32, −log p of the target token
+    predicted_M: Tensor  # int64, the most likely token
+    places_M: Tensor  # int64, the target tokens as indices into the flattened row tokens, ascending in each term
+    terms_M: Tensor  # int64, the terms that they count for, as indices into TERMS
+
+
+class TranslationModel(TextEncoder):
+    """`TextEncoder` with a decoder, and a head that predicts its tokens; all three share one embedding."""
+
+    # Whether a flag is true on any process. Under ZeRO-3 an engine sets it: all processes then write equally long.
+    any_rank: Callable[[bool], bool] = staticmethod(bool)
+
+    def __init__(self, cfg: ModelConfig):
+        super().__init__(cfg)
+        self.decoder = Decoder(cfg)
+        self.masked_head = MaskedLanguageModelHead(cfg)
+
+    def forward(self, batch: Batch) -> TranslationOutput:  # type: ignore[override]
+        """Predict every target token from its source and the targets before it: of pairs, and of monolingual sentences
+        as often as the batch has sources for them."""
+        table, nothing = read_whole(self.table), torch.empty(0, dtype=torch.int64, device=batch.tokens_BT.device)
+        outputs = [TranslationOutput(nothing.float(), nothing, nothing, nothing)]
+        for task, kinds in _KINDS.items():
+            rows = rows_of(batch, task)
+            if len(rows.task_B):
+                places_M = (predicted_places(batch) & (batch.task_B == TASKS.index(task))[:, None]).flatten().nonzero()
+                of_task = rows, targets(rows), batch.tokens_BT.flatten(), places_M.squeeze(1), table
+                outputs += [self._predicted(kind, *of_task) for kind in kinds if self._reads(kind, batch)]
+        return TranslationOutput(*(torch.cat(parts) for parts in zip(*outputs, strict=True)))
+
+    @staticmethod
+    def _reads(kind: str, batch: Batch) -> bool:
+        return kind == "mt" or {"ae": "noised_BT", "bt": "into_BT"}[kind] in batch.added
+
+    def _predicted(
+        self, kind: str, rows: Batch, target: Side, tokens: Tensor, places_M: Tensor, table: list[Tensor]
+    ) -> TranslationOutput:
+        """The output for one kind of sources of `rows`, whose targets are at `places_M` of `tokens`."""
+        number, row_tokens = TERMS.index(kind), rows.tokens_BT.shape[1]
+        source = {"ae": noised_sources, "bt": self.written, "mt": sources_of_pairs}[kind](rows)
+        keys_B = derive(rows.keys_B, APART - 1) if kind == "bt" else rows.keys_B
+        row_tokens *= LONGER if kind == "bt" else 1
+        source_BSD = self.read_source(source, keys_B, row_tokens)
+        target_BRD = self.read_target(target, source_BSD, source.items, keys_B, row_tokens)
+        hidden_MD = target_BRD.flatten(0, 1)[target.items.flatten().nonzero().squeeze(1)]
+        predicted = self.masked_head(hidden_MD, TiedTable(table), tokens[places_M], None)
+        return TranslationOutput(predicted.nll_M, predicted.predicted_M, places_M, torch.full_like(places_M, number))
+
+    def written(self, rows: Batch) -> Side:
+        """Greedy translations of the monolingual sentences in evaluation mode, without gradient, as sources of these
+        sentences."""
+        sentences, training = sentences_apart(rows), self.training
+        self.eval()
+        tokens = write(self, sentences.source, sentences.into_N)
+        self.train(training)
+        return written_sources(sentences, tokens, LAYOUTS[self.cfg.layout].opening, len(rows.task_B))
+
+    def read_source(self, source: Side, keys_B: Tensor | None = None, row_tokens: int | None = None) -> Tensor:
+        """The encoder's last hidden states, [B, S, D]; `keys_B` and the rows' length are for dropout."""
+        embedded_BSD = lookup(source.tokens, self.table, sparse=True)
+        read_BSD = self.encoder.embed(embedded_BSD, source.positions, source.languages, keys_B)
+        distance_HW = self.encoder.distances(source.tokens.shape[1])
+        return self.encoder.body(read_BSD, source.items, distance_HW, keys_B=keys_B, row_tokens=row_tokens)
+
+    def read_target(
+        self,
+        target: Side,
+        source_BSD: Tensor,
+        sources_BS: Tensor,
+        keys_B: Tensor | None = None,
+        row_tokens: int | None = None,
+    ) -> Tensor:
+        """The decoder's last hidden states, [B, R, D], of whole targets; `sources_BS`: item numbers of the source."""
+        decoder, keys_B = self.decoder, None if keys_B is None else derive(keys_B, APART)
+        embedded_BRD = lookup(target.tokens, self.table, sparse=True)
+        read_BRD = decoder.embed(embedded_BRD, target.positions, target.languages, keys_B)
+        distance_HW = decoder.distances(target.tokens.shape[1])
+        own = shared_bias(self.cfg, target.items, distance_HW, read_BRD.dtype, causal_mask)
+        assert isinstance(own, AttentionBias)
+        source = AttentionBias(crossed(target.items, sources_BS), None, row_tokens=row_tokens)
+        return decoder.through_layers(read_BRD, Read(own._replace(row_tokens=row_tokens), source_BSD, source), keys_B)
+
+    def read_next(
+        self, tokens_B: Tensor, place: int, languages_B: Tensor, source_BSD: Tensor, allowed_B11S: Tensor, past: dict
+    ) -> Tensor:
+        """The decoder's last hidden state, [B, D], after one more token of each target, at `place` (from 0). `past`
+        caches keys and values of the tokens before, and gets those of this one."""
+        decoder = self.decoder
+        place_B1 = torch.full_like(tokens_B, place)[:, None]
+        embedded_B1D = lookup(tokens_B[:, None], self.table)
+        x_B1D = decoder.embed(embedded_B1D, place_B1, languages_B[:, None])
+        distance_HW, all_111R = decoder.distances(place + 1), allowed_B11S.new_ones(1, 1, 1, place + 1)
+        # d by distance begins with that to the first token, and goes up to that of the token to itself.
+        distance_H1R = None if distance_HW is None else distance_HW[:, None, : place + 1].to(x_B1D.dtype)
+        read = Read(AttentionBias(all_111R, distance_H1R), source_BSD, AttentionBias(allowed_B11S, None), past)
+        return decoder.through_layers(x_B1D, read)[:, 0]
+
+    def scores(self, hidden_BD: Tensor) -> Tensor:
+        """Logits of the next token, [B, V], from last hidden states."""
+        head = self.masked_head
+        if head.dense is not None and head.norm is not None:
+            hidden_BD = head.norm(F.gelu(head.dense(hidden_BD)))
+        return torch.cat([hidden_BD @ block.t() for block in self.table], dim=1) + head.bias

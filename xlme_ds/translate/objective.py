@@ -1,0 +1,219 @@
+"""Machine translation on pairs, on monolingual sentences, or both (XLM; Conneau and Lample, 2019).
+
+L = w_AE(step) L_AE + w_BT(step) L_BT + L_MT, each a mean over its target tokens of the global batch: a token is
+predicted from its source and from the targets before it, the first from `</s>`; the last one is `</s>`. Of pairs one
+side is the source, drawn when the data are mixed, so that one model learns both directions. Of monolingual sentences
+the sources are noised copies (denoising auto-encoding), and translations that the weights of the step write: so a step
+follows from its number and the weights, as any other. M target tokens.
+"""
+
+from copy import copy
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from ..config import ModelConfig, ObjectiveConfig, RunConfig, weight_at
+from ..data.batch import Batch, sum_by_language, sum_by_task
+from ..data.collate import Collate, Purpose, collate, languages_of_text
+from ..data.corrupt import Parts
+from ..data.rows import TASKS
+from ..io.errors import Check
+from ..models.pipeline import Part, Work, encoder_forward, masked_head_forward
+from ..objectives.clm import Causal
+from ..objectives.mlm import MaskedLanguageModelling
+from ..objectives.protocol import OF_GENERATORS, OF_MASKING, Quantity, adds_none, not_read, require_sentences
+from .decoder import decoder_depth
+from .model import TERMS, TranslationModel, TranslationOutput
+from .sentences import ALWAYS, Sentences
+from .sides import predicted_places
+
+_QUANTITIES = {
+    "ae": Quantity("Loss of every token, restored from a noised copy", "nats a token", "mono", unigram=True),
+    "bt": Quantity("Loss of every token, translated back", "nats a token", "mono", unigram=True),
+    "mt": Quantity("Loss of every target token", "nats a token", "para", unigram=True),
+}
+_ACCURACIES = {"ae": "accuracy_denoising", "bt": "accuracy_back", "mt": "accuracy_para"}
+
+if TYPE_CHECKING:
+    from ..data.shards import RowStore
+
+
+class MachineTranslation(MaskedLanguageModelling):
+    """Every token of a target is predicted; with `mask_fraction` 1 nothing of it is masked."""
+
+    description = "machine translation by encoder and decoder, in both directions of every pair of languages"
+    masking_kind = Causal
+    has_decoder = True
+    reads_both_sides = False
+
+    def __init__(self, cfg: ObjectiveConfig):
+        weights = {"ae": cfg.denoising, "bt": cfg.back_translation, "mt": ("0:1",)}
+        self._by_step = {term: points for term, points in weights.items() if points}
+        self.terms = tuple(self._by_step)
+        self.quantities = {term: _QUANTITIES[term] for term in self.terms} | {
+            _ACCURACIES[term]: Quantity(f"Accuracy on every target token{suffix}")
+            for term, suffix in (("ae", " (denoising)"), ("bt", " (back-translation)"), ("mt", ""))
+            if term in self.terms
+        }
+        self.accuracies = tuple(_ACCURACIES[term] for term in self.terms)
+        super().__init__(cfg)
+        self.weights = self._weights_in(0)
+        self._of_terms = torch.tensor([self.terms.index(term) if term in self.terms else 0 for term in TERMS])
+
+    def check_rows(self, rows: "RowStore", purpose: Purpose) -> None:
+        """Monolingual rows must hold whole sentences (`mix --sentences`)."""
+        if len(self.terms) > 1:
+            require_sentences(rows, needed=True)
+
+    def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
+        """Batches with noised copies of the monolingual sentences, and the languages to translate them into."""
+        denoising, back = (self._by_step.get(term, ()) for term in ("ae", "bt"))
+        if not (denoising or back):
+            return super().batches(rows, purpose)
+        if purpose != "train":
+            denoising, back = (ALWAYS if points else () for points in (denoising, back))
+        if purpose == "show" and denoising:
+            back = ()
+        sentences = Sentences(denoising, back, languages_of_text(rows), rows.manifest.vocabulary_size - 1)
+
+        def with_sentences(parts: Parts, seed: int, mask_fraction: float, step: int) -> Batch:
+            return sentences.added(collate(parts, seed, mask_fraction), parts, seed, step)
+
+        return with_sentences
+
+    def probe(self, batch: Batch) -> Batch:
+        """No translation is written where there is another term: it may differ where two tokens are about equally
+        likely."""
+        has_pairs = bool((batch.task_B == TASKS.index("para")).any())
+        if "noised_BT" in batch.added or has_pairs:
+            return batch._replace(added={name: value for name, value in batch.added.items() if name != "into_BT"})
+        return batch
+
+    def at(self, step: int) -> Self:
+        """This objective with the weights that its terms have in `step`."""
+        other = copy(self)
+        other.weights = self._weights_in(step)
+        return other
+
+    def _weights_in(self, step: int) -> Tensor:
+        return torch.tensor([weight_at(points, step) for points in self._by_step.values()], dtype=torch.float64)
+
+    def checks(self, run: RunConfig) -> list[Check]:
+        """Every target token is predicted, the languages have embeddings, and the engine can run a decoder."""
+        name, fraction = run.objective.name, run.objective.mask_fraction
+        return [
+            (
+                fraction == 1.0,
+                f"objective.mask_fraction is {fraction}, and objective.name {name} predicts every target: set it to 1",
+            ),
+            adds_none(run),
+            *not_read(run, *OF_MASKING, *OF_GENERATORS, "z_loss"),
+            *self._weight_checks(run),
+            (
+                bool(run.data.mono_rows) == (len(self.terms) > 1),
+                f"objective.name {name} reads monolingual rows for objective.denoising and objective.back_translation "
+                f"alone, and data.mono_rows is {run.data.mono_rows}: set both or neither",
+            ),
+            (
+                bool(run.model.language_embeddings),
+                f"objective.name {name} knows the language to translate into by its embedding: set "
+                "model.language_embeddings to the languages of the data",
+            ),
+            (
+                run.engine.kind != "pipeline",
+                f"engine.kind pipeline does not cut a decoder, which objective.name {name} has: set it to deepspeed",
+            ),
+            (
+                run.model.compile in ("auto", "none"),
+                f"model.compile {run.model.compile} is not for objective.name {name}, whose rows have sides of any "
+                "length: set it to none",
+            ),
+            self.kernel_check(run),
+        ]
+
+    @staticmethod
+    def _weight_checks(run: RunConfig) -> list[Check]:
+        """Check that every step of the run has a term: between two given steps a weight is 0 only if it is 0 at
+        both."""
+        points_of = {name: getattr(run.objective, name) for name in ("denoising", "back_translation")}
+        steps = sorted({0} | {int(point.partition(":")[0]) for points in points_of.values() for point in points})
+        weights = {name: [weight_at(points, step) for step in steps] for name, points in points_of.items()}
+        sums = [sum(each) for each in zip(*weights.values(), strict=True)]
+        alone = not run.data.para_rows or run.data.alternate
+        bare = next((at for at, one in zip(steps, sums, strict=True) if alone and not one and at < run.train.steps), -1)
+        return [
+            *(
+                (not points_of[name] or any(weights[name]), f"objective.{name} is 0 in all steps: leave it empty")
+                for name in points_of
+            ),
+            (
+                bare < 0 or not any(points_of.values()),
+                f"objective.denoising and objective.back_translation are both 0 in step {bare}, which would train "
+                "nothing on its sentences: raise one, or lower train.steps",
+            ),
+        ]
+
+    def build(self, cfg: ModelConfig, part: Part | None = None) -> TranslationModel:  # type: ignore[override]
+        """The whole model: it is never cut."""
+        return TranslationModel(cfg)
+
+    def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
+        """Half of a row of pairs is source, half is target. A sentence is all target, with a source of equal length,
+        once for denoising and once for back-translation, for which both networks first run without gradient; pairs next
+        to sentences are counted as sentences."""
+        passes = len(self.terms) - 1
+        share, side = (float(passes), row_tokens) if passes else (0.5, row_tokens // 2)
+        cross = len([n for n in range(decoder_depth(cfg)) if cfg.decoder == "xlm" or n % 2])
+        own = decoder_depth(cfg) if cfg.decoder == "xlm" else decoder_depth(cfg) - cross
+        attention = 4 * cfg.width**2 + 2 * side * cfg.width  # own or cross: projections, scores, weighted sums
+        feed_forward = 2 * cfg.width * cfg.feed_forward
+        decoder = 2.0 * ((own + cross) * attention + decoder_depth(cfg) * feed_forward)
+        encoder, ahead = encoder_forward(cfg, 1, side), "bt" in self.terms
+        return Work(
+            layers=cfg.discriminator_layers,
+            layer=encoder * share,
+            decoder=decoder * share,
+            softmax_last=masked_head_forward(cfg, share),
+            layer_ahead=encoder * ahead,
+            softmax_ahead=(decoder + masked_head_forward(cfg, 1.0)) * ahead,
+        )
+
+    def places(self, batch: Batch) -> Tensor:
+        """The target tokens."""
+        return predicted_places(batch).flatten().nonzero().squeeze(1)
+
+    def counts(self, batch: Batch) -> Tensor:
+        """Target tokens of each term, float64 [terms]."""
+        by_task = sum_by_task(predicted_places(batch).sum(1), batch.task_B)
+        by_term = {
+            "ae": by_task[0] * ("noised_BT" in batch.added),
+            "bt": by_task[0] * ("into_BT" in batch.added),
+            "mt": by_task[1],
+        }
+        return torch.stack([by_term[term] for term in self.terms]).double()
+
+    def _sum(self, values_M: Tensor, output: TranslationOutput) -> Tensor:
+        return sum_by_task(values_M, self._terms(output), len(self.terms))
+
+    def _terms(self, output: TranslationOutput) -> Tensor:
+        return self._of_terms.to(output.terms_M.device)[output.terms_M]
+
+    def sums(self, output: TranslationOutput, batch: Batch) -> Tensor:  # type: ignore[override]
+        """The summed losses, float32 [terms]; carries the gradient."""
+        return self._sum(output.nll_M, output)
+
+    def statistics(self, output: TranslationOutput, batch: Batch) -> Tensor:  # type: ignore[override]
+        """Target tokens that are the most likely ones, float64 [terms]."""
+        return self._sum(output.predicted_M == batch.tokens_BT.flatten()[output.places_M], output).double()
+
+    def by_language(self, output: TranslationOutput, batch: Batch, languages: int) -> Tensor:  # type: ignore[override]
+        """The summed losses and target tokens, by the language translated into, float64 [2, terms, languages]."""
+        language_M, counted_M = batch.languages_BT.flatten()[output.places_M], torch.ones_like(output.nll_M)
+        return sum_by_language(output.nll_M, counted_M, self._terms(output), language_M, len(self.terms), languages)
+
+    @staticmethod
+    def shown(output: TranslationOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
+        """The most likely target tokens in their places, each after the right ones before it."""
+        filled = batch.tokens_BT.flatten().index_copy(0, output.places_M, output.predicted_M)
+        return filled.view_as(batch.tokens_BT), None

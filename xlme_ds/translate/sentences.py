@@ -1,0 +1,109 @@
+"""Sources from monolingual sentences (XLM; Lample and Conneau, 2019): a noised copy of each, from which denoising
+auto-encoding restores it; and the language into which back-translation translates it.
+
+Both are functions of (seed, row number) and the row alone, by counters of their own. B rows, T tokens.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numba.types import int32, int64, uint64, void
+
+from ..config import weight_at
+from ..data.batch import Batch
+from ..data.compiled import compiled, reads
+from ..data.corrupt import Array, Parts, Word, philox
+from ..data.rows import EOS, PAD, TASKS
+from ..io.errors import refuse
+
+SHUFFLED, DROPPED, BLANKED = 3, 0.1, 0.1  # XLM's: how far tokens move; shares of tokens
+ALWAYS = ("0:1",)  # weight 1 in all steps
+_TASK = np.uint64(len(TASKS))  # a task number of the random counters that nothing else uses
+_TO_UNIT = 2.0**-32
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Adds noised copies and languages to a batch, in the steps in which their weight is not 0 (`config.weight_at`)."""
+
+    denoising: tuple[str, ...]
+    back_translation: tuple[str, ...]
+    languages: tuple[int, ...]  # of the rows
+    mask: int  # id of `<mask>`
+
+    def __post_init__(self) -> None:
+        count = len(self.languages)
+        message = f"objective.back_translation needs text of two languages, the data have {count}: leave it empty"
+        refuse([(not self.back_translation or count > 1, message)])
+
+    def added(self, batch: Batch, parts: Parts, seed: int, step: int) -> Batch:
+        """`batch`, which `collate` made of `parts`, with `noised_BT` and `into_BT` of its sentences."""
+        noised_BT, into_BT = np.full((2, *batch.tokens_BT.shape), PAD, dtype=np.int64)
+        first = 0
+        for task, rows, numbers in parts:
+            if task == TASKS.index("mono"):
+                last, key = first + len(rows.tokens), np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
+                places = noised_BT[first:last], into_BT[first:last]
+                _noise(*rows, numbers, key, self.mask, np.array(self.languages), *places)
+            first += len(rows.tokens)
+        if weight_at(self.denoising, step):
+            batch = batch.with_added(noised_BT=torch.from_numpy(noised_BT))
+        if weight_at(self.back_translation, step):
+            batch = batch.with_added(into_BT=torch.from_numpy(into_BT))
+        return batch
+
+
+@compiled(
+    void(
+        *(reads(int32, 2), reads(int64), reads(int64), reads(int64), reads(int64), uint64, int64, int64[::1]),
+        *(int64[:, ::1], int64[:, ::1]),
+    )
+)
+def _noise(
+    tokens_BT: Array,
+    items_B: Array,
+    lengths: Array,
+    languages: Array,
+    numbers_B: Array,
+    seed: Word,
+    mask: int,
+    language_indices: Array,
+    noised_BT: Array,
+    into_BT: Array,
+) -> None:
+    """Write the noised items in the places of the originals, followed by `<pad>`; and the language to translate into,
+    one of the other `language_indices`, with equal chances.
+
+    The tokens of a sentence are sorted by i + u, i the place and u uniform in [0, 3); then a share is dropped, and a
+    share becomes `<mask>`. One token always stays.
+    """
+    width = tokens_BT.shape[1]
+    keys_T, drops_T, blanks_T = np.empty(width), np.empty(width), np.empty(width)
+    item = 0
+    for row in range(len(tokens_BT)):
+        number, start = np.uint64(numbers_B[row]), 0
+        for _ in range(items_B[row]):
+            stop = start + lengths[item]
+            own = 0
+            while language_indices[own] != languages[item] and own < len(language_indices) - 1:
+                own += 1
+            draw = philox(np.uint64(start), _TASK, number & _LOW, number >> _HALF, seed)[3]
+            others = np.uint64(max(len(language_indices) - 1, 1))
+            into_BT[row, start:stop] = language_indices[(own + 1 + int(draw * others >> _HALF)) % len(language_indices)]
+            for column in range(start + 1, stop - 1):
+                move, drop, blank, _ = philox(np.uint64(column), _TASK, number & _LOW, number >> _HALF, seed)
+                keys_T[column] = column + SHUFFLED * (move * _TO_UNIT)
+                drops_T[column], blanks_T[column] = drop * _TO_UNIT, blank * _TO_UNIT
+            most = drops_T[start + 1 : stop - 1].max()
+            noised_BT[row, start] = tokens_BT[row, start]
+            at = start + 1
+            for moved in np.argsort(keys_T[start + 1 : stop - 1]):
+                column = start + 1 + moved
+                if drops_T[column] >= min(DROPPED, most):
+                    noised_BT[row, at] = mask if blanks_T[column] < BLANKED else tokens_BT[row, column]
+                    at += 1
+            noised_BT[row, at] = EOS
+            start = stop
+            item += 1

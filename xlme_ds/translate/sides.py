@@ -1,0 +1,131 @@
+"""Inputs of encoder and decoder of a translating model from a batch (XLM: Conneau and Lample, 2019; Lample et al.,
+2018).
+
+Rows of pairs are those that translation language modelling reads. Their sides are taken apart, so that neither network
+computes the other's tokens. Of a monolingual sentence, the target, the source is a noised copy or a translation that
+the model wrote.
+
+B rows, T tokens of a row, S source tokens of one, R target tokens.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..data.batch import Batch
+from ..data.rows import EOS, PAD, TASKS
+
+_MULTIPLE = 8  # of columns: what a GPU's kernels for attention and products like
+
+
+class Side(NamedTuple):
+    """Tokens of every row that one network reads, moved together to the left; int64 [B, S] or [B, R]."""
+
+    tokens: Tensor
+    positions: Tensor  # from 0 in every item
+    languages: Tensor
+    items: Tensor  # number of the item inside its row, from 1; 0 at padding
+
+
+def predicted_places(batch: Batch) -> Tensor:
+    """The target tokens, bool [B, T]: the second side of pairs and monolingual sentences, each with its last `</s>` and
+    without the token that opens it."""
+    inside_BT, pairs_B1 = batch.segments_BT > 0, _rows_of(batch, "para")[:, None]
+    second_BT = (batch.sides_BT == 1) & inside_BT
+    opens_BT = second_BT & ~F.pad(second_BT[:, :-1], (1, 0)) & (batch.tokens_BT == EOS)
+    return torch.where(pairs_B1, second_BT & ~opens_BT, inside_BT & (batch.positions_BT > 0))
+
+
+def _rows_of(batch: Batch, task: str) -> Tensor:
+    return batch.task_B == TASKS.index(task)
+
+
+def rows_of(batch: Batch, task: str) -> Batch:
+    """The rows of one task; what is chosen by masking is left out."""
+    rows_B = _rows_of(batch, task)
+    by_row = {name: value[rows_B] for name, value in batch._asdict().items() if name.endswith(("_BT", "_B"))}
+    return batch._replace(**by_row, added={name: value_BT[rows_B] for name, value_BT in batch.added.items()})
+
+
+def sources_of_pairs(batch: Batch) -> Side:
+    """The first sides, special tokens included."""
+    source_BT = (batch.sides_BT == 0) & (batch.segments_BT > 0)
+    return _packed(source_BT, batch.tokens_BT, batch.positions_BT, batch.languages_BT, batch.segments_BT)
+
+
+def noised_sources(batch: Batch) -> Side:
+    """The noised copies of monolingual sentences."""
+    noised_BT = batch.added["noised_BT"]
+    inside_BT = (noised_BT != PAD) & (batch.segments_BT > 0)
+    return _packed(inside_BT, noised_BT, batch.positions_BT, batch.languages_BT, batch.segments_BT)
+
+
+def targets(batch: Batch) -> Side:
+    """Decoder inputs: targets shifted right, each beginning with `</s>`."""
+    target_BT = predicted_places(batch)
+    column_T = torch.arange(target_BT.shape[1], device=target_BT.device)
+    begins_BT = target_BT & ((batch.positions_BT == 1) | ~F.pad(target_BT[:, :-1], (1, 0)))
+    first_BT = torch.where(begins_BT, column_T, 0).cummax(1).values
+    before_BT = F.pad(batch.tokens_BT[:, :-1], (1, 0), value=PAD).masked_fill(begins_BT, EOS)
+    return _packed(target_BT, before_BT, column_T - first_BT, batch.languages_BT, batch.segments_BT)
+
+
+class SentencesApart(NamedTuple):
+    """Monolingual sentences, a row each."""
+
+    source: Side  # [N, S]
+    into_N: Tensor  # the language that each is to be written in
+    row_N: Tensor  # of the batch
+    item_N: Tensor  # its number there
+
+
+def sentences_apart(batch: Batch) -> SentencesApart:
+    """The sentences of monolingual rows, from the first row's to the last one's."""
+    first_BT = (batch.segments_BT > 0) & (batch.positions_BT == 0)
+    row_N, start_N = first_BT.nonzero().unbind(1)
+    item_N = batch.segments_BT[row_N, start_N]
+    inside_NT = batch.segments_BT[row_N] == item_N[:, None]
+    values = (values_BT[row_N] for values_BT in (batch.tokens_BT, batch.positions_BT, batch.languages_BT))
+    source = _packed(inside_NT, *values, inside_NT.long())
+    return SentencesApart(source, batch.added["into_BT"][row_N, start_N], row_N, item_N)
+
+
+def written_sources(sentences: SentencesApart, written: Sequence[Sequence[int]], opening: int, rows: int) -> Side:
+    """The translations `written` of the sentences, as sources of their rows; `opening`: the token before each one."""
+    device = sentences.row_N.device
+    lengths_N = torch.tensor([len(one) + 2 for one in written], device=device)
+    flat = torch.tensor([token for one in written for token in (opening, *one, EOS)], device=device)
+    which_L = torch.arange(len(written), device=device).repeat_interleave(lengths_N)
+    row_L = sentences.row_N[which_L]
+    ones_L = torch.ones_like(row_L)
+    before_N = lengths_N.cumsum(0) - lengths_N
+    place_L = torch.arange(len(flat), device=device)
+    taken_B = torch.zeros(rows, dtype=torch.int64, device=device).index_add(0, row_L, ones_L)
+    column_L = place_L - (taken_B.cumsum(0) - taken_B)[row_L]
+    width = max(-(-int(taken_B.max()) // _MULTIPLE), 1) * _MULTIPLE
+    values = (
+        flat,
+        place_L - before_N[which_L],
+        sentences.into_N[which_L],
+        sentences.item_N[which_L],
+    )
+    blank_BS = torch.zeros(rows, width, dtype=torch.int64, device=device)
+    return Side(*(blank_BS.index_put((row_L, column_L), value_L) for value_L in values))
+
+
+def _packed(mask_BT: Tensor, *values: Tensor) -> Side:
+    """The masked `values` [B, T] in their order; columns: those of the fullest row, rounded up to a multiple of 8."""
+    width = max(-(-int(mask_BT.sum(1).max()) // _MULTIPLE), 1) * _MULTIPLE
+    order_BS = (~mask_BT).long().sort(dim=1, stable=True).indices[:, :width]
+    inside_BS = mask_BT.gather(1, order_BS)
+    return Side(*(each.gather(1, order_BS) * inside_BS for each in values))
+
+
+def crossed(targets_BR: Tensor, sources_BS: Tensor) -> Tensor:
+    """Cross-attention mask, bool [B, 1, R, S], from the numbers of the items: a target token sees the source of its
+    item. Padding sees everything, so that no row of weights is empty."""
+    query_BR1 = targets_BR[:, :, None]
+    return ((query_BR1 == sources_BS[:, None]) | (query_BR1 == 0))[:, None]

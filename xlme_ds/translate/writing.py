@@ -1,0 +1,91 @@
+"""Decoding token by token, with cached keys and values, and the greedy translations of back-translation.
+
+N hypotheses or sentences, S source tokens, D width, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..config import ModelConfig
+from ..data.rows import BOS, EOS, PAD, UNK
+from .decoder import KeysAndValues
+from .sides import Side
+
+
+class Writer(Protocol):
+    """Interface of a translating model (`TranslationModel`)."""
+
+    cfg: ModelConfig
+    any_rank: Callable[[bool], bool]
+
+    def read_source(self, source: Side) -> Tensor:
+        """Hidden states of the source, [N, S, D]."""
+
+    def read_next(
+        self, tokens_B: Tensor, place: int, languages_B: Tensor, source_BSD: Tensor, allowed_B11S: Tensor, past: dict
+    ) -> Tensor:
+        """The state after one more token, [N, D]."""
+
+    def scores(self, hidden_BD: Tensor) -> Tensor:
+        """Logits of the next token, [N, V]."""
+
+
+def longest_translation(source: int) -> int:
+    """The largest number of tokens of a translation of `source` ordinary tokens (XLM's rule)."""
+    return int(1.3 * source + 5)
+
+
+class CachedDecoder:
+    """Hypotheses of several sentences, read by the decoder token after token."""
+
+    def __init__(self, model: Writer, source: Side, languages_N: Tensor):
+        self.model, self.languages_N = model, languages_N
+        self.source_NSD = model.read_source(source)
+        self.allowed_N11S = (source.items > 0)[:, None, None]
+        self.past: dict[torch.nn.Module, KeysAndValues] = {}
+        self.place = 0
+
+    def log_probabilities(self, tokens_N: Tensor) -> Tensor:
+        """Log-probabilities of the next token after `tokens_N`, float32 or wider [N, V]; only ordinary tokens and
+        `</s>` are possible."""
+        read = self.source_NSD, self.allowed_N11S, self.past
+        scores_NV = self.model.scores(self.model.read_next(tokens_N, self.place, self.languages_N, *read))
+        self.place += 1
+        scores_NV = scores_NV.to(torch.promote_types(scores_NV.dtype, torch.float32))
+        scores_NV[:, [BOS, PAD, UNK, -1]] = float("-inf")
+        return scores_NV.log_softmax(-1)
+
+    def keep(self, rows: list[int]) -> None:
+        """Keep these hypotheses, some perhaps several times."""
+        rows_N = torch.tensor(rows, device=self.source_NSD.device)
+        self.source_NSD, self.allowed_N11S = self.source_NSD[rows_N], self.allowed_N11S[rows_N]
+        self.languages_N = self.languages_N[rows_N]
+        self.past = {module: (keys[rows_N], values[rows_N]) for module, (keys, values) in self.past.items()}
+
+
+@torch.no_grad()
+def write(model: Writer, source: Side, languages_N: Tensor) -> list[list[int]]:
+    """Greedy translations of the rows of `source`, one sentence each, into `languages_N`, as ordinary tokens: at most
+    XLM's number, and at most as many as the model can read."""
+    decoder, tokens_N = CachedDecoder(model, source, languages_N), torch.full_like(languages_N, EOS)
+    most = model.cfg.max_positions - 2
+    limits = [min(longest_translation(length - 2), most) for length in (source.items > 0).sum(1).tolist()]
+    written: list[list[int]] = [[] for _ in limits]
+    live = list(range(len(limits)))  # the sentences of the decoder's rows; finished ones are removed
+    while model.any_rank(bool(live)):
+        tokens_N = decoder.log_probabilities(tokens_N).argmax(-1)
+        going = []
+        for row, (number, token) in enumerate(zip(live, tokens_N.tolist(), strict=False)):
+            if token != EOS:
+                written[number].append(token)
+                if len(written[number]) < limits[number]:
+                    going.append(row)
+        live = [live[row] for row in going]
+        if len(going) < len(tokens_N):
+            rows = going or [0]  # a rank that is done still runs as often as the others
+            decoder.keep(rows)
+            tokens_N = tokens_N[rows]
+    return written
