@@ -51,7 +51,7 @@ class Sampling:
 
     def set_shares(self) -> dict[tuple[str, ...], Fraction]:
         """The lines of `share`, read. Raises ValueError for one that says nothing, and for a name in two of them."""
-        found: dict[tuple[str, ...], Fraction] = {}
+        groups_set: dict[tuple[str, ...], Fraction] = {}
         for line in self.share:
             names, _, number = line.rpartition("=")
             try:
@@ -60,11 +60,11 @@ class Sampling:
                 share = Fraction(-1)
             if not all(names.split("+")) or not 0 <= share <= 1:
                 raise ValueError(f"--share {line}: write languages or pairs and a share from 0 to 1, as in sw+yo=0.02")
-            found[tuple(names.split("+"))] = found.get(tuple(names.split("+")), 0) + share
+            groups_set[tuple(names.split("+"))] = groups_set.get(tuple(names.split("+")), 0) + share
         for name, times in Counter(name for line in self.share for name in line.rpartition("=")[0].split("+")).items():
             if times > 1:
                 raise ValueError(f"--share names {name} {times} times: name it once")
-        return found
+        return groups_set
 
     def limits(self, examples: Sequence[int]) -> list[int] | None:
         """Most uses of each language; None without a bound."""

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -18,7 +19,7 @@ import traceback
 import types
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -56,10 +57,13 @@ def environment(**variables: object) -> dict[str, str]:
 PRELOADED = (
     "torch._dynamo", "torch.distributed", "torch.utils.tensorboard", "deepspeed",
     "deepspeed.runtime.zero.muon.muon_optimizer", "numba", "tyro", "rich.progress",
-    "matplotlib.pyplot", "sentencepiece",
+    "matplotlib.pyplot", "sentencepiece", "torch.utils.cpp_extension", "safetensors.torch",
+    "multiprocessing.spawn",
 )  # fmt: skip
 # Read while a process starts or by what is loaded: the same for all that are forked.
 FIXED = ("OMP_NUM_THREADS", "DS_ACCELERATOR", "PYTHONWARNINGS", "PYTHONPATH", "PYTHONHASHSEED")
+# The program that asks for a forked process where a script or a command starts Python itself.
+FORKED_PYTHON = Path(__file__).with_name("forked_python")
 
 
 class Python:
@@ -75,23 +79,29 @@ class Python:
         self.args, self.returncode = list(arguments), None
         self._files = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         env = environment(**variables)
-        request = {"arguments": self.args, "env": env, "fixed": [env.get(name) for name in FIXED]}
+        number = int(env.get("RANK", 0)) % 2
+        env |= self.forking(number)
+        request = {"arguments": self.args, "env": env, "folder": str(ROOT)}
         self._told, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            files = [theirs.fileno(), *(file.fileno() for file in self._files)]
-            socket.send_fds(self._parent(int(env.get("RANK", 0)) % 2), [json.dumps(request).encode()], files)
+        with theirs, open(os.devnull, "rb") as nothing:
+            files = [theirs.fileno(), nothing.fileno(), *(file.fileno() for file in self._files)]
+            socket.send_fds(self._parents[number], [json.dumps(request).encode()], files)
         said = self._told.recv(64)
         assert said, f"one of {FIXED} differs: start it with subprocess"
         self.pid = int(said)
 
     @classmethod
-    def _parent(cls, number: int) -> socket.socket:
+    def forking(cls, number: int = 0) -> dict[str, str]:
+        """Variables with which `FORKED_PYTHON` forks its process, and each process that this one starts as Python."""
         if number not in cls._parents:
             cls._parents[number], theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:  # it ends when this process has ended
-                command = [sys.executable, "-m", "tests.launch"]
-                subprocess.Popen(command, cwd=ROOT, env=environment(), stdin=theirs)
-        return cls._parents[number]
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs, listener:  # it ends when this process has ended
+                listener.bind(_address(number))
+                listener.listen()
+                command = [sys.executable, "-m", "tests.launch", str(listener.fileno())]
+                subprocess.Popen(command, cwd=ROOT, env=environment(), stdin=theirs, pass_fds=[listener.fileno()])
+        return {"FORKED_PYTHON": _address(number)[1:]}
 
     def poll(self) -> int | None:
         """The exit code, minus the number of a signal; None while it runs."""
@@ -141,7 +151,12 @@ def run_ranks(world: int, arguments: list[str], timeout: float = 600) -> list["s
     return [rank.completed(timeout) for rank in ranks]
 
 
-def _serve(requests: socket.socket) -> None:
+def _address(number: int) -> str:
+    """Where a parent of forked processes listens, in Linux's abstract namespace."""
+    return f"\0xlme-tests-{os.getpid()}-{number}"
+
+
+def _serve(requests: socket.socket, listener: socket.socket) -> None:
     """Fork a process for every request, until the tests have ended."""
     for name in PRELOADED:
         importlib.import_module(name)
@@ -150,22 +165,36 @@ def _serve(requests: socket.socket) -> None:
     fixed = [os.environ.get(name) for name in FIXED]
     signal.signal(signal.SIGCHLD, _reap)
     while True:
-        message, files, *_ = socket.recv_fds(requests, 1 << 20, 3)
-        if not message:
+        ready, *_ = select.select([requests, listener], [], [])
+        source = listener.accept()[0] if requests not in ready else requests
+        message, files, *_ = socket.recv_fds(source, 1 << 20, 4)
+        if source is requests and not message:
             return
-        request = json.loads(message)
-        if request["fixed"] == fixed and os.fork() == 0:
+        if source is not requests:  # FORKED_PYTHON's own connection, on which it hears of the process
+            files.insert(0, source.detach())
+        request = json.loads(message) if message else {}
+        if message and [request["env"].get(name) for name in FIXED] == fixed and os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             requests.close()
-            child = os.fork()
-            if child == 0:
-                _become(request["arguments"], request["env"], files)
-            with socket.socket(fileno=files[0]) as told:  # of the number of the process, and how it ended
-                told.send(str(child).encode())
-                told.send(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
-            os._exit(0)
+            listener.close()
+            _fork_and_tell(request, files)
         for file in files:
             os.close(file)
+
+
+def _fork_and_tell(request: dict[str, Any], files: list[int]) -> NoReturn:
+    """Fork the process; send its number and its exit code. It ends with whoever waits for it."""
+    child = os.fork()
+    if child == 0:
+        _become(request, files)
+    with socket.socket(fileno=files[0]) as told:
+        told.send(str(child).encode())
+        ended = os.pidfd_open(child)
+        if ended not in select.select([told, ended], [], [])[0]:
+            os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(BrokenPipeError):
+            told.send(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
+    os._exit(0)
 
 
 def _reap(*_: object) -> None:
@@ -174,13 +203,24 @@ def _reap(*_: object) -> None:
             pass
 
 
-def _become(arguments: list[str], env: dict[str, str], files: list[int]) -> NoReturn:
+def _parent_of(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()[1])
+
+
+def _become(request: dict[str, Any], files: list[int]) -> NoReturn:
     """Do what Python does with these arguments, and end as it ends."""
-    for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), *files[1:])):
+    arguments = request["arguments"]
+    for number, file in enumerate(files[1:]):
         os.dup2(file, number)
     os.closerange(3, max(files) + 1)
     os.environ.clear()
-    os.environ.update(env)
+    os.environ.update(request["env"])
+    os.chdir(request["folder"])
+    sys.executable = str(FORKED_PYTHON)
+    if "process" in request:
+        os.getppid = functools.partial(_parent_of, request["process"])
+    while arguments[0] in ("-P", "-u", "-W"):  # warnings are ignored, as FIXED says
+        del arguments[: 1 + (arguments[0] == "-W")]
     code = 1
     try:
         match arguments:
@@ -211,4 +251,4 @@ def _become(arguments: list[str], env: dict[str, str], files: list[int]) -> NoRe
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=os.dup(0)))
+    _serve(socket.socket(fileno=os.dup(0)), socket.socket(fileno=int(sys.argv[1])))

@@ -20,7 +20,6 @@ from .counting import parameter_sizes
 from .data.vocabulary import Vocabulary
 from .folders import at_step, checkpoints_of, saved_step
 from .io.errors import Check, refuse
-from .models.decoder import decoder_depth, decoder_from_encoder
 from .models.init import InitialValues
 from .models.text_encoder import TextEncoder, Which, encoder_of
 from .objectives import has_decoder, objective_of
@@ -45,6 +44,7 @@ from .trained import (
     read_weights,
     translates,
 )
+from .translate.decoder import decoder_depth, decoder_from_encoder
 from .xlm_roberta import read_xlm_roberta
 
 _MAY_DIFFER = ("discriminator_layers", "init_std", "layout", "language_embeddings")

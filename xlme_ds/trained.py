@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from .checkpoint.state_files import KINDS, StateReader, fault_of, state_files
+from .checkpoint.state_files import WEIGHTS, StateReader, fault_of, state_files
 from .cli import note
 from .config import ModelConfig, ObjectiveConfig, RunConfig, from_json
 from .data.vocabulary import MODEL_FILE, Vocabulary
@@ -285,7 +285,7 @@ def read_checkpoint(folder: Path, settings: RunSettings) -> dict[str, Tensor]:
     for name, there in state.items():
         state[name] = torch.empty(there.shape)
     sizes = {name: value.numel() for name, value in state.items()}
-    reader.read(((name, KINDS[0], 0, value.view(-1)) for name, value in state.items()), sizes)
+    reader.read(((name, WEIGHTS, 0, value.view(-1)) for name, value in state.items()), sizes)
     return state
 
 

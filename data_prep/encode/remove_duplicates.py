@@ -136,10 +136,10 @@ def _kept_documents(batches: Sequence[pa.RecordBatch], notes: np.ndarray, keep: 
         owner = np.concatenate([notes["document"][begin:end], np.arange(first, last, dtype=np.uint32)])
         order = np.argsort(owner, kind="stable")
         lengths = np.concatenate([notes["tokens"][begin:end], np.ones(last - first, np.uint32)])[order]
-        kept = np.concatenate([keep[begin:end], tokens[first:last] > 0])[order]
+        is_kept = np.concatenate([keep[begin:end], tokens[first:last] > 0])[order]
         left = tokens[first:last][tokens[first:last] > 0]
         if len(left):
-            values = batch.column(0).flatten().to_numpy()[np.repeat(kept, lengths)]
+            values = batch.column(0).flatten().to_numpy()[np.repeat(is_kept, lengths)]
             written.append(pa.record_batch([list_array((values, left + 1))], schema=DOCUMENTS))
         first, begin = last, end
     return written

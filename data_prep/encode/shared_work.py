@@ -44,8 +44,8 @@ class SharedWork:
         done-<member>             bytes of text that this member has encoded
         sound                     removed by a member that fails, so that the others stop
 
-    The output does not depend on who encodes a block. A killed run leaves the folder behind; the next run removes it
-    and starts with a new one. `concurrent.futures` and `mpi4py.futures` do not fit: there only the parent submits work,
+    The output does not depend on who encodes a block. A killed run cannot remove its folder; the next run does and
+    starts with a new one. `concurrent.futures` and `mpi4py.futures` do not fit: there only the parent submits work,
     so it would have to read every file, and under MPI one of two ranks would encode nothing.
     """
 
@@ -108,7 +108,7 @@ class SharedWork:
         return True
 
     def take(self, work: EncodeBlock, name: str = "") -> bool:
-        """Take one offered block (of input `name`, if given) and encode it; False when there is none."""
+        """Take one offered block (of input `name`, if given) and encode it; False if none is offered."""
         for offered in sorted((self.folder / "offered").glob(f"{name or '*'}.*")):
             taken = self.folder / "taken" / offered.name
             try:

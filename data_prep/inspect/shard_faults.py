@@ -9,18 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from xlme_ds.data.schema import (
-    BOS,
-    DOCUMENTS,
-    EOS,
-    LAYOUTS,
-    PAD,
-    PAIRS,
-    UNK,
-    Layout,
-    Manifest,
-    row_schema,
-)
+from xlme_ds.data.schema import BOS, DOCUMENTS, EOS, LAYOUTS, PAD, PAIRS, UNK, Layout, Manifest, row_schema
 
 # What shards hold, by "records", "tokens" and (in encoded text alone) "unknown" ids; in rows also the items, by the
 # sorted languages of their sides, a tuple of indices.

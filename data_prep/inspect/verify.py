@@ -117,7 +117,7 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
     if file_sha256(path) != shard.sha256:
         raise ValueError(f"{path} does not have the manifest's checksum, its bytes changed: {again}")
     schema, faults_of, count = rules_of(folder, manifest)
-    found: Found = Counter()
+    counts: Found = Counter()
     index, checks = path.with_suffix(".index"), list[np.ndarray]()
     if manifest.stage == "mix":
         if not index.exists():
@@ -135,21 +135,23 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
                 faults = [(int(np.argmax(mask)), sentence) for mask, sentence in faults_of(batch) if mask.any()]
                 if faults:
                     row, sentence = min(faults, key=lambda fault: fault[0])
-                    raise ValueError(f"{path}, row {found['records'] + row}: {sentence}: {_again(folder)}")
-                found += count(batch)
+                    raise ValueError(f"{path}, row {counts['records'] + row}: {sentence}: {_again(folder)}")
+                counts += count(batch)
     except (pa.ArrowException, OSError) as error:
         if getattr(error, "errno", None) is not None:
             raise
-        raise ValueError(f"{path} is not readable from row {found['records']} on ({error}): {_again(folder)}") from None
+        raise ValueError(
+            f"{path} is not readable from row {counts['records']} on ({error}): {_again(folder)}"
+        ) from None
     if manifest.stage == "mix" and index.read_bytes() != index_of(path, shard.sha256, checks):
         raise ValueError(f"{index} is not the index of {path.name}: {_again(folder)}")
-    rows = found["records"]
+    rows = counts["records"]
     if rows != shard.rows:
         raise ValueError(f"{path} has {rows} rows, the manifest says {shard.rows}: {_again(folder)}")
-    return found
+    return counts
 
 
-def _manifest_checks(folder: Path, manifest: Manifest, found: Sequence[Found]) -> Checks:
+def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Found]) -> Checks:
     """Compare the manifest with what the shards hold, and with the settings and markers of the folder."""
     path, settings = folder / "manifest.json", manifest.settings
     listed = [shard.name for shard in manifest.shards]
@@ -165,7 +167,7 @@ def _manifest_checks(folder: Path, manifest: Manifest, found: Sequence[Found]) -
         not languages or list(manifest.languages) == languages,
         f"{path} has the languages {' '.join(manifest.languages)}, not {' '.join(languages)}: {_again(folder)}",
     )
-    yield from (_mixed_checks if manifest.stage == "mix" else _encoded_checks)(folder, manifest, found)
+    yield from (_mixed_checks if manifest.stage == "mix" else _encoded_checks)(folder, manifest, shard_counts)
     yield from _record_checks(folder, manifest)
 
 
@@ -205,11 +207,11 @@ def _record_checks(folder: Path, manifest: Manifest) -> Checks:
         )
 
 
-def _encoded_checks(folder: Path, manifest: Manifest, found: Sequence[Found]) -> Checks:
+def _encoded_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Found]) -> Checks:
     """The manifest counts what the shards hold, and nothing was lost between input and output."""
     unit, path = "documents" if folder.name == "mono" else "pairs", folder / "manifest.json"
     by_name: dict[str, Found] = {name: Counter() for name in manifest.counts["by_language"]}
-    for shard, part in zip(manifest.shards, found, strict=True):
+    for shard, part in zip(manifest.shards, shard_counts, strict=True):
         name = shard.name.split("/")[0]
         yield name in by_name, f"{path} lists shards of {name} but no counts: {_again(folder)}"
         by_name[name] += part
@@ -235,9 +237,9 @@ def _encoded_checks(folder: Path, manifest: Manifest, found: Sequence[Found]) ->
         )
 
 
-def _mixed_checks(folder: Path, manifest: Manifest, found: Sequence[Found]) -> Checks:
+def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Found]) -> Checks:
     """The manifest counts what the rows hold, and languages were sampled by its alpha."""
-    path, counts, whole = folder / "manifest.json", manifest.counts, sum(found, Counter[Any]())
+    path, counts, whole = folder / "manifest.json", manifest.counts, sum(shard_counts, Counter[Any]())
     items = Counter({kind: number for kind, number in whole.items() if isinstance(kind, tuple)})
     by_name = {name: counts["by_language"][name] for name in sorted(counts["by_language"])}
     available, used = ([entry[key] for entry in by_name.values()] for key in ("available", "used"))

@@ -1,16 +1,11 @@
-"""How many examples are sampled where rows are packed: as many as fill the rows asked for."""
+"""Number of examples to sample where rows are packed: enough to fill the rows asked for."""
 
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from data_prep.mix.mixed_rows import (
-    WINDOW,
-    MixPlan,
-    count_rows,
-    with_total,
-)
+from data_prep.mix.mixed_rows import WINDOW, MixPlan, count_rows, with_total
 from data_prep.parallel import run_tasks
 from data_prep.store import Stage
 

@@ -193,10 +193,10 @@ def _wanted(corpus: CorpusDescription) -> list[list[Codes]] | None:
     return [[(code,) for code in spellings.split("|")] for spellings in corpus.codes]
 
 
-def _warn_of_unread(corpus: CorpusDescription, names: FileNames, found: Sequence[Input]) -> None:
+def _warn_of_unread(corpus: CorpusDescription, names: FileNames, inputs: Sequence[Input]) -> None:
     """Warn of the languages or pairs whose files are not read, and of all other files that are not."""
-    read = {place.name for source in found for place in source.paths}
-    languages = {source.languages for source in found}
+    read = {place.name for source in inputs for place in source.paths}
+    languages = {source.languages for source in inputs}
     others, foreign = [], set[str]()
     for name in (name for name, place in names.places.items() if name not in read and not place.is_folder):
         codes = next(iter(names.readings(name)), ())

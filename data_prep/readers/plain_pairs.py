@@ -156,14 +156,14 @@ class TableReader(PairReader):
         self, row: str, raw: bytes, names: tuple[str, ...], filters: tuple[ColumnFilter, ...]
     ) -> ScoredPair | str:
         """Both sides and the score, or the reason for which the row is dropped."""
-        found = row.split("\t")
-        if len(found) <= raw.count(b"\t"):  # white space at the ends was removed, and with it empty fields there
-            found = [clean_line(field, Counter()) for field in raw.split(b"\t")]
-            while len(found) > len(names) and not found[-1]:
-                found.pop()
-        if len(found) < len(names) or (len(found) > len(names) and not self.more_columns):
+        cells = row.split("\t")
+        if len(cells) <= raw.count(b"\t"):  # white space at the ends was removed, and with it empty fields there
+            cells = [clean_line(field, Counter()) for field in raw.split(b"\t")]
+            while len(cells) > len(names) and not cells[-1]:
+                cells.pop()
+        if len(cells) < len(names) or (len(cells) > len(names) and not self.more_columns):
             return "malformed"
-        fields = dict(zip(names, found, strict=False))
+        fields = dict(zip(names, cells, strict=False))
         try:
             score = float(fields["score"]) if "score" in fields else None
         except ValueError:

@@ -29,12 +29,12 @@ def steps(curves: Mapping[str, Curve], weights: Mapping[str, float], step: int) 
 
     A language's steps come in their order, for its slopes fall; equal gains go by language.
     """
-    found = []
+    ranked = []
     for language in sorted(curves):
         for a, b in pairwise(concave_hull(curves[language])):
             gain = weights[language] * _slope(a, b)
-            found += [(-gain, language, start, min(start + step, b[0])) for start in range(a[0], b[0], step)]
-    return [(language, start, stop) for _, language, start, stop in sorted(found)]
+            ranked += [(-gain, language, start, min(start + step, b[0])) for start in range(a[0], b[0], step)]
+    return [(language, start, stop) for _, language, start, stop in sorted(ranked)]
 
 
 def allocate(

@@ -168,8 +168,8 @@ def _read_lines(
                 text.write("".join(line[:_LINE_CHARACTERS] + "\n" for line in compress(side, among)).encode())
                 numbers.write(hashes[among].tobytes())
                 counts[code] += len(side)
-    for words in doubts(read.paragraphs_in + 2 * read.units_in * (len(source.languages) == 2), read.repaired):
-        warn(f"{' and '.join(map(str, source.paths))}: {words}")
+    for doubt in doubts(read.paragraphs_in + 2 * read.units_in * (len(source.languages) == 2), read.repaired):
+        warn(f"{' and '.join(map(str, source.paths))}: {doubt}")
     written = [asdict(file.shard(path, stage.folder)) for file, path in zip(files, paths, strict=True)]
     candidates = {code: written[2 * i : 2 * i + 2] for i, code in enumerate(keys)}
     limits = {code: int(kept.limit) for code, kept in least.items()}
@@ -178,21 +178,21 @@ def _read_lines(
     return result
 
 
-def _choose_lines(stage: Stage, found: Sequence[dict[str, Any]], wanted: dict[str, int], code: str) -> list[int]:
+def _choose_lines(stage: Stage, results: Sequence[dict[str, Any]], quota: dict[str, int], code: str) -> list[int]:
     """Write the chosen lines of a language; if they are not all among the candidates, the inputs to be read again."""
     if stage.task_result(f"chosen-{code}") is not None:
         return []
-    of = {number: result for number, result in enumerate(found) if code in result["candidates"]}
+    of = {number: result for number, result in enumerate(results) if code in result["candidates"]}
     files = {number: [Shard(**file) for file in result["candidates"][code]] for number, result in of.items()}
     if damaged := [number for number, both in files.items() if not all(is_whole(stage.folder, f) for f in both)]:
         return damaged
     paths = [[stage.folder / file.name for file in both] for both in files.values()]
     hashes = np.concatenate([np.fromfile(path, np.uint64) for _, path in paths])
     complete = np.flatnonzero(hashes <= np.uint64(min(result["limits"][code] for result in of.values())))
-    if len(complete) < wanted[code]:
+    if len(complete) < quota[code]:
         return [number for number, result in of.items() if result["limits"][code] < _ALL]
     chosen = np.zeros(len(hashes), bool)
-    chosen[complete[np.argsort(hashes[complete], kind="stable")[: wanted[code]]]] = True
+    chosen[complete[np.argsort(hashes[complete], kind="stable")[: quota[code]]]] = True
     with new_file(_chosen(stage, code)) as file:
         for line in compress(read_lines([path for path, _ in paths]), chosen):
             file.write(f"{line}\n".encode())

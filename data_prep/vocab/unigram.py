@@ -176,10 +176,10 @@ def _read_words(words: WordCounts, coverage: float) -> _Words:
     codes = np.frombuffer(str(utf8, "utf-8").encode("utf-32-le"), np.uint32)
     sizes = pc.utf8_length(spaced).to_numpy().astype(np.int64)
     counts = words.counts.astype(np.float64)
-    found = np.zeros(0x110000)
-    count_characters(codes, np.append(0, np.cumsum(sizes)), counts, found)
-    ranked = np.argsort(-found, kind="stable")[: np.count_nonzero(found)]
-    alphabet = ranked[np.cumsum(found[ranked]) - found[ranked] < coverage * found.sum()]
+    occurrences = np.zeros(0x110000)
+    count_characters(codes, np.append(0, np.cumsum(sizes)), counts, occurrences)
+    ranked = np.argsort(-occurrences, kind="stable")[: np.count_nonzero(occurrences)]
+    alphabet = ranked[np.cumsum(occurrences[ranked]) - occurrences[ranked] < coverage * occurrences.sum()]
     number_of = np.zeros(0x110000, np.int32)
     number_of[alphabet] = np.arange(1, 1 + len(alphabet))
     characters = number_of[codes]
@@ -220,7 +220,7 @@ def _seeds(text: _Words, number: int) -> tuple[list[str], Numbers]:
     characters, starts, counts, reach = _most_frequent(text)
     single = np.bincount(text.characters, np.repeat(text.counts, np.diff(text.starts)))[1:]
     ids, occurrences, places = characters, np.append(0.0, single), np.zeros(0, np.int64)
-    found: list[tuple[Numbers, Numbers, Numbers]] = []
+    candidates: list[tuple[Numbers, Numbers, Numbers]] = []
     for length in range(2, LONGEST + 2):
         ids, longer, parents, following = extend(characters, starts, counts, reach, ids, occurrences, length)
         most = np.zeros(len(occurrences))
@@ -228,9 +228,9 @@ def _seeds(text: _Words, number: int) -> tuple[list[str], Numbers]:
         if length > 2:
             good = (occurrences >= 2) & (most < occurrences)
             scores = occurrences[good] * (length - 1)
-            found.append((scores, places[good], np.full(len(scores), length - 1)))
+            candidates.append((scores, places[good], np.full(len(scores), length - 1)))
         occurrences, places = longer, following
-    scores, where, sizes = (np.concatenate(column) for column in zip(*found, strict=True))
+    scores, where, sizes = (np.concatenate(column) for column in zip(*candidates, strict=True))
     ranked = np.argsort(-scores, kind="stable")[: max(number - len(text.alphabet), 0)]
     letters = ["", *text.alphabet]
     pieces = [

@@ -87,7 +87,7 @@ def extend(
     keys, values = np.full(1 << 16, _EMPTY), np.empty(1 << 16, np.int32)
     new = np.full(len(ids), np.int32(-1))
     room = 1 << 14
-    found, parents, places = np.zeros(room), np.zeros(room, np.int64), np.zeros(room, np.int64)
+    totals, parents, places = np.zeros(room), np.zeros(room, np.int64), np.zeros(room, np.int64)
     number = 0
     for word in range(len(counts)):
         for i in range(starts[word], starts[word + 1] - length + 1):
@@ -101,7 +101,7 @@ def extend(
                     keys, values = _grown(keys, values)
                     at = _slot(keys, key)
                 if number == room:
-                    found = np.concatenate((found, np.zeros(room)))
+                    totals = np.concatenate((totals, np.zeros(room)))
                     parents = np.concatenate((parents, np.zeros(room, np.int64)))
                     places = np.concatenate((places, np.zeros(room, np.int64)))
                     room *= 2
@@ -109,8 +109,8 @@ def extend(
                 parents[number], places[number] = before, i
                 number += 1
             new[i] = values[at]
-            found[values[at]] += counts[word]
-    return new, found[:number].copy(), parents[:number].copy(), places[:number].copy()
+            totals[values[at]] += counts[word]
+    return new, totals[:number].copy(), parents[:number].copy(), places[:number].copy()
 
 
 @compiled(Tuple((uint64[::1], int32[::1], int32[::1]))(int32[::1], int64[::1], int64))
@@ -215,9 +215,15 @@ _LATTICE = (int64[::1], float64[::1], uint8[::1], int32[::1], uint8[::1], float6
 
 @compiled(float64(*_LATTICE, float64[::1]))
 def segment(
-    starts: Numbers, counts: Numbers, fan: Numbers, arcs: Numbers, lengths: Numbers, scores: Numbers, found: Numbers
+    starts: Numbers,
+    counts: Numbers,
+    fan: Numbers,
+    arcs: Numbers,
+    lengths: Numbers,
+    scores: Numbers,
+    frequencies: Numbers,
 ) -> float:
-    """Add the pieces of the words' best segmentations to `found`; their log-probability."""
+    """Add the pieces of the words' best segmentations to `frequencies`; their log-probability."""
     best, back = np.empty(LONGEST_WORD + 1), np.empty(LONGEST_WORD + 1, np.int32)
     total, at = 0.0, 0
     for word in range(len(counts)):
@@ -225,7 +231,7 @@ def segment(
         at = _best_path(starts[word], end, at, fan, arcs, lengths, scores, -1, best, back)
         total += best[end] * counts[word]
         while end > 0:
-            found[back[end]] += counts[word]
+            frequencies[back[end]] += counts[word]
             end -= lengths[back[end]]
     return total
 
@@ -269,23 +275,23 @@ def expect(
 
 @compiled(float64[::1](int64[::1], uint8[::1], int32[::1], uint8[::1], float64[::1], float64[::1], int64))
 def find_losses(
-    starts: Numbers, fan: Numbers, arcs: Numbers, lengths: Numbers, scores: Numbers, found: Numbers, first: int
+    starts: Numbers, fan: Numbers, arcs: Numbers, lengths: Numbers, scores: Numbers, frequencies: Numbers, first: int
 ) -> Numbers:
     """Loss of the text's log-probability without each longer piece, whose best other segmentation then takes its
-    `found` occurrences; -inf where it has none, or that segmentation is the better one. As in SentencePiece."""
+    `frequencies` occurrences; -inf where it has none, or that segmentation is the better one. As in SentencePiece."""
     best, back = np.empty(LONGEST + 1), np.empty(LONGEST + 1, np.int32)
     losses = np.full(len(starts) - 1, -np.inf)
-    total, at = found.sum(), 0
+    total, at = frequencies.sum(), 0
     for number in range(len(losses)):
         piece, end = first + number, starts[number + 1] - starts[number]
         at = _best_path(starts[number], end, at, fan, arcs, lengths, scores, piece, best, back)
-        if found[piece] == 0.0 or best[end] > scores[piece]:
+        if frequencies[piece] == 0.0 or best[end] > scores[piece]:
             continue
         others, pieces = 0.0, 0
         while end > 0:
-            others += np.log(found[back[end]] + found[piece])
+            others += np.log(frequencies[back[end]] + frequencies[piece])
             pieces += 1
             end -= lengths[back[end]]
-        others -= pieces * np.log(total + found[piece] * (pieces - 1))
-        losses[number] = found[piece] / total * (np.log(found[piece]) - np.log(total) - others)
+        others -= pieces * np.log(total + frequencies[piece] * (pieces - 1))
+        losses[number] = frequencies[piece] / total * (np.log(frequencies[piece]) - np.log(total) - others)
     return losses

@@ -149,9 +149,9 @@ def curve(text: WordCounts, largest: int, least: int, shrink: float, coverage: f
     first = min(largest, path.size)
     grid = [round(largest * shrink**k) for k in range(math.ceil(math.log(least / largest, shrink)) + 1)]
     for size in [first, *(size for size in grid if least <= size < first)]:
-        found = path.at(max(size, path.characters))
+        smaller = path.at(max(size, path.characters))
         if path.size > path.characters:
-            yield found
+            yield smaller
     yield path.at(path.characters)
 
 

@@ -42,9 +42,9 @@ def count_words(
     for some in _batches(iter(lines)):
         texts = pa.array(normalize(some), pa.large_string())
         sentences += pc.sum(pc.greater(pc.binary_length(texts), 0)).as_py() or 0
-        found = pc.value_counts(pc.list_flatten(pc.split_pattern(texts, SPACE)))
-        tables.append(_counted(found.field("values"), found.field("counts")))
-        new += len(found)
+        counted = pc.value_counts(pc.list_flatten(pc.split_pattern(texts, SPACE)))
+        tables.append(_counted(counted.field("values"), counted.field("counts")))
+        new += len(counted)
         if new > tables[0].num_rows:  # so that each word is merged a few times in all
             tables, new = [_merged(tables)], 0
             _check_memory(tables[0], memory)
@@ -76,9 +76,9 @@ def _counted(words: pa.Array, counts: pa.Array | np.ndarray) -> pa.Table:
 
 
 def _merged(tables: list[pa.Table]) -> pa.Table:
-    found = pa.concat_tables(tables)
-    found = found.filter(pc.greater(pc.binary_length(found["word"]), 0))
-    grouped = found.group_by("word", use_threads=False).aggregate([("count", "sum")])
+    rows = pa.concat_tables(tables)
+    rows = rows.filter(pc.greater(pc.binary_length(rows["word"]), 0))
+    grouped = rows.group_by("word", use_threads=False).aggregate([("count", "sum")])
     return grouped.select(["word", "count_sum"]).rename_columns(["word", "count"])
 
 

@@ -11,7 +11,7 @@ import torch
 from tests.engine.worker import tiny
 from tests.rows import train_vocabulary, write_data
 from tests.small import item, rows_of
-from xlme_ds.config import DataConfig
+from xlme_ds.config import DataConfig, ObjectiveConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.collate import collate
 from xlme_ds.data.corrupt import corrupt, philox
@@ -19,6 +19,7 @@ from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import EOS, TASKS, Rows, read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
 from xlme_ds.engine.build import open_data
+from xlme_ds.objectives import objective_of
 
 ROWS = 40
 DATA = DataConfig(mono_rows=12, para_rows=12, micro_batch=3)
@@ -73,7 +74,8 @@ def reference(folder: Path, numbers: list[list[int]], seed: int) -> Batch:
 
 
 def assert_equal(one: Batch, other: Batch) -> None:
-    for name, ours, theirs in zip(Batch._fields, one, other, strict=True):
+    assert not one.added and not other.added
+    for name, ours, theirs in zip(Batch._fields, one.tensors(), other.tensors(), strict=False):
         assert ours.dtype == theirs.dtype and torch.equal(ours, theirs), name
 
 
@@ -105,19 +107,21 @@ def test_phases_read_their_folders(folder: Path, tmp_path: Path, world: int) -> 
     assert 3 < both[1] / both[0] < 5
 
 
-@pytest.mark.parametrize("made", [{"pseudo_fractions": (0.5,)}, {"back_translation": ("0:1",)}])
-def test_made_text_is_in_the_languages_of_its_phase(folder: Path, tmp_path: Path, made: dict) -> None:
+@pytest.mark.parametrize(
+    "made", [ObjectiveConfig("btmlm", pseudo_fractions=(0.5,)), ObjectiveConfig("mt", back_translation=("0:1",))]
+)
+def test_made_text_is_in_the_languages_of_its_phase(folder: Path, tmp_path: Path, made: ObjectiveConfig) -> None:
     codes = ("de", "en", "fr", "sv")
     more = write_data(tmp_path / "more", ROWS)
     manifest = read_manifest(more / "mono")
     write_manifest(more / "mono", replace(manifest, languages=codes))
     data = replace(DATA, para_rows=0, phase_steps=(2,))
-    languages = codes if "back_translation" in made else ()
+    languages = codes if made.name == "mt" else ()
     for folders, phases in (((folder, more), (False, True)), ((more, folder), (True, False))):
-        loader = Loader(folders, data, 1, 0.15, languages=languages, **made)
+        loader = Loader(folders, data, 1, 0.15, languages=languages, maker=objective_of(made))
         for step, has_sv in ((1, phases[0]), (3, phases[1])):
             batches = loader.step(step)
-            found = torch.stack([batch.into_BT if batch.into_BT.numel() else batch.languages_BT for batch in batches])
+            found = torch.stack([batch.added.get("into_BT", batch.languages_BT) for batch in batches])
             assert (found == codes.index("sv")).any().item() == has_sv
 
 
@@ -210,15 +214,16 @@ def test_pairs_without_two_sides_are_refused(change: str) -> None:
 
 def test_the_share_of_random_fakes_follows_the_step(folder: Path, tmp_path: Path) -> None:
     """In training alone: an evaluation, and a run without the setting, have none."""
-    loader = Loader(folder, DATA, 1, 0.15, random_fakes=("0:1", "4:0.2", "8:0"))
-    shares = [[float(batch.random_1) for batch in loader.step(step)] for step in (0, 2, 4, 6, 8, 20)]
+    fakes = objective_of(ObjectiveConfig(random_fakes=("0:1", "4:0.2", "8:0")))
+    loader = Loader(folder, DATA, 1, 0.15, maker=fakes)
+    shares = [[float(batch.added["random_1"]) for batch in loader.step(step)] for step in (0, 2, 4, 6, 8, 20)]
     assert shares == [[pytest.approx(share)] * 4 for share in (1.0, 0.6, 0.2, 0.1, 0.0, 0.0)]
-    assert len(Loader(folder, DATA, 1, 0.15).step(0)[0].random_1) == 0
+    assert not Loader(folder, DATA, 1, 0.15, maker=objective_of(ObjectiveConfig())).step(0)[0].added
     vocabulary = train_vocabulary(tmp_path / "vocab")
     ours = write_data(tmp_path, ROWS, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
     config = tiny({"kind": "plain"}, 8, random_fakes=("0:1",), vocabulary=vocabulary.size)
-    assert len(open_data(config, ours, rows=config.data).step(0)[0].random_1) == 0
-    assert float(open_data(config, ours).step(0)[0].random_1) == 1.0
+    assert not open_data(config, ours, rows=config.data).step(0)[0].added
+    assert float(open_data(config, ours).step(0)[0].added["random_1"]) == 1.0
 
 
 def test_rows_of_the_next_step_are_asked_for_ahead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

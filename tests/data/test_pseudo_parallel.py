@@ -10,12 +10,13 @@ import torch
 
 from tests.rows import write_data
 from tests.small import item, rows_of
-from xlme_ds.config import DataConfig
+from xlme_ds.config import DataConfig, ObjectiveConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.corrupt import masked_count
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.pseudo_parallel import PseudoSides
 from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Rows
+from xlme_ds.objectives import objective_of
 
 FRACTIONS = (0.05, 0.1, 0.15, 0.2)
 
@@ -96,10 +97,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_row_is_the_same_on_any_rank_and_micro_batch(folder: Path) -> None:
     def step(micro_batch: int, world: int) -> list[Batch]:
         data = DataConfig(12, 0, micro_batch)
+        btmlm = objective_of(ObjectiveConfig("btmlm", pseudo_fractions=FRACTIONS))
         return [
-            batch
-            for rank in range(world)
-            for batch in Loader(folder, data, 7, 0.15, rank, world, pseudo_fractions=FRACTIONS).step(5)
+            batch for rank in range(world) for batch in Loader(folder, data, 7, 0.15, rank, world, maker=btmlm).step(5)
         ]
 
     (whole,) = step(12, 1)

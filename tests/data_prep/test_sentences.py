@@ -18,11 +18,11 @@ from data_prep.inspect.verify import run as verify
 from data_prep.mix.mix import MixConfig
 from data_prep.mix.mix import run as mix
 from tests.data_prep.test_split import spelt
-from xlme_ds.config import DataConfig, ModelConfig
+from xlme_ds.config import DataConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import EOS, PAD, TASKS, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.engine.build import fitting
+from xlme_ds.engine.build import open_data
 
 Text = dict[str, list[str]]
 
@@ -133,14 +133,16 @@ def test_items_are_sentences(text: Text, encoded: Path, vocab: Path, tmp_path: P
     mix(stream)
     for out, is_so, must_be in ((asked.out, "with", "without"), (stream.out, "without", "with")):
         for sentences in (True, False):
-            special = ((), ("0:1",)) if sentences else ((0.1,),)
-            loader = Loader(out, DataConfig(8, 0, 8), 0, 1.0, 0, 1, (), *special)
+            back, places = ObjectiveConfig("mt", denoising=("0:1",)), ObjectiveConfig("btmlm", pseudo_fractions=(0.1,))
+            run = replace(
+                RunConfig("x"), model=model, data=DataConfig(8, 0, 8), objective=back if sentences else places
+            )
             if sentences == (is_so == "with"):
-                fitting(loader, model)
+                open_data(run, out)
             else:
-                words = f"was mixed {is_so} --sentences, and this objective reads what was mixed {must_be} it"
-                with pytest.raises(ValueError, match=words):
-                    fitting(loader, model)
+                message = f"was mixed {is_so} --sentences, and this objective reads what was mixed {must_be} it"
+                with pytest.raises(ValueError, match=message):
+                    open_data(run, out)
 
 
 def test_the_language_to_translate_into(text: Text, encoded: Path, vocab: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.engine import Engine
 from xlme_ds.engine.ranks import data_parallel, start_process_group
+from xlme_ds.objectives import objective_of
 
 STEPS = 4  # of a link
 
@@ -45,8 +46,7 @@ def main(links: Path, data: Path, out: Path) -> None:
         rank, world = start_process_group(config.engine)
         objective, share = config.objective, data_parallel(config.engine, rank, world)
         read = config.seed, objective.mask_fraction, *share, config.model.language_embeddings
-        special = objective.pseudo_fractions, objective.denoising, objective.back_translation
-        loader = Loader(data, config.data, *read, *special)
+        loader = Loader(data, config.data, *read, objective_of(objective))
         engine = build_engine(config, loader, None)
         losses = go_on(engine, out / chain, PROBE_TOLERANCE[config.engine.precision])
         if rank == 0:

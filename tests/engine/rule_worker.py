@@ -22,12 +22,17 @@ def radam(groups: object, fused: bool, **settings: object) -> torch.optim.Optimi
     return torch.optim.RAdam(groups, decoupled_weight_decay=True, **settings)
 
 
+def adafactor(groups: object, fused: bool, lr: float, **settings: object) -> torch.optim.Optimizer:
+    """Keeps a row and a column in place of a second moment."""
+    return torch.optim.Adafactor(groups, lr=lr)
+
+
 def main(cases: Path, data: Path, out: Path) -> None:
     found: dict[str, object] = {}
     adamw = optimizer.AdamW
     for name, (rule, engine) in json.loads(cases.read_text()).items():
-        kinds = {"AdamW": adamw, "RAdam": radam, "amsgrad": functools.partial(adamw, amsgrad=True)}
-        optimizer.AdamW = kinds[rule]  # type: ignore[assignment,misc]
+        rules = {"AdamW": adamw, "RAdam": radam, "amsgrad": functools.partial(adamw, amsgrad=True)}
+        optimizer.AdamW = (rules | {"Adafactor": adafactor})[rule]  # type: ignore[assignment,misc]
         config = tiny(engine, micro_batch=2 if engine.get("kind") == "pipeline" else 4)
         rank, world = start_process_group(config.engine)
         loader = Loader(data, config.data, config.seed, 0.15, *data_parallel(config.engine, rank, world))

@@ -9,7 +9,9 @@ import torch
 from tests.engine.elastic_worker import STEPS
 from tests.launch import run_ranks
 from tests.rows import write_data
-from xlme_ds.checkpoint.state_files import KINDS, StateReader, state_files
+from xlme_ds.checkpoint.state_files import StateReader, state_files
+
+KINDS = ("fp32", "exp_avg", "exp_avg_sq")
 
 PIPE = dict(kind="pipeline", deepspeed="pipe_zero1", pipeline_stages=2)
 DUAL = PIPE | dict(pipeline_schedule="dualpipev")

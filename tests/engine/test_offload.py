@@ -156,9 +156,10 @@ def test_steps_with_all_state_on_the_disk(tmp_path: Path, async_io: None) -> Non
     sizes = (
         "vocabulary 7951 width 69 heads 3 feed-forward 7951 generator-layers 1 discriminator-layers 1 max-positions 32"
     )
-    words = [*sizes.split(), "vocabulary-blocks", "1", "embedding-sharing", "gdes"]
-    flags = [word for name, value in zip(words[::2], words[1::2], strict=True) for word in (f"--model.{name}", value)]
-    done = python("-m", "bench.xl_step", "--out", str(tmp_path / "xl"), "--data", str(data), *flags)
+    sizes = [*sizes.split(), "vocabulary-blocks", "1", "embedding-sharing", "gdes"]
+    flags = [word for name, value in zip(sizes[::2], sizes[1::2], strict=True) for word in (f"--model.{name}", value)]
+    words = ["-m", "bench.xl_step", "--out", str(tmp_path / "xl"), "--data", str(data), *flags]
+    done = python(*words)
     assert done.returncode == 0, done.stderr[-3000:]
     for line in done.stdout.splitlines()[-2:]:  # of loss and gradient norm
         first, second = (

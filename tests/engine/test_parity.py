@@ -1,4 +1,4 @@
-"""One curve everywhere: plain torch, ZeRO 1 to 3 and pipelines, one to four processes, any micro-batch, 20 steps in
+"""One curve everywhere: plain torch, ZeRO 1 to 3 and pipelines, one to four processes, any micro-batch, 8 steps in
 float32.
 
 And the right one: what the engines share is held to the formulas of a step, in float64.
@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from tests.engine.worker import tiny
+from tests.engine.worker import STEPS, tiny
 from tests.launch import run_ranks
 from tests.rows import write_data
 from xlme_ds.data.loader import Loader
@@ -37,7 +37,7 @@ BTMLM = dict(
 CLM = dict(objective="clm")
 # Random fakes, fewer from step to step, end in the middle of the run.
 TEMPERED = dict(
-    generator_temperature=0.7, generator_keep_fraction=0.15, z_loss=1e-2, random_fakes=("0:1", "12:0"),
+    generator_temperature=0.7, generator_keep_fraction=0.15, z_loss=1e-2, random_fakes=("0:1", "5:0"),
 )  # fmt: skip
 RATES = dict(discriminator_rate=0.3)
 RTS = dict(objective="rts", vocabulary_blocks=3)
@@ -50,7 +50,7 @@ XLM = dict(
 MT = dict(objective="mt", language_embeddings=("fr", "en", "de"), dropout=0.1, attention_dropout=0.1)
 INTERLEAVED = dict(objective="mt", language_embeddings=("fr", "en", "de"), decoder="interleaved", vocabulary_blocks=3)
 # Denoising ends in the middle of the run.
-SENTENCES = dict(denoising=("0:1", "10:0"), back_translation=("0:0.5", "20:1"), **MT)
+SENTENCES = dict(denoising=("0:1", "4:0"), back_translation=("0:0.5", "8:1"), **MT)
 BF16 = dict(precision="bf16")
 NOTHING_STAYS = dict(deepspeed="zero3_cpu")  # small parameters are gathered as large ones are
 DUAL = dict(pipeline_schedule="dualpipev")
@@ -105,7 +105,6 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
     },
     2: {
         **{f"zero{stage} on 2": zero(stage, 4) for stage in (1, 2, 3)},
-        "zero1 on 2, micro-batch 2": zero(1, 2),
         "zero3 on 2, micro-batch 1": zero(3, 1),
         "zero3 on 2, GDES, checkpointing": zero(3, 2, **GDES, **CHECKPOINTING),
         "bf16 zero1 on 2, micro-batch 2": zero(1, 2, BF16),
@@ -114,26 +113,26 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "zero3 on 2, compiled, checkpointing": zero(3, 2, NOTHING_STAYS, compile="layers", **CHECKPOINTING),
         "zero3 on 2, MLM, checkpointing": zero(3, 2, **MLM, **CHECKPOINTING),
         "zero3 on 2, ERNIE-M": zero(3, 2, **ERNIE),
-        **{f"zero{stage} on 2, BTMLM": zero(stage, 2, **BTMLM) for stage in (1, 2, 3)},
+        **{f"zero{stage} on 2, BTMLM": zero(stage, 2, **BTMLM) for stage in (2, 3)},
         "zero3 on 2, BTMLM, checkpointing": zero(3, 1, **BTMLM, **CHECKPOINTING),
         **{f"bf16 zero{stage} on 2, BTMLM": zero(stage, 2, BF16, **BTMLM) for stage in (1, 3)},
         "zero3 on 2, CLM": zero(3, 2, **CLM),
-        **{f"zero{stage} on 2, RTS": zero(stage, 2, **RTS) for stage in (1, 3)},
+        "zero3 on 2, RTS": zero(3, 2, **RTS),
         "bf16 zero1 on 2, RTS": zero(1, 2, BF16, **RTS),
         "zero3 on 2, tempered": zero(3, 2, **TEMPERED),
         **{f"zero{stage} on 2, rates": zero(stage, 2, **RATES) for stage in (1, 3)},
         "bf16 zero1 on 2, rates": zero(1, 2, BF16, **RATES),
-        **{f"zero{stage} on 2, all tokens": zero(stage, 2, **ALL_TOKENS) for stage in (1, 3)},
+        "zero3 on 2, all tokens": zero(3, 2, **ALL_TOKENS),
         "bf16 zero1 on 2, all tokens": zero(1, 2, BF16, **ALL_TOKENS),
         "zero3 on 2, XLM, checkpointing": zero(3, 2, **XLM, **CHECKPOINTING),
-        **{f"zero{stage} on 2, MT": zero(stage, 2, **MT) for stage in (1, 2)},
+        "zero1 on 2, MT": zero(1, 2, **MT),
         "zero3 on 2, MT, checkpointing": zero(3, 1, **MT, **CHECKPOINTING),
         "zero3 on 2, interleaved, checkpointing": zero(3, 2, **INTERLEAVED, **CHECKPOINTING),
         "bf16 zero1 on 2, MT": zero(1, 2, BF16, **MT),
-        **{f"zero{stage} on 2, sentences": zero(stage, 2, **SENTENCES) for stage in (1, 2, 3)},
+        **{f"zero{stage} on 2, sentences": zero(stage, 2, **SENTENCES) for stage in (2, 3)},
         "zero2 on 2, optimizer offloaded": zero(2, 4, dict(offload_optimizer="cpu")),
         "zero3 on 2, all offloaded": zero(3, 4, dict(offload_optimizer="cpu", offload_parameters="cpu")),
-        **{f"pipeline of 2, micro-batch {rows}": pipe(2, rows) for rows in (1, 2, 4)},
+        **{f"pipeline of 2, micro-batch {rows}": pipe(2, rows) for rows in (1, 4)},
         "pipeline of 2, one micro-batch": pipe(2, 8),
         "pipeline of 2, given balance": pipe(2, 2, dict(balance=(2, 1))),
         "pipeline of 2, GDES, checkpointing": pipe(2, 2, **GDES, **CHECKPOINTING),
@@ -142,7 +141,6 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "dualpipev of 2, GDES, checkpointing": pipe(2, 2, DUAL, **GDES, **CHECKPOINTING),
         "bf16 dualpipev of 2": pipe(2, 2, DUAL | BF16),
         "pipeline of 2, MLM": pipe(2, 2, **MLM),
-        "bf16 pipeline of 2, MLM": pipe(2, 2, BF16, **MLM),
         "pipeline of 2, ERNIE-M": pipe(2, 2, **ERNIE),
         "pipeline of 2, BTMLM": pipe(2, 2, **BTMLM),
         "pipeline of 2, CLM": pipe(2, 2, **CLM),
@@ -158,7 +156,7 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "bf16 dualpipev of 2, MLM": pipe(2, 2, DUAL | BF16, **MLM),
     },
     4: {
-        **{f"zero{stage} on 4": zero(stage, 2) for stage in (1, 2, 3)},
+        **{f"zero{stage} on 4": zero(stage, 2) for stage in (1, 3)},
         "zero3 on 4, GDES, checkpointing": zero(3, 2, **GDES, **CHECKPOINTING),
         "bf16 zero2 on 4, even GDES, micro-batch 1": zero(2, 1, BF16, **EVEN_GDES),
         "pipeline of 2 on 4": pipe(2, 2),
@@ -167,7 +165,6 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "pipeline of 4, GDES, checkpointing": pipe(4, 2, **GDES, **CHECKPOINTING),
         "bf16 pipeline of 2 on 4": pipe(2, 2, BF16),
         "pipeline of 2 on 4, MLM": pipe(2, 2, **MLM),
-        "pipeline of 2 on 4, XLM": pipe(2, 2, **XLM),
         "pipeline of 4, MLM, checkpointing": pipe(4, 2, **MLM, **CHECKPOINTING),
         "pipeline of 2 on 4, BTMLM": pipe(2, 1, **BTMLM),
         "pipeline of 4, BTMLM": pipe(4, 2, **BTMLM),
@@ -207,13 +204,13 @@ class Formula(NamedTuple):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(tmp_path_factory.mktemp("rows") / "data", rows=96)
+    return write_data(tmp_path_factory.mktemp("rows") / "data", rows=40)  # five steps a pass
 
 
 @pytest.fixture(scope="module")
 def formula(data: Path) -> Formula:
     """The case `plain`: AdamW (Loshchilov and Hutter, Algorithm 2) by hand, on float64 gradients of the model."""
-    run = tiny({"kind": "plain"}, 8)
+    run = tiny({"kind": "plain"}, 8, steps=STEPS)
     objective, settings = objective_of(run.objective), run.optimizer
     model = objective.build(run.model)
     initialise(model, run.seed, run.model.init_std)
@@ -264,7 +261,7 @@ def test_a_step_is_the_formulas(curves: dict[str, dict], formula: Formula, name:
     assert ours["norm"] == pytest.approx(formula.norm, rel=1e-5)
     assert ours["weights"].keys() == formula.weights.keys()
     for key, value in formula.weights.items():
-        # Weights move by up to 1e-2; the rounding of a norm's weight near 1 is 1.2e-7.
+        # Weights move by up to 5e-3; the rounding of a norm's weight near 1 is 1.2e-7.
         np.testing.assert_allclose(ours["weights"][key], value, rtol=0, atol=1e-6, err_msg=key)
 
 
@@ -282,7 +279,7 @@ def test_same_curve(curves: dict[str, dict], name: str) -> None:
     assert ours["norm"] == pytest.approx(theirs["norm"], rel=1e-4)
     assert ours["weights"].keys() == theirs["weights"].keys()
     for key, value in theirs["weights"].items():
-        # 20 steps of up to 1e-3 move a weight by up to 1e-2; the rounding of a norm's weight near 1 is 1.2e-7.
+        # 8 steps of up to 1e-3 move a weight by up to 5e-3; the rounding of a norm's weight near 1 is 1.2e-7.
         np.testing.assert_allclose(ours["weights"][key], value, rtol=0, atol=2e-6, err_msg=key)
 
 
@@ -304,12 +301,12 @@ def test_same_gradients_and_evaluation(curves: dict[str, dict], name: str) -> No
 
 
 def test_something_is_learnt(curves: dict[str, dict]) -> None:
-    falls = {"plain": 4, "plain, tempered": 4, "plain, all tokens": 4, "plain, RTS": 0.01} | {
-        f"plain, {kind}": 0.1 for kind in ("MLM", "ERNIE-M", "BTMLM", "CLM", "XLM", "MT", "interleaved")
+    """In eight steps; of all tokens, whose loss jumps from step to step, see test_golden.py."""
+    falls = {"plain": 1, "plain, tempered": 1, "plain, RTS": 0.01, "plain, ERNIE-M": 0.05, "plain, BTMLM": 0.05} | {
+        f"plain, {kind}": 0.1 for kind in ("MLM", "CLM", "MT", "interleaved")
     }
     for name, fall in falls.items():
-        losses = curves[name]["loss"]
-        assert losses[-2] < losses[0] - fall  # of tasks in turns, the same one
+        assert curves[name]["loss"][-1] < curves[name]["loss"][0] - fall, name
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "bf16" in name])

@@ -24,6 +24,7 @@ from xlme_ds.audit import examine
 from xlme_ds.checkpoint.checkpoints import Checkpoints
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.engine.engine import Engine, StepStats
+from xlme_ds.engine.step import StepContext
 from xlme_ds.evaluate import showcase  # noqa: F401
 from xlme_ds.pretrain import main as pretrain
 from xlme_ds.report import run_page
@@ -70,7 +71,7 @@ def bad_steps(steps: tuple[int, ...], what: str, victim: int) -> Patch:
 
     def apply(rank: int) -> None:
         now = {"step": -1}
-        read, watched = Engine._read, Engine._watched
+        read, watched = Engine._read, StepContext.watched
 
         def watched_read(self, step):  # type: ignore[no-untyped-def]
             now["step"] = step
@@ -85,7 +86,7 @@ def bad_steps(steps: tuple[int, ...], what: str, victim: int) -> Patch:
             return watched(self, loss * math.inf if spoil else loss, batch)
 
         patch.object(Engine, "_read", watched_read).start()
-        patch.object(Engine, "_watched", watched_loss).start()
+        patch.object(StepContext, "watched", watched_loss).start()
 
     return apply
 

@@ -126,7 +126,8 @@ def test_predictions_do_not_depend_on_the_batch() -> None:
 def test_the_rate_falls_from_layer_to_layer() -> None:
     """ERNIE-M's decay: the head whole, then a factor for every layer downwards, the embedding lowest."""
     model = TaskModel(replace(SMALL, language_embeddings=("de", "en")), "pair", 3)
-    optimizer = build_optimizer(model, OptimizerConfig(layer_decay=0.5))
+    objective = TaskObjective("pair", 3, dropout=0.0)
+    optimizer = build_optimizer(model, OptimizerConfig(layer_decay=0.5), objective)
     set_learning_rate(optimizer, 8.0)
     rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     found = {name: rate[id(p)] for name, p in model.named_parameters()}
@@ -136,7 +137,7 @@ def test_the_rate_falls_from_layer_to_layer() -> None:
             8.0 if name.startswith("head.") else 4.0 if ".layers.1." in name else 2.0 if ".layers.0." in name else 1.0
         )
         assert value == expected, name
-    set_learning_rate(plain := build_optimizer(model, OptimizerConfig()), 8.0)
+    set_learning_rate(plain := build_optimizer(model, OptimizerConfig(), objective), 8.0)
     assert {group["lr"] for group in plain.param_groups} == {8.0}
 
 

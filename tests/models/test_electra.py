@@ -80,7 +80,7 @@ def test_random_tokens_replace_a_share_of_the_samples(share: float) -> None:
         electra.masked_head.bias.fill_(-30.0)
         electra.masked_head.bias[[7, 8]] = torch.tensor([0.0, 1.0])
     batch = batch_of([[[0, *[9] * 38, 2]]] * 850, [], 40, seed=5)
-    output = electra(batch._replace(random_1=torch.tensor([share])))
+    output = electra(batch.with_added(random_1=torch.tensor([share])))
     written = torch.bincount(output.corrupted_BT.flatten()[batch.masked_M], minlength=SMALL.vocabulary).double()
     likely = torch.tensor([0.0, 1.0], dtype=torch.float64).softmax(0)
     expected = torch.zeros_like(written)

@@ -13,7 +13,7 @@ from xlme_ds.config import DataConfig, ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.schema import PAD, UNK
 from xlme_ds.models.electra import ElectraOutput
-from xlme_ds.objectives import OBJECTIVES
+from xlme_ds.objectives import objective_of
 from xlme_ds.objectives.electra import ElectraObjective, area_under_curve
 from xlme_ds.validate import validate
 
@@ -135,7 +135,7 @@ def slices(batch: Batch, size: int) -> list[Batch]:
         rows = slice(start, start + size)
         pieces.append(
             batch._replace(
-                **{name: value[rows] for name, value in batch._asdict().items() if not name.endswith("_M")},
+                **{name: value[rows] for name, value in batch._asdict().items() if name.endswith(("_BT", "_B"))},
                 masked_M=batch.masked_M[mine] - start * width,
                 uniforms_M=batch.uniforms_M[mine],
             )
@@ -255,6 +255,6 @@ def test_a_task_without_rows_is_left_out() -> None:
 
 
 def test_the_table_of_objectives_builds_models() -> None:
-    assert sum(p.numel() for p in OBJECTIVES["electra"](ObjectiveConfig()).build(SMALL).parameters()) == sum(
+    assert sum(p.numel() for p in objective_of(ObjectiveConfig()).build(SMALL).parameters()) == sum(
         p.numel() for p in model().parameters()
     )

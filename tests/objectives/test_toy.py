@@ -71,9 +71,9 @@ def test_it_shows_itself(tmp_path: Path) -> None:
 
 def test_its_settings_are_checked() -> None:
     from tests.objectives.toy import Toy
-    from xlme_ds.objectives import OBJECTIVES
+    from xlme_ds.objectives import OBJECTIVES, objective_of
 
-    assert OBJECTIVES["toy"] is Toy
+    assert isinstance(objective_of(ObjectiveConfig("toy")), Toy)
     toy = RunConfig("x", objective=ObjectiveConfig("toy"), data=DataConfig(8, 8, 8))
     validate(toy)
     for wrong, sentence in (

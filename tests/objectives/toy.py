@@ -46,7 +46,7 @@ class Toy(MaskedLanguageModelling):
         return (batch.masked_M % tokens >= tokens // 2).long()
 
 
-OBJECTIVES["toy"] = Toy
+OBJECTIVES["toy"] = "tests.objectives.toy:Toy"
 
 if __name__ == "__main__":
     sys.argv = sys.argv[1:]

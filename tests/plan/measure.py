@@ -8,10 +8,12 @@ import gc
 import io
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -20,7 +22,8 @@ from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfi
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.ranks import start_process_group
-from xlme_ds.models import writing
+from xlme_ds.objectives import objective_of
+from xlme_ds.translate import writing
 from xlme_ds.validate import validate
 
 STEPS = 3  # the optimizer makes its moments in the first
@@ -57,42 +60,55 @@ class Traffic(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def allocations(roots: list[Any]) -> list[tuple[int, int, int, tuple[str, ...]]]:
-    """(time, address, bytes, names of what was running) of every allocation and release, releases negative."""
-    found = []
-    waiting: list[tuple[Any, tuple[str, ...]]] = [(root, ()) for root in reversed(roots)]
-    while waiting:
-        event, above = waiting.pop()
-        if event.tag.name == "Allocation":
-            found.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size, above))
-        elif children := event.children:
-            below = (*above, event.name)
-            waiting += [(child, below) for child in reversed(children)]
-    return found
+Allocation = tuple[int, int, int, tuple[str, ...]]
 
 
-def peak(found: list[tuple[int, int, int, tuple[str, ...]]], last: str) -> dict[str, Any]:
-    """The most bytes alive at once while `last` ran, of those allocated since the start; and what they were.
+def allocations(roots: list[Any]) -> list[Allocation]:
+    """(time, address, bytes, names of what was running) of every allocation and release by time, releases negative.
 
-    What gloo allocates for a collective is left out: NCCL needs nothing of the kind.
+    What gloo allocates for a collective has no bytes: NCCL needs nothing of the kind.
     """
+    found = []
+    waiting: list[tuple[Any, tuple[str, ...], bool]] = [(root, (), False) for root in reversed(roots)]
+    while waiting:
+        event, above, in_gloo = waiting.pop()
+        if event.tag == _EventType.Allocation:
+            fields = event.extra_fields
+            found.append((event.start_time_ns, fields.ptr, 0 if in_gloo else fields.alloc_size, above))
+        elif children := event.children:
+            name = event.name
+            below, in_gloo = (*above, name), in_gloo or name.startswith("c10d::")
+            waiting += [(child, below, in_gloo) for child in reversed(children)]
+    return sorted(found, key=lambda one: one[0])
+
+
+def peak(found: list[Allocation], parts: Sequence[str]) -> dict[str, Any]:
+    """The most bytes alive at once while each of `parts` ran, of those allocated since the start, and what they were:
+    of the part that has the fewest."""
     alive: dict[int, tuple[int, tuple[str, ...]]] = {}
-    now = most = 0
-    at: dict[int, tuple[int, tuple[str, ...]]] = {}
-    running: tuple[str, ...] = ()
-    for _, address, size, above in sorted(found, key=lambda one: one[0]):
+
+    def bytes_more(address: int, size: int, above: tuple[str, ...]) -> int:
         # A release by a thread of gloo's goes unreported: the address given out again tells of it.
-        now -= alive.pop(address, (0, ()))[0]
-        if size > 0 and not any(name.startswith("c10d::") for name in above):
-            alive[address] = size, above
-            now += size
-        if above and above[0] == last and now > most:
-            most, at, running = now, dict(alive), above
+        released = alive.pop(address, (0, ()))[0]
+        if size <= 0:
+            return -released
+        alive[address] = size, above
+        return size - released
+
+    now, most = 0, {part: (0, 0, ("",)) for part in parts}  # bytes, allocations until then, what ran
+    for number, (_, address, size, above) in enumerate(found, start=1):
+        now += bytes_more(address, size, above)
+        if above and above[0] in most and now > most[above[0]][0]:
+            most[above[0]] = now, number, above
+    size, end, running = min(most.values())
+    alive.clear()
+    for _, address, allocated, above in found[:end]:
+        bytes_more(address, allocated, above)
     kinds: dict[str, int] = {}
-    for size, above in at.values():
+    for allocated, above in alive.values():
         key = " > ".join(above[:1] + above[-3:])
-        kinds[key] = kinds.get(key, 0) + size
-    return {"peak": most, "running": " > ".join(running[-3:]), "kinds": kinds}
+        kinds[key] = kinds.get(key, 0) + allocated
+    return {"peak": size, "running": " > ".join(running[-3:]), "kinds": kinds}
 
 
 def measure(case: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
@@ -109,9 +125,7 @@ def measure(case: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
                 rank % replicas,
                 replicas,
                 languages,
-                objective.pseudo_fractions,
-                objective.denoising,
-                objective.back_translation,
+                objective_of(objective),
             )
             loader = Loader(Path(case["folder"]), config.data, *drawn)
             engine = build_engine(config, loader, None)
@@ -124,8 +138,7 @@ def measure(case: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     tree = profiled.profiler.kineto_results.experimental_event_tree()
     found = allocations(tree)
     # Of two steps the lower: what a thread of gloo's released, and nobody took up again, counts in one of them.
-    peaks = [peak(found, f"step {step}") for step in (STEPS - 2, STEPS - 1)]
-    return min(peaks, key=lambda one: one["peak"]) | {"bytes": traffic.bytes}
+    return peak(found, [f"step {step}" for step in (STEPS - 2, STEPS - 1)]) | {"bytes": traffic.bytes}
 
 
 def main(cases: Path, out: Path) -> None:

@@ -46,6 +46,7 @@ WORDY = dict(
 DEEP = TINY | dict(generator_layers=4, discriminator_layers=20)
 LARGE_LIKE = MIDDLE | dict(norm="pre", vocabulary_blocks=4, activation_checkpointing=True)
 MT = MIDDLE | dict(language_embeddings=("de", "en", "fr"))
+SHORT = MT | dict(max_positions=48)  # translations are written token by token
 PIPE = dict(kind="pipeline", pipeline_stages=2)
 
 # name: ranks, ZeRO stage, precision, rows of (mono, para, micro-batch), model, engine
@@ -80,8 +81,8 @@ CASES: dict[str, tuple[int, int, str, tuple[int, int, int], dict[str, Any], dict
         1, 2, "bf16", (0, 8, 8), MT | dict(dropout=0.1, attention_dropout=0.1, relative_bias="none"), {}
     ),
     "middle zero2 bf16, MT, ae": (1, 2, "bf16", (8, 0, 8), MT, {}),
-    "middle zero2 bf16, MT, ae bt": (1, 2, "bf16", (8, 0, 8), MT, {}),
-    "middle zero1 bf16, MT, ae bt and pairs": (1, 1, "bf16", (4, 8, 8), MT, {}),
+    "middle zero2 bf16, MT, ae bt": (1, 2, "bf16", (8, 0, 8), SHORT, {}),
+    "middle zero1 bf16, MT, ae bt and pairs": (1, 1, "bf16", (4, 8, 8), SHORT, {}),
     "wordy zero1 fp32, MLM, on 2": (2, 1, "fp32", (8, 8, 4), WORDY, {}),
     "wordy pipeline bf16, MLM, on 2": (2, 1, "bf16", (8, 8, 2), WORDY, PIPE),
     "middle pipeline fp32, MLM, on 2": (2, 1, "fp32", (8, 8, 2), MIDDLE, PIPE),

@@ -7,7 +7,6 @@ import shutil
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from pathlib import Path
 from typing import IO
 
@@ -25,7 +24,7 @@ from tests.small import lively
 from xlme_ds.checkpoint import __main__ as commands
 from xlme_ds.checkpoint import state_files
 from xlme_ds.checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, complete
-from xlme_ds.checkpoint.state_files import KINDS, StateWriter, state_file
+from xlme_ds.checkpoint.state_files import StateWriter, state_file
 from xlme_ds.config import RunConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.rows import PAD
@@ -33,10 +32,12 @@ from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.engine import Engine
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.models.text_encoder import LanguageModel
+from xlme_ds.objectives import objective_of
 from xlme_ds.train.run import pretraining, train
 from xlme_ds.train.run_folder import RunFolder
 from xlme_ds.train.stop import StopRequest, Watchdog
 
+KINDS = ("fp32", "exp_avg", "exp_avg_sq")
 PLAIN = dict(engine=dict(kind="plain"), micro_batch=8)
 XLM = dict(objective="mlm", language_embeddings=("de", "en", "fr"), dropout=0.1, alternate=True)
 TEMPERED = dict(
@@ -62,10 +63,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def engine(data: Path, config: RunConfig | None = None) -> Engine:
     config = config or tiny(**PLAIN)
-    objective = config.objective
-    read = config.seed, objective.mask_fraction, 0, 1, config.model.language_embeddings, objective.pseudo_fractions
-    read += objective.denoising, objective.back_translation, objective.random_fakes
-    return build_engine(config, Loader(data, config.data, *read), None)
+    read = config.seed, config.objective.mask_fraction, 0, 1, config.model.language_embeddings
+    return build_engine(config, Loader(data, config.data, *read, objective_of(config.objective)), None)
 
 
 _ENGINE: dict[Path, Engine] = {}
@@ -372,34 +371,13 @@ def test_the_probe_does_not_hang_on_a_rounding(data: Path) -> None:
 def test_no_probe_has_what_btmlm_writes(data: Path) -> None:
     """The most likely of its tokens may be another after a rounding; the probe's loss is one of given tokens."""
     of = engine(data, BTMLM)
-    module, batch = lively(of.module), of.loader.probe()
+    module, batch = lively(of.module), of.objective.probe(of.loader.probe())
     written = of.loader.step(0)[0]
-    assert len(written.open_P) and not len(batch.open_P)
+    assert len(written.added["open_P"]) and not batch.added
     assert (written.tokens_BT[0] == PAD).sum() > (batch.tokens_BT[0] == PAD).sum() == (batch.segments_BT[0] == 0).sum()
     module.eval()
     plain = LanguageModel.forward(module, batch)  # a single pass
     assert of.probe_loss() == pytest.approx(plain.nll_M.mean().item(), rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("config", "since"),
-    [(tiny(**PLAIN), 3), (BACK_TRANSLATION, 2), (BTMLM, 4), (tiny(**PLAIN, objective="mlm"), 1)],  # type: ignore[arg-type]
-)
-def test_a_probe_of_an_older_version_is_not_compared(data: Path, tmp_path: Path, config: RunConfig, since: int) -> None:
-    """It had what the model wrote or drew in it, which may differ by a token elsewhere."""
-    of, checkpoints = engine(data, config), Checkpoints(tmp_path, keep_last=3, keep_every=0)
-    newest = save(checkpoints, of, 1)
-    assert checkpoints.load(of, newest, {}, 1e-5) == 1
-    state = json.loads((newest / "state.json").read_text())
-    state["probe"] *= 2
-    for version in range(1, 5):
-        (newest / "state.json").write_text(json.dumps(state | {"probe_version": version}))
-        with nullcontext() if version < since else pytest.raises(SharedError, match=r"was saved with a loss of \S+ on"):
-            assert checkpoints.load(of, newest, {}, 1e-5) == 1
-    del state["probe_version"]  # the first had none
-    (newest / "state.json").write_text(json.dumps(state))
-    with nullcontext() if since > 1 else pytest.raises(SharedError, match="on the probe batch, loaded it gives"):
-        assert checkpoints.load(of, newest, {}, 1e-5) == 1
 
 
 def test_another_model_is_refused(data: Path, tmp_path: Path) -> None:

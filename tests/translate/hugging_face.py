@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from bench.peers.hugging_face import HuggingFacePeer, Parts, add_layers
 from xlme_ds.config import ModelConfig, RunConfig
 from xlme_ds.data.batch import Batch
-from xlme_ds.models.decoder import decoder_layers
-from xlme_ds.models.sides import Side, sources_of_pairs, targets
+from xlme_ds.translate.decoder import decoder_layers
+from xlme_ds.translate.sides import Side, sources_of_pairs, targets
 
 PAIRS = 32  # of a padded batch
 INPUTS = ("input_ids", "position_ids", "token_type_ids")

@@ -107,8 +107,8 @@ def convert(run: Path, out: Path, step: int | None = None) -> None:
     """
     source = whole_checkpoint(run, step)
     named = saved_step(out) if is_checkpoint_name(out.name) else saved_step(source)
-    words = f"--out {out.name} is the name of a checkpoint of step {named}, and {source} is of another step"
-    refuse([(named == saved_step(source), f"{words}: name it {source.name}")])
+    message = f"--out {out.name} is the name of a checkpoint of step {named}, and {source} is of another step"
+    refuse([(named == saved_step(source), f"{message}: name it {source.name}")])
     with made_whole(out, "--out") as partial:
         writer = StateWriter(partial / state_file(0, 1), buffer_bytes=0)
         merge_state(StateReader(state_files(source)), writer)
@@ -117,7 +117,7 @@ def convert(run: Path, out: Path, step: int | None = None) -> None:
 
 
 def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = None) -> None:
-    """Write the model of a checkpoint as a finished run has it: a folder to keep or hand on.
+    """Write the model of a checkpoint as a folder like that of a finished run, to keep or share.
 
     Evaluation, fine-tuning and export read RUN@STEP themselves.
 
@@ -188,9 +188,9 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
     shutil.copytree(models[0], out, dirs_exist_ok=True)
     prints = [""] * len(models)
     for name in names:
-        mean, found = _mean([folder / name for folder in models], read_weights)
+        mean, checksums = _mean([folder / name for folder in models], read_weights)
         save_weights(mean, out / name, {"format": "pt"})
-        prints = [both + one for both, one in zip(prints, found, strict=True)]
+        prints = [both + one for both, one in zip(prints, checksums, strict=True)]
     _refuse_twins(models, prints)
     if (out / DIFFERENCE_FILE).exists():  # the mean of sums is rounded otherwise than the sum of means
         of_generator = read_weights(out / GENERATOR_FOLDER / WEIGHTS_FILE)[PREFIX + EMBEDDING]
@@ -199,9 +199,9 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
         save_weights(state, out / WEIGHTS_FILE, {"format": "pt"})
     if (card := out / "README.md").exists():
         names_of = ", ".join(f"`{folder.name}`" for folder in models)
-        words = f"The weights are the mean of those of {names_of}. What follows is the card of the first."
+        notice = f"The weights are the mean of those of {names_of}. What follows is the card of the first."
         _, front, text = re.split(r"\A(---\n.*?\n---\n+|)", card.read_text(encoding="utf-8"), maxsplit=1, flags=re.S)
-        card.write_text(f"{front}{words}\n\n{text}", encoding="utf-8")
+        card.write_text(f"{front}{notice}\n\n{text}", encoding="utf-8")
 
 
 _OF_RUNNING = {"kernels", "compile", "head_chunk", "activation_checkpointing", "vocabulary_blocks", "init_std"}
@@ -228,15 +228,15 @@ def _mean(places: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> 
     a checksum of each place's."""
     sums, kinds, prints = dict[str, Tensor](), dict[str, torch.dtype](), list[str]()
     for place in places:
-        found = read(place)
-        kinds = kinds or {name: value.dtype for name, value in found.items()}
-        sums = sums or {name: torch.zeros(value.shape, dtype=torch.float64) for name, value in found.items()}
-        different = [name for name in {**sums, **found} if name not in found or name not in sums]
-        different += [name for name in sums if name in found and found[name].shape != sums[name].shape]
+        tensors = read(place)
+        kinds = kinds or {name: value.dtype for name, value in tensors.items()}
+        sums = sums or {name: torch.zeros(value.shape, dtype=torch.float64) for name, value in tensors.items()}
+        different = [name for name in {**sums, **tensors} if name not in tensors or name not in sums]
+        different += [name for name in sums if name in tensors and tensors[name].shape != sums[name].shape]
         if different:
             raise ValueError(f"{place} differs from {places[0]} in {different[0]}: average models of one shape")
         digest = sha256()
-        for name, value in sorted(found.items()):
+        for name, value in sorted(tensors.items()):
             sums[name] += value
             digest.update(value.contiguous().view(-1).view(torch.uint8).numpy().data)
         prints.append(digest.hexdigest())

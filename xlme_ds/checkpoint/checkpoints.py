@@ -1,8 +1,9 @@
-"""Checkpoints of a run: written from a thread under a temporary name, renamed when whole, the newest found again.
+"""Checkpoints of a run: written by a thread under a temporary name, renamed when complete; the newest can be found.
 
 A checkpoint folder holds one state file a rank (`state_files.py`), `state.json` (position, data fingerprints, the
 probe's loss) and `complete.json` (bytes and CRC-32 of every file), the marker, which is written last: a folder without
-it is no checkpoint, and all is on the disk before it is. Other names in `checkpoints/` are left alone.
+it is no checkpoint, and it is written once everything else is on the disk. Other names in `checkpoints/` are left
+alone.
 """
 
 import math
@@ -32,8 +33,6 @@ from .state_files import (
 
 _PARTIAL = ".partial"
 _LATEST = "latest.json"
-# What the probe batch is: before 4 BTMLM wrote in it, before 3 a generator drew at random, before 2 translation wrote.
-_PROBE = 4
 
 # How far the probe's loss may lie from the stored one, relative. float32: sums in another order. bf16 weights are the
 # cast of equal master weights, but another processor or kernel may round otherwise.
@@ -68,7 +67,7 @@ class Checkpoints:
         on_all_ranks(lambda: self._renew(partial) if engine.rank == 0 else None)
         writer = StateWriter(partial / state_file(engine.rank, engine.world), self.buffer_bytes)
         engine.save(writer)
-        self._saving = {"step": step, "world": engine.world, "probe": probe, "probe_version": _PROBE, **state}, writer
+        self._saving = {"step": step, "world": engine.world, "probe": probe, **state}, writer
 
     def poll(self, engine: Engine) -> None:
         """Complete the checkpoint that is being written, if every rank has written its part."""
@@ -105,9 +104,7 @@ class Checkpoints:
         headers = gather(on_all_ranks(lambda: read_headers(files, engine.rank, engine.world)))
         engine.load(on_all_ranks(lambda: StateReader(files, headers)))
         probe = broadcast(engine.probe_loss())
-        terms = engine.objective.terms
-        since = 4 if "btmlm" in terms else 3 if engine.draws else 2 if "bt" in terms else 1
-        if state.get("probe_version", 1) >= since and not math.isclose(probe, state["probe"], rel_tol=tolerance):
+        if not math.isclose(probe, state["probe"], rel_tol=tolerance):
             raise SharedError(
                 f"{folder} was saved with a loss of {state['probe']:.7g} on the probe batch, loaded it gives "
                 f"{probe:.7g}: the state did not come back as it was, resume from another checkpoint, or with the "
@@ -116,8 +113,8 @@ class Checkpoints:
         return int(state["step"])
 
     def lost(self, steps_logged: int, save_every: float) -> bool:
-        """Whether there was a checkpoint, where no usable one is found: `steps_logged` steps of the run's own were
-        recorded, and it saved every `save_every`. A run that ended before its first was complete begins anew."""
+        """Whether a run without a usable checkpoint had one: it recorded `steps_logged` steps and saved every
+        `save_every`. A run that ended before its first checkpoint was complete begins anew."""
         run = self.folder.parent
         ended = any((run / name).exists() for name in ("finished.json", "model/model.safetensors"))
         removed = steps_logged > 0 and not self.folder.is_dir()  # a run makes it before its first step
@@ -125,11 +122,11 @@ class Checkpoints:
         return ended or removed or (self.folder / _LATEST).exists() or (steps_logged > save_every and not writing)
 
     def all(self) -> list[Path]:
-        """Checkpoint folders, oldest first; whole or not."""
+        """Checkpoint folders, complete or not, oldest first."""
         return checkpoints_of(self.folder.parent)
 
     def _renew(self, partial: Path) -> None:
-        for rest in self.folder.glob(f"*{_PARTIAL}"):  # of saves that failed, and may hold the room that this one needs
+        for rest in self.folder.glob(f"*{_PARTIAL}"):  # failed saves, which may take the space that this one needs
             if is_checkpoint_name(rest.stem):
                 _remove(rest)
         partial.mkdir(parents=True)
@@ -141,7 +138,7 @@ class Checkpoints:
             to_disk(self.folder)
         ours = [folder for folder in self.all() if not _strange(folder, state.get("run"))]
         older = [folder for folder in ours if saved_step(folder) <= state["step"]]
-        for folder in ours[len(older) :]:  # unusable: the run went on from one before it
+        for folder in ours[len(older) :]:  # unusable: the run continued from an earlier one
             _remove(folder)
         for folder in older[: -self.keep_last]:
             if not (self.keep_every and saved_step(folder) % self.keep_every == 0):
@@ -149,7 +146,7 @@ class Checkpoints:
 
 
 def _strange(folder: Path, run: str | None) -> bool:
-    """Whether the checkpoint says that it is of another run than `run`, or of another step than its name."""
+    """Whether the checkpoint belongs to another run than `run`, or to another step than its name."""
     try:
         state = read_state(folder)
     except (ValueError, OSError):
@@ -158,7 +155,7 @@ def _strange(folder: Path, run: str | None) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Delete a checkpoint, of a link the link alone; one that cannot be deleted is named on stderr, and stays."""
+    """Delete a checkpoint, or only the link to it; if that fails, print the reason to stderr."""
     try:
         path.unlink() if path.is_symlink() or not path.is_dir() else shutil.rmtree(path)
     except OSError as error:
@@ -166,11 +163,11 @@ def _remove(path: Path) -> None:
 
 
 def complete(partial: Path, state: Mapping[str, Any], files: Mapping[str, Mapping[str, int]]) -> Path:
-    """Turn `X.partial`, whose state files are on the disk as `files` says, into the checkpoint `X`."""
+    """Turn `X.partial`, whose state files are on the disk and listed in `files`, into the checkpoint `X`."""
     final = partial.with_suffix("")
     with naming(partial):
         seal(partial, state, files)
-        if final.is_symlink() or final.is_dir():  # a damaged one of the same step
+        if final.is_symlink() or final.is_dir():  # a damaged one of that step
             _remove(final)
         elif final.exists():  # no checkpoint: somebody's file
             final.rename(final.with_name(f"{final.name}.moved"))
@@ -180,7 +177,7 @@ def complete(partial: Path, state: Mapping[str, Any], files: Mapping[str, Mappin
 
 
 def seal(folder: Path, state: Mapping[str, Any], files: Mapping[str, Mapping[str, int]]) -> None:
-    """Make a checkpoint of `folder`, whose state files are on the disk as `files` says."""
+    """Make a checkpoint of `folder`, whose state files are on the disk and listed in `files`."""
     write_json(folder / STATE, state)
     text = (folder / STATE).read_bytes()
     to_disk(folder / STATE, folder)
@@ -189,12 +186,12 @@ def seal(folder: Path, state: Mapping[str, Any], files: Mapping[str, Mapping[str
 
 
 def find_fault(folder: Path, rank: int = 0, world: int = 1, checksums: bool = True) -> str | None:
-    """What is wrong with a checkpoint, or None; the files are shared out among the ranks; collective."""
-    return next((found for found in gather(fault_of(folder, rank, world, checksums)) if found), None)
+    """The fault of a checkpoint, or None; each rank reads a share of the files; collective."""
+    return next((fault for fault in gather(fault_of(folder, rank, world, checksums)) if fault), None)
 
 
 def matching(state: dict[str, Any], folder: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """The `state` of a checkpoint. Raises ValueError, naming the key, where it is not what is `expected`."""
+    """The `state` of a checkpoint. Raises ValueError, naming the key, where it differs from `expected`."""
     for key, value in expected.items():
         if state.get(key) != value:
             raise ValueError(

@@ -1,8 +1,9 @@
 """Training state in files: every rank writes the parts it owns, and any layout of ranks reads them back.
 
 A file is in safetensors form and holds flat float32 tensors named `parameter/kind/start`: elements from `start` on of
-the flattened parameter (kind `fp32`, the master weights) or of one of Adam's moments. Nothing in it depends on the
-engine. What of a checkpoint folder is read without one is here too; `checkpoints.py` writes and removes them.
+the flattened parameter (kind `fp32`, the master weights) or of the optimizer's state of that name, for example
+`exp_avg`. Nothing in it depends on the engine. The parts of a checkpoint folder that are read without an engine are
+here too; `checkpoints.py` writes and removes checkpoints.
 """
 
 import json
@@ -23,8 +24,7 @@ from torch import Tensor
 
 from ..folders import checkpoint_name, saved_step
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-KINDS = ("fp32", *MOMENTS)
+WEIGHTS = "fp32"  # the kind of the master weights
 COMPLETE = "complete.json"
 STATE = "state.json"
 # A table of the vocabulary is one flat array, in whatever number of consecutive blocks the model stores it.
@@ -40,10 +40,10 @@ def state_file(rank: int, world: int) -> str:
 
 
 class StateWriter:
-    """Writes one rank's file from a thread of its own, so that training goes on once all is copied to host memory.
+    """Writes one rank's file in a thread, so that training continues once everything is copied to host memory.
 
     `buffer_bytes` bounds the copies that wait to be written: `put` blocks while they are more. Errors of the thread are
-    raised by `result`, never by `put`: the ranks must not part ways in the middle of a collective.
+    raised by `result`, never by `put`: no rank may leave in the middle of a collective.
     """
 
     def __init__(self, path: Path, buffer_bytes: int):
@@ -59,9 +59,10 @@ class StateWriter:
         self._thread.start()
 
     def begin(self, sizes: Mapping[str, int], step: int) -> None:
-        """Announce the tensors that will be put, by name and in order, with their numbers of elements.
+        """Write the header: names of the tensors in the order in which they will be put, with their numbers of
+        elements.
 
-        `step`: optimizer steps that the moments come from.
+        `step`: optimizer steps taken.
         """
         header: dict[str, object] = {"__metadata__": {"step": str(step)}}
         offset = 0
@@ -80,16 +81,16 @@ class StateWriter:
             self._queue(chunk.to("cpu", torch.float32, copy=True).numpy())
 
     def end(self) -> None:
-        """All tensors are put."""
+        """Announce that all tensors are put."""
         self._blocks.put(None)
 
     @property
     def running(self) -> bool:
-        """Whether anything has yet to be written."""
+        """Whether the thread is still writing."""
         return self._thread.is_alive()
 
     def result(self) -> dict[str, int]:
-        """Wait for the end: `bytes` and `crc32` of the file, which is on the disk.
+        """Wait for the thread; return `bytes` and `crc32` of the file, which is then on the disk.
 
         Raises OSError when it could not be written, ValueError when a number in it is not finite.
         """
@@ -98,7 +99,7 @@ class StateWriter:
             raise OSError(self._error.errno, self._error.strerror, str(self.path))
         if not self._finite:
             raise ValueError(
-                f"{self.path} would hold weights or moments that are not finite and is left out: go on from the "
+                f"{self.path} would hold weights or moments that are not finite and is left out: continue from the "
                 "checkpoint before with train.spike_sigma 6, or start a run with a lower optimizer.learning_rate"
             )
         return {"bytes": self.path.stat().st_size, "crc32": self._crc}
@@ -127,16 +128,16 @@ class StateWriter:
                 os.fsync(file.fileno())
         except OSError as error:
             self._error = error
-            while (block := self._blocks.get()) is not None:  # what still comes, so that `put` does not wait for ever
+            while (block := self._blocks.get()) is not None:  # so that `put` does not wait for ever
                 self._let_go(block)
 
 
 class Headers(NamedTuple):
-    """What the headers of some files say: the names of parameters, the steps, and for every part that the files hold a
-    row of numbers: name and kind (`3 · name + kind`, by their places in `names` and `KINDS`), its first element and
-    number of elements, file (by its place among the checkpoint's), and byte in it."""
+    """The headers of some files: (parameter, kind) of the tensors, the steps, and for every part in the files a row of
+    numbers: its tensor (by its place in `tensors`), first element, number of elements, file (by its place among the
+    checkpoint's), and byte in it."""
 
-    names: list[str]
+    tensors: list[tuple[str, str]]
     steps: set[int]
     parts: np.ndarray
 
@@ -145,14 +146,14 @@ def read_headers(files: Sequence[Path], rank: int = 0, world: int = 1) -> Header
     """The share of rank `rank` of `world` of the headers of a checkpoint's files. Raises ValueError for one that is no
     state file."""
     first, last = (len(files) * n // world for n in (rank, rank + 1))
-    names: dict[str, int] = {}
-    found = [_read_header(files[number], number, names) for number in range(first, last)]
-    parts = [np.zeros((0, 5), np.int64), *(parts for _, parts in found)]
-    return Headers(list(names), {step for step, _ in found}, np.concatenate(parts))
+    tensors: dict[tuple[str, str], int] = {}
+    headers = [_read_header(files[number], number, tensors) for number in range(first, last)]
+    parts = [np.zeros((0, 5), np.int64), *(parts for _, parts in headers)]
+    return Headers(list(tensors), {step for step, _ in headers}, np.concatenate(parts))
 
 
-def _read_header(path: Path, number: int, names: dict[str, int]) -> tuple[int, np.ndarray]:
-    """Believes nothing: whatever a header says of places must lie inside the file."""
+def _read_header(path: Path, number: int, tensors: dict[tuple[str, str], int]) -> tuple[int, np.ndarray]:
+    """Step and parts of a file, whose tensors are added to `tensors`. Every place must lie inside the file."""
     try:
         end = path.stat().st_size
         with open(path, "rb") as file:
@@ -169,7 +170,7 @@ def _read_header(path: Path, number: int, names: dict[str, int]) -> tuple[int, n
                 raise ValueError(f"{key} is at {first} to {last}")
             if not 0 <= start < _MOST:
                 raise ValueError(f"{key} is from {start} on")
-            place = len(KINDS) * names.setdefault(name, len(names)) + KINDS.index(kind)
+            place = tensors.setdefault((name, kind), len(tensors))
             parts.append((place, start, numel, number, 8 + length + first))
         return step, np.array(parts, np.int64).reshape(-1, 5)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -177,9 +178,9 @@ def _read_header(path: Path, number: int, names: dict[str, int]) -> tuple[int, n
 
 
 def _places(sizes: Mapping[str, int]) -> dict[str, tuple[str, int]]:
-    """For every block of a table of the vocabulary, the table and the element of it that the block begins at; `sizes`:
+    """The table of every block of a vocabulary table, and the element of the table at which the block begins; `sizes`:
     elements of every parameter."""
-    blocks = sorted((found[1], int(found[2]), name) for name in sizes if (found := _BLOCK.fullmatch(name)))
+    blocks = sorted((match[1], int(match[2]), name) for name in sizes if (match := _BLOCK.fullmatch(name)))
     places: dict[str, tuple[str, int]] = {}
     ends: dict[str, int] = {}
     for table, _, name in blocks:
@@ -192,8 +193,8 @@ class StateReader:
     """Reads any part of the state from the files of a checkpoint. Raises ValueError when they do not fit together."""
 
     def __init__(self, files: Sequence[Path], headers: Sequence[Headers] | None = None):
-        """`files`: those that the checkpoint's marker lists, all in one folder; `headers`: of all of them, where they
-        were read already."""
+        """`files`: those that the checkpoint's marker lists, all in one folder; `headers`: their headers, if they were
+        read already."""
         if not files:
             raise ValueError("the checkpoint lists no state files: resume from another one")
         self.files, self.folder = files, files[0].parent
@@ -203,20 +204,22 @@ class StateReader:
             raise ValueError(f"{self.folder} holds state of steps {sorted(steps)}: resume from another checkpoint")
         (self.step,) = steps
         self._sizes, self._parts = _merge(headers)
+        kinds = {kind for _, kind in self._parts}
+        self.kinds = [WEIGHTS, *sorted(kinds - {WEIGHTS})]
 
     def sizes(self) -> dict[str, int]:
         """Elements of every parameter."""
         return self._sizes
 
     def read(self, parts: Iterable[tuple[str, str, int, Tensor]], sizes: Mapping[str, int] | None = None) -> None:
-        """Fill tensors (flat, any float type and device): of each its parameter, kind, and the element of that it
-        begins with. Every file that is needed is opened once, and read in order.
+        """Fill tensors (flat, any float type and device), each given after its parameter, kind, and first element
+        there. Every file that is needed is opened once and read in order.
 
-        `sizes`: elements of every parameter of the model that asks, where it may have its vocabulary in other blocks.
-        Raises ValueError when the files do not hold all.
+        `sizes`: elements of every parameter of the reading model, where its vocabulary may be in other blocks.
+        Raises ValueError when the files lack a part.
         """
         places = _places(self._sizes if sizes is None else sizes)
-        stretches = [found for part in parts for found in self._stretches(places, *part)]
+        stretches = [stretch for part in parts for stretch in self._stretches(places, *part)]
         stretches.sort(key=itemgetter(0, 1))
         for number, of_file in groupby(stretches, itemgetter(0)):
             with open(self.files[number], "rb") as file:
@@ -233,59 +236,57 @@ class StateReader:
     def _stretches(
         self, places: Mapping[str, tuple[str, int]], name: str, kind: str, start: int, out: Tensor
     ) -> list[tuple[int, int, Tensor]]:
-        """The files, bytes in them and pieces of `out` that go there."""
+        """File, byte in it and piece of `out`, for every stretch to read."""
         table, block = places.get(name, (name, 0))
         parts = self._parts.get((table, kind), _NO_PARTS)
         begin, end, done = block + start, block + start + out.numel(), 0
         near = slice(max(int(np.searchsorted(parts[:, 0], begin, "right")) - 1, 0), np.searchsorted(parts[:, 0], end))
-        found = []
+        pieces = []
         for first, numel, number, offset in parts[near].tolist():
             skip = begin + done - first
             count = min(first + numel - begin, out.numel()) - done
             if skip >= 0 and count > 0:
-                found.append((number, offset + 4 * skip, out[done : done + count]))
+                pieces.append((number, offset + 4 * skip, out[done : done + count]))
                 done += count
         if done != out.numel():
             raise ValueError(
                 f"{self.folder} has {done} of {out.numel()} elements of {kind} of {name} from {start} on: "
                 "it belongs to another model, resume from another checkpoint"
             )
-        return found
+        return pieces
 
 
 def _merge(headers: Sequence[Headers]) -> tuple[dict[str, int], dict[tuple[str, str], np.ndarray]]:
     """Elements of every parameter; and by parameter and kind, in order, first element, number of elements, file and
     byte of every part. The blocks of a table of the vocabulary are one parameter there."""
-    numbers: dict[str, int] = {}
+    numbers: dict[tuple[str, str], int] = {}
     tables = []
-    for names, _, parts in headers:
-        known = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
-        of, kinds = np.divmod(parts[:, 0], len(KINDS))
-        tables.append(np.column_stack([known[of] * len(KINDS) + kinds, parts[:, 1:]]))
+    for tensors, _, parts in headers:
+        places = np.array([numbers.setdefault(tensor, len(numbers)) for tensor in tensors], np.int64)
+        tables.append(np.column_stack([places[parts[:, 0]], parts[:, 1:]]))
     table = np.concatenate(tables)
-    ends = np.zeros((len(numbers), len(KINDS)), np.int64)
-    np.maximum.at(ends.reshape(-1), table[:, 0], table[:, 1] + table[:, 2])
-    weights = set((table[table[:, 0] % len(KINDS) == 0, 0] // len(KINDS)).tolist())
-    sizes = {name: int(ends[number, 0]) for name, number in sorted(numbers.items()) if number in weights}
-    for name, (whole, first) in _places(sizes).items():
-        into = numbers.setdefault(whole, len(numbers))
-        for kind in range(len(KINDS)):
-            of_block = table[:, 0] == len(KINDS) * numbers[name] + kind
-            table[of_block, 0] = len(KINDS) * into + kind
+    ends = np.zeros(len(numbers), np.int64)
+    np.maximum.at(ends, table[:, 0], table[:, 1] + table[:, 2])
+    sizes = {name: int(ends[number]) for (name, kind), number in sorted(numbers.items()) if kind == WEIGHTS}
+    blocks = _places(sizes)
+    for (name, kind), number in list(numbers.items()):
+        if name in blocks:
+            whole, first = blocks[name]
+            of_block = table[:, 0] == number
+            table[of_block, 0] = numbers.setdefault((whole, kind), len(numbers))
             table[of_block, 1] += first
     table = table[np.lexsort((table[:, 2], table[:, 1], table[:, 0]))]
     keys, firsts = np.unique(table[:, 0], return_index=True)
-    ordered = list(numbers)
-    places = [(ordered[key // len(KINDS)], KINDS[key % len(KINDS)]) for key in keys.tolist()]
-    return sizes, dict(zip(places, np.split(table[:, 1:], firsts[1:]), strict=False))
+    tensors = list(numbers)
+    return sizes, dict(zip([tensors[key] for key in keys.tolist()], np.split(table[:, 1:], firsts[1:]), strict=False))
 
 
 def merge_state(reader: StateReader, writer: StateWriter) -> None:
-    """Hand every parameter whole to `writer`, in pieces that need little memory."""
+    """Give every parameter whole to `writer`, in pieces that need little memory."""
     sizes = reader.sizes()
-    writer.begin({f"{name}/{kind}/0": size for name, size in sizes.items() for kind in KINDS}, reader.step)
+    writer.begin({f"{name}/{kind}/0": size for name, size in sizes.items() for kind in reader.kinds}, reader.step)
     for name, size in sizes.items():
-        for kind in KINDS:
+        for kind in reader.kinds:
             for start in range(0, size, CHUNK):
                 values = torch.empty(min(CHUNK, size - start))
                 reader.read([(name, kind, start, values)])
@@ -294,8 +295,8 @@ def merge_state(reader: StateReader, writer: StateWriter) -> None:
 
 
 def fault_of(folder: Path, rank: int = 0, world: int = 1, checksums: bool = True) -> str | None:
-    """Fault in the share of rank `rank` of `world` of a checkpoint's files, in size or checksum, or in the checkpoint's
-    name, which says its step; None if it is sound."""
+    """The fault in the share of rank `rank` of `world` of a checkpoint's files (size, checksum), or in the checkpoint's
+    name, which holds its step; None if it is sound."""
     try:
         mine = list(_listed(folder).items())[rank::world]
     except (OSError, ValueError):
@@ -314,7 +315,7 @@ def _name_fault(folder: Path) -> str | None:
 
 
 def state_files(folder: Path) -> list[Path]:
-    """The files of the ranks, of those that its marker lists. Raises ValueError where that is damaged."""
+    """The ranks' files that the marker lists. Raises ValueError where it is damaged."""
     return [folder / name for name in _listed(folder) if name != STATE]
 
 
@@ -332,26 +333,26 @@ def _listed(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def _file_fault(path: Path, size: int, crc: int, checksum: bool) -> str | None:
-    """What is wrong with a file; of an error of reading it, too: one rank that fails alone would leave the others
-    waiting."""
+    """The fault of a file, or None. An error while reading is a fault, too: a rank that fails alone would leave the
+    others waiting."""
     try:
         if not path.is_file():
             return f"{path.name} is missing"
         if path.stat().st_size != size:
             return f"{path.name} has {path.stat().st_size} bytes instead of {size}"
-        found = 0
+        checksum_now = 0
         if checksum:
             with open(path, "rb") as file:
                 while block := file.read(1 << 24):
-                    found = zlib.crc32(block, found)
+                    checksum_now = zlib.crc32(block, checksum_now)
     except OSError as error:
         return f"{path.name} cannot be read ({error.strerror})"
-    return None if found == crc or not checksum else f"{path.name} has changed since it was written (checksum)"
+    return None if checksum_now == crc or not checksum else f"{path.name} has changed since it was written (checksum)"
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself: `step`, `world` (processes that saved it), `probe`, data fingerprints; since
-    there are any, `run` (which one saved it) and its `settings`."""
+    """The description of a checkpoint: `step`, `world` (processes that saved it), `probe`, data fingerprints, `run`
+    (the name of the run that saved it) and its `settings`."""
     try:
         state: dict[str, Any] = _json(folder / STATE)
         int(state["step"]), int(state["world"]), float(state["probe"])

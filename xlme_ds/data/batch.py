@@ -1,9 +1,10 @@
-"""What one forward pass reads: rows of both tasks, the masked positions and the uniforms that drive the sampling.
+"""The input of one forward pass: rows of both tasks, the masked positions and the uniforms that drive the sampling.
 
 B rows, T tokens, M masked positions of the batch.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -24,28 +25,43 @@ class Batch(NamedTuple):
     masked_M: Tensor  # masked positions, as indices into the flattened tokens, ascending
     # Float32 in [0, 1): the generator's sample at each masked position is the inverse CDF at this value.
     uniforms_M: Tensor
-    # Float32 [1]: share of the generator's samples in whose place random tokens are read; mostly none.
-    random_1: Tensor = torch.empty(0)
-    # Places that the model fills before it trains, as indices into the flattened tokens, ascending [P]; mostly none.
-    open_P: Tensor = torch.empty(0, dtype=torch.int64)
-    # Of monolingual sentences that translation reads, [B, T], else empty: noised copies, and the languages to write in.
-    noised_BT: Tensor = torch.empty(0, dtype=torch.int64)
-    into_BT: Tensor = torch.empty(0, dtype=torch.int64)
+    # Tensors that one objective adds for its own model, by name (`objectives.protocol.Pretraining.batches`).
+    added: dict[str, Tensor] = {}  # noqa: RUF012 - never written to
 
     def task_of_masked(self) -> Tensor:
         """Task of every masked position, [M]."""
         return self.task_B[self.masked_M // self.tokens_BT.shape[1]]
 
+    def with_added(self, **tensors: Tensor) -> "Batch":
+        """A copy with more added tensors."""
+        return self._replace(added=self.added | tensors)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors, as a pipeline sends them; `of_tensors` reads them."""
+        return (*self[:-1], *self.added.values())
+
+    @classmethod
+    def of_tensors(cls, tensors: Sequence[Tensor], added: Sequence[str] = ()) -> Self:
+        """The batch of `tensors`; `added`: names of those that an objective may have added."""
+        own = len(cls._fields) - 1
+        return cls._make([*tensors[:own], dict(zip(added, tensors[own:], strict=False))])
+
     def to(self, device: torch.device) -> "Batch":
-        """The same batch on `device`; on a GPU by pinned memory, from which the host need not wait for the copy."""
-        pinned = (tensor.pin_memory() for tensor in self) if device.type == "cuda" else self
-        return Batch(*(tensor.to(device, non_blocking=True) for tensor in pinned))
+        """A copy on `device`; to a GPU by pinned memory, so that the host does not wait for the copy."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+        return self.of_tensors([moved(tensor) for tensor in self.tensors()], list(self.added))
 
 
 def sum_by_language(
     values_N: Tensor, counted_N: Tensor, terms_N: Tensor, languages_N: Tensor, terms: int, languages: int
 ) -> Tensor:
-    """Sums and numbers of those of `values_N` that are `counted_N` (0 or 1), float64 [2, terms, languages]."""
+    """Sums by term and language of the `values_N` whose `counted_N` is 1 and not 0, and their number.
+
+    float64 [2, terms, languages].
+    """
     both_2N = torch.stack([values_N * counted_N, counted_N]).double()
     sums = torch.zeros(2, terms * languages, dtype=torch.float64, device=values_N.device)
     return sums.index_add(1, terms_N * languages + languages_N, both_2N).view(2, terms, languages)

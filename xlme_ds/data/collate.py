@@ -3,6 +3,9 @@
 B rows, T tokens.
 """
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, Protocol
+
 import numpy as np
 import torch
 from numba.types import boolean, int32, int64, void
@@ -11,6 +14,34 @@ from .batch import Batch
 from .compiled import compiled, reads
 from .corrupt import TOO_LONG, Array, Parts, corrupt, row_bits
 from .rows import EOS, TASKS
+
+if TYPE_CHECKING:  # this file runs where there is no pyarrow
+    from .shards import RowStore
+
+# train: with the settings of the step; evaluate: with all that is trained in any step; compare: the tokens of the data
+# alone, so that all models read the same; show: as `compare`, each row in one way.
+Purpose = Literal["train", "evaluate", "compare", "show"]
+# Makes a batch from rows, the seed, the share of masked tokens and the step.
+Collate = Callable[[Parts, int, float, int], Batch]
+
+
+class BatchMaker(Protocol):
+    """Makes batches from rows: the part of an objective that a loader needs."""
+
+    def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
+        """The function that makes batches from `rows` and the rows of the other task next to them."""
+
+
+class RowBatches:
+    """Batches with nothing added to the rows."""
+
+    def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
+        """`collate`, in every step."""
+        return lambda parts, seed, mask_fraction, step: collate(parts, seed, mask_fraction)
+
+    def check_rows(self, rows: "RowStore", purpose: Purpose) -> None:
+        """All rows can be read."""
+
 
 _NO_COLUMN = 0xFFFFFFFF  # of the counter of a row's key
 _NO_SIDE = "a row has a pair without two sides, or a side without a language: mix the data again"
@@ -33,7 +64,16 @@ def collate(parts: Parts, seed: int, mask_fraction: float) -> Batch:
         tasks_B[first:last] = task
         keys_B[first:last] = row_bits(numbers, seed, task, _NO_COLUMN).view(np.int64)
         first = last
-    return Batch(*map(torch.from_numpy, (*text_BT, tasks_B, keys_B, *corrupt(parts, seed, mask_fraction))))
+    arrays = *text_BT, tasks_B, keys_B, *corrupt(parts, seed, mask_fraction)
+    return Batch.of_tensors([torch.from_numpy(array) for array in arrays])
+
+
+def languages_of_text(rows: "RowStore") -> tuple[int, ...]:
+    """The languages of monolingual rows, by their places in `rows.languages`; all of its languages where none were
+    counted."""
+    counts = rows.manifest.counts["by_language"] if rows.folder.name == "mono" else {}
+    codes = [code for code in rows.manifest.languages if not counts or counts.get(code, {}).get("used")]
+    return tuple(rows.languages.index(code) for code in codes)
 
 
 @compiled(void(reads(int32, 2), reads(int64), reads(int64), reads(int64), boolean, int64[:, :, ::1], int64))

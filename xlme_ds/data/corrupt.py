@@ -1,4 +1,4 @@
-"""Which positions are masked and which uniforms drive the sampling: a pure function of (seed, task, row number).
+"""The masked positions and the uniforms that drive the sampling: a pure function of (seed, task, row number).
 
 Counter-based randomness (Philox4x32-10; Salmon et al. 2011), evaluated for every token from its own counter, so that
 the corruption of a row is the same on any rank, at any time and in any batch. B rows, T tokens, M masked
@@ -14,7 +14,7 @@ from .rows import EOS, TASKS, UNK, Rows
 
 Array = np.ndarray
 Word = np.uint64
-# Of every task its index, rows, and their row numbers (int64 [B]) in the run's endless order.
+# (task index, rows, row numbers (int64 [B]) in the run's endless order) of every task.
 Parts = list[tuple[int, Rows, np.ndarray]]
 TOO_LONG = "the items of a row are empty or longer than the row: mix the data again"
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -38,7 +38,7 @@ def philox(c0: Word, c1: Word, c2: Word, c3: Word, seed: Word) -> tuple[Word, Wo
 
 @njit(inline="always")
 def masked_count(ordinary: int, fraction: float) -> int:
-    """Positions to mask in an item with n `ordinary` tokens: max(1, round(fraction · n)), but no more than n."""
+    """Positions to mask in an item with n `ordinary` tokens: max(1, round(fraction · n)), at most n."""
     return min(max(1, int(np.floor(fraction * ordinary + 0.5))), ordinary)
 
 
@@ -48,22 +48,22 @@ def _choose(
 ) -> int:
     """Write the columns to mask of the item [start, stop) to chosen[done:], ascending, and return where they end.
 
-    A tally of places, the keys' leading bits, says up to which place tokens are needed; those of it with the largest
-    keys go again.
+    A tally of places, the keys' leading bits, gives the last place whose tokens are needed; those of them with the
+    largest keys are taken out again.
     """
     tally[:] = 0
     for column in range(start, stop):
         tally[places_T[column]] += 1
     count = masked_count(stop - start - tally[_NO_PLACE], fraction)
-    bound, found = 0, 0
-    while found < count:
-        found += tally[bound]
+    bound, reached = 0, 0
+    while reached < count:
+        reached += tally[bound]
         bound += 1
     first = done
     for column in range(start, stop):
         chosen[done] = column  # overwritten unless it counts: a branch would be taken at random
         done += places_T[column] < bound
-    for _ in range(found - count):
+    for _ in range(reached - count):
         last, largest = first, np.uint64(0)
         for at in range(first, done):
             later = keys_T[chosen[at]] >= largest
@@ -111,7 +111,7 @@ def _corrupt(
             stop = start + lengths[item]
             if not start < stop <= width:
                 raise ValueError(TOO_LONG)
-            if fraction == 1.0:  # the last one of a row of text is where it was cut, and no end
+            if fraction == 1.0:  # the last token of a row of text is a cut, no end of a sentence
                 for column in range(start + 1, stop - (task == _MONO)):
                     if tokens_BT[row, column] == EOS:
                         places_T[column] = keys_T[column] >> (_HALF + _TO_PLACE)
@@ -140,7 +140,7 @@ def corrupt(parts: Parts, seed: int, fraction: float) -> tuple[np.ndarray, np.nd
 
     Of each item, max(1, round(fraction · n)) of its n ordinary tokens are chosen without replacement, all sets alike
     (XLM-E section 3.1: uniform masking): the first ones by 64 random bits, equal ones, if ever, by position. A fraction
-    of 1, which is a causal model's, also chooses every `</s>` of an item, but the one that opens it and the last of
+    of 1, for causal models, also chooses every `</s>` of an item except the one that opens it and the last of
     monolingual text. Raises ValueError for items that are empty, or longer than their row.
     """
     places = sum(rows.tokens.size for _, rows, _ in parts)

@@ -1,33 +1,31 @@
 """Batches of a step for one rank, from a data folder. A loader has no position: the step's number gives the rows."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from ..config import DataConfig, weight_at
+from ..config import DataConfig
 from ..io.errors import refuse
 from .batch import Batch
-from .collate import collate
+from .collate import BatchMaker, Purpose, RowBatches, collate
 from .corrupt import Parts
 from .order import StepPlan, phase_of, phase_shares, phases, plan_step
-from .pseudo_parallel import PseudoSides
 from .rows import TASKS, UNK
-from .sentences import Sentences, languages_of_text
 from .shards import RowStore, unigram_costs
 
 
 class Loader:
-    """Reads `folders` (one subfolder a task) for one of `world` ranks: each for the steps of its phase, if there are
-    several. Row numbers go on from phase to phase.
+    """Reads `folders` (one subfolder a task) for one of `world` ranks, each folder for the steps of its phase. Row
+    numbers continue from phase to phase.
 
-    `languages` as in `RowStore`; `pseudo_fractions` as in `PseudoSides`: without them no places are opened;
-    `denoising` and `back_translation` as in `Sentences`; `random_fakes` as in `ObjectiveConfig`. Raises ValueError for
-    folders that do not fit each other or the phases.
+    `languages` as in `RowStore`; `maker` makes the batches, an objective its own. Raises ValueError for folders that do
+    not fit each other or the phases.
     """
+
+    purpose: Purpose = "train"
 
     def __init__(
         self,
@@ -38,65 +36,50 @@ class Loader:
         rank: int = 0,
         world: int = 1,
         languages: Sequence[str] = (),
-        pseudo_fractions: tuple[float, ...] = (),
-        denoising: tuple[str, ...] = (),
-        back_translation: tuple[str, ...] = (),
-        random_fakes: tuple[str, ...] = (),
+        maker: BatchMaker | None = None,
     ):
         self.plan = self._planned(data, world)
         self.rank, self.seed = rank, seed
-        self.random_fakes = random_fakes
         self.folders = [Path(folders)] if isinstance(folders, str | Path) else [Path(folder) for folder in folders]
         self.phases = phases(data, mask_fraction)
-        asked, given = len(self.phases), len(self.folders)
-        words = f"data.phase_steps {' '.join(map(str, data.phase_steps))} are of {asked} folders, --data names {given}"
-        refuse([(asked == given, f"{words}: it needs one folder more than data.phase_steps has numbers")])
-        opened = {
-            folder: {
-                task: RowStore(folder / name, languages, scattered=world > 1)
-                for task, name in enumerate(TASKS)
-                if self.plan.rows[task] > 0
-            }
-            for folder in dict.fromkeys(self.folders)
-        }
-        self._stores = [opened[folder] for folder in self.folders]  # of each phase
+        self._stores = self._open(data, languages)  # of each phase
         self.stores = self._stores[0]
         first = next(iter(self.stores.values()))
         self.row_tokens = first.row_tokens
         self.vocabulary_sha256 = first.manifest.vocabulary_sha256
         self.vocabulary_size = first.manifest.vocabulary_size
         self.layout = first.manifest.layout
-        for store in (store for stores in opened.values() for store in stores.values()):
-            both, of = f"{store.folder} and {first.folder}", store.manifest
-            vocabulary = of.vocabulary_sha256, of.vocabulary_size
-            refuse(
-                [
-                    (
-                        vocabulary == (self.vocabulary_sha256, self.vocabulary_size),
-                        f"{both} were encoded with different vocabularies: prepare them together",
-                    ),
-                    (
-                        (store.row_tokens, of.layout) == (self.row_tokens, self.layout),
-                        f"{both} have rows of different lengths or layouts: mix them together",
-                    ),
-                ]
-            )
-        translated = denoising or back_translation
-        self._made: list[tuple[Callable[[Parts, int, float], Batch], Sentences | None]] = []  # of each phase
-        for store in (next(iter(stores.values())) for stores in self._stores):
-            known = languages_of_text(store)
-            sides = PseudoSides(pseudo_fractions, known).collate if pseudo_fractions else collate
-            of_sentences = (
-                Sentences(denoising, back_translation, known, self.vocabulary_size - 1) if translated else None
-            )
-            self._made.append((sides, of_sentences))
-        # Whether monolingual rows must be those of `mix --sentences`; None: either will do.
-        self.reads_sentences = True if translated else False if pseudo_fractions else None
+        _require_alike(first, (store for stores in self._stores for store in stores.values()))
+        made_by = maker or RowBatches()
+        self._collate = [made_by.batches(next(iter(stores.values())), self.purpose) for stores in self._stores]
         # Called after every step is read, with its number and its rows by micro-batch.
         self.watch: Callable[[int, list[Parts]], None] | None = None
 
     def _planned(self, data: DataConfig, world: int) -> StepPlan:
         return plan_step(data, world)
+
+    def _open(self, data: DataConfig, languages: Sequence[str]) -> list[dict[int, RowStore]]:
+        """The rows of each phase by task; a folder that several phases name is opened once."""
+        phases, folders = len(self.phases), len(self.folders)
+        steps = " ".join(map(str, data.phase_steps))
+        refuse(
+            [
+                (
+                    phases == folders,
+                    f"data.phase_steps {steps} are of {phases} folders, --data names {folders}: it needs one folder "
+                    "more than data.phase_steps has numbers",
+                )
+            ]
+        )
+        opened = {
+            folder: {
+                task: RowStore(folder / name, languages, scattered=self.plan.world > 1)
+                for task, name in enumerate(TASKS)
+                if self.plan.rows[task] > 0
+            }
+            for folder in dict.fromkeys(self.folders)
+        }
+        return [opened[folder] for folder in self.folders]
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -104,7 +87,7 @@ class Loader:
         return self.fingerprints_until(None)
 
     def fingerprints_until(self, steps: int | None) -> dict[str, str]:
-        """The same of the phases that begin within so many steps."""
+        """`fingerprints` of the phases that begin within `steps` steps."""
         return {
             f"{TASKS[task]} from step {phase.first}" if phase.first else TASKS[task]: store.manifest.fingerprint()
             for phase, stores in zip(self.phases, self._stores, strict=True)
@@ -124,34 +107,30 @@ class Loader:
 
     def _collated(self, step: int, parts: Parts) -> Batch:
         phase = phase_of(self.phases, step)
-        collated, sentences = self._made[phase]
-        batch = collated(parts, self.seed, self.phases[phase].mask_fraction)
-        if self.random_fakes:
-            batch = batch._replace(random_1=torch.tensor([weight_at(self.random_fakes, step)]))
-        return batch if sentences is None else sentences.added(batch, parts, self.seed, step)
+        return self._collate[phase](parts, self.seed, self.phases[phase].mask_fraction, step)
 
     def stores_at(self, step: int) -> dict[int, RowStore]:
-        """What a step reads, by task."""
+        """The rows that a step reads, by task."""
         return self._stores[phase_of(self.phases, step)]
 
     def shares(self, task: int, steps: int) -> dict[RowStore, float]:
-        """What so many steps read of a task, and of how many of its rows each is."""
-        found = dict.fromkeys((stores[task] for stores in self._stores), 0.0)
+        """The stores that the first `steps` steps read of a task, and the share of their rows that each one gives."""
+        shares = dict.fromkeys((stores[task] for stores in self._stores), 0.0)
         for stores, share in zip(self._stores, phase_shares(self.phases, steps), strict=True):
-            found[stores[task]] += share
-        return found
+            shares[stores[task]] += share
+        return shares
 
     def _read(self, step: int, micro_batch: int) -> Parts:
-        found = [
-            (task, store, self.plan.numbers(step, self.rank, micro_batch, task))
+        numbered = [
+            (task, store, numbers)
             for task, store in self.stores_at(step).items()
+            if len(numbers := self.plan.numbers(step, self.rank, micro_batch, task))
         ]
-        found = [(task, store, numbers) for task, store, numbers in found if len(numbers)]
-        return [(task, store.read(numbers % store.rows), numbers) for task, store, numbers in found]
+        return [(task, store.read(numbers % store.rows), numbers) for task, store, numbers in numbered]
 
     def rows_of(self, step: int, micro_batch: int | None = None) -> str:
         """The rows of a micro-batch of this rank, or of the whole step, in words: `mono 328-335, para 164-167`."""
-        words = []
+        ranges = []
         for task in self.stores:
             numbers = (
                 self.plan.step_rows(step, task)
@@ -159,28 +138,22 @@ class Loader:
                 else self.plan.numbers(step, self.rank, micro_batch, task)
             )
             if len(numbers):
-                words.append(f"{TASKS[task]} {numbers[0]}" + (f"-{numbers[-1]}" if len(numbers) > 1 else ""))
-        return ", ".join(words)
+                ranges.append(f"{TASKS[task]} {numbers[0]}" + (f"-{numbers[-1]}" if len(numbers) > 1 else ""))
+        return ", ".join(ranges)
 
     def probe(self) -> Batch:
-        """The first row of every task, corrupted as in step 0: the same batch on all ranks, whatever their number."""
+        """The first row of every task, corrupted as in step 0: equal on all ranks, whatever their number."""
         return self._probe
-
-    def first_rows(self, count: int) -> Batch:
-        """The first `count` rows of every task, or all if there are fewer, corrupted as in step 0: the same on all
-        ranks."""
-        numbers = [(task, store, np.arange(min(count, store.rows))) for task, store in self.stores.items()]
-        return self._collated(0, [(task, store.read(these), these) for task, store, these in numbers])
 
     @cached_property
     def _probe(self) -> Batch:
-        batch = self.first_rows(1)
-        # A translation may differ where two tokens are about equally likely, so the probe has none if it has more.
-        steady = len(batch.noised_BT) > 0 or TASKS.index("para") in self.stores
-        batch = batch._replace(into_BT=batch.into_BT[:0]) if steady else batch
-        # So may what BTMLM writes, whose places hold one token instead.
-        tokens = batch.tokens_BT.flatten().index_fill(0, batch.open_P, UNK + 1)
-        return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT), open_P=batch.open_P[:0])
+        return self.first_rows(1)
+
+    def first_rows(self, count: int) -> Batch:
+        """The first `count` rows of every task, or all if there are fewer, corrupted as in step 0: equal on all
+        ranks."""
+        numbers = [(task, store, np.arange(min(count, store.rows))) for task, store in self.stores.items()]
+        return self._collated(0, [(task, store.read(these), these) for task, store, these in numbers])
 
     def step(self, step: int) -> list[Batch]:
         """All micro-batches of this rank in step `step`."""
@@ -198,25 +171,27 @@ class Loader:
 class HeldOutLoader(Loader):
     """Reads the first `data.mono_rows` and `data.para_rows` rows, whatever the number of ranks and the micro-batch.
 
-    Every rank has as many micro-batches of the same sizes, each of one task, as its engine's collectives need. What
-    does not divide is read row by row; of the last of these some are the first row again, which does not count.
+    Every rank has equally many micro-batches of equal sizes, each of one task, as the engine's collectives need. Rows
+    that do not divide are read one by one; a rank that has none left reads the first row again, which does not count.
     """
+
+    purpose: Purpose = "evaluate"
 
     def _planned(self, data: DataConfig, world: int) -> StepPlan:
         return StepPlan((data.mono_rows, data.para_rows), (data.micro_batch,) * len(TASKS), 1, world)
 
     @cached_property
     def _pieces(self) -> list[tuple[int, np.ndarray, bool]]:
-        """Of every micro-batch its task, row numbers, and whether it counts; those of one size follow one another."""
-        found, world = [], self.plan.world
+        """Task and row numbers of every micro-batch, and whether it counts; sorted by size."""
+        pieces, world = [], self.plan.world
         for task, rows in enumerate(self.plan.rows):
             each, more = divmod(rows, world)
             mine, whole = np.arange(self.rank * each, (self.rank + 1) * each), each - each % self.plan.micro[task]
             borders = [*range(0, whole, self.plan.micro[task]), *range(whole, each + 1)]
-            found += [(task, mine[first:end], True) for first, end in pairwise(borders)]
+            pieces += [(task, mine[first:end], True) for first, end in pairwise(borders)]
             last = self.rank < more
-            found += [(task, np.array([world * each + self.rank if last else 0]), last)] * bool(more)
-        return sorted(found, key=lambda piece: -len(piece[1]))
+            pieces += [(task, np.array([world * each + self.rank if last else 0]), last)] * bool(more)
+        return sorted(pieces, key=lambda piece: -len(piece[1]))
 
     @property
     def counted(self) -> list[bool]:
@@ -227,6 +202,26 @@ class HeldOutLoader(Loader):
         """All micro-batches of this rank; every step reads the same rows."""
         read = ((task, self.stores[task].read(numbers), numbers) for task, numbers, _ in self._pieces)
         return [self._collated(step, [part]) for part in read]
+
+
+def _require_alike(first: RowStore, stores: Iterable[RowStore]) -> None:
+    """Raise ValueError where one of `stores` has another vocabulary, row length or layout than `first`."""
+    ours = first.manifest
+    for store in stores:
+        both, theirs = f"{store.folder} and {first.folder}", store.manifest
+        refuse(
+            [
+                (
+                    (theirs.vocabulary_sha256, theirs.vocabulary_size)
+                    == (ours.vocabulary_sha256, ours.vocabulary_size),
+                    f"{both} were encoded with different vocabularies: prepare them together",
+                ),
+                (
+                    (store.row_tokens, theirs.layout) == (first.row_tokens, ours.layout),
+                    f"{both} have rows of different lengths or layouts: mix them together",
+                ),
+            ]
+        )
 
 
 def unigram_by_language(

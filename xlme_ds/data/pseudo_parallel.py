@@ -20,13 +20,17 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 @dataclass(frozen=True)
 class PseudoSides:
-    """How many places follow a sentence, and in which language the model fills them."""
+    """The number of places after a sentence, and the language in which the model fills them."""
 
     fractions: tuple[float, ...]  # places for a token of x; every item draws one of these
     languages: tuple[int, ...]  # of the rows; every item draws one that is not its own, all alike
 
     def collate(self, parts: Parts, seed: int, mask_fraction: float) -> Batch:
-        """`collate` for monolingual rows: masked positions are chosen in the x that remain, and y are second sides."""
+        """`collate` for monolingual rows: masked positions are chosen in the x that remain, and y are second sides.
+
+        It adds `open_P`: the places that the model fills before it trains, as indices into the flattened tokens,
+        ascending.
+        """
         ((task, rows, numbers),) = parts
         assert task == TASKS.index("mono") and (rows.items == 1).all()
         opened, languages_B = self.append(rows, numbers, seed)
@@ -36,28 +40,28 @@ class PseudoSides:
         second_BT = open_BT.cummax(1).values & inside_BT
         languages_BT = torch.where(second_BT, torch.from_numpy(languages_B)[:, None], batch.languages_BT)
         open_P = open_BT.flatten().nonzero().squeeze(1)  # found here: on a GPU the host would wait for their number
-        return batch._replace(sides_BT=second_BT.long(), languages_BT=languages_BT, open_P=open_P)
+        return batch._replace(sides_BT=second_BT.long(), languages_BT=languages_BT).with_added(open_P=open_P)
 
     def append(self, rows: Rows, numbers: np.ndarray, seed: int) -> tuple[Rows, np.ndarray]:
-        """The rows with their places, and the language of each row's, int64 [B].
+        """The rows with open places, and the language of each row's places, int64 [B].
 
-        Of n tokens of x as many stay as leave room, and max(1, round(fraction · n)) places follow. Both draws are a
-        function of (seed, row number): of the counter of the row's first token, which `corrupt` never masks.
+        The n tokens of x that leave room stay, and max(1, round(fraction · n)) places follow. Both draws are a function
+        of (seed, row number), by the counter of the row's first token, which `corrupt` never masks.
         """
         count, width = rows.tokens.shape
         bits = row_bits(numbers, seed, TASKS.index("mono"), column=0)
         fractions = np.array(self.fractions)[_below(len(self.fractions), bits & _LOW)]
-        kept = np.minimum(rows.lengths - 2, ((width - 3) / (1 + fractions)).astype(np.int64))
-        places = np.clip(np.floor(fractions * kept + 0.5).astype(np.int64), 1, width - 3 - kept)
-        lengths = kept + places + 3
-        tokens = np.where(np.arange(width) <= kept[:, None], rows.tokens, np.int32(PAD))
-        tokens[np.arange(count), kept + 1] = tokens[np.arange(count), lengths - 1] = EOS
-        known = np.sort(self.languages)
-        others = _below(max(len(known) - 1, 1), bits >> _BITS) + (len(known) > 1)
-        drawn = known[(np.searchsorted(known, rows.languages) + others) % len(known)]
+        length_of_x = np.minimum(rows.lengths - 2, ((width - 3) / (1 + fractions)).astype(np.int64))
+        places = np.clip(np.floor(fractions * length_of_x + 0.5).astype(np.int64), 1, width - 3 - length_of_x)
+        lengths = length_of_x + places + 3
+        tokens = np.where(np.arange(width) <= length_of_x[:, None], rows.tokens, np.int32(PAD))
+        tokens[np.arange(count), length_of_x + 1] = tokens[np.arange(count), lengths - 1] = EOS
+        languages = np.sort(self.languages)
+        others = _below(max(len(languages) - 1, 1), bits >> _BITS) + (len(languages) > 1)
+        drawn = languages[(np.searchsorted(languages, rows.languages) + others) % len(languages)]
         return Rows(tokens, rows.items, lengths, rows.languages), drawn
 
 
-def _below(count: int, words: np.ndarray) -> np.ndarray:
-    """32 random bits as one of 0 … count − 1, int64."""
-    return ((words * np.uint64(count)) >> _BITS).astype(np.int64)
+def _below(count: int, bits: np.ndarray) -> np.ndarray:
+    """Numbers from 0 to count − 1 from 32 random bits each, int64."""
+    return ((bits * np.uint64(count)) >> _BITS).astype(np.int64)

@@ -1,4 +1,4 @@
-"""The gradients of DeepSpeed's BF16_Optimizer (0.19.8) in fewer passes over memory, and summed over ranks in float32.
+"""Gradients of DeepSpeed's BF16_Optimizer (0.19.8) in fewer passes over memory, summed over ranks in float32.
 
 They add up in one flat buffer a group, of float32, or of bf16 where a step has one micro-batch. DeepSpeed itself
 converts each into a new buffer before it is added; it then joins the flat ones in another, all-reduces that in bf16,
@@ -20,11 +20,11 @@ import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from torch import Tensor, nn
 
-from .engine import first_state
+from .buckets import first_state, state_kinds
 
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # its name from torch 2.13 on
 _AT_ONCE = 2**18
-_PIECE = {"cpu": 2**19, "cuda": 2**26}  # what caches hold; what keeps launches few
+_PIECE = {"cpu": 2**19, "cuda": 2**26}  # elements: fits the caches; keeps launches few
 
 
 def cut_groups(optimizer: torch.optim.Optimizer, module: nn.Module, size: float) -> None:
@@ -49,7 +49,7 @@ def cut_groups(optimizer: torch.optim.Optimizer, module: nn.Module, size: float)
 
 
 def spare_passes(engine: Any, halved: bool = False) -> None:
-    """Have a DeepSpeed engine add and reduce gradients in their buffers, if its optimizer is a BF16_Optimizer.
+    """Make a DeepSpeed engine add and reduce gradients in their buffers, if its optimizer is a BF16_Optimizer.
 
     `halved`: the buffers are bf16, which is what the backward pass gives. The sums over ranks are in the engine's
     `communication_data_type`.
@@ -71,7 +71,7 @@ def spare_passes(engine: Any, halved: bool = False) -> None:
 
 
 class _Sums:
-    """The averages over the replicas, of every group the part that this rank updates.
+    """The averages over the replicas of this rank's part of every group.
 
     A group that is not `late` is sent once the last micro-batch's gradients of it and of all groups before it are
     there, the others after the backward pass (so are all groups of a pipeline, where the tied table's gradient comes
@@ -85,9 +85,9 @@ class _Sums:
         late = [group.get("late", True) for group in self.optimizer.param_groups]
         overlaps = self.replicas > 1 and engine.zero_overlap_comm() and not engine.pipeline_parallelism
         self.early = [*late, True].index(True) if overlaps else 0
-        known = set(engine.module.parameters())  # fillers get no gradient
+        parameters = set(engine.module.parameters())  # fillers get no gradient
         groups = (enumerate(group) for group in self.optimizer.bf16_groups)
-        self.with_gradients = [{index for index, parameter in group if parameter in known} for group in groups]
+        self.with_gradients = [{index for index, parameter in group if parameter in parameters} for group in groups]
         self._begin()
 
     def _begin(self) -> None:
@@ -96,7 +96,7 @@ class _Sums:
         self.missing = [set(group) for group in self.with_gradients]
 
     def arrived(self, group: int, index: int) -> None:
-        """The gradient of a parameter in one micro-batch was added."""
+        """Record that the gradient of a parameter in one micro-batch was added."""
         if self.early and self.engine.is_gradient_accumulation_boundary():
             assert group >= self.sent, "a gradient came after its group was sent"
             self.missing[group].discard(index)
@@ -124,7 +124,7 @@ class _Sums:
         self.on_their_way.append((work, flat))
 
     def finish(self, **_: Any) -> None:
-        """In place of `buffered_allreduce_fallback`, after the last backward pass: send what is left, and wait."""
+        """Replaces `buffered_allreduce_fallback` after the last backward pass: send what is left, and wait."""
         while self.sent < len(self.parts):
             self._send()
         for work, _flat in self.on_their_way:
@@ -135,7 +135,7 @@ class _Sums:
         self._begin()
 
     def norm(self) -> Tensor:
-        """Of all gradients, over the replicas and the stages."""
+        """The norm of all gradients, over the replicas and the stages."""
         optimizer = self.optimizer
         pieces = [piece for part in self.parts for piece in part.split(_PIECE[part.device.type])]
         norms = [torch.linalg.vector_norm(piece, dtype=torch.float32) for piece in pieces]
@@ -149,7 +149,7 @@ class _Sums:
 def _halve(optimizer: BF16_Optimizer) -> None:
     """Replace the gradients' buffers by bf16 ones, before the first backward pass."""
     for group, weights in enumerate(optimizer.bf16_groups_flat):
-        # Nothing may hold the old buffer when the new one is made.
+        # The old buffer must be free before the new one is made.
         optimizer.fp32_groups_gradients_flat[group] = optimizer.non_expert_gradients[group] = None
         optimizer.fp32_groups_actual_gradients_flat[group] = optimizer.fp32_groups_gradient_flat_partition[group] = None
         optimizer.fp32_groups_gradients[group].clear()
@@ -166,7 +166,7 @@ def _halve(optimizer: BF16_Optimizer) -> None:
 
 @torch.no_grad()
 def _step(optimizer: BF16_Optimizer, sums: _Sums) -> None:
-    """In place of `step`, which would look at all gradients on every rank, clip in bf16 and convert all at once."""
+    """Replaces `step`, which would look at all gradients on every rank, clip in bf16 and convert all at once."""
     norm = sums.norm()
     optimizer.overflow = not 0 <= float(norm) < math.inf  # DeepSpeed turns what is not finite into -1
     optimizer._global_grad_norm = math.inf if optimizer.overflow else norm
@@ -180,14 +180,13 @@ def _step(optimizer: BF16_Optimizer, sums: _Sums) -> None:
 
 
 def _update(optimizer: BF16_Optimizer, sums: _Sums, take_step: Callable[[], object]) -> None:
-    """In place of the step of torch's optimizer, which it takes on one piece of this rank's part after the other;
-    collective."""
+    """Replaces the step of torch's optimizer: takes it on one piece of this rank's part after the other; collective."""
     excess = ((optimizer._global_grad_norm + 1e-6) / optimizer.clip_grad).clamp(min=1)
     groups, states = optimizer.optimizer.param_groups, optimizer.optimizer.state
     whole = [group.pop("params") for group in groups]
     for number, group in enumerate(groups):
         master = optimizer.fp32_groups_flat_partition[number]
-        states[master] = states[master] or first_state(master)
+        states[master] = states[master] or first_state(state_kinds(optimizer.optimizer), master)
         flat = master.detach(), sums.parts[number], *states[master].values()
         for each in groups:
             each["params"] = []
@@ -205,7 +204,7 @@ def _update(optimizer: BF16_Optimizer, sums: _Sums, take_step: Callable[[], obje
 
 
 def _pieces(tensor: Tensor, master: Tensor) -> list[Tensor]:
-    """Views of a flat tensor, as many as of `master`; of a number that many copies."""
+    """Views of a flat tensor, one for each piece of `master`; of a scalar, copies."""
     size = _PIECE[master.device.type]
     if tensor.dim():
         return list(tensor.split(size))
@@ -215,7 +214,7 @@ def _pieces(tensor: Tensor, master: Tensor) -> list[Tensor]:
 def _open(
     optimizer: BF16_Optimizer, parameter: nn.Parameter, group: int, index: int
 ) -> Callable[[slice, Tensor], object]:
-    """Adds a gradient of some rows to the step's; see `models.masked_head`. To be called for all rows, once each."""
+    """A function that adds a gradient of some rows to the step's (`models.masked_head`). Call it once for each row."""
     total = optimizer.fp32_groups_gradients[group][index].view_as(parameter)
     arrived = optimizer.fp32_groups_has_gradients[group]
     first, arrived[index] = not arrived[index], True
@@ -227,7 +226,7 @@ def _open(
 def _add(
     optimizer: BF16_Optimizer, sums: _Sums, parameter: nn.Parameter, group: int, index: int, clear_lp_grads: bool
 ) -> None:
-    """In place of `_update_hp_grad`: the step's first gradient of a parameter overwrites what the last step left."""
+    """Replaces `_update_hp_grad`: the step's first gradient of a parameter overwrites what the last step left."""
     if parameter.grad is None:
         return
     arrived = optimizer.fp32_groups_has_gradients[group]
@@ -261,5 +260,5 @@ def _accumulate(total: Tensor, part: Tensor) -> None:
 
 
 def _forget(optimizer: BF16_Optimizer) -> None:
-    """In place of `clear_hp_grads`, without filling them with zeros."""
+    """Replaces `clear_hp_grads`, without filling them with zeros."""
     optimizer.fp32_groups_has_gradients = [[False] * len(group) for group in optimizer.fp32_groups_gradients]

@@ -1,4 +1,4 @@
-"""From settings to a ready engine: the one place where parallelism, precision and DeepSpeed's configuration meet."""
+"""Builds an engine from the settings: the one place for parallelism, precision and DeepSpeed's configuration."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +14,6 @@ from torch import nn
 from ..config import DataConfig, EngineConfig, ModelConfig, RunConfig, Training
 from ..counting import work_of
 from ..data.loader import HeldOutLoader, Loader
-from ..data.rows import TASKS
-from ..data.sentences import ALWAYS
 from ..data.vocabulary import Vocabulary
 from ..engine_file import deepspeed_settings, zero_stage
 from ..io.errors import Check, refuse
@@ -24,7 +22,6 @@ from ..models.init import GatherParameter, InitialValues, initialise
 from ..models.kernel_check import check_kernels
 from ..models.layers import layer_class
 from ..models.pipeline import describe_balance, parts, pipeline_balance
-from ..models.translation import TranslationModel
 from ..objectives import objective_of
 from ..objectives.protocol import BatchSource, Objective
 from .engine import Engine
@@ -36,7 +33,7 @@ Fill = Callable[[nn.Module, GatherParameter | None], None]
 
 
 def resolve_precision(engine: EngineConfig) -> Literal["bf16", "fp32"]:
-    """What the run computes in; `auto` takes bf16 where the processor has it and the engine can."""
+    """The precision of the run's computations; `auto` takes bf16 where processor and engine support it."""
     if engine.precision != "auto":
         return engine.precision
     if engine.kind == "plain":
@@ -47,8 +44,8 @@ def resolve_precision(engine: EngineConfig) -> Literal["bf16", "fp32"]:
 
 
 def resolve_gradient_precision(engine: EngineConfig, precision: str, accumulation: int) -> Literal["bf16", "fp32"]:
-    """What the `accumulation` micro-batches of a step add up in; `auto` takes bf16 for one, where no bit is lost by it:
-    the ranks' sums are in float32 all the same.
+    """The precision in which the `accumulation` micro-batches of a step add up. `auto` takes bf16 for one micro-batch,
+    where no bit is lost: the sums over ranks are in float32 all the same.
 
     Raises ValueError for gradients in bf16 of a model in fp32.
     """
@@ -75,19 +72,27 @@ def open_data(
     rows: DataConfig | None = None,
     like: Loader | None = None,
 ) -> Loader:
-    """What `rank` of `world` reads of `folders` in a run, or `rows` of one instead; see `fitting`."""
-    objective, languages = config.objective, config.model.language_embeddings
-    arguments = config.seed, objective.mask_fraction, rank, world, languages
-    special = objective.pseudo_fractions, objective.denoising, objective.back_translation, objective.random_fakes
-    if rows is not None:  # an evaluation, of all that is trained in any step
-        denoising, back = (ALWAYS if points else () for points in special[1:3])
-        special = objective.pseudo_fractions, denoising, back, ()
+    """The rows of `folders` that `rank` of `world` trains on, or held-out `rows` of one folder; see `fitting`."""
     kind = Loader if rows is None else HeldOutLoader
-    return fitting(kind(folders, rows or config.data, *arguments, *special), config.model, like)
+    objective = objective_of(config.objective)
+    loader = kind(
+        folders,
+        rows or config.data,
+        config.seed,
+        config.objective.mask_fraction,
+        rank,
+        world,
+        config.model.language_embeddings,
+        objective,
+    )
+    fitting(loader, config.model, like)
+    for store in (store for phase in loader.phases for store in loader.stores_at(phase.first).values()):
+        objective.check_rows(store, loader.purpose)
+    return loader
 
 
 def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> Loader:
-    """`loader`, if its data fit `model`, and have the vocabulary of `like`. Raises ValueError naming the setting."""
+    """`loader`, if its data fit `model` and have the vocabulary of `like`. Raises ValueError that names the setting."""
     folder = loader.folders[0]
     other = [each for each in loader.folders if Vocabulary(each / "vocab").sha256 != loader.vocabulary_sha256]
     refuse(
@@ -118,26 +123,12 @@ def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> L
             f"{folder} and {like.folders[0]} were encoded with different vocabularies: encode both with one"
         )
     refuse(_split_checks(loader, like) if like is not None else ())
-    refuse(_sentence_checks(loader))
     return loader
 
 
-def _sentence_checks(loader: Loader) -> Iterator[Check]:
-    """That what reads sentences has them, and what adds places to a text (BTMLM) has one item a row."""
-    asked = loader.reads_sentences
-    for store in (loader.stores_at(phase.first).get(TASKS.index("mono")) for phase in loader.phases):
-        if store is not None and asked is not None:
-            there = bool(store.manifest.settings.get("sentences"))
-            is_so, must_be = ("with" if one else "without" for one in (there, asked))
-            words = (
-                f"{store.folder} was mixed {is_so} --sentences, and this objective reads what was mixed {must_be} it"
-            )
-            yield there == asked, f"{words}: mix it again"
-
-
 def _split_checks(unseen: Loader, trained: Loader) -> Iterator[Check]:
-    """That rows which `data_prep encode --split` held out are in no training data, and none are evaluated that were
-    not held out; folders without a split are taken as they are."""
+    """Check that held-out rows of `data_prep encode --split` are in no training data, and that all evaluated rows were
+    held out; folders without a split pass."""
     both = product(unseen.stores.items(), zip(trained.phases, trained.folders, strict=True))
     for (task, store), (phase, folder) in both:
         theirs, ours = (
@@ -192,16 +183,16 @@ def build_engine(
 
 def _check_kernels(config: Training) -> None:
     """Raise SharedError where the model's Triton kernels are wrong on a rank's GPU, or in Triton's interpreter."""
-    half, asked = resolve_precision(config.engine) == "bf16", config.model.kernels == "triton"
-    interpreted = asked and not on_gpu() and os.environ.get("TRITON_INTERPRET") == "1"
-    if not interpreted and not (on_gpu() and (half or asked)):
+    half, chosen = resolve_precision(config.engine) == "bf16", config.model.kernels == "triton"
+    interpreted = chosen and not on_gpu() and os.environ.get("TRITON_INTERPRET") == "1"
+    if not interpreted and not (on_gpu() and (half or chosen)):
         return
     if interpreted and half:
         raise SharedError(
             "model.kernels triton under TRITON_INTERPRET on a CPU: the interpreter has no bf16 products: set "
             "engine.precision to fp32, or unset TRITON_INTERPRET"
         )
-    if find_spec("triton") is None and asked:
+    if find_spec("triton") is None and chosen:
         raise SharedError("model.kernels triton needs the package triton: install it, or set model.kernels to auto")
     if find_spec("triton") is None and config.model.kernels == "auto":
         print("model.kernels auto: torch's operations, the package triton is not installed", flush=True)
@@ -217,7 +208,7 @@ def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSo
         device = torch.device("cuda" if on_gpu() else "cpu")
         model = wrap_layers(objective.build(config.model), config.model, on_gpu())
         fill(model, None)
-        optimizer = build_optimizer(model.to(device), config.optimizer)
+        optimizer = build_optimizer(model.to(device), config.optimizer, objective)
         return Engine(model, objective, loader, heldout, device, optimizer, config.optimizer.clip)
     if config.model.compile == "graphs" and not (on_gpu() and resolve_precision(config.engine) == "bf16"):
         raise SharedError("model.compile graphs needs a GPU that computes in bf16: set it to layers or none")
@@ -249,13 +240,13 @@ def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSo
     model = wrap_layers(model, config.model, on_gpu())
     fill(model, gather_parameter)
     engine = ZeroEngine(model, objective, loader, heldout, config.optimizer, ds_config, gradients == "bf16")
-    if isinstance(model, TranslationModel) and zero_stage(config.engine) == 3:
-        model.goes_on = engine.any  # every process gathers the weights as often as the others
+    if zero_stage(config.engine) == 3 and hasattr(model, "any_rank"):
+        model.any_rank = engine.any  # type: ignore[assignment]  # every process gathers the weights as often as the others
     return engine
 
 
 def require_engine_file(engine: EngineConfig) -> None:
-    """Raise SharedError for a file of the user's that DeepSpeed does not take."""
+    """Raise SharedError for a user's file that DeepSpeed does not accept."""
     if engine.kind == "plain" or not engine.deepspeed.endswith(".json"):
         return
     from deepspeed.runtime.zero.config import get_zero_config
@@ -290,13 +281,13 @@ def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> 
         zero["stage3_prefetch_bucket_size"] = 0
     # Under ZeRO-1 bf16 gradients are ours, in place of the float32 ones of its BF16_Optimizer: with bf16 asked for here
     # DeepSpeed takes its optimizer of ZeRO-2, and a step takes a third more (docs/lab/engines.md).
-    asked = gradients if zero["stage"] == 3 else "fp32"
+    accumulated_in = gradients if zero["stage"] == 3 else "fp32"
     return settings | {
         "train_micro_batch_size_per_gpu": loader.plan.micro_rows,
         "gradient_accumulation_steps": loader.plan.accumulation,
         "gradient_clipping": config.optimizer.clip,
         "bf16": {"enabled": resolve_precision(engine) == "bf16", "immediate_grad_update": True},
-        "data_types": {"grad_accum_dtype": asked},
+        "data_types": {"grad_accum_dtype": accumulated_in},
         # In bf16 the error of a sum grows with the ranks: a curve would depend on them (docs/lab/engines.md).
         "communication_data_type": "bf16" if engine.gradient_precision == "bf16" else "fp32",
         # The optimizer is torch's on every engine, so that their curves agree.

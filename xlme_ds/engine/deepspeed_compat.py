@@ -1,10 +1,10 @@
-"""What DeepSpeed needs around it: the one version that our replacements of its private parts fit, its compiled
-extensions, and its gradients on a disk.
+"""Adapters for DeepSpeed: a check of its version, whose private parts we replace; its compiled extensions; and its
+gradients on a disk.
 
-torch marks an extension that is being compiled or loaded with a file `lock` next to it, and waits as long as there is
-one: a killed process leaves it, and all later ones wait for ever. So extensions are compiled and loaded in a folder
-that only our processes use, one process at a time, under a lock that the system releases when its holder ends. A `lock`
-that is found there is a killed process's.
+torch marks an extension that it compiles or loads with a file `lock` next to it, and waits while there is one: a killed
+process leaves it, and all later ones wait for ever. So only one process at a time compiles and loads extensions, in a
+folder of our own, under a lock that the system releases when its holder ends. A file `lock` there is a killed
+process's.
 """
 
 import contextlib
@@ -114,7 +114,7 @@ def _load_alone(name: str, **arguments: Any) -> Any:
 
 
 def _wait_for(file: IO[str], patience: float = 10.0) -> None:
-    """Take the lock on `file`; after `patience` seconds say what is waited for."""
+    """Take the lock on `file`; print a message after `patience` seconds of waiting."""
 
     def taken() -> bool:
         try:
@@ -123,21 +123,21 @@ def _wait_for(file: IO[str], patience: float = 10.0) -> None:
             return False
         return True
 
-    words = "waiting for another process of this user, which compiles or loads an extension and holds"
-    _wait_until(taken, f"{words} {file.name}", patience)
+    message = "waiting for another process of this user, which compiles or loads an extension and holds"
+    _wait_until(taken, f"{message} {file.name}", patience)
 
 
-def _wait_until(over: Callable[[], bool], words: str, patience: float = 10.0) -> None:
-    """Wait until something is `over`; after `patience` seconds say what is waited for."""
-    end, said = time.monotonic() + patience, False
+def _wait_until(over: Callable[[], bool], message: str, patience: float = 10.0) -> None:
+    """Wait until `over()` is true; print `message` after `patience` seconds."""
+    end, printed = time.monotonic() + patience, False
     while not over():
-        if not said and (said := time.monotonic() > end):
-            print(words, file=sys.stderr, flush=True)
+        if not printed and (printed := time.monotonic() > end):
+            print(message, file=sys.stderr, flush=True)
         time.sleep(0.1)
 
 
 def _compiling(folder: Path) -> bool:
-    """Whether a compiler works in `folder`: it outlives a process that is killed, and so the lock."""
+    """Whether a compiler works in `folder`: it outlives a killed process, and so the lock."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or is another user's
             program = (process / "cmdline").read_bytes().split(b"\0")[0].rpartition(b"/")[2].decode(errors="replace")
@@ -148,7 +148,7 @@ def _compiling(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _own_programs_first() -> Iterator[None]:
-    """This environment's ninja: where another one's turn comes, it compiles all anew."""
+    """Put this environment's ninja first in PATH: another one would compile everything anew."""
     before = os.environ.get("PATH", "")
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{before}"
     try:
@@ -158,11 +158,10 @@ def _own_programs_first() -> Iterator[None]:
 
 
 def align_gradients(optimizer: Any) -> None:
-    """Have a ZeRO-3 optimizer whose state is on a disk read gradients into aligned memory only; others are as they are.
+    """Make a ZeRO-3 optimizer with its state on a disk read gradients into aligned memory only; others do not change.
 
     DeepSpeed 0.19.8 reads by direct input, which fails where the address in memory is no multiple of 512 bytes, and
-    nobody looks at what became of a read: the buffer keeps what it held. A gradient is read to its place in its group,
-    which may be any.
+    ignores the failure: the buffer keeps its old content. A gradient is read to its place in its group, at any address.
     """
     swapper = getattr(optimizer, "optimizer_swapper", None)
     if swapper is not None:
@@ -170,9 +169,9 @@ def align_gradients(optimizer: Any) -> None:
 
 
 def _aligned(swapper: Any, tensors: Sequence[Tensor], offsets: Sequence[int]) -> tuple[list[Tensor], list[int]]:
-    """In place of `_adjust_for_misaligned_lengths`: flat gradients in parts, of which the short ends stay in memory.
+    """Replaces `_adjust_for_misaligned_lengths`: cuts flat gradients into parts, whose short ends stay in memory.
 
-    DeepSpeed cuts off what exceeds a multiple at the end alone.
+    DeepSpeed itself cuts only at the end.
     """
     parts, starts, multiple = [], [], swapper.numel_alignment
     for tensor, offset in zip(tensors, offsets, strict=True):

@@ -1,26 +1,25 @@
-"""What the training loop sees of an engine, and the step that all engines share: exact global means, whatever the
+"""The engine that the training loop uses, and the step that all engines share: exact global means, whatever the
 micro-batches and ranks. With plain torch on one process it is the reference that every other engine is compared with.
-
-Its state is flat buffers and the parts of parameters that lie in them, to write and to read.
 """
 
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import compress, product
+from itertools import compress
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from ..checkpoint.state_files import KINDS, MOMENTS, StateReader, StateWriter
+from ..checkpoint.state_files import StateReader, StateWriter
 from ..data.batch import Batch
 from ..models.dimensions import effective_rank, token_products
 from ..objectives.protocol import BatchSource, Objective, Pretraining
+from .buckets import Bucket, Piece, read_buckets, state_kinds, write_buckets
 from .optimizer import set_learning_rate
 from .ranks import gather, on_all_ranks, raise_on_all_ranks
+from .step import StepContext
 
 if TYPE_CHECKING:  # this file runs where there is no pyarrow
     from ..data.loader import Loader
@@ -28,13 +27,12 @@ if TYPE_CHECKING:  # this file runs where there is no pyarrow
 
 @dataclass(frozen=True)
 class StepStats:
-    """Result of one optimizer step, the same on every rank.
+    """Result of one optimizer step, equal on every rank.
 
     `metrics`: the objective's means over the global batch, empty unless they were asked for; `gradient_norm`: global,
-    before clipping; `learning_rate`: the one that the optimizer had; `applied`: whether it changed anything - a step
-    whose loss or gradient is not finite, or whose norm exceeds the limit, leaves weights, moments and Adam's step as
-    they were; `suspects`: of a step that was left out, the rows whose own loss was not finite, a sentence part for each
-    such micro-batch of any rank.
+    before clipping; `learning_rate`: the optimizer's; `applied`: whether the step changed anything - one whose loss or
+    gradient is not finite, or whose norm exceeds the limit, leaves weights, moments and Adam's step as they were;
+    `suspects`: the rows whose own loss was not finite, if the step was left out, as a phrase for each micro-batch.
     """
 
     metrics: dict[str, float]
@@ -44,48 +42,11 @@ class StepStats:
     suspects: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Elements [start, start + numel) of the flattened parameter `name`, at `offset` of a buffer."""
-
-    name: str
-    start: int
-    numel: int
-    offset: int
-
-
-def first_state(master: Tensor) -> dict[str, Tensor]:
-    """The state of `master` that the optimizer's first step would make."""
-    moments = {kind: torch.zeros_like(master, dtype=torch.float32) for kind in MOMENTS}
-    return {"step": torch.zeros((), device=master.device)} | moments
-
-
-class Bucket:
-    """Master weights in one buffer that an optimizer updates as one tensor, and this rank's pieces in it."""
-
-    def __init__(self, pieces: Sequence[Piece], optimizer: torch.optim.Optimizer, master: Tensor):
-        self.pieces = pieces
-        self.optimizer = optimizer
-        self.master = master
-
-    @contextmanager
-    def opened(self, to_write: bool) -> Iterator[dict[str, Tensor]]:
-        """The buffers by kind, flat, and `step`; `to_write`: what is written into them stays."""
-        state = self.optimizer.state[self.master] = self.optimizer.state[self.master] or first_state(self.master)
-        moments = {kind: state[kind].view(-1) for kind in MOMENTS}
-        yield {"step": state["step"], KINDS[0]: self.master.detach().view(-1)} | moments
-
-    @property
-    def step(self) -> int:
-        """Optimizer steps taken."""
-        return int(self.optimizer.state.get(self.master, {}).get("step", 0))
-
-
 class Engine:
     """A model with its optimizer, by plain torch on one process. Every public method is collective: all ranks call it
-    alike.
+    with equal arguments.
 
-    DeepSpeed's engines go backward, update and reduce in their own way, and override what says how.
+    DeepSpeed's engines override the methods that go backward, update and reduce.
     """
 
     rank = 0
@@ -110,16 +71,8 @@ class Engine:
         self.optimizer = optimizer
         self.clip = clip
         self.seconds_reading = 0.0  # spent by this rank until its rows were there
-        self._reads = True
-        self._counting = True
-        self._norm_limit = math.inf
-        self._applied: bool | None = None  # None: not decided yet, or left out by DeepSpeed itself
-        self._of_terms = objective.weights
-        self._weights = self._of_terms.float().to(device)  # of the terms, in a step over their counts
-        self._detailed = False
-        self._languages = 0  # that sums are wanted by
-        self._gathered: list[tuple[Tensor, ...]] = []  # sums, statistics, sums by language; by micro-batch
-        self._losses: list[tuple[Tensor, Batch]] = []  # of the step, by micro-batch
+        self._reads = True  # whether this process reads rows
+        self._counting = True  # whether its rows count, which a pipeline's last stage reads too
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that this rank holds, by their names in the whole model."""
@@ -129,32 +82,30 @@ class Engine:
         """Add the gradient of `loss`, one term of a sum over all micro-batches and ranks."""
         loss.backward()
 
-    def _update(self) -> float:
+    def _update(self, context: StepContext) -> float:
         """Clip, take the optimizer step if `_accepts` the norm, clear the gradients; returns the global norm before
-        clipping.
-
-        Says in `_applied` whether the step was taken.
-        """
+        clipping, and sets `context.applied`."""
         norm = float(nn.utils.clip_grad_norm_(self.module.parameters(), self.clip))
-        self._applied = self._accepts(norm)
-        if self._applied:
+        context.applied = self._accepts(context, norm)
+        if context.applied:
             self.optimizer.step()
         self.optimizer.zero_grad()
         return norm
 
     def _buckets(self) -> list[Bucket]:
         """The parts of weights and optimizer state that this rank owns."""
-        return [Bucket([Piece(name, 0, p.numel(), 0)], self.optimizer, p) for name, p in self.named_parameters()]
+        kinds = state_kinds(self.optimizer)
+        return [Bucket([Piece(name, 0, p.numel(), 0)], self.optimizer, p, kinds) for name, p in self.named_parameters()]
 
     def _publish(self) -> None:
-        """Make what was written into the buckets the weights to compute with; collective."""
+        """Compute with the weights that were written into the buckets from now on; collective."""
 
     def _reduce(self, values: Tensor) -> Tensor:
         """Sum of `values` over the ranks, in place."""
         return values
 
     def full_state(self) -> dict[str, Tensor]:
-        """The whole model in float32 on the CPU of rank 0, by parameter name; empty on the other ranks."""
+        """All parameters in float32 on the CPU of rank 0, by name; empty on the other ranks."""
         return {name: value.detach().float().cpu().clone() for name, value in self.named_parameters()}
 
     def train_batch(self, step: int, learning_rate: float, detailed: bool, norm_limit: float = math.inf) -> StepStats:
@@ -162,23 +113,20 @@ class Engine:
 
         `detailed` asks for the metrics. Raises SharedError when any rank cannot read its rows.
         """
-        self._norm_limit, self._applied, self._detailed = norm_limit, None, detailed
-        self._losses.clear()
         batches, counts = self._read(step)
-        weights = (self._of_terms / counts.clamp(min=1)).float()
-        self._weights = (
-            weights if self.device.type == "cpu" else weights.pin_memory().to(self.device, non_blocking=True)
-        )
+        objective = self.objective.at(step)
+        weights = (objective.weights / counts.clamp(min=1)).float()
+        if self.device.type != "cpu":
+            weights = weights.pin_memory().to(self.device, non_blocking=True)
+        context = StepContext(objective, weights, norm_limit, detailed)
         set_learning_rate(self.optimizer, learning_rate)
-        norm = self._take_step(batches)
-        metrics = self.objective.at(step).summarise(**self._totals(counts)) if detailed else {}
-        return self._stats(step, batches, metrics, norm)
+        norm = self._take_step(context, batches)
+        metrics = objective.summarise(**self._totals(context, counts)) if detailed else {}
+        return self._stats(context, step, batches, metrics, norm)
 
     def _read(self, step: int) -> tuple[list[Batch], Tensor]:
         """This rank's micro-batches, and the counts of the whole step. Raises SharedError when a rank cannot read its
         own."""
-        if (objective := self.objective.at(step)) is not self.objective:
-            self._of_terms = objective.weights
         batches: list[Batch] = []
         error: Exception | None = None
         begun = time.perf_counter()
@@ -197,67 +145,44 @@ class Engine:
         return batches, reduced[:-1]
 
     def _own_counts(self, batches: Sequence[Batch], device: torch.device) -> Tensor:
-        """What this rank adds to the counts of `batches`, all of which are on `device`."""
+        """This rank's counts of `batches`, all of which are on `device`."""
         counts = torch.zeros(len(self.objective.terms), dtype=torch.float64, device=device)
         for batch in batches if self._counting else ():
             counts += self.objective.counts(batch)
         return counts
 
-    def _take_step(self, batches: list[Batch]) -> float:
+    def _take_step(self, context: StepContext, batches: list[Batch]) -> float:
         """Forward and backward pass of every micro-batch, and the update; returns the norm as `_update` does."""
         self.module.train()
         for batch in batches:
-            self._backward(self._loss(self.module(batch), batch))
-        return self._update()
+            self._backward(context.loss(self.module(batch), batch))
+        return self._update(context)
 
-    def _loss(self, output: Any, batch: Batch) -> Tensor:
-        """What the micro-batch adds to the loss of the step; where it is not finite its gradient is made so too: then
-        the norm tells all ranks."""
-        sums = self.objective.sums(output, batch)
-        if self._detailed:
-            found: tuple[Tensor, ...] = sums.detach().double(), self.objective.statistics(output, batch)
-            if self._languages:
-                found += (cast(Pretraining, self.objective).by_language(output, batch, self._languages),)
-            self._gathered.append(found)
-        return self._watched((self._weights * sums).sum(), batch)
-
-    def _watched(self, loss: Tensor, batch: Batch) -> Tensor:
-        if loss.requires_grad:  # not in an evaluation
-            self._losses.append((loss.detach(), batch))
-        return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)
-
-    def _totals(self, counts: Tensor) -> dict[str, Tensor]:
-        """`counts`, and what was gathered since the last call added up over the ranks; float64, on the CPU."""
-        terms = len(self.objective.terms)
-        shapes: dict[str, tuple[int, ...]] = {"sums": (terms,), "statistics": self.objective.statistics_shape}
-        if self._languages:
-            shapes["by_language"] = 2, terms, self._languages
-        totals = {name: torch.zeros(shape, dtype=torch.float64, device=self.device) for name, shape in shapes.items()}
-        for found in self._gathered:
-            for total, part in zip(totals.values(), found, strict=True):
-                total += part
-        self._gathered.clear()
+    def _totals(self, context: StepContext, counts: Tensor) -> dict[str, Tensor]:
+        """`counts`, and the numbers that `context` gathered, added up over the ranks; float64, on the CPU."""
+        totals = context.totals(self.device)
         return {"counts": counts.cpu()} | {name: self._reduce(total).cpu() for name, total in totals.items()}
 
-    def _accepts(self, norm: float) -> bool:
-        """Whether a step with this global gradient norm (DeepSpeed says −1 for one that is not finite) is to be
-        taken."""
+    def _accepts(self, context: StepContext, norm: float) -> bool:
+        """Whether to take a step with this global gradient norm (DeepSpeed gives −1 for one that is not finite)."""
         if not (math.isfinite(norm) and norm >= 0):
             return False
-        return math.isinf(self._norm_limit) or not self.any(norm > self._norm_limit)
+        return math.isinf(context.norm_limit) or not self.any(norm > context.norm_limit)
 
-    def _stats(self, step: int, batches: Sequence[Batch], metrics: dict[str, float], norm: float) -> StepStats:
+    def _stats(
+        self, context: StepContext, step: int, batches: Sequence[Batch], metrics: dict[str, float], norm: float
+    ) -> StepStats:
         group = self.optimizer.param_groups[0]
         rate = float(group["lr"] / group["scale"])
-        if self._applied:
+        if context.applied:
             return StepStats(metrics, norm, rate)
-        mine = [
+        own_rows = [
             self.loader.rows_of(step, micro_batch)
             for micro_batch, batch in enumerate(batches)
-            for loss, seen in self._losses
-            if not torch.isfinite(loss) and all(map(torch.equal, seen, batch))  # a pipeline hands on copies
+            for loss, copy in context.losses  # a pipeline copies its batches
+            if not torch.isfinite(loss) and torch.equal(copy.keys_B, batch.keys_B)
         ]
-        suspects = dict.fromkeys(rows for part in gather(mine) for rows in part)
+        suspects = dict.fromkeys(rows for part in gather(own_rows) for rows in part)
         norm = norm if norm >= 0 else math.nan
         return StepStats(metrics, norm, rate, applied=False, suspects=tuple(suspects))
 
@@ -266,88 +191,65 @@ class Engine:
         counts by language [2, terms, languages]."""
         heldout = self.heldout
         assert heldout is not None
-        self._languages = max(len(store.languages) for store in heldout.stores.values())
-        totals = self._evaluate(on_all_ranks(lambda: heldout.step(step)), getattr(heldout, "counted", ()))
-        self._languages = 0
-        return totals
-
-    @property
-    def draws(self) -> bool:
-        """Whether its model has a generator."""
-        return "generator" in getattr(self.objective, "encoders", ())  # of a task there are none
+        languages = max(len(store.languages) for store in heldout.stores.values())
+        return self._evaluate(on_all_ranks(lambda: heldout.step(step)), getattr(heldout, "counted", ()), languages)
 
     @torch.no_grad()
     def dimensions(self, rows: int) -> list[float]:
-        """In how many dimensions the first encoder's token states vary on the first `rows` held-out rows of each task,
-        the embedding first (`effective_rank`): the same under any engine and number of ranks."""
+        """The effective rank of the first encoder's token states on the first `rows` held-out rows of each task, layer
+        by layer, the embedding first (`effective_rank`): equal under any engine and number of ranks."""
         heldout = self.heldout
         assert heldout is not None
         batch = on_all_ranks(lambda: heldout.first_rows(rows)).to(self.device)
-        self._detailed = False  # nothing of it is reported
+        context = self._evaluation(detailed=False)
         with token_products(
             self.module, next(iter(cast(Pretraining, self.objective).encoders)), batch.segments_BT > 0
         ) as products:
-            self._forward([batch])
-        mine = {layer: effective_rank(products_DD) for layer, products_DD in products.items()}
-        every = {layer: rank for held in gather(mine) for layer, rank in held.items()}  # a stage has some of the layers
-        return [every[layer] for layer in sorted(every)]
+            self._forward(context, [batch])
+        own = {layer: effective_rank(products_DD) for layer, products_DD in products.items()}
+        ranks = {layer: rank for part in gather(own) for layer, rank in part.items()}  # a stage has some of the layers
+        return [ranks[layer] for layer in sorted(ranks)]
 
     def probe_loss(self) -> float:
-        """Loss of the probe batch with the weights as they are: the same under any engine and number of ranks.
-
-        A generator draws its first token everywhere: any other may change with a rounding.
-        """
-        batch = on_all_ranks(self.loader.probe)
-        batch = batch._replace(uniforms_M=batch.uniforms_M * 0) if self.draws else batch
-        totals = self._evaluate([batch])  # the same on all ranks: their number cancels out
+        """Loss of the probe batch with the weights as they are, equal under any engine and number of ranks."""
+        batch = self.objective.probe(on_all_ranks(self.loader.probe))
+        totals = self._evaluate([batch])  # equal on all ranks: their number cancels out
         means = totals["sums"] / totals["counts"].clamp(min=1)
         return float((self.objective.weights * means).sum())
 
-    @torch.no_grad()
-    def _evaluate(self, batches: Sequence[Batch], counted: Sequence[bool] = ()) -> dict[str, Tensor]:
-        """`counted`: whether each batch counts, where not all do."""
-        batches = [batch.to(self.device) for batch in batches]
-        self._detailed = True
-        self._forward(batches)
-        if counted:
-            self._gathered = list(compress(self._gathered, counted))
-            batches = list(compress(batches, counted))
-        return self._totals(self._reduce(self._own_counts(batches, self.device)))
+    def _evaluation(self, detailed: bool = True, languages: int = 0) -> StepContext:
+        weights = self.objective.weights.float().to(self.device)
+        return StepContext(self.objective, weights, detailed=detailed, languages=languages)
 
-    def _forward(self, batches: list[Batch]) -> None:
-        """Evaluate `batches`, and gather their sums and statistics."""
+    @torch.no_grad()
+    def _evaluate(
+        self, batches: Sequence[Batch], counted: Sequence[bool] = (), languages: int = 0
+    ) -> dict[str, Tensor]:
+        """Totals of `batches`; `counted`: whether each one counts, where not all do."""
+        batches = [batch.to(self.device) for batch in batches]
+        context = self._evaluation(languages=languages)
+        self._forward(context, batches)
+        if counted:
+            context.gathered = list(compress(context.gathered, counted))
+            batches = list(compress(batches, counted))
+        return self._totals(context, self._reduce(self._own_counts(batches, self.device)))
+
+    def _forward(self, context: StepContext, batches: list[Batch]) -> None:
+        """Evaluate `batches`; `context` gathers their sums and statistics."""
         self.module.eval()
         for batch in batches:
-            self._loss(self.module(batch), batch)
+            context.loss(self.module(batch), batch)
 
     def save(self, writer: StateWriter) -> None:
-        """Hand this rank's part of weights and optimizer state to `writer`; they may change once this returns."""
-        buckets = self._buckets()
-        sizes = {f"{piece.name}/{kind}/{piece.start}": piece.numel
-                 for bucket in buckets for piece in bucket.pieces for kind in KINDS}  # fmt: skip
-        writer.begin(sizes, max(bucket.step for bucket in buckets))
-        for bucket in buckets:
-            with bucket.opened(to_write=False) as buffers:
-                for piece, kind in product(bucket.pieces, KINDS):
-                    writer.put(buffers[kind][piece.offset : piece.offset + piece.numel])
-        writer.end()
+        """Give this rank's part of weights and optimizer state to `writer`; they may change once this returns."""
+        write_buckets(self._buckets(), writer)
 
     def load(self, reader: StateReader) -> None:
         """Take weights and optimizer state, from whatever engine. Raises SharedError when they are another model's."""
-        on_all_ranks(lambda: self._read_state(reader))
+        # Under ZeRO-3 a parameter has the size of the whole.
+        sizes = {name: getattr(p, "ds_numel", p.numel()) for name, p in self.named_parameters()}
+        on_all_ranks(lambda: read_buckets(self._buckets(), reader, sizes))
         self._publish()
-
-    @torch.no_grad()
-    def _read_state(self, reader: StateReader) -> None:
-        sizes = {name: getattr(p, "ds_numel", p.numel()) for name, p in self.named_parameters()}  # of ZeRO-3: the whole
-        for bucket in self._buckets():
-            with bucket.opened(to_write=True) as buffers:
-                parts = (
-                    (piece.name, kind, piece.start, buffers[kind][piece.offset : piece.offset + piece.numel])
-                    for piece, kind in product(bucket.pieces, KINDS)
-                )
-                reader.read(parts, sizes)
-                buffers["step"].fill_(reader.step)
 
     def any(self, flag: bool) -> bool:
         """Whether `flag` is true on any rank."""

@@ -1,7 +1,6 @@
 """AdamW with decoupled weight decay on matrices only (XLM-E, Table 10); the learning rate is set at every step, of all
 parameters or of those of one network or layer by a factor of their own."""
 
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,64 +9,51 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from ..checkpoint.state_files import MOMENTS
 from ..config import OptimizerConfig
 from ..models.init import has_weight_decay
+from ..objectives.protocol import Objective
 from .ranks import SharedError
 
-_LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
-_DISCRIMINATOR = re.compile(r"(?:^|\.)(?:discriminator|replaced_head|token_head|difference_\d+)(?:\.|$)")
-_BELOW = (
-    "encoder.embedding_",
-    *(f"encoder.encoder.{name}" for name in ("positions", "languages", "relative", "input_norm")),
-)
 
-
-def layer_scale(name: str, layers: int, decay: float) -> float:
-    """Layer-wise learning rates of fine-tuning (ERNIE-M, Tables 11 and 12): 1 for the head and what follows the
-    last layer, `decay` for the last of `layers`, and so on down to the embedding."""
-    layer = _LAYER.search(name)
-    if layer is not None:
-        return decay ** (layers - int(layer[1]))
-    return decay ** (layers + 1) if name.startswith(_BELOW) else 1.0
-
-
-def build_optimizer(module: nn.Module, cfg: OptimizerConfig) -> Optimizer:
-    """The optimizer of every engine. The update rule is chosen here alone; it is torch's, and elementwise.
+def build_optimizer(module: nn.Module, cfg: OptimizerConfig, objective: Objective | None = None) -> Optimizer:
+    """The optimizer of every engine; `objective` may give parameters learning rates of their own. The update rule is
+    chosen here alone; it is torch's, and elementwise.
 
     Raises SharedError for a rule whose state checkpoints do not hold.
     """
     rule = partial(AdamW, lr=cfg.learning_rate, betas=(cfg.beta1, cfg.beta2), eps=cfg.epsilon, fused=True)
-    _check_state(rule)
-    layers = 1 + max(
-        (int(found[1]) for name, _ in module.named_parameters() if (found := _LAYER.search(name))), default=-1
-    )
+    kinds = _state_kinds(rule)
+    names, parameters_of = zip(*module.named_parameters(), strict=True)
+    scales = [1.0] * len(names) if objective is None else objective.learning_rates(names, cfg)
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, True): [], (1.0, False): []}
-    for name, parameter in module.named_parameters():
+    for name, parameter, scale in zip(names, parameters_of, scales, strict=True):
         shape = getattr(parameter, "ds_shape", parameter.shape)  # ZeRO-3 leaves an empty tensor in its place
-        scale = 1.0 if cfg.layer_decay == 1 else layer_scale(name, layers, cfg.layer_decay)
-        scale *= cfg.discriminator_rate if _DISCRIMINATOR.search(name) else 1.0
         groups.setdefault((scale, has_weight_decay(name, len(shape))), []).append(parameter)
     return rule(
         [
-            {"params": parameters, "weight_decay": cfg.weight_decay if decays else 0.0, "scale": scale}
+            {"params": parameters, "weight_decay": cfg.weight_decay if decays else 0.0, "scale": scale, "kinds": kinds}
             for (scale, decays), parameters in groups.items()
         ]
     )
 
 
-def _check_state(rule: Callable[..., Optimizer]) -> None:
-    number = nn.Parameter(torch.zeros(1))
-    number.grad = torch.zeros(1)
-    optimizer = rule([number])
+def _state_kinds(rule: Callable[..., Optimizer]) -> tuple[str, ...]:
+    """Names of the tensors that the optimizer keeps of every parameter, next to its step; zeros before the first step.
+
+    Raises SharedError for a rule with other state, which checkpoints cannot hold.
+    """
+    matrix = nn.Parameter(torch.zeros(2, 3))
+    matrix.grad = torch.zeros(2, 3)
+    optimizer = rule([matrix])
     optimizer.step()
-    kept = list(optimizer.state[number])
-    if set(kept) != {"step", *MOMENTS}:
+    state = optimizer.state[matrix]
+    names = [name for name in state if name != "step"]
+    if "step" not in state or any(getattr(state[name], "shape", None) != matrix.shape for name in names):
         raise SharedError(
-            f"{type(optimizer).__name__} keeps {', '.join(kept)} of every parameter, a checkpoint holds step, "
-            f"{' and '.join(MOMENTS)}: choose another rule in engine/optimizer.py, or extend "
-            "checkpoint/state_files.py"
+            f"{type(optimizer).__name__} keeps {', '.join(state)} of every parameter, and a checkpoint holds its step "
+            "and tensors of the parameter's shape: choose another rule in engine/optimizer.py"
         )
+    return tuple(names)
 
 
 def set_learning_rate(optimizer: Any, learning_rate: float) -> None:

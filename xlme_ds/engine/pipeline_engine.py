@@ -1,4 +1,4 @@
-"""DeepSpeed's pipeline engines: parts of the model on different processes, each part data parallel with ZeRO-1.
+"""DeepSpeed's pipeline engines: parts of the model on different processes, each one data parallel with ZeRO-1.
 
 The ranks of a stage are consecutive: rank = stage · replicas + replica. Only the first and the last stage read data.
 Besides activations these two exchange the tied embedding and predictions.
@@ -6,9 +6,9 @@ Besides activations these two exchange the tied embedding and predictions.
 The first stage owns the embedding: it alone has moments, enters the norm and is in a checkpoint. The last stage has a
 copy, filled after every step, whose gradient goes to the first before that reduces its own over the replicas.
 
-Objectives whose rows have open places take a pass over the micro-batches of a step before the one that trains
-(DeepSpeed's evaluation schedule). The places are filled where the tokens are read, in the first stage; every process
-that reads rows knows where they are, so only the predictions travel, from the last stage to the first.
+Objectives whose rows have open places run a pass over the micro-batches of a step before the one that trains
+(DeepSpeed's evaluation schedule). The first stage, which reads the tokens, fills the places; every process that reads
+rows knows the places, so only the predictions are sent, from the last stage to the first.
 """
 
 import contextlib
@@ -34,13 +34,14 @@ from ..models.init import InitialValues, initialise
 from ..models.pipeline import Part
 from ..objectives.protocol import Pretraining
 from .ranks import gather, on_gpu
+from .step import StepContext
 from .zero import ZeroEngine
 
 
 class _PartSpec(LayerSpec):
     """Builds a part on the process that holds it.
 
-    One entry a part, not a layer: what its layers share (mask, relative bias) is then computed once for all of them.
+    One entry is a part, not a layer, so that mask and relative bias are computed once for all layers of the part.
     """
 
     def __init__(self, objective: Pretraining, cfg: ModelConfig, part: Part):
@@ -78,7 +79,6 @@ class PipelineEngine(ZeroEngine):
         self._least_micro_batches = 2 * self.engine.num_stages if dual else 1
         # DualPipeV numbers its buffers by the micro-batches of training: with more of them two share one (0.19.8).
         self._most_micro_batches = self.engine.gradient_accumulation_steps() if dual else sys.maxsize
-        module.loss_fn = self._scheduled_loss
         self._last = held[-1]
         self._predicted: list[Tensor] = []
         self._tied = _TiedTable(self.engine, held)
@@ -88,44 +88,52 @@ class PipelineEngine(ZeroEngine):
         """The parameters of this rank's stage, which DeepSpeed numbers the parts of, by their names in the model."""
         return ((name.split(".", 1)[1], parameter) for name, parameter in self.engine.module.named_parameters())
 
-    def _scheduled_loss(self, outputs: tuple[Tensor, ...], labels: tuple[Tensor, ...]) -> Tensor:
-        """On the last stage, for every micro-batch."""
-        batch = Batch(*labels)
-        return self._loss(self._last.output(outputs, batch), batch) * self._undo_averaging
+    def _scheduled_loss(self, context: StepContext, outputs: tuple[Tensor, ...], labels: tuple[Tensor, ...]) -> Tensor:
+        """The loss of a micro-batch, on the last stage."""
+        batch = self._batch(labels)
+        return context.loss(self._last.output(outputs, batch), batch) * self._undo_averaging
+
+    def _batch(self, tensors: Sequence[Tensor]) -> Batch:
+        return Batch.of_tensors(tensors, self._last.added)
 
     def _read(self, step: int) -> tuple[list[Batch], Tensor]:
         batches, counts = super()._read(step)
         return self._filled(batches, self.engine.gradient_accumulation_steps()), counts
 
-    def _take_step(self, batches: list[Batch]) -> float:
-        self.engine.train_batch((batch, batch) for batch in batches)
+    def _take_step(self, context: StepContext, batches: list[Batch]) -> float:
+        self._context = context
+        self.engine.module.loss_fn = partial(self._scheduled_loss, context)
+        self.engine.train_batch((tensors, tensors) for tensors in [batch.tensors() for batch in batches])
         self._tied.share()
         return float(self.engine.get_global_grad_norm())
 
-    def _forward(self, batches: list[Batch]) -> None:
+    def _forward(self, context: StepContext, batches: list[Batch]) -> None:
         for _, alike in itertools.groupby(batches, lambda batch: batch.tokens_BT.shape):
             self.engine.reset_activation_shape()  # these micro-batches may have another number of rows
             of_a_size = list(alike)
             for first in range(0, len(of_a_size), self._most_micro_batches):
-                some, before = of_a_size[first : first + self._most_micro_batches], len(self._gathered)
+                some, before = of_a_size[first : first + self._most_micro_batches], len(context.gathered)
                 micro_batches = max(len(some), self._least_micro_batches)
-                self._evaluate_by_schedule(self._filled(some, micro_batches), micro_batches)
-                del self._gathered[before + len(some) :]  # those that only filled the schedule
+                filled = self._filled(some, micro_batches)
+                self.engine.module.loss_fn = partial(self._scheduled_loss, context)
+                self._evaluate_by_schedule(filled, micro_batches)
+                del context.gathered[before + len(some) :]  # those that only filled the schedule
         self.engine.reset_activation_shape()
 
     def _evaluate_by_schedule(self, batches: list[Batch], micro_batches: int) -> None:
         """Forward passes of as many micro-batches as the schedule takes; fewer `batches` are repeated."""
+        tensors = [batch.tensors() for batch in batches]
         self.engine.eval_batch(
-            ((batch, batch) for batch in itertools.islice(itertools.cycle(batches), micro_batches)),
+            ((batch, batch) for batch in itertools.islice(itertools.cycle(tensors), micro_batches)),
             reduce_output=None,
             bcast_loss=False,
             num_micro_batches=micro_batches,
         )
 
     def _filled(self, batches: list[Batch], micro_batches: int) -> list[Batch]:
-        """`batches` with their open places filled, where this process holds the first part; elsewhere as they are.
+        """`batches` with their open places filled, where this process holds the first part; elsewhere unfilled.
 
-        `micro_batches` is what the schedule runs, on every process. Collective over the stages.
+        `micro_batches`: the number that the schedule runs, on every process. Collective over the stages.
         """
         if not self._last.passes_ahead:
             return batches
@@ -133,23 +141,24 @@ class PipelineEngine(ZeroEngine):
         self._predicted.clear()
         self.engine.module.loss_fn, self._last.writing = self._keep_predictions, True
         self._evaluate_by_schedule(open_ones, micro_batches)
-        self.engine.module.loss_fn, self._last.writing = self._scheduled_loss, False
+        self._last.writing = False
         if not self.engine.is_first_stage():
             for predicted_P in self._predicted[: len(batches)]:
                 dist.send(predicted_P, dst=self.engine.grid.stage_to_global(stage_id=0))
-            return batches
+            return [batch._replace(added={}) for batch in batches]
         if not self._last.part.last:
             for open_one in open_ones:
                 self._predicted.append(torch.empty_like(open_one.masked_M))
                 dist.recv(
                     self._predicted[-1], src=self.engine.grid.stage_to_global(stage_id=self.engine.num_stages - 1)
                 )
-        found = zip(batches, open_ones, self._predicted, strict=False)  # more than the batches only filled the schedule
-        return [self._last.second_pass(*each) for each in found]
+        # Predictions beyond the batches only filled the schedule.
+        filled = zip(batches, open_ones, self._predicted, strict=False)
+        return [self._last.second_pass(*one) for one in filled]
 
     def _keep_predictions(self, outputs: tuple[Tensor, ...], labels: tuple[Tensor, ...]) -> Tensor:
-        """In place of the loss."""
-        self._predicted.append(self._last.output(outputs, Batch(*labels)).predicted_M)
+        """Replaces the loss in the first pass."""
+        self._predicted.append(self._last.output(outputs, self._batch(labels)).predicted_M)
         return torch.zeros((), device=outputs[0].device)
 
     def _publish(self) -> None:
@@ -157,7 +166,7 @@ class PipelineEngine(ZeroEngine):
         self._tied.share()
 
     def full_state(self) -> dict[str, Tensor]:
-        """As of any engine: the first process of every stage sends its parameters to rank 0."""
+        """All parameters, on rank 0: the first process of every stage sends its own."""
         state = super().full_state()
         for source, shapes in enumerate(gather({name: value.shape for name, value in state.items()})[1:], start=1):
             for name, shape in shapes.items():
@@ -171,8 +180,8 @@ class PipelineEngine(ZeroEngine):
 
 
 class _TiedTable:
-    """What the process that holds `parts` has to do for the tied embedding, as its owner, its borrower or neither; the
-    blocks of the table go one by one."""
+    """The tied embedding on the process that holds `parts`, as its owner, its borrower or neither; the blocks of the
+    table are sent one by one."""
 
     def __init__(self, engine: Any, parts: Sequence[Any]):
         first, last = parts[0], parts[-1]

@@ -1,4 +1,4 @@
-"""Where DeepSpeed's flat buffers hold parameters: each begins on a grid of 128 bytes.
+"""Placement of parameters in DeepSpeed's flat buffers: each begins on a grid of 128 bytes.
 
 DeepSpeed lays the parameters of an optimizer group end to end, so one of odd size (a gate's scale, a head's single
 bias) moves all that follow off the 16-byte grid. There cuBLAS and layer norm take kernels without vector loads: a step
@@ -18,7 +18,7 @@ GRID = 64  # numbers: 128 bytes of bf16
 def on_grid(module: nn.Module, optimizer: torch.optim.Optimizer, ranks: int, stage: int) -> Iterator[None]:
     """While DeepSpeed takes over `module`, parameters of zeros fill the gaps in the optimizer's groups.
 
-    They get no gradient, and `module` does not have them afterwards. A group of ZeRO 1 and 2 ends at a multiple of the
+    They get no gradient, and are removed from `module` afterwards. A group of ZeRO 1 and 2 ends at a multiple of the
     grid on each of `ranks`, which share it in equal parts. ZeRO-3 on several ranks gathers every parameter into memory
     of its own, which begins on the grid anyway.
     """

@@ -1,7 +1,7 @@
-"""The processes of a run: what their launcher says, joining them, and failing together.
+"""The processes of a run: the launcher's variables, joining, and failing together.
 
-DeepSpeed's launcher and torchrun set torch's five variables. Plain `srun` sets its own, which are translated. What
-would silently become several runs of one process each is refused.
+DeepSpeed's launcher and torchrun set torch's five variables. Plain `srun` sets its own, which are translated. A launch
+that would silently become several runs of one process each fails.
 """
 
 import datetime
@@ -23,10 +23,10 @@ from ..config import EngineConfig, TrainConfig
 from ..io.errors import in_words
 
 TORCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# Below the range from which systems give out ports by themselves; two jobs that share a node get different ones.
+# Below the range of ports that systems assign; two jobs that share a node get different ones.
 _FIRST_PORT, _PORTS = 10_000, 20_000
-_LONG = 10.0  # seconds after which somebody wonders what a process waits for
-_TRY = 1_009  # a job that is requeued takes another: what was in the way of the last try may still be
+_LONG = 10.0  # seconds of waiting after which a message is printed
+_TRY = 1_009  # a requeued job takes another port: the one of the last try may still be in use
 
 
 def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
@@ -80,9 +80,9 @@ Result = TypeVar("Result")
 
 
 class SharedError(ValueError):
-    """A mistake of the user's that every rank raises with the same message, and the first one prints.
+    """A user's mistake that every rank raises with one message, and the first rank prints.
 
-    Before the ranks have met, those that have it; then `prints` says that this one prints it too.
+    Before the ranks have met only some raise it; `prints` is true on the one that prints it then.
     """
 
     def __init__(self, message: str, prints: bool = False):
@@ -113,7 +113,10 @@ def start_process_group(
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
         check_deepspeed()
-        with loading_extensions(), _telling(f"rank {rank} waits for the others of {world} at {address}:{port}"):
+        with (
+            loading_extensions(),
+            _printing_if_slow(f"rank {rank} waits for the others of {world} at {address}:{port}"),
+        ):
             deepspeed.init_distributed("nccl" if on_gpu() else "gloo", verbose=False, timeout=timeout)
     except ValueError as error:
         raise SharedError(str(error), prints=os.environ["LOCAL_RANK"] == "0") from None
@@ -132,9 +135,9 @@ def start_process_group(
 
 
 @contextmanager
-def _telling(words: str) -> Iterator[None]:
+def _printing_if_slow(message: str) -> Iterator[None]:
     """Print `words`, once for each node, if the block takes long."""
-    timer = threading.Timer(_LONG, lambda: print(words, file=sys.stderr, flush=True))
+    timer = threading.Timer(_LONG, lambda: print(message, file=sys.stderr, flush=True))
     timer.daemon = True
     if os.environ["LOCAL_RANK"] == "0":
         timer.start()
@@ -187,7 +190,7 @@ def process_group(
 
 
 def leave() -> NoReturn:
-    """End a process that did its work, with exit code 0 and at once.
+    """End a process that is done, with exit code 0 and at once.
 
     gloo's threads live on where DeepSpeed still refers to a process group. Python's way of ending stops them as they
     are, and now and then one aborts ("terminate called without an active exception"): the launcher then takes a saved

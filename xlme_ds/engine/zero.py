@@ -1,4 +1,5 @@
-"""DeepSpeed's engine with ZeRO 1, 2 or 3, and where its optimizers keep this rank's master weights and moments."""
+"""DeepSpeed's engine with ZeRO 1, 2 or 3, and the places of this rank's master weights and moments in its
+optimizers."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,11 +18,13 @@ from ..config import OptimizerConfig
 from ..data.loader import Loader
 from ..objectives.protocol import BatchSource, Objective
 from .bf16_gradients import cut_groups, spare_passes
+from .buckets import Bucket, Piece, state_kinds
 from .deepspeed_compat import align_gradients, loading_extensions
-from .engine import Bucket, Engine, Piece
+from .engine import Engine
 from .optimizer import build_optimizer
 from .placement import on_grid
 from .ranks import on_gpu
+from .step import StepContext
 
 
 class ZeroEngine(Engine):
@@ -38,7 +41,7 @@ class ZeroEngine(Engine):
         halved_gradients: bool = False,
     ):
         with loading_extensions():
-            adam = build_optimizer(module, optimizer)
+            adam = build_optimizer(module, optimizer, objective)
             zero, bf16 = ds_config["zero_optimization"], ds_config["bf16"]["enabled"]
             ours = zero["stage"] == 1 and bf16 and "offload_optimizer" not in zero  # DeepSpeed takes BF16_Optimizer
             if ours and dist.get_world_size() > 1 and not isinstance(module, PipelineModule):
@@ -53,6 +56,7 @@ class ZeroEngine(Engine):
         self._hosts = dist.new_group(backend="gloo") if on_gpu() else None  # sums that no GPU need be waited for
         # DeepSpeed divides by the accumulation steps and averages over the ranks; our losses are terms of one sum.
         self._undo_averaging = engine.dp_world_size * engine.gradient_accumulation_steps()
+        self._context: StepContext | None = None  # of the update, for `_guarded`
         # Every kind of DeepSpeed's optimizers calls torch's, some of them for one buffer after the other.
         for inner in (engine.optimizer.optimizer, getattr(engine.optimizer, "backup_optimizer", None)):
             if inner is not None:
@@ -63,11 +67,13 @@ class ZeroEngine(Engine):
         return self.engine.module.named_parameters()
 
     def _guarded(self, take_step: Callable[[], None]) -> None:
-        """In place of the step of torch's optimizer; DeepSpeed knows the norm by then, and skips most infinite ones
+        """Replaces the step of torch's optimizer. DeepSpeed has computed the norm by then, and skips most infinite ones
         itself."""
-        if self._applied is None:
-            self._applied = self._accepts(float(self.optimizer._global_grad_norm))
-        if self._applied:
+        context = self._context
+        assert context is not None
+        if context.applied is None:
+            context.applied = self._accepts(context, float(self.optimizer._global_grad_norm))
+        if context.applied:
             take_step()
 
     def _backward(self, loss: Tensor) -> None:
@@ -75,7 +81,8 @@ class ZeroEngine(Engine):
         if not self.engine.is_gradient_accumulation_boundary():
             self.engine.step()
 
-    def _update(self) -> float:
+    def _update(self, context: StepContext) -> float:
+        self._context = context
         self.engine.step()
         return float(self.engine.get_global_grad_norm())
 
@@ -88,11 +95,12 @@ class ZeroEngine(Engine):
         if isinstance(zero, DeepSpeedZeroOptimizer_Stage3):
             groups = enumerate(zero.fp16_groups)
             return [_SubGroup(zero, index, _sub_group_pieces(group, names)) for index, group in groups]
+        kinds = state_kinds(zero.optimizer)
         if isinstance(zero, BF16_Optimizer):
             flat = zip(zero.bf16_groups, zero.fp32_groups_flat_partition, strict=True)
         else:
             flat = zip(zero.bit16_groups, zero.single_partition_of_fp32_groups, strict=True)
-        return [Bucket(_partition_pieces(group, names), zero.optimizer, master) for group, master in flat]
+        return [Bucket(_partition_pieces(group, names), zero.optimizer, master, kinds) for group, master in flat]
 
     def _publish(self) -> None:
         if isinstance(self.optimizer, DeepSpeedZeroOptimizer_Stage3):
@@ -102,7 +110,7 @@ class ZeroEngine(Engine):
             self.optimizer.update_lp_params()
 
     def full_state(self) -> dict[str, Tensor]:
-        """As of any engine; in a pipeline the parameters of a stage, in the first of its processes."""
+        """All parameters, on rank 0; in a pipeline those of a stage, on the first of its processes."""
         state = {}
         for name, parameter in self.named_parameters():
             whole = safe_get_full_fp32_param(parameter)  # collective
@@ -122,7 +130,7 @@ class _SubGroup(Bucket):
     def __init__(self, zero: DeepSpeedZeroOptimizer_Stage3, index: int, pieces: list[Piece]):
         partly = zero.offload_optimizer and zero.subgroup_to_device[index] != "cpu"  # offloaded with a ratio below 1
         optimizer = zero.backup_optimizer if partly else zero.optimizer
-        super().__init__(pieces, optimizer, zero.fp32_partitioned_groups_flat[index])
+        super().__init__(pieces, optimizer, zero.fp32_partitioned_groups_flat[index], state_kinds(zero.optimizer))
         self.zero = zero
         self.index = index
 

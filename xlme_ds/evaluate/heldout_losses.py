@@ -11,9 +11,7 @@ import numpy as np
 import torch
 
 from ..config import ObjectiveConfig
-from ..data.collate import collate
 from ..data.rows import TASKS
-from ..data.sentences import ALWAYS, Sentences, languages_of_text
 from ..data.shards import RowStore
 from ..io.errors import refuse
 from .compared_models import Models, Predictor, load_predictors, told, trained_on
@@ -59,14 +57,11 @@ def _losses(model: Predictor, stores: Mapping[int, RowStore], rows: int, seed: i
     statistics = torch.zeros(objective.statistics_shape, dtype=torch.float64)
     by_language = torch.zeros(2, len(objective.terms), most, dtype=torch.float64)
     for task, store in stores.items():
-        sentences = _sentences(model, store)
+        objective.check_rows(store, "compare")
+        collate = objective.batches(store, "compare")
         for first in range(0, min(rows, store.rows), _AT_ONCE):
             numbers = np.arange(first, min(first + _AT_ONCE, rows, store.rows))
-            parts = [(task, store.read(numbers), numbers)]
-            batch = collate(parts, seed, fraction)
-            if sentences is not None:
-                batch = sentences.added(batch, parts, seed, 0)
-            batch = batch.to(device)
+            batch = collate([(task, store.read(numbers), numbers)], seed, fraction, 0).to(device)
             output = model.model(batch)
             sums = sums + objective.sums(output, batch).double().cpu()
             counts = counts + objective.counts(batch).cpu()
@@ -81,16 +76,6 @@ def _losses(model: Predictor, stores: Mapping[int, RowStore], rows: int, seed: i
             codes = stores[task].languages
             found[term] = {code: float(totals[n] / numbers[n]) for n, code in enumerate(codes) if numbers[n]}
     return {"overall": objective.summarise(sums, counts, statistics), "languages": found}
-
-
-def _sentences(model: Predictor, store: RowStore) -> Sentences | None:
-    """What is made of the sentences of `store`, if the model was trained on such. Raises ValueError for other rows."""
-    denoising, back = (ALWAYS if term in model.objective.terms else () for term in ("ae", "bt"))
-    if not (denoising or back) or store.folder.name != "mono":
-        return None
-    words = f"{store.folder} was mixed without --sentences, which {model.folder} was trained on: mix it again"
-    refuse([(bool(store.manifest.settings.get("sentences")), words)])
-    return Sentences(denoising, back, languages_of_text(store), model.cfg.vocabulary - 1)
 
 
 def loss_tables(results: Mapping[str, Any]) -> list[ResultTable]:

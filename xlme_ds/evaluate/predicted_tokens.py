@@ -20,7 +20,6 @@ from ..data.rows import TASKS, UNK, Rows
 from ..data.shards import RowStore, joined, unigram_costs
 from ..data.vocabulary import Vocabulary
 from ..io.errors import refuse
-from ..models.translation import TranslationModel
 from .compared_models import Models, Predictor, load_predictors, told, trained_on
 from .output import ResultTable
 
@@ -49,7 +48,7 @@ def perplexity(
     predictors, store = load_predictors(models, random), open_text(Path(data))
     for model in predictors:
         first = model.objective.quantities[model.objective.terms[0]]
-        reads_text = first.task != "para" and not isinstance(model.model, TranslationModel)
+        reads_text = first.task != "para" and not model.objective.has_decoder
         refuse([(reads_text, f"{model.folder} predicts no tokens of monolingual text: use `evaluate losses`")])
         require_readable(model, store)
     rows, tokens_per_character = text_facts(store, predictors[0].vocabulary, limit)

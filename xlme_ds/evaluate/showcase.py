@@ -11,10 +11,8 @@ from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
 from ..config import RunConfig
-from ..data.collate import collate
 from ..data.order import phase_shares, phases
 from ..data.schema import TASKS, read_manifest
-from ..data.sentences import ALWAYS, Sentences, languages_of_text
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..folders import checkpoints_of, saved_step
@@ -176,15 +174,11 @@ def _sample_rows(
     docs/reference/run-folder.md.
     """
     shown = []
-    denoised = "ae" in objective.terms
     for task, (name, read) in enumerate(zip(TASKS, config.data.mean_rows, strict=True)):
         if not read or not (data / name).is_dir():
             continue
         store = RowStore(data / name, config.model.language_embeddings)
-        sentences = None
-        if task == TASKS.index("mono") and (denoised or "bt" in objective.terms):  # denoised, or from their translation
-            known, mask = languages_of_text(store), config.model.vocabulary - 1
-            sentences = Sentences(ALWAYS * denoised, ALWAYS * (not denoised), known, mask)
+        collate = objective.batches(store, "show")
         seen: set[tuple[int, ...]] = set()
         for record in range(min(256, store.rows)):
             rows = store.read(np.array([record]))
@@ -193,9 +187,7 @@ def _sample_rows(
                 continue
             seen.add(key)
             parts = [(task, rows, np.array([record]))]
-            batch = collate(parts, config.seed, config.objective.mask_fraction)
-            if sentences is not None:
-                batch = sentences.added(batch, parts, config.seed, 0)
+            batch = collate(parts, config.seed, config.objective.mask_fraction, 0)
             found, judged = objective.shown(model(batch), batch)
             filled, masked = found[0].tolist(), set(objective.places(batch).tolist())
             scores = [None] * len(filled) if judged is None else judged[0].tolist()

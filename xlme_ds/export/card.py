@@ -8,9 +8,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from ..models.decoder import decoder_layers
 from ..models.text_encoder import TextEncoder, Which
 from ..report.files import RunFiles, read_optional
+from ..translate.decoder import decoder_layers
 from .exported_folder import Architecture
 
 _TASKS = {"mono": "monolingual text", "para": "translation pairs"}

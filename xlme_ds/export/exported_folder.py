@@ -14,7 +14,6 @@ from ..data.schema import BOS, EOS, LAYOUTS, PAD, UNK
 from ..data.vocabulary import Vocabulary
 from ..io.files import write_json
 from ..io.folders import made_whole
-from ..models.decoder import decoder_layers
 from ..models.text_encoder import TextEncoder, Which
 from ..trained import (
     CONFIG_FILE,
@@ -30,6 +29,7 @@ from ..trained import (
     export_state,
     save_weights,
 )
+from ..translate.decoder import decoder_layers
 from .tokenizer import tokenizer_files
 
 REMOTE = Path(__file__).parent / "remote"

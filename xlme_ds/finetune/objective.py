@@ -4,7 +4,9 @@ questions of the global batch.
 B rows, T tokens, D width.
 """
 
+import re
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -12,11 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..config import ModelConfig
+from ..config import ModelConfig, OptimizerConfig
 from ..models.dropout import APART, derive, drop
 from ..models.text_encoder import TextEncoder
 from .downstream_tasks import Kind
 from .features import IGNORED, TaskBatch
+
+_LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
+# Names of everything before the first layer begin so.
+_BELOW = (
+    "encoder.embedding_",
+    *(f"encoder.encoder.{name}" for name in ("positions", "languages", "relative", "input_norm")),
+)
 
 
 class TaskModel(nn.Module):
@@ -59,8 +68,20 @@ class TaskObjective:
         self.weights = torch.ones(1, dtype=torch.float64)
 
     def at(self, step: int) -> Self:
-        """Itself: the weights are the same in all steps."""
+        """Itself: the weights are equal in all steps."""
         return self
+
+    def probe(self, batch: TaskBatch) -> TaskBatch:
+        """`batch` as it is."""
+        return batch
+
+    def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
+        """Learning rates by layer (ERNIE-M, Tables 11 and 12): 1 for the head and everything after the last layer,
+        `layer_decay` for the last layer, its square for the one before, and so on down to the embedding."""
+        layer_of = {name: int(match[1]) for name in names if (match := _LAYER.search(name))}
+        layers = 1 + max(layer_of.values(), default=-1)
+        from_top = {name: layers - layer for name, layer in layer_of.items()}
+        return [cfg.layer_decay ** from_top.get(name, layers + 1 if name.startswith(_BELOW) else 0) for name in names]
 
     def build(self, cfg: ModelConfig) -> TaskModel:
         """The encoder with this task's head, uninitialised."""

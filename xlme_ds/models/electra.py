@@ -79,7 +79,7 @@ class Electra(nn.Module):
             batch.languages_BT,
         )
         hidden_MD = hidden_BTD.flatten(0, 1)[batch.masked_M]
-        random_M, uniforms_M = random_instead(batch.random_1, uniforms_M, self.cfg.vocabulary)
+        random_M, uniforms_M = random_instead(batch.added.get("random_1"), uniforms_M, self.cfg.vocabulary)
         generated = self.masked_head(hidden_MD, TiedTable(table), targets_M, uniforms_M)
         sample_M = torch.where(random_M < 0, generated.sample_M, random_M)
         corrupted_BT = tokens.index_copy(0, batch.masked_M, sample_M).view_as(batch.tokens_BT)
@@ -98,11 +98,11 @@ class Electra(nn.Module):
         return ElectraOutput(nll_M, predicted_M, corrupted_BT, self.replaced_head(hidden_BTD))
 
 
-def random_instead(share_1: Tensor, uniforms_M: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """(tokens, uniforms), both [M]: ordinary tokens drawn in place of samples, −1 where there is none, and the uniforms
-    for the samples. `share_1`: see `Batch.random_1`."""
+def random_instead(share_1: Tensor | None, uniforms_M: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """(tokens, uniforms), both [M]: ordinary tokens drawn in place of samples, −1 elsewhere, and the uniforms for the
+    samples. `share_1`: share of the samples that random tokens replace, float32."""
     none_M = torch.full_like(uniforms_M, -1, dtype=torch.int64)
-    if not len(share_1):
+    if share_1 is None:
         return none_M, uniforms_M
     share_1, first, count = share_1.detach(), UNK + 1, vocabulary - UNK - 2
     below_M = uniforms_M < share_1

@@ -1,29 +1,22 @@
-"""Objectives of pre-training: tensors in, sums and counts out. Each one is a file here with the class that this table
-names."""
+"""Objectives of pre-training: tensors in, sums and counts out. Each one is a file with the class that this table names,
+which is imported when it is asked for."""
 
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Any
 
 from ..config import ObjectiveConfig
-from .all_tokens import AllTokensObjective
-from .btmlm import BackTranslation
-from .clm import CausalLanguageModelling
-from .electra import ElectraObjective
-from .ernie_m import ErnieM
-from .mlm import MaskedLanguageModelling
-from .mt import MachineTranslation
 from .protocol import Pretraining
-from .rts import RandomTokenSubstitution
 
-OBJECTIVES: dict[str, type[Pretraining]] = {
-    "electra": ElectraObjective,
-    "mlm": MaskedLanguageModelling,
-    "ernie_m": ErnieM,
-    "btmlm": BackTranslation,
-    "clm": CausalLanguageModelling,
-    "rts": RandomTokenSubstitution,
-    "all_tokens": AllTokensObjective,
-    "mt": MachineTranslation,
+OBJECTIVES: dict[str, str] = {
+    "electra": "xlme_ds.objectives.electra:ElectraObjective",
+    "mlm": "xlme_ds.objectives.mlm:MaskedLanguageModelling",
+    "ernie_m": "xlme_ds.objectives.ernie_m:ErnieM",
+    "btmlm": "xlme_ds.objectives.btmlm:BackTranslation",
+    "clm": "xlme_ds.objectives.clm:CausalLanguageModelling",
+    "rts": "xlme_ds.objectives.rts:RandomTokenSubstitution",
+    "all_tokens": "xlme_ds.objectives.all_tokens:AllTokensObjective",
+    "mt": "xlme_ds.translate.objective:MachineTranslation",
 }
 
 
@@ -32,18 +25,20 @@ def objective_of(cfg: ObjectiveConfig) -> Pretraining:
     if cfg.name not in OBJECTIVES:
         nearest = "".join(f", for example {name}" for name in get_close_matches(cfg.name, OBJECTIVES, n=1, cutoff=0.0))
         raise ValueError(f"objective.name {cfg.name} is not known: choose one of {', '.join(OBJECTIVES)}{nearest}")
-    return OBJECTIVES[cfg.name](cfg)
+    module, name = OBJECTIVES[cfg.name].split(":")
+    objective: Pretraining = getattr(import_module(module), name)(cfg)
+    return objective
 
 
 def has_decoder(cfg: ObjectiveConfig) -> bool:
     """Whether the model that the objective trains has a decoder next to its encoder."""
-    return isinstance(objective_of(cfg), MachineTranslation)
+    return objective_of(cfg).has_decoder
 
 
 def reads_both_sides(cfg: ObjectiveConfig) -> bool:
     """Whether the heads that the objective trains are on encoders that see the tokens on both sides: not on a decoder,
     nor on a causal encoder."""
-    return not isinstance(objective_of(cfg), MachineTranslation | CausalLanguageModelling)
+    return objective_of(cfg).reads_both_sides
 
 
 def described(cfg: ObjectiveConfig) -> dict[str, Any]:

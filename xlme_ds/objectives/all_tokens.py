@@ -31,7 +31,7 @@ from .protocol import Quantity
 
 
 class AllTokensOutput(NamedTuple):
-    """`ElectraOutput`, and what the discriminator's softmax says."""
+    """`ElectraOutput`, and the costs of the discriminator's softmax."""
 
     nll_M: Tensor
     predicted_M: Tensor
@@ -67,8 +67,8 @@ class AllTokens(Electra):
 
     def judge(self, hidden_BTD: Tensor, tokens_BT: Tensor, table: list[Tensor]) -> tuple[Tensor, Tensor]:
         """The last two of `AllTokensOutput`."""
-        found = self.token_head(hidden_BTD.flatten(0, 1), TiedTable(table), tokens_BT.flatten(), None)
-        return self.replaced_head(hidden_BTD), found.nll_M.view_as(tokens_BT)
+        predicted = self.token_head(hidden_BTD.flatten(0, 1), TiedTable(table), tokens_BT.flatten(), None)
+        return self.replaced_head(hidden_BTD), predicted.nll_M.view_as(tokens_BT)
 
 
 class AllTokensStage(ElectraStage, AllTokens):  # type: ignore[misc]
@@ -93,7 +93,7 @@ class AllTokensStage(ElectraStage, AllTokens):  # type: ignore[misc]
         return token_nll_BT, verdicts_BT
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> AllTokensOutput:  # type: ignore[override]
-        """What `AllTokens` gives for `batch`, on the last stage, from what it returned."""
+        """The output of `AllTokens` for `batch`, from the tensors that the last stage returned."""
         *others, token_nll_BT, verdicts_BT, segments_BT, corrupted_BT, predicted_BT, _tokens_BT, keys_B = tensors
         electra = super().output((*others, verdicts_BT, segments_BT, corrupted_BT, predicted_BT, keys_B), batch)
         return AllTokensOutput(*electra, token_nll_BT)

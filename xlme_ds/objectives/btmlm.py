@@ -13,22 +13,29 @@ B rows, T tokens, M masked positions, P open places.
 from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..config import ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
-from ..data.rows import PAD
+from ..data.collate import Collate, Purpose, languages_of_text
+from ..data.pseudo_parallel import PseudoSides
+from ..data.rows import PAD, UNK
 from ..io.errors import Check
 from ..models.pipeline import LanguageModelStage, Part, Work, masked_head_forward
 from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking
 from .mlm import MaskedLanguageModelling
-from .protocol import OF_GENERATORS, Quantity, masks_some, not_read
+from .protocol import OF_GENERATORS, Quantity, masks_some, not_read, require_sentences
+
+if TYPE_CHECKING:
+    from ..data.shards import RowStore
 
 
 class OpenSide(Masking):
-    """Before y is filled x sees x, and everything after it sees x and itself; once it is, the item sees the item."""
+    """The mask: before y is filled, x sees x, and every later position sees x and itself; afterwards, the whole
+    item."""
 
     def groups(self, batch: Batch) -> Tensor:
         """Twice the item's number, and 1 more from the first open place on."""
@@ -48,23 +55,23 @@ def _open(batch: Batch) -> Tensor:
 
 
 def first_pass(batch: Batch) -> Batch:
-    """What the model reads to fill the open places: they are the masked ones, in ascending order, all of them
+    """The batch of the pass that fills the open places: they are the masked positions, in ascending order, all of them
     `<mask>`."""
     # Above every share that is not `<mask>`.
-    always = torch.ones(len(batch.open_P), dtype=torch.float32, device=batch.open_P.device)
-    return batch._replace(masked_M=batch.open_P, uniforms_M=always)
+    open_P = batch.added.get("open_P", batch.masked_M[:0])
+    always = torch.ones(len(open_P), dtype=torch.float32, device=open_P.device)
+    return batch._replace(masked_M=open_P, uniforms_M=always, added={})
 
 
 def second_pass(batch: Batch, first: Batch, predicted_P: Tensor) -> Batch:
-    """`batch` with the open places filled: `first` is what `first_pass` gave, `predicted_P` the model's most likely
+    """`batch` with the open places filled: `first` is the result of `first_pass`, `predicted_P` the model's most likely
     tokens.
 
-    The most likely ones, as a translation should be, and for which no randomness is needed; of the ordinary ones, as
-    the model finds while it is `writing`: a special one would change the item's layout, and a `<mask>` would be one
-    that nobody predicts.
+    They are the most likely ordinary tokens, so that no randomness is needed (`LanguageModel.writing`): a special token
+    would change the item's layout, and nobody would predict a `<mask>`.
     """
     tokens = batch.tokens_BT.flatten().index_copy(0, first.masked_M, predicted_P)
-    return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT), open_P=batch.open_P[:0])
+    return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT), added={})
 
 
 class BackTranslationModel(LanguageModel):
@@ -108,8 +115,25 @@ class BackTranslation(MaskedLanguageModelling):
         super().__init__(cfg)
         self.fractions = cfg.pseudo_fractions
 
+    def check_rows(self, rows: "RowStore", purpose: Purpose) -> None:
+        """A row must hold one item, not the packed sentences of `mix --sentences`."""
+        if purpose in ("train", "evaluate"):
+            require_sentences(rows, needed=False)
+
+    def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
+        """Batches with open places (`PseudoSides`)."""
+        if purpose in ("compare", "show"):
+            return super().batches(rows, purpose)
+        sides = PseudoSides(self.fractions, languages_of_text(rows))
+        return lambda parts, seed, mask_fraction, step: sides.collate(parts, seed, mask_fraction)
+
+    def probe(self, batch: Batch) -> Batch:
+        """The open places hold one ordinary token: the most likely ones may be others after a rounding."""
+        tokens = batch.tokens_BT.flatten().index_fill(0, batch.added["open_P"], UNK + 1)
+        return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT), added={})
+
     def checks(self, run: RunConfig) -> list[Check]:
-        """It needs places to write into, and reads monolingual rows in XLM-E's layout."""
+        """Conditions: places to write into, and monolingual rows in XLM-E's layout."""
         name = run.objective.name
         return [
             masks_some(run),
@@ -133,7 +157,8 @@ class BackTranslation(MaskedLanguageModelling):
         return BackTranslationModel(*whole) if part is None else BackTranslationStage(*whole, part=part)
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
-        """Of a full row 1 / (1 + fraction) is sentence, the rest places; the pass that fills these goes ahead."""
+        """A share 1 / (1 + fraction) of a full row is sentence, the rest open places, which an extra pass fills
+        first."""
         one = super().work(cfg, row_tokens)
         sentence = fmean(1 / (1 + fraction) for fraction in self.fractions)
         return replace(

@@ -27,7 +27,7 @@ class Causal(Masking):
         return batch.tokens_BT
 
     def predicted_from(self, masked_M: Tensor) -> Tensor:
-        """The position before; an item opens with a special token, so it is of the same item."""
+        """The position before; it is in the item too, since an item opens with a special token."""
         return masked_M - 1
 
     allowed = staticmethod(causal_mask)
@@ -44,9 +44,10 @@ class CausalLanguageModelling(MaskedLanguageModelling):
         "accuracy": Quantity("Accuracy on every token from those before it"),
     }
     masking_kind = Causal
+    reads_both_sides = False
 
     def checks(self, run: RunConfig) -> list[Check]:
-        """The settings must say that every token is predicted."""
+        """The settings must predict every token."""
         fraction, name = run.objective.mask_fraction, run.objective.name
         return [
             (

@@ -6,15 +6,18 @@ a sum divided by the exact count of the global batch, so it does not matter how 
 B rows, T tokens, M masked positions. Tasks are in the order of data.rows.TASKS: mono (MLM, MRTD), para (TLM, TRTD).
 """
 
-from collections.abc import Mapping
-from typing import Self
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..config import ModelConfig, ObjectiveConfig, RunConfig, weight_at
+from ..config import ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, weight_at
 from ..data.batch import Batch, sum_by_language, sum_by_task
+from ..data.collate import Collate, Purpose, RowBatches, collate
+from ..data.corrupt import Parts
 from ..data.rows import TASKS, UNK
 from ..io.errors import Check
 from ..models.electra import Electra, ElectraOutput
@@ -22,12 +25,17 @@ from ..models.pipeline import ElectraStage, Part, Work, encoder_forward, masked_
 from ..models.text_encoder import Which
 from .protocol import OF_MASKING, Quantity, adds_none, masks_some, not_read
 
+if TYPE_CHECKING:
+    from ..data.shards import RowStore
+
+# Parameters that only the discriminator has.
+_DISCRIMINATOR = re.compile(r"(?:^|\.)(?:discriminator|replaced_head|token_head|difference_\d+)(?:\.|$)")
 _BINS = 512  # of the discriminator's logits, from −_RANGE to _RANGE, for the area under the ROC curve
 _RANGE = 16.0
 _SCALARS = ("generator_correct", "masked", "replaced", "replaced_found", "original", "original_kept")
 
 
-class ElectraObjective:
+class ElectraObjective(RowBatches):
     """Generator and discriminator, trained together (see `Pretraining`)."""
 
     description = (
@@ -47,28 +55,49 @@ class ElectraObjective:
         "replaced_fraction": Quantity("Tokens that the generator replaced", "fraction"),
     }
     encoders: Mapping[Which, str] = {"discriminator": "replaced_head.", "generator": "masked_head."}
+    has_decoder = False
+    reads_both_sides = True
     models: tuple[type[Electra], type[ElectraStage]] = (Electra, ElectraStage)
     statistics_shape: tuple[int, ...] = (len(TASKS), len(_SCALARS) + 2 * _BINS)
 
     def __init__(self, cfg: ObjectiveConfig):
-        self.mask_fraction = cfg.mask_fraction
+        self.mask_fraction, self.random_fakes = cfg.mask_fraction, cfg.random_fakes
         self.of_generator = cfg.z_loss, cfg.generator_temperature, cfg.generator_keep_fraction
         self.weights = torch.tensor([1.0, 1.0, cfg.discriminator_weight, cfg.discriminator_weight], dtype=torch.float64)
 
     def at(self, step: int) -> Self:
-        """Itself: the weights are the same in all steps."""
+        """Itself: the weights are equal in all steps."""
         return self
 
+    def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
+        """`collate`; in training with the step's share of random tokens, `random_1`, where `random_fakes` has any."""
+        if purpose != "train" or not self.random_fakes:
+            return super().batches(rows, purpose)
+
+        def with_share(parts: Parts, seed: int, mask_fraction: float, step: int) -> Batch:
+            share_1 = torch.tensor([weight_at(self.random_fakes, step)])
+            return collate(parts, seed, mask_fraction).with_added(random_1=share_1)
+
+        return with_share
+
+    def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
+        """A rate of its own for the discriminator (`optimizer.discriminator_rate`)."""
+        return [cfg.discriminator_rate if _DISCRIMINATOR.search(name) else 1.0 for name in names]
+
+    def probe(self, batch: Batch) -> Batch:
+        """The generator samples its first token everywhere: any other token may change with a rounding."""
+        return batch._replace(uniforms_M=batch.uniforms_M * 0)
+
     def checks(self, run: RunConfig) -> list[Check]:
-        """A share of the tokens is masked; random and kept ones there are none."""
+        """A share of the tokens is masked, with no random or kept tokens."""
         fakes = run.objective.random_fakes
         most = max((weight_at(fakes, int(point.partition(":")[0])) for point in fakes), default=weight_at(fakes, 0))
-        words = f"objective.random_fakes {' '.join(fakes)} are shares of the samples, and one is {most:g}"
+        message = f"objective.random_fakes {' '.join(fakes)} are shares of the samples, and one is {most:g}"
         return [
             masks_some(run),
             adds_none(run),
             *not_read(run, *OF_MASKING),
-            (most <= 1, f"{words}: lower it to 1 at most"),
+            (most <= 1, f"{message}: lower it to 1 at most"),
         ]
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> Electra:
@@ -88,7 +117,7 @@ class ElectraObjective:
 
     @staticmethod
     def counts(batch: Batch) -> Tensor:
-        """What each term is a mean over, float64 [4]: masked positions, and all non-padding tokens, of each task."""
+        """The counts of the four terms, float64 [4]: masked positions, and all non-padding tokens, of each task."""
         masked = sum_by_task(torch.ones_like(batch.masked_M), batch.task_of_masked())
         tokens = sum_by_task((batch.segments_BT > 0).sum(1), batch.task_B)
         return torch.cat([masked, tokens]).double()
@@ -112,7 +141,7 @@ class ElectraObjective:
         return batch.masked_M
 
     def by_language(self, output: ElectraOutput, batch: Batch, languages: int) -> Tensor:
-        """The four summed losses and what they are means over, float64 [2, 4, languages]."""
+        """The four summed losses and their counts, float64 [2, 4, languages]."""
         language_N, cost_BT = batch.languages_BT.flatten(), self.costs(output, batch)
         values = torch.cat([output.nll_M, cost_BT.flatten()])
         counted = torch.cat([torch.ones_like(output.nll_M), (batch.segments_BT > 0).float().flatten()])
@@ -128,13 +157,13 @@ class ElectraObjective:
         right_M = output.predicted_M == batch.tokens_BT.flatten()[batch.masked_M]
         replaced_BT, ordinary_BT = output.corrupted_BT != batch.tokens_BT, batch.tokens_BT > UNK
         logits_BT = output.replaced_logits_BT.float()
-        found_BT = (logits_BT > 0) == replaced_BT
+        right_BT = (logits_BT > 0) == replaced_BT
         bins_BT = ((logits_BT.clamp(-_RANGE, _RANGE) + _RANGE) / (2 * _RANGE) * _BINS).long().clamp(0, _BINS - 1)
         task_M = batch.task_of_masked()
         columns = [sum_by_task(right_M, task_M), sum_by_task(torch.ones_like(task_M), task_M)]
         place_BT, histograms = batch.task_B[:, None] * _BINS + bins_BT, []
         for group_BT in (ordinary_BT & replaced_BT, ordinary_BT & ~replaced_BT):
-            columns += [sum_by_task(each.sum(1), batch.task_B) for each in (group_BT, group_BT & found_BT)]
+            columns += [sum_by_task(chosen_BT.sum(1), batch.task_B) for chosen_BT in (group_BT, group_BT & right_BT)]
             histogram = torch.zeros(len(TASKS) * _BINS, dtype=torch.int64, device=place_BT.device)
             histogram.scatter_add_(0, place_BT.flatten(), group_BT.flatten().long())
             histograms.append(histogram.view(len(TASKS), _BINS))

@@ -31,7 +31,7 @@ class CrossMasking(Masking):
     it."""
 
     def crossed(self, batch: Batch) -> Tensor:
-        """Which positions belong to a pair of that half, bool [B, T]: a fair bit of the pair's randomness decides."""
+        """The positions of the pairs in that half, bool [B, T]: a fair bit of the pair's randomness decides."""
         rows, tokens = batch.tokens_BT.shape
         item_BT = torch.arange(rows, device=batch.tokens_BT.device)[:, None] * (tokens + 1) + batch.segments_BT
         item_M = item_BT.flatten()[batch.masked_M]
@@ -44,7 +44,7 @@ class CrossMasking(Masking):
         return (drawn[item_BT] > 0) & (batch.task_B == TASKS.index("para"))[:, None]
 
     def apply(self, batch: Batch, vocabulary: int) -> Tensor:
-        """All of them with `<mask>`: one left to be seen would tell the other masked positions of its side of it."""
+        """Every masked position of these pairs shows `<mask>`: a token left visible would leak to its own side."""
         tokens_BT = super().apply(batch, vocabulary)
         return torch.where(self.crossed(batch) & _masked(batch), vocabulary - 1, tokens_BT)
 
@@ -54,7 +54,7 @@ class CrossMasking(Masking):
         return batch.segments_BT * _ROLES + torch.where(self.crossed(batch), role_BT, 0)
 
     def allowed(self, groups_BT: Tensor) -> Tensor:
-        """Who sees whom inside a pair, by the roles."""
+        """The attention mask inside a pair, by the roles of query and key."""
         segment_BT, role_BT = groups_BT // _ROLES, groups_BT % _ROLES
         side_BT, masked_BT = (role_BT - 1) // 2, (role_BT - 1) % 2 == 1
         whole_BT = role_BT == 0

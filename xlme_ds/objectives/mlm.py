@@ -4,14 +4,15 @@ L = L_MLM + L_TLM, each a mean over the masked positions of its task. M masked p
 data.rows.TASKS.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from ..config import ModelConfig, ObjectiveConfig, RunConfig
+from ..config import ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig
 from ..data.batch import Batch, sum_by_language, sum_by_task
+from ..data.collate import RowBatches
 from ..io.errors import Check
 from ..models.attention import item_mask
 from ..models.pipeline import LanguageModelStage, Part, Work, encoder_forward, masked_head_forward
@@ -19,7 +20,7 @@ from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking, W
 from .protocol import OF_GENERATORS, Quantity, adds_none, masks_some, not_read
 
 
-class MaskedLanguageModelling:
+class MaskedLanguageModelling(RowBatches):
     """One encoder with a masked head (see `Pretraining`); objectives with another masking inherit the rest."""
 
     description = "masked language modelling of one encoder, on text and on translation pairs"
@@ -30,6 +31,8 @@ class MaskedLanguageModelling:
         "accuracy": Quantity("Accuracy on masked tokens"),
     }
     encoders: Mapping[Which, str] = {"encoder": "masked_head."}
+    has_decoder = False
+    reads_both_sides = True
     # Names of the share of masked positions whose most likely token is the original, by term.
     accuracies: tuple[str, ...] = ("accuracy_mono", "accuracy_para")
     masking_kind: type[Masking] = Masking
@@ -41,8 +44,16 @@ class MaskedLanguageModelling:
         self.statistics_shape: tuple[int, ...] = (len(self.terms),)
 
     def at(self, step: int) -> Self:
-        """Itself: the weights are the same in all steps."""
+        """Itself: the weights are equal in all steps."""
         return self
+
+    def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
+        """The rate of the step for all parameters."""
+        return [1.0] * len(names)
+
+    def probe(self, batch: Batch) -> Batch:
+        """`batch` as it is."""
+        return batch
 
     def checks(self, run: RunConfig) -> list[Check]:
         """A share of the tokens is masked, and the attention kernel can do this masking."""

@@ -1,20 +1,24 @@
-"""What engines and the training loop ask of an objective and of its data; and what the rest of the program asks of an
-objective of pre-training.
+"""The interfaces of an objective and of its data: `Objective` and `BatchSource` for engines and the training loop,
+`Pretraining` for the rest of the program.
 
 M masked positions. Tasks are in the order of data.rows.TASKS: mono, para.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from torch import Tensor, nn
 
-from ..config import ModelConfig, ObjectiveConfig, RunConfig
+from ..config import ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig
 from ..data.batch import Batch
+from ..data.collate import Collate, Purpose
 from ..data.order import StepPlan
 from ..io.errors import Check
 from ..models.pipeline import Part, Work
 from ..models.text_encoder import Which
+
+if TYPE_CHECKING:  # models and engines run where there is no pyarrow
+    from ..data.shards import RowStore
 
 
 class Objective(Protocol):
@@ -25,26 +29,33 @@ class Objective(Protocol):
     weights: Tensor  # float64, of each term in the loss
 
     def at(self, step: int) -> Self:
-        """This objective with the weights of `step`; those of most are the same in all of them."""
+        """This objective with the weights of `step`; most have equal weights in all steps."""
 
     def build(self, cfg: ModelConfig) -> nn.Module:
         """The model that this objective trains, uninitialised; it takes a batch."""
 
+    def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
+        """The learning rate of each parameter, by name, as a multiple of that of the step."""
+
+    def probe(self, batch: Any) -> Any:
+        """`batch` without anything that another processor or kernel could change by a rounding: checkpoints store its
+        loss."""
+
     def counts(self, batch: Any) -> Tensor:
-        """What each term is a mean over, float64 [terms]."""
+        """The counts that each term is a mean over, float64 [terms]."""
 
     def sums(self, output: Any, batch: Any) -> Tensor:
         """The summed losses of each term, float32 [terms]; carries the gradient."""
 
     def statistics(self, output: Any, batch: Any) -> Tensor:
-        """Counts that the reported numbers are made of, float64, additive."""
+        """Counts from which the reported numbers follow, float64, additive."""
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
-        """What is reported of a global batch, `loss` among it, from added-up sums, counts and statistics."""
+        """The reported numbers of a global batch, `loss` among them, from added-up sums, counts and statistics."""
 
 
 class BatchSource(Protocol):
-    """What an engine needs of its data: the batches of a step. `loader.Loader` implements it for data folders."""
+    """The batches of a step, for an engine. `loader.Loader` implements it for data folders."""
 
     plan: StepPlan
     row_tokens: int  # tokens of a row; the mean, where they differ
@@ -60,7 +71,7 @@ class BatchSource(Protocol):
         """The rows of that micro-batch of this rank, or of the whole step, in words: `mono 328-335, para 164-167`."""
 
     def probe(self) -> Any:
-        """The same small batch on all ranks, whatever their number."""
+        """A small batch that is equal on all ranks, whatever their number."""
 
 
 class Quantity(NamedTuple):
@@ -73,11 +84,10 @@ class Quantity(NamedTuple):
 
 
 class Pretraining(Objective, Protocol):
-    """An objective of pre-training: a file of this folder and one line in `OBJECTIVES`.
+    """An objective of pre-training: one file, and one line in `OBJECTIVES`.
 
-    Everything else knows of it only what is declared here. The first of its terms is the −log p (nats) of tokens of
-    monolingual text that the model predicts, where it predicts any: then its quantity is a `unigram` one; of pairs
-    where nothing else is read.
+    The rest of the program uses only what is declared here. The first term is the −log p (nats) of predicted tokens of
+    monolingual text, or of pairs where nothing else is read; its quantity is then a `unigram` one.
     """
 
     description: str  # one sentence without its full stop, for report, model card and plan
@@ -88,11 +98,20 @@ class Pretraining(Objective, Protocol):
     # trained on each; the first one is cut into stages, evaluated, fine-tuned and exported. A token embedding is
     # `embedding_n`.
     encoders: Mapping[Which, str]
+    has_decoder: bool  # whether its model has a decoder next to its encoder
+    # Whether its heads are on encoders that see the tokens on both sides: not on a decoder, nor on a causal encoder.
+    reads_both_sides: bool
 
     def __init__(self, cfg: ObjectiveConfig): ...
 
+    def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
+        """The function that makes batches from `rows` and the rows of the other task next to them."""
+
+    def check_rows(self, rows: "RowStore", purpose: Purpose) -> None:
+        """Raise ValueError for rows of one task that the objective cannot read."""
+
     def checks(self, run: RunConfig) -> list[Check]:
-        """What must hold of the settings that it reads, beyond their ranges, each with the sentence if it does not."""
+        """Conditions on the settings that it reads, beyond their ranges, each with its error message."""
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> nn.Module:
         """The model, or the form of one `part` of it that a pipeline runs (`models/pipeline.py`)."""
@@ -112,7 +131,7 @@ class Pretraining(Objective, Protocol):
 
 
 def masks_some(run: RunConfig) -> Check:
-    """A share of the tokens is masked, neither none nor all."""
+    """Check that a share of the tokens is masked, neither none nor all."""
     fraction = run.objective.mask_fraction
     return 0.0 < fraction < 1.0, f"objective.mask_fraction is {fraction}: it must be between 0 and 1"
 
@@ -122,7 +141,7 @@ OF_MASKING = "random_fraction", "keep_fraction"
 
 
 def not_read(run: RunConfig, *names: str) -> list[Check]:
-    """Settings of the objective that it does not read are as they are by default."""
+    """Check that settings which the objective does not read have their defaults."""
     settings, usual = run.objective, ObjectiveConfig()
     return [
         (
@@ -135,9 +154,21 @@ def not_read(run: RunConfig, *names: str) -> list[Check]:
 
 
 def adds_none(run: RunConfig) -> Check:
-    """No tokens are added to those of the data."""
+    """Check that no tokens are added to those of the data."""
     settings = run.objective
     return (
         not settings.pseudo_fractions,
         f"objective.pseudo_fractions are for objective.name btmlm, not {settings.name}: leave them empty",
     )
+
+
+def require_sentences(rows: "RowStore", needed: bool) -> None:
+    """Raise ValueError for monolingual rows that hold whole sentences (mix --sentences) where they must not, or that
+    hold none where they are `needed`."""
+    has = bool(rows.manifest.settings.get("sentences"))
+    mixed, must_be = ("with" if each else "without" for each in (has, needed))
+    if rows.folder.name == "mono" and has != needed:
+        raise ValueError(
+            f"{rows.folder} was mixed {mixed} --sentences, and this objective reads what was mixed {must_be} it: mix "
+            "it again"
+        )

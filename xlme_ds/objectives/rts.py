@@ -1,6 +1,6 @@
 """Random token substitution (RTS; Di Liello et al., 2022, "Effective Pre-Training Objectives for Transformer-based
 Autoencoders"): replaced token detection whose replacements are drawn uniformly from the ordinary tokens. There is no
-generator and no softmax, so a step is cheap; `electra` goes on from its discriminator.
+generator and no softmax, so a step is cheap; `electra` can start from its discriminator.
 
 L = L_MRTD + L_TRTD, each a mean over the tokens of its task. A draw that equals the original is none: its label is 0.
 Tasks are in the order of data.rows.TASKS.
@@ -26,10 +26,10 @@ _RANDOM = Masking(random=1.0, keep=0.0)  # every chosen position shows a random 
 
 
 class Substitution(Electra):
-    """`Electra` without generator: of its output `predicted_M` is what was drawn, and `nll_M` is 0."""
+    """`Electra` without generator: in its output `predicted_M` are the drawn tokens, and `nll_M` is 0."""
 
     def add_generator(self, z_loss: float, temperature: float) -> None:
-        """There is none."""
+        """Do nothing: this model has no generator."""
 
     def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
         """The only reading of the table, whose gradient is a dense one."""
@@ -51,7 +51,7 @@ class SubstitutionStage(ElectraStage, Substitution):
         return self.read(batch, self.generate(batch)[-1])
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> ElectraOutput:
-        """What `Substitution` gives for `batch`, on the last stage, from what it returned."""
+        """The output of `Substitution` for `batch`, from the tensors that the last stage returned."""
         *_, logits_BT, _segments_BT, corrupted_BT, _keys_B = tensors
         return ElectraOutput(*_drawn(batch, corrupted_BT), logits_BT)
 
@@ -86,6 +86,10 @@ class RandomTokenSubstitution(ElectraObjective):
             ),
         ]
 
+    def probe(self, batch: Batch) -> Batch:
+        """`batch` as it is: no generator samples."""
+        return batch
+
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
         """The discriminator's share of ELECTRA's."""
         whole = super().work(cfg, row_tokens)
@@ -102,7 +106,7 @@ class RandomTokenSubstitution(ElectraObjective):
         return super().sums(output, batch)[len(TASKS) :]
 
     def by_language(self, output: ElectraOutput, batch: Batch, languages: int) -> Tensor:
-        """The two summed losses and what they are means over, float64 [2, 2, languages]."""
+        """The two summed losses and their counts, float64 [2, 2, languages]."""
         return super().by_language(output, batch, languages)[:, len(TASKS) :]
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:

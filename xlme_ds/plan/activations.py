@@ -5,10 +5,10 @@ The dimensions: B rows, T tokens, D width, M masked positions, V vocabulary, C i
 
 from dataclasses import replace
 
-from ..models.decoder import decoder_depth
 from ..models.layer_costs import FLOAT, INTEGER
 from ..models.layers import layer_class
 from ..models.tiles import GROUP
+from ..translate.decoder import decoder_depth
 from .layout import ParallelLayout
 
 

@@ -13,19 +13,19 @@ from .leaks import seen_lines
 from .pairs import PairFolder
 from .text import Translator, load_translator, read_lines, scores, translate_lines
 
-_NAMED = 5  # lines that a remark names
-_MOST = 10  # of a length penalty: powers of lengths stay well within the floats
+_NAMED = 5  # most lines that a note names
+_MOST = 10  # largest length penalty: powers of lengths stay well within the floats
 
 
 @dataclass(frozen=True)
 class TranslateSettings:
-    """Translate the lines of a file with a model that was trained by objective.name mt."""
+    """Translate the lines of a file with a model trained for objective.name mt."""
 
     model: Path
-    """Folder of a run, or of its export; RUN@STEP names a checkpoint, and a run that is not finished counts as its
-    newest one."""
+    """Folder of a run, or of its export; RUN@STEP names a checkpoint; of an unfinished run the newest checkpoint is
+    used."""
     source: Path
-    """UTF-8 text, a sentence a line; a line without words stays empty."""
+    """UTF-8 text, one sentence a line; a blank line stays empty."""
     from_language: Annotated[str, tyro.conf.arg(name="from")]
     """Code of the source's language, as the data have it."""
     to_language: Annotated[str, tyro.conf.arg(name="to")]
@@ -33,14 +33,14 @@ class TranslateSettings:
     out: Path | None = None
     """File to write, a line for each of the source."""
     pairs: Path | None = None
-    """In place of --out, a folder of pairs that `data_prep encode --para` reads: back-translation. A stopped command
-    goes on where it was."""
+    """In place of --out, a folder of pairs that `data_prep encode --para` reads: back-translation. The same command
+    resumes after a stop."""
     beam: int = 4
-    """Hypotheses that are followed at a time; 1 takes the most likely token each time, and is fastest."""
+    """Hypotheses of a sentence at a time; 1 takes the most likely token each time, and is fastest."""
     length_penalty: float = 1.0
     """Log-probabilities are divided by the length to this power; above 1 prefers longer translations."""
     reference: Path | None = None
-    """A translation by people, line by line: prints BLEU and chrF."""
+    """A human translation, line by line: prints BLEU and chrF."""
     trained_on: tuple[Path, ...] = ()
     """Folders that `data_prep mix` wrote: prints how many lines of source and --reference are in them."""
 
@@ -55,7 +55,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run(settings: TranslateSettings) -> None:
-    """Translate, write and score. Raises ValueError or OSError for what does not fit, before anything is written."""
+    """Translate, write and score. Raises ValueError or OSError for settings that do not fit, before it writes
+    anything."""
     one_of = (settings.out is None) != (settings.pairs is None)
     back = settings.pairs is None or (settings.reference is None and not settings.trained_on)
     folder, penalty = (settings.out or Path()).absolute().parent, settings.length_penalty
@@ -81,8 +82,8 @@ def run(settings: TranslateSettings) -> None:
         scores(reference[:1], reference[:1], settings.to_language)  # whether it is installed
     translator = load_translator(settings.model)
     most = (translator.vocabulary.size - 5) // 2
-    words = f"--beam {settings.beam} is more than a vocabulary of {translator.vocabulary.size} has room for"
-    refuse([(settings.beam <= most, f"{words}: it can be {most}")])
+    message = f"--beam {settings.beam} is more than a vocabulary of {translator.vocabulary.size} has room for"
+    refuse([(settings.beam <= most, f"{message}: it can be {most}")])
     languages = (
         translator.language(settings.from_language, "--from"),
         translator.language(settings.to_language, "--to"),
@@ -92,19 +93,19 @@ def run(settings: TranslateSettings) -> None:
         refuse([(languages[0] != languages[1], f"{both}, and --pairs needs two: change one")])
         _write_pairs(settings, settings.pairs, translator, lines, languages)
         return
-    seen = _seen(settings, translator, lines, reference)
-    found = translate_lines(translator, lines, languages, settings.beam, settings.length_penalty)
+    leaks = _seen(settings, translator, lines, reference)
+    translated = translate_lines(translator, lines, languages, settings.beam, settings.length_penalty)
     assert settings.out is not None
     with replacing(settings.out) as file:
-        file.write("".join(f"{line}\n" for line in found.lines).encode())
-    if found.cut:
-        named = " ".join(map(str, found.cut[:_NAMED])) + (" ..." if len(found.cut) > _NAMED else "")
+        file.write("".join(f"{line}\n" for line in translated.lines).encode())
+    if translated.cut:
+        named = " ".join(map(str, translated.cut[:_NAMED])) + (" ..." if len(translated.cut) > _NAMED else "")
         longest = translator.model.cfg.max_positions - 2
-        note(f"{settings.source}: {len(found.cut)} lines have more than {longest} tokens and were cut: {named}")
-    print(f"{settings.out}: {len(found.lines)} lines")
+        note(f"{settings.source}: {len(translated.cut)} lines have more than {longest} tokens and were cut: {named}")
+    print(f"{settings.out}: {len(translated.lines)} lines")
     if reference is not None:
-        print("\n".join(scores(found.lines, reference, settings.to_language)))
-    print(seen, end="")
+        print("\n".join(scores(translated.lines, reference, settings.to_language)))
+    print(leaks, end="")
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -124,7 +125,7 @@ def _write_pairs(
 
 
 def _seen(settings: TranslateSettings, translator: Translator, lines: list[str], reference: list[str] | None) -> str:
-    """How many lines of the test set are in the training data, in a line."""
+    """A line with the number of lines of the test set that are in the training data."""
     if not settings.trained_on:
         return ""
     sides = [[translator.vocabulary.encode(line) for line in side] for side in (lines, reference or [])]

@@ -1,10 +1,10 @@
 """Translations by beam search: the most likely target of every source, found token by token.
 
-Of each sentence the `beam` best unfinished hypotheses go on; one whose next token is `</s>`, among the `beam` best
-candidates, is finished. Search ends with `beam` finished ones, or where they are as long as XLM lets them be: 1.3 n + 5
-tokens of n. The best sum of log p over length ** penalty wins. Beam 1 takes the most likely token each time.
+The `beam` best unfinished hypotheses of a sentence continue; one of the `beam` best candidates whose token is `</s>` is
+finished. The search ends with `beam` finished hypotheses, or at XLM's largest length, 1.3 n + 5 tokens for a source of
+n. The best sum of log p over length ** penalty wins. Beam 1 takes the most likely token each time.
 
-A sentences that are searched, N hypotheses of all of them, S source tokens, D width, V vocabulary.
+A sentences, N hypotheses of all of them, S source tokens, D width, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,16 +13,16 @@ import numpy as np
 import torch
 
 from ..data.rows import EOS, LAYOUTS, PAD
-from ..models.sides import Side
-from ..models.translation import TranslationModel
-from ..models.writing import CachedDecoder, longest_translation
+from .model import TranslationModel
+from .sides import Side
+from .writing import CachedDecoder, longest_translation
 
-_AT_ONCE = 4096  # source tokens of a batch, times hypotheses
-_LOGITS = 2**26  # of a batch, for the next token of its hypotheses; there are a few tensors of them at a time
+_AT_ONCE = 4096  # most source tokens times hypotheses of a batch
+_LOGITS = 2**26  # most logits of a batch for one token; a few such tensors exist at a time
 
 
 def longest_source(model: TranslationModel) -> int:
-    """Ordinary tokens of a source that the model can read."""
+    """The largest number of ordinary source tokens that the model can read."""
     return model.cfg.max_positions - 2
 
 
@@ -33,12 +33,12 @@ def translate(
     beam: int = 1,
     length_penalty: float = 1.0,
 ) -> list[list[int]]:
-    """Ordinary tokens of a translation of each of `sources`, which are those of a sentence up to `longest_source`.
+    """The translations, as ordinary tokens, of `sources`: sentences of at most `longest_source` ordinary tokens.
 
-    `languages`: places in `model.cfg.language_embeddings` of the source's and the target's. The model is in evaluation
+    `languages`: source and target, as places in `model.cfg.language_embeddings`. The model is in evaluation
     mode; its device and precision are used.
     """
-    found: list[list[int]] = [[] for _ in sources]
+    translations: list[list[int]] = [[] for _ in sources]
     order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
     most = max(_LOGITS // (model.cfg.vocabulary * beam), 1)
     for numbers in _batches(order, sources, beam, most):
@@ -46,12 +46,12 @@ def translate(
         searches = [Search(limit, beam, length_penalty) for limit in limits]
         _search(model, [sources[number] for number in numbers], languages, searches)
         for number, search in zip(numbers, searches, strict=True):
-            found[number] = search.best()
-    return found
+            translations[number] = search.best()
+    return translations
 
 
 def _batches(order: Sequence[int], sources: Sequence[np.ndarray], beam: int, most: int) -> Iterator[list[int]]:
-    """Numbers of sources, from short to long and `most` at once, that are padded to the length of the last."""
+    """Batches of at most `most` source numbers, from short to long, each padded to the length of its last."""
     batch: list[int] = []
     for number in order:
         tokens = (len(batch) + 1) * (len(sources[number]) + 2) * beam
@@ -72,24 +72,24 @@ class Search:
         self.finished: list[tuple[float, list[int]]] = []  # score, tokens
 
     def advance(self, candidates: Iterator[tuple[float, int, int]]) -> list[tuple[float, int, int]]:
-        """Take the next tokens; of the candidates (sum of log p, number of the hypothesis, token), the best first,
-        returns those that go on: none where the search ends."""
-        kept: list[tuple[float, int, int]] = []
+        """Take the next tokens. `candidates`: (sum of log p, number of the hypothesis, token), best first. Returns
+        those that continue: none where the search ends."""
+        continued: list[tuple[float, int, int]] = []
         for rank, (total, hypothesis, token) in enumerate(candidates):
-            if len(kept) == self.beam:
+            if len(continued) == self.beam:
                 break
             if token != EOS:
-                kept.append((total, hypothesis, token))
+                continued.append((total, hypothesis, token))
             elif rank < self.beam:
                 self._finish(total, self.live[hypothesis], len(self.live[hypothesis]) + 1)
-        self.live = [[*self.live[hypothesis], token] for _, hypothesis, token in kept]
+        self.live = [[*self.live[hypothesis], token] for _, hypothesis, token in continued]
         if len(self.finished) >= self.beam:
             return []
         if len(self.live[0]) == self.limit:
-            for (total, _, _), tokens in zip(kept, self.live, strict=True):
+            for (total, _, _), tokens in zip(continued, self.live, strict=True):
                 self._finish(total, tokens, len(tokens))
             return []
-        return kept
+        return continued
 
     def _finish(self, total: float, tokens: list[int], length: int) -> None:
         self.finished.append((total / length**self.length_penalty, tokens))
@@ -115,7 +115,7 @@ def source_side(model: TranslationModel, sources: Sequence[np.ndarray], language
 def _search(
     model: TranslationModel, sources: Sequence[np.ndarray], languages: tuple[int, int], searches: Sequence[Search]
 ) -> None:
-    """Have each of `searches` find its hypotheses."""
+    """Run all `searches` together."""
     source = source_side(model, sources, languages[0])
     decoder = CachedDecoder(model, source, torch.full_like(source.items[:, 0], languages[1]))
     live, beam, device = list(searches), searches[0].beam, decoder.source_NSD.device
@@ -126,16 +126,16 @@ def _search(
         vocabulary, each = sums_NV.shape[1], len(sums_NV) // len(live)  # hypotheses of a sentence
         best = sums_NV.view(len(live), -1).topk(2 * beam)
         going: list[Search] = []
-        kept: list[tuple[float, int, int]] = []  # sum of log p, row, token
+        continued: list[tuple[float, int, int]] = []  # sum of log p, row, token
         pairs = zip(live, best.values.tolist(), best.indices.tolist(), strict=True)
         for number, (search, totals, indices) in enumerate(pairs):
             split = (divmod(index, vocabulary) for index in indices)
             candidates = ((total, *place) for total, place in zip(totals, split, strict=True))
             on = search.advance(candidates)
-            kept += [(total, number * each + hypothesis, token) for total, hypothesis, token in on]
+            continued += [(total, number * each + hypothesis, token) for total, hypothesis, token in on]
             going += [search] if on else []
         live = going
         if live:
-            totals, rows, tokens = (list(column) for column in zip(*kept, strict=True))
+            totals, rows, tokens = (list(column) for column in zip(*continued, strict=True))
             decoder.keep(rows)
             tokens_N, totals_N = torch.tensor(tokens, device=device), sums_NV.new_tensor(totals)

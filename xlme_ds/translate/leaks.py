@@ -1,4 +1,4 @@
-"""Whether the lines of a test set are in training data: by their token ids, which the rows hold."""
+"""Finds lines of a test set in training data, by their token ids."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,34 +19,34 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 def seen_lines(
     folders: Sequence[Path], sides: Sequence[Sequence[np.ndarray]], vocabulary: Vocabulary
 ) -> list[set[int]]:
-    """Of every side of a test set, given as token ids, the numbers of the lines that are a side of a pair, or a
-    sentence, in `folders` that `data_prep mix` wrote. All their rows are read.
+    """Numbers of the lines of every side of a test set (token ids) that are a side of a pair, or a sentence, in
+    `folders` that `data_prep mix` wrote. All their rows are read.
 
     Raises ValueError for rows of another vocabulary, and where there are no pairs and no sentences.
     """
-    wanted: list[dict[int, list[int]]] = [{} for _ in sides]
-    for side, numbers in zip(sides, wanted, strict=True):
+    lines_of_hash: list[dict[int, list[int]]] = [{} for _ in sides]
+    for side, numbers in zip(sides, lines_of_hash, strict=True):
         for number, line in enumerate(side):
             numbers.setdefault(_hash(line), []).append(number)
-    known = np.array(sorted(set().union(*wanted)), dtype=np.uint64)
-    found: list[set[int]] = [set() for _ in sides]
-    for tokens, starts, ends in (each for folder in folders for each in _sides(folder, vocabulary)):
+    all_hashes = np.array(sorted(set().union(*lines_of_hash)), dtype=np.uint64)
+    seen_numbers: list[set[int]] = [set() for _ in sides]
+    for tokens, starts, ends in (sides_of for folder in folders for sides_of in _sides(folder, vocabulary)):
         hashes = _hashes(tokens, starts, ends)
-        for at in np.flatnonzero(np.isin(hashes, known)):
+        for at in np.flatnonzero(np.isin(hashes, all_hashes)):
             line = tokens[starts[at] : ends[at]]
-            for side, numbers, seen in zip(sides, wanted, found, strict=True):
+            for side, numbers, seen in zip(sides, lines_of_hash, seen_numbers, strict=True):
                 candidates = numbers.get(int(hashes[at]), ())
                 seen.update(n for n in candidates if np.array_equal(side[n], line))
-    return found
+    return seen_numbers
 
 
 def _sides(folder: Path, vocabulary: Vocabulary) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Token ids, and where the sides of items begin and end there, of some rows at a time."""
+    """Token ids of some rows at a time, and the first and last places of the sides of their items."""
     stores = [(task, RowStore(folder / name)) for task, name in enumerate(TASKS) if (folder / name).is_dir()]
     cut = [store for task, store in stores if not task and not store.manifest.settings.get("sentences")]
     stores = [(task, store) for task, store in stores if store not in cut]
-    words = f"{folder} has neither pairs nor rows of mix --sentences, in which lines could be looked for"
-    refuse([(bool(stores), f"{words}: name the data of translation")])
+    message = f"{folder} has neither pairs nor rows of mix --sentences, in which lines could be looked for"
+    refuse([(bool(stores), f"{message}: name the data of translation")])
     for store in cut:
         note(f"{store.folder} was mixed without --sentences: lines were not looked for in its {store.rows} rows")
     for task, store in stores:
@@ -65,7 +65,7 @@ def _sides(folder: Path, vocabulary: Vocabulary) -> Iterator[tuple[np.ndarray, n
 
 
 def _hashes(tokens: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """A polynomial of the ids of every stretch, modulo 2^64."""
+    """A polynomial hash of the ids of every stretch, modulo 2^64."""
     places = np.arange(len(tokens)) - np.repeat(starts, ends - starts)
     powers = np.cumprod(np.full(int((ends - starts).max()), _FACTOR))
     return np.add.reduceat((tokens + 1).astype(np.uint64) * powers[places], starts)

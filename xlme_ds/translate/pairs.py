@@ -1,9 +1,9 @@
 """Offline back-translation: a file of text becomes pairs that `data_prep encode --para` reads, each line next to its
 translation.
 
-FOLDER/back_<to>.a-b.a, .b               the pairs, when all are there
-FOLDER/.back_<to>.a-b.json               what they were made of
-FOLDER/.back_<to>.a-b.parts/<number>.json  a part that is translated
+FOLDER/back_<to>.a-b.a, .b               the pairs, once complete
+FOLDER/.back_<to>.a-b.json               the settings, model and text that they come from
+FOLDER/.back_<to>.a-b.parts/<number>.json  a translated part
 """
 
 import json
@@ -17,7 +17,7 @@ from ..io.errors import refuse
 from ..io.files import read_json, replacing
 from .text import Translator, translate_lines
 
-_LINES = 2000  # of a part
+_LINES = 2000  # of one part
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,19 @@ class PairFolder:
 
     @property
     def parts(self) -> Path:
-        """The folder of what is translated already."""
+        """The folder of the translated parts."""
         return self.folder / f".{self.path('parts').name}"
 
     def begin(self, settings: Mapping[str, Any]) -> bool:
-        """Whether there is anything to do. Raises ValueError where the folder was made, or begun, of something else."""
+        """Whether anything is left to do. Raises ValueError where the folder has pairs from other text or settings."""
         there = self.path(self.to).exists() and self.path(self.source).exists()
-        kept = self.folder / f".{self.path('json').name}"
-        if not there and not kept.exists():
+        record = self.folder / f".{self.path('json').name}"
+        if not there and not record.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            _write(kept, settings)
-        same = kept.exists() and read_json(kept, dict) == settings
-        words = f"{self.folder} has pairs of other text, another model or other settings"
-        refuse([(same, f"{words}: name another folder, or delete it")])
+            _write(record, settings)
+        same = record.exists() and read_json(record, dict) == settings
+        message = f"{self.folder} has pairs of other text, another model or other settings"
+        refuse([(same, f"{message}: name another folder, or delete it")])
         if not there:
             self.parts.mkdir(exist_ok=True)
         return self.parts.exists()
@@ -54,15 +54,15 @@ class PairFolder:
     def write(
         self, translator: Translator, lines: Sequence[str], languages: tuple[int, int], beam: int, penalty: float
     ) -> None:
-        """Translate what is not translated yet, and write both files."""
+        """Translate the missing parts, and write both files."""
         numbers = range(0, len(lines), _LINES)
         for first in numbers:
             if not self._part(first).exists():
                 of_part = lines[first : first + _LINES]
-                found = translate_lines(translator, of_part, languages, beam, penalty)
-                cut = {number - 1 for number in found.cut}
-                kept = [pair for n, pair in enumerate(zip(of_part, found.lines, strict=True)) if n not in cut]
-                pairs = [pair for pair in kept if all(side.strip() for side in pair)]
+                translated = translate_lines(translator, of_part, languages, beam, penalty)
+                cut = {number - 1 for number in translated.cut}
+                uncut = [pair for n, pair in enumerate(zip(of_part, translated.lines, strict=True)) if n not in cut]
+                pairs = [pair for pair in uncut if all(side.strip() for side in pair)]
                 empty = sum(not line.strip() for line in of_part)
                 _write(self._part(first), {"pairs": pairs, "cut": len(cut), "empty": empty})
         parts = [read_json(self._part(first), dict) for first in numbers]

@@ -1,5 +1,4 @@
-"""Text in, text out: the lines of a file translated by a run of pre-training with objective.name mt, and their
-scores."""
+"""Translates the lines of a file by a model trained for objective.name mt, and scores translations."""
 
 import bz2
 import gzip
@@ -16,36 +15,36 @@ import torch
 from ..data.vocabulary import Vocabulary
 from ..io.errors import refuse
 from ..models.text_encoder import language_index
-from ..models.translation import TranslationModel
 from ..objectives import has_decoder, objective_of
 from ..trained import load_run, load_translating_export, read_config, require_finite, translates
 from .decoding import longest_source, translate
+from .model import TranslationModel
 
 _STREAMS: dict[str, Callable[[], Any]] = {".xz": lzma.LZMADecompressor, ".bz2": bz2.BZ2Decompressor}
 
 
 class Translator(NamedTuple):
-    """A model that translates, and its vocabulary."""
+    """A translating model and its vocabulary."""
 
     folder: Path
     model: TranslationModel
     vocabulary: Vocabulary
 
     def language(self, code: str, option: str) -> int:
-        """The place of a language. Raises ValueError, naming the `option`, for one that the model does not know."""
+        """The place of a language in the model. Raises ValueError that names the `option` for an unknown language."""
         try:
             return language_index(self.model.cfg, code)
         except ValueError:
-            known = " ".join(self.model.cfg.language_embeddings)
-            raise ValueError(f"{option} {code} is no language of {self.folder}: choose one of {known}") from None
+            languages = " ".join(self.model.cfg.language_embeddings)
+            raise ValueError(f"{option} {code} is no language of {self.folder}: choose one of {languages}") from None
 
     def sha256(self) -> str:
-        """Of the weights: the folder that they were read from may hold another model later."""
-        found = hashlib.sha256()
+        """SHA-256 of the weights: their folder may hold another model later."""
+        digest = hashlib.sha256()
         for name, value in self.model.state_dict().items():
-            found.update(name.encode())
-            found.update(value.cpu().contiguous().numpy())
-        return found.hexdigest()
+            digest.update(name.encode())
+            digest.update(value.cpu().contiguous().numpy())
+        return digest.hexdigest()
 
 
 def load_translator(folder: Path) -> Translator:
@@ -65,7 +64,7 @@ def load_translator(folder: Path) -> Translator:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 file, plain or .xz, .gz or .bz2. Raises ValueError where it is none."""
+    """The lines of a UTF-8 file, plain or .xz, .gz or .bz2. Raises ValueError for other encodings and damaged files."""
     try:
         text = _text(path).decode("utf-8-sig")  # a line ends at a line feed alone, whatever else is in it
     except UnicodeDecodeError as error:
@@ -103,7 +102,7 @@ class Translated(NamedTuple):
 def translate_lines(
     translator: Translator, lines: Sequence[str], languages: tuple[int, int], beam: int, length_penalty: float
 ) -> Translated:
-    """Each line by itself; of one without words the translation is empty."""
+    """Translate each line by itself; the translation of a blank line is empty."""
     model, vocabulary = translator.model, translator.vocabulary
     sources = [vocabulary.encode(line) for line in lines]
     longest = longest_source(model)
@@ -117,7 +116,7 @@ def translate_lines(
 
 def scores(lines: Sequence[str], reference: Sequence[str], language: str) -> list[str]:
     """BLEU, with sacreBLEU's tokenizer for the language, and chrF (Post, 2018; Popović, 2015), each with its signature.
-    Raises ValueError where something is not installed."""
+    Raises ValueError where a package is not installed."""
     try:
         from sacrebleu.metrics import BLEU, CHRF
     except ImportError:

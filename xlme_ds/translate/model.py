@@ -14,11 +14,12 @@ from torch import Tensor
 from ..config import ModelConfig
 from ..data.batch import Batch
 from ..data.rows import LAYOUTS, TASKS
-from .attention import AttentionBias, causal_mask, shared_bias
+from ..models.attention import AttentionBias, causal_mask, shared_bias
+from ..models.dropout import APART, derive
+from ..models.encoder import lookup, read_whole
+from ..models.heads import MaskedLanguageModelHead, TiedTable
+from ..models.text_encoder import TextEncoder
 from .decoder import Decoder, Read
-from .dropout import APART, derive
-from .encoder import lookup, read_whole
-from .heads import MaskedLanguageModelHead, TiedTable
 from .sides import (
     Side,
     crossed,
@@ -30,16 +31,15 @@ from .sides import (
     targets,
     written_sources,
 )
-from .text_encoder import TextEncoder
 from .writing import write
 
 TERMS = ("ae", "bt", "mt")  # denoising, back-translation, pairs
-LONGER = 3  # of what is written of a row, at most so many times its tokens
+LONGER = 3  # a translation of a row has at most 3 times its tokens
 _KINDS = {"mono": ("ae", "bt"), "para": ("mt",)}
 
 
 class TranslationOutput(NamedTuple):
-    """What one forward pass gives; the objective makes the losses of it."""
+    """Output of one forward pass, from which the objective computes the losses."""
 
     nll_M: Tensor  # float32, −log p of the target token
     predicted_M: Tensor  # int64, the most likely token
@@ -50,8 +50,8 @@ class TranslationOutput(NamedTuple):
 class TranslationModel(TextEncoder):
     """`TextEncoder` with a decoder, and a head that predicts its tokens; all three share one embedding."""
 
-    # Whether any process goes on writing, given whether this one does: set where they must keep step (ZeRO-3).
-    goes_on: Callable[[bool], bool] = staticmethod(bool)
+    # Whether a flag is true on any process. Under ZeRO-3 an engine sets it: all processes then write equally long.
+    any_rank: Callable[[bool], bool] = staticmethod(bool)
 
     def __init__(self, cfg: ModelConfig):
         super().__init__(cfg)
@@ -62,23 +62,23 @@ class TranslationModel(TextEncoder):
         """Predict every target token from its source and the targets before it: of pairs, and of monolingual sentences
         as often as the batch has sources for them."""
         table, nothing = read_whole(self.table), torch.empty(0, dtype=torch.int64, device=batch.tokens_BT.device)
-        found = [TranslationOutput(nothing.float(), nothing, nothing, nothing)]
+        outputs = [TranslationOutput(nothing.float(), nothing, nothing, nothing)]
         for task, kinds in _KINDS.items():
             rows = rows_of(batch, task)
             if len(rows.task_B):
                 places_M = (predicted_places(batch) & (batch.task_B == TASKS.index(task))[:, None]).flatten().nonzero()
                 of_task = rows, targets(rows), batch.tokens_BT.flatten(), places_M.squeeze(1), table
-                found += [self._predicted(kind, *of_task) for kind in kinds if self._asked(kind, batch)]
-        return TranslationOutput(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+                outputs += [self._predicted(kind, *of_task) for kind in kinds if self._reads(kind, batch)]
+        return TranslationOutput(*(torch.cat(parts) for parts in zip(*outputs, strict=True)))
 
     @staticmethod
-    def _asked(kind: str, batch: Batch) -> bool:
-        return kind == "mt" or len({"ae": batch.noised_BT, "bt": batch.into_BT}[kind]) > 0
+    def _reads(kind: str, batch: Batch) -> bool:
+        return kind == "mt" or {"ae": "noised_BT", "bt": "into_BT"}[kind] in batch.added
 
     def _predicted(
         self, kind: str, rows: Batch, target: Side, tokens: Tensor, places_M: Tensor, table: list[Tensor]
     ) -> TranslationOutput:
-        """The targets of `rows`, which are at `places_M` of `tokens`, from their sources of one kind."""
+        """The output for one kind of sources of `rows`, whose targets are at `places_M` of `tokens`."""
         number, row_tokens = TERMS.index(kind), rows.tokens_BT.shape[1]
         source = {"ae": noised_sources, "bt": self.written, "mt": sources_of_pairs}[kind](rows)
         keys_B = derive(rows.keys_B, APART - 1) if kind == "bt" else rows.keys_B
@@ -86,12 +86,12 @@ class TranslationModel(TextEncoder):
         source_BSD = self.read_source(source, keys_B, row_tokens)
         target_BRD = self.read_target(target, source_BSD, source.items, keys_B, row_tokens)
         hidden_MD = target_BRD.flatten(0, 1)[target.items.flatten().nonzero().squeeze(1)]
-        found = self.masked_head(hidden_MD, TiedTable(table), tokens[places_M], None)
-        return TranslationOutput(found.nll_M, found.predicted_M, places_M, torch.full_like(places_M, number))
+        predicted = self.masked_head(hidden_MD, TiedTable(table), tokens[places_M], None)
+        return TranslationOutput(predicted.nll_M, predicted.predicted_M, places_M, torch.full_like(places_M, number))
 
     def written(self, rows: Batch) -> Side:
-        """Translations of the monolingual sentences by the weights as they are, greedy and in evaluation mode, as the
-        sources of these sentences; no gradient goes through them."""
+        """Greedy translations of the monolingual sentences in evaluation mode, without gradient, as sources of these
+        sentences."""
         sentences, training = sentences_apart(rows), self.training
         self.eval()
         tokens = write(self, sentences.source, sentences.into_N)
@@ -113,7 +113,7 @@ class TranslationModel(TextEncoder):
         keys_B: Tensor | None = None,
         row_tokens: int | None = None,
     ) -> Tensor:
-        """The decoder's last hidden states, [B, R, D], after whole targets; `sources_BS`: the items of the source."""
+        """The decoder's last hidden states, [B, R, D], of whole targets; `sources_BS`: item numbers of the source."""
         decoder, keys_B = self.decoder, None if keys_B is None else derive(keys_B, APART)
         embedded_BRD = lookup(target.tokens, self.table, sparse=True)
         read_BRD = decoder.embed(embedded_BRD, target.positions, target.languages, keys_B)
@@ -126,8 +126,8 @@ class TranslationModel(TextEncoder):
     def read_next(
         self, tokens_B: Tensor, place: int, languages_B: Tensor, source_BSD: Tensor, allowed_B11S: Tensor, past: dict
     ) -> Tensor:
-        """The decoder's last hidden state, [B, D], after one more token of each target, the one at `place` from 0;
-        `past` has what was computed for those before, and is added to."""
+        """The decoder's last hidden state, [B, D], after one more token of each target, at `place` (from 0). `past`
+        caches keys and values of the tokens before, and gets those of this one."""
         decoder = self.decoder
         place_B1 = torch.full_like(tokens_B, place)[:, None]
         embedded_B1D = lookup(tokens_B[:, None], self.table)

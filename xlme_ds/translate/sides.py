@@ -1,4 +1,5 @@
-"""What the two networks of a translating model read of a batch (XLM: Conneau and Lample, 2019; Lample et al., 2018).
+"""Inputs of encoder and decoder of a translating model from a batch (XLM: Conneau and Lample, 2019; Lample et al.,
+2018).
 
 Rows of pairs are those that translation language modelling reads. Their sides are taken apart, so that neither network
 computes the other's tokens. Of a monolingual sentence, the target, the source is a noised copy or a translation that
@@ -21,7 +22,7 @@ _MULTIPLE = 8  # of columns: what a GPU's kernels for attention and products lik
 
 
 class Side(NamedTuple):
-    """What a network reads of every row, moved together to the left; int64 [B, S] or [B, R]."""
+    """Tokens of every row that one network reads, moved together to the left; int64 [B, S] or [B, R]."""
 
     tokens: Tensor
     positions: Tensor  # from 0 in every item
@@ -45,8 +46,8 @@ def _rows_of(batch: Batch, task: str) -> Tensor:
 def rows_of(batch: Batch, task: str) -> Batch:
     """The rows of one task; what is chosen by masking is left out."""
     rows_B = _rows_of(batch, task)
-    by_row = [name for name in Batch._fields if name.endswith(("_BT", "_B")) and getattr(batch, name).numel()]
-    return batch._replace(**{name: getattr(batch, name)[rows_B] for name in by_row})
+    by_row = {name: value[rows_B] for name, value in batch._asdict().items() if name.endswith(("_BT", "_B"))}
+    return batch._replace(**by_row, added={name: value_BT[rows_B] for name, value_BT in batch.added.items()})
 
 
 def sources_of_pairs(batch: Batch) -> Side:
@@ -57,12 +58,13 @@ def sources_of_pairs(batch: Batch) -> Side:
 
 def noised_sources(batch: Batch) -> Side:
     """The noised copies of monolingual sentences."""
-    there_BT = (batch.noised_BT != PAD) & (batch.segments_BT > 0)
-    return _packed(there_BT, batch.noised_BT, batch.positions_BT, batch.languages_BT, batch.segments_BT)
+    noised_BT = batch.added["noised_BT"]
+    inside_BT = (noised_BT != PAD) & (batch.segments_BT > 0)
+    return _packed(inside_BT, noised_BT, batch.positions_BT, batch.languages_BT, batch.segments_BT)
 
 
 def targets(batch: Batch) -> Side:
-    """Of the target tokens the ones before them, of which the first is `</s>`."""
+    """Decoder inputs: targets shifted right, each beginning with `</s>`."""
     target_BT = predicted_places(batch)
     column_T = torch.arange(target_BT.shape[1], device=target_BT.device)
     begins_BT = target_BT & ((batch.positions_BT == 1) | ~F.pad(target_BT[:, :-1], (1, 0)))
@@ -88,11 +90,11 @@ def sentences_apart(batch: Batch) -> SentencesApart:
     inside_NT = batch.segments_BT[row_N] == item_N[:, None]
     values = (values_BT[row_N] for values_BT in (batch.tokens_BT, batch.positions_BT, batch.languages_BT))
     source = _packed(inside_NT, *values, inside_NT.long())
-    return SentencesApart(source, batch.into_BT[row_N, start_N], row_N, item_N)
+    return SentencesApart(source, batch.added["into_BT"][row_N, start_N], row_N, item_N)
 
 
 def written_sources(sentences: SentencesApart, written: Sequence[Sequence[int]], opening: int, rows: int) -> Side:
-    """What was `written` of each sentence, as the source of its row; `opening`: the token before each."""
+    """The translations `written` of the sentences, as sources of their rows; `opening`: the token before each one."""
     device = sentences.row_N.device
     lengths_N = torch.tensor([len(one) + 2 for one in written], device=device)
     flat = torch.tensor([token for one in written for token in (opening, *one, EOS)], device=device)
@@ -115,7 +117,7 @@ def written_sources(sentences: SentencesApart, written: Sequence[Sequence[int]],
 
 
 def _packed(mask_BT: Tensor, *values: Tensor) -> Side:
-    """`values` [B, T] where the mask is, in their order, as many columns as the fullest row needs, and up to 7 more."""
+    """The masked `values` [B, T] in their order; columns: those of the fullest row, rounded up to a multiple of 8."""
     width = max(-(-int(mask_BT.sum(1).max()) // _MULTIPLE), 1) * _MULTIPLE
     order_BS = (~mask_BT).long().sort(dim=1, stable=True).indices[:, :width]
     inside_BS = mask_BT.gather(1, order_BS)
@@ -123,7 +125,7 @@ def _packed(mask_BT: Tensor, *values: Tensor) -> Side:
 
 
 def crossed(targets_BR: Tensor, sources_BS: Tensor) -> Tensor:
-    """Which source token a target token sees, bool [B, 1, R, S], by the numbers of their items: those of its own.
-    Padding sees everything, so that no row of weights is empty."""
+    """Cross-attention mask, bool [B, 1, R, S], from the numbers of the items: a target token sees the source of its
+    item. Padding sees everything, so that no row of weights is empty."""
     query_BR1 = targets_BR[:, :, None]
     return ((query_BR1 == sources_BS[:, None]) | (query_BR1 == 0))[:, None]

@@ -1,4 +1,4 @@
-"""A translating model at work, token after token: what decodes, and what back-translation trains on.
+"""Decoding token by token, with cached keys and values, and the greedy translations of back-translation.
 
 N hypotheses or sentences, S source tokens, D width, V vocabulary.
 """
@@ -16,10 +16,10 @@ from .sides import Side
 
 
 class Writer(Protocol):
-    """What is asked of a translating model (`TranslationModel`)."""
+    """Interface of a translating model (`TranslationModel`)."""
 
     cfg: ModelConfig
-    goes_on: Callable[[bool], bool]
+    any_rank: Callable[[bool], bool]
 
     def read_source(self, source: Side) -> Tensor:
         """Hidden states of the source, [N, S, D]."""
@@ -34,7 +34,7 @@ class Writer(Protocol):
 
 
 def longest_translation(source: int) -> int:
-    """Tokens of a translation, at most, of `source` ordinary tokens (XLM's rule)."""
+    """The largest number of tokens of a translation of `source` ordinary tokens (XLM's rule)."""
     return int(1.3 * source + 5)
 
 
@@ -49,7 +49,8 @@ class CachedDecoder:
         self.place = 0
 
     def log_probabilities(self, tokens_N: Tensor) -> Tensor:
-        """Of the next token after `tokens_N`, float32 or wider [N, V]; only ordinary ones and `</s>` are possible."""
+        """Log-probabilities of the next token after `tokens_N`, float32 or wider [N, V]; only ordinary tokens and
+        `</s>` are possible."""
         read = self.source_NSD, self.allowed_N11S, self.past
         scores_NV = self.model.scores(self.model.read_next(tokens_N, self.place, self.languages_N, *read))
         self.place += 1
@@ -58,7 +59,7 @@ class CachedDecoder:
         return scores_NV.log_softmax(-1)
 
     def keep(self, rows: list[int]) -> None:
-        """Go on with these hypotheses, some perhaps several times."""
+        """Keep these hypotheses, some perhaps several times."""
         rows_N = torch.tensor(rows, device=self.source_NSD.device)
         self.source_NSD, self.allowed_N11S = self.source_NSD[rows_N], self.allowed_N11S[rows_N]
         self.languages_N = self.languages_N[rows_N]
@@ -67,14 +68,14 @@ class CachedDecoder:
 
 @torch.no_grad()
 def write(model: Writer, source: Side, languages_N: Tensor) -> list[list[int]]:
-    """The ordinary tokens of the greedy translation of every row of `source`, one sentence each, into its language: at
-    most XLM's number, and no more than the model can read."""
+    """Greedy translations of the rows of `source`, one sentence each, into `languages_N`, as ordinary tokens: at most
+    XLM's number, and at most as many as the model can read."""
     decoder, tokens_N = CachedDecoder(model, source, languages_N), torch.full_like(languages_N, EOS)
     most = model.cfg.max_positions - 2
     limits = [min(longest_translation(length - 2), most) for length in (source.items > 0).sum(1).tolist()]
     written: list[list[int]] = [[] for _ in limits]
-    live = list(range(len(limits)))  # the sentences of the decoder's rows; those that are finished leave it
-    while model.goes_on(bool(live)):
+    live = list(range(len(limits)))  # the sentences of the decoder's rows; finished ones are removed
+    while model.any_rank(bool(live)):
         tokens_N = decoder.log_probabilities(tokens_N).argmax(-1)
         going = []
         for row, (number, token) in enumerate(zip(live, tokens_N.tolist(), strict=False)):
@@ -84,7 +85,7 @@ def write(model: Writer, source: Side, languages_N: Tensor) -> list[list[int]]:
                     going.append(row)
         live = [live[row] for row in going]
         if len(going) < len(tokens_N):
-            kept = going or [0]  # a rank that is done keeps step with the others
-            decoder.keep(kept)
-            tokens_N = tokens_N[kept]
+            rows = going or [0]  # a rank that is done still runs as often as the others
+            decoder.keep(rows)
+            tokens_N = tokens_N[rows]
     return written

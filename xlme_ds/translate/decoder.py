@@ -2,7 +2,7 @@
 
 Two forms (`model.decoder`): XLM's layer has self-attention, cross-attention and a feed-forward network; DeltaLM's (Ma
 et al., 2021, section 3.1) is two of an encoder's, self-attention and feed-forward, cross-attention and feed-forward,
-so that each starts from a whole layer of a pre-trained encoder.
+so that each half starts from a whole layer of a pre-trained encoder.
 
 B rows, S source tokens, R target tokens, H heads, K head size, D width.
 """
@@ -14,27 +14,27 @@ import torch
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from .attention import AttentionBias, ItemBias, dropping_attend, fused_attend
-from .dropout import derive
-from .encoder import Encoder
-from .layers import Attention, LayerNorm, Linear, TransformerLayer
+from ..models.attention import AttentionBias, ItemBias, dropping_attend, fused_attend
+from ..models.dropout import derive
+from ..models.encoder import Encoder
+from ..models.layers import Attention, LayerNorm, Linear, TransformerLayer
 
 KeysAndValues = tuple[Tensor, Tensor]  # each [B, H, tokens, K]
 
 
 class Read(NamedTuple):
-    """What all layers of a decoder share for one pass."""
+    """Inputs that all layers of a decoder share in one pass."""
 
     own: AttentionBias | ItemBias  # of self-attention
     source_BSD: Tensor  # the encoder's last hidden states
     source: AttentionBias  # which source tokens a target token sees
-    # Of every attention what was computed for earlier tokens, to which a pass over one more token adds its own; None
-    # where targets are read whole.
+    # Keys and values of earlier tokens by attention layer, to which a pass over one more token adds its own; None where
+    # targets are read whole.
     past: dict[nn.Module, KeysAndValues] | None = None
 
 
 class DecoderAttention(Attention):
-    """Self-attention of target tokens, whole or one more at a time."""
+    """Self-attention of whole targets, or of one more token at a time."""
 
     def forward(self, x_BRD: Tensor, read: Read, keys_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """Attention output, [B, R, D]; see `Attention`."""
@@ -100,7 +100,7 @@ class DecoderLayer(TransformerLayer):
 
 
 class Decoder(Encoder):
-    """Positions, layers and norms of a decoder. Of the interleaved form two `layers` are one of DeltaLM's."""
+    """Positions, layers and norms of a decoder. In the interleaved form two `layers` are one layer of DeltaLM's."""
 
     ragged = True
 
@@ -115,20 +115,20 @@ class Decoder(Encoder):
 
 
 def decoder_layers(cfg: ModelConfig) -> int:
-    """Layers of the decoder; one of DeltaLM's has two attentions and two feed-forward networks."""
+    """Number of layers; a layer of DeltaLM's has two attentions and two feed-forward networks."""
     return cfg.decoder_layers or max(1, cfg.discriminator_layers // (1 if cfg.decoder == "xlm" else 2))
 
 
 def decoder_depth(cfg: ModelConfig) -> int:
-    """Feed-forward networks of the decoder, which is how many layers of an encoder it can start from."""
+    """Number of feed-forward networks: the decoder can start from equally many layers of an encoder."""
     return decoder_layers(cfg) * (1 if cfg.decoder == "xlm" else 2)
 
 
 def decoder_from_encoder(encoder: Mapping[str, Tensor], cfg: ModelConfig) -> dict[str, Tensor]:
-    """The parameters of a decoder that an encoder's `state_dict` has, under their names in the decoder.
+    """An encoder's `state_dict` as parameters of a decoder.
 
-    XLM: all but cross-attention and its norm. Interleaved: all, each from the layer of its number, whose self-attention
-    becomes cross-attention in every second one.
+    XLM: all parameters except cross-attention and its norm. Interleaved: all, from the layers of equal number; their
+    self-attention becomes cross-attention in every second layer.
     """
     taken = dict(encoder)
     if cfg.decoder == "interleaved":

@@ -9,15 +9,16 @@ import pytest
 import torch
 
 from tests.engine.worker import tiny
-from tests.models.test_translation import MT, config, packed, texts, translator
 from tests.rows import write_data
 from tests.small import SMALL, batch_of
+from tests.translate.test_model import MT, config, packed, texts, translator
 from xlme_ds.config import DataConfig, ObjectiveConfig, OptimizerConfig, RunConfig, StartConfig, TrainConfig
 from xlme_ds.counting import count_parameters, work_of
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import LAYOUTS
 from xlme_ds.engine.build import build_engine
 from xlme_ds.models.masked_head import GROUP
+from xlme_ds.objectives import objective_of
 from xlme_ds.validate import validate
 
 MT_ON_SENTENCES = dict(objective="mt", language_embeddings=("fr", "en", "de"), para_rows=0)
@@ -106,7 +107,7 @@ def test_the_gradient_has_the_weights_of_the_step(tmp_path: Path) -> None:
     for points in (("0:0.4", "2:0.3", "4:0.2"), ("0:0.25",), ("0:1",)):
         run = tiny({"kind": "plain"}, 8, **MT_ON_SENTENCES, denoising=points)
         languages = run.model.language_embeddings
-        loader = Loader(data, run.data, run.seed, 1.0, 0, 1, languages, (), points, ())
+        loader = Loader(data, run.data, run.seed, 1.0, 0, 1, languages, objective_of(run.objective))
         engine = build_engine(run, loader, None)
         norms.append(engine.train_batch(3, 1e-3, detailed=False).gradient_norm)
     assert norms[0] == pytest.approx(norms[1], rel=1e-6) and norms[2] == pytest.approx(4 * norms[1], rel=1e-4)
@@ -133,7 +134,7 @@ def test_operations_of_sentences() -> None:
 
     items = [[[0, *range(10, 40), 2]]] * 2
     batch = batch_of(items, [], 32, mask_fraction=1.0)
-    batch = batch._replace(noised_BT=batch.tokens_BT)
+    batch = batch.with_added(noised_BT=batch.tokens_BT)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         translator()(batch)
     once = replace(RUN, model=config(), objective=replace(RUN.objective, denoising=("0:1",)))

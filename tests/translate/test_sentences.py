@@ -10,16 +10,22 @@ import torch
 
 from tests.rows import write_data
 from tests.small import SMALL, item, rows_of
-from xlme_ds.config import DataConfig, weight_at
+from xlme_ds.config import DataConfig, ObjectiveConfig, weight_at
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.collate import collate
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.rows import EOS, PAD, Rows
 from xlme_ds.data.schema import read_manifest, write_manifest
-from xlme_ds.data.sentences import Sentences
+from xlme_ds.objectives import objective_of
+from xlme_ds.objectives.protocol import Pretraining
+from xlme_ds.translate.sentences import Sentences
 
 MASK = SMALL.vocabulary - 1
 BOTH = Sentences(("0:1",), ("0:1",), (0, 1, 2), MASK)
+
+
+def translation(denoising: tuple[str, ...] = (), back: tuple[str, ...] = ()) -> Pretraining:
+    return objective_of(ObjectiveConfig("mt", 1.0, denoising=denoising, back_translation=back))
 
 
 def noised(rows: Rows, first: int = 0, seed: int = 3, step: int = 0, by: Sentences = BOTH) -> Batch:
@@ -32,7 +38,7 @@ def test_shares_and_moves() -> None:
     text = [0, *range(10, 30), EOS]
     batch = noised(rows_of([[text]] * 4000, 24))
     kept, blank = 0, 0
-    for row in batch.noised_BT.tolist():
+    for row in batch.added["noised_BT"].tolist():
         end = row.index(EOS)
         assert row[0] == 0 and set(row[end + 1 :]) <= {PAD}
         inside = row[1:end]
@@ -42,27 +48,27 @@ def test_shares_and_moves() -> None:
         assert all(a < b + 3 for n, a in enumerate(places) for b in places[n + 1 :])
     assert kept / 80_000 == pytest.approx(0.9, abs=0.005) and blank / kept == pytest.approx(0.1, abs=0.005)
     # A neighbour comes first where its u is smaller by more than 1: (2/3)² / 2 of all; many sentences show it.
-    swapped = sum(row.index(11) < row.index(10) for row in batch.noised_BT.tolist() if {10, 11} <= set(row))
-    both = sum({10, 11} <= set(row) for row in batch.noised_BT.tolist())
+    swapped = sum(row.index(11) < row.index(10) for row in batch.added["noised_BT"].tolist() if {10, 11} <= set(row))
+    both = sum({10, 11} <= set(row) for row in batch.added["noised_BT"].tolist())
     assert swapped / both == pytest.approx(2 / 9, abs=0.03)
 
 
 def test_one_token_stays() -> None:
-    assert all(row[2] == EOS for row in noised(rows_of([[[0, 50, EOS]]] * 300, 4)).noised_BT.tolist())
+    assert all(row[2] == EOS for row in noised(rows_of([[[0, 50, EOS]]] * 300, 4)).added["noised_BT"].tolist())
 
 
 def test_any_other_language() -> None:
     rows = rows_of([[[0, 50, EOS], [0, 51, 52, EOS]]] * 3000, 8)
     batch = noised(rows)
     inside = batch.segments_BT > 0
-    assert not (batch.into_BT == batch.languages_BT)[inside].any()
+    assert not (batch.added["into_BT"] == batch.languages_BT)[inside].any()
     for number in (1, 2):  # one draw for an item
-        pairs = zip(batch.into_BT, batch.segments_BT == number, strict=True)
+        pairs = zip(batch.added["into_BT"], batch.segments_BT == number, strict=True)
         assert all(len(set(row[of].tolist())) == 1 for row, of in pairs)
-    found = Counter(zip(batch.languages_BT[:, 0].tolist(), batch.into_BT[:, 0].tolist(), strict=True))
+    found = Counter(zip(batch.languages_BT[:, 0].tolist(), batch.added["into_BT"][:, 0].tolist(), strict=True))
     assert len(found) == 6 and min(found.values()) > 0.85 * 500
     two = noised(rows_of([[[0, 50, EOS]]] * 3, 4), by=Sentences((), ("0:1",), (0, 2), MASK))
-    assert two.into_BT[[0, 2], 0].tolist() == [2, 0]
+    assert two.added["into_BT"][[0, 2], 0].tolist() == [2, 0]
     with pytest.raises(ValueError, match="needs text of two languages, the data have 1"):
         Sentences((), ("0:1",), (1,), MASK)
 
@@ -72,16 +78,16 @@ def test_neither_company_nor_order_matters() -> None:
     lists = [[item(rng, 5), item(rng, 9)], [item(rng, 17)]]
     whole = noised(rows_of(lists, 24), first=4)
     alone = noised(rows_of(lists[1:], 24)._replace(languages=np.array([2])), first=5)
-    torch.testing.assert_close(whole.noised_BT[1:], alone.noised_BT)
-    torch.testing.assert_close(whole.into_BT[1:], alone.into_BT)
-    assert not torch.equal(noised(rows_of(lists, 24), first=4, seed=4).noised_BT, whole.noised_BT)
+    torch.testing.assert_close(whole.added["noised_BT"][1:], alone.added["noised_BT"])
+    torch.testing.assert_close(whole.added["into_BT"][1:], alone.added["into_BT"])
+    assert not torch.equal(noised(rows_of(lists, 24), first=4, seed=4).added["noised_BT"], whole.added["noised_BT"])
 
 
 def test_only_what_has_a_weight_is_made() -> None:
     by = Sentences(("0:1", "10:0"), ("0:0", "10:0", "20:1"), (0, 1), MASK)
     rows = rows_of([[[0, 50, EOS]]], 4)
-    made = [[len(one) > 0 for one in noised(rows, step=step, by=by)[-2:]] for step in (0, 9, 10, 11)]
-    assert made == [[True, False], [True, False], [False, False], [False, True]]
+    made = [list(noised(rows, step=step, by=by).added) for step in (0, 9, 10, 11)]
+    assert made == [["noised_BT"], ["noised_BT"], [], ["into_BT"]]
 
 
 def test_weights_by_step() -> None:
@@ -97,33 +103,37 @@ def test_what_the_loader_adds(tmp_path: Path) -> None:
     data, rows = write_data(tmp_path / "data", rows=32), DataConfig(16, 0, 16)
     known = Loader(data, rows, 0, 1.0).stores[0].languages
     asked = ("xx", *reversed(known))
-    both = ("0:1",), ("0:1",)
-    batches = [Loader(data, rows, seed, 1.0, 0, 1, asked, (), *both).step(0)[0] for seed in (0, 1)]
-    into = batches[0].into_BT[batches[0].segments_BT > 0]
+    both = translation(("0:1",), ("0:1",))
+    batches = [Loader(data, rows, seed, 1.0, 0, 1, asked, both).step(0)[0] for seed in (0, 1)]
+    into = batches[0].added["into_BT"][batches[0].segments_BT > 0]
     assert into.min() > 0 and (into != batches[0].languages_BT[batches[0].segments_BT > 0]).all()
-    assert not torch.equal(batches[0].noised_BT, batches[1].noised_BT)
+    assert not torch.equal(batches[0].added["noised_BT"], batches[1].added["noised_BT"])
 
 
 def test_languages_without_rows_are_not_written_in(tmp_path: Path) -> None:
     """The manifest lists three languages, of which some have no text; the probe is not translated next to others."""
-    folder = write_data(tmp_path / "data", 16)
-    manifest, read = read_manifest(folder / "mono"), (DataConfig(16, 0, 16), 3, 1.0, 0, 1, (), ())
+    folder, back = write_data(tmp_path / "data", 16), translation(back=("0:1",))
+    manifest, read = read_manifest(folder / "mono"), (DataConfig(16, 0, 16), 3, 1.0, 0, 1, ())
     for used, known in ((dict(de=9, en=0, fr=7), {0, 2}), (dict(de=9, fr=7), {0, 2}), (dict(de=16, en=0, fr=0), set())):
         shares = dict(share_before=0.0, share_after=0.0, repeat=0.0)
         counts = {"by_language": {code: {"used": count, **shares} for code, count in used.items()}}
         write_manifest(folder / "mono", replace(manifest, counts=counts))
         if known:
-            batch = Loader(folder, *read, (), ("0:1",)).batch(0, 0)
-            assert set(batch.into_BT[batch.segments_BT > 0].tolist()) == known
+            batch = Loader(folder, *read, back).batch(0, 0)
+            assert set(batch.added["into_BT"][batch.segments_BT > 0].tolist()) == known
         else:
             with pytest.raises(ValueError, match="needs text of two languages, the data have 1"):
-                Loader(folder, *read, (), ("0:1",))
-    Loader(folder, *read, ("0:1",), ())
+                Loader(folder, *read, back)
+    Loader(folder, *read, translation(("0:1",)))
 
 
 def test_the_probe_is_no_translation_where_it_is_anything_else(tmp_path: Path) -> None:
-    folder, read = write_data(tmp_path / "data", 16), (3, 1.0, 0, 1, (), ())
-    both = Loader(folder, DataConfig(8, 0, 8), *read, ("0:1",), ("0:1",)).probe()
-    assert len(both.noised_BT) and not len(both.into_BT)
-    assert not len(Loader(folder, DataConfig(8, 8, 8), *read, (), ("0:1",)).probe().into_BT)
-    assert len(Loader(folder, DataConfig(8, 0, 8), *read, (), ("0:1",)).probe().into_BT)
+    folder = write_data(tmp_path / "data", 16)
+
+    def added(rows: DataConfig, *points: tuple[str, ...]) -> list[str]:
+        objective = translation(*points)
+        return list(objective.probe(Loader(folder, rows, 3, 1.0, 0, 1, (), objective).probe()).added)
+
+    assert added(DataConfig(8, 0, 8), ("0:1",), ("0:1",)) == ["noised_BT"]
+    assert not added(DataConfig(8, 8, 8), (), ("0:1",))
+    assert added(DataConfig(8, 0, 8), (), ("0:1",)) == ["into_BT"]

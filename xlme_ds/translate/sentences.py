@@ -1,5 +1,5 @@
-"""What translation makes of monolingual sentences (XLM; Lample and Conneau, 2019): a noised copy of each, from which
-denoising auto-encoding restores it; and the language into which back-translation writes it.
+"""Sources from monolingual sentences (XLM; Lample and Conneau, 2019): a noised copy of each, from which denoising
+auto-encoding restores it; and the language into which back-translation translates it.
 
 Both are functions of (seed, row number) and the row alone, by counters of their own. B rows, T tokens.
 """
@@ -11,31 +11,22 @@ import torch
 from numba.types import int32, int64, uint64, void
 
 from ..config import weight_at
+from ..data.batch import Batch
+from ..data.compiled import compiled, reads
+from ..data.corrupt import Array, Parts, Word, philox
+from ..data.rows import EOS, PAD, TASKS
 from ..io.errors import refuse
-from .batch import Batch
-from .compiled import compiled, reads
-from .corrupt import Array, Parts, Word, philox
-from .rows import EOS, PAD, TASKS
-from .shards import RowStore
 
-SHUFFLED, DROPPED, BLANKED = 3, 0.1, 0.1  # XLM's: how far tokens move, and shares of them
-ALWAYS = ("0:1",)  # a weight that is the same in all steps
-_TASK = np.uint64(len(TASKS))  # of the counters: no other randomness is drawn from it
+SHUFFLED, DROPPED, BLANKED = 3, 0.1, 0.1  # XLM's: how far tokens move; shares of tokens
+ALWAYS = ("0:1",)  # weight 1 in all steps
+_TASK = np.uint64(len(TASKS))  # a task number of the random counters that nothing else uses
 _TO_UNIT = 2.0**-32
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
-def languages_of_text(store: RowStore) -> tuple[int, ...]:
-    """The languages that monolingual rows are of, by their places in `store.languages`; all of its languages where
-    nothing was counted."""
-    drawn = store.manifest.counts["by_language"] if store.folder.name == "mono" else {}
-    there = [code for code in store.manifest.languages if not drawn or drawn.get(code, {}).get("used")]
-    return tuple(store.languages.index(code) for code in there)
-
-
 @dataclass(frozen=True)
 class Sentences:
-    """Which of the two a step reads: those whose weight is not 0 in it (`config.weight_at`)."""
+    """Adds noised copies and languages to a batch, in the steps in which their weight is not 0 (`config.weight_at`)."""
 
     denoising: tuple[str, ...]
     back_translation: tuple[str, ...]
@@ -44,11 +35,11 @@ class Sentences:
 
     def __post_init__(self) -> None:
         count = len(self.languages)
-        words = f"objective.back_translation needs text of two languages, the data have {count}: leave it empty"
-        refuse([(not self.back_translation or count > 1, words)])
+        message = f"objective.back_translation needs text of two languages, the data have {count}: leave it empty"
+        refuse([(not self.back_translation or count > 1, message)])
 
     def added(self, batch: Batch, parts: Parts, seed: int, step: int) -> Batch:
-        """`batch`, which `collate` made of `parts`, with what is made of its sentences."""
+        """`batch`, which `collate` made of `parts`, with `noised_BT` and `into_BT` of its sentences."""
         noised_BT, into_BT = np.full((2, *batch.tokens_BT.shape), PAD, dtype=np.int64)
         first = 0
         for task, rows, numbers in parts:
@@ -58,9 +49,9 @@ class Sentences:
                 _noise(*rows, numbers, key, self.mask, np.array(self.languages), *places)
             first += len(rows.tokens)
         if weight_at(self.denoising, step):
-            batch = batch._replace(noised_BT=torch.from_numpy(noised_BT))
+            batch = batch.with_added(noised_BT=torch.from_numpy(noised_BT))
         if weight_at(self.back_translation, step):
-            batch = batch._replace(into_BT=torch.from_numpy(into_BT))
+            batch = batch.with_added(into_BT=torch.from_numpy(into_BT))
         return batch
 
 
@@ -78,15 +69,15 @@ def _noise(
     numbers_B: Array,
     seed: Word,
     mask: int,
-    known: Array,
+    language_indices: Array,
     noised_BT: Array,
     into_BT: Array,
 ) -> None:
-    """Write the noised items, each in the places of the original, `<pad>` after it; and the language to translate into,
-    one of the `known` others, all alike.
+    """Write the noised items in the places of the originals, followed by `<pad>`; and the language to translate into,
+    one of the other `language_indices`, with equal chances.
 
-    Of a sentence token i goes to the place that i + u has among all, u uniform in [0, 3); then each is dropped, and
-    then each is `<mask>`, with their shares. One token always stays.
+    The tokens of a sentence are sorted by i + u, i the place and u uniform in [0, 3); then a share is dropped, and a
+    share becomes `<mask>`. One token always stays.
     """
     width = tokens_BT.shape[1]
     keys_T, drops_T, blanks_T = np.empty(width), np.empty(width), np.empty(width)
@@ -96,11 +87,11 @@ def _noise(
         for _ in range(items_B[row]):
             stop = start + lengths[item]
             own = 0
-            while known[own] != languages[item] and own < len(known) - 1:
+            while language_indices[own] != languages[item] and own < len(language_indices) - 1:
                 own += 1
             draw = philox(np.uint64(start), _TASK, number & _LOW, number >> _HALF, seed)[3]
-            others = np.uint64(max(len(known) - 1, 1))
-            into_BT[row, start:stop] = known[(own + 1 + int(draw * others >> _HALF)) % len(known)]
+            others = np.uint64(max(len(language_indices) - 1, 1))
+            into_BT[row, start:stop] = language_indices[(own + 1 + int(draw * others >> _HALF)) % len(language_indices)]
             for column in range(start + 1, stop - 1):
                 move, drop, blank, _ = philox(np.uint64(column), _TASK, number & _LOW, number >> _HALF, seed)
                 keys_T[column] = column + SHUFFLED * (move * _TO_UNIT)

@@ -15,13 +15,13 @@ from xlme_ds.data.batch import Batch
 from xlme_ds.data.collate import collate
 from xlme_ds.data.corrupt import Parts
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD
-from xlme_ds.data.sentences import Sentences
 from xlme_ds.models import attention, encoder, layers
 from xlme_ds.models.attention import bucket
 from xlme_ds.models.execution import wrap_layers
-from xlme_ds.models.translation import TranslationModel
 from xlme_ds.objectives import objective_of
 from xlme_ds.translate.decoding import translate
+from xlme_ds.translate.model import TranslationModel
+from xlme_ds.translate.sentences import Sentences
 
 MT = objective_of(ObjectiveConfig("mt", mask_fraction=1.0))
 PAIRS = [[(5, 6), (1, 2), (7, 3)], [(15, 16)]]  # ordinary tokens of source and target, by row
@@ -254,8 +254,8 @@ def test_sentences_by_the_formulas(changes: dict[str, object]) -> None:
     formulas, expected = Formulas(model), {"ae": [], "bt": []}
     for row, number, one in ((row, n + 1, one) for row, items in enumerate(mono) for n, one in enumerate(items)):
         inside = batch.segments_BT[row] == number
-        own, into = (int(values[row][inside][0]) for values in (batch.languages_BT, batch.into_BT))
-        noise = [token for token in batch.noised_BT[row][inside].tolist() if token != PAD][1:-1]
+        own, into = (int(values[row][inside][0]) for values in (batch.languages_BT, batch.added["into_BT"]))
+        noise = [token for token in batch.added["noised_BT"][row][inside].tolist() if token != PAD][1:-1]
         text = np.array(one[1:-1])
         expected["ae"].append(formulas.losses(np.array(noise), text, (own, own)))
         (written,) = translate(model.eval(), [text], (own, into))

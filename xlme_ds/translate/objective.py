@@ -8,21 +8,25 @@ follows from its number and the weights, as any other. M target tokens.
 """
 
 from copy import copy
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
 from ..config import ModelConfig, ObjectiveConfig, RunConfig, weight_at
 from ..data.batch import Batch, sum_by_language, sum_by_task
+from ..data.collate import Collate, Purpose, collate, languages_of_text
+from ..data.corrupt import Parts
+from ..data.rows import TASKS
 from ..io.errors import Check
-from ..models.decoder import decoder_depth
 from ..models.pipeline import Part, Work, encoder_forward, masked_head_forward
-from ..models.sides import predicted_places
-from ..models.translation import TERMS, TranslationModel, TranslationOutput
-from .clm import Causal
-from .mlm import MaskedLanguageModelling
-from .protocol import OF_GENERATORS, OF_MASKING, Quantity, adds_none, not_read
+from ..objectives.clm import Causal
+from ..objectives.mlm import MaskedLanguageModelling
+from ..objectives.protocol import OF_GENERATORS, OF_MASKING, Quantity, adds_none, not_read, require_sentences
+from .decoder import decoder_depth
+from .model import TERMS, TranslationModel, TranslationOutput
+from .sentences import ALWAYS, Sentences
+from .sides import predicted_places
 
 _QUANTITIES = {
     "ae": Quantity("Loss of every token, restored from a noised copy", "nats a token", "mono", unigram=True),
@@ -31,26 +35,60 @@ _QUANTITIES = {
 }
 _ACCURACIES = {"ae": "accuracy_denoising", "bt": "accuracy_back", "mt": "accuracy_para"}
 
+if TYPE_CHECKING:
+    from ..data.shards import RowStore
+
 
 class MachineTranslation(MaskedLanguageModelling):
     """Every token of a target is predicted; with `mask_fraction` 1 nothing of it is masked."""
 
     description = "machine translation by encoder and decoder, in both directions of every pair of languages"
     masking_kind = Causal
+    has_decoder = True
+    reads_both_sides = False
 
     def __init__(self, cfg: ObjectiveConfig):
         weights = {"ae": cfg.denoising, "bt": cfg.back_translation, "mt": ("0:1",)}
         self._by_step = {term: points for term, points in weights.items() if points}
         self.terms = tuple(self._by_step)
         self.quantities = {term: _QUANTITIES[term] for term in self.terms} | {
-            _ACCURACIES[term]: Quantity(f"Accuracy on every target token{words}")
-            for term, words in (("ae", " (denoising)"), ("bt", " (back-translation)"), ("mt", ""))
+            _ACCURACIES[term]: Quantity(f"Accuracy on every target token{suffix}")
+            for term, suffix in (("ae", " (denoising)"), ("bt", " (back-translation)"), ("mt", ""))
             if term in self.terms
         }
         self.accuracies = tuple(_ACCURACIES[term] for term in self.terms)
         super().__init__(cfg)
         self.weights = self._weights_in(0)
         self._of_terms = torch.tensor([self.terms.index(term) if term in self.terms else 0 for term in TERMS])
+
+    def check_rows(self, rows: "RowStore", purpose: Purpose) -> None:
+        """Monolingual rows must hold whole sentences (`mix --sentences`)."""
+        if len(self.terms) > 1:
+            require_sentences(rows, needed=True)
+
+    def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
+        """Batches with noised copies of the monolingual sentences, and the languages to translate them into."""
+        denoising, back = (self._by_step.get(term, ()) for term in ("ae", "bt"))
+        if not (denoising or back):
+            return super().batches(rows, purpose)
+        if purpose != "train":
+            denoising, back = (ALWAYS if points else () for points in (denoising, back))
+        if purpose == "show" and denoising:
+            back = ()
+        sentences = Sentences(denoising, back, languages_of_text(rows), rows.manifest.vocabulary_size - 1)
+
+        def with_sentences(parts: Parts, seed: int, mask_fraction: float, step: int) -> Batch:
+            return sentences.added(collate(parts, seed, mask_fraction), parts, seed, step)
+
+        return with_sentences
+
+    def probe(self, batch: Batch) -> Batch:
+        """No translation is written where there is another term: it may differ where two tokens are about equally
+        likely."""
+        has_pairs = bool((batch.task_B == TASKS.index("para")).any())
+        if "noised_BT" in batch.added or has_pairs:
+            return batch._replace(added={name: value for name, value in batch.added.items() if name != "into_BT"})
+        return batch
 
     def at(self, step: int) -> Self:
         """This objective with the weights that its terms have in `step`."""
@@ -62,7 +100,7 @@ class MachineTranslation(MaskedLanguageModelling):
         return torch.tensor([weight_at(points, step) for points in self._by_step.values()], dtype=torch.float64)
 
     def checks(self, run: RunConfig) -> list[Check]:
-        """It reads pairs and sentences whole, and knows their languages; what runs the model must know a decoder."""
+        """Every target token is predicted, the languages have embeddings, and the engine can run a decoder."""
         name, fraction = run.objective.name, run.objective.mask_fraction
         return [
             (
@@ -96,20 +134,21 @@ class MachineTranslation(MaskedLanguageModelling):
 
     @staticmethod
     def _weight_checks(run: RunConfig) -> list[Check]:
-        """That every step of the run has a term: between the steps that are given, weights are 0 only from 0 to 0."""
-        given = {name: getattr(run.objective, name) for name in ("denoising", "back_translation")}
-        steps = sorted({0} | {int(point.partition(":")[0]) for points in given.values() for point in points})
-        weights = {name: [weight_at(points, step) for step in steps] for name, points in given.items()}
+        """Check that every step of the run has a term: between two given steps a weight is 0 only if it is 0 at
+        both."""
+        points_of = {name: getattr(run.objective, name) for name in ("denoising", "back_translation")}
+        steps = sorted({0} | {int(point.partition(":")[0]) for points in points_of.values() for point in points})
+        weights = {name: [weight_at(points, step) for step in steps] for name, points in points_of.items()}
         sums = [sum(each) for each in zip(*weights.values(), strict=True)]
         alone = not run.data.para_rows or run.data.alternate
         bare = next((at for at, one in zip(steps, sums, strict=True) if alone and not one and at < run.train.steps), -1)
         return [
             *(
-                (not given[name] or any(weights[name]), f"objective.{name} is 0 in all steps: leave it empty")
-                for name in given
+                (not points_of[name] or any(weights[name]), f"objective.{name} is 0 in all steps: leave it empty")
+                for name in points_of
             ),
             (
-                bare < 0 or not any(given.values()),
+                bare < 0 or not any(points_of.values()),
                 f"objective.denoising and objective.back_translation are both 0 in step {bare}, which would train "
                 "nothing on its sentences: raise one, or lower train.steps",
             ),
@@ -120,9 +159,9 @@ class MachineTranslation(MaskedLanguageModelling):
         return TranslationModel(cfg)
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
-        """Of a row of pairs half is source, the other half target. Of a sentence all is target, and its source as long,
-        once for denoising and once for back-translation, for which both networks go ahead; where sentences are read,
-        the pairs next to them are counted as if they were such."""
+        """Half of a row of pairs is source, half is target. A sentence is all target, with a source of equal length,
+        once for denoising and once for back-translation, for which both networks first run without gradient; pairs next
+        to sentences are counted as sentences."""
         passes = len(self.terms) - 1
         share, side = (float(passes), row_tokens) if passes else (0.5, row_tokens // 2)
         cross = len([n for n in range(decoder_depth(cfg)) if cfg.decoder == "xlm" or n % 2])
@@ -147,9 +186,12 @@ class MachineTranslation(MaskedLanguageModelling):
     def counts(self, batch: Batch) -> Tensor:
         """Target tokens of each term, float64 [terms]."""
         by_task = sum_by_task(predicted_places(batch).sum(1), batch.task_B)
-        found = {"ae": by_task[0] * bool(len(batch.noised_BT)), "bt": by_task[0] * bool(len(batch.into_BT)),
-                 "mt": by_task[1]}  # fmt: skip
-        return torch.stack([found[term] for term in self.terms]).double()
+        by_term = {
+            "ae": by_task[0] * ("noised_BT" in batch.added),
+            "bt": by_task[0] * ("into_BT" in batch.added),
+            "mt": by_task[1],
+        }
+        return torch.stack([by_term[term] for term in self.terms]).double()
 
     def _sum(self, values_M: Tensor, output: TranslationOutput) -> Tensor:
         return sum_by_task(values_M, self._terms(output), len(self.terms))

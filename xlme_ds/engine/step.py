@@ -1,0 +1,62 @@
+"""One pass over the micro-batches of a training step or an evaluation: the losses' weights, and what was gathered."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from ..objectives.protocol import Objective, Pretraining
+
+
+class Gathered(NamedTuple):
+    """Additive numbers of one micro-batch, float64."""
+
+    sums: Tensor  # [terms]
+    statistics: Tensor
+    by_language: Tensor | None  # [2, terms, languages], where it was asked for
+
+
+@dataclass
+class StepContext:
+    """The settings of a pass over micro-batches, and its results so far."""
+
+    objective: Objective  # with the weights of the step
+    weights: Tensor  # float32 [terms], on the device: the factor of each term's sum in the loss
+    norm_limit: float = math.inf  # a step with a larger gradient norm is not taken
+    detailed: bool = True  # whether to gather the numbers that are reported
+    languages: int = 0  # number of languages to gather sums by
+    applied: bool | None = None  # whether the step was taken; None: not decided yet, or left out by DeepSpeed itself
+    gathered: list[Gathered] = field(default_factory=list)  # by micro-batch
+    losses: list[tuple[Tensor, Any]] = field(default_factory=list)  # the loss and the batch, by micro-batch
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        """The micro-batch's share of the loss of the step. Where it is not finite its gradient is not finite either:
+        the norm then tells all ranks."""
+        sums = self.objective.sums(output, batch)
+        if self.detailed:
+            by_language = None
+            if self.languages:
+                by_language = cast(Pretraining, self.objective).by_language(output, batch, self.languages)
+            statistics = self.objective.statistics(output, batch)
+            self.gathered.append(Gathered(sums.detach().double(), statistics, by_language))
+        return self.watched((self.weights * sums).sum(), batch)
+
+    def watched(self, loss: Tensor, batch: Any) -> Tensor:
+        """`loss` with a gradient that is not finite where it is not; in training it is recorded."""
+        if loss.requires_grad:  # not in an evaluation
+            self.losses.append((loss.detach(), batch))
+        return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)
+
+    def totals(self, device: torch.device) -> dict[str, Tensor]:
+        """The gathered numbers of this rank, added up, float64."""
+        terms = len(self.objective.terms)
+        shapes: dict[str, tuple[int, ...]] = {"sums": (terms,), "statistics": self.objective.statistics_shape}
+        if self.languages:
+            shapes["by_language"] = 2, terms, self.languages
+        totals = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()}
+        for part in self.gathered:
+            for name, total in totals.items():
+                total += getattr(part, name)
+        return totals
