@@ -354,7 +354,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Count and print; a user's mistake ends it with one sentence and exit code 2."""
     try:
         words = sys.argv[1:] if arguments is None else arguments
-        if "--measured" in words and "--recipe" not in words:
+        if any(word.startswith("--measured") for word in words):
             words = ["--recipe", "base_zero1", *words]  # not read
         settings = parse("python -m bench.roofline", Settings, __doc__ or "", words)
         if settings.measured:

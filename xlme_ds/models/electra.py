@@ -99,8 +99,8 @@ class Electra(nn.Module):
 
 
 def random_instead(share_1: Tensor | None, uniforms_M: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """(tokens, uniforms), both [M]: ordinary tokens drawn in place of samples, −1 where there is none, and the uniforms
-    for the samples. `share_1`: share of the samples that random tokens replace, float32."""
+    """(tokens, uniforms), both [M]: ordinary tokens drawn in place of samples, −1 elsewhere, and the uniforms for the
+    samples. `share_1`: share of the samples that random tokens replace, float32."""
     none_M = torch.full_like(uniforms_M, -1, dtype=torch.int64)
     if share_1 is None:
         return none_M, uniforms_M

@@ -22,7 +22,7 @@ from .text_encoder import LanguageModel, LanguageModelOutput
 
 @dataclass(frozen=True)
 class Part:
-    """Consecutive layers of an encoder: what a stage of a pipeline holds of it. The first part may hold none."""
+    """Consecutive layers of an encoder that one stage of a pipeline holds. The first part may hold none."""
 
     layers: range
     first: bool = True  # holds everything before the layers
@@ -32,20 +32,20 @@ class Part:
 class PipelineStage(nn.Module):
     """A part of the model that a subclass inherits from as well: a function of plain tensors.
 
-    The shapes of what crosses from stage to stage are those of the rows, whatever number of tokens is masked. The
+    Tensors between stages have the shapes of the rows, for any number of masked tokens. The
     floating-point tensors come first: DeepSpeed 0.19.8 receives gradients in the buffers of the activations with the
     same index, and does not look at their type. The shared relative bias d, float32 [H, W], is sent along: so it needs
     no copy of its table in every stage.
 
-    The model of the arguments `whole` is built without memory, and what `part` holds of it is kept.
+    The complete model, of the arguments `whole`, is built without memory; then all but `part` is removed.
     """
 
     cut_encoder: str  # the encoder whose layers are cut
-    # How the names of what comes before the layers begin, in the encoder and next to it.
+    # Prefixes of the names of modules and parameters before the layers, in the encoder and next to it.
     before: tuple[str, ...] = ("embedding_", "difference_", "positions", "languages", "relative", "input_norm")
     after: tuple[str, ...] = ("output_norm",)
     ties = False  # whether the last part reads the embedding of the first
-    # Whether what the parts predict for the stage's `first_pass` of a batch is filled in by its `second_pass`.
+    # Whether a batch has two passes: predictions for `first_pass` are filled in by `second_pass`.
     passes_ahead = False
     added: tuple[str, ...] = ()  # names of the tensors that a batch may add (`Batch.added`)
 
@@ -80,7 +80,7 @@ class ElectraStage(PipelineStage, Electra):
     after = (*PipelineStage.after, "replaced_head")
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """The first stage takes a `Batch`, the others what the one before returned; `output` takes what the last
+        """The first stage takes a `Batch`, the others the output of the stage before; `output` takes what the last
         returns."""
         if self.part.first:
             tensors = self._start(Batch.of_tensors(tensors, self.added))
@@ -142,7 +142,7 @@ class LanguageModelStage(PipelineStage, LanguageModel):
         return super().table if self.part.first else list(self.borrowed)
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """The first stage takes a `Batch`, the others what the one before returned; the last returns what `output`
+        """The first stage takes a `Batch`, the others the output of the stage before; the last returns what `output`
         takes."""
         if self.part.first:
             tensors = self._start(Batch.of_tensors(tensors, self.added))
