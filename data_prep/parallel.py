@@ -5,7 +5,6 @@ for ever: running tasks of local processes are ended, and an MPI rank begins no 
 """
 
 import ctypes
-import errno
 import multiprocessing
 import os
 import signal
@@ -22,6 +21,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from data_prep.progress import Progress
+from xlme_ds.io.errors import ADVICE
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -32,23 +32,6 @@ _PDEATHSIG = 1  # of Linux's prctl: the signal that this process gets when its p
 # A launcher sets these for its processes. Not SLURM_NTASKS: a batch script has it too, where nothing was launched.
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
-
-_CHOOSE = "choose another output folder"
-_PERMIT = "give this user the permission, or choose another place"
-_ADVICE = {
-    errno.ENOSPC: "make room there and give the same command again: finished work is kept",
-    errno.EDQUOT: "make room in the quota and give the same command again: finished work is kept",
-    errno.EFBIG: "raise the limit of a file's size (ulimit -f) and give the same command again: finished work is kept",
-    errno.EACCES: _PERMIT,
-    errno.EPERM: _PERMIT,
-    errno.EROFS: _CHOOSE,
-    errno.EEXIST: f"it is in the way of a folder: remove it, or {_CHOOSE}",
-    errno.ENOTDIR: _CHOOSE,
-    errno.EISDIR: "remove it, or name a file",
-    errno.ELOOP: "remove the link, or name the file that it should point to",
-    errno.ENAMETOOLONG: "choose a shorter name",
-    errno.ENOENT: "somebody removed it, or the name is wrong: see to it and give the same command again",
-}
 
 
 class UserError(ValueError):
@@ -77,7 +60,7 @@ def explain(error: BaseException) -> UserError | RetryError | None:
         return None
     message = error.strerror or str(error) or type(error).__name__
     message = message if error.filename is None else f"{error.filename!s}: {message}"
-    if advice := _ADVICE.get(error.errno or 0):
+    if advice := ADVICE.get(error.errno or 0):
         return UserError(f"{message}: {advice}")
     return RetryError(
         f"{message}: give the same command again, and have a look at the disk or network if it comes back"

@@ -4,6 +4,8 @@ Progress is a bar on a terminal, else a plain line every few seconds.
 """
 
 import io
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -30,8 +32,12 @@ def shown(words: str) -> str:
 
 
 def say(words: str) -> None:
-    """Print a result on stdout."""
-    print(shown(words), flush=True)
+    """Print a result on stdout. If its reader has ended (`verify | head`), the program ends as by SIGPIPE."""
+    try:
+        print(shown(words), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still in the buffer goes there
+        sys.exit(128 + signal.SIGPIPE)
 
 
 def warn(words: str) -> None:

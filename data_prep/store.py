@@ -9,7 +9,6 @@ The three kinds of JSON hold a checksum of themselves, markers one of the settin
 is made again by the same command: the files that a marker vouches for are read and compared at every call.
 """
 
-import fcntl
 import hashlib
 import io
 import json
@@ -28,6 +27,7 @@ from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import warn
 from xlme_ds.data.schema import Manifest, Shard, read_manifest
 from xlme_ds.io.files import file_sha256, read_signed, replacing, to_disk, write_signed
+from xlme_ds.io.folders import lock
 
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # names that `replacing` gives
 
@@ -57,7 +57,7 @@ class Stage:
 
     def _open(self, held: ExitStack) -> None:
         make_folder(self.folder / "tasks")
-        _lock(self.folder, held)
+        held.enter_context(lock(self.folder))
         for leftover in self.folder.rglob(".*.tmp"):
             theirs = any((place / "settings.json").exists() for place in _between(leftover, self.folder))
             if _TEMPORARY.fullmatch(leftover.name) and not theirs:
@@ -190,24 +190,6 @@ def written_files(result: dict[str, Any]) -> list[Shard]:
     """The files that a task wrote, from its result."""
     files = result.get("shard"), *result.get("shards", ()), *result.get("files", ())
     return [Shard(**file) for file in files if file]
-
-
-def _lock(folder: Path, held: ExitStack) -> None:
-    """Keep other processes out of `folder` until `held` is closed, or the process ends."""
-    path = folder.resolve() / ".lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    held.callback(os.close, descriptor)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ValueError(
-            f"another process is working in {folder}: wait for its end, or choose another folder"
-        ) from None
-    except OSError as error:
-        raise ValueError(
-            f"{path} cannot be locked ({error.strerror}): mount its file system with flock, or choose a folder on "
-            "another one"
-        ) from None
 
 
 def make_folder(folder: Path) -> None:

@@ -83,6 +83,7 @@ def write_data(
             write_index(path)
         settings = {
             "row_tokens": row_tokens,
+            "layout": "xlme",
             "rows": rows,
             "rows_per_shard": rows_per_shard,
             "alpha": 0.7,

@@ -13,7 +13,9 @@ from tests.engine.worker import tiny
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.engine.build import build_engine, open_data
 from xlme_ds.train.schedule import learning_rate
-from xlme_ds.trained import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE, read_weights
+from xlme_ds.trained.runs import MODEL_FOLDER
+from xlme_ds.trained.settings import CONFIG_FILE
+from xlme_ds.trained.weights import WEIGHTS_FILE, read_weights
 
 LIKE_THEIRS = dict(embedding_sharing="tied", relative_bias="none")
 
@@ -25,7 +27,7 @@ def test_losses_and_weights_are_the_same(tmp_path: Path, capsys: pytest.CaptureF
     run = tiny({"kind": "plain"}, 4, vocabulary=vocabulary.size, **LIKE_THEIRS)
     run = replace(run, optimizer=replace(run.optimizer, weight_decay=0.5))  # so much that it shows
     (tmp_path / "ours" / MODEL_FOLDER).mkdir(parents=True)
-    (tmp_path / "ours" / CONFIG_FILE).write_text(json.dumps({"config": asdict(run)}), encoding="utf-8")
+    (tmp_path / "ours" / CONFIG_FILE).write_text(json.dumps({"format": 1, "config": asdict(run)}), encoding="utf-8")
     arguments = ["--run", str(tmp_path / "ours"), "--data", str(tmp_path / "data"), "--out", str(tmp_path / "theirs")]
     main([*arguments, "--every", "1"])
 

@@ -19,7 +19,7 @@ from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import one_item_a_row
 from xlme_ds.pretrain import main
 from xlme_ds.recipes import recipe
-from xlme_ds.trained import load_run
+from xlme_ds.trained.runs import load_run
 
 LINES = ("kalo miter un", "dorin ve", "sape kalo inun mika lo")
 

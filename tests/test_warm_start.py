@@ -24,7 +24,7 @@ from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
 from xlme_ds.train.run_folder import RunFolder
-from xlme_ds.trained import TrainedRun, load_run
+from xlme_ds.trained.runs import TrainedRun, load_run
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ COMMANDS = {
     "quickstart": ("xlme_ds.quickstart", "fetch sample text, prepare it, train a small model and draw its report"),
     "prep": ("data_prep.__main__", "prepare text for training, stage by stage: encode, mix, verify, ..."),
     "plan": ("xlme_ds.plan.__main__", "count memory, operations and days of a recipe on given GPUs"),
-    "pretrain": ("xlme_ds.pretrain", "pre-train a recipe, or go on with a run"),
+    "pretrain": ("xlme_ds.pretrain", "pre-train a recipe, or continue a run"),
     "slurm": ("xlme_ds.job_scripts", "write the job scripts for Slurm, to change them for your site"),
     "checkpoint": ("xlme_ds.checkpoint.__main__", "list, check and convert the checkpoints of a run"),
     "audit": ("xlme_ds.audit", "prove that a run read every row exactly once"),

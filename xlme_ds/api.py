@@ -1,4 +1,4 @@
-"""What `xlme_ds.pretrain` and `xlme_ds.load` do: a run in this process, and a trained model that reads plain text.
+"""`xlme_ds.pretrain` and `xlme_ds.load`: a run in this process, and a trained model that reads plain text.
 
 N sentences, T tokens, D width, V vocabulary.
 """
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from .cli import note, number
 from .config import RunConfig
-from .counting import count_parameters, flops_per_step
 from .data.schema import LAYOUTS
 from .engine.build import resolve_precision
 from .engine.ranks import SharedError, on_all_ranks, on_gpu, process_group, rendezvous
@@ -30,23 +29,20 @@ from .folders import checkpoints_of, saved_step
 from .io.errors import refuse
 from .models.heads import MaskedLanguageModelHead, ReplacedTokenHead
 from .models.text_encoder import TextEncoder
-from .objectives import described, reads_both_sides
+from .objectives import reads_both_sides
 from .plan.layout import ParallelLayout
 from .plan.memory import peak
 from .report import run_page
 from .train import run
+from .train.inputs import pretraining, read_inputs, started_from
+from .train.opening import opening
+from .train.resume import rehearse_resume
 from .train.run_folder import RunFolder, first_step
 from .train.stop import StopRequest
-from .trained import (
-    GENERATOR_FOLDER,
-    MODEL_TYPE,
-    TrainedEncoder,
-    load_encoder,
-    load_run,
-    read_config,
-    read_heads,
-    translates,
-)
+from .trained.encoders import load_encoder
+from .trained.exports import GENERATOR_FOLDER, read_heads, translates
+from .trained.runs import TrainedEncoder, load_run
+from .trained.settings import MODEL_TYPE, read_config
 from .validate import validate
 
 MASK = "<mask>"
@@ -94,24 +90,20 @@ def rehearse(
     heldout: Path | None = None,
     profiled: int = 0,
 ) -> None:
-    """Find what would stop `pretrain` at its start, and print what it would take; nothing is written. Collective."""
+    """Check everything that could stop `pretrain` at its start, and print what the run needs; nothing is written.
+    Collective."""
     config = _validated(config, profiled)
     minutes = config.train.watchdog_minutes
     with process_group(config.engine, minutes) as (rank, world):
         config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
         with closing(RunFolder(out, root=rank == 0, writes=False)) as folder:
-            inputs = config, _folders(data), heldout, folder
-            sources = run.started_from(config, out)
-            loader, unseen, _ = on_all_ranks(lambda: run.read_inputs(*inputs, sources, rank, world))
-            on_all_ranks(lambda: run.rehearse_resume(config, loader, unseen, folder) if rank == 0 else None)
+            folders, sources = _folders(data), started_from(config, out)
+            inputs = on_all_ranks(lambda: read_inputs(config, folders, heldout, folder, sources, rank, world))
+            loader = inputs.loader
+            on_all_ranks(lambda: rehearse_resume(config, loader, inputs.heldout, folder) if rank == 0 else None)
     if rank:
         return
-    facts = run.RunFacts(
-        flops_per_step(config, loader.row_tokens),
-        count_parameters(config),
-        loader.vocabulary_sha256,
-        objective=described(config.objective),
-    )
+    info = pretraining(config, loader, None, root=False)
     try:
         layout = ParallelLayout.of(config, world, config.engine.precision, loader.row_tokens, fused=on_gpu())
         moment, sizes = peak(layout)
@@ -119,10 +111,10 @@ def rehearse(
     except ValueError as error:  # an engine that the planner does not count
         memory = f"not counted ({error})"
     start = max(map(saved_step, checkpoints_of(out)), default=first_step(config))
-    print("\n".join(run.opening(config, out, start, loader, world, facts)))
+    print("\n".join(opening(config, out, start, loader, world, info)))
     print(
         f"  memory, by count: {memory}\n"
-        f"  operations: {number(facts.flops)} FLOP a step, {number(facts.flops * config.train.steps)} in all\n"
+        f"  operations: {number(info.flops)} FLOP a step, {number(info.flops * config.train.steps)} in all\n"
         "a dry run: nothing was written, and everything that can be checked before the first step holds"
     )
 

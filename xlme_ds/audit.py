@@ -19,10 +19,9 @@ from .cli import fail, program
 from .data.order import StepPlan, phases
 from .data.schema import TASKS
 from .data.shards import RowStore
-from .io.errors import refuse
 from .train.records import ATTEMPTS, AUDIT_FOLDER, audit_lines, row_checksums
 from .train.run_folder import first_step
-from .trained import read_run_config
+from .trained.settings import read_run_config
 
 _SHOWN = 10
 
@@ -40,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
-    """Check that a run read every row of its data exactly once: a sentence for every fault, and what was looked at.
+    """Check that a run read every row of its data exactly once: a sentence for every fault, and a summary.
 
     Args:
         run: Run folder.
@@ -54,7 +53,8 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
     steps = int(read_state(newest)["step"])
     config = read_run_config(run)
     settings, begins = config.data, [phase.first for phase in phases(config.data, 0.0)]
-    refuse([(len(begins) == len(data), f"{run} read {len(begins)} folders, --data names {len(data)}: name them all")])
+    if len(begins) != len(data):
+        raise ValueError(f"{run} read {len(begins)} folders, --data names {len(data)}: name them all")
     first = first_step(config)
     rows = settings.mono_rows, settings.para_rows
     plan = StepPlan(rows, rows, 1, 1, settings.alternate)
@@ -62,12 +62,12 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
     faults, seen = [], []
     for number, task in enumerate(TASKS):
         if rows[number]:
-            asked = {step: found for step in range(first, steps) if (found := plan.step_rows(step, number))}
+            of_steps = {step: numbers for step in range(first, steps) if (numbers := plan.step_rows(step, number))}
             stores = [RowStore(folder / task) for folder in data]
             faults += _compare(
-                task, asked, read[task], {step: stores[bisect_right(begins, step) - 1] for step in asked}
+                task, of_steps, read[task], {step: stores[bisect_right(begins, step) - 1] for step in of_steps}
             )
-            seen.append(f"{sum(map(len, asked.values())):,} {task} rows")
+            seen.append(f"{sum(map(len, of_steps.values())):,} {task} rows")
     return faults, f"{' and '.join(seen)} of {steps - first} steps"
 
 
@@ -89,17 +89,17 @@ def _read_rows(folder: Path, steps: int) -> dict[str, dict[int, list[tuple[int, 
 
 
 def _compare(
-    task: str, asked: dict[int, range], read: dict[int, list[tuple[int, int]]], stores: dict[int, RowStore]
+    task: str, of_steps: dict[int, range], read: dict[int, list[tuple[int, int]]], stores: dict[int, RowStore]
 ) -> list[str]:
-    """`asked`: the rows of every step that reads some, in order; `stores`: where they are."""
-    rows = {row for numbers in asked.values() for row in numbers}
+    """`of_steps`: the rows of every step that reads some, in order; `stores`: where they are."""
+    rows = {row for numbers in of_steps.values() for row in numbers}
     faults = [f"{task} row {row} was read though no step asks for it" for row in read if row not in rows]
-    for step, numbers in asked.items():
+    for step, numbers in of_steps.items():
         store = stores[step]
         expected = row_checksums(store.read(np.arange(numbers.start, numbers.stop) % store.rows).tokens)
         for row, checksum in zip(numbers, expected, strict=True):
             readings = read.get(row, [])
-            if [each for each, _ in readings] != [step]:
+            if [read_in for read_in, _ in readings] != [step]:
                 faults.append(f"{task} row {row} belongs to step {step}, was read in {[s for s, _ in readings]}")
             elif readings[0][1] != checksum:
                 faults.append(f"{task} row {row} was read with other tokens than the data hold")

@@ -4,27 +4,24 @@ import inspect
 import io
 import os
 import sys
-from contextlib import suppress
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TypeVar
 
 from .config import RunConfig
-from .io.errors import in_words, refuse
+from .io.errors import in_words
 from .recipes import RECIPES, recipe
 
 Command = TypeVar("Command")
 
-with suppress(ImportError):  # engines have the words of errors from this file, and run where there is no tyro
-    from docstring_parser import attrdoc
-
-    # tyro joins the lines of a setting's docstring only where they are not indented, as in every class they are.
-    attrdoc.ast_get_constant_value = lambda node: inspect.cleandoc(str(getattr(node, "value", "")))
-
 
 def program(command: str) -> str:
-    """How `command` was called: `xlme plan`, `python -m xlme_ds plan`, or `python -m xlme_ds.plan`. It begins here:
-    from now on a character that an ASCII or Latin-1 terminal lacks is written as `\\u2581`."""
+    """How `command` was called: `xlme plan`, `python -m xlme_ds plan`, or `python -m xlme_ds.plan`.
+
+    Every command begins with this call: it has stdout write a character that an ASCII or Latin-1 terminal lacks as
+    `\\u2581`, and tyro join the lines of a setting's docstring.
+    """
+    _join_docstring_lines()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     called = Path(sys.argv[0])
@@ -32,6 +29,13 @@ def program(command: str) -> str:
         return f"xlme {command}"
     of_package = called.parts[-2:] == ("xlme_ds", "__main__.py")
     return f"python -m xlme_ds{' ' if of_package else '.'}{command}"
+
+
+def _join_docstring_lines() -> None:
+    """Remove the indentation from docstrings of settings: tyro joins only lines without one."""
+    from docstring_parser import attrdoc
+
+    attrdoc.ast_get_constant_value = lambda node: inspect.cleandoc(str(getattr(node, "value", "")))
 
 
 def parse(
@@ -45,10 +49,12 @@ def parse(
     """
     import tyro
 
+    _join_docstring_lines()
     rest, chosen = take_flag(without_launcher(arguments), "--recipe")
     defaults = {field.name: tyro.MISSING for field in fields(command) if field.default is MISSING}  # type: ignore[arg-type]
     defaults["run"] = recipe(chosen) if chosen is not None else base or RunConfig(name="custom")
-    refuse([(chosen is None or base is None, "--recipe and --branch exclude each other: leave one out")])
+    if chosen is not None and base is not None:
+        raise ValueError("--recipe and --branch exclude each other: leave one out")
     if chosen is None and base is None and not {"-h", "--help"}.intersection(rest):
         raise ValueError("--recipe is missing: name one, for example --recipe quickstart")
     return tyro.cli(
@@ -67,7 +73,7 @@ def without_launcher(arguments: list[str]) -> list[str]:
 
 
 def take_flag(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
-    """`arguments` without `flag` and its value, and this value; None where it is not there."""
+    """`arguments` without `flag` and its value, and this value; None without the flag."""
     for i, argument in enumerate(arguments):
         if argument == flag and i + 1 < len(arguments):
             return arguments[:i] + arguments[i + 2 :], arguments[i + 1]
@@ -77,13 +83,13 @@ def take_flag(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
 
 
 def fail(program: str, error: Exception) -> None:
-    """Print a user's mistake as one line, from the first process and one that has to, and leave with exit code 2."""
+    """Print a user's mistake as one line, from the first process or one whose error says so, and exit with code 2."""
     note(f"{program}: error: {in_words(error)}", getattr(error, "prints", False))
     sys.exit(2)
 
 
 def note(text: str, here: bool = False) -> None:
-    """Print a warning or remark for the user, from the first process, and `here`."""
+    """Print a remark for the user, from the first process, and from this one if `here`."""
     if here or os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         print(text, file=sys.stderr, flush=True)
 

@@ -6,7 +6,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
@@ -372,8 +372,10 @@ class RunConfig(Training):
 
 
 def from_json(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
-    """Settings of class `kind` from `values`, which `dataclasses.asdict` and JSON stored. Missing settings get their
-    defaults. Raises TypeError for an unknown setting."""
+    """Settings of class `kind` from `values`, which `dataclasses.asdict` and JSON stored. Raises TypeError for an
+    unknown setting, KeyError for a missing one."""
+    if missing := [field.name for field in fields(kind) if field.name not in values]:  # type: ignore[arg-type]
+        raise KeyError(missing[0])
     sections = get_type_hints(kind)
     settings = {
         key: from_json(sections[key], value)

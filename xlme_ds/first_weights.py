@@ -1,6 +1,6 @@
 """The first weights that a run takes from another model (`start.folder`): a run, an export, or XLM-R.
 
-A vocabulary may grow on the way: where the data's begins with all the pieces of the model's, the embedding of a new
+A vocabulary may grow: where the data's begins with all the pieces of the model's, the embedding of a new
 piece is the mean of those of the pieces that the old vocabulary cuts it into. A gated or plain relative bias that the
 model does not have begins at 0, so that at first it changes nothing.
 """
@@ -23,27 +23,19 @@ from .io.errors import Check, refuse
 from .models.init import InitialValues
 from .models.text_encoder import TextEncoder, Which, encoder_of
 from .objectives import has_decoder, objective_of
-from .trained import (
+from .trained.encoders import load_encoder, load_translating_export
+from .trained.exports import (
     DIFFERENCE,
     DIFFERENCE_FILE,
     EXPORTED_SETTINGS,
     GENERATOR_FOLDER,
-    MODEL_FOLDER,
-    MODEL_TYPE,
     WHICH,
-    TrainedRun,
-    first_of,
-    in_blocks,
-    known_vocabulary,
-    load_encoder,
-    load_run,
-    load_translating_export,
-    read_config,
     read_heads,
-    read_settings,
-    read_weights,
     translates,
 )
+from .trained.runs import MODEL_FOLDER, TrainedRun, in_blocks, load_run, main_encoder
+from .trained.settings import MODEL_TYPE, read_config, read_settings, read_vocabulary
+from .trained.weights import read_weights
 from .translate.decoder import decoder_depth, decoder_from_encoder
 from .xlm_roberta import read_xlm_roberta
 
@@ -143,7 +135,8 @@ def _everything(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> tupl
         f"{folder} has no {' and no '.join(sorted(lacking))}, which start.take all takes for {config.objective.name}"
     )
     whole = "" if "config" in read_config(folder) else "start.folder to the run that it is an export of, or "
-    refuse([(not lacking, f"{words}: set {whole}start.take to {alone}")])
+    if lacking:
+        raise ValueError(f"{words}: set {whole}start.take to {alone}")
     return state, there
 
 
@@ -162,7 +155,8 @@ def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Non
     settings, (run, _) = read_settings(folder), at_step(folder)
     _, step = at_step(Path(config.start.folder))
     words = f"start.take state goes on from a step: name it, {config.start.folder}@STEP, or give --branch"
-    refuse([(step is not None, words)])
+    if step is None:
+        raise ValueError(words)
     steps = [saved_step(each) for each in checkpoints_of(run)]
     there = ", ".join(map(str, steps)) or "none at all"
     now = config.train.steps
@@ -174,16 +168,19 @@ def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Non
     )
     name = settings.task or settings.objective.name
     words = f"{folder} was trained for {name}, whose state start.take state cannot take for {config.objective.name}"
-    refuse([(name == config.objective.name, f"{words}: set start.take to an encoder")])
-    its = known_vocabulary(run, run / MODEL_FOLDER)
+    if name != config.objective.name:
+        raise ValueError(f"{words}: set start.take to an encoder")
+    its = read_vocabulary(run, run / MODEL_FOLDER)
     words = f"{folder} has another vocabulary than the data, and start.take state takes it as it is: set it to all"
-    refuse([(its.sha256 == vocabulary.sha256, words)])
+    if its.sha256 != vocabulary.sha256:
+        raise ValueError(words)
     refuse(_start_checks(folder, settings.model, config.model, its, vocabulary))
     refuse(_layer_checks(folder, settings.model, config))
     for setting in ("relative_bias", "language_embeddings"):
         theirs, ours = getattr(settings.model, setting), getattr(config.model, setting)
         words = f"{folder} has model.{setting} {theirs}, this run has {ours}: set it to that, or start.take to all"
-        refuse([(theirs == ours, words)])
+        if theirs != ours:
+            raise ValueError(words)
 
 
 def _part(folder: Path, which: Which | None = None) -> _Part:
@@ -191,7 +188,7 @@ def _part(folder: Path, which: Which | None = None) -> _Part:
     config = read_config(folder)
     if "config" in config:
         run = load_run(folder)
-        encoder, prefix = run.encoder(which), () if run.task else run.encoders[which or first_of(run.encoders)]
+        encoder, prefix = run.encoder(which), () if run.task else run.encoders[which or main_encoder(run.encoders)]
         heads = {name: value for name, value in run.state.items() if name.startswith(prefix)}
         return _Part(encoder, heads, run.vocabulary)
     if config.get("model_type", MODEL_TYPE) != MODEL_TYPE:
@@ -206,22 +203,26 @@ def _whole(folder: Path, config: RunConfig) -> TrainedRun:
         return load_translating_export(folder)
     encoders, state = objective_of(config.objective).encoders, dict[str, Tensor]()
     words = f"{folder} has no decoder, which start.take all takes: set start.take to encoder"
-    refuse([(not has_decoder(config.objective), words)])
+    if has_decoder(config.objective):
+        raise ValueError(words)
     two = (folder / GENERATOR_FOLDER).is_dir()
     instead = f"set start.take to {'discriminator or generator' if two else 'encoder'}"
     there = read_config(folder).get(WHICH)
     lacking = [which for which in encoders if not (two if which == "generator" else there in (None, which))]
-    refuse([(not lacking, f"{folder} has no {' and no '.join(lacking)}, which start.take all takes: {instead}")])
+    if lacking:
+        raise ValueError(f"{folder} has no {' and no '.join(lacking)}, which start.take all takes: {instead}")
     parts = [_part(folder, which) for which in encoders]
     for part, (which, head) in zip(parts, encoders.items(), strict=True):
         own = {name: value for name, value in part.heads.items() if name.startswith(head)}
         words = f"the {which} in {folder} has no {head.removesuffix('.')}, which start.take all takes"
-        refuse([(bool(own), f"{words}: {instead}")])
+        if not own:
+            raise ValueError(f"{words}: {instead}")
         state |= own | {f"{which}.{name}": value for name, value in part.encoder.encoder.state_dict().items()}
     first, last = parts[0], parts[-1]  # the discriminator and the generator, or one encoder
     layers = last.encoder.cfg.discriminator_layers
     same = replace(first.encoder.cfg, discriminator_layers=layers) == last.encoder.cfg
-    refuse([(same, f"{folder / GENERATOR_FOLDER} is of another model than {folder}: export the run again")])
+    if not same:
+        raise ValueError(f"{folder / GENERATOR_FOLDER} is of another model than {folder}: export the run again")
     model = replace(first.encoder.cfg, generator_layers=layers, embedding_sharing="tied")
     embedding = torch.cat(last.encoder.table).detach()
     state["embedding_0"] = read = embedding
@@ -231,7 +232,8 @@ def _whole(folder: Path, config: RunConfig) -> TrainedRun:
         read = embedding + difference
     words = f"the discriminator's embedding in {folder} is not the generator's and {DIFFERENCE_FILE} together"
     fits = torch.equal(read, torch.cat(first.encoder.table))
-    refuse([(fits, f"{words}: export the run again, or {instead}")])
+    if not fits:
+        raise ValueError(f"{words}: export the run again, or {instead}")
     return TrainedRun(folder, state, model, first.vocabulary, "", config.objective)
 
 
@@ -292,7 +294,8 @@ def _as_first_weights(
     for name in reversed(names):
         setting = "generator_layers" if name == "generator" else "discriminator_layers"
         asked = getattr(model, setting)
-        refuse([(asked <= layers, f"the model in {folder} has {layers} layers, model.{setting} is {asked}: lower it")])
+        if asked > layers:
+            raise ValueError(f"the model in {folder} has {layers} layers, model.{setting} is {asked}: lower it")
         _note_cut(folder, layers, asked, which=name)
     values = {"embedding_0": torch.cat(encoder.table).detach()}
     for which in names:
@@ -301,10 +304,11 @@ def _as_first_weights(
 
 
 def _decoder_weights(folder: Path, encoder: TextEncoder, model: ModelConfig) -> dict[str, Tensor]:
-    """What a decoder takes from the encoder, by name."""
+    """The decoder's first weights, taken from the encoder, by name."""
     layers, asked = encoder.cfg.discriminator_layers, decoder_depth(model)
     words = f"the model in {folder} has {layers} layers, and the decoder takes {asked}"
-    refuse([(asked <= layers, f"{words}: lower model.decoder_layers, or set start.into to encoder")])
+    if asked > layers:
+        raise ValueError(f"{words}: lower model.decoder_layers, or set start.into to encoder")
     _note_cut(folder, layers, asked, "decoder")
     found = decoder_from_encoder(encoder.encoder.state_dict(), model)
     return {f"decoder.{name}": value for name, value in found.items()}

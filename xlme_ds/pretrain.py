@@ -1,7 +1,7 @@
 """Pre-training: `deepspeed --module xlme_ds.pretrain --recipe NAME --data DIR --out DIR [--section.key value ...]`.
 
 The same with `python -m xlme_ds.pretrain` runs on one process. A second call with the same folder resumes.
-`--branch RUN@STEP` in place of `--recipe`: a new run with that run's settings goes on from its checkpoint, with the
+`--branch RUN@STEP` in place of `--recipe`: a new run with that run's settings continues from its checkpoint, with the
 optimizer's state; `--schedule.name wsd --schedule.decay-steps N` lets the learning rate fall in N steps, the last ones.
 """
 
@@ -69,11 +69,11 @@ def main(arguments: list[str] | None = None) -> None:
     from .engine.ranks import SharedError
 
     try:
-        asked = command.run, command.data_folders, command.out, command.heldout
+        run, data, out, heldout = command.run, command.data_folders, command.out, command.heldout
         if command.dry_run:
-            rehearse(*asked, profiled=command.profile)
+            rehearse(run, data, out, heldout, command.profile)
         else:
-            pretrain(*asked, stop, command.profile)
+            pretrain(run, data, out, heldout, stop, command.profile)
     except SharedError as error:  # no other: one that a single rank has is a fault of ours, and keeps its traceback
         fail("xlme_ds.pretrain", error)
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import tyro
 
 from .cli import fail, program
-from .io.errors import refuse
 from .io.folders import LOCK, empty, lock
 from .recipes import recipe
 from .run_commands import environment, launch, run
@@ -77,7 +76,7 @@ def training(data: Path, out: Path, processes: int) -> list[str]:
 def begin(out: Path, fresh: bool) -> None:
     """Mark the folder `out`, which is locked, as made by the quickstart if it is empty; with `fresh` empty it before.
 
-    Raises ValueError where `fresh` would delete what has no such mark, and for a run of other settings.
+    Raises ValueError if `fresh` would delete a folder without this mark, and for a run of other settings.
     """
     content = {path for path in out.iterdir() if path.name != LOCK}
     if fresh and content:
@@ -91,15 +90,17 @@ def begin(out: Path, fresh: bool) -> None:
     if not content:
         (out / _MARK).touch()
     if (out / "config.json").exists():
-        from .trained import read_run_config  # it loads torch
+        from .trained.settings import read_run_config  # it loads torch
 
         words = f"{out} has a run that the quickstart did not make (no {_MARK}): name another --out"
-        refuse([((out / _MARK).exists(), words)])
+        if not (out / _MARK).exists():
+            raise ValueError(words)
         theirs = settled(read_run_config(out))
         ours = {key: value for key, value in settled(RUN).items() if key != "engine.precision"}  # it is the processor's
         other = next((key for key, value in ours.items() if theirs.get(key) != value), None)
         words = f"{out} was started with {other} {theirs.get(other or '')}, the quickstart has another"
-        refuse([(other is None, f"{words}: start over with --fresh, or name another --out")])
+        if other is not None:
+            raise ValueError(f"{words}: start over with --fresh, or name another --out")
 
 
 def trial_seconds() -> float:
@@ -135,7 +136,7 @@ def announce(out: Path) -> None:
     print(
         f"This fetches 1.5 MB of text in 91 languages, prepares it, pre-trains a small XLM-E for {RUN.train.steps:,} "
         f"steps and draws its report, all in {out}.\nIt takes about {minutes} minutes here (forward and backward pass "
-        f"of a step: {step:.2f} s). Stop it at any time; the same command goes on.",
+        f"of a step: {step:.2f} s). Stop it at any time; the same command continues.",
         flush=True,
     )
 
@@ -160,8 +161,10 @@ def main(words: list[str] | None = None) -> None:
     out: Path = arguments.out
     try:
         rows = RUN.data.mono_rows  # and as many of pairs
-        words_of = f"--processes is {arguments.processes}: it must divide the {rows} rows of each task in a step"
-        refuse([(arguments.processes in range(1, rows + 1) and rows % arguments.processes == 0, words_of)])
+        if arguments.processes not in range(1, rows + 1) or rows % arguments.processes != 0:
+            raise ValueError(
+                f"--processes is {arguments.processes}: it must divide the {rows} rows of each task in a step"
+            )
         with lock(out):
             begin(out, arguments.fresh)
     except (ValueError, OSError) as error:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-_HANDED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+_PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 def environment() -> dict[str, str]:
@@ -37,18 +37,18 @@ def launch(module: str, processes: int, arguments: Sequence[str]) -> list[str]:
 
 def run(command: Sequence[str], environment: Mapping[str, str], quiet: bool = False) -> None:
     """Run one step; leaves with its exit code when it fails. Ctrl-C reaches the step, which saves and ends by itself;
-    other signals to stop (of a job that must end, of a lost terminal) are handed on to it, and this program ends after
+    other signals to stop (of a job that must end, of a lost terminal) are passed on to it, and this program ends after
     it."""
     print("$ " + shlex.join(command), flush=True)
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL if quiet else None)
     received: list[int] = []
 
-    def hand_on(number: int, frame: FrameType | None) -> None:
+    def pass_on(number: int, frame: FrameType | None) -> None:
         received.append(number)
         process.send_signal(number)
 
-    heard = [each for each in _HANDED_ON if signal.getsignal(each) != signal.SIG_IGN]
-    before = {number: signal.signal(number, hand_on) for number in heard}
+    heard = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, pass_on) for number in heard}
     before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = process.wait()
     for number, handler in before.items():

@@ -11,7 +11,9 @@ from .cli import note
 from .config import ModelConfig
 from .data.vocabulary import Vocabulary
 from .models.text_encoder import TextEncoder
-from .trained import CONFIG_FILE, SENTENCEPIECE_FILE, WEIGHTS_FILE, mismatch, read_config, read_weights, shards_of
+from .trained.exports import SENTENCEPIECE_FILE
+from .trained.settings import CONFIG_FILE, mismatch, read_config
+from .trained.weights import WEIGHTS_FILE, read_weights, shards_of
 
 _PICKLED = "pytorch_model.bin"
 _FIRST_POSITION = 2  # XLM-R's positions start after the padding id
@@ -60,7 +62,7 @@ def read_xlm_roberta(folder: Path) -> tuple[TextEncoder, dict[str, Tensor], Voca
 
 
 def _head(path: Path, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The head of masked language modelling; a note tells of one that is there and not taken."""
+    """The head of masked language modelling, or a note if the folder has one that cannot be used."""
     there = {name: value for name, value in state.items() if not name.startswith(_NOT_HEADS)}
     # Of two names of one tensor safetensors keeps either.
     bias, table = there.pop("lm_head.decoder.bias", None), there.pop("lm_head.decoder.weight", None)

@@ -29,7 +29,9 @@ from xlme_ds.engine.build import open_data
 from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
 from xlme_ds.train.schedule import learning_rate
-from xlme_ds.trained import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE, read_run_config
+from xlme_ds.trained.runs import MODEL_FOLDER
+from xlme_ds.trained.settings import CONFIG_FILE, read_run_config
+from xlme_ds.trained.weights import WEIGHTS_FILE
 
 SAME_MODEL = {
     "embedding_sharing": "tied", "vocabulary_blocks": 1, "norm": "post", "relative_bias": "none",

@@ -89,7 +89,7 @@ def test_equal_operations(compared: tuple[Path, list[str], str]) -> None:
 def test_scores_of_two_versions_of_a_test_are_not_averaged(tmp_path: Path) -> None:
     for seed, version in ((1, "a"), (2, "a"), (3, "b")):
         (tmp_path / f"pos/seed{seed}").mkdir(parents=True)
-        content = {"languages": {"de": {"f1": 10.0 * seed}}, "files": {"test-de.tsv": version}}
+        content = {"format": 1, "languages": {"de": {"f1": 10.0 * seed}}, "files": {"test-de.tsv": version}}
         (tmp_path / f"pos/seed{seed}/scores.json").write_text(json.dumps(content))
     assert scores(tmp_path, (1, 2))[0] == {"pos": 15.0}
     with pytest.raises(ValueError, match=r"seed3/scores\.json has scores of other files than \S+seed1/scores\.json"):
@@ -188,7 +188,7 @@ def test_held_out_text_without_pairs_has_losses_of_one_kind(
     for name in ("mono", "vocab"):
         (tmp_path / "text" / name).symlink_to(folder / "heldout" / name)
     place = next((folder / "out/runs").glob("xlme-*/seed1"))
-    (tmp_path / "losses.json").write_text(json.dumps(losses([place], tmp_path / "text")))
+    (tmp_path / "losses.json").write_text(json.dumps({"format": 1, **losses([place], tmp_path / "text")}))
     overall, languages = heldout_losses(tmp_path)
     assert overall.keys() == languages.keys() == {"mlm"}
 

@@ -157,7 +157,7 @@ def written(folder: Path, rows: int, row_tokens: int, items: int) -> Path:
                 writer.write_batch(pa.record_batch(columns, schema=row_schema(row_tokens)))
         shards.append(Shard(path.name, half, path.stat().st_size, file_sha256(path)))
         write_index(path)
-    settings = {"row_tokens": row_tokens, "rows": rows}
+    settings = {"row_tokens": row_tokens, "layout": "xlme", "rows": rows}
     language = {name: 1.0 for name in ("share_before", "share_after", "repeat")}
     counts = {"by_language": {"en": language}}
     write_manifest(folder, Manifest("mix", settings, 200, "0" * 64, ("en",), tuple(shards), counts))

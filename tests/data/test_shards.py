@@ -161,8 +161,9 @@ def test_a_shard_without_an_index_is_one_clear_error(tmp_path: Path) -> None:
         ({"settings": {}}, "row_tokens None, not a whole number"),
         ({"settings": {"row_tokens": "32"}}, "row_tokens '32', not a whole number"),
         ({"settings": {"row_tokens": 32.0}}, "row_tokens 32.0, not"),
-        ({"settings": {"row_tokens": 1 << 40}}, "2³¹ tokens"),
-        ({"settings": {"row_tokens": 32, "layout": ["xlme"]}}, "no layout is called"),
+        ({"settings": {"row_tokens": 1 << 40, "layout": "xlme"}}, "2³¹ tokens"),
+        ({"settings": {"row_tokens": 32, "layout": ["xlme"]}}, "layout ['xlme'], not a text"),
+        ({"settings": {"row_tokens": 32, "layout": "x"}}, "no layout is called x"),
         ({"vocabulary_size": None}, "vocabulary_size None, not a whole number"),
         ({"vocabulary_size": True}, "vocabulary_size True, not a whole number"),
         ({"vocabulary_sha256": 0}, "vocabulary_sha256 0, not a text"),
@@ -180,7 +181,7 @@ def test_a_shard_without_an_index_is_one_clear_error(tmp_path: Path) -> None:
         ({"counts": {}}, "counts has by_language None, not an object"),
         ({"counts": {"by_language": {"de": 3}}}, "counts by language are no objects"),
         ({"counts": {"by_language": {"de": {"repeat": "once"}}}}, "lack share_before, share_after, repeat"),
-        ({"format": "1"}, "format '1', not a whole number"),
+        ({"format": 2}, "it has format 2, this version reads 1"),
         ({"more": 1}, "more"),
         (None, "no object"),
         ("[" * 100_000, "recursion"),
@@ -257,3 +258,14 @@ def test_a_folder_of_another_stage_or_none(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(ValueError, match=r"manifest\.json is not a readable manifest"):
         RowStore(tmp_path)
+
+
+def test_a_manifest_without_a_checksum_is_damaged(tmp_path: Path) -> None:
+    path = write_data(tmp_path / "mixed", 16) / "mono" / "manifest.json"
+    fields = json.loads(path.read_text())
+    del fields["sha256"]
+    path.write_text(json.dumps(fields))
+    with pytest.raises(
+        ValueError, match=r"manifest\.json is not a readable manifest \(it does not have its own checksum"
+    ):
+        read_manifest(path.parent)

@@ -25,9 +25,8 @@ def written(folder: Path, rows: list[list[int]], languages: tuple[int, ...] = ()
         writer.write_batch(pa.record_batch(columns, schema=schema))
     write_index(path)
     shard = Shard(path.name, len(rows), path.stat().st_size, file_sha256(path))
-    write_manifest(
-        folder, Manifest("mix", {"row_tokens": 6}, 10, "0" * 64, ("de", "en"), (shard,), {"by_language": {}})
-    )
+    settings = {"row_tokens": 6, "layout": "xlme"}
+    write_manifest(folder, Manifest("mix", settings, 10, "0" * 64, ("de", "en"), (shard,), {"by_language": {}}))
     return RowStore(folder)
 
 

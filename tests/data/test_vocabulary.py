@@ -7,6 +7,8 @@ import pytest
 import sentencepiece as spm
 
 from data_prep.vocab import vocab
+from tests.rows import train_vocabulary
+from xlme_ds.data.schema import Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
 SENTENCES = [f"{a} {b}" for a in ("kalo", "miter", "unve", "sador") for b in ("inpe", "dorin", "lomi")] * 5
@@ -50,3 +52,17 @@ def test_vocabularies_of_other_kinds_are_refused(tmp_path: Path, settings: dict[
 
 def test_the_usual_kind_is_taken(tmp_path: Path) -> None:
     assert Vocabulary(trained(tmp_path / "usual")).size > 20
+
+
+def test_a_flipped_bit_is_an_error(tmp_path: Path) -> None:
+    """Also where the file is still a SentencePiece model, whose ids may be others."""
+    made = train_vocabulary(tmp_path / "vocab")
+    shard = Shard(MODEL_FILE, 0, made.path.stat().st_size, made.sha256)
+    write_manifest(tmp_path / "vocab", Manifest("vocab", {}, made.size, made.sha256, (), (shard,), {}))
+    assert Vocabulary(tmp_path / "vocab").size == made.size
+    content = bytearray(made.path.read_bytes())
+    content[content.index(b"ka")] ^= 2  # another letter in a piece
+    made.path.write_bytes(content)
+    for name in (tmp_path / "vocab", made.path):
+        with pytest.raises(ValueError, match=r"sentencepiece\.model changed since it was written"):
+            Vocabulary(name)

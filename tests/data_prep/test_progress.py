@@ -4,6 +4,7 @@ import io
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -84,3 +85,16 @@ def test_no_terminal_ends_a_stage(
         written[stage] = terminal.buffer.getvalue()
     for stage, word in (("encode", "мир"), ("show", "рождаются"), ("stats", "мир")):
         assert word.encode(encoding, "backslashreplace") in written[stage].replace(b" ", b"").replace(b"\n", b""), stage
+
+
+def test_a_reader_that_has_ended_is_no_error_of_the_disk() -> None:
+    """As in `python -m data_prep verify DIR | head`."""
+    program = "from data_prep.progress import say\nfor number in range(20_000): say(f'line {number}')"
+    writer = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert writer.stdout is not None and writer.stderr is not None
+    assert writer.stdout.readline() == "line 0\n"
+    writer.stdout.close()
+    assert (writer.wait(60), writer.stderr.read()) == (128 + signal.SIGPIPE, "")
+    writer.stderr.close()

@@ -293,12 +293,15 @@ def test_one_process_a_folder(corpus: Corpus, tmp_path: Path, data_prep: Run) ->
     with Stage(out / "mono", "encode").open():
         half_written.write_text("of the first")
         for name in ("out", "link"):
-            with pytest.raises(ValueError, match=f"another process is working in {tmp_path / name / 'mono'}: wait for"):
+            with pytest.raises(
+                ValueError,
+                match=rf"another process is still working in {tmp_path / name / 'mono'} \(process \d+ ",
+            ):
                 corpus.encode(tmp_path / name)
         flags = ["encode", "--mono", corpus.folder / "mono", "--vocab", corpus.vocab, "--out", tmp_path / "link"]
         done = data_prep(*flags, ranks=2)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert "error: another process is working in" in done.stderr
+        assert "error: another process is still working in" in done.stderr
         assert half_written.exists()
     (out / "mono" / "settings.json").unlink()
     corpus.encode(tmp_path / "link")
@@ -311,9 +314,8 @@ def test_a_lock_that_is_none(corpus: Corpus, tmp_path: Path, monkeypatch: pytest
     (tmp_path / "diary").write_text("mine")
     (tmp_path / "out" / "mono").mkdir(parents=True)
     (tmp_path / "out" / "mono" / ".lock").symlink_to(tmp_path / "diary")
-    with pytest.raises(OSError) as error:
+    with pytest.raises(ValueError, match=r"out/mono/\.lock is no lock of this package"):
         corpus.encode(tmp_path / "out")
-    assert error.value.filename == str(tmp_path / "out" / "mono" / ".lock") and error.value.errno == errno.ELOOP
     assert (tmp_path / "diary").read_text() == "mine"
 
     def flock(*_: object) -> None:
@@ -321,7 +323,7 @@ def test_a_lock_that_is_none(corpus: Corpus, tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(
-        ValueError, match=r"\.lock cannot be locked \(No locks available\): mount its file system with flock"
+        ValueError, match=r"\.lock cannot be locked \(No locks available\), and a second run .* mounted with it"
     ):
         corpus.encode(tmp_path / "other")
 

@@ -14,7 +14,8 @@ from tests.rows import train_vocabulary, write_data
 from xlme_ds.audit import examine
 from xlme_ds.config import ModelConfig, ObjectiveConfig, RunConfig, StartConfig
 from xlme_ds.first_weights import starting_weights
-from xlme_ds.trained import load_encoder, load_run
+from xlme_ds.trained.encoders import load_encoder
+from xlme_ds.trained.runs import load_run
 
 STEPS = 8
 SETTINGS = (
@@ -74,7 +75,7 @@ def test_records(folder: Path) -> None:
 
 
 def test_report(folder: Path) -> None:
-    samples = json.loads((folder / "alone/samples.json").read_text())
+    samples = json.loads((folder / "alone/samples.json").read_text())["samples"]
     tokens = [token for sample in samples for token in sample["tokens"]]
     assert all(token["score"] is None for token in tokens)
     assert any(token["masked"] for token in tokens)

@@ -10,7 +10,7 @@ import torch
 
 from tests.launch import ROOT, environment, free_port
 from tests.rows import train_vocabulary, write_data
-from xlme_ds.trained import load_run
+from xlme_ds.trained.runs import load_run
 
 OVERRIDES = {
     "engine.kind": "pipeline",

@@ -53,7 +53,7 @@ def test_report_and_records(out: Path) -> None:
         len(retrieval["pairs"]) >= 80
         and len(retrieval["after"]["overall"]["en_xx"]) == quickstart.RUN.model.discriminator_layers + 1
     )
-    languages = {sample["language"] for sample in json.loads((out / "samples.json").read_text())}
+    languages = {sample["language"] for sample in json.loads((out / "samples.json").read_text())["samples"]}
     assert len(languages) >= 12
     page = (out / "report.html").read_text()
     assert "<svg" in page and "http://" not in page.replace("http://www.w3.org", "")

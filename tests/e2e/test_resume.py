@@ -16,7 +16,7 @@ from tests.launch import ROOT, TIMED, environment, free_port, python, run_ranks
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.evaluate import losses
 from xlme_ds.train.run_folder import RunFolder
-from xlme_ds.trained import load_run
+from xlme_ds.trained.runs import load_run
 
 STEPS = 40
 
@@ -170,7 +170,7 @@ def test_a_checkpoint_holds_the_model(runs: tuple[Path, Path, list[str]]) -> Non
     assert found.step == STEPS and found.encoder().cfg.language_embeddings == ("fr", "en", "de")
     for run in runs[:2]:
         left = [path for path in run.rglob("*.tmp") if path.is_file()]
-        samples = json.loads((run / "samples.json").read_text())
+        samples = json.loads((run / "samples.json").read_text())["samples"]
         assert {sample["step"] for sample in samples} == {STEPS} and not left
 
 
@@ -235,7 +235,7 @@ def test_a_branch_lets_the_rate_fall(folder: Path, runs: tuple[Path, Path, list[
 def test_retention(runs: tuple[Path, Path, list[str]]) -> None:
     kept = sorted(p.name for p in (runs[0] / "checkpoints").iterdir())
     assert kept == ["latest.json", "step_00000012", "step_00000024", "step_00000036", "step_00000040"]
-    assert json.loads((runs[0] / "checkpoints/latest.json").read_text()) == {"checkpoint": "step_00000040"}
+    assert json.loads((runs[0] / "checkpoints/latest.json").read_text()) == {"format": 1, "checkpoint": "step_00000040"}
 
 
 def test_run_folder(runs: tuple[Path, Path, list[str]]) -> None:

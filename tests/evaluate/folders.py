@@ -12,7 +12,9 @@ from tests.rows import train_vocabulary
 from tests.small import SMALL, lively
 from xlme_ds.config import DataConfig, ObjectiveConfig, RunConfig
 from xlme_ds.objectives import objective_of
-from xlme_ds.trained import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE
+from xlme_ds.trained.runs import MODEL_FOLDER
+from xlme_ds.trained.settings import CONFIG_FILE
+from xlme_ds.trained.weights import WEIGHTS_FILE
 from xlme_ds.validate import validate
 
 WORDS = ("kalo", "miter", "unve", "sador", "inpe", "terka", "vesa", "dormi", "loun", "pein")
@@ -38,7 +40,8 @@ def write_run(
     pretrained = lively(objective_of(of).build(cfg), seed)
     save_file(pretrained.state_dict(), folder / MODEL_FOLDER / WEIGHTS_FILE)
     (folder / CONFIG_FILE).write_text(
-        json.dumps({"config": asdict(config), "data": {"vocabulary_sha256": vocabulary.sha256}}), encoding="utf-8"
+        json.dumps({"format": 1, "config": asdict(config), "data": {"vocabulary_sha256": vocabulary.sha256}}),
+        encoding="utf-8",
     )
     return folder
 

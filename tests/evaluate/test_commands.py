@@ -20,7 +20,7 @@ from xlme_ds.evaluate.heldout_losses import loss_tables
 from xlme_ds.evaluate.retrieval import SETS, XTREME, accuracies, both_ways
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
-from xlme_ds.trained import load_encoder
+from xlme_ds.trained.encoders import load_encoder
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -28,7 +28,7 @@ from xlme_ds.export.__main__ import export_run
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import take_encoder
 from xlme_ds.objectives import objective_of
-from xlme_ds.trained import MODEL_FOLDER, load_run
+from xlme_ds.trained.runs import MODEL_FOLDER, load_run
 
 ROWS = 60
 OBJECTIVES = ("electra", "mlm", "ernie_m")

@@ -22,7 +22,8 @@ from xlme_ds.evaluate.lookup_table import (
     word_vectors,
 )
 from xlme_ds.export.__main__ import export_run
-from xlme_ds.trained import TrainedEncoder, load_encoder
+from xlme_ds.trained.encoders import load_encoder
+from xlme_ds.trained.runs import TrainedEncoder
 
 
 @pytest.fixture(scope="module")

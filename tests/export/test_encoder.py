@@ -29,7 +29,8 @@ from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.export.exported_folder import Exported, write_folder
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.text_encoder import languages_of, one_item_a_row
-from xlme_ds.trained import EXPORTED_SETTINGS, load_encoder, read_heads
+from xlme_ds.trained.encoders import load_encoder
+from xlme_ds.trained.exports import EXPORTED_SETTINGS, read_heads
 
 TOKENS = torch.tensor([[0, 11, 12, 13, 17, 19, 2], [0, 21, 2, 1, 1, 1, 1], [0, 31, 32, 33, 34, 2, 1]])
 SETTINGS: list[dict[str, Any]] = [

@@ -25,7 +25,8 @@ from xlme_ds.data.schema import EOS, LAYOUTS, PAD, UNK
 from xlme_ds.evaluate.heldout_losses import losses
 from xlme_ds.export.__main__ import main
 from xlme_ds.first_weights import starting_weights
-from xlme_ds.trained import load_encoder, load_run
+from xlme_ds.trained.encoders import load_encoder
+from xlme_ds.trained.runs import load_run
 from xlme_ds.translate.decoding import translate
 from xlme_ds.translate.model import TranslationModel
 from xlme_ds.translate.text import Translator, load_translator, translate_lines

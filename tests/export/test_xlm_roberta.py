@@ -14,7 +14,7 @@ from tests.small import lively
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.export.__main__ import main
 from xlme_ds.models.text_encoder import one_item_a_row
-from xlme_ds.trained import load_encoder
+from xlme_ds.trained.encoders import load_encoder
 
 TOKENS = torch.tensor([[0, 11, 12, 13, 17, 19, 2], [0, 21, 2, 1, 1, 1, 1], [0, 31, 32, 33, 34, 2, 1]])
 INSIDE = TOKENS != 1

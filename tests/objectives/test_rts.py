@@ -22,7 +22,7 @@ from xlme_ds.first_weights import starting_weights
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.pipeline import parts
 from xlme_ds.objectives import objective_of
-from xlme_ds.trained import load_run
+from xlme_ds.trained.runs import load_run
 from xlme_ds.validate import validate
 
 RTS = ObjectiveConfig("rts")

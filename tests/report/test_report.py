@@ -73,6 +73,7 @@ def run(tmp_path: Path) -> Path:
     values = {
         "config.json": {
             "config": {"name": "tiny <b>", "model": {"width": 96}},
+            "objective": described(ObjectiveConfig()),
             "parameters": {"embedding": 700_000, "trained_total": 1_230_000},
             "world_size": 2,
         },
@@ -84,13 +85,15 @@ def run(tmp_path: Path) -> Path:
             "pairs": {"fr": 77},
             "candidates": 80,
         },
-        "samples.json": [
-            {"language": "fr", "task": "mono", "tokens": FRENCH},
-            {"language": "ar", "task": "para", "tokens": ARABIC},
-        ],
+        "samples.json": {
+            "samples": [
+                {"language": "fr", "task": "mono", "tokens": FRENCH},
+                {"language": "ar", "task": "para", "tokens": ARABIC},
+            ]
+        },
     }
     for name, value in values.items():
-        (folder / name).write_text(json.dumps(value), encoding="utf-8")
+        (folder / name).write_text(json.dumps({"format": 1, **value}), encoding="utf-8")
     return folder
 
 
@@ -133,6 +136,18 @@ def test_page_is_whole_and_self_contained(run: Path) -> None:
     assert not re.search(r'(?:src|href)="(?!#)', html), "the page refers to another file"
     assert not list(run.glob(".*.tmp"))
     assert sum(tag == "svg" for tag, _ in parsed.tags) == len(figures.curves([metric(1)], [heldout(1)], KNOWN)) + 2
+
+
+def test_names_are_shown_as_they_are(run: Path) -> None:
+    """Of the run in the page's title, and of a quantity that the page does not know in a figure's."""
+    name, quantity = 'a <b> & "c" $x$', "new <i> $y$"
+    config = json.loads((run / "config.json").read_text())
+    config["config"]["name"] = name
+    (run / "config.json").write_text(json.dumps(config))
+    write_lines(run / "metrics.jsonl", [metric(step) | {quantity: 1.0 * step} for step in range(1, 5)])
+    page = Page(write_report(run).read_text(encoding="utf-8"))
+    assert f"{name} · XLM-E pre-training" in page.text and f" {name} " in page.text and f" {quantity} " in page.text
+    assert quantity in [attributes.get("aria-label") for tag, attributes in page.tags if tag == "svg"]
 
 
 def test_corpus_text_is_escaped(run: Path) -> None:
@@ -281,10 +296,11 @@ def test_retrieval_without_a_test_before_training(run: Path) -> None:
         ("heldout.jsonl", "[1]\n", ("heldout.jsonl line 1", "step")),
         ("metrics.jsonl", b'{"step": 1}\n\xff\n', ("metrics.jsonl line 2",)),
         ("retrieval.json", '{"layers":\n [0,\n', ("retrieval.json line 3",)),
-        ("samples.json", "{}", ("samples.json", "dict")),
+        ("samples.json", "[]", ("samples.json", "not a dict")),
+        ("samples.json", '{"samples": []}', ("samples.json has format None, this version reads 1",)),
         (
             "samples.json",
-            '[{"tokens": [{"piece": "a", "original": "a", "replaced": false}]}]',
+            '{"format": 1, "samples": [{"tokens": [{"piece": "a", "original": "a", "replaced": false}]}]}',
             ("samples.json", "score"),
         ),
     ],
@@ -298,7 +314,11 @@ def test_damaged_file_is_one_sentence(run: Path, name: str, content: str | bytes
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("retrieval.json", '{"pairs": 3, "layers": 1}'), ("config.json", '{"config": [1]}')]
+    ("name", "content"),
+    [
+        ("retrieval.json", '{"format": 1, "pairs": 3, "layers": 1}'),
+        ("config.json", '{"format": 1, "config": [1]}'),
+    ],
 )
 def test_file_of_another_form_is_named(run: Path, name: str, content: str) -> None:
     (run / name).write_text(content)
@@ -313,7 +333,8 @@ def test_no_such_folder(tmp_path: Path) -> None:
 
 def article(run: Path, language: str, task: str, tokens: list[dict[str, Any]]) -> str:
     """The sample of a run that has this one, as the page shows it."""
-    (run / "samples.json").write_text(json.dumps([{"language": language, "task": task, "tokens": tokens}]))
+    samples = [{"language": language, "task": task, "tokens": tokens}]
+    (run / "samples.json").write_text(json.dumps({"format": 1, "samples": samples}))
     html = write_report(run).read_text(encoding="utf-8")
     return html[html.index("<article") : html.index("</article>")]
 

@@ -81,7 +81,9 @@ def test_one_published_number_a_table_is_in_the_others() -> None:
 def write_scores(folder: Path, task: str, languages: dict[str, Any], **changes: Any) -> None:
     metrics = list(next(iter(languages.values()), {"f1": None}))
     content = {
+        "format": 1,
         "task": task,
+        "random": False,
         "seed": 1,
         "split": "test",
         "metric": metrics,
@@ -107,9 +109,9 @@ def runs(tmp_path: Path) -> Path:
     names = {"en_xx": [0.1, 0.2], "xx_en": [0.3, 0.45]}
     model = {"model": "ours", "depth": 1, "layer": 1, "overall": names}
     sets = {"14": names | {"found": 7, "of": 14}, "36": names | {"found": 36, "of": 36}}
-    (folder / "tatoeba.json").write_text(json.dumps({"models": [model | {"sets": sets}]}))
+    (folder / "tatoeba.json").write_text(json.dumps({"format": 1, "models": [model | {"sets": sets}]}))
     tests = {"de-en": {"aer": [0.6, 0.5]}, "en-fr": {"aer": [0.5, 0.25]}, "en-cs": {"aer": [0.1, 0.1]}}
-    (folder / "align.json").write_text(json.dumps({"models": [model | {"tests": tests}]}))
+    (folder / "align.json").write_text(json.dumps({"format": 1, "models": [model | {"tests": tests}]}))
     return folder
 
 
@@ -192,7 +194,7 @@ def test_scores_of_a_checkpoint_are_not_the_runs(tmp_path: Path) -> None:
     write_scores(tmp_path / "early", "xnli", {"en": {"accuracy": 40.0}}, model="runs/base@50", seed=2)
     names = {"en_xx": [0.1, 0.2], "xx_en": [0.3, 0.45]}
     scored = {"model": "base", "folder": "runs/base", "step": 50, "depth": 1, "layer": 1, "overall": names, "sets": {}}
-    (tmp_path / "tatoeba.json").write_text(json.dumps({"models": [scored]}))
+    (tmp_path / "tatoeba.json").write_text(json.dumps({"format": 1, "models": [scored]}))
     found = {model.name: (sorted(model.results), model.tatoeba is not None) for model in gather([tmp_path])}
     assert found == {"base": (["xnli"], False), "base@50": (["xnli"], True)}
 
@@ -226,7 +228,7 @@ def test_only_scores_of_the_same_model_training_set_and_tests_are_averaged(tmp_p
     write(2, 82.0, "c")
     assert sorted(found().values()) == [[80.0], [82.0, 40.0]]
     scored = {"model": "ours", "folder": "runs/ours", "weights": "c" * 64, "depth": 1, "layer": 1, "overall": {}}
-    (tmp_path / "tatoeba.json").write_text(json.dumps({"models": [scored]}))
+    (tmp_path / "tatoeba.json").write_text(json.dumps({"format": 1, "models": [scored]}))
     of_model = {model.name: model.tatoeba is not None for model in gather([tmp_path])}
     assert of_model["ours, weights cccccccc"] and sum(of_model.values()) == 1
     with_seeds = {model.name: len(model.results["ner"].runs) for model in gather([tmp_path]) if model.results}
@@ -250,11 +252,14 @@ def test_tests_without_labels_have_no_score_and_are_named(tmp_path: Path) -> Non
     assert record["pawsx"] == "" and "pawsx: [no labels: predictions alone]" in record["remarks"]
 
 
-def test_pos_is_f1_and_accuracy_under_that_name_is_refused(tmp_path: Path) -> None:
+def test_the_measure_of_pos_is_f1(tmp_path: Path) -> None:
     write_scores(tmp_path / "pos", "pos", {"en": {"f1": 70.0, "accuracy": 90.0}})
     assert ours(tables(gather([tmp_path])), "table1")["ours"]["pos"].values == (70.0,)
-    write_scores(tmp_path / "pos", "pos", {"en": {"f1": 90.0}})
-    with pytest.raises(ValueError, match="has POS's accuracy under the name of F1"):
+
+
+def test_scores_of_another_format_are_refused(tmp_path: Path) -> None:
+    write_scores(tmp_path / "pos", "pos", {"en": {"f1": 70.0, "accuracy": 90.0}}, format=2)
+    with pytest.raises(ValueError, match=r"scores\.json has format 2, this version reads 1"):
         gather([tmp_path])
 
 
@@ -265,7 +270,7 @@ def test_two_models_of_one_name_are_two_rows(tmp_path: Path) -> None:
     names = {"en_xx": [0.1, 0.2], "xx_en": [0.3, 0.45]}
     model = {"model": "base", "folder": "runs/b/base", "depth": 1, "layer": 1, "overall": names, "sets": {}}
     untrained = model | {"model": "untrained, seed 1"}
-    (tmp_path / "tatoeba.json").write_text(json.dumps({"models": [model, untrained]}))
+    (tmp_path / "tatoeba.json").write_text(json.dumps({"format": 1, "models": [model, untrained]}))
     found = {model.name: (sorted(model.results), model.tatoeba is not None) for model in gather([tmp_path])}
     assert found == {
         "runs/a/base": (["xnli"], False),
@@ -275,7 +280,9 @@ def test_two_models_of_one_name_are_two_rows(tmp_path: Path) -> None:
     assert [model.name for model in gather([tmp_path / "a"])] == ["base"]
     (tmp_path / "more").mkdir()  # an untrained model of another shape has the same name
     large = untrained | {"folder": "runs/large"}
-    (tmp_path / "more/tatoeba.json").write_text(json.dumps({"models": [large | {"model": "large"}, large]}))
+    (tmp_path / "more/tatoeba.json").write_text(
+        json.dumps({"format": 1, "models": [large | {"model": "large"}, large]})
+    )
     found = {model.name for model in gather([tmp_path]) if model.tatoeba is not None}
     shapes = {"untrained, seed 1, as runs/b/base", "untrained, seed 1, as large"}
     assert found == {"runs/b/base", "large"} | shapes
@@ -358,7 +365,7 @@ def test_mistakes_are_named_and_nothing_is_written(runs: Path, tmp_path: Path) -
     assert "another split" in fault(runs, extra)
     write_scores(extra, "ner", {})
     assert "scores of no language" in fault(extra)
-    (extra / "scores.json").write_text('{"task": "ner"}')
+    (extra / "scores.json").write_text('{"format": 1, "task": "ner"}')
     assert "extra/scores.json lacks 'metric'" in fault(extra)
     (extra / "scores.json").write_text("{")
     assert "scores.json line 1 is not JSON" in fault(extra)

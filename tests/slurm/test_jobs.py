@@ -446,7 +446,7 @@ def test_a_branch_that_reads_two_folders(cluster: Cluster, folder: Path, alone: 
     changed = ["--schedule.name", "wsd", "--schedule.decay-steps", "4", "--data.phase-steps", str(STEPS + 2)]
     places = {"XLME_BRANCH": f"{alone}@{STEPS}", "XLME_DATA": f"{data}:{data}", "XLME_OUT": out}
     said = cluster.submit("pretrain_large.sh", *changed, **places).wait("COMPLETED")
-    assert json.loads((out / "finished.json").read_text()) == {"steps": STEPS + 4}
+    assert json.loads((out / "finished.json").read_text()) == {"format": 1, "steps": STEPS + 4}
     assert f"phases: from step 0 {data}, 15% predicted; from step {STEPS + 2} {data}" in said, said
 
 
@@ -455,7 +455,7 @@ def test_a_pipeline_across_nodes(cluster: Cluster, folder: Path, disturbed: Job)
     changed = [*words(train__steps=4), "--engine.pipeline-stages", "2"]
     job = cluster.submit("pretrain_xl.sh", *changed, XLME_ENGINE="pipe", XLME_DATA=folder / "mixed", XLME_OUT=out)
     job.wait("COMPLETED")
-    assert json.loads((out / "finished.json").read_text()) == {"steps": 4}
+    assert json.loads((out / "finished.json").read_text()) == {"format": 1, "steps": 4}
 
 
 def test_a_users_mistake_is_not_tried_again(cluster: Cluster, folder: Path, disturbed: Job) -> None:
@@ -501,8 +501,7 @@ def test_a_port_in_use_and_a_try_without_a_step(cluster: Cluster, folder: Path, 
     said = job.wait("FAILED")
     assert job.field("Restarts") == "1" and job.field("ExitCode") == "2:0", said
     assert (
-        "told to stop before the first step" in said
-        and "this try saved nothing new, so the job is not requeued" in said
+        "stopped before the first step" in said and "this try saved nothing new, so the job is not requeued" in said
     ), said
     assert done == step(out) > 0
 

@@ -35,11 +35,12 @@ from xlme_ds.data.shards import RowStore
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.evaluate.showcase import _data_of
 from xlme_ds.export.__main__ import export_run
-from xlme_ds.io.files import read_json, write_json
+from xlme_ds.io.files import read_json
 from xlme_ds.plan.planner import plan
 from xlme_ds.train.records import audit_lines
 from xlme_ds.train.run_folder import RunFolder, branched
-from xlme_ds.trained import load_encoder, load_run
+from xlme_ds.trained.encoders import load_encoder
+from xlme_ds.trained.runs import load_run
 
 SHARES = (0.3, 0.15)
 Run = Callable[..., Path]
@@ -163,7 +164,7 @@ def test_a_finished_run_is_made_longer(config: RunConfig, data: tuple[Path, Path
     pretrain(longer(config, 10), data, out)
     straight = pretrain(longer(config, 10), data, stable.with_name("straight"))
     assert weights(out) == weights(straight) and records(out) == records(straight)
-    assert read_json(out / "finished.json", dict) == {"steps": 10}
+    assert read_json(out / "finished.json", dict) == {"format": 1, "steps": 10}
     assert from_json(RunConfig, read_json(out / "config.json", dict)["config"]).train.steps == 10
 
 
@@ -253,7 +254,7 @@ def test_an_average_is_the_mean(stable: Path, capsys: pytest.CaptureFixture[str]
         (["--model", names[0]], "two or more models, each once"),
         (["--model", names[0], "--model", names[0], "--model", names[1]], "two or more models, each once"),
         (["--model", names[0], "--model", str(exports[0])], "is an export and others are runs"),
-        (["--model", names[0], "--model", str(stable.with_name("stable@7"))], "has no whole checkpoint of step 7"),
+        (["--model", names[0], "--model", str(stable.with_name("stable@7"))], "has no complete checkpoint of step 7"),
         (["--model", str(stable), "--model", names[0], "--model", names[2]], "have the same weights: name each model"),
     ):
         with pytest.raises(SystemExit) as ended:
@@ -388,18 +389,9 @@ def test_what_cannot_be(
     assert not (tmp_path / "one").exists()
 
 
-def test_settings_of_an_older_version(data: tuple[Path, Path], stable: Path) -> None:
-    """Under their older names, for a branch and for the audit."""
-    old = stable.with_name("old")
-    shutil.copytree(stable, old)
-    content = read_json(old / "config.json", dict)
-    content["config"]["model"]["attention"] = content["config"]["model"].pop("kernels")
-    write_json(old / "config.json", content)
-    assert branched(Path(f"{old}@6")).model == branched(Path(f"{stable}@6")).model
-    assert examine(old, data) == examine(stable, data)
-
-
 def test_settings_come_back(config: RunConfig) -> None:
     there = json.loads(json.dumps(asdict(config)))
     assert from_json(RunConfig, there) == config
-    assert from_json(RunConfig, {"name": "old", "seed": 3}) == RunConfig("old", 3), "what is younger has its default"
+    del there["model"]["norm"]
+    with pytest.raises(KeyError, match="norm"):
+        from_json(RunConfig, there)

@@ -33,7 +33,8 @@ from xlme_ds.engine.engine import Engine
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.models.text_encoder import LanguageModel
 from xlme_ds.objectives import objective_of
-from xlme_ds.train.run import pretraining, train
+from xlme_ds.train.inputs import pretraining
+from xlme_ds.train.run import train
 from xlme_ds.train.run_folder import RunFolder
 from xlme_ds.train.stop import StopRequest, Watchdog
 
@@ -378,6 +379,16 @@ def test_no_probe_has_what_btmlm_writes(data: Path) -> None:
     module.eval()
     plain = LanguageModel.forward(module, batch)  # a single pass
     assert of.probe_loss() == pytest.approx(plain.nll_M.mean().item(), rel=1e-6)
+
+
+def test_a_wrong_probe_loss_is_an_error(data: Path, tmp_path: Path) -> None:
+    of, checkpoints = engine(data, tiny(**PLAIN)), Checkpoints(tmp_path, keep_last=3, keep_every=0)
+    newest = save(checkpoints, of, 1)
+    assert checkpoints.load(of, newest, {}, 1e-5) == 1
+    state = json.loads((newest / "state.json").read_text())
+    (newest / "state.json").write_text(json.dumps(state | {"probe": 2 * state["probe"]}))
+    with pytest.raises(SharedError, match=r"was saved with a loss of \S+ on the probe batch, loaded it gives"):
+        checkpoints.load(of, newest, {}, 1e-5)
 
 
 def test_another_model_is_refused(data: Path, tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ from xlme_ds.engine.ranks import SharedError
 from xlme_ds.io.folders import lock, made_whole
 from xlme_ds.report.run_page import write_report
 from xlme_ds.train.run_folder import RunFolder, missing_steps
-from xlme_ds.trained import read_settings, whole_checkpoint
+from xlme_ds.trained.runs import complete_checkpoint
+from xlme_ds.trained.settings import read_settings
 
 WSD = ScheduleConfig("wsd")
 PLAIN = dict(engine=dict(kind="plain"), micro_batch=8)
@@ -67,14 +68,18 @@ def test_run_folder_refuses_other_settings(tmp_path: Path) -> None:
     for name, value, words in (("width", 64, "width 32"), ("attention_dropout", 0.1, r"attention_dropout 0\.0")):
         with pytest.raises(ValueError, match=rf"started with model\.{words}, this call has {value}"):
             claimed(out, dataclasses.replace(config, model=dataclasses.replace(config.model, **{name: value})))
-    written = json.loads((out / "config.json").read_text())
-    for name in ("norm_epsilon", "masked_head", "attention_dropout"):  # of a run from before there were these
-        del written["config"]["model"][name]
-    (out / "config.json").write_text(json.dumps(written))
-    claimed(out, config).close()
     with pytest.raises(ValueError, match=r"started with model\.masked_head dense, this call has linear"):
         claimed(out, dataclasses.replace(config, model=dataclasses.replace(config.model, masked_head="linear")))
     assert read_settings(out).model == config.model
+    written = json.loads((out / "config.json").read_text())
+    del written["config"]["model"]["norm_epsilon"]
+    (out / "config.json").write_text(json.dumps(written))
+    with pytest.raises(ValueError, match=r"was started without model\.norm_epsilon: it is of another version"):
+        claimed(out, config)
+    with pytest.raises(
+        ValueError, match=r"config\.json lacks a setting or has an unknown one: KeyError\('norm_epsilon'\)"
+    ):
+        read_settings(out)
     (out / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json is damaged"):
         claimed(out, config)
@@ -329,10 +334,10 @@ def test_a_checkpoint_under_another_steps_name_is_none(
     checkpoints, straight = out / "checkpoints", (trained / "metrics.jsonl").read_text()
     (checkpoints / "step_00000004").rename(checkpoints / "step_00000099")
     assert again(data, out, short(steps=8, keep_last=1, keep_every=0)) and said in capsys.readouterr().out
-    assert (out / "metrics.jsonl").read_text() == straight and whole_checkpoint(out, 8).name == "step_00000008"
+    assert (out / "metrics.jsonl").read_text() == straight and complete_checkpoint(out, 8).name == "step_00000008"
     branch = dataclasses.replace(short(steps=120), start=StartConfig(f"{out}@99", "state"))
-    for call in (lambda: whole_checkpoint(out, 99), lambda: again(data, tmp_path / "branch", branch)):
-        with pytest.raises(ValueError, match=r"has no whole checkpoint of step 99: it has those of step 8"):
+    for call in (lambda: complete_checkpoint(out, 99), lambda: again(data, tmp_path / "branch", branch)):
+        with pytest.raises(ValueError, match=r"has no complete checkpoint of step 99: it has those of step 8"):
             call()
     with pytest.raises(SystemExit):
         checkpoint.main(["check", "--run", str(out)])
@@ -346,7 +351,7 @@ def test_a_checkpoint_under_another_steps_name_is_none(
     shutil.copytree(checkpoints / "step_00000004", checkpoints / "step_00000077")
     assert again(data, out, short(steps=8, keep_last=1, keep_every=0))
     assert (out / "metrics.jsonl").read_text().count("\n") == 8
-    assert f"{out}: what came after step 4, up to step 8, is done again" in capsys.readouterr().out
+    assert f"{out}: steps 5 to 8 are done again: the newest checkpoint is of step 4" in capsys.readouterr().out
     assert sorted(path.name for path in checkpoints.glob("step*")) == ["step_00000008", "step_00000077"], "it is kept"
 
 
@@ -367,25 +372,6 @@ def rewrite(path: Path, **changes: object) -> None:
     if path.name == "state.json":
         content = path.read_bytes()
         rewrite(path.with_name("complete.json"), **{path.name: {"bytes": len(content), "crc32": zlib.crc32(content)}})
-
-
-def test_a_run_of_the_version_before_goes_on(
-    data: Path, copy: Path, trained: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Neither its settings nor its checkpoints say which run they are of."""
-    rewrite(copy / "config.json", run=None)
-    rewrite(copy / "checkpoints/step_00000004/state.json", run=None, settings=None, records=None)
-    shutil.copytree(copy, copy.with_name("bare"))
-    assert again(data, copy)
-    state = json.loads((copy / "checkpoints/step_00000008/state.json").read_text())
-    assert state["run"] is None and state["settings"]["optimizer.learning_rate"] == 1e-3
-    shutil.copytree(trained / "checkpoints/step_00000008", copy / "checkpoints/step_00000009")
-    rewrite(copy / "checkpoints/step_00000009/state.json", step=9)
-    with pytest.raises(SharedError, match="step_00000009 was saved by another run"):
-        again(data, copy)
-    (copy.with_name("bare") / "config.json").unlink()
-    with pytest.raises(SharedError, match=r"has no config\.json, and .*step_00000004 is of an older version"):
-        again(data, copy.with_name("bare"))
 
 
 def test_damaged_and_missing_records_are_told_and_the_others_kept(

@@ -18,8 +18,9 @@ from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.engine import StepStats
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.objectives.electra import ElectraObjective
+from xlme_ds.train.inputs import pretraining
 from xlme_ds.train.loop import Guard
-from xlme_ds.train.run import pretraining, train
+from xlme_ds.train.run import train
 from xlme_ds.train.run_folder import RunFolder
 from xlme_ds.train.stop import StopRequest, Watchdog
 from xlme_ds.validate import validate

@@ -28,7 +28,7 @@ from xlme_ds.data.loader import HeldOutLoader
 from xlme_ds.data.rows import TASKS
 from xlme_ds.data.shards import RowStore
 from xlme_ds.folders import checkpoints_of, saved_step
-from xlme_ds.train.run import heldout_data
+from xlme_ds.train.inputs import heldout_data
 from xlme_ds.train.run_folder import RunFolder
 
 _TINY = (
@@ -236,7 +236,11 @@ def test_a_run_shows_itself_while_it_trains(tmp_path: Path) -> None:
             time.sleep(0.05)
 
     def shown() -> int:
-        return json.loads((out / "samples.json").read_text())[0]["step"] if (out / "samples.json").exists() else 0
+        return (
+            json.loads((out / "samples.json").read_text())["samples"][0]["step"]
+            if (out / "samples.json").exists()
+            else 0
+        )
 
     def told() -> bool:
         return "the report page is not brought up to date, training goes on: " in said.read_text()

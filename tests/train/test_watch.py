@@ -30,8 +30,8 @@ from xlme_ds.counting import flops_per_step
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.io.folders import LOCK, lock
 from xlme_ds.recipes import recipe
+from xlme_ds.train.inputs import read_inputs
 from xlme_ds.train.records import audit_lines
-from xlme_ds.train.run import read_inputs
 from xlme_ds.train.run_folder import RunFolder
 
 STEPS, EVERY = 9, 3
@@ -235,7 +235,7 @@ def test_tensorboard_has_settings_and_sentences(plain: Path) -> None:
         return {tag: events.Tensors(tag)[-1].tensor_proto.string_val[0].decode() for tag in tags}
 
     assert "    train.steps: 9\n" in texts("metrics")["settings/text_summary"]
-    sample = json.loads((plain / "samples.json").read_text())[0]
+    sample = json.loads((plain / "samples.json").read_text())["samples"][0]
     (said,) = [
         text for tag, text in texts("samples").items() if tag.startswith(f"{sample['task']}/{sample['language']}/")
     ]

@@ -36,7 +36,8 @@ from xlme_ds.data.shards import RowStore
 from xlme_ds.evaluate.heldout_losses import losses
 from xlme_ds.evaluate.predicted_tokens import perplexity
 from xlme_ds.io.files import read_json
-from xlme_ds.trained import load_encoder, load_run
+from xlme_ds.trained.encoders import load_encoder
+from xlme_ds.trained.runs import load_run
 from xlme_ds.translate.leaks import seen_lines
 from xlme_ds.translate.text import load_translator, read_lines, scores, translate_lines
 
@@ -181,7 +182,7 @@ def test_its_losses_are_evaluated(run: Path, folder: Path) -> None:
 
 def test_what_is_shown_of_the_run(run: Path) -> None:
     """The predictions are in the second sides alone, and its encoder is one as any other."""
-    samples = read_json(run / "samples.json", list)
+    samples = read_json(run / "samples.json", dict)["samples"]
     assert {sample["task"] for sample in samples} == {"para"}
     for sample in samples:
         first = [token["original"] for token in sample["tokens"]].index("</s>", 1)
@@ -221,7 +222,7 @@ def test_sentences_alone(config: RunConfig, run: Path, folder: Path) -> None:
     unseen = json.loads((whole / "heldout.jsonl").read_text().splitlines()[-1])
     assert {"ae", "bt", "accuracy_denoising", "accuracy_back", "unigram_nll_mono"} <= unseen.keys()
     assert unseen["loss"] == pytest.approx(0.5 * unseen["bt"]), "the weights of the last step"
-    samples = read_json(whole / "samples.json", list)
+    samples = read_json(whole / "samples.json", dict)["samples"]
     assert {sample["task"] for sample in samples} == {"mono"} and (whole / "report.html").exists()
     tokens = [token for sample in samples for token in sample["tokens"]]
     assert any(token["replaced"] for token in tokens), "no model of six steps is right everywhere"

@@ -22,28 +22,18 @@ from ..data.vocabulary import MODEL_FILE
 from ..folders import at_step, checkpoints_of, is_checkpoint_name, saved_step
 from ..io.errors import in_words, refuse
 from ..io.folders import made_whole
-from ..trained import (
-    CONFIG_FILE,
-    DIFFERENCE,
-    DIFFERENCE_FILE,
-    EMBEDDING,
-    GENERATOR_FOLDER,
+from ..trained.exports import DIFFERENCE, DIFFERENCE_FILE, EMBEDDING, GENERATOR_FOLDER, PREFIX, SENTENCEPIECE_FILE
+from ..trained.runs import (
     MODEL_FOLDER,
-    PREFIX,
-    SENTENCEPIECE_FILE,
-    WEIGHTS_FILE,
     TrainedRun,
+    complete_checkpoint,
     in_blocks,
-    known_vocabulary,
     load_run,
     read_checkpoint,
-    read_config,
-    read_settings,
-    read_weights,
-    save_weights,
-    whole_checkpoint,
     write_model,
 )
+from ..trained.settings import CONFIG_FILE, read_config, read_settings, read_vocabulary
+from ..trained.weights import WEIGHTS_FILE, read_weights, save_weights
 from .checkpoints import seal
 from .state_files import StateReader, StateWriter, fault_of, merge_state, read_state, state_file, state_files
 
@@ -91,7 +81,7 @@ def check(run: Path) -> None:
 def _require_vocabulary(folder: Path) -> None:
     """Raise ValueError where the vocabulary next to a model is not the one that it was trained with."""
     of_export = (folder / CONFIG_FILE).exists()
-    known_vocabulary(folder if of_export else folder.parent, folder / (SENTENCEPIECE_FILE if of_export else MODEL_FILE))
+    read_vocabulary(folder if of_export else folder.parent, folder / (SENTENCEPIECE_FILE if of_export else MODEL_FILE))
 
 
 def convert(run: Path, out: Path, step: int | None = None) -> None:
@@ -105,7 +95,7 @@ def convert(run: Path, out: Path, step: int | None = None) -> None:
         out: Folder to make.
         step: The checkpoint of this step; without it the newest sound one.
     """
-    source = whole_checkpoint(run, step)
+    source = complete_checkpoint(run, step)
     named = saved_step(out) if is_checkpoint_name(out.name) else saved_step(source)
     message = f"--out {out.name} is the name of a checkpoint of step {named}, and {source} is of another step"
     refuse([(named == saved_step(source), f"{message}: name it {source.name}")])
@@ -130,8 +120,8 @@ def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = 
     settings = read_settings(run)
     if settings.task:
         raise ValueError(f"{run} was fine-tuned on {settings.task}: name a run of pre-training")
-    vocabulary = known_vocabulary(run, run / MODEL_FOLDER if vocab is None else vocab)
-    source = whole_checkpoint(run, step)
+    vocabulary = read_vocabulary(run, run / MODEL_FOLDER if vocab is None else vocab)
+    source = complete_checkpoint(run, step)
     state = read_checkpoint(source, settings)
     with made_whole(out, "--out") as partial:
         shutil.copyfile(run / CONFIG_FILE, partial / CONFIG_FILE)

@@ -18,7 +18,7 @@ from ..engine.engine import Engine
 from ..engine.ranks import SharedError, broadcast, gather, on_all_ranks
 from ..folders import checkpoint_name, checkpoints_of, is_checkpoint_name, saved_step
 from ..io.errors import in_words
-from ..io.files import naming, to_disk, write_json
+from ..io.files import naming, to_disk, write_object
 from .state_files import (
     COMPLETE,
     STATE,
@@ -134,7 +134,7 @@ class Checkpoints:
     def _complete(self, partial: Path, state: Mapping[str, Any], files: dict[str, dict[str, int]]) -> None:
         final = complete(partial, state, files)
         with naming(self.folder / _LATEST):
-            write_json(self.folder / _LATEST, {"checkpoint": final.name})
+            write_object(self.folder / _LATEST, {"checkpoint": final.name})
             to_disk(self.folder)
         ours = [folder for folder in self.all() if not _strange(folder, state.get("run"))]
         older = [folder for folder in ours if saved_step(folder) <= state["step"]]
@@ -178,10 +178,10 @@ def complete(partial: Path, state: Mapping[str, Any], files: Mapping[str, Mappin
 
 def seal(folder: Path, state: Mapping[str, Any], files: Mapping[str, Mapping[str, int]]) -> None:
     """Make a checkpoint of `folder`, whose state files are on the disk and listed in `files`."""
-    write_json(folder / STATE, state)
+    write_object(folder / STATE, state)
     text = (folder / STATE).read_bytes()
     to_disk(folder / STATE, folder)
-    write_json(folder / COMPLETE, {**files, STATE: {"bytes": len(text), "crc32": zlib.crc32(text)}})
+    write_object(folder / COMPLETE, {**files, STATE: {"bytes": len(text), "crc32": zlib.crc32(text)}})
     to_disk(folder / COMPLETE, folder)
 
 

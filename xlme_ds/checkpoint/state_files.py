@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ..folders import checkpoint_name, saved_step
+from ..io.files import read_object
 
 WEIGHTS = "fp32"  # the kind of the master weights
 COMPLETE = "complete.json"
@@ -323,7 +324,7 @@ def _listed(folder: Path) -> dict[str, tuple[int, int]]:
     """Bytes and CRC-32 of every file of a checkpoint, by name."""
     path = folder / COMPLETE
     try:
-        files = {name: (entry["bytes"], entry["crc32"]) for name, entry in sorted(_json(path).items())}
+        files = {name: (entry["bytes"], entry["crc32"]) for name, entry in sorted(read_object(path).items())}
     except (KeyError, TypeError):
         raise ValueError(f"{path} is damaged: resume from another checkpoint") from None
     # A checkpoint from elsewhere reaches into no other folder.
@@ -354,7 +355,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     """The description of a checkpoint: `step`, `world` (processes that saved it), `probe`, data fingerprints, `run`
     (the name of the run that saved it) and its `settings`."""
     try:
-        state: dict[str, Any] = _json(folder / STATE)
+        state = read_object(folder / STATE)
         int(state["step"]), int(state["world"]), float(state["probe"])
         for name in ("settings", "records", "guard"):
             if not isinstance(state.get(name, {}), dict):
@@ -362,10 +363,3 @@ def read_state(folder: Path) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise ValueError(f"{folder / STATE} is damaged ({error!r}): resume from another checkpoint") from None
     return state
-
-
-def _json(path: Path) -> dict[str, Any]:
-    from ..io.files import read_json  # here: a step runs where there is no pyarrow
-
-    value: dict[str, Any] = read_json(path, dict)
-    return value

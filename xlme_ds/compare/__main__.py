@@ -18,10 +18,10 @@ from ..data.shards import RowStore
 from ..engine.build import resolve_precision
 from ..evaluate.output import terminal
 from ..io.errors import refuse
-from ..io.files import read_json
+from ..io.files import read_object
 from ..io.folders import lock
 from ..run_commands import environment, launch, run
-from ..train.run import read_inputs
+from ..train.inputs import read_inputs
 from ..train.run_folder import FINISHED, RunFolder
 from .results import RunScores, deliver, joined, read_results
 from .scoring import left_to_test, record, require_tests, tuning_seeds
@@ -89,7 +89,7 @@ def _require_same(leg: Leg, settings: CompareSettings) -> None:
     loader, unseen, _ = read_inputs(config, folders, settings.heldout, place, [], 0, settings.processes)
     if not (leg.folder / "config.json").exists():
         return
-    noted = read_json(leg.folder / "config.json", dict)["data"]
+    noted = read_object(leg.folder / "config.json")["data"]
     of_data = "--data", noted["fingerprints"], loader.fingerprints_until(0)  # those of the first phase
     of_heldout = "--heldout", noted.get("heldout_fingerprints"), unseen and unseen.fingerprints
     for name, there, here in (of_data, of_heldout):
@@ -106,12 +106,12 @@ def _carry_out(one: System, settings: CompareSettings) -> None:
             words = [*leg.arguments, *data, "--out", str(leg.folder)]
             run(launch("xlme_ds.pretrain", settings.processes, words), place)
             if not (leg.folder / FINISHED).exists():
-                sys.exit(1)  # stopped: the same command goes on
+                sys.exit(1)  # stopped: the same command continues
     for name, command in left_to_test(one, settings):
         module, *words = command
         run(launch(module, 1, words), place, quiet=True)
         if not record(one, name, command, settings):
-            print(f"{one.model}: {module} was stopped before its scores: the same command goes on", file=sys.stderr)
+            print(f"{one.model}: {module} was stopped before its scores: the same command continues", file=sys.stderr)
             sys.exit(1)
 
 

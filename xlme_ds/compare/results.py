@@ -14,10 +14,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..data.schema import read_manifest
 from ..evaluate.output import ResultTable, drawn, save_figure, write_text
 from ..evaluate.retrieval import both_ways
-from ..io.errors import refuse
-from ..io.files import read_json, write_json
+from ..io.files import read_object, write_object
 from .systems import System
 from .trends import LEVEL, Trend, crossing, trends
 
@@ -64,7 +64,7 @@ class RunScores:
 
     @classmethod
     def read(cls, system: System, data: Path, tuning_seeds: Sequence[int]) -> Self:
-        """What the folder of the run says, and what `data_prep mix` wrote of the data."""
+        """Read the scores from the run's folder, and the passes over the data from the manifests of `data_prep mix`."""
         trained, untrained = scores(system.model / SCORES, tuning_seeds)
         losses, by_language = heldout_losses(system.model / SCORES)
         tasks = {"mono": 0, "para": 0}
@@ -87,15 +87,13 @@ class RunScores:
 
 
 def passes(folder: Path, rows: int) -> float | None:
-    """How often the first `rows` rows of a mixed folder use each example, as a mean over all languages; None for rows
-    that were not made by `mix`, which counts."""
-    manifest = read_json(folder / "manifest.json", dict)
-    if "examples" not in manifest["counts"]:
+    """Passes of the first `rows` rows of a mixed folder over its examples, a mean over all languages; None for rows
+    without counts, which `mix` writes."""
+    manifest = read_manifest(folder)
+    if "examples" not in manifest.counts:
         return None
-    used, available = (
-        sum(of[key] for of in manifest["counts"]["by_language"].values()) for key in ("used", "available")
-    )
-    return rows / sum(shard["rows"] for shard in manifest["shards"]) * used / available
+    used, available = (sum(of[key] for of in manifest.counts["by_language"].values()) for key in ("used", "available"))
+    return rows / manifest.rows * used / available
 
 
 def tuned(folder: Path, task: str, seeds: Sequence[int]) -> list[Path]:
@@ -113,15 +111,15 @@ def scores(folder: Path, tuning_seeds: Sequence[int]) -> tuple[dict[str, float],
         for task, which in ((task, which) for which in (trained, untrained) for task in ("pos", "ner")):
             name = task + UNTRAINED * (which is untrained)
             files = [path for path in tuned(folder, name, tuning_seeds) if path.exists()]
-            found, first = [], read_json(files[0], dict) if files else {}
+            found, first = [], read_object(files[0]) if files else {}
             for path in files:
-                content = read_json(path, dict)
+                content = read_object(path)
                 languages = content["languages"]
                 for key in ("weights", "training", "files"):
-                    words = (
-                        f"{path} has scores of other {key} than {files[0]}: score one model on one version of a test"
-                    )
-                    refuse([(content.get(key) == first.get(key), words)])
+                    if content.get(key) != first.get(key):
+                        raise ValueError(
+                            f"{path} has scores of other {key} than {files[0]}: score one model on the same test files"
+                        )
                 found.append(fmean(of["f1"] for code, of in languages.items() if code != "en"))
             if found:
                 which[task] = fmean(found)
@@ -155,12 +153,12 @@ def _of_another_form(path: Path, error: Exception) -> ValueError:
 
 
 def _models(path: Path) -> list[dict[str, Any]]:
-    return list(read_json(path, dict)["models"]) if path.exists() else []
+    return list(read_object(path)["models"]) if path.exists() else []
 
 
 def read_results(path: Path) -> list[RunScores]:
     """The runs in a compare.json. Raises ValueError for another file."""
-    content = read_json(path, dict)
+    content = read_object(path)
     try:
         return [RunScores(**run) for run in content["runs"]]
     except (KeyError, TypeError) as error:
@@ -184,7 +182,7 @@ def joined(found: Mapping[str, Sequence[RunScores]]) -> list[RunScores]:
 
 def deliver(runs: Sequence[RunScores], out: Path) -> list[ResultTable]:
     """Write compare.json, compare.md and the plot; returns the tables."""
-    write_json(out / "compare.json", {"runs": [asdict(run) for run in runs]})
+    write_object(out / "compare.json", {"runs": [asdict(run) for run in runs]})
     shown = tables(runs)
     write_text(out / "compare.md", "\n".join(table.markdown() for table in shown))
     plot(runs, out / "compare")

@@ -19,8 +19,7 @@ from ..evaluate.retrieval import heldout_pairs, read_tatoeba
 from ..finetune.downstream_tasks import TASKS
 from ..finetune.settings import FinetuneSettings, TuningConfig
 from ..finetune.task_files import choose, find, labelled, read
-from ..io.errors import refuse
-from ..io.files import file_sha256, read_json, write_json
+from ..io.files import file_sha256, read_object, write_object
 from ..objectives import objective_of
 from .results import LOSSES, SCORES, UNTRAINED, tuned
 from .settings import CompareSettings
@@ -48,7 +47,8 @@ def require_tests(settings: CompareSettings) -> None:
     prog = program("compare --tuning")
     plain, asked = (tyro.cli(FinetuneSettings, prog=prog, args=[*ours, *more]) for more in ([], words))
     kept = replace(asked, tuning=plain.tuning, engine=plain.engine, train=plain.train)
-    refuse([(kept == plain, f"--tuning {settings.tuning} may have --tuning., --engine. and --train. settings alone")])
+    if kept != plain:
+        raise ValueError(f"--tuning {settings.tuning} may have --tuning., --engine. and --train. settings alone")
 
 
 def require_labels(folder: Path, task: str) -> None:
@@ -74,15 +74,14 @@ def left_to_test(one: System, settings: CompareSettings) -> Iterator[tuple[str, 
     """
     done = _done(one)
     for name, command in _tests(one, settings):
-        same = done.get(name) in (command, _noted(command))  # the former by an older version
-        if not same or not _written(one, name, settings):
+        if done.get(name) != _noted(command) or not _written(one, name, settings):
             yield name, command
 
 
 def record(one: System, name: str, command: list[str], settings: CompareSettings) -> bool:
     """Note the command of a test that has ended; False where it was stopped before its scores."""
     if written := _written(one, name, settings):
-        write_json(one.model / SCORES / COMMANDS, _done(one) | {name: _noted(command)})
+        write_object(one.model / SCORES / COMMANDS, _done(one) | {name: _noted(command)})
     return written
 
 
@@ -102,7 +101,7 @@ def files_as_they_are(folder: Path) -> str:
 
 def _done(one: System) -> dict[str, Any]:
     path = one.model / SCORES / COMMANDS
-    return read_json(path, dict) if path.exists() else {}
+    return read_object(path) if path.exists() else {}
 
 
 def _written(one: System, name: str, settings: CompareSettings) -> bool:

@@ -18,7 +18,7 @@ from ..first_weights import SHAPE
 from ..io.errors import refuse
 from ..objectives import objective_of
 from ..recipes import recipe
-from ..trained import first_of
+from ..trained.runs import main_encoder
 from ..validate import validate
 
 _SEEDS_APART = 1000  # the runs of a chain read their rows from the start again, with other masks
@@ -62,7 +62,7 @@ class System:
 
 
 class Budget(NamedTuple):
-    """The same for every system: operations, and the size of its batches."""
+    """Operations and batch sizes, equal for all systems."""
 
     flops: float
     rows: int
@@ -137,7 +137,7 @@ def _leg(part: str, words: list[str], share: Budget, before: Leg | None, out: Pa
                     "give both the same after --"
                 )
         objective = before.config.objective
-        take = "all" if objective.name == run.objective.name else first_of(objective_of(objective).encoders)
+        take = "all" if objective.name == run.objective.name else main_encoder(objective_of(objective).encoders)
         words = [*words, "--start.folder", str(before.folder), "--start.take", take]
     words = [*words, "--train.steps", str(steps), "--train.save-every", str(-(-steps // _SAVES))]
     config = validate(parse(program("compare"), _LegSettings, "", words).run)

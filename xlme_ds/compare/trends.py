@@ -1,5 +1,5 @@
-"""How fast scores grow with training: a line through each system's scores over the logarithm of the operations, and
-where two lines cross.
+"""Growth of scores with training: a line through each system's scores over the logarithm of the operations, and the
+crossings of two lines.
 
 The lines of a measure share one variance of the scores around them, which seeds and a curve that is not straight both
 raise. Intervals are Student's; that of a crossing is Fieller's (1954), which is exact for two such lines.
@@ -36,8 +36,8 @@ class Trend(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """Where one line passes another, as log10 of operations, with its interval; `overtakes`: from below, the measure's
-    direction aside."""
+    """The point where one line crosses another, as log10 of operations, with its interval; `overtakes`: the first line
+    is better after it."""
 
     at: float
     least: float
@@ -82,7 +82,7 @@ def crossing(first: Trend, other: Trend) -> Crossing | None:
 
 @functools.cache
 def student(freedom: int, level: float = LEVEL) -> float:
-    """What |t| of Student's distribution does not exceed with probability `level`.
+    """The bound that |t| of Student's distribution does not exceed with probability `level`.
 
     With t = √ν tan θ the density is proportional to cos^(ν - 1) θ.
     """

@@ -1,13 +1,20 @@
-"""Loops over rows as machine code, by numba: a module's are compiled at its first import, and cached."""
+"""Loops over rows as machine code, by numba: a module's loops are compiled at its first import, and cached."""
 
+import hashlib
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from ..io.folders import use_private_caches
+import numpy as np
+
+from ..io.folders import use_private_caches, user_cache
 
 use_private_caches()  # numba reads the variable when it is loaded
 
 from numba import njit, types  # noqa: E402
+from numba.core import config  # noqa: E402
 from numba.core.types import Type  # noqa: E402
 
 Kernel = Callable[..., Any]
@@ -22,15 +29,43 @@ def compiled(signature: Any) -> Callable[[Kernel], Kernel]:
     """`numba.njit` for these types of arguments, without interpreter lock or index checks; NUMBA_DISABLE_JIT=1 leaves
     Python.
 
-    The machine code is cached next to the module, else in the user's cache folder (or NUMBA_CACHE_DIR). It is compiled
-    again when the function's own file changes: so a function calls only those of its file, and a constant of another
-    file keeps the value that it had then.
+    The machine code is cached next to the module, else in the user's cache folder (or NUMBA_CACHE_DIR), in a folder
+    named after the constants that the module imports: numba alone compiles again only when the function's own file
+    changes. So a function calls only functions of its own file.
     """
 
     def compile_one(function: Kernel) -> Kernel:
+        folder = _cache_folder(function)
+        if folder is None:  # compiled at every start, for some seconds
+            return njit(signature, nogil=True)(function)
+        usual, config.CACHE_DIR = config.CACHE_DIR, str(folder)
         try:
             return njit(signature, nogil=True, cache=True)(function)
-        except (RuntimeError, OSError):  # no folder can be written: compiled at every start, for some seconds
-            return njit(signature, nogil=True)(function)
+        finally:
+            config.CACHE_DIR = usual
 
     return compile_one
+
+
+def _cache_folder(function: Kernel) -> Path | None:
+    """The folder for a function's machine code; None if none can be written."""
+    given = config.CACHE_DIR
+    beside = Path(given or Path(function.__code__.co_filename).parent / "__pycache__")
+    for place in (lambda: beside, lambda: user_cache() / "numba"):
+        with suppress(OSError):
+            folder = place() / f"numba-{constants_hash(function)}"
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+            return folder
+    return None
+
+
+def constants_hash(function: Kernel) -> str:
+    """A hash of the constants that a function's module has so far, by name: machine code keeps their values."""
+    kinds = int | float | str | tuple | np.generic
+    values = {
+        name: repr(value)
+        for name, value in function.__globals__.items()
+        if isinstance(value, kinds) and not name.startswith("__")
+    }
+    return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:16]

@@ -1,9 +1,9 @@
-"""Which rows a step reads: the order of the data as arithmetic, independent of ranks, micro-batches and restarts.
+"""The rows of a step: the order of the data as arithmetic, independent of ranks, micro-batches and restarts.
 
 Step s of a run reads rows [s·B, (s+1)·B) of each task, where B is that task's rows a step. Where tasks alternate it
 reads rows [k·B, (k+1)·B) of one of them, with k = s/2 rounded down. Row numbers never end: number n is record n mod N
-of the data, so a second pass has new numbers, and with them new masks. A run whose data change on the way has phases;
-row numbers go on across their borders, and n is taken modulo the rows of the phase's data.
+of the data, so a second pass has new numbers, and with them new masks. A run whose data change has phases; row
+numbers continue across their borders, and n is taken modulo the rows of the phase's data.
 """
 
 from bisect import bisect_right
@@ -19,7 +19,7 @@ from .rows import TASKS
 
 
 class Phase(NamedTuple):
-    """A stretch of steps that reads one folder: its first step, and the share of tokens that are predicted."""
+    """Consecutive steps that read one folder: the first of them, and the share of tokens that are predicted."""
 
     first: int
     mask_fraction: float
@@ -37,22 +37,22 @@ def phases(data: DataConfig, mask_fraction: float) -> list[Phase]:
             f"data.phase_mask_fractions has {len(fractions)} numbers, data.phase_steps are of {len(starts)} folders: "
             "it needs one for each"
         )
-    return [Phase(*each) for each in zip(starts, fractions, strict=True)]
+    return [Phase(*phase) for phase in zip(starts, fractions, strict=True)]
 
 
-def phase_shares(found: Sequence[Phase], steps: int) -> list[float]:
+def phase_shares(of_run: Sequence[Phase], steps: int) -> list[float]:
     """The share of a run's steps, and so of its rows, that each phase has."""
-    return [(end - first) / steps for first, end in pairwise([*(phase.first for phase in found), steps])]
+    return [(end - first) / steps for first, end in pairwise([*(phase.first for phase in of_run), steps])]
 
 
-def phase_of(found: Sequence[Phase], step: int) -> int:
-    """The place of the phase that a step is in."""
-    return bisect_right(found, step, key=lambda phase: phase.first) - 1
+def phase_of(of_run: Sequence[Phase], step: int) -> int:
+    """The index of a step's phase."""
+    return bisect_right(of_run, step, key=lambda phase: phase.first) - 1
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """How a step's rows are cut into micro-batches over `world` ranks.
+    """The cut of a step's rows into micro-batches over `world` ranks.
 
     `rows[t]`: task t's rows a step; `micro[t]`: its rows in one micro-batch; `accumulation`: micro-batches a rank runs.
     """
@@ -69,7 +69,7 @@ class StepPlan:
         return max(self.micro) if self.alternate else sum(self.micro)
 
     def step_rows(self, step: int, task: int) -> range:
-        """Row numbers of one step; none of a task that is left out, or whose turn it is not."""
+        """Row numbers of one step; none for a task without rows, or when it is the other task's turn."""
         if self.alternate:
             step, turn = divmod(step, len(TASKS))
             if turn != task:

@@ -40,9 +40,9 @@ def group_checks(batch: pa.RecordBatch) -> np.ndarray:
     """The checksums of a record batch's groups, uint64."""
     tokens, lengths, languages = batch.columns
     lists = []
-    for each in (lengths, languages):
-        offsets = each.offsets.to_numpy()
-        lists += [_readonly(offsets - offsets[0]), each.values.to_numpy()[offsets[0] : offsets[-1]]]
+    for column in (lengths, languages):
+        offsets = column.offsets.to_numpy()
+        lists += [_readonly(offsets - offsets[0]), column.values.to_numpy()[offsets[0] : offsets[-1]]]
     return _checks(tokens.flatten().to_numpy(), tokens.type.list_size, GROUP, *lists)
 
 
@@ -56,10 +56,10 @@ def _mixed(check: np.uint64, number: int) -> np.uint64:
 def _checks(
     tokens: Numbers, width: int, group: int, items: Numbers, lengths: Numbers, sides: Numbers, languages: Numbers
 ) -> Numbers:
-    """Of rows from a group's first on; `items` and `sides` are the offsets of `lengths` and `languages`."""
+    """Checksums of the groups of rows; `items` and `sides` are the offsets of `lengths` and `languages`."""
     rows = len(items) - 1
-    found = np.empty((rows + group - 1) // group, dtype=np.uint64)
-    for number in range(len(found)):
+    checks = np.empty((rows + group - 1) // group, dtype=np.uint64)
+    for number in range(len(checks)):
         check = np.uint64(0)
         for row in range(number * group, min(rows, (number + 1) * group)):
             for token in tokens[row * width : (row + 1) * width]:
@@ -70,8 +70,8 @@ def _checks(
             check = _mixed(check, sides[row + 1] - sides[row])
             for language in languages[sides[row] : sides[row + 1]]:
                 check = _mixed(check, language)
-        found[number] = check
-    return found
+        checks[number] = check
+    return checks
 
 
 def _readonly(numbers: np.ndarray) -> np.ndarray:
@@ -90,7 +90,7 @@ def index_of(path: Path, sha256: str, checks: Sequence[np.ndarray]) -> bytes:
         _MAGIC, _VERSION, sum(rows), width, GROUP, rows[0] if rows else 0, len(rows), bytes.fromhex(sha256)
     )
     head = header + places.tobytes()
-    return head + struct.pack("<I", zlib.crc32(head)) + b"".join(each.astype("<u8").tobytes() for each in checks)
+    return head + struct.pack("<I", zlib.crc32(head)) + b"".join(batch.astype("<u8").tobytes() for batch in checks)
 
 
 def _addresses(batch: pa.RecordBatch) -> list[int]:
@@ -102,7 +102,8 @@ def _addresses(batch: pa.RecordBatch) -> list[int]:
 
 
 class IndexedShard:
-    """A shard whose rows are read where they are, and compared with their checksums. Raises ValueError or OSError."""
+    """A shard whose rows are read at their places in the file and compared with their checksums. Raises ValueError or
+    OSError."""
 
     def __init__(self, path: Path, rows: int, row_tokens: int, size: int, sha256: str, scattered: bool):
         self.row_tokens = row_tokens
@@ -137,7 +138,7 @@ class IndexedShard:
                 os.close(descriptor)
 
     def ahead(self, first: int, stop: int) -> None:
-        """Tell the system that the ids of these rows are read next; those that a next record batch has follow them."""
+        """Have the system fetch the ids of these rows, which are read next, also from the next record batch."""
         number, first = divmod(first, self._batch_rows)
         size = 4 * self.row_tokens
         at, count = int(self._places[number][0]) + first * size, stop - number * self._batch_rows - first
@@ -167,17 +168,14 @@ class IndexedShard:
         if (_checks(flat, self.row_tokens, self._group, *lists) != checks).any():
             raise ValueError("its bytes changed since its index was written")
         at, to = first - begin, stop - begin
-        kept = []
+        columns = []
         for offsets, values in zip(lists[::2], lists[1::2], strict=True):
-            kept.append((offsets[at : to + 1] - offsets[at], values[offsets[at] : offsets[to]]))
-        return flat.reshape(-1, self.row_tokens)[at:to], kept
+            columns.append((offsets[at : to + 1] - offsets[at], values[offsets[at] : offsets[to]]))
+        return flat.reshape(-1, self.row_tokens)[at:to], columns
 
     @staticmethod
     def _numbers(file: int, kind: type, count: int, at: int) -> np.ndarray:
         content = os.pread(file, int(count) * np.dtype(kind).itemsize, at)
-        found: np.ndarray = (
-            np.frombuffer(content, kind) if len(content) % np.dtype(kind).itemsize == 0 else np.empty(0, kind)
-        )
-        if len(found) != count:
+        if len(content) != int(count) * np.dtype(kind).itemsize:
             raise ValueError("it became shorter while it was read")
-        return found
+        return np.frombuffer(content, kind)

@@ -1,7 +1,7 @@
 """The contract between data preparation and training: Arrow schemas, special token ids, rows, and manifests.
 
-This module, `row_index`, `vocabulary`, `corrupt` and `compiled` are all of `xlme_ds` that `data_prep` imports; this one
-needs no library but pyarrow.
+This module, `row_index`, `vocabulary`, `corrupt`, `compiled` and `xlme_ds.io` are all of `xlme_ds` that `data_prep`
+imports; this one needs no library but pyarrow.
 
 Three kinds of shard exist, all uncompressed Arrow IPC files, so that reading is a memory map:
 
@@ -21,11 +21,8 @@ from typing import Any
 import pyarrow as pa
 
 from ..io.errors import Check, refuse
-from ..io.files import file_sha256, naming, read_json, read_signed, replacing, to_disk, write_json, write_signed  # noqa: F401
-from ..io.files import to_disk as sync_folder  # noqa: F401
+from ..io.files import FORMAT, read_signed, to_disk, write_signed
 from .rows import BOS, EOS, LAYOUTS, PAD, TASKS, UNK, Layout, Rows  # noqa: F401  they are part of the contract
-
-FORMAT_VERSION = 1
 
 DOCUMENTS = pa.schema([pa.field("tokens", pa.list_(pa.int32()), nullable=False)])
 PAIRS = pa.schema(
@@ -66,9 +63,9 @@ class Shard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a finished stage wrote; `manifest.json` is written last and is the stage's completeness marker.
+    """The settings, counts and files of a finished stage; `manifest.json` is written last: it marks the stage complete.
 
-    `settings` holds every setting that shaped the bytes; `counts` whatever the stage counted (JSON values);
+    `settings` holds every setting that shaped the bytes; `counts` the stage's counts (JSON values);
     `languages` the codes that row shards index into, in index order.
     """
 
@@ -79,7 +76,7 @@ class Manifest:
     languages: tuple[str, ...]
     shards: tuple[Shard, ...]
     counts: dict[str, Any]
-    format: int = FORMAT_VERSION
+    format: int = FORMAT
 
     @property
     def rows(self) -> int:
@@ -88,11 +85,11 @@ class Manifest:
 
     @property
     def layout(self) -> str:
-        """Name of the rows' layout; xlme where the settings name none."""
-        return str(self.settings.get("layout", "xlme"))
+        """Name of the layout of the rows that `mix` wrote."""
+        return str(self.settings["layout"])
 
     def shares_text(self, other: "Manifest") -> bool:
-        """Whether both have rows of the same encoded text, or the same rows."""
+        """Whether both have rows of one encoded text, or equal rows."""
         encoded, theirs = self.settings.get("encoded"), other.settings.get("encoded")
         rows = {shard.sha256 for shard in self.shards} & {shard.sha256 for shard in other.shards}
         return bool(rows) or (encoded is not None and encoded == theirs)
@@ -103,14 +100,14 @@ class Manifest:
 
 
 _MANIFEST = {"stage": str, "settings": dict, "vocabulary_size": int, "vocabulary_sha256": str, "languages": list,
-             "shards": list, "counts": dict, "format": int}  # fmt: skip
+             "shards": list, "counts": dict}  # fmt: skip
 _SHARD = {"name": str, "rows": int, "bytes": int, "sha256": str}
 _SHARES = ("share_before", "share_after", "repeat")
 _KIND_WORDS = {str: "a text", dict: "an object", list: "a list", int: "a whole number"}
 
 
 def _manifest_checks(fields: Any) -> Iterator[Check]:
-    """That a manifest's JSON has the kinds of values that its readers need; each check relies on those before it."""
+    """Checks of the types in a manifest's JSON; each relies on those before it."""
     yield from _kind_checks("it", fields, _MANIFEST)
     for number, shard in enumerate(fields["shards"]):
         yield from _kind_checks(f"shard {number}", shard, _SHARD)
@@ -122,7 +119,8 @@ def _manifest_checks(fields: Any) -> Iterator[Check]:
     yield different, "its languages are not different codes"
     is_mix = fields["stage"] == "mix"
     if is_mix:
-        yield from _kind_checks("settings", fields["settings"], {"row_tokens": int})
+        yield from _kind_checks("settings", fields["settings"], {"row_tokens": int, "layout": str})
+        yield fields["settings"]["layout"] in LAYOUTS, f"no layout is called {fields['settings']['layout']}"
         yield from _kind_checks("counts", fields["counts"], {"by_language": dict})
         yield fields["settings"]["row_tokens"] < 2**31, "settings has rows of 2³¹ tokens or more"
     by_language = fields["counts"].get("by_language", {})
@@ -150,7 +148,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a finished stage folder.
 
-    Raises ValueError when the folder has none (the stage did not finish), it is damaged, or of another format version.
+    Raises ValueError when the folder has none (the stage did not finish), or it is damaged or of another format.
     """
     path = Path(folder) / "manifest.json"
     if not path.exists():
@@ -161,13 +159,8 @@ def read_manifest(folder: Path) -> Manifest:
         fields["languages"] = tuple(fields["languages"])
         fields["shards"] = tuple(Shard(**shard) for shard in fields["shards"])
         manifest = Manifest(**fields)
-        refuse([(manifest.layout in LAYOUTS, f"no layout is called {manifest.layout}")])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(
             f"{path} is not a readable manifest ({error}): delete it and give the command that wrote {folder} again"
         ) from None
-    if manifest.format != FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has format {manifest.format}, this version reads {FORMAT_VERSION}: prepare the data again"
-        )
     return manifest

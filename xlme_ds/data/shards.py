@@ -34,8 +34,10 @@ class RowStore:
     def __init__(self, folder: Path, languages: Sequence[str] = (), scattered: bool = False):
         self.folder, self._scattered = Path(folder), scattered
         self.manifest: Manifest = read_manifest(self.folder)
-        stage = f"{folder} was written by the stage {self.manifest.stage}: name the folder that `data_prep mix` wrote"
-        refuse([(self.manifest.stage == "mix", stage)])
+        if self.manifest.stage != "mix":
+            raise ValueError(
+                f"{folder} was written by the stage {self.manifest.stage}: name the folder that `data_prep mix` wrote"
+            )
         self.row_tokens: int = self.manifest.settings["row_tokens"]
         self.rows = self.manifest.rows
         self.languages = tuple(languages) or self.manifest.languages
@@ -159,8 +161,8 @@ def unigram_costs(train: RowStore | Mapping[RowStore, float], train_rows: int = 
         rows = min(train_rows, store.rows)
         for start in range(0, rows, 1024):
             tokens = store.read(np.arange(start, min(start + 1024, rows))).tokens
-            found = np.bincount(tokens[tokens > UNK], minlength=len(counts))
-            counts += share * most / rows * found
+            occurrences = np.bincount(tokens[tokens > UNK], minlength=len(counts))
+            counts += share * most / rows * occurrences
     return -np.log(counts / counts.sum())
 
 

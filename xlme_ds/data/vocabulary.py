@@ -14,7 +14,7 @@ from sentencepiece import sentencepiece_model_pb2 as proto
 
 from ..io.files import file_sha256
 from .rows import PIECE_OFFSET
-from .schema import EOS, UNK
+from .schema import EOS, UNK, read_manifest
 
 if TYPE_CHECKING:
     from .segment import Segmenter
@@ -34,7 +34,8 @@ _TRAINED_WITH = {
 class Vocabulary:
     """A SentencePiece model file read as XLM-R reads it: any XLM-R `sentencepiece.bpe.model` can be dropped in.
 
-    Raises ValueError for a model of another kind, whose ids no export would give.
+    Raises ValueError for a model of another kind, whose ids no export would give, and for a file that changed since
+    `data_prep` wrote it: the manifest next to it holds its checksum.
 
     `size` counts the pieces, `<pad>` and `<mask>`; `mask` is the last id.
     """
@@ -56,6 +57,13 @@ class Vocabulary:
         self.size = self.processor.get_piece_size() + 2
         self.mask = self.size - 1
         _refuse_other_kinds(path)
+        if path.with_name("manifest.json").exists():
+            listed = {shard.name: shard.sha256 for shard in read_manifest(path.parent).shards}
+            if listed.get(path.name, self.sha256) != self.sha256:
+                raise ValueError(
+                    f"{path} changed since it was written (checksum): restore it, or give the command that wrote "
+                    f"{path.parent} again"
+                )
 
     @property
     def sha256(self) -> str:
@@ -69,11 +77,11 @@ class Vocabulary:
     def encode_after_mask(self, text: str) -> np.ndarray:
         """`encode` of text that follows a token: without a space at its start, as the model reads it (U+200B is one to
         most), it begins no new word."""
-        new_word = self._going_on.normalize(f"x{text}").startswith("x▁")
-        return self.encode(text) if new_word else self.from_pieces(self._going_on.encode(text))
+        new_word = self._without_prefix.normalize(f"x{text}").startswith("x▁")
+        return self.encode(text) if new_word else self.from_pieces(self._without_prefix.encode(text))
 
     @cached_property
-    def _going_on(self) -> spm.SentencePieceProcessor:
+    def _without_prefix(self) -> spm.SentencePieceProcessor:
         """The model without the space that it puts before a text."""
         model = proto.ModelProto.FromString(self.path.read_bytes())
         model.normalizer_spec.add_dummy_prefix = False
@@ -144,14 +152,14 @@ def _refuse_other_kinds(path: Path) -> None:
     model = proto.ModelProto.FromString(path.read_bytes())
     for spec, settings in _TRAINED_WITH.items():
         for name, wanted in settings.items():
-            found = getattr(getattr(model, spec), name)
-            if found != wanted:
+            value = getattr(getattr(model, spec), name)
+            if value != wanted:
                 raise ValueError(
-                    f"{path} was trained with {name} {found}, and no export could give its ids: take a unigram model "
+                    f"{path} was trained with {name} {value}, and no export could give its ids: take a unigram model "
                     f"with {name} {wanted}, as XLM-R's"
                 )
     ordinary = proto.ModelProto.SentencePiece.NORMAL
-    for piece in (each for each in model.pieces[3:] if each.type != ordinary or "▁" in each.piece[1:]):
+    for piece in (piece for piece in model.pieces[3:] if piece.type != ordinary or "▁" in piece.piece[1:]):
         what = "no ordinary one" if piece.type != ordinary else "longer than a word"
         raise ValueError(
             f"{path} has the piece {piece.piece!r}, which is {what}, and no export could give its ids: train it without"

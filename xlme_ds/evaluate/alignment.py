@@ -55,7 +55,7 @@ def align(
     """Word alignment, scored against the links in the folder `data`; returns what `xlme evaluate align` writes as JSON,
     and its options mean the same.
 
-    Raises ValueError for models and data that do not do.
+    Raises ValueError for unsuitable models and data.
     """
     compared, gold = load_encoders(models, layer, random, which), read_gold(Path(data))
     scored = [model.facts | score_tests(model.encoder, model.vocabulary, gold, apart) for model in compared]

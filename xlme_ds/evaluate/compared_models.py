@@ -19,22 +19,11 @@ from ..models.init import initialise
 from ..models.text_encoder import TextEncoder, Which
 from ..objectives import objective_of
 from ..objectives.protocol import Pretraining
-from ..trained import (
-    GENERATOR_FOLDER,
-    MODEL_TYPE,
-    TrainedRun,
-    initial_encoder,
-    load_encoder,
-    load_encoder_and_step,
-    load_run,
-    load_translating_export,
-    read_config,
-    read_heads,
-    require_finite,
-    start_of,
-    translates,
-    weights_sha256,
-)
+from ..trained.encoders import initial_encoder, load_encoder, load_encoder_and_step, load_translating_export
+from ..trained.exports import GENERATOR_FOLDER, read_heads, translates
+from ..trained.runs import TrainedRun, load_run
+from ..trained.settings import MODEL_TYPE, objective_and_seed, read_config
+from ..trained.weights import require_finite, weights_sha256
 
 _HEAD = "masked_head."
 
@@ -56,7 +45,7 @@ class ComparedEncoder(NamedTuple):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What results say of the model."""
+        """The model's description in the results."""
         depth = self.cfg.discriminator_layers
         of_model = {"model": self.name, "folder": str(self.folder), "step": self.step}
         return of_model | {"weights": weights_sha256(self.encoder), "depth": depth, "layer": self.layer}
@@ -139,12 +128,12 @@ def load_predictors(models: Models, untrained: bool) -> list[Predictor]:
 
 
 def trained_on(model: Compared, store: RowStore) -> dict[str, bool]:
-    """`trained_on` for the results of a model whose run read the text in `store`, which is told; else empty."""
+    """The entry `trained_on` of a model's results, with a note, if its run read the text in `store`; else empty."""
     manifest = store.manifest
     data: dict[str, Any] = read_config(model.folder).get("data") or {}
-    known = {*data.get("fingerprints", {}).values(), *data.get("phases", {}).values(), *data.get("encoded", ())}
+    read = {*data.get("fingerprints", {}).values(), *data.get("phases", {}).values(), *data.get("encoded", ())}
     here = {manifest.fingerprint(), manifest.settings.get("encoded")}
-    if model.untrained or (not known & here and manifest.settings.get("split") != "train"):
+    if model.untrained or (not read & here and manifest.settings.get("split") != "train"):
         return {}
     note(f"{store.folder} is text that {model.folder} was trained on: its scores say nothing of unseen text")
     return {"trained_on": True}
@@ -196,7 +185,7 @@ def _starts(models: Sequence[Compared], which_name: str = "") -> list[tuple[Comp
     from them, its objective's name, the seed, and a name."""
     found: dict[tuple[ModelConfig, str, int, str], Compared] = {}
     for model in models:
-        objective, seed = start_of(model.folder)
+        objective, seed = objective_and_seed(model.folder)
         found.setdefault((model.cfg, objective, seed, model.vocabulary.sha256), model)
     return [
         (like, objective, seed, f"untrained{which_name}, seed {seed}" + f", as {like.name}" * (len(found) > 1))

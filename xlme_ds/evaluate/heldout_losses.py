@@ -25,7 +25,7 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
     """Losses on the first `rows` rows of each task of the folder `data`, as a whole and by language; returns what
     `xlme evaluate losses` writes as JSON, and its options mean the same.
 
-    Raises ValueError for models and data that do not do.
+    Raises ValueError for unsuitable models and data.
     """
     folder = Path(data)
     tasks = [task for task, name in enumerate(TASKS) if (folder / name).is_dir()]
@@ -68,7 +68,8 @@ def _losses(model: Predictor, stores: Mapping[int, RowStore], rows: int, seed: i
             statistics += objective.statistics(output, batch).cpu()
             by_language += objective.by_language(output, batch, most).cpu()
     words = f"has no rows that {model.folder} was trained to predict ({', '.join(objective.terms)}): name other data"
-    refuse([(bool(counts.sum()), f"{next(iter(stores.values())).folder.parent} {words}")])
+    if not counts.sum():
+        raise ValueError(f"{next(iter(stores.values())).folder.parent} {words}")
     found: dict[str, dict[str, float]] = {}
     for term, totals, numbers in zip(objective.terms, *by_language.numpy(), strict=True):
         task = TASKS.index(objective.quantities[term].task)

@@ -17,7 +17,7 @@ import torch
 from ..data.schema import UNK
 from ..io.errors import refuse
 from ..models.text_encoder import Which
-from ..trained import TrainedEncoder
+from ..trained.runs import TrainedEncoder
 from .compared_models import Models, load_encoders
 from .output import ResultTable
 from .text_lines import require_same_length, split_lines
@@ -75,7 +75,7 @@ def words(models: Models, data: Path | str, *, which: Which | None = None, rando
     """Words and their translations in the lookup table, by the tests in the folder `data`; returns what `xlme evaluate
     words` writes as JSON, and its options mean the same.
 
-    Raises ValueError for models and data that do not do.
+    Raises ValueError for unsuitable models and data.
     """
     compared = load_encoders(models, None, random, which)
     judged, dictionaries = read_word_tests(Path(data))
@@ -217,7 +217,7 @@ def translations(model: TrainedEncoder, pairs: Sequence[WordPair]) -> dict[str, 
         meant.setdefault(word, set()).add(translation)
     targets = sorted({translation for _, translation in pairs})
     words_ND, targets_ND = (unit_length(word_vectors(model, side)[0]) for side in (list(meant), targets))
-    blocks = np.split(words_ND, range(1024, len(words_ND), 1024))  # cosines of so many words exist at a time
+    blocks = np.split(words_ND, range(1024, len(words_ND), 1024))  # words whose cosines are computed at a time
     nearest = np.concatenate([(block @ targets_ND.T).argmax(1) for block in blocks])
     right = [targets[place] in found for place, found in zip(nearest, meant.values(), strict=True)]
     return {

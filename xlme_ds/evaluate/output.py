@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from typing_extensions import override
 
-from ..io.files import replacing, write_json
+from ..io.files import replacing, write_object
 from ..models.text_encoder import Which
 
 Curve = tuple[str, Sequence[float], bool]  # name, fractions by layer, whether the vectors were centred
@@ -88,7 +88,7 @@ class CommonOptions:
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
             write_text(self.out / f"{results['test']}.md", "\n".join(table.markdown() for table in tables))
-            write_json(self.out / f"{results['test']}.json", results)
+            write_object(self.out / f"{results['test']}.json", results)
             if curves:
                 _plot(curves, label, self.out / results["test"])
         if self.as_json:
@@ -108,7 +108,7 @@ class EncoderOptions(CommonOptions):
 
     @property
     def of_encoders(self) -> dict[str, Any]:
-        """What chooses the encoders, as arguments of the tests' functions."""
+        """The options that choose the encoders, as arguments of the tests' functions."""
         return {"which": self.which, "random": self.random}
 
 

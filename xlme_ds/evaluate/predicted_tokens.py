@@ -39,7 +39,7 @@ def perplexity(
     """Perplexity by language of the monolingual rows in the folder `data`; returns what `xlme evaluate perplexity`
     writes as JSON, and its options mean the same.
 
-    Raises ValueError for models and data that do not do.
+    Raises ValueError for unsuitable models and data.
     """
     refuse(
         (value is None or value >= 1, f"--{name} {value} leaves nothing to read: it must be at least 1")
@@ -48,8 +48,8 @@ def perplexity(
     predictors, store = load_predictors(models, random), open_text(Path(data))
     for model in predictors:
         first = model.objective.quantities[model.objective.terms[0]]
-        reads_text = first.task != "para" and not model.objective.has_decoder
-        refuse([(reads_text, f"{model.folder} predicts no tokens of monolingual text: use `evaluate losses`")])
+        if first.task == "para" or model.objective.has_decoder:
+            raise ValueError(f"{model.folder} predicts no tokens of monolingual text: use `evaluate losses`")
         require_readable(model, store)
     rows, tokens_per_character = text_facts(store, predictors[0].vocabulary, limit)
     counted = None if unigram is None else unigram_costs_by_language(open_text(Path(unigram)), store, limit)
@@ -71,8 +71,10 @@ def open_text(folder: Path, languages: Sequence[str] = ()) -> RowStore:
     if not (folder / "mono").is_dir():
         raise ValueError(f"{folder} has no mono/: name a data folder that `data_prep mix` wrote, with monolingual rows")
     store = RowStore(folder / "mono", languages)
-    words = f"{store.folder} was mixed with --sentences, so its rows have no one language: use `evaluate losses`"
-    refuse([(not store.manifest.settings.get("sentences"), words)])
+    if store.manifest.settings.get("sentences"):
+        raise ValueError(
+            f"{store.folder} was mixed with --sentences, so its rows have no one language: use `evaluate losses`"
+        )
     return store
 
 

@@ -57,7 +57,7 @@ def tatoeba(
     """Sentence retrieval on the Tatoeba test set in the folder `data`; returns what `xlme evaluate tatoeba` writes as
     JSON, and its options mean the same.
 
-    Raises ValueError for models and data that do not do.
+    Raises ValueError for unsuitable models and data.
     """
     compared, text = load_encoders(models, layer, random, which), read_tatoeba(Path(data))
     scored = []
@@ -80,7 +80,7 @@ def pairs(
     which: Which | None = None,
     random: bool = False,
 ) -> dict[str, Any]:
-    """The same on translation pairs kept out of training: `xlme evaluate pairs`."""
+    """Sentence retrieval on translation pairs kept out of training: `xlme evaluate pairs`."""
     if limit < 1:
         raise ValueError(f"--limit {limit} leaves no pair: it must be at least 1")
     scored = []

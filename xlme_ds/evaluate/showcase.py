@@ -1,4 +1,4 @@
-"""What is shown of a run, in its folder: sentences as the model sees them, the retrieval test before and after
+"""Files for a run's report, in its folder: sentences as the model sees them, the retrieval test before and after
 training, the shares of the languages; and, when it is finished, its model in one file."""
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,14 @@ from ..data.schema import TASKS, read_manifest
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..folders import checkpoints_of, saved_step
-from ..io.files import read_json, write_json
+from ..io.files import read_object, write_object
 from ..models.init import initialise
 from ..models.text_encoder import take_encoder
 from ..objectives import objective_of
 from ..objectives.protocol import Pretraining
-from ..trained import MODEL_FOLDER, WEIGHTS_FILE, first_of, load_run, read_config, read_run_config, write_model
+from ..trained.runs import MODEL_FOLDER, load_run, main_encoder, write_model
+from ..trained.settings import read_config, read_run_config
+from ..trained.weights import WEIGHTS_FILE
 from .retrieval import group_by_language, packed_pairs, retrieve
 
 _SHARES = {"share": "share_after", "share_before": "share_before", "repeat": "repeat"}  # of a manifest of mixed rows
@@ -37,9 +39,9 @@ def showcase(run: Path, config: RunConfig, state: State, data: Sequence[Path], h
 
 
 def bring_up_to_date(run: Path) -> None:
-    """Write the JSON files anew from the newest whole checkpoint of a run that goes on, where they are of an older one.
+    """Write the JSON files of a training run anew from its newest complete checkpoint, if they are of an older one.
 
-    Raises ValueError where its data are not to be found.
+    Raises ValueError if its data are missing or changed.
     """
     if _finished(run) or max(map(saved_step, checkpoints_of(run)), default=0) <= shown_step(run):
         return
@@ -51,23 +53,24 @@ def bring_up_to_date(run: Path) -> None:
         return
     data, heldout = _data_of(run, content["data"])
     place = trained.vocabulary, data, heldout, trained.step
-    found = _shown(read_run_config(run), trained.state, *place, earlier=_read(run / "retrieval.json", dict))
+    found = _shown(read_run_config(run), trained.state, *place, earlier=_read(run / "retrieval.json"))
     if not _finished(run) and shown_step(run) < trained.step:  # nobody wrote what is newer meanwhile
         _write(run, found)
 
 
 def shown_step(run: Path) -> int:
-    """The step of the model whose sentences are shown; 0 where there are none."""
-    return next((int(sample.get("step", 0)) for sample in _read(run / "samples.json", list)), 0)
+    """The step of the model whose sentences are shown; 0 before the first."""
+    samples = _read(run / "samples.json").get("samples", [])
+    return int(samples[0]["step"]) if samples else 0
 
 
 def _write(run: Path, found: Mapping[str, Any]) -> None:
     """The files, and the sentences as texts of TensorBoard: what a model put in a masked place is bold, the original
     follows where it differs."""
     for name, content in found.items():
-        write_json(run / name, content)
+        write_object(run / name, content)
     with SummaryWriter(str(run / "tensorboard" / "samples")) as board:
-        for sample in found["samples.json"]:
+        for sample in found["samples.json"]["samples"]:
             parts = []
             for token in sample["tokens"]:
                 piece, original = (token[key].replace("▁", " ") for key in ("piece", "original"))
@@ -80,8 +83,8 @@ def _finished(run: Path) -> bool:
     return (run / MODEL_FOLDER / WEIGHTS_FILE).exists()
 
 
-def _read(path: Path, kind: type) -> Any:
-    return read_json(path, kind) if path.exists() else kind()
+def _read(path: Path) -> dict[str, Any]:
+    return read_object(path) if path.exists() else {}
 
 
 def _data_of(run: Path, noted: Mapping[str, Any]) -> tuple[list[Path], Path | None]:
@@ -120,7 +123,8 @@ def _shown(
     model = objective.build(config.model)
     model.load_state_dict(state)
     samples = _sample_rows(config, objective, model.eval(), heldout or data[0], vocabulary)
-    return found | {"samples.json": [{"step": step, **sample} for sample in samples]}  # last: its step counts
+    samples = [{"step": step, **sample} for sample in samples]
+    return found | {"samples.json": {"samples": samples}}  # written last: its step is the step of all files
 
 
 def _languages(config: RunConfig, data: Sequence[Path]) -> dict[str, dict[str, dict[str, float]]]:
@@ -152,7 +156,7 @@ def _retrieval(
         "pairs": sizes,
         "candidates": sum(sizes.values()) / len(sizes),
     }
-    which = first_of(objective.encoders)
+    which = main_encoder(objective.encoders)
     if earlier.get("pairs") == sizes and "before" in earlier:
         retrieval["before"] = earlier["before"]
     else:

@@ -23,7 +23,7 @@ def run(folder: Path | str, to: Path | str, *, layer: int | None = None, which: 
 
 
 def from_hf(folder: Path | str, to: Path | str, *, layer: int | None = None) -> Path:
-    """The same from the folder of an XLM-R model in Hugging Face's form."""
+    """Export an XLM-R model from its folder in Hugging Face's form."""
     from .__main__ import export_xlm_roberta
 
     export_xlm_roberta(Path(folder), Path(to), layer)

@@ -14,7 +14,7 @@ from ..finetune.downstream_tasks import TASKS, Kind
 from ..folders import at_step
 from ..models.text_encoder import TextEncoder, Which
 from ..objectives import has_decoder, reads_both_sides
-from ..trained import first_of, load_run
+from ..trained.runs import load_run, main_encoder
 from ..xlm_roberta import read_xlm_roberta
 from .card import render_card, run_card
 from .exported_folder import Architecture, Exported, write_folder
@@ -66,7 +66,7 @@ def export_run(folder: Path, to: Path, layer: int | None = None, which: Which | 
     """A run: its encoder with the head, and the generator or the decoder where it has one; an encoder alone with
     `which`, and its first layers with `layer`."""
     run = load_run(folder)
-    encoder, first = run.encoder(which), first_of(run.encoders)
+    encoder, first = run.encoder(which), main_encoder(run.encoders)
     of = None if run.task else which or first
     if layer is not None or which is not None:
         main, generator = Exported(encoder if layer is None else cut(encoder, layer), "XLMEModel", which=of), None

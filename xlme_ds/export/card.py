@@ -69,7 +69,7 @@ def run_card(
     run = RunFiles(folder)
     languages = run.languages or {}
     config = (run.config or {}).get("config", {})
-    scores = read_optional(folder / "scores.json", dict)
+    scores = read_optional(folder / "scores.json")
     metrics, heldout = (
         [record for record in records if step is None or record["step"] <= step]
         for records in (run.metrics, run.heldout)
@@ -116,7 +116,7 @@ def _render(template: str, **values: Any) -> str:
 
 
 def _metrics(quantities: Mapping[str, Mapping[str, Any]], last: Mapping[str, Any]) -> dict[str, float]:
-    """What the objective reports, by its description, from the last record on held-out text."""
+    """The objective's quantities with their descriptions, from the last record on held-out text."""
     found: dict[str, float] = {}
     for name, of in quantities.items():
         words = of["title"] + (f" in {of['unit']}" if of["unit"] else "")

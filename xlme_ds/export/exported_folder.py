@@ -15,20 +15,18 @@ from ..data.vocabulary import Vocabulary
 from ..io.files import write_json
 from ..io.folders import made_whole
 from ..models.text_encoder import TextEncoder, Which
-from ..trained import (
-    CONFIG_FILE,
+from ..trained.exports import (
     DECODER_FORM,
     DIFFERENCE,
     DIFFERENCE_FILE,
     EXPORTED_SETTINGS,
     GENERATOR_FOLDER,
-    MODEL_TYPE,
     SENTENCEPIECE_FILE,
-    WEIGHTS_FILE,
     WHICH,
     export_state,
-    save_weights,
 )
+from ..trained.settings import CONFIG_FILE, MODEL_TYPE
+from ..trained.weights import WEIGHTS_FILE, save_weights
 from ..translate.decoder import decoder_layers
 from .tokenizer import tokenizer_files
 
@@ -118,7 +116,7 @@ def _write_one(folder: Path, model: Exported, vocabulary: Vocabulary) -> None:
 
 
 def _write_difference(folder: Path, state: Mapping[str, Tensor]) -> None:
-    """What the discriminator's embedding adds to the generator's, under GDES."""
+    """Write the difference between the discriminator's embedding and the generator's (GDES)."""
     blocks = [state[name] for n in range(len(state)) if (name := f"difference_{n}") in state]
     if blocks:
         save_weights({DIFFERENCE: torch.cat(blocks).float()}, folder / DIFFERENCE_FILE)

@@ -39,15 +39,15 @@ def main(arguments: list[str] | None = None) -> None:
         todo = [todo[command.number]]
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
     from ..engine.ranks import SharedError, broadcast, on_all_ranks, process_group
-    from ..trained import pinned
+    from ..trained.runs import pin_step
 
     try:
         if command.engine.kind == "pipeline":
             raise SharedError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
         # Joined once: DeepSpeed keeps its groups for good.
         with process_group(command.engine, command.train.watchdog_minutes) as (rank, world):
-            # All runs and ranks start from the same checkpoint, of a run that goes on meanwhile.
-            model = broadcast(on_all_ranks(lambda: pinned(command.model) if rank == 0 else command.model))
+            # All runs and ranks start from the same checkpoint, of a run that may still train.
+            model = broadcast(on_all_ranks(lambda: pin_step(command.model) if rank == 0 else command.model))
             for job in todo:
                 _run(replace(job, command=replace(job.command, model=model)), rank, world, stop)
     except SharedError as error:

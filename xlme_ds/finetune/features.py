@@ -143,7 +143,7 @@ class TaskBatch(NamedTuple):
     keys_B: Tensor
 
     def to(self, device: torch.device) -> "TaskBatch":
-        """The same batch on `device`."""
+        """A copy of the batch on `device`."""
         pinned = (tensor.pin_memory() for tensor in self) if device.type == "cuda" else self
         return TaskBatch(*(tensor.to(device, non_blocking=True) for tensor in pinned))
 

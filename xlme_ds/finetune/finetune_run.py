@@ -17,25 +17,18 @@ from ..data.schema import LAYOUTS
 from ..engine.build import assemble, resolve_precision
 from ..engine.ranks import broadcast, gather, on_all_ranks, on_gpu
 from ..io.errors import refuse
-from ..io.files import read_json, write_json
+from ..io.files import read_object, write_object
 from ..models.init import GatherParameter, initialise
 from ..models.pipeline import encoder_forward
 from ..models.text_encoder import language_index
-from ..train.run import RunFacts, train
+from ..train.inputs import RunInfo
+from ..train.run import train
 from ..train.run_folder import RunFolder
 from ..train.stop import StopRequest, Watchdog
-from ..trained import (
-    CONFIG_FILE,
-    MODEL_FOLDER,
-    WEIGHTS_FILE,
-    TrainedEncoder,
-    initial_encoder,
-    load_encoder,
-    load_run,
-    start_of,
-    weights_sha256,
-    write_model,
-)
+from ..trained.encoders import initial_encoder, load_encoder
+from ..trained.runs import MODEL_FOLDER, TrainedEncoder, load_run, write_model
+from ..trained.settings import CONFIG_FILE, objective_and_seed
+from ..trained.weights import WEIGHTS_FILE, weights_sha256
 from ..validate import check_processes, validate
 from .downstream_tasks import TASKS, DownstreamTask
 from .features import Feature, TaskLoader, featurise
@@ -84,8 +77,8 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
             tokens = loader.row_tokens
             forward = tokens * encoder_forward(config.model, config.model.discriminator_layers, tokens)
             parameters = {"encoder": sum(p.numel() for p in saved.encoder.parameters())}
-            facts = RunFacts(3 * config.tuning.batch * forward, parameters, saved.vocabulary.sha256)
-            if not train(engine, config, folder, loader, None, facts, stop, watchdog):
+            info = RunInfo(3 * config.tuning.batch * forward, parameters, saved.vocabulary.sha256)
+            if not train(engine, config, folder, loader, None, info, stop, watchdog):
                 return None
             state = engine.full_state()
             on_all_ranks(lambda: write_model(weights.parent, state, saved.vocabulary.path) if rank == 0 else None)
@@ -101,7 +94,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         if rank != 0 or len(scores) < len(sets.test) + len(sets.dev):  # a request to stop came on the way
             return None
         result = _summary(job, config, sets, scores)
-        write_json(job.done, result)
+        write_object(job.done, result)
         folder.finish(config.train.steps)
         return result
 
@@ -124,7 +117,7 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
     saved, sources = load_encoder(command.model), find(task, list(command.data))
     cfg = saved.encoder.cfg
     if command.random:
-        saved = saved._replace(encoder=initial_encoder(cfg, *start_of(command.model)))
+        saved = saved._replace(encoder=initial_encoder(cfg, *objective_and_seed(command.model)))
     sets = choose(sources, command.task, job.tuning, job.settings > 1)
     tuning = replace(job.tuning, held_out=sets.held_out).completed(task, cfg)
     features: list[Feature] = []
@@ -139,7 +132,7 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
     folder.claim(config)
     loader = TaskLoader(features, task.kind, config.data, job.seed, rank, world)
     if (job.out / CONFIG_FILE).exists():
-        started = read_json(job.out / CONFIG_FILE, dict).get("data", {}).get("fingerprints")
+        started = read_object(job.out / CONFIG_FILE).get("data", {}).get("fingerprints")
         if started not in (None, loader.fingerprints):
             raise ValueError(f"{job.out} was started on other training examples: use the same --data, or another --out")
     elif done := [path.name for path in (job.out / MODEL_FOLDER, job.done) if path.exists()]:
@@ -159,7 +152,7 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
 def _finished(job: Job, sets: TaskSets) -> dict[str, Any]:
     """The scores that are there already. Raises ValueError where they are of other files than this call asks for."""
     try:
-        found: dict[str, Any] = read_json(job.done, dict)
+        found = read_object(job.done)
     except ValueError:
         raise ValueError(f"{job.done} is damaged: remove it, and the same command scores the model again") from None
     before, now = found.get("files", {}), sets.fingerprints()

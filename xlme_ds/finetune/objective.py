@@ -32,7 +32,7 @@ class TaskModel(nn.Module):
     """An encoder, and a head: for tokens and spans one linear layer on every token, for pairs dense, tanh and linear on
     `<s>`.
 
-    The encoder goes on being trained, with this dropout in place of pre-training's; attention weights are not dropped.
+    The encoder is trained further, with this dropout in place of pre-training's; attention weights are not dropped.
     """
 
     def __init__(self, cfg: ModelConfig, kind: Kind, labels: int, dropout: float = 0.0):

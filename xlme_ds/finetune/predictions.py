@@ -144,7 +144,7 @@ def score(
 
 
 def predictions_file(task: DownstreamTask, split: str, language: str) -> Path:
-    """Where in a run's folder the predictions of a file go, below `predictions/` in the form that XTREME's evaluation
+    """The path of a file's predictions in a run's folder, below `predictions/` in the form that XTREME's evaluation
     takes: `xnli/test-de.tsv`, `mlqa/test-de.json`."""
     return Path("predictions", task.folders[0], f"{split}-{language}.{'json' if task.kind == 'span' else 'tsv'}")
 

@@ -88,7 +88,7 @@ def fingerprints(sources: Iterable[TaskFile]) -> dict[str, str]:
 
 
 def find(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
-    """The task's files in and below `folders`, by name. Raises ValueError when there are none, or two for one
+    """The task's files in and below `folders`, by name. Raises ValueError when none exists, or two serve one
     purpose."""
     patterns = [(pattern, True) for pattern in task.files] + [(pattern, False) for pattern in task.train_files]
     found: dict[tuple[str, str, bool], TaskFile] = {}

@@ -4,12 +4,13 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-_SIGNATURE = "sha256"  # key of an object's checksum of itself
+FORMAT = 1  # the key `format` of every JSON file that this package writes and reads again; readers take no other
+_CHECKSUM = "sha256"  # the key of an object's checksum of itself
 
 
 @contextmanager
@@ -18,8 +19,8 @@ def replacing(path: Path, flush: bool = True) -> Iterator[IO[bytes]]:
     and had a temporary name before.
 
     After an error, such as a full disk's, `path` is as it was before; the OSError names it. The new name is on the disk
-    after `sync_folder`: a crash that loses a marker costs a little work, but the files that a manifest vouches for must
-    be on the disk before it.
+    after `to_disk` of its folder: a crash that loses a marker costs a little work, but the files that a manifest lists
+    must be on the disk before it.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -66,22 +67,40 @@ def write_json(path: Path, value: Any, flush: bool = True) -> None:
         file.write((json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode())
 
 
-def write_signed(path: Path, value: dict[str, Any], context: str = "", flush: bool = True) -> None:
-    """Write a JSON object with a checksum of itself and of `context`, which the reader must know."""
-    write_json(path, value | {_SIGNATURE: _signature(value, context)}, flush)
+def write_object(path: Path, value: Mapping[str, Any], flush: bool = True) -> None:
+    """Write a JSON object with the number of the format of this package's files."""
+    write_json(path, {"format": FORMAT, **value}, flush)
 
 
-def read_signed(path: Path, context: str = "") -> dict[str, Any]:
-    """The object that `write_signed` wrote. Raises ValueError when it is damaged or has no checksum."""
-    value = json.loads(path.read_bytes())
-    if not isinstance(value, dict):
-        raise ValueError("it holds no object")
-    if value.pop(_SIGNATURE, None) != _signature(value, context):
-        raise ValueError("it does not have its own checksum, its bytes changed")
+def read_object(path: Path) -> dict[str, Any]:
+    """The object that `write_object` wrote. Raises ValueError in one sentence for any other content."""
+    value: dict[str, Any] = read_json(path, dict)
+    number = value.pop("format", None)
+    if number != FORMAT:
+        raise ValueError(f"{path} has format {number}, this version reads {FORMAT}: make it again")
     return value
 
 
-def _signature(value: dict[str, Any], context: str) -> str:
+def write_signed(path: Path, value: Mapping[str, Any], context: str = "", flush: bool = True) -> None:
+    """Write a JSON object with the format's number and a checksum of the object and of `context`, which the reader must
+    know."""
+    content = {"format": FORMAT, **value}
+    write_json(path, content | {_CHECKSUM: _checksum(content, context)}, flush)
+
+
+def read_signed(path: Path, context: str = "") -> dict[str, Any]:
+    """The object that `write_signed` wrote. Raises ValueError when it is damaged or of another format."""
+    value = json.loads(path.read_bytes())
+    if not isinstance(value, dict):
+        raise ValueError("it holds no object")
+    if value.pop(_CHECKSUM, None) != _checksum(value, context):
+        raise ValueError("it does not have its own checksum, its bytes changed")
+    if (number := value.pop("format", None)) != FORMAT:
+        raise ValueError(f"it has format {number}, this version reads {FORMAT}")
+    return value
+
+
+def _checksum(value: Mapping[str, Any], context: str) -> str:
     return hashlib.sha256(json.dumps([context, value], sort_keys=True).encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Folders that one process at a time works in, and that a killed process leaves whole or not at all."""
+"""Folders that one process at a time works in, and that a killed process leaves complete or not at all."""
 
 import errno
 import fcntl
@@ -9,8 +9,8 @@ import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from io import FileIO
 from pathlib import Path
-from typing import Any
 
 from .files import to_disk
 
@@ -27,45 +27,63 @@ def in_use(folder: Path) -> bool:
     except BlockingIOError:
         return True
     except OSError:
-        pass  # there is none
+        pass  # the folder has no lock
     return False
 
 
-def lock(folder: Path) -> Any:
-    """Keep other processes out of `folder`, which is made where it is missing, until the returned file is closed.
+class Lock:
+    """The lock of a folder, held until it is closed or the process ends; its file says which process holds it."""
 
-    The file lies in the folder itself, so that every path there leads to it, and says who holds it. Raises ValueError
-    when another process does, when something else has the file's name, and when its file system cannot lock.
+    def __init__(self, file: FileIO):
+        self._file = file
+        file.seek(0)
+        file.write(_HOLDER + f"process {os.getpid()} of {socket.gethostname()}\n".encode())
+        file.truncate()
+
+    def close(self) -> None:
+        """Let other processes into the folder."""
+        if not self._file.closed:
+            self._file.truncate(0)
+            self._file.close()
+
+    def __enter__(self) -> "Lock":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def lock(folder: Path) -> Lock:
+    """Keep other processes out of `folder`, which is made if it does not exist.
+
+    The lock's file lies in the folder itself, so that every path to the folder leads to it. Raises ValueError when
+    another process holds it, when a file of another program has its name, and when the file system cannot lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
-    foreign = f"{path} is no lock of this package, which needs the name: move it away"
+    foreign = ValueError(f"{path} is no lock of this package, which needs the name: move it away")
     try:
-        # Neither through a link nor waiting for the other end of a pipe; what is there is not touched before it is
-        # known.
+        # Follows no link and does not wait for the other end of a pipe; an existing file is not changed before its
+        # content is known.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise ValueError(foreign) from None
+            raise foreign from None
         raise
-    with ExitStack() as held:
-        file = held.enter_context(os.fdopen(descriptor, "r+b", buffering=0))
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError(foreign)
-        holder = file.read(200)
+    with ExitStack() as opened:
+        file = opened.enter_context(FileIO(descriptor, "r+"))
+        holder = file.read(200) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b"?"
         if holder and not holder.startswith(_HOLDER):
-            raise ValueError(foreign)
+            raise foreign
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.exists(path) or not os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                return lock(folder)  # its holder removed it meanwhile
-            file.seek(0)
-            file.write(_HOLDER + f"process {os.getpid()} of {socket.gethostname()}\n".encode())
-            file.truncate()
+                return lock(folder)  # the process that held it removed it meanwhile
+            held = Lock(file)
         except BlockingIOError:
-            who = holder.removeprefix(_HOLDER).decode("ascii", "backslashreplace").strip() or "it does not say which"
+            process = holder.removeprefix(_HOLDER).decode("ascii", "backslashreplace").strip() or "unknown process"
             raise ValueError(
-                f"another process is still working in {folder} ({who}): wait for its end, or choose another folder"
+                f"another process is still working in {folder} ({process}): wait for its end, or choose another folder"
             ) from None
         except OSError as error:
             if error.errno in _NO_FLOCK:
@@ -74,33 +92,37 @@ def lock(folder: Path) -> Any:
                     "folder on a file system with flock, or have this one mounted with it"
                 ) from None
             raise OSError(error.errno, error.strerror, str(path)) from None
-        held.pop_all()  # it stays open, and locked
-    return file
+        opened.pop_all()
+    return held
 
 
 def private(folder: Path) -> Path:
-    """`folder`, made for this user alone; where somebody else can write it, a new one next to it."""
+    """`folder`, made for this user alone; if somebody else can write there, a new folder next to it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()  # a link may lead anywhere
-    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
+    status = folder.lstat()  # a link may lead anywhere
+    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022:
         return folder
     return Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
 
 
+def user_cache() -> Path:
+    """This package's folder in the user's cache folder, which nobody else can write. Raises OSError if it has none."""
+    return private(Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "xlme_ds"))
+
+
 def use_private_caches() -> None:
-    """Have compilers cache machine code, which is run, where nobody else can put any: in XLME_CACHE where that is set,
-    a folder on a disk of the node, else in the user's cache folder, which torch's default is not."""
-    names = {"NUMBA_CACHE_DIR": "numba", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+    """Have compilers cache machine code where nobody else can write: in the folder XLME_CACHE if that is set (on a disk
+    of the node), else in the user's cache folder, which is not torch's default."""
     place = os.environ.get("XLME_CACHE")
-    if place is None:
-        names = {"TORCHINDUCTOR_CACHE_DIR": "inductor"}
-        place = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "xlme_ds")
+    names = {"TORCHINDUCTOR_CACHE_DIR": "inductor"}
+    if place is not None:
+        names |= {"NUMBA_CACHE_DIR": "numba", "TRITON_CACHE_DIR": "triton"}
     if all(name in os.environ for name in names):
         return
     try:
-        folder = private(Path(place))
+        folder = user_cache() if place is None else private(Path(place))
     except OSError:  # no home, or one that cannot be written
         folder = Path(tempfile.mkdtemp(prefix="xlme-"))
     for name, kind in names.items():
@@ -109,16 +131,16 @@ def use_private_caches() -> None:
 
 @contextmanager
 def made_whole(to: Path, option: str) -> Iterator[Path]:
-    """A folder to write into, which gets the name `to` when all is in it and on the disk; else nothing is left of it.
+    """A folder to write into, which is renamed to `to` when its content is on the disk; after an error it is removed.
 
-    Raises ValueError naming `option` when something has that name, or the one that it is written under.
+    Raises ValueError naming `option` when `to` exists, or something has the temporary name.
     """
     if os.path.lexists(to):
         raise ValueError(f"{to} exists already: choose another {option}")
     partial = to.with_name(to.name + ".partial")
-    # One that was killed left its lock file, or an empty folder.
-    left = partial.is_dir() and ((partial / LOCK).is_file() or not any(partial.iterdir()))
-    if os.path.lexists(partial) and not left:
+    # A killed process left its lock file, or an empty folder.
+    abandoned = partial.is_dir() and ((partial / LOCK).is_file() or not any(partial.iterdir()))
+    if os.path.lexists(partial) and not abandoned:
         raise ValueError(f"{partial} is in the way: move it, or choose another {option}")
     with lock(partial):
         try:
@@ -134,7 +156,7 @@ def made_whole(to: Path, option: str) -> Iterator[Path]:
 
 
 def empty(folder: Path, keep: Sequence[str] = ()) -> None:
-    """Delete what is in a locked folder but the lock and what `keep` names; of a link to a folder the link alone."""
+    """Delete the content of a locked folder except for the lock and the names in `keep`; links are not followed."""
     for path in folder.iterdir():
         if path.name not in (LOCK, *keep):
             path.unlink() if path.is_symlink() or not path.is_dir() else shutil.rmtree(path)

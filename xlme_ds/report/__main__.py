@@ -1,4 +1,4 @@
-"""Command line: `python -m xlme_ds.report --run DIR` writes `DIR/report.html`, of a run that goes on from its newest
+"""Command line: `python -m xlme_ds.report --run DIR` writes `DIR/report.html`, during training from its newest
 checkpoint; `xtreme --runs DIR … --out DIR` the XTREME tables."""
 
 import os
@@ -45,7 +45,7 @@ def draw(run: Path) -> Path:
 
 
 def draw_for(folder: str, parent: str) -> None:
-    """The same in a process of the training process `parent`, whose end ends it, as SIGTERM does."""
+    """Draw the page in a child of the training process `parent`; it ends with its parent, or by SIGTERM."""
     run = Path(folder)
 
     def leave(*_: object) -> None:

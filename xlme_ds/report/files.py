@@ -6,8 +6,7 @@ from typing import Any
 
 import jinja2
 
-from ..config import ObjectiveConfig
-from ..io.files import read_json
+from ..io.files import read_object
 
 
 class RunFiles:
@@ -21,35 +20,25 @@ class RunFiles:
             raise ValueError(f"{run} is not a folder: name the --out folder of a pre-training run")
         self.name = run.resolve().name
         self.finished = (run / "finished.json").exists()
-        self.config = read_optional(run / "config.json", dict)
+        self.config = read_optional(run / "config.json")
         self.metrics = read_steps(run / "metrics.jsonl")
         self.heldout = read_steps(run / "heldout.jsonl")
         self.dimensions = read_steps(run / "dimensions.jsonl")
         self.heldout_languages = read_steps(run / "heldout_languages.jsonl")
-        self.retrieval = read_optional(run / "retrieval.json", dict)
-        self.samples = read_optional(run / "samples.json", list)
-        self.languages = read_optional(run / "languages.json", dict)
+        self.retrieval = read_optional(run / "retrieval.json")
+        self.samples = (read_optional(run / "samples.json") or {}).get("samples")
+        self.languages = read_optional(run / "languages.json")
 
     @property
     def objective(self) -> dict[str, Any]:
-        """What the run was trained for, in words (see `objectives.described`); of an unknown objective nothing.
-
-        A run of an older version recorded the objective's settings alone.
-        """
-        config = self.config or {}
-        nothing: dict[str, Any] = {"description": None, "quantities": {}}
-        if "objective" in config or "task" in config.get("config", {}):
-            return nothing | dict(config.get("objective", {}))
-        from ..objectives import OBJECTIVES, described  # which loads torch
-
-        name = config.get("config", {}).get("objective", {}).get("name", "electra")
-        return described(ObjectiveConfig(name)) if name in OBJECTIVES else nothing
+        """The description and the quantities of the run's objective (see `objectives.described`); of fine-tuning
+        nothing."""
+        return {"description": None, "quantities": {}} | dict((self.config or {}).get("objective", {}))
 
 
-def read_optional(path: Path, kind: type) -> Any:
-    """The value of a JSON file that holds a `kind`, or None when there is no such file. Raises ValueError for any other
-    content."""
-    return read_json(path, kind) if path.exists() else None
+def read_optional(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file of this package, or None if there is no file. Raises ValueError for other content."""
+    return read_object(path) if path.exists() else None
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:

@@ -45,7 +45,7 @@ def write_report(run: Path) -> Path:
 
 
 def _page_of(run: RunFiles) -> str:
-    settings = (run.config or {}).get("config", {})
+    settings: dict[str, Any] = _checked("config.json", lambda: {} | (run.config or {}).get("config", {}))
     quantities = _checked("config.json", lambda: run.objective["quantities"])
     panels = _checked(
         "metrics.jsonl or heldout.jsonl",
@@ -93,7 +93,7 @@ def _checked(file: str, build: Callable[[], Any]) -> Any:
 
 
 def _going_on(run: RunFiles, settings: Mapping[str, int]) -> dict[str, int] | None:
-    """Of a run that is not finished the step it is at, of how many, and the step of the sentences that are shown."""
+    """The step of an unfinished run, its number of steps, and the step of the sentences that are shown."""
     step = run.metrics[-1]["step"] if run.metrics else 0
     if run.finished or step >= settings.get("steps", 0):
         return None

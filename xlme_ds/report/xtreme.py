@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..io.files import read_json
+from ..io.files import read_object
 
 ENGLISH = "en"
 METRICS = ("f1", "em", "accuracy")
@@ -76,7 +76,7 @@ def gather(folders: Iterable[Path]) -> list[Model]:
     naming the file, on one that is damaged, and on scores that exclude each other.
     """
     paths = {path.resolve(): path for folder in folders for path in _result_files(folder)}
-    found = {path: read_json(path, dict) for path in sorted(paths.values())}
+    found = {path: read_object(path) for path in sorted(paths.values())}
     names = _names(found.values())
     models: dict[str, Model] = {}
     untrained = _untrained(found.values())
@@ -86,7 +86,7 @@ def gather(folders: Iterable[Path]) -> list[Model]:
         try:
             if path.name == "scores.json":
                 run = _read_run(path, content)
-                random = ", untrained" * bool(content.get("random"))  # younger than other keys
+                random = ", untrained" * content["random"]
                 name = names[_model_path(content)] + random
                 name += _apart("weights", run.weights, weights[_model_path(content) + random])
                 runs[name + _trained_on(content["train_languages"]), content["task"]].append(run)
@@ -156,7 +156,7 @@ def _weights(contents: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
 
 
 def _apart(what: str, one: str, all_of_them: set[str]) -> str:
-    """What a row's name says of `one`, where there are others."""
+    """The part of a row's name that tells `one` from the others; empty if there are no others."""
     return f", {what} {one[:8] or 'unknown'}" if len(all_of_them) > 1 else ""
 
 
@@ -186,11 +186,6 @@ def _trained_on(languages: Iterable[str]) -> str:
 def _read_run(path: Path, content: Mapping[str, Any]) -> TaskRun:
     metrics = tuple(metric for metric in METRICS if metric in content["metric"])
     if content["task"] == "pos":
-        if "accuracy" not in metrics:
-            raise ValueError(
-                f"{path} has POS's accuracy under the name of F1, from an older version: "
-                "remove it and fine-tune again there"
-            )
         metrics = ("f1",)  # XTREME's
     languages = {
         language: tuple(float(scores[metric]) for metric in metrics)

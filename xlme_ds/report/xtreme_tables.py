@@ -257,7 +257,7 @@ def show(cell: Cell | None, decimals: int) -> str:
 
 
 def source(row: SystemRow) -> str:
-    """Where a row is from."""
+    """The source of a row."""
     return f"published: {row.source}" if row.source else "ours"
 
 

@@ -131,8 +131,8 @@ class Evaluate(Callback):
     def after_step(self, done: int, stats: StepStats) -> None:
         every, steps = self.config.eval_every, self.config.steps
         if done == steps or (every and done % every == 0):
-            found = self.summarise(done - 1, **self.engine.eval_batch(0))  # with the weights of the last step
-            overall, languages = ({"step": done, **part} for part in found)
+            summary = self.summarise(done - 1, **self.engine.eval_batch(0))  # with the weights of the last step
+            overall, languages = ({"step": done, **part} for part in summary)
             for log, values in zip(self.logs, (overall, languages), strict=False):  # the root alone has any
                 log.write(values)
             if self.console is not None:
@@ -179,7 +179,7 @@ class Dimensions(Callback):
                 self.console.dimensions(values, self._warning(values))
 
     def _warning(self, values: Mapping[str, float]) -> str:
-        """What to do, the first time that the last layer has few dimensions; else empty."""
+        """Advice, the first time that the last layer has few dimensions; else empty."""
         *_, last = values.values()
         self.untrained = last if self.untrained is None else self.untrained
         if self.warned or not last < self.COLLAPSED * self.untrained:
@@ -344,11 +344,11 @@ class Guard(Callback):
         self.norms: deque[float] = deque(state.get("norms", ()), maxlen=_WINDOW)
         self.rows_of = rows_of
         self.logs = () if log is None else (log,)
-        self.fault: str | None = None  # why the run cannot go on
+        self.fault: str | None = None  # why the run cannot continue
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs; a run that was ended here starts counting in a row anew."""
+        """The counts that a resumed run needs; a run that this guard ended counts bad steps in a row anew."""
         in_a_row = 0 if self.fault is not None else self.in_a_row
         return {"skipped": self.skipped, "in_a_row": in_a_row, "norms": list(self.norms)}
 

@@ -9,6 +9,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +95,16 @@ class StepLines:
         """Flush what is held back."""
 
 
-_tell = threading.excepthook
+@cache
+def _silence_tensorboard_threads() -> None:
+    """Print no traceback of a thread of TensorBoard: its error is raised again at the next write, as one sentence."""
+    usual = threading.excepthook
 
+    def print_others(failure: threading.ExceptHookArgs) -> None:
+        if not type(failure.thread).__module__.startswith("tensorboard."):
+            usual(failure)
 
-def _tell_unless_tensorboards(failure: threading.ExceptHookArgs) -> None:
-    """An error of TensorBoard's thread is raised again at the next write: one sentence says it."""
-    if not type(failure.thread).__module__.startswith("tensorboard."):
-        _tell(failure)
-
-
-threading.excepthook = _tell_unless_tensorboards
+    threading.excepthook = print_others
 
 
 class MetricsLog(StepLines):
@@ -111,6 +112,7 @@ class MetricsLog(StepLines):
 
     def __init__(self, run: Path, name: str, steps_done: int, tracker: "Tracker | None" = None):
         super().__init__(run, name, steps_done)
+        _silence_tensorboard_threads()
         self.board = SummaryWriter(str(run / "tensorboard" / name), purge_step=steps_done + 1)
         self.tracker = tracker
 
@@ -280,13 +282,13 @@ def audit_reads(run: Path, loader: Loader, start: int, rank: int, world: int) ->
 
 def audit_lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of one of the files."""
-    found = []
+    lines = []
     for text in path.read_bytes().split(b"\n"):
         try:
-            found.append(json.loads(text))
+            lines.append(json.loads(text))
         except (ValueError, RecursionError):
             continue  # empty, or half-written: then its step was not finished, and is done again
-    return found
+    return lines
 
 
 def row_checksums(tokens: np.ndarray) -> list[int]:

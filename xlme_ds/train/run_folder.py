@@ -7,7 +7,7 @@ import sys
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import MISSING, asdict, fields, is_dataclass, replace
+from dataclasses import asdict, replace
 from itertools import count, groupby
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Trainin
 from ..data.order import phases
 from ..folders import at_step, checkpoints_of, saved_step
 from ..io.errors import refuse
-from ..io.files import read_json, replacing, write_json
+from ..io.files import read_object, replacing, write_object
 from ..io.folders import LOCK, in_use, lock
 from .schedule import learning_rate
 
@@ -32,7 +32,6 @@ _MAY_CHANGE = (
     "train.audit",
     "train.wandb",
     "model.kernels",
-    "model.attention",  # its name in older runs
     "model.compile",
     "model.head_chunk",
     "model.vocabulary_blocks",
@@ -41,7 +40,7 @@ _MAY_CHANGE = (
     "tuning.micro_batch",
     "engine.",
 )
-_MUST_STAY = ("engine.precision", "model.attention_dropout")
+_MUST_STAY = ("engine.precision",)
 FINISHED = "finished.json"  # written last
 RECORDS = ("metrics", "heldout", "heldout_languages", "faults")
 _PACKAGES = ("torch", "deepspeed", "sentencepiece", "pyarrow", "numpy", "numba")
@@ -51,7 +50,7 @@ class RunFolder:
     """The folder that `--out` names. Every rank has one; only the root writes."""
 
     def __init__(self, path: Path, root: bool = True, writes: bool = True):
-        """Without `writes` the folder is looked at, and left as it is."""
+        """`root`: whether this rank writes; without `writes` none does."""
         self.path = path
         self.root = root
         self.writes = writes
@@ -71,7 +70,7 @@ class RunFolder:
         stored = self._stored()
         if stored is not None:
             done: int | None = max(map(saved_step, checkpoints_of(self.path)), default=0)
-            if (self.path / FINISHED).exists() and done != read_json(self.path / FINISHED, dict).get("steps"):
+            if (self.path / FINISHED).exists() and done != read_object(self.path / FINISHED)["steps"]:
                 done = None  # its last checkpoint is gone: it can only stay as it is
             self._require_same(f"{self.path} was started", stored["config"], config, done)
 
@@ -99,31 +98,21 @@ class RunFolder:
         self._lock.close()
         self._lock = None
 
-    def identity(self, config: Training, checkpoint: Path | None, saved: Mapping[str, Any]) -> str | None:
-        """What tells the run from every other: a new one's is drawn, and all that it writes has it; older versions'
-        runs have none.
+    def identity(self, config: Training, checkpoint: Path | None, saved: Mapping[str, Any]) -> str:
+        """The run's identity, which all its files hold: a new run draws one.
 
-        `saved`: the state of the `checkpoint` that the run goes on from. Raises ValueError when that is not this run's.
+        `saved`: the state of the `checkpoint` from which the run continues. Raises ValueError when another run saved
+        it, or this one with other settings.
         """
         stored = self._stored()
         if checkpoint is None:
-            return uuid.uuid4().hex if stored is None else stored.get("run")
-        refuse(
-            [
-                (
-                    stored is not None or "settings" in saved,
-                    f"{self.path} has no config.json, and {checkpoint} is of an older version, which kept no settings "
-                    "with it: restore config.json, or choose another --out",
-                ),
-                (
-                    stored is None or stored.get("run") == saved.get("run"),
-                    f"{checkpoint} was saved by another run: move it out of this folder, or choose another --out",
-                ),
-            ]
-        )
-        if "settings" in saved:
-            self._require_same(f"{checkpoint} was saved", saved["settings"], config, int(saved["step"]))
-        return saved.get("run")
+            return uuid.uuid4().hex if stored is None else str(stored["run"])
+        if stored is not None and stored["run"] != saved["run"]:
+            raise ValueError(
+                f"{checkpoint} was saved by another run: move it out of this folder, or choose another --out"
+            )
+        self._require_same(f"{checkpoint} was saved", saved["settings"], config, int(saved["step"]))
+        return str(saved["run"])
 
     def begin(
         self,
@@ -144,11 +133,11 @@ class RunFolder:
         content = {"config": asdict(config), "versions": versions, "world_size": world, "data": data}
         content |= {"parameters": parameters, "objective": objective, "run": identity}
         done = self.path / FINISHED
-        ended = read_json(done, dict).get("steps") if done.exists() else None
+        ended = read_object(done)["steps"] if done.exists() else None
         if ended != config.train.steps and checkpoints_of(self.path):  # it was made longer, or stopped in its report
             (self.path / "model" / "model.safetensors").unlink(missing_ok=True)  # its last checkpoint has them
             done.unlink(missing_ok=True)
-        write_json(self.path / "config.json", {key: value for key, value in content.items() if value is not None})
+        write_object(self.path / "config.json", {key: value for key, value in content.items() if value is not None})
 
     def steps_logged(self) -> int:
         """The last step of `metrics.jsonl`; 0 without one."""
@@ -168,7 +157,7 @@ class RunFolder:
             path = self.path / f"{name}.jsonl"
             if path.exists() and path.stat().st_size:
                 free = (path.with_name(f"{path.name}.{number}") for number in count(1))
-                new = next(each for each in free if not os.path.lexists(each))
+                new = next(path for path in free if not os.path.lexists(path))
                 path.rename(new)
                 aside.append(new.name)
         return aside
@@ -177,20 +166,20 @@ class RunFolder:
         """Leave out the records of steps that the run does not have."""
         for path in (self.path / f"{name}.jsonl" for name in RECORDS):
             lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-            kept = [line for line in lines if (step_of(line) or 0) <= after]
-            if len(kept) < len(lines):
+            earlier = [line for line in lines if (step_of(line) or 0) <= after]
+            if len(earlier) < len(lines):
                 with replacing(path) as file:
-                    file.writelines(kept)
+                    file.writelines(earlier)
 
     def finish(self, steps: int) -> None:
         """Mark the run finished, its last act."""
-        write_json(self.path / FINISHED, {"steps": steps})
+        write_object(self.path / FINISHED, {"steps": steps})
 
     def _stored(self) -> dict[str, Any] | None:
-        """What `config.json` holds; None where there is none."""
+        """The content of `config.json`; None if it does not exist."""
         path = self.path / "config.json"
         try:
-            content: dict[str, Any] = read_json(path, dict)
+            content = read_object(path)
             if not isinstance(content["config"], dict):
                 raise ValueError
         except FileNotFoundError:
@@ -202,8 +191,9 @@ class RunFolder:
     def _require_same(self, what: str, stored: Any, config: Training, done: int | None) -> None:
         """Raise ValueError naming the first setting that `what` has otherwise, and what to do instead. `done`: the
         steps from which another schedule or other data may follow, None where none may."""
-        # A setting that is younger than the run had its default in it.
-        theirs, ours = _defaults(config) | flatten(stored), settled(config)
+        theirs, ours = flatten(stored), settled(config)
+        if missing := sorted(ours.keys() - theirs.keys()):
+            raise ValueError(f"{what} without {missing[0]}: it is of another version, choose another --out")
         ahead = () if done is None else _ahead(theirs, config, done)
         for key in sorted(ours.keys() | {key for key in theirs if not _may_change(key)}):
             if ours.get(key) != theirs.get(key) and not key.startswith(ahead):
@@ -229,17 +219,19 @@ def branched(source: Path, out: Path | None = None) -> RunConfig:
     """The settings of the run of which RUN@STEP is a checkpoint, as those of a new run that takes its state there; of
     a branch that `out` holds already its own, whatever has become of the parent. Raises ValueError where there are
     none."""
-    from ..trained import read_run_config  # here: reports are written where there is no torch
+    from ..trained.settings import read_run_config  # here: reports are written where there is no torch
 
     run, step = at_step(source)
-    refuse([(step is not None, f"--branch {source} names no step: write {run}@STEP")])
+    if step is None:
+        raise ValueError(f"--branch {source} names no step: write {run}@STEP")
     start = StartConfig(f"{run}@{step}", "state")
     if out is not None and (out / "config.json").exists():
         config = read_run_config(out)
         if config.start == start:
             return config
     there = (run / "config.json").exists()
-    refuse([(there, f"{run} has no config.json: name a run of pre-training with --branch")])
+    if not there:
+        raise ValueError(f"{run} has no config.json: name a run of pre-training with --branch")
     config = read_run_config(run)
     return replace(config, start=start)
 
@@ -250,7 +242,7 @@ def first_step(config: RunConfig) -> int:
 
 
 def first_step_of(settings: Mapping[str, Any]) -> int:
-    """The same from the settings that a run's config.json has."""
+    """`first_step` from the settings in a run's config.json."""
     start = settings.get("start", {})
     return _step_of_branch(start.get("take", ""), start.get("folder", ""))
 
@@ -270,8 +262,7 @@ def step_of(line: bytes) -> int | None:
 
 
 def missing_steps(logged: Iterable[int], every: int, last: int, done: int = 0) -> str:
-    """The steps after `done` up to `last` that should have a record, one every `every`, and have none, in words; empty
-    where there is none."""
+    """The steps after `done` up to `last` that should have a record, one every `every`, and have none, in words."""
     missing = sorted(set(range((done // every + 1) * every, last + 1, every)).difference(logged))
     words = []
     for _, stretch in groupby(enumerate(missing), key=lambda place: place[1] - every * place[0]):
@@ -287,12 +278,12 @@ def settled(config: Training) -> dict[str, Any]:
 
 
 def _ahead(theirs: Mapping[str, Any], config: Training, done: int) -> tuple[str, ...]:
-    """What may change because the `done` steps would have been the same with it: settings of the schedule, where each
-    of them had the same rate, and of phases, where each read the same."""
+    """Prefixes of settings that may change because the `done` steps would have been the same: those of the schedule if
+    each step had the same rate, those of phases if each step read the same rows."""
     free: list[str] = []
     then = ScheduleConfig(theirs["schedule.name"], theirs["schedule.decay_steps"])
     lengths = (theirs["train.steps"], then), (config.train.steps, config.schedule)
-    with suppress(KeyError, TypeError):  # a schedule of another version
+    with suppress(KeyError, TypeError):  # a damaged config.json
         if done <= config.train.steps:
             rates = [
                 [learning_rate(step, steps, config.optimizer, at) for step in range(done)] for steps, at in lengths
@@ -304,24 +295,15 @@ def _ahead(theirs: Mapping[str, Any], config: Training, done: int) -> tuple[str,
             phase_mask_fractions=tuple(theirs["data.phase_mask_fractions"]),
         )
         fraction = config.objective.mask_fraction
-        begun = [[phase for phase in phases(each, fraction) if phase.first < done] for each in (data, config.data)]
+        begun = [
+            [phase for phase in phases(settings, fraction) if phase.first < done] for settings in (data, config.data)
+        ]
         free += ["data.phase_"] * (begun[0] == begun[1])
     return tuple(free)
 
 
 def _may_change(key: str) -> bool:
     return key.startswith(_MAY_CHANGE) and key not in _MUST_STAY
-
-
-def _defaults(config: Training) -> dict[str, Any]:
-    sections = {field.name: getattr(config, field.name) for field in fields(config)}
-    return {
-        f"{name}.{field.name}": json.loads(json.dumps(field.default))
-        for name, section in sections.items()
-        if is_dataclass(section)
-        for field in fields(section)
-        if field.default is not MISSING
-    }
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

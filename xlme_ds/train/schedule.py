@@ -30,7 +30,7 @@ def _wsd(step: int, steps: int, warmup: int, decay: int) -> float:
 
 
 def _inverse_sqrt(step: int, steps: int, warmup: int, decay: int) -> float:
-    """As in XLM, whose steps count from 1."""
+    """XLM's inverse square root; its steps count from 1."""
     return math.sqrt(max(warmup, 1) / (step + 1))
 
 

@@ -1,4 +1,4 @@
-"""What ends a run early: signals, the end of its launcher, and a watchdog where it hangs.
+"""Ends of a run before its last step: by signals, by the end of its launcher, by a watchdog if it hangs.
 
 Nothing here loads torch: a signal may come while it is still being loaded.
 """
@@ -209,7 +209,7 @@ class Watchdog:
             if time.monotonic() - self._last > 60 * self.minutes:
                 print(
                     f"rank {self.rank} stood still for {self.minutes:g} minutes (train.watchdog_minutes) while "
-                    f"{self._doing}: it ends here, and its launcher ends the others; the same command goes on from "
+                    f"{self._doing}: it ends here, and its launcher ends the others; the same command continues from "
                     "the last checkpoint. Its stacks:",
                     file=sys.stderr,
                     flush=True,

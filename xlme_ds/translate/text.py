@@ -16,7 +16,11 @@ from ..data.vocabulary import Vocabulary
 from ..io.errors import refuse
 from ..models.text_encoder import language_index
 from ..objectives import has_decoder, objective_of
-from ..trained import load_run, load_translating_export, read_config, require_finite, translates
+from ..trained.encoders import load_translating_export
+from ..trained.exports import translates
+from ..trained.runs import load_run
+from ..trained.settings import read_config
+from ..trained.weights import require_finite
 from .decoding import longest_source, translate
 from .model import TranslationModel
 

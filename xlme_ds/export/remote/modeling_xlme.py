@@ -178,7 +178,7 @@ class XLMEEncoder(nn.Module):
         return [XLMELayer(config) for _ in range(config.num_hidden_layers)]
 
     def embed(self, embedded_BTD: Tensor, positions: Tensor, languages: Tensor | None) -> Tensor:
-        """What the first layer reads, [B, T, D]; positions and languages may be [T] and [B, 1]."""
+        """Input of the first layer, [B, T, D]; positions and languages may be [T] and [B, 1]."""
         x_BTD = embedded_BTD if self.positions is None else embedded_BTD + F.embedding(positions, self.positions)
         if self.languages is not None and languages is not None:
             x_BTD = x_BTD + F.embedding(languages, self.languages)
@@ -315,7 +315,7 @@ class XLMEMaskedHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(config.vocab_size))
 
     def resize(self, tokens: int) -> None:
-        """For so many tokens: a new one's bias is the mean, as its embedding is drawn around the mean."""
+        """Resize the bias to `tokens`: a new token gets the mean, as its embedding is drawn around the mean."""
         kept = self.bias.data[:tokens]
         new = kept.mean().expand(tokens - len(kept))
         self.bias = nn.Parameter(torch.cat([kept, new]), self.bias.requires_grad)

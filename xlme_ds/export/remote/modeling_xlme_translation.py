@@ -143,7 +143,7 @@ class XLMLengths(StoppingCriteria):
         self.limit_B = limit_B
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """Which rows have ended, bool."""
+        """Whether each row has ended, bool."""
         limits = self.limit_B.to(input_ids.device).repeat_interleave(len(input_ids) // len(self.limit_B))
         return input_ids.shape[1] - 1 >= limits  # the first is `</s>`, which every target begins after
 
@@ -228,7 +228,7 @@ class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
         )
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """What the decoder reads to predict `labels`: `</s>` and the labels but the last."""
+        """Decoder inputs for `labels`: `</s>`, and the labels without the last."""
         before = F.pad(labels[:, :-1], (1, 0), value=self.config.decoder_start_token_id)
         return before.masked_fill(before == -100, self.config.pad_token_id)
 

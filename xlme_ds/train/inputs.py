@@ -1,0 +1,141 @@
+"""The inputs of a pre-training run: data, held-out data and first weights, and what the loop needs to know of them."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from ..config import DataConfig, RunConfig
+from ..counting import count_parameters, flops_per_step
+from ..data.loader import Loader, unigram_by_language
+from ..data.schema import TASKS
+from ..data.shards import RowStore
+from ..data.vocabulary import Vocabulary
+from ..engine.build import open_data, require_engine_file
+from ..engine.ranks import data_parallel
+from ..first_weights import named, starting_weights
+from ..folders import checkpoints_of
+from ..models.init import InitialValues
+from ..objectives import described, has_decoder, objective_of
+from ..trained.runs import pin_step
+from ..validate import validate
+from .run_folder import RunFolder
+
+
+class RunInfo(NamedTuple):
+    """Facts of a run that its settings do not hold.
+
+    `flops`: operations of a step, by the standard count; `vocabulary_sha256`: of the vocabulary of the ids;
+    `evaluation`: summarises the sums over held-out rows, as a whole and by language; `objective`: its description
+    (`objectives.described`), None in fine-tuning; `folders`: of pre-training, the data and the held-out data, if any.
+    """
+
+    flops: float
+    parameters: dict[str, int]
+    vocabulary_sha256: str
+    evaluation: Callable[..., tuple[dict[str, float], dict[str, Any]]] | None = None
+    objective: Mapping[str, Any] | None = None
+    folders: tuple[Path, ...] = ()
+
+
+class RunInputs(NamedTuple):
+    """The opened inputs of a pre-training run."""
+
+    loader: Loader
+    heldout: Loader | None
+    initial: InitialValues | None  # the first weights; None: all are random
+
+
+def heldout_data(config: RunConfig, folder: Path) -> DataConfig:
+    """The rows of an evaluation: up to `train.eval_rows` from the start of each task."""
+    rows_per_step = (config.data.mono_rows, config.data.para_rows)
+    mono, para = (
+        min(RowStore(folder / name).rows, config.train.eval_rows) if rows else 0
+        for name, rows in zip(TASKS, rows_per_step, strict=True)
+    )
+    return DataConfig(mono, para, config.data.micro_batch)
+
+
+def read_inputs(
+    config: RunConfig,
+    data: Sequence[Path],
+    heldout: Path | None,
+    folder: RunFolder,
+    sources: Sequence[Path],
+    rank: int,
+    world: int,
+) -> RunInputs:
+    """Claim the `folder`, and open the data, the held-out data, and the `sources` of the first weights. Raises
+    ValueError for inputs that do not fit the run."""
+    validate(config, world)  # with the precision that `auto` has become
+    require_engine_file(config.engine)
+    out = folder.path.resolve()
+    for place in (place.resolve() for place in (*data, *([] if heldout is None else [heldout]))):
+        own = out == place or any(out.is_relative_to(place / name) for name in (*TASKS, "vocab"))
+        if own:
+            raise ValueError(f"{folder.path} is in the data of {place}: choose another --out")
+    folder.claim(config)
+    start, begun = config.start, checkpoints_of(folder.path)
+    if start.take != "all" and not (start.folder or has_decoder(config.objective) or begun):
+        raise ValueError(
+            f"start.take {start.take} is of a model that the run begins with, and start.folder names none: name "
+            "it, or set start.take to all, for random weights"
+        )
+    share, shares = data_parallel(config.engine, rank, world)
+    loader = open_data(config, data, share, shares)
+    initial = starting_weights(config, Vocabulary(data[0] / "vocab"), sources) if sources else None
+    if heldout is None:
+        return RunInputs(loader, None, initial)
+    rows = heldout_data(config, heldout)
+    return RunInputs(loader, open_data(config, heldout, share, shares, rows, like=loader), initial)
+
+
+def started_from(config: RunConfig, out: Path) -> list[Path]:
+    """The folders that the first weights are read from; none for a run that resumes."""
+    folders = named(config.start)
+    return [pin_step(folder) for folder in folders] if folders and not checkpoints_of(out) else []
+
+
+def pretraining(
+    config: RunConfig, loader: Loader, heldout: Loader | None, root: bool, folders: tuple[Path, ...] = ()
+) -> RunInfo:
+    """The information on a pre-training run; the `root` alone counts the unigram model's losses for it."""
+    info = RunInfo(
+        flops_per_step(config, loader.row_tokens),
+        count_parameters(config),
+        loader.vocabulary_sha256,
+        objective=described(config.objective),
+        folders=folders,
+    )
+    if heldout is None:
+        return info
+    objective, unigram = objective_of(config.objective), {}
+    codes = {TASKS[task]: store.languages for task, store in heldout.stores.items()}
+    for task, store in heldout.stores.items() if root else ():
+        unigram[TASKS[task]] = unigram_by_language(
+            loader.shares(task, config.train.steps), store, task, heldout.plan.rows[task]
+        )
+    constants = {f"unigram_nll_{task}": float(sums.sum() / counts.sum()) for task, (sums, counts) in unigram.items()}
+    baselines = {task: _means(codes[task], *both)[0] for task, both in unigram.items()}
+
+    def evaluation(step: int, by_language: Tensor, **totals: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
+        by_term = {
+            term: _means(codes[objective.quantities[term].task], sums, counts)
+            for term, sums, counts in zip(objective.terms, *by_language.numpy(), strict=True)
+            if counts.any()
+        }
+        means, numbers = ({term: both[n] for term, both in by_term.items()} for n in (0, 1))
+        overall = objective.at(step).summarise(**totals) | constants
+        return overall, {"terms": means, "tokens": numbers, "unigram": baselines}
+
+    return info._replace(evaluation=evaluation)
+
+
+def _means(codes: Sequence[str], sums: np.ndarray, counts: np.ndarray) -> tuple[dict[str, float], dict[str, int]]:
+    """Means and counts of the languages that have tokens, by code, without means that are not finite, which JSON cannot
+    hold."""
+    of = [n for n in range(len(codes)) if counts[n] and math.isfinite(sums[n])]
+    return {codes[n]: float(sums[n] / counts[n]) for n in of}, {codes[n]: int(counts[n]) for n in of}

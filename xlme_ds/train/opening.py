@@ -1,0 +1,113 @@
+"""The start of a run: the lines that it prints, and what it writes into its folder before the first step."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..cli import number
+from ..config import RunConfig, Training
+from ..data.loader import Loader
+from ..data.vocabulary import Vocabulary
+from ..engine.ranks import on_gpu
+from ..objectives.protocol import BatchSource
+from ..recipes import RECIPES
+from ..trained.runs import MODEL_FOLDER, write_vocabulary
+from .inputs import RunInfo
+from .records import StepLines
+from .run_folder import RunFolder, first_step, flatten, missing_steps
+
+
+def opening(config: Training, out: Path, start: int, loader: BatchSource, world: int, info: RunInfo) -> list[str]:
+    """The settings and the sizes of a run, in a few lines."""
+    data, engine = config.data, config.engine
+    rows = " + ".join(f"{count:,}" for count in (data.mono_rows, data.para_rows) if count)
+    tokens = int(sum(data.mean_rows)) * loader.row_tokens
+    kind = f"{engine.kind} {engine.deepspeed}" if engine.kind != "plain" else engine.kind
+    parts = {name: count for name, count in info.parameters.items() if name != "trained_total"}
+    counted = ", ".join(f"{name} {number(count)}" for name, count in parts.items())
+    lines = [
+        f"{out}: {'resuming after' if start else 'starting at'} step {start} of {config.train.steps}, {world} "
+        f"{'process' if world == 1 else 'processes'}, {kind}, {engine.precision}",
+        f"  model: {number(info.parameters.get('trained_total', sum(parts.values())))} parameters ({counted})",
+        f"  a step: {rows} rows of {loader.row_tokens} tokens, {tokens:,} in all; a process takes "
+        f"{loader.plan.accumulation} × {loader.plan.micro_rows} rows",
+    ]
+    objective = info.objective or {"terms": (), "description": ""}
+    if objective["description"]:
+        lines.append(f"  objective: {objective['description']}")
+    quantities = {name: objective["quantities"][name] for name in objective["terms"]}
+    for (title, unit), names in groupby(quantities, lambda name: (quantities[name]["title"], quantities[name]["unit"])):
+        lines.append(f"  {', '.join(names)}: {title} ({unit})")
+    changed = _changed_from_recipe(config)
+    if isinstance(loader, Loader) and len(loader.phases) > 1:
+        stretches = (f"from step {phase.first} {folder}, {100 * phase.mask_fraction:g}% predicted"
+                 for phase, folder in zip(loader.phases, loader.folders, strict=True))  # fmt: skip
+        lines.append(f"  phases: {'; '.join(stretches)}")
+    lines += [f"  not as the recipe: {', '.join(changed)}"] * bool(changed)
+    if world == 1 and on_gpu() and (visible := torch.cuda.device_count()) > 1:
+        lines.append(f"  one of {visible} GPUs is used: `deepspeed --num_gpus {visible} --module …` uses them all")
+    return lines
+
+
+def _changed_from_recipe(config: Training) -> list[str]:
+    """The settings in which a run differs from the recipe of its name, each with its value."""
+    if config.name not in RECIPES:
+        return []
+    recipe = RECIPES[config.name]
+    now, usual = flatten(asdict(config)), flatten(asdict(recipe))
+    chosen = {"engine.precision"} | ({"engine.deepspeed"} if recipe.engine.deepspeed == "auto" else set())
+    return [f"{key} {now[key]}" for key in now if now[key] != usual.get(key) and key not in chosen]
+
+
+def write_description(
+    folder: RunFolder,
+    config: Training,
+    loader: BatchSource,
+    heldout: BatchSource | None,
+    info: RunInfo,
+    world: int,
+    identity: str,
+) -> None:
+    """Write config.json; for pre-training also the vocabulary, without which a checkpoint is no model."""
+    data: dict[str, Any] = {"fingerprints": loader.fingerprints, "vocabulary_sha256": info.vocabulary_sha256}
+    if isinstance(loader, Loader):
+        data["encoded"] = loader.encoded
+    if isinstance(loader, Loader) and len(loader.phases) > 1:
+        data |= {"fingerprints": loader.fingerprints_until(0), "phases": loader.fingerprints}
+        data["phase_folders"] = [_relative(place, folder.path) for place in loader.folders]
+    if heldout is not None:
+        data["heldout_fingerprints"] = heldout.fingerprints
+    data |= _places(info.folders, folder.path)
+    folder.begin(config, data, world, info.parameters, identity, info.objective)
+    for data_folder in info.folders[:1]:
+        write_vocabulary(folder.path / MODEL_FOLDER, Vocabulary(data_folder / "vocab").path)
+
+
+def _places(folders: Sequence[Path], run: Path) -> dict[str, str]:
+    """The folders, relative to the run's: all may be moved together."""
+    return dict(zip(("folder", "heldout"), (_relative(folder, run) for folder in folders), strict=False))
+
+
+def _relative(folder: Path, run: Path) -> str:
+    return os.path.relpath(folder.resolve(), run.resolve())
+
+
+def report_missing(logs: Sequence[StepLines], config: Training, start: int, saved: Mapping[str, Any]) -> None:
+    """Name the records that have fewer lines than when the checkpoint was saved."""
+    every = {"metrics": config.train.log_every, "heldout": config.train.eval_every}
+    every["heldout_languages"] = every["heldout"]
+    first = first_step(config) if isinstance(config, RunConfig) else 0
+    for log in logs:
+        name, lines = log.path.stem, saved.get("records", {}).get(log.path.stem, 0)
+        if len(log.steps) < lines:
+            steps = missing_steps(log.steps, every[name], start, first) if every.get(name) else ""
+            print(
+                f"{log.path} has {len(log.steps)} of the {lines} lines that it had at step {start}"
+                + (f", and no record of step {steps}" if steps else ""),
+                flush=True,
+            )

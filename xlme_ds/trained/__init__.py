@@ -1,0 +1,1 @@
+"""Trained models, read from the folders of runs, checkpoints and exports."""

@@ -1,0 +1,100 @@
+"""Exported models, in Hugging Face's form: its names, which `xlme_ds.export` writes, and how to read one."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..config import ModelConfig
+from ..models.text_encoder import TextEncoder, Which, encoder_of
+from .runs import TrainedEncoder
+from .settings import MODEL_TYPE, mismatch, read_config, read_vocabulary, without_prefix
+from .weights import WEIGHTS_FILE, read_model, shards_of
+
+GENERATOR_FOLDER = "generator"  # in an export: an export of the generator
+SENTENCEPIECE_FILE = "sentencepiece.bpe.model"
+PREFIX = f"{MODEL_TYPE}."  # of the encoder's parameters; AutoModel.save_pretrained leaves it out
+EMBEDDING = "embedding.weight"
+# The difference between the discriminator's embedding and the generator's (GDES), which cannot be computed from the two
+# because their sum was rounded.
+DIFFERENCE_FILE = "difference.safetensors"
+DIFFERENCE = "difference.weight"
+# The settings of ModelConfig that shape an encoder, and their names in an export's config.json.
+EXPORTED_SETTINGS = {
+    "vocabulary": "vocab_size",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "feed_forward": "intermediate_size",
+    "discriminator_layers": "num_hidden_layers",
+    "max_positions": "max_position_embeddings",
+    "init_std": "initializer_range",
+    "norm": "norm",
+    "norm_epsilon": "layer_norm_eps",
+    "masked_head": "masked_head",
+    "embedding_norm": "embedding_norm",
+    "absolute_positions": "absolute_positions",
+    "relative_bias": "relative_bias",
+    "relative_buckets": "relative_buckets",
+    "relative_max_distance": "relative_max_distance",
+    "layout": "layout",
+    "language_embeddings": "languages",
+}
+WHICH = "which"  # the key in config.json of the encoder's kind; absent after fine-tuning and for XLM-R's weights
+DECODER_FORM = "decoder_form"  # the key of `model.decoder`, in exports of translation models
+
+
+def export_state(encoder: TextEncoder) -> dict[str, Tensor]:
+    """The parameters of an encoder under their names in an export."""
+    layers = {f"{PREFIX}encoder.{name}": value for name, value in encoder.encoder.state_dict().items()}
+    return {PREFIX + EMBEDDING: torch.cat(encoder.table).detach()} | layers
+
+
+def read_heads(folder: Path, which: Which | None = None) -> dict[str, Tensor]:
+    """The parameters of an export's heads, by name (`masked_head.bias`, …)."""
+    folder = folder_of_encoder(folder, which)
+    return {name: value for name, value in read_model(folder / WEIGHTS_FILE).items() if not name.startswith(PREFIX)}
+
+
+def folder_of_encoder(folder: Path, which: Which | None) -> Path:
+    """The folder of an encoder in an export. Raises ValueError if the export lacks it."""
+    if which == "generator" and (folder / GENERATOR_FOLDER).is_dir():
+        return folder / GENERATOR_FOLDER
+    there = read_config(folder).get(WHICH)
+    has = there == which or (there is None and which != "generator")
+    if which is not None and not has:
+        raise ValueError(f"{folder} has no {which}: name {there or 'the run that it was exported from'}")
+    return folder
+
+
+def load_export(folder: Path) -> TrainedEncoder:
+    """The encoder and the vocabulary in the folder of one encoder. Raises ValueError if a file lacks or is damaged."""
+    config = read_config(folder)
+    for name, exists in (
+        (WEIGHTS_FILE, bool(shards_of(folder / WEIGHTS_FILE))),
+        (SENTENCEPIECE_FILE, (folder / SENTENCEPIECE_FILE).exists()),
+    ):
+        if not exists:
+            raise ValueError(f"{folder} has no {name}: copy it from the folder that `python -m xlme_ds.export` wrote")
+    state = read_model(folder / WEIGHTS_FILE)
+    state = without_prefix(state, PREFIX) if PREFIX + EMBEDDING in state else state
+    try:
+        state["embedding_0"] = state.pop(EMBEDDING)
+        cfg = ModelConfig(**{ours: config[theirs] for ours, theirs in EXPORTED_SETTINGS.items()})
+        cfg = replace(cfg, language_embeddings=tuple(cfg.language_embeddings))
+        encoder = encoder_of(state, cfg)
+    except (KeyError, RuntimeError) as error:
+        raise mismatch(folder / WEIGHTS_FILE, folder, error) from None
+    vocabulary = read_vocabulary(folder, folder / SENTENCEPIECE_FILE)
+    if cfg.vocabulary != vocabulary.size:
+        raise ValueError(
+            f"{folder} has embeddings of {cfg.vocabulary} tokens, its vocabulary {vocabulary.size}: call "
+            f"resize_token_embeddings({vocabulary.size}) and save it"
+        )
+    return TrainedEncoder(encoder, vocabulary)
+
+
+def translates(folder: Path) -> bool:
+    """Whether `folder` is an export of a translation model, with its decoder."""
+    config = read_config(folder)
+    return config.get("model_type") == MODEL_TYPE and bool(config.get(DECODER_FORM))

@@ -1,0 +1,186 @@
+"""The model of a run: of its last step, of its newest complete checkpoint, or of the step that RUN@STEP names."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..checkpoint.state_files import WEIGHTS, StateReader, fault_of, state_files
+from ..cli import note
+from ..config import ModelConfig, ObjectiveConfig
+from ..data.vocabulary import MODEL_FILE, Vocabulary
+from ..folders import at_step, checkpoints_of, saved_step
+from ..io.files import replacing, to_disk
+from ..models.electra import block_sizes
+from ..models.text_encoder import TextEncoder, Which, encoder_of, take_encoder
+from ..objectives import objective_of
+from .settings import RunSettings, mismatch, read_config, read_settings, read_vocabulary, without_prefix
+from .weights import WEIGHTS_FILE, read_weights, save_weights
+
+MODEL_FOLDER = "model"  # in a run folder: the vocabulary, and after the last step the weights, in float32
+
+
+class TrainedEncoder(NamedTuple):
+    """A trained encoder and the vocabulary that it reads."""
+
+    encoder: TextEncoder
+    vocabulary: Vocabulary
+
+
+class TrainedRun(NamedTuple):
+    """The whole model of a run."""
+
+    folder: Path
+    state: dict[str, Tensor]
+    model: ModelConfig
+    vocabulary: Vocabulary
+    task: str  # of fine-tuning; empty after pre-training
+    objective: ObjectiveConfig  # of pre-training
+    step: int | None = None  # of the checkpoint that was read; None: the model of the last step
+
+    @property
+    def encoders(self) -> Mapping[Which, str]:
+        """The encoders and the prefixes of their heads (see `Pretraining`); after fine-tuning one."""
+        return {"encoder": "head."} if self.task else objective_of(self.objective).encoders
+
+    def encoder(self, which: Which | None = None) -> TextEncoder:
+        """An encoder, by default the main one, in evaluation mode. Raises ValueError when the run has no such one."""
+        which = which or main_encoder(self.encoders)
+        if self.task and which == "generator":
+            raise ValueError(f"{self.folder} was fine-tuned and has no generator: name the run that it started from")
+        if not self.task and which not in self.encoders:
+            raise ValueError(
+                f"{self.folder} was trained for {self.objective.name} and has no {which}: name "
+                f"{' or '.join(self.encoders)}"
+            )
+        try:
+            if not self.task:
+                return take_encoder(self.state, self.model, which)
+            return encoder_of(without_prefix(self.state, "encoder."), self.model)
+        except (KeyError, RuntimeError) as error:
+            raise mismatch(self.folder / MODEL_FOLDER / WEIGHTS_FILE, self.folder, error) from None
+
+    def load_into(self, whole: nn.Module) -> None:
+        """Copy the parameters into the model that the objective builds. Raises ValueError when they do not fit."""
+        try:
+            whole.load_state_dict(self.state)
+        except RuntimeError as error:
+            raise mismatch(self.folder / MODEL_FOLDER / WEIGHTS_FILE, self.folder, error) from None
+
+
+def main_encoder(encoders: Mapping[Which, str]) -> Which:
+    """The encoder that is used after pre-training: of a generator and a discriminator the discriminator."""
+    return next(iter(encoders))
+
+
+def load_run(folder: Path) -> TrainedRun:
+    """Weights (float32, on the CPU), settings and vocabulary of a run, or of one of its checkpoints, RUN@STEP.
+
+    Raises ValueError when the folder holds no run, or the run lacks the checkpoint.
+    """
+    (run, step), settings = at_step(folder), read_settings(folder)
+    weights = run / MODEL_FOLDER / WEIGHTS_FILE
+    if step is None and weights.exists():
+        state = read_weights(weights)
+    elif settings.task:
+        raise ValueError(f"{run} was fine-tuned, and {weights} does not exist: start its command again, to its end")
+    else:
+        step, state = _checkpoint(run, step, settings)
+        note(f"{run}: reading the model of its checkpoint of step {step}")
+    path = run / MODEL_FOLDER / MODEL_FILE
+    if not path.exists():
+        raise ValueError(
+            f"{path} does not exist: copy it from the folder vocab of the run's data, or start its command again"
+        )
+    state = in_blocks(state, settings.model)  # of a finished run config.json may have other blocks than its weights
+    return TrainedRun(folder, state, vocabulary=read_vocabulary(run, path), step=step, **settings._asdict())
+
+
+def in_blocks(state: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
+    """`state` with the tables of the vocabulary split into the blocks of `model`; tables of another size are
+    unchanged."""
+    for first in [name for name in state if name.endswith(("embedding_0", "difference_0"))]:
+        table = first.removesuffix("0")
+        names = [name for n in range(len(state)) if (name := f"{table}{n}") in state]
+        if sum(len(state[name]) for name in names) == model.vocabulary and len(names) != model.vocabulary_blocks:
+            blocks = torch.cat([state[name] for name in names]).split(block_sizes(model))
+            state = {name: value for name, value in state.items() if name not in names}
+            state |= {f"{table}{n}": block for n, block in enumerate(blocks)}
+    return state
+
+
+def pin_step(folder: Path) -> Path:
+    """The folder by a name that means the same model on every rank and later: RUN@STEP for an unfinished run."""
+    run, step = at_step(folder)
+    if step is None and not (run / MODEL_FOLDER / WEIGHTS_FILE).exists() and "config" in read_config(folder):
+        return Path(f"{run}@{saved_step(complete_checkpoint(run))}")
+    return folder
+
+
+def complete_checkpoint(run: Path, step: int | None = None) -> Path:
+    """The newest complete checkpoint of a run, or that of `step`. Raises ValueError if there is none.
+
+    The run may still train, and delete checkpoints meanwhile.
+    """
+    checkpoints = checkpoints_of(run)
+    for folder in reversed(checkpoints):
+        if step is None or saved_step(folder) == step:
+            fault = fault_of(folder)
+            if fault is None:
+                return folder
+            if checkpoints_of(run) != checkpoints:
+                return complete_checkpoint(run, step)
+            note(f"{folder} is left out: {fault}")
+    if step is None:
+        raise ValueError(
+            f"{run} has no complete checkpoint: wait for its first, or start its command again (train.save_every says "
+            "when it saves)"
+        )
+    names = ", ".join(str(saved_step(folder)) for folder in checkpoints if saved_step(folder) != step)
+    raise ValueError(
+        f"{run} has no complete checkpoint of step {step}: "
+        + (f"it has those of step {names}" if names else "it has none at all, wait for its first")
+    )
+
+
+def read_checkpoint(folder: Path, settings: RunSettings) -> dict[str, Tensor]:
+    """The float32 parameters of the whole model from a checkpoint that any engine wrote."""
+    reader = StateReader(state_files(folder))
+    with torch.device("meta"):
+        state = objective_of(settings.objective).build(settings.model).state_dict()
+    for name, there in state.items():
+        state[name] = torch.empty(there.shape)
+    sizes = {name: value.numel() for name, value in state.items()}
+    reader.read(((name, WEIGHTS, 0, value.view(-1)) for name, value in state.items()), sizes)
+    return state
+
+
+def _checkpoint(run: Path, step: int | None, settings: RunSettings) -> tuple[int, dict[str, Tensor]]:
+    while True:
+        source = complete_checkpoint(run, step)
+        try:
+            return saved_step(source), read_checkpoint(source, settings)
+        except (ValueError, OSError):
+            if fault_of(source, checksums=False) is None:
+                raise
+            # The run deleted it meanwhile, for a newer one.
+
+
+def write_model(folder: Path, state: Mapping[str, Tensor], vocabulary: Path) -> None:
+    """Write the folder `model` of a run: a copy of the SentencePiece file, and the float32 parameters of the whole
+    model, which mark the folder as complete."""
+    write_vocabulary(folder, vocabulary)
+    weights = folder / WEIGHTS_FILE
+    partial = weights.with_name(f"{weights.name}.tmp")
+    save_weights(state, partial)
+    to_disk(partial)
+    partial.rename(weights)
+
+
+def write_vocabulary(folder: Path, vocabulary: Path) -> None:
+    """Copy the SentencePiece file into the folder `model` of a run, which has it from its start."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / MODEL_FILE) as file:
+        file.write(vocabulary.read_bytes())

@@ -1,0 +1,96 @@
+"""config.json of a run or an export: what the model in a folder is, and which vocabulary it reads."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ..config import ModelConfig, ObjectiveConfig, RunConfig, from_json
+from ..data.vocabulary import Vocabulary
+from ..folders import at_step
+from ..io.files import read_json, read_object
+
+CONFIG_FILE = "config.json"
+MODEL_TYPE = "xlme"  # `model_type` in an export's config.json
+
+
+class RunSettings(NamedTuple):
+    """The settings of a run that determine its model."""
+
+    model: ModelConfig
+    task: str  # empty for pre-training
+    objective: ObjectiveConfig
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """`config.json` of a run (also named as RUN@STEP) or an export. Raises ValueError when there is none."""
+    folder, step = at_step(folder)
+    try:
+        content: dict[str, Any] = read_json(folder / CONFIG_FILE, dict)
+        if "config" in content:  # of a run; an export is in Hugging Face's format
+            content = read_object(folder / CONFIG_FILE)
+        elif step is not None:
+            raise ValueError(f"{folder} is not a run and has no steps: leave out @{step}")
+        return content
+    except (FileNotFoundError, NotADirectoryError):
+        hub = "" if folder.exists() else f"; a model on the Hub is fetched by `hf download {folder} --local-dir DIR`"
+        message = f"{folder} has no {CONFIG_FILE}: name the folder of a run or of an export{hub}"
+        raise ValueError(message) from None
+
+
+def read_settings(folder: Path) -> RunSettings:
+    """The settings of a run, finished or not. Raises ValueError when the folder holds no run."""
+    config = read_config(folder)
+    if "config" not in config:
+        raise ValueError(f"{folder / CONFIG_FILE} is not of a run: name the folder of one")
+    settings = config["config"]
+    try:
+        task = settings.get("task", "")
+        objective = ObjectiveConfig() if task else from_json(ObjectiveConfig, settings["objective"])
+        return RunSettings(from_json(ModelConfig, settings["model"]), task, objective)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{folder / CONFIG_FILE} lacks a setting or has an unknown one: {error!r}") from None
+
+
+def read_run_config(folder: Path) -> RunConfig:
+    """All settings of a pre-training run. Raises ValueError for any other folder."""
+    config = read_config(folder)
+    try:
+        return from_json(RunConfig, config["config"])
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(
+            f"{folder / CONFIG_FILE} is not of a pre-training run ({error!r}): name the folder of one"
+        ) from None
+
+
+def objective_and_seed(folder: Path) -> tuple[str, int]:
+    """The name of the objective and the seed of the run in `folder`; for an export the defaults."""
+    config, usual = read_config(folder).get("config", {}), RunConfig(name="")
+    return config.get("objective", {}).get("name", usual.objective.name), int(config.get("seed", usual.seed))
+
+
+def read_vocabulary(folder: Path, path: Path) -> Vocabulary:
+    """The vocabulary at `path`. Raises ValueError if the run or export in `folder` was trained with another one."""
+    config, vocabulary = read_config(folder), Vocabulary(path)
+    data = config if config.get("model_type") == MODEL_TYPE else config.get("data")
+    if not isinstance(data, dict) or "vocabulary_sha256" not in data:
+        raise ValueError(f"{folder / CONFIG_FILE} has no vocabulary_sha256: restore the file")
+    if data["vocabulary_sha256"] != vocabulary.sha256:
+        raise ValueError(
+            f"{vocabulary.path} is not the vocabulary that the model in {folder} was trained with: restore or name "
+            "that one"
+        )
+    return vocabulary
+
+
+def mismatch(weights: Path, folder: Path, error: Exception) -> ValueError:
+    """The error to raise when a parameter is missing (KeyError) or has another shape (torch's RuntimeError)."""
+    lines = str(error).splitlines()  # the first line of load_state_dict's error names no parameter
+    why = f"no {error}" if isinstance(error, KeyError) else lines[1 % len(lines)].strip()[:200]
+    return ValueError(f"{weights} does not hold the model of {folder / CONFIG_FILE}: {why}")
+
+
+def without_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The entries of `state` whose names begin with `prefix`, named without it."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

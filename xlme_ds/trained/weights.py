@@ -1,0 +1,110 @@
+"""Files of weights: safetensors with a checksum of the tensors, in one file or in shards."""
+
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ..io.errors import refuse
+from ..io.files import read_json
+
+WEIGHTS_FILE = "model.safetensors"
+_CHECKSUM = "crc32"  # its key in the metadata
+
+
+def save_weights(state: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file with a checksum of its tensors and the usual permissions of a new file."""
+    path.touch()  # the library's own file is readable by its owner alone
+    mode = path.stat().st_mode
+    save_file(dict(state), path, {**(metadata or {}), _CHECKSUM: _checksum(state)})
+    _order_header(path)
+    path.chmod(mode)
+
+
+def _order_header(path: Path) -> None:
+    """Sort the metadata, which the library writes in random order, so that equal weights give equal files."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(text) <= size, "the tensors begin after it"
+        file.seek(8)
+        file.write(text.ljust(size))
+
+
+def _checksum(state: Mapping[str, Tensor]) -> str:
+    """CRC-32 of the names, types, shapes and values of all tensors, in the order of their names."""
+    crc = 0
+    for name, value in sorted(state.items()):
+        crc = zlib.crc32(f"{name} {value.dtype} {list(value.shape)}".encode(), crc)
+        crc = zlib.crc32(value.detach().contiguous().view(-1).view(torch.uint8).numpy().data, crc)
+    return f"{crc:08x}"
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file. Raises ValueError for another file, and where the file holds a checksum (every
+    file of `save_weights` does) that is not that of its tensors."""
+    try:
+        with safe_open(path, "pt") as file:
+            stored = (file.metadata() or {}).get(_CHECKSUM)
+        state = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file: {error}") from None
+    if stored not in (None, _checksum(state)):
+        raise ValueError(
+            f"{path} has changed since it was written (checksum): copy it again, or write it anew (for a run, "
+            "start its command again)"
+        )
+    return state
+
+
+def read_model(path: Path) -> dict[str, Tensor]:
+    """The tensors of the model at `path`, in one safetensors file or in shards. Raises ValueError if a file is missing
+    or damaged."""
+    return {name: value for shard in shards_of(path) for name, value in read_weights(shard).items()}
+
+
+def shards_of(path: Path) -> list[Path]:
+    """The weights file at `path`, or the shards into which transformers splits a large one; empty if there is neither.
+
+    Raises ValueError if the index of the shards is damaged or a shard is missing.
+    """
+    index = path.with_name(f"{path.name}.index.json")
+    if path.exists() or not index.exists():
+        return [path] * path.exists()
+    try:
+        names = sorted({str(name) for name in read_json(index, dict)["weight_map"].values()})
+    except (KeyError, AttributeError):
+        raise ValueError(f"{index} has no weight_map: fetch the file again") from None
+    shards = [path.with_name(Path(name).name) for name in names]  # in this folder, whatever the index says
+    refuse(
+        (shard.exists(), f"{path.parent} lacks {shard.name}, which {index.name} names: fetch it") for shard in shards
+    )
+    return shards
+
+
+def weights_sha256(encoder: nn.Module) -> str:
+    """SHA-256 of an encoder's parameters: it identifies the model whatever its folder is called."""
+    digest = hashlib.sha256()
+    for name, value in encoder.state_dict().items():
+        digest.update(name.encode())
+        digest.update(value.cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def require_finite(model: nn.Module, folder: Path) -> None:
+    """Raise ValueError, naming the parameter, if a weight is infinite or not a number."""
+    refuse(
+        (
+            bool(parameter.isfinite().all()),
+            f"{folder}: {name} is not finite, the training diverged: name an earlier checkpoint's weights",
+        )
+        for name, parameter in model.named_parameters()
+    )
