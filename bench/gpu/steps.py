@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from bench.measure import Figures
-from bench.peers.steps import RATE, Compiled, MaskedPositions
+from bench.peers.steps import RATE, Compiled, MaskedPositions, ModernBert
 from bench.synthetic import SyntheticSource
 from xlme_ds.config import DataConfig, RunConfig
 from xlme_ds.counting import flops_per_step
@@ -29,7 +29,11 @@ from xlme_ds.validate import validate
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 GIB = 2**30
-PEERS = {"Hugging Face's ELECTRA": MaskedPositions, "Hugging Face's ELECTRA, compiled": Compiled}
+PEERS = {
+    "Hugging Face's ELECTRA": MaskedPositions,
+    "Hugging Face's ELECTRA, compiled": Compiled,
+    "ModernBERT, no generator": ModernBert,
+}
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ B rows, T tokens, M masked positions, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -108,6 +109,26 @@ class Compiled(MaskedPositions):
         for encoder in (self.generator.electra, self.discriminator.electra):
             encoder.compile()
         return networks
+
+
+class ModernBert(HuggingFaceStep):
+    """ModernBERT's masked language model, for scale: it has no generator; logits at the masked positions alone."""
+
+    def _build(self, cfg: ModelConfig) -> nn.Module:
+        from transformers import ModernBertConfig, ModernBertForMaskedLM
+
+        small: Any = {} if cfg.width == 768 else {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+        settings = ModernBertConfig(attn_implementation="sdpa", sparse_prediction=True, **small)
+        self.masked = settings.vocab_size - 1  # an id of its own vocabulary that text does not have
+        return ModernBertForMaskedLM(settings)
+
+    def loss(self) -> Tensor:
+        """Masked language modelling of the rows, with ids of its own vocabulary."""
+        ids, chosen_M = self.batch.tokens_BT.flatten() % self.masked, self.batch.masked_M
+        masked = ids.index_fill(0, chosen_M, self.masked)
+        labels = torch.full_like(ids, -100).index_copy(0, chosen_M, ids[chosen_M])
+        shape = self.batch.tokens_BT.shape
+        return self.model(input_ids=masked.view(shape), labels=labels.view(shape)).loss
 
 
 class PlainTorchStep(PeerStep):
