@@ -95,7 +95,7 @@ def test_the_tour_lists_the_files_that_a_row_meets(tmp_path: Path, monkeypatch: 
             "--model.generator-layers 1 --model.max-positions 64",
         )
     told = re.findall(r"^\| `(\w+/[\w/]+\.py)` \|", TOUR, re.M)
-    assert len(told) == len(set(told)) <= 29
+    assert len(told) == len(set(told)) <= 30
     assert met - {"xlme_ds/models/attention_cpu.py"} == set(told)
 
 
