@@ -17,6 +17,7 @@ from xlme_ds.compare.results import RunScores, deliver, heldout_losses, joined, 
 from xlme_ds.compare.scoring import files_as_they_are, left_to_test
 from xlme_ds.compare.settings import CompareSettings
 from xlme_ds.compare.systems import Budget, own_settings, system
+from xlme_ds.data.schema import Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.evaluate.heldout_losses import losses
 from xlme_ds.io.folders import lock
@@ -127,10 +128,10 @@ def test_scores_and_tables(compared: tuple[Path, list[str], str]) -> None:
 
 def test_passes_are_counted_by_uses(tmp_path: Path) -> None:
     """100 uses of 40 pairs, of which four or five are in a row."""
-    (tmp_path / "manifest.json").write_text(
-        json.dumps({"shards": [{"rows": 16}, {"rows": 4}], "counts": {"examples": 100, "by_language": {
-            "de": {"available": 30, "used": 60}, "sw": {"available": 10, "used": 40}}}})
-    )  # fmt: skip
+    uses = {"de": {"available": 30, "used": 60}, "sw": {"available": 10, "used": 40}}
+    shards = tuple(Shard(f"{number}.arrow", rows, 1, "") for number, rows in enumerate((16, 4)))
+    counts = {"examples": 100, "by_language": uses}
+    write_manifest(tmp_path, Manifest("encode", {}, 9, "", ("de", "sw"), shards, counts))
     assert passes(tmp_path, 20) == 2.5 and passes(tmp_path, 4) == 0.5
 
 
@@ -245,6 +246,9 @@ def test_runs_of_other_folders_are_shown_with_these(tmp_path: Path) -> None:
     entities, errors = by_name["xlme against xlmr_tlm"]
     assert entities.startswith("ahead from 3e15 (") and errors.startswith("ahead from 2e15 (")
     (tmp_path / "there/compare.json").write_text('{"systems": []}')
+    with pytest.raises(ValueError, match=r"compare\.json has format None, this version reads 1: make it again"):
+        read_results(tmp_path / "there/compare.json")
+    (tmp_path / "there/compare.json").write_text('{"format": 1, "systems": []}')
     with pytest.raises(ValueError, match=r"compare\.json is not a compare\.json of this version"):
         read_results(tmp_path / "there/compare.json")
 
