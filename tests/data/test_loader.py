@@ -190,7 +190,7 @@ def test_languages_are_numbered_as_asked(folder: Path) -> None:
     [
         ({"vocabulary_sha256": "1" * 64}, "encoded with different vocabularies: prepare them together"),
         ({"vocabulary_size": 201}, "encoded with different vocabularies"),
-        ({"settings": {"row_tokens": 64}}, "rows of different lengths or layouts: mix them together"),
+        ({"settings": {"row_tokens": 64, "layout": "xlme"}}, "rows of different lengths or layouts: mix them together"),
         ({"settings": {"row_tokens": 32, "layout": "xlm"}}, "rows of different lengths or layouts: mix them together"),
     ],
 )
