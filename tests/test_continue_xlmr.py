@@ -15,6 +15,7 @@ from xlme_ds.config import RunConfig
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.first_weights import starting_weights
 from xlme_ds.models.electra import Electra
+from xlme_ds.models.heads import TiedTable
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import one_item_a_row
 from xlme_ds.pretrain import main
@@ -84,7 +85,7 @@ def test_outputs_are_hugging_faces(
     logits = theirs.lm_head(expected[1])[inside]
     wanted = torch.nn.functional.cross_entropy(logits, tokens[inside], reduction="none")
     table = whole._blocks("embedding")
-    found_M = whole.masked_head(found[-1][inside], lambda: table, tokens[inside], torch.zeros(int(inside.sum())))
+    found_M = whole.masked_head(found[-1][inside], TiedTable(table), tokens[inside], torch.zeros(int(inside.sum())))
     assert found_M.nll_M.isfinite().all()
     torch.testing.assert_close(found_M.nll_M, wanted, rtol=0, atol=1e-4)
 

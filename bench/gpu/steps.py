@@ -21,6 +21,7 @@ from xlme_ds.config import DataConfig, RunConfig
 from xlme_ds.counting import flops_per_step
 from xlme_ds.engine.engine import Engine
 from xlme_ds.engine.optimizer import build_optimizer
+from xlme_ds.engine.step import StepContext
 from xlme_ds.models.execution import wrap_layers
 from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
@@ -116,7 +117,8 @@ class MasterWeights(Engine):
                 master.grad += weight.grad
                 weight.grad = None
 
-    def _update(self) -> float:
+    def _update(self, context: StepContext) -> float:
+        context.applied = True
         norm = torch.nn.utils.clip_grad_norm_(self.masters, self.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=False)

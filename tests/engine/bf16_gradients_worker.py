@@ -45,7 +45,9 @@ def train(spare: bool, immediate: bool, micro_batches: int = 2, halved: bool = F
         "zero_force_ds_cpu_optimizer": False,
     }
     groups = [[p for p in module.parameters() if p.dim() == dim] for dim in (2, 1)]
-    optimizer = torch.optim.AdamW([{"params": group} for group in groups], lr=1e-2, fused=True)
+    optimizer = torch.optim.AdamW(
+        [{"params": group, "kinds": ("exp_avg", "exp_avg_sq")} for group in groups], lr=1e-2, fused=True
+    )
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
     if spare:
         spare_passes(engine, halved)

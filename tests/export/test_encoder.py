@@ -380,19 +380,6 @@ def test_bfloat16(folder: Path) -> None:
         assert F.cosine_similarity(half.float(), expected, dim=-1).min() > 0.99
 
 
-def test_an_export_from_before_languages_and_layouts(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path / "old")
-    path = tmp_path / "old" / "config.json"
-    config = json.loads(path.read_text())
-    path.write_text(
-        json.dumps(
-            {name: value for name, value in config.items() if name not in ("layout", "languages", "masked_head")}
-        )
-    )
-    assert load_encoder(tmp_path / "old").encoder.cfg == load_encoder(folder).encoder.cfg
-    assert torch.equal(load(AutoModel, tmp_path / "old")(TOKENS)[0], load(AutoModel, folder)(TOKENS)[0])
-
-
 def test_tuple_and_wrong_inputs(folder: Path) -> None:
     encoder = load(AutoModel, folder)
     assert torch.equal(encoder(TOKENS, return_dict=False)[0], encoder(TOKENS).last_hidden_state)

@@ -24,7 +24,7 @@ def run_stages(stages: list[ElectraStage], batch: Batch) -> tuple[torch.Tensor, 
     """Every stage on its own graph as on its own process, with gradients sent back by hand; returns the last
     outputs."""
     crossings = []
-    flow = stages[0](tuple(batch))
+    flow = stages[0](batch.tensors())
     for stage in stages[1:]:
         received = tuple(t.detach().requires_grad_(t.is_floating_point()) for t in flow)
         crossings.append((flow, received))
@@ -65,7 +65,7 @@ def test_only_the_rows_set_the_shapes() -> None:
     few, many = usual_batch(), usual_batch(seed=4)
     few = few._replace(masked_M=few.masked_M[:1], uniforms_M=few.uniforms_M[:1])
     assert len(few.masked_M) != len(many.masked_M)
-    assert [t.shape for t in stage(tuple(few))] == [t.shape for t in stage(tuple(many))]
+    assert [t.shape for t in stage(few.tensors())] == [t.shape for t in stage(many.tensors())]
 
 
 @pytest.mark.parametrize("changes", VARIANTS)
@@ -84,7 +84,7 @@ def test_stages_of_one_encoder(changes: dict[str, object], balance: tuple[int, .
     for stage in stages:
         stage.load_state_dict({name: whole.state_dict()[name] for name in stage.state_dict()})
     stages[-1].borrowed = stages[0].table
-    flow = tuple(batch)
+    flow = batch.tensors()
     for stage in stages:
         flow = stage(flow)
         floats = [t.is_floating_point() for t in flow]

@@ -95,7 +95,7 @@ def test_stages_are_the_model(changes: dict[str, object], balance: tuple[int, ..
     stages = [OBJECTIVE.build(whole.cfg, part) for part in parts(balance)]
     assert sorted(name for stage in stages for name in stage.state_dict()) == sorted(whole.state_dict())
     stages[-1].borrowed = stages[0].table
-    flow = tuple(batch)
+    flow = batch.tensors()
     for stage in stages:
         stage.load_state_dict({name: whole.state_dict()[name] for name in stage.state_dict()})
         flow = stage(flow)

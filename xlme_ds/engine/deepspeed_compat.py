@@ -15,6 +15,7 @@ import io
 import os
 import pkgutil
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -150,7 +151,7 @@ def _compiling(folder: Path) -> bool:
 def _own_programs_first() -> Iterator[None]:
     """Put this environment's ninja first in PATH: another one would compile everything anew."""
     before = os.environ.get("PATH", "")
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{before}"
+    os.environ["PATH"] = f"{sysconfig.get_path('scripts')}{os.pathsep}{before}"
     try:
         yield
     finally:
