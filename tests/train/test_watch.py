@@ -130,7 +130,7 @@ def test_a_dry_run_writes_nothing(folder: Path, config: RunConfig, capsys: pytes
 def test_one_process_says_that_other_gpus_are_idle(
     folder: Path, config: RunConfig, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xlme_ds.train.run.on_gpu", lambda: True)
+    monkeypatch.setattr("xlme_ds.train.opening.on_gpu", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     rehearse(config, folder / "data", folder / "new")
     assert "one of 8 GPUs is used: `deepspeed --num_gpus 8 --module" in capsys.readouterr().out
