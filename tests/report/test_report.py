@@ -265,7 +265,8 @@ def test_names_are_those_of_cldr() -> None:
 
 
 SHOWN = {  # what only this file can tell
-    "metrics.jsonl": "40K", "heldout.jsonl": "at the first evaluation, 0.5 is chance", "retrieval.json": "80 candidates", "samples.json": "hum",
+    "metrics.jsonl": "40K", "heldout.jsonl": "at the first evaluation, 0.5 is chance",
+    "retrieval.json": "80 candidates", "samples.json": "hum",
     "languages.json": "61.2%", "config.json": "1.23M",
 }  # fmt: skip
 
