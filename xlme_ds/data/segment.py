@@ -22,7 +22,7 @@ _UNKNOWN_PENALTY = 10.0  # nats below the least likely piece, as in SentencePiec
 _BASE, _PARENT, _ID, _SCORE = range(4)  # columns of a unit of the trie
 _FREE, _ROOT = -1, -2  # parents
 _WORDS = 1 << 17  # that are remembered, before all are forgotten
-_LONGEST = 64  # bytes of a word that is remembered
+_LONGEST = 32  # bytes of a word that is remembered; longer ones, as of languages without spaces, hardly come again
 _OFFSET_BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # of the hash FNV-1a
 # Columns of a remembered word: where its bytes and its ids begin, how many there are, and `_reach`.
 _COLUMNS = _HASH, _START, _SIZE, _FIRST, _NUMBER, _REACH = range(6)
