@@ -126,7 +126,7 @@ def test_an_export_knows_which_encoder_it_has(run: Path, exported: Path, tmp_pat
         trained, untrained = load_encoders(exported, None, True, which)
         assert trained.encoder.state_dict().keys() == untrained.encoder.state_dict().keys()
     settings = json.loads((mlm / "config.json").read_text())
-    del settings["which"]  # as an older version wrote it
+    del settings["which"]  # as after fine-tuning
     (mlm / "config.json").write_text(json.dumps(settings))
     assert load_encoder(mlm, "encoder").encoder.cfg.discriminator_layers == 2
 

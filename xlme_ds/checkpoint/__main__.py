@@ -115,7 +115,7 @@ def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = 
         run: Run folder of pre-training.
         out: Folder to make.
         step: The checkpoint of this step; without it the newest sound one.
-        vocab: Folder or file of the vocabulary, where an older version did not put it into the run.
+        vocab: Folder or file of the vocabulary, where the run has none.
     """
     settings = read_settings(run)
     if settings.task:

@@ -152,7 +152,7 @@ def _split_checks(unseen: Loader, trained: Loader) -> Iterator[Check]:
         yield (
             theirs[0] == "all" or len(units) == 1,
             f"encode made {store.folder} and {folder} with different --sentences or --block-bytes, so text of one may "
-            "be in the other: encode both alike, or mix again what an older version mixed",
+            "be in the other: encode both alike",
         )
 
 
