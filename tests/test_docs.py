@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.launch import ROOT, python
+from xlme_ds.launch import LAUNCHED
 
 # The lab log has commands of earlier commits.
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "lab")]
-WITH_COMMANDS = ("evaluate", "checkpoint", "report")
+WITH_COMMANDS = ("evaluate", "checkpoint", "report", "prep", "bench")
 SETTINGS = re.compile(r"(Config|Settings|Options)$|^(Pretrain|Quickstart|Training)$")
 MODULE = re.compile(r"(?:python -m |deepspeed .*--module |xlme )")
 
@@ -28,8 +29,16 @@ def commands(page: Path) -> list[list[str]]:
                 continue
             module = f"xlme_ds {words[0]}" if started and started[0] == "xlme " else words[0]
             if re.match(r"xlme_ds|data_prep|bench|tests\.", module):
-                found.append([*module.split(), *words[1:]])
+                found += parts([*module.split(), *words[1:]])
     return found
+
+
+def parts(words: list[str]) -> list[list[str]]:
+    """The command, or what `xlme launch` launches as a command of its own."""
+    place = next((place for place, word in enumerate(words) if word in LAUNCHED), None)
+    if words[:2] != ["xlme_ds", "launch"] or place is None:
+        return [words]
+    return [words[:place], ["xlme_ds", *words[place:]]]
 
 
 @cache

@@ -51,6 +51,8 @@ FLOORS = {
     "xlme_ds.export": 8,
     "xlme_ds.api": 8,
     "xlme_ds.job_scripts": 8,
+    "xlme_ds.launch": 8,
+    "xlme_ds.benchmarks": 8,
     "xlme_ds.pretrain": 9,
     "xlme_ds.__main__": 9,
     "xlme_ds.quickstart": 8,
