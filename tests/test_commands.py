@@ -51,7 +51,8 @@ def test_a_launch_of_two_processes(tmp_path: Path) -> None:
     vocabulary = train_vocabulary(data / "vocab")
     write_data(data, rows=16, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
     model = f"--model.vocabulary {vocabulary.size} --model.max-positions 32 --data.mono-rows 4 --data.para-rows 4"
-    words = f"launch --gpus 2 pretrain --recipe quickstart {model} --data.micro-batch 2 --dry-run --data {data} --out {tmp_path}/run"
+    words = f"launch --gpus 2 pretrain --recipe quickstart {model}"
+    words += f" --data.micro-batch 2 --dry-run --data {data} --out {tmp_path}/run"
     done = real(*words.split())
     assert done.returncode == 0 and done.stdout.count("a dry run: nothing was written") == 1, done.stderr
     assert "2 processes" in done.stdout
