@@ -34,7 +34,7 @@ def commands() -> str:
     from data_prep.__main__ import STAGES
     from xlme_ds.__main__ import COMMANDS
 
-    pages = ["# Commands\n\nEvery command, as `--help` prints it; of `pretrain` as `--help-all` does. `python -m xlme_ds` is the same as `xlme`.\n"]
+    pages = ["# Commands\n\nEvery command, as `--help` prints it; of `pretrain` as `--help-all` does.\n"]
     calls = [("xlme", ["xlme_ds"])]
     calls += [(f"xlme {name}", ["xlme_ds", name]) for name in COMMANDS if name != "prep"]
     calls += [(f"data_prep {name}", ["data_prep", name]) for name in STAGES]
