@@ -1,6 +1,7 @@
 """The documents: every option of a command in them exists, and every setting has a sentence."""
 
 import ast
+import importlib.util
 import re
 import shlex
 from functools import cache
@@ -20,8 +21,14 @@ MODULE = re.compile(r"(?:python -m |deepspeed .*--module |xlme )")
 
 def commands(page: Path) -> list[list[str]]:
     """The commands of this package in a page's code blocks, from the module on, without the launcher before it."""
+    return commands_of(page.read_text(encoding="utf-8"))
+
+
+def commands_of(markdown: str) -> list[list[str]]:
     found = []
-    for block in re.findall(r"^```(?:bash|sh)?\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+    for language, block in re.findall(r"^ *```(\w*)\n(.*?)^ *```", markdown, re.M | re.S):
+        if language not in ("", "bash", "sh"):
+            continue
         for line in re.sub(r"\\\n\s*", " ", block).split("\n"):
             started = MODULE.search(line)
             words = shlex.split(line[started.end() :] if started else "", comments=True)
@@ -101,3 +108,21 @@ def test_every_setting_has_a_sentence() -> None:
         )
     ]
     assert not without, f"no sentence: {', '.join(without)}"
+
+
+def test_folded_commands_are_the_same_commands() -> None:
+    """The site folds long commands; a copied one still runs, and none is cut inside of an option."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
+    assert spec is not None and spec.loader is not None
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    folded_lines = 0
+    for page in PAGES:
+        markdown = page.read_text(encoding="utf-8")
+        folded = generate.fold_commands(markdown)
+        assert commands_of(folded) == commands_of(markdown), page
+        assert generate.fold_commands(folded) == folded
+        folded_lines += folded.count("\n") - markdown.count("\n")
+    assert folded_lines > 20
+    said = generate.fold_commands(f'```\nxlme plan --one {"a" * 90} "--two --three"  # why\n```\n')
+    assert said == f'```\n# why\nxlme plan \\\n    --one {"a" * 90} "--two --three"\n```\n'

@@ -28,8 +28,8 @@ _MARK = ".quickstart"  # a file in every folder that the quickstart made
 _TRIAL = 3.0  # seconds
 _WHOLE = 1.2  # what everything takes, in forward and backward passes of all steps; measured (docs/lab/quickstart.md)
 _LOG = "prepare.log"  # in data/: the commands of data preparation, and what they print
-_JUDGED = "Everyone has the right to droit life."
-_FILLED = "Everyone has the right <mask> education."
+JUDGED = "Everyone has the right to droit life."
+FILLED = "Everyone has the right <mask> education."
 HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS = 192, 280  # every held-out document and pair, about once
 
 
@@ -171,22 +171,22 @@ def show_model(out: Path) -> None:
     from . import load
 
     model, console, judged = load(out), Console(highlight=False), Text("judge: ")
-    for piece in model.judge(_JUDGED):
+    for piece in model.judge(JUDGED):
         word = piece.text.replace("▁", " ")
         if piece.probability > 0.5:
             judged.append(f"{word} [{piece.probability:.0%} replaced]", "bold red")
         else:
             judged.append(word)
-    filled = ", ".join(f"{piece.text.lstrip('▁')} {piece.probability:.0%}" for piece in model.fill(_FILLED, top=3)[0])
+    filled = ", ".join(f"{piece.text.lstrip('▁')} {piece.probability:.0%}" for piece in model.fill(FILLED, top=3)[0])
     console.print(judged)
-    console.print(f"fill:  {_FILLED}  {filled}", markup=False)
+    console.print(f"fill:  {FILLED}  {filled}", markup=False)
 
 
 def next_steps(out: Path) -> list[list[str]]:
     """Commands to try on the finished run."""
     python = os.path.relpath(sys.executable)
     python = python if python.startswith(".venv") else sys.executable
-    judge = f'import xlme_ds as xlme; print(xlme.load({str(out)!r}).judge("{_JUDGED}"))'
+    judge = f'import xlme_ds as xlme; print(xlme.load({str(out)!r}).judge("{JUDGED}"))'
     export = ["export", "--run", str(out), "--to", str(out.with_name(f"{out.name}-export"))]
     return [[python, "-c", judge], [python, "-m", "xlme_ds", *export]]
 
