@@ -109,7 +109,7 @@ def begin(out: Path, fresh: bool) -> None:
 
 def trial_seconds() -> float:
     """Seconds of the forward and backward pass of one training step here, on all cores and random tokens: the fastest
-    of three, or of fewer where they take long."""
+    of three, or of two where they take long (the first is slow: it allocates)."""
     import numpy as np
 
     from .data.collate import collate
@@ -126,7 +126,7 @@ def trial_seconds() -> float:
     model = objective.build(RUN.model)
     initialise(model, RUN.seed, RUN.model.init_std)
     seconds: list[float] = []
-    while len(seconds) < 3 and sum(seconds) < _TRIAL:
+    while len(seconds) < 2 or (len(seconds) < 3 and sum(seconds) < _TRIAL):
         begun = time.perf_counter()
         objective.sums(model(batch), batch).sum().backward()
         seconds.append(time.perf_counter() - begun)

@@ -38,7 +38,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for stage in quickstart.preparation(out / "data", processes=2):
             quickstart.run_stage(stage, out / "data", environment())
     lines = printed.getvalue().splitlines()
-    assert len(lines) == 9 and re.match(r"encode encoded/train/mono: 91 inputs, .*; encoded/train/para: 90 ", lines[2])
+    assert len(lines) == 8 and re.match(r"encode encoded/train/mono: 91 inputs, .*; encoded/train/para: 90 ", lines[2])
     assert (out / "data/prepare.log").read_text().count("-m data_prep ") == len(lines)
     said = run([*quickstart.training(out / "data", out, processes=2), *STEPS])
     assert f"open {out / 'report.html'}" in said
