@@ -77,6 +77,10 @@ def test_every_option_of_a_command_exists(page: Path) -> None:
                 assert re.search(rf"{re.escape(option)}\b", shown), f"{' '.join(words)}: no {option}"
 
 
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
+
+
 def test_there_are_commands() -> None:
     assert sum(len(commands(page)) for page in PAGES) > 50
 

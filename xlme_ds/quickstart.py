@@ -170,13 +170,16 @@ def show_model(out: Path) -> None:
 
     from . import load
 
-    model, console, judged = load(out), Console(highlight=False), Text("judge: ")
-    for piece in model.judge(JUDGED):
-        word = piece.text.replace("▁", " ")
-        if piece.probability > 0.5:
-            judged.append(f"{word} [{piece.probability:.0%} replaced]", "bold red")
+    model, console, words = load(out), Console(highlight=False), list[tuple[str, float]]()
+    for piece in model.judge(JUDGED):  # a word has the highest probability of its pieces
+        before = ("", 0.0) if piece.text.startswith("▁") or not words else words.pop()
+        words.append((before[0] + piece.text.removeprefix("▁"), max(before[1], piece.probability)))
+    judged = Text("judge: ")
+    for word, probability in words:
+        if probability > 0.5:
+            judged.append(f"{word} [{probability:.0%} replaced] ", "bold red")
         else:
-            judged.append(word)
+            judged.append(f"{word} ")
     filled = ", ".join(f"{piece.text.lstrip('▁')} {piece.probability:.0%}" for piece in model.fill(FILLED, top=3)[0])
     console.print(judged)
     console.print(f"fill:  {FILLED}  {filled}", markup=False)
