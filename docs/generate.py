@@ -45,7 +45,8 @@ def _fold(line: str) -> list[str]:
     indent = line[: len(line) - len(line.lstrip())]
     command, _, comment = line.partition("  # ")
     lines = [f"{indent}# {comment}"] if comment else []
-    current, *options = _OPTION.split(command.rstrip().removesuffix(" \\"))
+    current, *options = _OPTION.split(command.strip().removesuffix(" \\"))
+    current = indent + current
     for option in options:
         if len(current) + len(option) + 3 > _COLUMNS:
             lines.append(f"{current} \\")

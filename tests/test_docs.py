@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import json
 import re
 import shlex
 from functools import cache
@@ -79,6 +80,16 @@ def test_every_option_of_a_command_exists(page: Path) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
+
+
+@pytest.mark.parametrize("gpus", [8, 64])
+def test_the_cost_of_base(gpus: int) -> None:
+    """Of the README: the planner's days, of two decimals, and dollars at 2.50 an hour, rounded to tens."""
+    shown = python("-m", "xlme_ds", "plan", "--recipe", "base", "--gpus", str(gpus), "--gpu", "h100-80g", "--json")
+    days = json.loads(shown.stdout)["days"]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (said,) = re.findall(rf"([\d.]+) days on {gpus} H100 \(\$(\d+)\)", readme)
+    assert said[0] == f"{days:.2f}" and abs(int(said[1]) - days * 24 * gpus * 2.5) <= 10
 
 
 def test_there_are_commands() -> None:
