@@ -1,4 +1,4 @@
-# docker build -t xlme .     The wheels of torch bring CUDA; the machine needs the NVIDIA driver and container toolkit.
+# docker build -t xlme_ds .     The wheels of torch bring CUDA; the machine needs the NVIDIA driver and container toolkit.
 FROM python:3.11-slim
 
 # A compiler and headers for DeepSpeed's and Triton's kernels, which are built at the first use; npm for the sample text.

@@ -31,7 +31,8 @@ def commands_of(markdown: str) -> list[list[str]]:
         if language not in ("", "bash", "sh"):
             continue
         for line in re.sub(r"\\\n\s*", " ", block).split("\n"):
-            started = None if line.lstrip().startswith("#") else MODULE.search(line)
+            line = re.split(r"(?:^|\s)# ", line)[0]  # a comment may name commands
+            started = MODULE.search(line)
             words = shlex.split(line[started.end() :] if started else "", comments=True)
             if not words:
                 continue
