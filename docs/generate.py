@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "build" / "docs"
-_COLUMNS = 96  # of a command on a page; longer ones are folded before an option
+_COLUMNS = 74  # of a command on a page, where more would be cut off; longer ones are folded before an option
 _BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)^(?P=indent)```$", re.M | re.S)
 _OPTION = re.compile(r" (?=--[a-z])(?=(?:[^\"']|\"[^\"]*\"|'[^']*')*$)")  # before an option, outside of quotes
 
@@ -32,7 +32,8 @@ def fold_commands(markdown: str) -> str:
     def folded(block: re.Match[str]) -> str:
         if block["language"] not in ("", "bash", "sh"):
             return block[0]
-        lines = [line for text in block["code"].splitlines() for line in _fold(text)]
+        code = re.sub(r" *\\\n *", " ", block["code"])
+        lines = [line for text in code.splitlines() for line in _fold(text)]
         fence = block["indent"] + "```"
         return "\n".join([fence + block["language"], *lines, fence])
 
@@ -45,7 +46,7 @@ def _fold(line: str) -> list[str]:
     indent = line[: len(line) - len(line.lstrip())]
     command, _, comment = line.partition("  # ")
     lines = [f"{indent}# {comment}"] if comment else []
-    current, *options = _OPTION.split(command.strip().removesuffix(" \\"))
+    current, *options = _OPTION.split(command.strip())
     current = indent + current
     for option in options:
         if len(current) + len(option) + 3 > _COLUMNS:
@@ -53,7 +54,7 @@ def _fold(line: str) -> list[str]:
             current = f"{indent}    {option}"
         else:
             current += f" {option}"
-    return [*lines, current + " \\" * command.rstrip().endswith(" \\")]
+    return [*lines, current]
 
 
 def commands() -> str:

@@ -136,7 +136,6 @@ def test_folded_commands_are_the_same_commands() -> None:
         markdown = page.read_text(encoding="utf-8")
         folded = generate.fold_commands(markdown)
         assert commands_of(folded) == commands_of(markdown), page
-        assert generate.fold_commands(folded) == folded
         folded_lines += folded.count("\n") - markdown.count("\n")
     assert folded_lines > 20
     said = generate.fold_commands(f'```\nxlme plan --one {"a" * 90} "--two --three"  # why\n```\n')
