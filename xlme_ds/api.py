@@ -29,7 +29,7 @@ from .folders import checkpoints_of, saved_step
 from .io.errors import refuse
 from .models.heads import MaskedLanguageModelHead, ReplacedTokenHead
 from .models.text_encoder import TextEncoder
-from .objectives import reads_both_sides
+from .objectives import objective_of
 from .plan.layout import ParallelLayout
 from .plan.memory import peak
 from .report import run_page
@@ -39,8 +39,8 @@ from .train.opening import opening
 from .train.resume import rehearse_resume
 from .train.run_folder import RunFolder, first_step
 from .train.stop import StopRequest
-from .trained.encoders import load_encoder
-from .trained.exports import GENERATOR_FOLDER, read_heads, translates
+from .trained.encoders import load_encoder, load_whole_export
+from .trained.exports import GENERATOR_FOLDER, read_heads
 from .trained.runs import TrainedEncoder, load_run
 from .trained.settings import MODEL_TYPE, read_config
 from .validate import validate
@@ -221,11 +221,11 @@ class TextModel:
         """The encoder on which the head `prefix` was trained, and the head."""
         run = self._run
         if run is None:
-            # Of a translating model the head was trained on the decoder.
-            folders = [] if translates(self.folder) else [self.folder / name for name in (".", GENERATOR_FOLDER)]
+            # The head of a whole model is on no encoder.
+            folders = [] if load_whole_export(self.folder) else [self.folder / name for name in (".", GENERATOR_FOLDER)]
             found = [(load_encoder(folder), read_heads(folder)) for folder in folders if folder.is_dir()]
         else:
-            own = run.encoders if reads_both_sides(run.objective) else {}
+            own = {} if objective_of(run.objective).export_class else run.encoders
             trained = [which for which, name in own.items() if name == prefix]
             found = [(TrainedEncoder(run.encoder(which), run.vocabulary), run.state) for which in trained]
         for model, state in found:

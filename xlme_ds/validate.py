@@ -8,12 +8,11 @@ import math
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from .config import EngineConfig, ObjectiveConfig, RunConfig, StartConfig, Training
+from .config import EngineConfig, RunConfig, Training
 from .data.order import phases, plan_step
 from .engine_file import check_engine_file, choose_engine, deepspeed_settings
-from .io.errors import refuse
 from .models.tiles import HEAD_SIZES
-from .objectives import has_decoder, objective_of
+from .objectives import objective_of
 
 Config = TypeVar("Config", bound=Training)
 
@@ -92,17 +91,12 @@ def _check_model(config: Training) -> None:
 
 
 def _check_objective(config: RunConfig) -> None:
-    objective, optimizer, model = config.objective, config.optimizer, config.model
-    translates, only_mt = has_decoder(objective), f"are for objective.name mt, it is {objective.name}"
+    objective, optimizer, start = config.objective, config.optimizer, config.start
     if objective.random_fraction + objective.keep_fraction > 1:
         raise ValueError(
             f"objective.random_fraction {objective.random_fraction} and objective.keep_fraction "
             f"{objective.keep_fraction} exceed 1 together: lower one"
         )
-    if (objective.denoising or objective.back_translation) and not translates:
-        raise ValueError(f"objective.denoising and objective.back_translation {only_mt}: leave them empty")
-    if (model.decoder, model.decoder_layers) != ("xlm", 0) and not translates:
-        raise ValueError(f"model.decoder and model.decoder_layers {only_mt}: leave them at xlm and 0")
     if optimizer.layer_decay != 1:
         raise ValueError(f"optimizer.layer_decay {optimizer.layer_decay} is for fine-tuning: leave it at 1")
     rate = f"optimizer.discriminator_rate {optimizer.discriminator_rate}"
@@ -112,28 +106,10 @@ def _check_objective(config: RunConfig) -> None:
     if optimizer.discriminator_rate != 1 and config.engine.kind == "pipeline":
         why = "its stages would hold different groups of parameters and wait for each other"
         raise ValueError(f"{rate} is not for engine.kind pipeline: {why}: set it to deepspeed")
-    _check_start(config.start, objective)
-    refuse(objective_of(objective).checks(config))
-
-
-def _check_start(start: StartConfig, objective: ObjectiveConfig) -> None:
-    for setting, remedy in (
-        (f"start.into {start.into}" if start.into != "both" else "", "leave it at both"),
-        (f"start.decoder {start.decoder}" if start.decoder else "", "leave it empty"),
-    ):
-        if setting and not has_decoder(objective):
-            raise ValueError(f"{setting} is for objective.name mt, it is {objective.name}: {remedy}")
-        if setting and not start.folder:
-            raise ValueError(f"{setting} is for a run that starts from another model: set start.folder, or {remedy}")
-        if setting and start.take in ("all", "state"):
-            whole = f"start.take {start.take} takes the whole model"
-            raise ValueError(f"{setting} is for one encoder, and {whole}: set start.take to the encoder's name")
     if start.take == "state" and not start.folder:
         remedy = "name it by start.folder, or as --branch RUN@STEP"
         raise ValueError(f"start.take state takes the state of another run: {remedy}")
-    if start.decoder and start.into != "both":
-        both = f"start.decoder {start.decoder} and start.into {start.into} both say what the decoder starts from"
-        raise ValueError(f"{both}: leave start.into at both")
+    objective_of(objective).check(config)
 
 
 def _check_data(config: Training) -> None:

@@ -19,8 +19,8 @@ from ..models.init import initialise
 from ..models.text_encoder import TextEncoder, Which
 from ..objectives import objective_of
 from ..objectives.protocol import Pretraining
-from ..trained.encoders import initial_encoder, load_encoder, load_encoder_and_step, load_translating_export
-from ..trained.exports import GENERATOR_FOLDER, read_heads, translates
+from ..trained.encoders import initial_encoder, load_encoder, load_encoder_and_step, load_whole_export
+from ..trained.exports import GENERATOR_FOLDER, read_heads
 from ..trained.runs import TrainedRun, load_run
 from ..trained.settings import MODEL_TYPE, objective_and_seed, read_config
 from ..trained.weights import require_finite, weights_sha256
@@ -146,10 +146,10 @@ def told(models: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _exported_run(folder: Path) -> TrainedRun:
-    """An export's encoder with the masked language modelling head, which the generator has where there are two, or
-    with its decoder."""
-    if translates(folder):
-        return load_translating_export(folder)
+    """The whole model of an export, or its encoder with the masked language modelling head, which the generator has
+    where there are two."""
+    if run := load_whole_export(folder):
+        return run
     which: Which | None = "generator" if (folder / GENERATOR_FOLDER).is_dir() else None
     encoder, vocabulary = load_encoder(folder, which)
     heads = {key: value for key, value in read_heads(folder, which).items() if key.startswith(_HEAD)}

@@ -48,7 +48,7 @@ def perplexity(
     predictors, store = load_predictors(models, random), open_text(Path(data))
     for model in predictors:
         first = model.objective.quantities[model.objective.terms[0]]
-        if first.task == "para" or model.objective.has_decoder:
+        if first.task == "para" or not model.objective.reads_whole_rows:
             raise ValueError(f"{model.folder} predicts no tokens of monolingual text: use `evaluate losses`")
         require_readable(model, store)
     rows, tokens_per_character = text_facts(store, predictors[0].vocabulary, limit)

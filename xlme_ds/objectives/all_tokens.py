@@ -21,7 +21,6 @@ from torch import Tensor
 
 from ..config import ModelConfig, RunConfig
 from ..data.batch import Batch
-from ..io.errors import Check
 from ..models.electra import Electra
 from ..models.encoder import read_whole
 from ..models.heads import MaskedLanguageModelHead, TiedTable
@@ -115,16 +114,14 @@ class AllTokensObjective(ElectraObjective):
 
     models = AllTokens, AllTokensStage
 
-    def checks(self, run: RunConfig) -> list[Check]:
-        """ELECTRA's, and one embedding, which both softmaxes read."""
-        return [
-            *super().checks(run),
-            (
-                run.model.embedding_sharing == "tied",
+    def check(self, run: RunConfig) -> None:
+        """Both softmaxes read one embedding."""
+        super().check(run)
+        if run.model.embedding_sharing != "tied":
+            raise ValueError(
                 f"objective.name {run.objective.name} predicts from the embedding that the discriminator reads, which "
-                "model.embedding_sharing gdes makes two: set it to tied",
-            ),
-        ]
+                "model.embedding_sharing gdes makes two: set it to tied"
+            )
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
         """ELECTRA's, and a softmax at every position in the last part."""

@@ -16,10 +16,10 @@ from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..engine.build import open_data, require_engine_file
 from ..engine.ranks import data_parallel
-from ..first_weights import named, starting_weights
+from ..first_weights import source_folders, starting_weights
 from ..folders import checkpoints_of
 from ..models.init import InitialValues
-from ..objectives import described, has_decoder, objective_of
+from ..objectives import described, objective_of
 from ..trained.runs import pin_step
 from ..validate import validate
 from .run_folder import RunFolder
@@ -79,7 +79,8 @@ def read_inputs(
             raise ValueError(f"{folder.path} is in the data of {place}: choose another --out")
     folder.claim(config)
     start, begun = config.start, checkpoints_of(folder.path)
-    if start.take != "all" and not (start.folder or has_decoder(config.objective) or begun):
+    random = start.take == "all" or objective_of(config.objective).may_start_random
+    if not (random or start.folder or begun):
         raise ValueError(
             f"start.take {start.take} is of a model that the run begins with, and start.folder names none: name "
             "it, or set start.take to all, for random weights"
@@ -95,8 +96,7 @@ def read_inputs(
 
 def started_from(config: RunConfig, out: Path) -> list[Path]:
     """The folders that the first weights are read from; none for a run that resumes."""
-    folders = named(config.start)
-    return [pin_step(folder) for folder in folders] if folders and not checkpoints_of(out) else []
+    return [] if checkpoints_of(out) else [pin_step(folder) for folder in source_folders(config)]
 
 
 def pretraining(
