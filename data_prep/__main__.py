@@ -5,6 +5,7 @@ import inspect
 import sys
 import time
 import traceback
+from pathlib import Path
 
 from data_prep.parallel import RetryError, TaskError, UserError, abort, explain, is_root, launched_rank, on_root
 from data_prep.progress import escape_unknown_characters, shown
@@ -38,15 +39,17 @@ def main(arguments: list[str]) -> int:
 
     name = arguments[0]
     stage = importlib.import_module(f"data_prep.{STAGES[name][0]}")
-    config = tyro.cli(
-        getattr(stage, f"{name.capitalize()}Config"), args=arguments[1:], prog=f"python -m data_prep {name}"
-    )
+    config = tyro.cli(getattr(stage, f"{name.capitalize()}Config"), args=arguments[1:], prog=f"{_program()} {name}")
     try:
         on_root(lambda: _check_names(arguments))
         stage.run(config)
     except (Exception, KeyboardInterrupt) as error:
         return _failed(name, error)
     return 0
+
+
+def _program() -> str:
+    return "xlme prep" if Path(sys.argv[0]).name == "xlme" else "python -m data_prep"
 
 
 def _check_names(arguments: list[str]) -> None:
@@ -86,7 +89,7 @@ def _message(stage: str, error: BaseException, explained: Exception | None) -> s
 def _usage(arguments: list[str]) -> int:
     wants_help = bool(arguments) and arguments[0] in ("-h", "--help")
     lines = [f"data_prep: error: there is no stage {arguments[0]!r}"] if arguments and not wants_help else []
-    lines += ["usage: python -m data_prep STAGE --flags (STAGE --help lists them)", "stages, in the order of use:"]
+    lines += [f"usage: {_program()} STAGE --flags (STAGE --help lists them)", "stages, in the order of use:"]
     print(
         "\n".join([*lines, *(f"  {name:<8}{about}" for name, (_, about) in STAGES.items())]),
         file=sys.stdout if wants_help else sys.stderr,
