@@ -26,7 +26,6 @@ from .engine.ranks import SharedError, on_all_ranks, on_gpu, process_group, rend
 from .evaluate.showcase import showcase
 from .evaluate.vectors import hidden_states, sentence_vectors
 from .folders import checkpoints_of, saved_step
-from .io.errors import refuse
 from .models.heads import MaskedLanguageModelHead, ReplacedTokenHead
 from .models.text_encoder import TextEncoder
 from .objectives import objective_of
@@ -128,12 +127,10 @@ def _validated(config: RunConfig, profiled: int) -> RunConfig:
     wandb = not config.train.wandb or importlib.util.find_spec("wandb") is not None
     try:
         config = validate(config, int(rendezvous(os.environ).get("WORLD_SIZE", 1)))
-        refuse(
-            [
-                (profiled >= 0, f"--profile {profiled} is no number of steps: it must be at least 1, or 0 for none"),
-                (wandb, "train.wandb needs a package that is missing: pip install wandb, or leave it empty"),
-            ]
-        )
+        if profiled < 0:
+            raise ValueError(f"--profile {profiled} is no number of steps: it must be at least 1, or 0 for none")
+        if not wandb:
+            raise ValueError("train.wandb needs a package that is missing: pip install wandb, or leave it empty")
     except ValueError as error:  # which every rank finds alike
         raise SharedError(str(error)) from None
     return config

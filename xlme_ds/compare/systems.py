@@ -15,7 +15,6 @@ from ..cli import parse, program
 from ..config import RunConfig
 from ..counting import flops_per_step
 from ..first_weights import SHAPE
-from ..io.errors import refuse
 from ..objectives import objective_of
 from ..recipes import recipe
 from ..trained.runs import main_encoder
@@ -80,13 +79,12 @@ def own_settings(words: Sequence[str], recipes: Sequence[str]) -> dict[str, list
     known = [part for name in recipes for part in name.split("+")]
     for word in words:
         name, colon, settings = word.partition(":")
-        refuse(
-            [
-                (colon != "", f'--own {word}: write "RECIPE: SETTINGS"'),
-                (name in known, f"--own names {name}, which --recipes has not: name one of {', '.join(known)}"),
-                (name not in found, f"--own names {name} twice: give all of its settings in one"),
-            ]
-        )
+        if not colon:
+            raise ValueError(f'--own {word}: write "RECIPE: SETTINGS"')
+        if name not in known:
+            raise ValueError(f"--own names {name}, which --recipes has not: name one of {', '.join(known)}")
+        if name in found:
+            raise ValueError(f"--own names {name} twice: give all of its settings in one")
         found[name] = shlex.split(settings)
     return found
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from ..data.schema import LAYOUTS
 from ..data.vocabulary import Vocabulary
-from ..io.errors import refuse
 from ..models.text_encoder import TextEncoder, Which
 from .compared_models import Models, load_encoders
 from .output import ResultTable, table_at_layer
@@ -73,19 +72,14 @@ def read_gold(folder: Path) -> dict[str, list[GoldPair]]:
         source, dash, target = path.name.partition("-")
         sides = path / f"test.{source}", path / f"test.{target}"
         links = next((path / name for name in _FILES if (path / name).is_file()), None)
-        refuse(
-            [
-                (
-                    links is not None or not (dash and any(side.is_file() for side in sides)),
-                    f"{path} has sentences and no {' or '.join(_FILES)}: put it there, or take the folder away",
-                ),
-                (
-                    links is None or bool(dash),
-                    f"{path} must be named after its languages, source first, as de-en: the links are read in that "
-                    "order",
-                ),
-            ]
-        )
+        if links is None and dash and any(side.is_file() for side in sides):
+            raise ValueError(
+                f"{path} has sentences and no {' or '.join(_FILES)}: put it there, or take the folder away"
+            )
+        if links is not None and not dash:
+            raise ValueError(
+                f"{path} must be named after its languages, source first, as de-en: the links are read in that order"
+            )
         if links is not None:
             tests[path.name] = _read_test(links, *read_sentence_pairs(*sides))
     if not tests:
@@ -117,14 +111,12 @@ def _read_test(path: Path, ours: list[str], theirs: list[str]) -> list[GoldPair]
                 "the links belong to other files"
             )
         pair = pairs[sentence - first]
-        refuse(
-            (
-                word != 0 and word <= len(words),
-                f"{path} line {number} has {side} word {word}, and sentence {sentence} has {len(words)} {side} words, "
-                "counted from 1: the folder's name must have the source language first",
-            )
-            for word, words, side in ((source, pair.source, "source"), (target, pair.target, "target"))
-        )
+        for word, sentence_words, side in ((source, pair.source, "source"), (target, pair.target, "target")):
+            if word == 0 or word > len(sentence_words):
+                raise ValueError(
+                    f"{path} line {number} has {side} word {word}, and sentence {sentence} has {len(sentence_words)} "
+                    f"{side} words, counted from 1: the folder's name must have the source language first"
+                )
         if source > 0 and target > 0:  # a negative number means no word
             pair.possible.add((source - 1, target - 1))
             if kind != "P":

@@ -14,7 +14,6 @@ from ..config import ModelConfig, ObjectiveConfig
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..folders import at_step
-from ..io.errors import refuse
 from ..models.init import initialise
 from ..models.text_encoder import TextEncoder, Which
 from ..objectives import objective_of
@@ -164,12 +163,10 @@ def _named(models: Models) -> list[tuple[Path, str]]:
     parts = [at_step(folder) for folder in folders]
     names = [run.resolve().name + ("" if step is None else f"@{step}") for run, step in parts]
     names = [name if names.count(name) == 1 else str(folder) for folder, name in zip(folders, names, strict=True)]
-    refuse(
-        [
-            (bool(folders), "--model is missing: name the folder of a run, several times to compare"),
-            (len(set(names)) == len(names), "two of the models have the same name: name every --model once"),
-        ]
-    )
+    if not folders:
+        raise ValueError("--model is missing: name the folder of a run, several times to compare")
+    if len(set(names)) != len(names):
+        raise ValueError("two of the models have the same name: name every --model once")
     return list(zip(folders, names, strict=True))
 
 

@@ -13,7 +13,6 @@ import torch
 from ..config import ObjectiveConfig
 from ..data.rows import TASKS
 from ..data.shards import RowStore
-from ..io.errors import refuse
 from .compared_models import Models, Predictor, load_predictors, told, trained_on
 from .output import ResultTable
 from .predicted_tokens import require_readable
@@ -29,12 +28,10 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
     """
     folder = Path(data)
     tasks = [task for task, name in enumerate(TASKS) if (folder / name).is_dir()]
-    refuse(
-        [
-            (rows >= 1, f"--rows {rows} leaves nothing to read: it must be at least 1"),
-            (bool(tasks), f"{folder} has neither mono/ nor para/: name a data folder that `data_prep mix` wrote"),
-        ]
-    )
+    if rows < 1:
+        raise ValueError(f"--rows {rows} leaves nothing to read: it must be at least 1")
+    if not tasks:
+        raise ValueError(f"{folder} has neither mono/ nor para/: name a data folder that `data_prep mix` wrote")
     scored = []
     for model in load_predictors(models, random):
         stores = {task: RowStore(folder / TASKS[task], model.cfg.language_embeddings) for task in tasks}

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from ..data.schema import UNK
-from ..io.errors import refuse
 from ..models.text_encoder import Which
 from ..trained.runs import TrainedEncoder
 from .compared_models import Models, load_encoders
@@ -103,10 +102,9 @@ def read_word_tests(folder: Path) -> tuple[dict[str, JudgedPairs], dict[str, lis
         {name: _read_judged(path) for name, path in similarity.items()},
         {name: _read_pairs(path, None) for name, path in dictionaries.items()},
     )
-    refuse(
-        (name in similarity, f"{path} is the key of no words: put {name}{_DATA} next to it, or take it away")
-        for name, path in sorted(keys.items())
-    )
+    for name, path in sorted(keys.items()):
+        if name not in similarity:
+            raise ValueError(f"{path} is the key of no words: put {name}{_DATA} next to it, or take it away")
     if not similarity and not dictionaries:
         raise ValueError(
             f"{folder} holds no word pairs: put SemEval's en-de.test.data.txt and en-de.test.gold.txt or a "

@@ -17,7 +17,6 @@ import numpy as np
 from ..data.schema import EOS, LAYOUTS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
-from ..io.errors import refuse
 from ..models.dimensions import effective_rank
 from ..models.text_encoder import TextEncoder, Which
 from .compared_models import Models, load_encoders, told, trained_on
@@ -167,7 +166,9 @@ def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPai
             sides = _zipped_sides(path, language)
         else:
             paths = [path.with_suffix(f".{code}") for code in (PIVOT, language)]
-            refuse((side.exists(), f"{path} has no other side: put {side.name} next to it") for side in paths)
+            for side in paths:
+                if not side.exists():
+                    raise ValueError(f"{path} has no other side: put {side.name} next to it")
             if match["side"] != PIVOT:
                 continue  # read with its English side
             sides = [(str(side), side.read_bytes()) for side in paths]
@@ -191,15 +192,10 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
             for code in (PIVOT, language):
                 listed = (name for name in archive.namelist() if not _HIDDEN.match(name))
                 names = [name for name in listed if name.rpartition(".")[2] == code]
-                refuse(
-                    [
-                        (len(names) > 0, f"{path} holds no file that ends in .{code}: fetch it again"),
-                        (
-                            len(names) < 2,
-                            f"{path} holds {', '.join(names)}: put each corpus into an archive of its own",
-                        ),
-                    ]
-                )
+                if not names:
+                    raise ValueError(f"{path} holds no file that ends in .{code}: fetch it again")
+                if len(names) > 1:
+                    raise ValueError(f"{path} holds {', '.join(names)}: put each corpus into an archive of its own")
                 sides.append((f"{path}:{names[0]}", archive.read(names[0])))
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # the last: encrypted, or packed unknown
         raise ValueError(

@@ -16,7 +16,6 @@ from ..config import Training
 from ..data.schema import LAYOUTS
 from ..engine.build import assemble, resolve_precision
 from ..engine.ranks import broadcast, gather, on_all_ranks, on_gpu
-from ..io.errors import refuse
 from ..io.files import read_object, write_object
 from ..models.init import GatherParameter, initialise
 from ..models.pipeline import encoder_forward
@@ -104,15 +103,10 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
     command, task = job.command, TASKS[job.command.task]
     engine = replace(command.engine, precision=resolve_precision(command.engine))
     check_processes(engine, world)
-    refuse(
-        [
-            (not command.train.audit, "train.audit is for pre-training, whose rows have numbers: leave it off"),
-            (
-                task.kind != "tokens" or importlib.util.find_spec("seqeval") is not None,
-                "tags are scored by seqeval, which is missing: pip install --use-pep517 seqeval",
-            ),
-        ]
-    )
+    if command.train.audit:
+        raise ValueError("train.audit is for pre-training, whose rows have numbers: leave it off")
+    if task.kind == "tokens" and importlib.util.find_spec("seqeval") is None:
+        raise ValueError("tags are scored by seqeval, which is missing: pip install --use-pep517 seqeval")
     validate(Training(command.task, engine=engine))
     saved, sources = load_encoder(command.model), find(task, list(command.data))
     cfg = saved.encoder.cfg

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..io.errors import refuse
 from .downstream_tasks import DownstreamTask
 from .settings import TuningConfig
 
@@ -92,7 +91,9 @@ def find(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
     purpose."""
     patterns = [(pattern, True) for pattern in task.files] + [(pattern, False) for pattern in task.train_files]
     found: dict[tuple[str, str, bool], TaskFile] = {}
-    refuse((folder.is_dir(), f"{folder} is not a folder: name the folder of the task's files") for folder in folders)
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is not a folder: name the folder of the task's files")
     for folder in folders:
         # The task's own folders in XTREME's download; another folder is looked through as it is.
         parts = [folder / name for name in task.folders if (folder / name).is_dir()] or [folder]
@@ -265,13 +266,9 @@ def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         identity = entry.get("id") if isinstance(entry, dict) else entry
         raise ValueError(f"{path}, question {identity}: not in SQuAD's format: {error!r}") from None
-    refuse(
-        (
-            context[start : start + len(text)] == text,
-            f"{path}, question {question.id}: its context does not read {text!r} at character {start}",
-        )
-        for text, start in question.answers
-    )
+    for text, start in question.answers:
+        if context[start : start + len(text)] != text:
+            raise ValueError(f"{path}, question {question.id}: its context does not read {text!r} at character {start}")
     return question
 
 

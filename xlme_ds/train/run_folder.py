@@ -15,7 +15,6 @@ from typing import Any
 from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from ..data.order import phases
 from ..folders import at_step, checkpoints_of, saved_step
-from ..io.errors import refuse
 from ..io.files import read_object, replacing, write_object
 from ..io.folders import LOCK, in_use, lock
 from .schedule import learning_rate
@@ -77,16 +76,12 @@ class RunFolder:
     def _look(self) -> None:
         """Raise what stops `lock`, as far as can be seen, with what to do instead."""
         place = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
-        refuse(
-            [
-                (
-                    self.writes or not in_use(self.path),
-                    f"another process is still working in {self.path}: wait for its end",
-                ),
-                (place.is_dir(), f"{place} is no folder: choose another --out"),
-                (os.access(place, os.W_OK), f"{place} cannot be written: choose another --out"),
-            ]
-        )
+        if not self.writes and in_use(self.path):
+            raise ValueError(f"another process is still working in {self.path}: wait for its end")
+        if not place.is_dir():
+            raise ValueError(f"{place} is no folder: choose another --out")
+        if not os.access(place, os.W_OK):
+            raise ValueError(f"{place} cannot be written: choose another --out")
 
     def close(self) -> None:
         """Let other processes into the folder; the end of the process does the same."""

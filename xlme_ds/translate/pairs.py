@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..io.errors import refuse
 from ..io.files import read_json, replacing
 from .text import Translator, translate_lines
 
@@ -44,9 +43,11 @@ class PairFolder:
         if not there and not record.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             _write(record, settings)
-        same = record.exists() and read_json(record, dict) == settings
-        message = f"{self.folder} has pairs of other text, another model or other settings"
-        refuse([(same, f"{message}: name another folder, or delete it")])
+        if not record.exists() or read_json(record, dict) != settings:
+            raise ValueError(
+                f"{self.folder} has pairs of other text, another model or other settings: name another folder, or "
+                "delete it"
+            )
         if not there:
             self.parts.mkdir(exist_ok=True)
         return self.parts.exists()
