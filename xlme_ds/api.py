@@ -15,7 +15,6 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .cli import note, number
@@ -195,9 +194,7 @@ class TextModel:
         ids = np.concatenate([parts[0], *(np.append(np.int32(vocabulary.mask), part) for part in parts[1:])])
         states_TD = self._states(encoder, ids, language)
         hidden_MD = states_TD[torch.from_numpy(self._item(encoder, ids) == vocabulary.mask)]
-        if head.dense is not None and head.norm is not None:
-            hidden_MD = head.norm(F.gelu(head.dense(hidden_MD)))
-        found = (hidden_MD @ torch.cat(encoder.table).t() + head.bias).softmax(-1).topk(top)
+        found = head.logits(hidden_MD, encoder.table).softmax(-1).topk(top)
         return [
             [ScoredPiece(vocabulary.piece(token), share) for token, share in zip(tokens, shares, strict=True)]
             for tokens, shares in zip(found.indices.tolist(), found.values.tolist(), strict=True)

@@ -154,8 +154,8 @@ def _check_engine(config: Training) -> None:
         use = "is for engine.kind deepspeed computing in bf16"
         raise ValueError(f"engine.gradient_precision bf16 {use}: set it to auto")
     if engine.kind != "deepspeed" and offloads != ("none", "none"):
-        both = "engine.offload_optimizer and engine.offload_parameters"
-        raise ValueError(f"engine.kind {engine.kind} offloads nothing: set {both} to none")
+        settings = "engine.offload_optimizer and engine.offload_parameters"
+        raise ValueError(f"engine.kind {engine.kind} offloads nothing: set {settings} to none")
     if "nvme" in offloads and not engine.nvme_folder:
         raise ValueError("offloading to nvme needs engine.nvme_folder: name a folder on a local disk")
     if graphs and not deepspeed_bf16:

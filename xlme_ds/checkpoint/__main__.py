@@ -183,7 +183,7 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
     for name in names:
         mean, checksums = _mean([folder / name for folder in models], read_weights)
         save_weights(mean, out / name, {"format": "pt"})
-        prints = [both + one for both, one in zip(prints, checksums, strict=True)]
+        prints = [before + one for before, one in zip(prints, checksums, strict=True)]
     _refuse_twins(models, prints)
     if (out / DIFFERENCE_FILE).exists():  # the mean of sums is rounded otherwise than the sum of means
         of_generator = read_weights(out / GENERATOR_FOLDER / WEIGHTS_FILE)[PREFIX + EMBEDDING]
@@ -212,8 +212,8 @@ def _require_alike(folder: Path, its: Mapping[str, Any], first: Path, theirs: Ma
 def _refuse_twins(models: Sequence[Path], prints: Sequence[str]) -> None:
     for number, one in enumerate(prints):
         if one in prints[:number]:
-            both = f"{models[prints.index(one)]} and {models[number]}"
-            raise ValueError(f"{both} have the same weights: name each model once")
+            twins = f"{models[prints.index(one)]} and {models[number]}"
+            raise ValueError(f"{twins} have the same weights: name each model once")
 
 
 def _mean(places: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> tuple[dict[str, Tensor], list[str]]:

@@ -30,11 +30,11 @@ from .systems import Budget, Leg, System, own_settings, system
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
-    words = sys.argv[1:] if arguments is None else arguments
-    cut = words.index("--") if "--" in words else len(words)
-    settings = tyro.cli(CompareSettings, prog=program("compare"), description=__doc__, args=words[:cut])
+    options = sys.argv[1:] if arguments is None else arguments
+    cut = options.index("--") if "--" in options else len(options)
+    settings = tyro.cli(CompareSettings, prog=program("compare"), description=__doc__, args=options[:cut])
     try:
-        systems = planned(settings, words[cut + 1 :])
+        systems = planned(settings, options[cut + 1 :])
         others = {str(path): read_results(path) for path in settings.also}
         with lock(settings.out):
             for one in systems:
@@ -104,13 +104,13 @@ def _carry_out(one: System, settings: CompareSettings) -> None:
     for leg in one.legs:
         if not (leg.folder / FINISHED).exists():
             data = ["--data", str(settings.data_folder), "--heldout", str(settings.heldout)]
-            words = [*leg.arguments, *data, "--out", str(leg.folder)]
-            run(launch("xlme_ds.pretrain", settings.processes, words), place)
+            options = [*leg.arguments, *data, "--out", str(leg.folder)]
+            run(launch("xlme_ds.pretrain", settings.processes, options), place)
             if not (leg.folder / FINISHED).exists():
                 sys.exit(1)  # stopped: the same command continues
     for name, command in left_to_test(one, settings):
-        module, *words = command
-        run(launch(module, 1, words), place, quiet=True)
+        module, *options = command
+        run(launch(module, 1, options), place, quiet=True)
         if not record(one, name, command, settings):
             print(f"{one.model}: {module} was stopped before its scores: the same command continues", file=sys.stderr)
             sys.exit(1)

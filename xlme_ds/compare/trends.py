@@ -55,9 +55,9 @@ def trends(points: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Tre
         if len(x) == 0 or np.ptp(x) < 0.1:  # budgets are met to the nearest step, so that equal ones differ a little
             continue
         design = np.stack([np.ones_like(x), x], axis=1)
-        found, *_ = np.linalg.lstsq(design, y, rcond=None)
-        lines[name] = found, np.linalg.inv(design.T @ design)
-        squares += float(np.sum((y - design @ found) ** 2))
+        line, *_ = np.linalg.lstsq(design, y, rcond=None)
+        lines[name] = line, np.linalg.inv(design.T @ design)
+        squares += float(np.sum((y - design @ line) ** 2))
         freedom += len(x) - 2
     if freedom < 1:
         return {}

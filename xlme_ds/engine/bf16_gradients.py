@@ -39,7 +39,7 @@ def cut_groups(optimizer: torch.optim.Optimizer, module: nn.Module, size: float)
     for group in optimizer.param_groups:
         parameters = sorted(group["params"], key=lambda p: (p in late, order[p]))
         for n, p in enumerate(parameters):
-            room = n > 0 and sum(each.numel() for each in cut[-1]["params"]) + p.numel() <= size
+            room = n > 0 and sum(member.numel() for member in cut[-1]["params"]) + p.numel() <= size
             if room and cut[-1]["late"] == (p in late):
                 cut[-1]["params"].append(p)
             else:
@@ -188,8 +188,8 @@ def _update(optimizer: BF16_Optimizer, sums: _Sums, take_step: Callable[[], obje
         master = optimizer.fp32_groups_flat_partition[number]
         states[master] = states[master] or first_state(state_kinds(optimizer.optimizer), master)
         flat = master.detach(), sums.parts[number], *states[master].values()
-        for each in groups:
-            each["params"] = []
+        for any_group in groups:
+            any_group["params"] = []
         for piece, gradient, *state in zip(*(_pieces(tensor, master) for tensor in flat), strict=True):
             piece.grad = gradient.float().div_(excess)
             group["params"] = [piece]

@@ -93,7 +93,7 @@ def open_data(
 def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> Loader:
     """`loader`, if its data fit `model` and have the vocabulary of `like`. Raises ValueError that names the setting."""
     folder = loader.folders[0]
-    other = [each for each in loader.folders if Vocabulary(each / "vocab").sha256 != loader.vocabulary_sha256]
+    different = [place for place in loader.folders if Vocabulary(place / "vocab").sha256 != loader.vocabulary_sha256]
     if loader.vocabulary_size != model.vocabulary:
         raise ValueError(
             f"{folder} was encoded with a vocabulary of {loader.vocabulary_size}, the model has "
@@ -109,8 +109,8 @@ def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> L
             f"{folder} was mixed with --layout {loader.layout}, model.layout is {model.layout}: set it to "
             f"{loader.layout}"
         )
-    if other:
-        raise ValueError(f"{other[0]}/vocab is not the vocabulary of the rows next to it: mix them again")
+    if different:
+        raise ValueError(f"{different[0]}/vocab is not the vocabulary of the rows next to it: mix them again")
     if like is not None and loader.vocabulary_sha256 != like.vocabulary_sha256:
         raise ValueError(
             f"{folder} and {like.folders[0]} were encoded with different vocabularies: encode both with one"

@@ -92,9 +92,9 @@ def perplexity(
         limit: The first so many rows of a language; by default all.
         unigram: Data folder that holds mono/, of training: a unigram model counted there has a column, too.
     """
-    asked = options.models, options.data
+    inputs = options.models, options.data
     results = predicted_tokens.perplexity(
-        *asked, passes=passes, seed=seed, limit=limit, unigram=unigram, random=options.random
+        *inputs, passes=passes, seed=seed, limit=limit, unigram=unigram, random=options.random
     )
     options.deliver(results, predicted_tokens.perplexity_tables(results))
 

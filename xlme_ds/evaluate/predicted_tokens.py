@@ -54,12 +54,12 @@ def perplexity(
     scored = []
     for model in predictors:
         costs = mean_costs(model, open_text(Path(data), model.cfg.language_embeddings), seed, passes, limit)
-        facts: dict[str, Any] = {"model": model.name, "folder": str(model.folder), "step": model.step}
-        facts |= {"term": model.objective.terms[0]} | trained_on(model, store)
-        scored.append(facts | perplexities(costs, tokens_per_character))
+        description: dict[str, Any] = {"model": model.name, "folder": str(model.folder), "step": model.step}
+        description |= {"term": model.objective.terms[0]} | trained_on(model, store)
+        scored.append(description | perplexities(costs, tokens_per_character))
     if counted is not None:
-        facts = {"model": "unigram", "folder": str(unigram), "term": "counted"}
-        scored.append(facts | perplexities(counted, tokens_per_character))
+        description = {"model": "unigram", "folder": str(unigram), "term": "counted"}
+        scored.append(description | perplexities(counted, tokens_per_character))
     return {"test": "perplexity", "seed": seed, "passes": passes, "rows": rows, "models": scored}
 
 

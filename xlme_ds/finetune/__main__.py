@@ -22,8 +22,8 @@ from .settings import FinetuneSettings, Job, jobs
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
     stop = StopRequest()
-    words = without_launcher(sys.argv[1:] if arguments is None else arguments)
-    command = tyro.cli(FinetuneSettings, prog=program("finetune"), description=__doc__, args=words)
+    options = without_launcher(sys.argv[1:] if arguments is None else arguments)
+    command = tyro.cli(FinetuneSettings, prog=program("finetune"), description=__doc__, args=options)
     if not command.seeds:
         fail("xlme_ds.finetune", ValueError("--seeds has no number: name at least one"))
     todo = jobs(command)

@@ -89,7 +89,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         on_all_ranks(lambda: load_run(job.out).load_into(model))
         model.to("cuda" if on_gpu() else "cpu")
         mine = on_all_ranks(lambda: _scores(model, prepared, job, (rank, world), stop))
-        scores = {asked: one for part in gather(mine) for asked, one in part.items()}
+        scores = {key: one for part in gather(mine) for key, one in part.items()}
         if rank != 0 or len(scores) < len(sets.test) + len(sets.dev):  # a request to stop came on the way
             return None
         result = _summary(job, config, sets, scores)
@@ -146,18 +146,18 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
 def _finished(job: Job, sets: TaskSets) -> dict[str, Any]:
     """The scores that are there already. Raises ValueError where they are of other files than this call asks for."""
     try:
-        found = read_object(job.done)
+        scores = read_object(job.done)
     except ValueError:
         raise ValueError(f"{job.done} is damaged: remove it, and the same command scores the model again") from None
-    before, now = found.get("files", {}), sets.fingerprints()
-    other = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-    if other:
+    before, now = scores.get("files", {}), sets.fingerprints()
+    different = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    if different:
         raise ValueError(
-            f"{job.done} is of other test files ({', '.join(other[:3])}{' …' * (len(other) > 3)}): "
+            f"{job.done} is of other test files ({', '.join(different[:3])}{' …' * (len(different) > 3)}): "
             "remove it to score the model on these, or choose another --out"
         )
     print(f"{job.done} is there already", flush=True)
-    return found
+    return scores
 
 
 def _announce(job: Job, task: DownstreamTask, sets: TaskSets, bare: set[str]) -> None:

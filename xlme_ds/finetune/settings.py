@@ -137,13 +137,13 @@ class Job:
 def jobs(command: FinetuneSettings) -> list[Job]:
     """All runs of the command; a single one has --out itself as its folder."""
     chosen = grid(command.task, command.tuning) if command.grid else [command.tuning]
-    found = []
+    all_jobs = []
     for tuning in chosen:
         name = f"lr{tuning.learning_rate:g}_b{tuning.batch}_e{tuning.epochs}"
         for seed in command.seeds:
             parts = [name] * command.grid + [f"seed{seed}"] * (len(command.seeds) > 1)
-            found.append(Job(command, command.out.joinpath(*parts), seed, tuning, len(chosen)))
-    return found
+            all_jobs.append(Job(command, command.out.joinpath(*parts), seed, tuning, len(chosen)))
+    return all_jobs
 
 
 def settings(

@@ -90,7 +90,7 @@ def find(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
     """The task's files in and below `folders`, by name. Raises ValueError when none exists, or two serve one
     purpose."""
     patterns = [(pattern, True) for pattern in task.files] + [(pattern, False) for pattern in task.train_files]
-    found: dict[tuple[str, str, bool], TaskFile] = {}
+    files: dict[tuple[str, str, bool], TaskFile] = {}
     for folder in folders:
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder: name the folder of the task's files")
@@ -106,16 +106,16 @@ def find(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
                 language = _CONLL_LANGUAGES.get(named["language"], named["language"])
                 split = _SPLITS.get(named["split"], named["split"])
                 source = TaskFile(path, language, split, own)
-                other = found.setdefault((language, split, own), source)
-                if other is not source:
+                first = files.setdefault((language, split, own), source)
+                if first is not source:
                     raise ValueError(
-                        f"{path} and {other.path} are both the {split} set of {language}: keep one in --data"
+                        f"{path} and {first.path} are both the {split} set of {language}: keep one in --data"
                     )
-    if not found:
+    if not files:
         raise ValueError(
             f"{', '.join(map(str, folders))}: no file of the task there, expected names like {task.files[0]}"
         )
-    return list(found.values())
+    return list(files.values())
 
 
 def choose(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of_several: bool) -> TaskSets:
@@ -125,9 +125,9 @@ def choose(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of_seve
     has none, those of the set that is trained on. No choice goes by a file that is scored: without a dev set apart from
     the tests every tenth training example is held out. Raises ValueError.
     """
-    wanted, there = tuning.train_languages, {source.language: source for source in sources if source.split == "train"}
-    train = [there[code] for code in sorted(there) if "all" in wanted or code in wanted]
-    missing = [code for code in wanted if code != "all" and code not in there]
+    codes, there = tuning.train_languages, {source.language: source for source in sources if source.split == "train"}
+    train = [there[code] for code in sorted(there) if "all" in codes or code in codes]
+    missing = [code for code in codes if code != "all" and code not in there]
     if missing or not train:
         raise ValueError(
             f"no training set of {', '.join(missing) or 'any language'} in --data, only of "
@@ -195,13 +195,13 @@ def _is_utf8(line: bytes) -> bool:
 
 def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
     path, lines = source.path, _lines(source.path)
-    said = [line for _, line in lines if line.strip()]
-    ending = sum(" " in line and line.rpartition(" ")[2] in task.labels for line in said)
+    full_lines = [line for _, line in lines if line.strip()]
+    ending = sum(" " in line and line.rpartition(" ")[2] in task.labels for line in full_lines)
     # PAN-X before XTREME's scripts has the language before every word: de:Berlin.
     prefix = f"{source.language.partition('-')[0]}:"
-    prefix = prefix if all(line.startswith(prefix) for line in said) else ""
+    prefix = prefix if all(line.startswith(prefix) for line in full_lines) else ""
     # A word may have a space in it, and end like a label: Malcolm X.
-    bare = source.may_lack_labels and not any("\t" in line for line in said) and 2 * ending < len(said)
+    bare = source.may_lack_labels and not any("\t" in line for line in full_lines) and 2 * ending < len(full_lines)
     words: list[str] = []
     tags: list[str] = []
     for number, line in [*lines, (0, "")]:  # the last sentence ends like the others
@@ -240,19 +240,19 @@ def _questions(source: TaskFile, task: DownstreamTask) -> Iterable[Example]:
     try:
         articles = json.loads(path.read_text(encoding="utf-8-sig"))["data"]
         paragraphs = [(p["context"], p["qas"]) for article in articles for p in article["paragraphs"]]
-        entries = [(context, entry) for context, asked in paragraphs for entry in asked]
+        entries = [(context, entry) for context, entries_of in paragraphs for entry in entries_of]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not in SQuAD's JSON format: {error!r}") from None
     questions = [_question(path, context, entry) for context, entry in entries]
     answered = not source.may_lack_labels or any(question.answers for question in questions[:1])
-    seen: set[str] = set()
+    ids: set[str] = set()
     for question in questions:
         if bool(question.answers) != answered:
             only = "has no answer" if answered else "has an answer, and those before it have none"
             raise ValueError(f"{path}, question {question.id}: {only}: fetch the file again")
-        if question.id in seen and source.may_lack_labels:
+        if question.id in ids and source.may_lack_labels:
             raise ValueError(f"{path} has two questions {question.id}: predictions go by it, so fetch the file again")
-        seen.add(question.id)
+        ids.add(question.id)
     return questions
 
 

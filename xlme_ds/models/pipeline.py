@@ -45,6 +45,9 @@ class PipelineStage(nn.Module):
     before: tuple[str, ...] = ("embedding_", "difference_", "positions", "languages", "relative", "input_norm")
     after: tuple[str, ...] = ("output_norm",)
     ties = False  # whether the last part reads the embedding of the first
+    # The blocks of that embedding in the last part, which does not own them: the engine copies their values and sums
+    # their gradients.
+    borrowed: Sequence[Tensor] = ()
     # Whether a batch has two passes: predictions for `first_pass` are filled in by `second_pass`.
     passes_ahead = False
     added: tuple[str, ...] = ()  # names of the tensors that a batch may add (`Batch.added`)
@@ -63,6 +66,11 @@ class PipelineStage(nn.Module):
                 if name.startswith(gone):
                     setattr(module, name, None)
         self.to_empty(device=device)
+
+    @property
+    def table(self) -> list[Tensor]:
+        """The blocks of the token embedding."""
+        return super().table if self.part.first else list(self.borrowed)  # type: ignore[misc]
 
 
 class ElectraStage(PipelineStage, Electra):
@@ -132,14 +140,6 @@ class LanguageModelStage(PipelineStage, LanguageModel):
     cut_encoder = "encoder"
     after = (*PipelineStage.after, "masked_head")
     ties = True
-    # The blocks of the embedding in a last stage, which does not own them: the engine copies their values and sums
-    # their gradients.
-    borrowed: Sequence[Tensor] = ()
-
-    @property
-    def table(self) -> list[Tensor]:
-        """The blocks of the token embedding."""
-        return super().table if self.part.first else list(self.borrowed)
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
         """The first stage takes a `Batch`, the others the output of the stage before; the last returns what `output`

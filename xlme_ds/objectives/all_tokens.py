@@ -46,11 +46,6 @@ class AllTokens(Electra):
         super().__init__(cfg, z_loss, temperature, keep)
         self.token_head = MaskedLanguageModelHead(cfg)
 
-    @property
-    def table(self) -> list[Tensor]:
-        """The blocks of the token embedding."""
-        return self._blocks("embedding")
-
     def forward(self, batch: Batch) -> AllTokensOutput:  # type: ignore[override]
         """Generate, then predict every token."""
         table = read_whole(self.table)
@@ -75,12 +70,6 @@ class AllTokensStage(ElectraStage, AllTokens):  # type: ignore[misc]
 
     after = (*ElectraStage.after, "token_head")
     ties = True
-    borrowed: Sequence[Tensor] = ()  # as in `LanguageModelStage`
-
-    @property
-    def table(self) -> list[Tensor]:
-        """The blocks of the token embedding."""
-        return super().table if self.part.first else list(self.borrowed)
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         *crossing, keys_B = super()._start(batch)

@@ -32,7 +32,7 @@ class Substitution(Electra):
 
     def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
         """The only reading of the table, whose gradient is a dense one."""
-        return lookup(ids_BT, self._blocks("embedding"))
+        return lookup(ids_BT, self.table)
 
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Random tokens in the chosen positions, by the batch's uniforms."""

@@ -119,7 +119,7 @@ def pretraining(
             loader.shares(task, config.train.steps), store, task, heldout.plan.rows[task]
         )
     constants = {f"unigram_nll_{task}": float(sums.sum() / counts.sum()) for task, (sums, counts) in unigram.items()}
-    baselines = {task: _means(codes[task], *both)[0] for task, both in unigram.items()}
+    baselines = {task: _means(codes[task], *sums_and_counts)[0] for task, sums_and_counts in unigram.items()}
 
     def evaluation(step: int, by_language: Tensor, **totals: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
         by_term = {
@@ -127,7 +127,7 @@ def pretraining(
             for term, sums, counts in zip(objective.terms, *by_language.numpy(), strict=True)
             if counts.any()
         }
-        means, numbers = ({term: both[n] for term, both in by_term.items()} for n in (0, 1))
+        means, numbers = ({term: sums_and_counts[n] for term, sums_and_counts in by_term.items()} for n in (0, 1))
         overall = objective.at(step).summarise(**totals) | constants
         return overall, {"terms": means, "tokens": numbers, "unigram": baselines}
 

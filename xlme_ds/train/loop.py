@@ -29,7 +29,7 @@ from ..config import TrainConfig, Training
 from ..engine.engine import Engine, StepStats
 from ..engine.ranks import TORCH_VARIABLES, on_all_ranks, raise_on_all_ranks
 from ..io.errors import in_words
-from ..io.files import naming, replacing
+from ..io.files import naming, write_text
 from ..run_commands import environment
 from .records import Console, LanguageLog, MetricsLog, StepLines, Tracker, peak_memory
 from .run_folder import flatten
@@ -216,8 +216,7 @@ class Profile(Callback):
                 found.export_chrome_trace(str(trace.with_name(f".{trace.name}")))
                 trace.with_name(f".{trace.name}").replace(trace)
                 table = found.key_averages().table(sort_by=self.order, row_limit=40, max_name_column_width=60)
-                with replacing(self.folder / "operations.txt") as file:
-                    file.write(table.encode())
+                write_text(self.folder / "operations.txt", table)
         except OSError as error:
             print(f"no profile: {in_words(error)}; training goes on", flush=True)
         else:

@@ -89,10 +89,10 @@ def shards_of(path: Path) -> list[Path]:
     return shards
 
 
-def weights_sha256(encoder: nn.Module) -> str:
-    """SHA-256 of an encoder's parameters: it identifies the model whatever its folder is called."""
+def weights_sha256(model: nn.Module) -> str:
+    """SHA-256 of a model's parameters: it identifies the model, whatever its folder is called or holds later."""
     digest = hashlib.sha256()
-    for name, value in encoder.state_dict().items():
+    for name, value in model.state_dict().items():
         digest.update(name.encode())
         digest.update(value.cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -7,7 +7,8 @@ from typing import Annotated
 import tyro
 
 from ..cli import fail, note, program
-from ..io.files import file_sha256, replacing
+from ..io.files import file_sha256, write_text
+from ..trained.weights import weights_sha256
 from .leaks import seen_lines
 from .pairs import PairFolder
 from .text import Translator, load_translator, read_lines, scores, translate_lines
@@ -84,8 +85,7 @@ def run(settings: TranslateSettings) -> None:
     leaks = _seen(settings, translator, lines, reference)
     translated = translate_lines(translator, lines, languages, settings.beam, settings.length_penalty)
     assert settings.out is not None
-    with replacing(settings.out) as file:
-        file.write("".join(f"{line}\n" for line in translated.lines).encode())
+    write_text(settings.out, "".join(f"{line}\n" for line in translated.lines))
     if translated.cut:
         named = " ".join(map(str, translated.cut[:_NAMED])) + (" ..." if len(translated.cut) > _NAMED else "")
         longest = translator.model.cfg.max_positions - 2
@@ -126,7 +126,8 @@ def _write_pairs(
     settings: TranslateSettings, folder: Path, translator: Translator, lines: list[str], languages: tuple[int, int]
 ) -> None:
     pairs = PairFolder(folder, settings.from_language, settings.to_language)
-    made_of = {"weights": translator.sha256(), "source": file_sha256(settings.source), "beam": settings.beam,
+    made_of = {"weights": weights_sha256(translator.model), "source": file_sha256(settings.source),
+               "beam": settings.beam,
                "length_penalty": settings.length_penalty}  # fmt: skip
     if pairs.begin(made_of):
         pairs.write(translator, lines, languages, settings.beam, settings.length_penalty)
@@ -140,9 +141,9 @@ def _seen(settings: TranslateSettings, translator: Translator, lines: list[str],
         return ""
     sides = [[translator.vocabulary.encode(line) for line in side] for side in (lines, reference or [])]
     source, target = seen_lines(settings.trained_on, sides, translator.vocabulary)
-    both, where = len(source | target), " ".join(map(str, settings.trained_on))
+    in_data, where = len(source | target), " ".join(map(str, settings.trained_on))
     return (
-        f"{settings.source}: {both} of {len(lines)} lines ({both / max(len(lines), 1):.1%}) are in {where}, "
+        f"{settings.source}: {in_data} of {len(lines)} lines ({in_data / max(len(lines), 1):.1%}) are in {where}, "
         f"{len(source)} by the source, {len(target)} by the reference\n"
     )
 

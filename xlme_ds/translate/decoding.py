@@ -123,7 +123,7 @@ def _search(
     totals_N = torch.zeros(len(live), device=device)
     while live:
         sums_NV = totals_N[:, None] + decoder.log_probabilities(tokens_N)
-        vocabulary, each = sums_NV.shape[1], len(sums_NV) // len(live)  # hypotheses of a sentence
+        vocabulary, hypotheses = sums_NV.shape[1], len(sums_NV) // len(live)  # of a sentence
         best = sums_NV.view(len(live), -1).topk(2 * beam)
         going: list[Search] = []
         continued: list[tuple[float, int, int]] = []  # sum of log p, row, token
@@ -132,7 +132,7 @@ def _search(
             split = (divmod(index, vocabulary) for index in indices)
             candidates = ((total, *place) for total, place in zip(totals, split, strict=True))
             on = search.advance(candidates)
-            continued += [(total, number * each + hypothesis, token) for total, hypothesis, token in on]
+            continued += [(total, number * hypotheses + hypothesis, token) for total, hypothesis, token in on]
             going += [search] if on else []
         live = going
         if live:

@@ -33,9 +33,9 @@ def seen_lines(
         hashes = _hashes(tokens, starts, ends)
         for at in np.flatnonzero(np.isin(hashes, all_hashes)):
             line = tokens[starts[at] : ends[at]]
-            for side, numbers, seen in zip(sides, lines_of_hash, seen_numbers, strict=True):
+            for side, numbers, seen_of_side in zip(sides, lines_of_hash, seen_numbers, strict=True):
                 candidates = numbers.get(int(hashes[at]), ())
-                seen.update(n for n in candidates if np.array_equal(side[n], line))
+                seen_of_side.update(n for n in candidates if np.array_equal(side[n], line))
     return seen_numbers
 
 

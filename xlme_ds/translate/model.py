@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import ModelConfig
@@ -140,7 +139,4 @@ class TranslationModel(TextEncoder):
 
     def scores(self, hidden_BD: Tensor) -> Tensor:
         """Logits of the next token, [B, V], from last hidden states."""
-        head = self.masked_head
-        if head.dense is not None and head.norm is not None:
-            hidden_BD = head.norm(F.gelu(head.dense(hidden_BD)))
-        return torch.cat([hidden_BD @ block.t() for block in self.table], dim=1) + head.bias
+        return self.masked_head.logits(hidden_BD, self.table)

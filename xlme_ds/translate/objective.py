@@ -101,9 +101,9 @@ class MachineTranslation(MaskedLanguageModelling):
 
     def at(self, step: int) -> Self:
         """This objective with the weights that its terms have in `step`."""
-        other = copy(self)
-        other.weights = self._weights_in(step)
-        return other
+        objective = copy(self)
+        objective.weights = self._weights_in(step)
+        return objective
 
     def _weights_in(self, step: int) -> Tensor:
         return torch.tensor([weight_at(points, step) for points in self._by_step.values()], dtype=torch.float64)
@@ -139,10 +139,10 @@ class MachineTranslation(MaskedLanguageModelling):
         """Raise ValueError where a step of the run has no term: between two given steps a weight is 0 only if it is 0
         at both."""
         points_of = {name: getattr(run.objective, name) for name in ("denoising", "back_translation")}
-        given = sorted({0} | {int(point.partition(":")[0]) for points in points_of.values() for point in points})
-        sums = dict.fromkeys(given, 0.0)
+        steps = sorted({0} | {int(point.partition(":")[0]) for points in points_of.values() for point in points})
+        sums = dict.fromkeys(steps, 0.0)
         for name, points in points_of.items():
-            weights = {step: weight_at(points, step) for step in given}
+            weights = {step: weight_at(points, step) for step in steps}
             if points and not any(weights.values()):
                 raise ValueError(f"objective.{name} is 0 in all steps: leave it empty")
             sums = {step: total + weights[step] for step, total in sums.items()}
@@ -260,5 +260,5 @@ def _check_start(start: StartConfig) -> None:
             whole = f"start.take {start.take} takes the whole model"
             raise ValueError(f"{setting} is for one encoder, and {whole}: set start.take to the encoder's name")
     if start.decoder and start.into != "both":
-        both = f"start.decoder {start.decoder} and start.into {start.into} both say what the decoder starts from"
-        raise ValueError(f"{both}: leave start.into at both")
+        two_sources = f"start.decoder {start.decoder} and start.into {start.into} both say what the decoder starts from"
+        raise ValueError(f"{two_sources}: leave start.into at both")

@@ -2,7 +2,6 @@
 
 import bz2
 import gzip
-import hashlib
 import lzma
 import zlib
 from collections.abc import Callable, Sequence
@@ -38,14 +37,6 @@ class Translator(NamedTuple):
         except ValueError:
             languages = " ".join(self.model.cfg.language_embeddings)
             raise ValueError(f"{option} {code} is no language of {self.folder}: choose one of {languages}") from None
-
-    def sha256(self) -> str:
-        """SHA-256 of the weights: their folder may hold another model later."""
-        digest = hashlib.sha256()
-        for name, value in self.model.state_dict().items():
-            digest.update(name.encode())
-            digest.update(value.cpu().contiguous().numpy())
-        return digest.hexdigest()
 
 
 def load_translator(folder: Path) -> Translator:
