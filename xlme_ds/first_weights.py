@@ -155,7 +155,9 @@ def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Non
     settings, (run, _) = read_settings(folder), at_step(folder)
     _, step = at_step(Path(config.start.folder))
     if step is None:
-        raise ValueError(f"start.take state goes on from a step: name it, {config.start.folder}@STEP, or give --branch")
+        raise ValueError(
+            f"start.take state continues from a step: name it, {config.start.folder}@STEP, or give --branch"
+        )
     steps = [saved_step(checkpoint) for checkpoint in checkpoints_of(run)]
     if step not in steps:
         there = ", ".join(map(str, steps)) or "none at all"

@@ -20,8 +20,8 @@ from ..recipes import recipe
 from ..trained.runs import main_encoder
 from ..validate import validate
 
-_SEEDS_APART = 1000  # the runs of a chain read their rows from the start again, with other masks
-_SAVES = 10  # checkpoints of a run, for what a fault costs
+_SEEDS_APART = 1000  # between the runs of a chain: each reads the rows from the start, with other masks
+_SAVES = 10  # checkpoints of a run: a fault costs a tenth of it at most
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Leg:
 
 @dataclass(frozen=True)
 class System:
-    """A name as the user gave it, `a` or `a+b`, trained to one budget with one seed; the model is its last run's."""
+    """A system under the user's name for it (`a` or `a+b`), trained to one budget with one seed; its model is that of
+    its last run."""
 
     name: str
     budget: float

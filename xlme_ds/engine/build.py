@@ -50,7 +50,7 @@ def resolve_gradient_precision(engine: EngineConfig, precision: str, accumulatio
     """
     if engine.gradient_precision == "bf16" and precision == "fp32":
         raise ValueError(
-            "engine.gradient_precision bf16 is for computing in bf16, which is not so here: set it to auto"
+            "engine.gradient_precision bf16 needs computing in bf16, and this run computes in fp32: set it to auto"
         )
     if engine.gradient_precision != "auto":
         return engine.gradient_precision

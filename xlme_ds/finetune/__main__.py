@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         if command.engine.kind == "pipeline":
             raise SharedError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
-        # Joined once: DeepSpeed keeps its groups for good.
+        # The ranks join once for all runs, because DeepSpeed keeps its process groups.
         with process_group(command.engine, command.train.watchdog_minutes) as (rank, world):
             # All runs and ranks start from the same checkpoint, of a run that may still train.
             model = broadcast(on_all_ranks(lambda: pin_step(command.model) if rank == 0 else command.model))

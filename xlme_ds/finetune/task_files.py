@@ -65,9 +65,9 @@ class TaskFile(NamedTuple):
 class TaskSets(NamedTuple):
     """The files of a run by their purpose.
 
-    `test` is scored: tests, and dev sets where the task has no test. A choice among settings goes by `dev`, of the
-    languages trained on; these are the training files where a tenth of them is held out. `unused`: languages with a
-    dev set and no test where others have one.
+    `test` is scored: tests, or dev sets where the task has no test. Settings are chosen by `dev`, in the languages
+    trained on: dev sets, or the training files themselves, of each of which a tenth is then held out. `unused`:
+    languages with a dev set and no test, where others have a test.
     """
 
     train: list[TaskFile]
@@ -141,7 +141,7 @@ def choose(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of_seve
     trained, tested = ({source.language for source in chosen} for chosen in (train, test))
     dev = {
         source.language: source
-        for source in sorted(sources, key=lambda source: source.own)  # the task's own after those that they replace
+        for source in sorted(sources, key=lambda source: source.own)  # the task's own last: they replace others
         if source.split == "dev" and source not in test and source.language in trained
     }
     unused = sorted({source.language for source in own_dev} - tested)
@@ -205,7 +205,7 @@ def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
     words: list[str] = []
     tags: list[str] = []
     for number, line in [*lines, (0, "")]:  # the last sentence ends like the others
-        # Among bare words there are spaces of other kinds.
+        # A bare word may be a space of another kind, such as a no-break space.
         if not (line.strip(" \t") if bare else line.strip()) or line.startswith("-DOCSTART-"):
             if words:
                 yield Sentence(words, tags)
@@ -257,7 +257,7 @@ def _questions(source: TaskFile, task: DownstreamTask) -> Iterable[Example]:
 
 
 def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
-    """The question of an entry, without the empty answers by which tests mean none."""
+    """The question of an entry; empty answers, which mean "no label" in tests, are left out."""
     try:
         answers = [(answer["text"], int(answer["answer_start"])) for answer in entry["answers"]]
         question = Question(str(entry["id"]), entry["question"], context, [one for one in answers if one[0].strip()])

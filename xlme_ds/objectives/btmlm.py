@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 class OpenSide(Masking):
-    """The mask: before y is filled, x sees x, and every later position sees x and itself; afterwards, the whole
-    item."""
+    """The attention mask of both passes: while y is open, x sees x, and an open place sees x and itself; once y is
+    filled, every position sees the whole item."""
 
     def groups(self, batch: Batch) -> Tensor:
         """Twice the item's number, and 1 more from the first open place on."""
@@ -56,7 +56,7 @@ def _open(batch: Batch) -> Tensor:
 def first_pass(batch: Batch) -> Batch:
     """The batch of the pass that fills the open places: they are the masked positions, in ascending order, all of them
     `<mask>`."""
-    # Above every share that is not `<mask>`.
+    # At a uniform of 1 a position shows `<mask>`, whatever the shares of random and original tokens.
     open_P = batch.added.get("open_P", batch.masked_M[:0])
     always = torch.ones(len(open_P), dtype=torch.float32, device=open_P.device)
     return batch._replace(masked_M=open_P, uniforms_M=always, added={})

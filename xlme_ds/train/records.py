@@ -175,7 +175,7 @@ class Tracker:
             call()
         except Exception as error:  # the service's own, of any kind
             self.failed = True
-            print(f"wandb: {error}; nothing more goes there, training and its records go on", flush=True)
+            print(f"wandb: {error}; nothing more is sent there, training and its records continue", flush=True)
 
 
 def product_rate(device: torch.device, precision: str) -> float:

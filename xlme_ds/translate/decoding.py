@@ -1,8 +1,9 @@
 """Translations by beam search: the most likely target of every source, found token by token.
 
-The `beam` best unfinished hypotheses of a sentence continue; one of the `beam` best candidates whose token is `</s>` is
-finished. The search ends with `beam` finished hypotheses, or at XLM's largest length, 1.3 n + 5 tokens for a source of
-n. The best sum of log p over length ** penalty wins. Beam 1 takes the most likely token each time.
+At every token the `beam` best unfinished hypotheses of a sentence continue; a candidate that ends with `</s>` is
+finished if it is among the `beam` best. The search ends with `beam` finished hypotheses, or at XLM's largest length,
+1.3 n + 5 tokens for a source of n. The best sum of log p over length ** penalty wins. Beam 1 takes the most likely
+token each time.
 
 A sentences, N hypotheses of all of them, S source tokens, D width, V vocabulary.
 """
