@@ -218,8 +218,9 @@ def _whole(folder: Path, config: RunConfig) -> TrainedRun:
     for source, (which, head) in zip(sources, objective.encoders.items(), strict=True):
         own = {name: value for name, value in source.heads.items() if name.startswith(head)}
         if not own:
-            no_head = f"the {which} in {folder} has no {head.removesuffix('.')}"
-            raise ValueError(f"{no_head}, which start.take all takes: {instead}")
+            raise ValueError(
+                f"the {which} in {folder} has no {head.removesuffix('.')}, which start.take all takes: {instead}"
+            )
         state |= own | {f"{which}.{name}": value for name, value in source.encoder.encoder.state_dict().items()}
     first, last = sources[0], sources[-1]  # the discriminator and the generator, or one encoder
     layers = last.encoder.cfg.discriminator_layers

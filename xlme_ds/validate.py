@@ -69,8 +69,9 @@ def _check_model(config: Training) -> None:
         sizes = f"model.width {model.width} is not a multiple of model.heads {model.heads}"
         raise ValueError(f"{sizes}: choose another number of heads")
     if model.relative_max_distance <= model.relative_buckets // 4:
-        distance = f"model.relative_max_distance {model.relative_max_distance}"
-        raise ValueError(f"{distance} must exceed a quarter of model.relative_buckets")
+        raise ValueError(
+            f"model.relative_max_distance {model.relative_max_distance} must exceed a quarter of model.relative_buckets"
+        )
     block = -(-model.vocabulary // model.vocabulary_blocks)
     if block * (model.vocabulary_blocks - 1) >= model.vocabulary:
         raise ValueError(
@@ -81,11 +82,15 @@ def _check_model(config: Training) -> None:
         sizes = f"heads of size 16, 32, 64 or 128, model.width / model.heads is {head_size}"
         raise ValueError(f"model.kernels triton takes {sizes}: set it to auto")
     if model.kernels == "triton" and model.attention_dropout:
-        whole = "never has attention weights whole, which model.attention_dropout drops from"
-        raise ValueError(f"model.kernels triton {whole}: set it to auto")
+        raise ValueError(
+            "model.kernels triton never has attention weights whole, which model.attention_dropout drops from: set it "
+            "to auto"
+        )
     if model.compile == "graphs" and model.activation_checkpointing:
-        remedy = "set it to layers, or leave model.activation_checkpointing off"
-        raise ValueError(f"model.compile graphs keeps the activations in its graphs: {remedy}")
+        raise ValueError(
+            "model.compile graphs keeps the activations in its graphs: "
+            "set it to layers, or leave model.activation_checkpointing off"
+        )
     if len(set(model.language_embeddings)) < len(model.language_embeddings):
         raise ValueError("model.language_embeddings names a language twice: name each once")
 
@@ -101,14 +106,19 @@ def _check_objective(config: RunConfig) -> None:
         raise ValueError(f"optimizer.layer_decay {optimizer.layer_decay} is for fine-tuning: leave it at 1")
     rate = f"optimizer.discriminator_rate {optimizer.discriminator_rate}"
     if optimizer.discriminator_rate != 1 and "generator" not in objective_of(objective).encoders:
-        one_network = f"objective.name {objective.name} trains one network"
-        raise ValueError(f"{rate} is for a discriminator next to a generator, and {one_network}: leave it at 1")
+        raise ValueError(
+            f"{rate} is for a discriminator next to a generator, and objective.name {objective.name} trains one "
+            "network: leave it at 1"
+        )
     if optimizer.discriminator_rate != 1 and config.engine.kind == "pipeline":
-        why = "its stages would hold different groups of parameters and wait for each other"
-        raise ValueError(f"{rate} is not for engine.kind pipeline: {why}: set it to deepspeed")
+        raise ValueError(
+            f"{rate} is not for engine.kind pipeline: its stages would hold different groups of parameters and wait for"
+            " each other: set it to deepspeed"
+        )
     if start.take == "state" and not start.folder:
-        remedy = "name it by start.folder, or as --branch RUN@STEP"
-        raise ValueError(f"start.take state takes the state of another run: {remedy}")
+        raise ValueError(
+            "start.take state takes the state of another run: name it by start.folder, or as --branch RUN@STEP"
+        )
     objective_of(objective).check(config)
 
 
@@ -136,11 +146,15 @@ def _check_data(config: Training) -> None:
     if data.mono_rows + data.para_rows == 0:
         raise ValueError("data.mono_rows and data.para_rows are both 0: a step needs rows of a task")
     if data.alternate and data.mono_rows != data.para_rows:
-        rows = f"data.mono_rows is {data.mono_rows} and data.para_rows {data.para_rows}"
-        raise ValueError(f"data.alternate needs as many rows of both tasks, {rows}: set them to the same number")
+        raise ValueError(
+            f"data.alternate needs as many rows of both tasks, data.mono_rows is {data.mono_rows} and data.para_rows "
+            f"{data.para_rows}: set them to the same number"
+        )
     if data.alternate and config.train.log_every % 2 == 0:
-        log_every = f"train.log_every {config.train.log_every}"
-        raise ValueError(f"{log_every} would show one task alone under data.alternate: set it to an odd number")
+        raise ValueError(
+            f"train.log_every {config.train.log_every} would show one task alone under data.alternate: set it to an odd"
+            " number"
+        )
 
 
 def _check_engine(config: Training) -> None:
@@ -148,14 +162,18 @@ def _check_engine(config: Training) -> None:
     deepspeed_bf16 = engine.kind == "deepspeed" and engine.precision != "fp32"
     offloads = engine.offload_optimizer, engine.offload_parameters
     if engine.kind == "plain" and engine.precision == "bf16":
-        remedy = "set engine.precision to fp32, or engine.kind to deepspeed"
-        raise ValueError(f"engine.kind plain runs in fp32 only: {remedy}")
+        raise ValueError(
+            "engine.kind plain runs in fp32 only: set engine.precision to fp32, or engine.kind to deepspeed"
+        )
     if engine.gradient_precision == "bf16" and not deepspeed_bf16:
-        use = "is for engine.kind deepspeed computing in bf16"
-        raise ValueError(f"engine.gradient_precision bf16 {use}: set it to auto")
+        raise ValueError(
+            "engine.gradient_precision bf16 is for engine.kind deepspeed computing in bf16: set it to auto"
+        )
     if engine.kind != "deepspeed" and offloads != ("none", "none"):
-        settings = "engine.offload_optimizer and engine.offload_parameters"
-        raise ValueError(f"engine.kind {engine.kind} offloads nothing: set {settings} to none")
+        raise ValueError(
+            f"engine.kind {engine.kind} offloads nothing: set engine.offload_optimizer and engine.offload_parameters to"
+            " none"
+        )
     if "nvme" in offloads and not engine.nvme_folder:
         raise ValueError("offloading to nvme needs engine.nvme_folder: name a folder on a local disk")
     if graphs and not deepspeed_bf16:
@@ -175,8 +193,10 @@ def _check_pipeline(config: Training) -> None:
         for name in ("pipeline_stages", "pipeline_schedule"):
             value, default = getattr(engine, name), getattr(EngineConfig, name)
             if value != default:
-                kind = f"is for engine.kind pipeline, it is {engine.kind}"
-                raise ValueError(f"engine.{name} {value} {kind}: set that, or leave it at {default}")
+                raise ValueError(
+                    f"engine.{name} {value} is for engine.kind pipeline, it is {engine.kind}: set that, or leave it at "
+                    f"{default}"
+                )
         return
     if balance and len(balance) != parts:
         raise ValueError(f"engine.balance {balance} must have {parts} numbers, one for each part of the pipeline")
@@ -196,8 +216,10 @@ def check_processes(engine: EngineConfig, world: int) -> None:
     if engine.kind == "plain" and world != 1:
         raise ValueError(f"engine.kind plain runs on one process, {world} were launched: use engine.kind deepspeed")
     if world % engine.processes_per_replica:
-        stages = f"engine.pipeline_stages {engine.pipeline_stages}"
-        raise ValueError(f"{stages} needs a multiple of as many processes, {world} were launched")
+        raise ValueError(
+            f"engine.pipeline_stages {engine.pipeline_stages} needs a multiple of as many processes, {world} were "
+            "launched"
+        )
 
 
 def _check_world(config: Training, world: int) -> None:

@@ -212,8 +212,9 @@ def _require_alike(folder: Path, its: Mapping[str, Any], first: Path, theirs: Ma
 def _refuse_twins(models: Sequence[Path], prints: Sequence[str]) -> None:
     for number, one in enumerate(prints):
         if one in prints[:number]:
-            twins = f"{models[prints.index(one)]} and {models[number]}"
-            raise ValueError(f"{twins} have the same weights: name each model once")
+            raise ValueError(
+                f"{models[prints.index(one)]} and {models[number]} have the same weights: name each model once"
+            )
 
 
 def _mean(places: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> tuple[dict[str, Tensor], list[str]]:

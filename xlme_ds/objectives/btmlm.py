@@ -137,8 +137,10 @@ class BackTranslation(MaskedLanguageModelling):
         super().check(run)
         name = run.objective.name
         if not self.fractions:
-            shares = "give shares of a sentence, for example 0.05 0.1 0.15 0.2"
-            raise ValueError(f"objective.name {name} needs objective.pseudo_fractions: {shares}")
+            raise ValueError(
+                f"objective.name {name} needs objective.pseudo_fractions: "
+                "give shares of a sentence, for example 0.05 0.1 0.15 0.2"
+            )
         if run.data.para_rows:
             raise ValueError(f"objective.name {name} reads monolingual rows alone: set data.para_rows to 0")
         if run.model.layout != "xlme":

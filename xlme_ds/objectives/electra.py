@@ -92,8 +92,10 @@ class ElectraObjective(RowBatches, Pretraining):
         fakes = run.objective.random_fakes
         most = max((weight_at(fakes, int(point.partition(":")[0])) for point in fakes), default=weight_at(fakes, 0))
         if most > 1:
-            shares = f"objective.random_fakes {' '.join(fakes)} are shares of the samples"
-            raise ValueError(f"{shares}, and one is {most:g}: lower it to 1 at most")
+            raise ValueError(
+                f"objective.random_fakes {' '.join(fakes)} are shares of the samples, and one is {most:g}: lower it to "
+                "1 at most"
+            )
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> Electra:
         """The pre-training model, or its `part` that a pipeline's stage runs."""

@@ -64,22 +64,28 @@ def run(settings: TranslateSettings) -> None:
     reference = None if settings.reference is None else read_lines(settings.reference)
     if reference is not None:
         if len(reference) != len(lines):
-            counts = f"{settings.reference} has {len(reference)} lines, {settings.source} {len(lines)}"
-            raise ValueError(f"{counts}: a reference has a line for each of the source")
+            raise ValueError(
+                f"{settings.reference} has {len(reference)} lines, {settings.source} {len(lines)}: a reference has a "
+                "line for each of the source"
+            )
         scores(reference[:1], reference[:1], settings.to_language)  # whether it is installed
     translator = load_translator(settings.model)
     most = (translator.vocabulary.size - 5) // 2
     if settings.beam > most:
-        room = f"more than a vocabulary of {translator.vocabulary.size} has room for"
-        raise ValueError(f"--beam {settings.beam} is {room}: it can be {most}")
+        raise ValueError(
+            f"--beam {settings.beam} is more than a vocabulary of {translator.vocabulary.size} has room for: it can be "
+            f"{most}"
+        )
     languages = (
         translator.language(settings.from_language, "--from"),
         translator.language(settings.to_language, "--to"),
     )
     if settings.pairs is not None:
         if languages[0] == languages[1]:
-            one = f"--from {settings.from_language} and --to {settings.to_language} are one language"
-            raise ValueError(f"{one}, and --pairs needs two: change one")
+            raise ValueError(
+                f"--from {settings.from_language} and --to {settings.to_language} are one language, and --pairs needs "
+                "two: change one"
+            )
         _write_pairs(settings, settings.pairs, translator, lines, languages)
         return
     leaks = _seen(settings, translator, lines, reference)

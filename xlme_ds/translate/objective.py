@@ -257,8 +257,12 @@ def _check_start(start: StartConfig) -> None:
         if setting and not start.folder:
             raise ValueError(f"{setting} is for a run that starts from another model: set start.folder, or {remedy}")
         if setting and start.take in ("all", "state"):
-            whole = f"start.take {start.take} takes the whole model"
-            raise ValueError(f"{setting} is for one encoder, and {whole}: set start.take to the encoder's name")
+            raise ValueError(
+                f"{setting} is for one encoder, and start.take {start.take} takes the whole model: set start.take to "
+                "the encoder's name"
+            )
     if start.decoder and start.into != "both":
-        two_sources = f"start.decoder {start.decoder} and start.into {start.into} both say what the decoder starts from"
-        raise ValueError(f"{two_sources}: leave start.into at both")
+        raise ValueError(
+            f"start.decoder {start.decoder} and start.into {start.into} both say what the decoder starts from: leave "
+            "start.into at both"
+        )
