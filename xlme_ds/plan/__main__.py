@@ -74,11 +74,11 @@ def _check(settings: PlanSettings) -> None:
         raise ValueError(f"--gpus {gpus}: it must be at least 1")
     if settings.layouts < 1:
         raise ValueError(f"--layouts {settings.layouts}: it must be at least 1")
-    if not (0 < settings.utilisation <= 1):
+    if not 0 < settings.utilisation <= 1:
         raise ValueError(f"--utilisation {settings.utilisation}: it must be above 0 and at most 1")
-    if price is not None and price <= 0:
+    if price is not None and not price > 0:
         raise ValueError(f"--dollars-per-hour {price}: it must be positive")
-    if budget is not None and budget <= 0:
+    if budget is not None and not budget > 0:
         raise ValueError(f"--budget {budget}: it must be positive")
     if budget is not None and price is None:
         raise ValueError("--budget needs the price of a GPU: add --dollars-per-hour")
