@@ -33,8 +33,7 @@ from xlme_ds.data.schema import Shard
 
 SAMPLE = ".sample"  # folder of the chosen lines, <language>.txt, and of the candidates, <language>/<input>.txt
 _SPARE = 8  # candidates that an input may keep, as a multiple of the lines it gives by its share of the bytes
-_LEAST_KEPT = 1000  # and these more
-_COUNTED = 256  # different lines of an input by which its language's are counted
+_LEAST_KEPT = 1000  # and these more; by them the different lines of a language are counted
 _ALL = (1 << 64) - 1  # the largest hash
 _LINE_CHARACTERS = 1000  # of a line count; the rest would change little
 _BLOCK = 1 << 18  # bytes of text that are filtered and chosen from at once
@@ -116,12 +115,12 @@ def _first_bounds(
 
 
 def _counted(results: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Different lines of each language, exactly where no input has more than `_COUNTED` of them, else by the share of
-    the repeated ones among the lines with the least hashes."""
+    """Different lines of each language: exact where no input has more than `_LEAST_KEPT` of them, else by the share of
+    repeated ones among the lines with the least hashes."""
     lines = sum((Counter(result["lines"]) for result in results), Counter[str]())
     for code, number in lines.items():
         least = [result["least"][code] for result in results if code in result["lines"]]
-        limit = min((hashes[-1] for hashes, _ in least if len(hashes) == _COUNTED), default=_ALL)
+        limit = min((hashes[-1] for hashes, _ in least if len(hashes) == _LEAST_KEPT), default=_ALL)
         times = Counter[int]()
         for hashes, repeats in least:
             times.update({value: n for value, n in zip(hashes, repeats, strict=True) if value <= limit})
@@ -197,7 +196,7 @@ def _read_lines(
     result = {"lines": dict(+counts), "limits": limits, "candidates": candidates, "least": {}}
     for code, path in zip(keys, paths[1::2], strict=True):
         with_repeats = np.unique(np.fromfile(path, np.uint64), return_counts=True)
-        result["least"][code] = [values[:_COUNTED].tolist() for values in with_repeats]
+        result["least"][code] = [values[:_LEAST_KEPT].tolist() for values in with_repeats]
     stage.finish_task(_read_task(number), result)
     return result
 
