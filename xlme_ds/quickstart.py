@@ -61,13 +61,8 @@ def preparation(folder: Path, processes: int) -> list[list[str]]:
 
     stages = [
         f"sample --out {data}/corpus",
-<<<<<<< HEAD
         f"vocab --mono {train}/mono --out {vocab} --size {RUN.model.vocabulary} --sentences 100000 "
         f"--processes {processes}",
-=======
-        f"vocab --mono {train}/mono --out {vocab} --size {RUN.model.vocabulary} "
-        f"--sentences 100000 --processes {processes}",
->>>>>>> main
         *prepare("train", MONO_ROWS, PARA_ROWS, alpha=0.7),
         *prepare("heldout", HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS, alpha=1.0),
         f"verify --data {data}/train",
