@@ -213,7 +213,7 @@ def main(words: list[str] | None = None) -> None:
     settings = environment() | {"DS_ACCELERATOR": "cpu"}
     data = out / "data"
     finished = out / "finished.json"
-    if not finished.exists():
+    if not (out / "config.json").exists():  # training has not begun
         announce(out)
     stages = preparation(data, arguments.processes)
     if not (data / "stats" / "stats.html").exists():
