@@ -38,6 +38,13 @@ def main(arguments: list[str]) -> int:
     attrdoc.ast_get_constant_value = lambda node: inspect.cleandoc(str(getattr(node, "value", "")))
 
     name = arguments[0]
+    if name == "encode" and arguments[1:] and not arguments[1].startswith("-"):
+        print(
+            f"data_prep encode: error: {shown(arguments[1])} stands alone: name a folder with --mono, in which each "
+            "file is named by its language (en.txt, sw.txt), or with --para for pairs",
+            file=sys.stderr,
+        )
+        return 2
     stage = importlib.import_module(f"data_prep.{STAGES[name][0]}")
     config = tyro.cli(getattr(stage, f"{name.capitalize()}Config"), args=arguments[1:], prog=f"{_program()} {name}")
     try:

@@ -1,5 +1,7 @@
 """The commands around a run: the launcher, the benchmarks."""
 
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -72,3 +74,36 @@ def test_benchmarks_are_listed_and_run() -> None:
 def test_a_wheel_has_no_benchmarks(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="an installed package has none, run this in a clone of the repository"):
         benchmarks(tmp_path / "bench")
+
+
+def test_data_without_pairs(tmp_path: Path) -> None:
+    """A recipe with both tasks names the setting; with it nothing speaks of the task that is not there."""
+    data = tmp_path / "data"
+    vocabulary = train_vocabulary(data / "vocab")
+    write_data(data, rows=16, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    shutil.rmtree(data / "para")
+    model = f"--recipe quickstart --model.vocabulary {vocabulary.size} --model.max-positions 32 --data.mono-rows 8"
+    words = f"pretrain {model} --train.steps 2 --train.log-every 1 --optimizer.warmup-steps 1"
+    words += f" --engine.kind plain --engine.precision fp32 --data {data} --out {tmp_path}/run"
+    done = xlme(*words.split())
+    said = f"xlme_ds.pretrain: error: {data} has no pairs: add --data.para-rows 0, or data that have some"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, said)
+    done = xlme(*words.split(), "--data.para-rows", "0")
+    assert done.returncode == 0 and "mlm" in done.stdout, done.stderr
+    assert not re.search("tlm|trtd", done.stdout + done.stderr)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert not re.search(r"\b(tlm|trtd)\b", page.partition("<h2>Settings")[0])
+
+
+def test_a_file_that_is_not_named_by_its_language(tmp_path: Path) -> None:
+    (tmp_path / "mono").mkdir()
+    (tmp_path / "mono" / "english.txt").write_text("a line\n")
+    vocabulary = train_vocabulary(tmp_path / "vocab").path
+    rest = ["--vocab", str(vocabulary), "--out", str(tmp_path / "out")]
+    for words, said in (
+        ([str(tmp_path / "mono/english.txt")], "stands alone: name a folder with --mono, in which each file is named"),
+        (["--mono", str(tmp_path / "mono/english.txt")], "is not a folder: name the one that holds the corpus files"),
+        (["--mono", str(tmp_path / "mono")], "a name begins with its language's code, as en.txt"),
+    ):
+        done = xlme("prep", "encode", *words, *rest)
+        assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
