@@ -121,9 +121,8 @@ def case(folder: Path, name: str) -> dict[str, Any]:
     engine = (
         dict(kind="deepspeed", deepspeed=engine_file(folder, stage, "few live" in name), precision=precision) | engine
     )
-    objective = next(
-        (kind.lower() for kind in ("BTMLM", "MLM", "CLM", "RTS", "all_tokens", "corrective", "MT") if kind in name), "electra"
-    )
+    kinds = "BTMLM", "MLM", "CLM", "RTS", "all_tokens", "corrective", "MT"
+    objective = next((kind.lower() for kind in kinds if kind in name), "electra")
     terms = {term: ("0:1",) for term, word in (("denoising", " ae"), ("back_translation", " bt")) if word in name}
     return dict(engine=engine, data=data, model=model, objective=objective, terms=terms, folder=str(rows))
 

@@ -101,9 +101,7 @@ class ElectraStage(PipelineStage, Electra):
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         nll_M, predicted_M, corrupted_BT = self.generate(batch)
-        nll_BT, predicted_BT = (
-            scatter(values_M, batch.masked_M, batch.tokens_BT) for values_M in (nll_M, predicted_M)
-        )
+        nll_BT, predicted_BT = (scatter(values_M, batch.masked_M, batch.tokens_BT) for values_M in (nll_M, predicted_M))
         *crossing, keys_B = self.read(batch, corrupted_BT)
         return nll_BT, *crossing, predicted_BT, keys_B
 
