@@ -42,7 +42,7 @@ from .train.stop import StopRequest
 from .trained.encoders import load_encoder
 from .trained.exports import GENERATOR_FOLDER, read_heads, translates
 from .trained.runs import TrainedEncoder, load_run
-from .trained.settings import MODEL_TYPE, read_config
+from .trained.settings import of_export
 from .validate import validate
 
 MASK = "<mask>"
@@ -156,7 +156,7 @@ class TextModel:
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
         # Read now: a run that is not finished may delete the checkpoint later.
-        self._run = None if read_config(self.folder).get("model_type") == MODEL_TYPE else load_run(self.folder)
+        self._run = None if of_export(self.folder) else load_run(self.folder)
 
     @cached_property
     def _encoder(self) -> TrainedEncoder:

@@ -34,10 +34,9 @@ from .trained.exports import (
     translates,
 )
 from .trained.runs import MODEL_FOLDER, TrainedRun, in_blocks, load_run, main_encoder
-from .trained.settings import MODEL_TYPE, read_config, read_settings, read_vocabulary
+from .trained.settings import read_config, read_settings, read_vocabulary
 from .trained.weights import read_weights
 from .translate.decoder import decoder_depth, decoder_from_encoder
-from .xlm_roberta import read_xlm_roberta
 
 _MAY_DIFFER = ("discriminator_layers", "init_std", "layout", "language_embeddings")
 # Settings of a model that must be those of the one that it starts from.
@@ -191,8 +190,6 @@ def _part(folder: Path, which: Which | None = None) -> _Part:
         encoder, prefix = run.encoder(which), () if run.task else run.encoders[which or main_encoder(run.encoders)]
         heads = {name: value for name, value in run.state.items() if name.startswith(prefix)}
         return _Part(encoder, heads, run.vocabulary)
-    if config.get("model_type", MODEL_TYPE) != MODEL_TYPE:
-        return _Part(*read_xlm_roberta(folder))
     encoder, vocabulary = load_encoder(folder, which)
     return _Part(encoder, read_heads(folder, which), vocabulary)
 
