@@ -147,22 +147,37 @@ class ScoredPiece(NamedTuple):
 
 
 class TextModel:
-    """A trained model, from the folder of a run, of one of its checkpoints (RUN@STEP), or of an export; float32 on the
-    CPU.
+    """A trained model, from the folder of a run, of one of its checkpoints (RUN@STEP), or of an export; in float32.
 
     Models with language embeddings need `language`, the code of the text's language, in every call.
     """
 
-    def __init__(self, folder: Path | str):
+    def __init__(self, folder: Path | str, device: str | torch.device = "cpu"):
+        """Raises ValueError when there is no model, or torch cannot use the `device`."""
         self.folder = Path(folder)
+        try:
+            self.device = torch.empty(0, device=device).device
+        except (RuntimeError, AssertionError) as error:  # the latter of a build of torch without CUDA
+            raise ValueError(f"device {device} cannot be used: {str(error).partition(chr(10))[0]}") from None
         # Read now: a run that is not finished may delete the checkpoint later.
         self._run = None if of_export(self.folder) else load_run(self.folder)
+
+    def __repr__(self) -> str:
+        cfg = self._encoder.encoder.cfg
+        trained = "" if self._run is None else f" of {self._run.task or self._run.objective.name}"
+        step = "" if self._run is None or self._run.step is None else f" at step {self._run.step:,}"
+        return (
+            f"<model{trained} in {self.folder}{step}: {cfg.discriminator_layers} layers of width {cfg.width}, "
+            f"{cfg.vocabulary:,} pieces, up to {cfg.max_positions} tokens, on {self.device}>"
+        )
 
     @cached_property
     def _encoder(self) -> TrainedEncoder:
         if self._run is None:
-            return load_encoder(self.folder)
-        return TrainedEncoder(self._run.encoder(), self._run.vocabulary)
+            encoder, vocabulary = load_encoder(self.folder)
+        else:
+            encoder, vocabulary = self._run.encoder(), self._run.vocabulary
+        return TrainedEncoder(encoder.to(self.device), vocabulary)
 
     @cached_property
     def _masked(self) -> tuple[TrainedEncoder, MaskedLanguageModelHead]:
@@ -172,8 +187,9 @@ class TextModel:
     def _replaced(self) -> tuple[TrainedEncoder, ReplacedTokenHead]:
         return self._with_head("replaced_head.", ReplacedTokenHead)
 
-    def encode(self, sentences: Sequence[str], layer: int = -1, language: str = "") -> np.ndarray:
-        """Sentence vectors, float32 [N, D]: the mean hidden state of `layer` over the tokens (XLM-E section 4.6).
+    def encode(self, sentences: str | Sequence[str], layer: int = -1, language: str = "") -> np.ndarray:
+        """Sentence vectors, float32 [N, D], of one string [D]: the mean hidden state of `layer` over the tokens (XLM-E
+        section 4.6).
 
         `layer`: 0 is the embedding, -1 the last; the paper's retrieval reads layer 9 of 12. Sentences longer than the
         model's longest item are cut.
@@ -181,8 +197,9 @@ class TextModel:
         encoder, vocabulary = self._encoder
         if not -1 <= layer <= encoder.cfg.discriminator_layers:
             raise ValueError(f"there is no layer {layer}: the model has layers 0 to {encoder.cfg.discriminator_layers}")
-        ids = [vocabulary.encode(sentence) for sentence in sentences]
-        return sentence_vectors(encoder, ids, languages=[language] * len(ids) if language else ())[layer]
+        ids = [vocabulary.encode(text) for text in ([sentences] if isinstance(sentences, str) else sentences)]
+        vectors_ND = sentence_vectors(encoder, ids, languages=[language] * len(ids) if language else ())[layer]
+        return vectors_ND[0] if isinstance(sentences, str) else vectors_ND
 
     @torch.no_grad()
     def fill(self, text: str, top: int = 5, language: str = "") -> list[list[ScoredPiece]]:
@@ -233,7 +250,7 @@ class TextModel:
             if weights:
                 head = kind(model.encoder.cfg)
                 head.load_state_dict(weights)
-                return model, head
+                return TrainedEncoder(model.encoder.to(self.device), model.vocabulary), head.to(self.device)
         what = "a discriminator" if kind is ReplacedTokenHead else "masked language modelling"
         raise ValueError(f"{self.folder} was not trained with {what}: name a run or an export that was")
 

@@ -180,11 +180,11 @@ def pieces(data: bytes) -> Iterator[bytes]:
 
 
 def named_code(code: str, where: object) -> str:
-    """`language_of`, with an error that names `where`."""
+    """`language_of`, with an error that names `where` and explains names."""
     try:
         return language_of(code)
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise ValueError(f"{where}: {error}; a name begins with its language's code, as en.txt") from None
 
 
 def check_twins(files: Iterable[tuple[Place, str]]) -> None:

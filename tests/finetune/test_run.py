@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file
 from seqeval.metrics import f1_score
 
+import xlme_ds as xlme
 from tests.finetune.tasks import write_base, write_entities, write_pairs, write_questions
 from tests.launch import ROOT, Python, distributed, environment, free_port, python, run_ranks
 from xlme_ds.config import EngineConfig
@@ -241,6 +242,15 @@ def test_scores_of_another_run_are_not_returned(base: Path, tmp_path: Path, caps
     assert "scores.json is damaged: remove it" in refused(base, "ner", data, out, **fixed)
     (out / "config.json").unlink()
     assert "has model and scores.json but no config.json" in refused(base, "ner", data, out, **fixed)
+
+
+def test_in_python(base: Path, tmp_path: Path) -> None:
+    """Twice in one process; a second call returns what is there."""
+    data, fixed = write_entities(tmp_path / "panx"), dict(learning_rate=3e-3, batch=8, epochs=1, train_examples=16)
+    found = xlme.finetune.run("ner", base, data, tmp_path / "one", **fixed)
+    assert found is not None and found["mean"] == scores(tmp_path / "one")["mean"]
+    assert xlme.finetune.run("ner", base, [data], tmp_path / "two", **fixed) is not None
+    assert xlme.finetune.run("ner", str(base), str(data), str(tmp_path / "one"), **fixed) == found
 
 
 def test_random_starts_from_the_weights_before_training(base: Path, tmp_path: Path) -> None:

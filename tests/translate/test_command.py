@@ -129,6 +129,8 @@ def test_new_sentences_are_translated(
     assert score > 50 and sum(map(str.__eq__, lines, expected)) > 20
     assert bleu.startswith("BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:") and f" = {score:.2f} " in bleu
     assert chrf.startswith("chrF2|") and chrf.endswith(f" = {corpus_chrf(lines, [expected]).score:.2f}")
+    text = (folder / f"test.{source}").read_text().splitlines()
+    assert xlme.translate.lines(run, text[:5], source, target) == lines[:5]
 
 
 def test_every_line_has_one_line(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,6 +71,13 @@ class Loader:
                 )
             ]
         )
+        for folder in self.folders:
+            there = [(folder / name / "manifest.json").exists() for name in TASKS]
+            for name, exists, other, rows, what in zip(
+                TASKS, there, there[::-1], self.plan.rows, ("monolingual text", "pairs"), strict=True
+            ):
+                if rows and other and not exists:
+                    raise ValueError(f"{folder} has no {what}: add --data.{name}-rows 0, or data that have some")
         opened = {
             folder: {
                 task: RowStore(folder / name, languages, scattered=self.plan.world > 1)

@@ -11,6 +11,7 @@ import json
 import sys
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import tyro
 
@@ -37,37 +38,45 @@ def main(arguments: list[str] | None = None) -> None:
                 ValueError(f"--number is {command.number}: there are {len(todo)} runs, counted from 0"),
             )
         todo = [todo[command.number]]
-    warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
-    from ..engine.ranks import SharedError, broadcast, on_all_ranks, process_group
-    from ..trained.runs import pin_step
+    from ..engine.ranks import SharedError
 
     try:
-        if command.engine.kind == "pipeline":
-            raise SharedError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
-        # Joined once: DeepSpeed keeps its groups for good.
-        with process_group(command.engine, command.train.watchdog_minutes) as (rank, world):
-            # All runs and ranks start from the same checkpoint, of a run that may still train.
-            model = broadcast(on_all_ranks(lambda: pin_step(command.model) if rank == 0 else command.model))
-            for job in todo:
-                _run(replace(job, command=replace(job.command, model=model)), rank, world, stop)
+        run_all(command, todo, stop)
     except SharedError as error:
         fail("xlme_ds.finetune", error)
 
 
-def _run(job: Job, rank: int, world: int, stop: StopRequest) -> None:
+def run_all(command: FinetuneSettings, todo: list[Job], stop: StopRequest) -> list[dict[str, Any] | None]:
+    """Do the runs of a command, and return the scores of each; None of one that was stopped. Collective. Raises
+    SharedError."""
+    warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
+    from ..engine.ranks import SharedError, broadcast, on_all_ranks, process_group
+    from ..trained.runs import pin_step
+
+    if command.engine.kind == "pipeline":
+        raise SharedError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
+    # Joined once: DeepSpeed keeps its groups for good.
+    with process_group(command.engine, command.train.watchdog_minutes) as (rank, world):
+        # All runs and ranks start from the same checkpoint, of a run that may still train.
+        model = broadcast(on_all_ranks(lambda: pin_step(command.model) if rank == 0 else command.model))
+        return [_run(replace(job, command=replace(job.command, model=model)), rank, world, stop) for job in todo]
+
+
+def _run(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
     from ..engine.ranks import gather
     from .finetune_run import finetune
 
     if any(gather(stop.received is not None)):
-        return
+        return None
     scores = finetune(job, rank, world, stop)
     if scores is None:
-        return
+        return None
     if "mean" in scores:
         dev = (scores["dev"] or {}).get("mean")
         print(f"{job.done}: {json.dumps({'mean': scores['mean'], 'gap': scores.get('gap'), 'dev': dev})}", flush=True)
     for code, path in scores["unlabelled"].items():
         print(f"{code}: no labels: predictions in {job.out / path}", flush=True)
+    return scores
 
 
 if __name__ == "__main__":

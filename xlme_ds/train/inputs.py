@@ -107,7 +107,7 @@ def pretraining(
         flops_per_step(config, loader.row_tokens),
         count_parameters(config),
         loader.vocabulary_sha256,
-        objective=described(config.objective),
+        objective=described(config.objective, (config.data.mono_rows, config.data.para_rows)),
         folders=folders,
     )
     if heldout is None:

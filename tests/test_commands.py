@@ -1,0 +1,109 @@
+"""The commands around a run: the launcher, the benchmarks."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launch import ROOT, environment, python
+from tests.rows import train_vocabulary, write_data
+from xlme_ds.benchmarks import benchmarks
+from xlme_ds.launch import command
+
+
+def xlme(*words: str, **variables: object) -> "subprocess.CompletedProcess[str]":
+    return python("-m", "xlme_ds", *words, **variables)
+
+
+def real(*words: str) -> "subprocess.CompletedProcess[str]":
+    """A command that becomes another program."""
+    command = [sys.executable, "-m", "xlme_ds", *words]
+    return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+
+
+def test_the_launchers_command_line() -> None:
+    words = ["--gpus", "8", "--hostfile", "hosts", "pretrain", "--recipe", "base", "--gpus", "x"]
+    launcher = command(words)
+    assert launcher[:3] == ["deepspeed", "--num_gpus", "8"]
+    module = launcher.index("--module")
+    assert launcher[module - 2 : module] == ["--hostfile", "hosts"]
+    assert launcher[module + 1 :] == ["xlme_ds.pretrain", "--recipe", "base", "--gpus", "x"]
+    assert "--num_gpus" not in command(["finetune"])
+    assert command(["--gpus=1", "finetune", "--grid"])[-4:] == ["ignore", "-m", "xlme_ds.finetune", "--grid"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--gpus 8", "no command to launch: add pretrain or finetune, and its flags after it"),
+        ("--gpus 0 pretrain", "--gpus 0: it must be a number of processes, at least 1"),
+        ("--gpus eight pretrain", "--gpus eight: it must be a number of processes, at least 1"),
+    ],
+)
+def test_a_mistake_of_a_launch(words: str, message: str) -> None:
+    done = xlme("launch", *words.split())
+    assert (done.returncode, done.stderr) == (2, f"xlme launch: error: {message}\n")
+
+
+def test_a_launch_of_two_processes(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    vocabulary = train_vocabulary(data / "vocab")
+    write_data(data, rows=16, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    model = f"--model.vocabulary {vocabulary.size} --model.max-positions 32 --data.mono-rows 4 --data.para-rows 4"
+    words = f"launch --gpus 2 pretrain --recipe quickstart {model}"
+    words += f" --data.micro-batch 2 --dry-run --data {data} --out {tmp_path}/run"
+    done = real(*words.split())
+    assert done.returncode == 0 and done.stdout.count("a dry run: nothing was written") == 1, done.stderr
+    assert "2 processes" in done.stdout
+
+
+def test_benchmarks_are_listed_and_run() -> None:
+    listed = xlme("bench").stdout
+    names = [line.split()[0] for line in listed.splitlines()[2:]]
+    assert {"gpu", "loader", "peers.mteb", "rehearsal", "roofline", "step", "tokenize", "xl_step"} <= set(names)
+    assert not {"measure", "gpu.worker", "workers"} & set(names)
+    assert all(line.split(maxsplit=1)[1:] for line in listed.splitlines()[2:])
+    done = real("bench", "step", "--help")
+    assert done.returncode == 0 and "--rounds" in done.stdout, done.stderr
+    assert "did you mean `xlme bench loader`?" in xlme("bench", "loder").stderr
+
+
+def test_a_wheel_has_no_benchmarks(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="an installed package has none, run this in a clone of the repository"):
+        benchmarks(tmp_path / "bench")
+
+
+def test_data_without_pairs(tmp_path: Path) -> None:
+    """A recipe with both tasks names the setting; with it nothing speaks of the task that is not there."""
+    data = tmp_path / "data"
+    vocabulary = train_vocabulary(data / "vocab")
+    write_data(data, rows=16, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    shutil.rmtree(data / "para")
+    model = f"--recipe quickstart --model.vocabulary {vocabulary.size} --model.max-positions 32 --data.mono-rows 8"
+    words = f"pretrain {model} --train.steps 2 --train.log-every 1 --optimizer.warmup-steps 1"
+    words += f" --engine.kind plain --engine.precision fp32 --data {data} --out {tmp_path}/run"
+    done = xlme(*words.split())
+    said = f"xlme_ds.pretrain: error: {data} has no pairs: add --data.para-rows 0, or data that have some"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, said)
+    done = xlme(*words.split(), "--data.para-rows", "0")
+    assert done.returncode == 0 and "mlm" in done.stdout, done.stderr
+    assert not re.search("tlm|trtd", done.stdout + done.stderr)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert not re.search(r"\b(tlm|trtd)\b", page.partition("<h2>Settings")[0])
+
+
+def test_a_file_that_is_not_named_by_its_language(tmp_path: Path) -> None:
+    (tmp_path / "mono").mkdir()
+    (tmp_path / "mono" / "english.txt").write_text("a line\n")
+    vocabulary = train_vocabulary(tmp_path / "vocab").path
+    rest = ["--vocab", str(vocabulary), "--out", str(tmp_path / "out")]
+    for words, said in (
+        ([str(tmp_path / "mono/english.txt")], "stands alone: name a folder with --mono, in which each file is named"),
+        (["--mono", str(tmp_path / "mono/english.txt")], "is not a folder: name the one that holds the corpus files"),
+        (["--mono", str(tmp_path / "mono")], "a name begins with its language's code, as en.txt"),
+    ):
+        done = xlme("prep", "encode", *words, *rest)
+        assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
