@@ -462,7 +462,7 @@ def test_the_guides_commands(
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.S | re.M)
     (export, imported) = (body.strip() for kind, body in blocks if not kind)
     code = "\n".join(body for kind, body in blocks if kind == "python")
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     shutil.copytree(run, tmp_path / "runs" / "base")
     config = XLMRobertaConfig(vocab_size=vocabulary.size, hidden_size=24, num_hidden_layers=1, layer_norm_eps=1e-5)
     XLMRobertaModel(config).save_pretrained(tmp_path / "xlm-roberta-base")

@@ -36,6 +36,7 @@ from tests.export.test_tokenizer import HARD
 from tests.launch import environment
 from xlme_ds.checkpoint import __main__ as checkpoint
 from xlme_ds.config import StartConfig
+from xlme_ds.evaluate.compared_models import load_predictors
 from xlme_ds.export.__main__ import main
 from xlme_ds.first_weights import starting_weights
 from xlme_ds.models.heads import MaskedLanguageModelHead
@@ -232,6 +233,9 @@ def test_it_goes_back_whole(masked: tuple[Path, Path], tmp_path: Path, saved: bo
     for name, value in state.items():
         found = weights(name)
         assert found is not None and torch.equal(found, value), name
+    (predictor,) = load_predictors(folder, untrained=False)
+    assert xlme.load(folder).fill(TEXT) == xlme.load(run).fill(TEXT)
+    assert torch.equal(predictor.model.state_dict()["masked_head.bias"], state["masked_head.bias"])
     with pytest.raises(ValueError, match="has no discriminator: name encoder"):
         load_encoder(folder, "discriminator")
 
@@ -320,7 +324,7 @@ def test_problem_type_chooses_the_loss(two: tuple[Path, Path], problem: str) -> 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"relative_bias": "gated"}, "the model has relative_bias gated, which XLM-R has not"),
+        ({"relative_bias": "gated"}, "the model has relative_bias gated, which XLM-R does not have"),
         ({"relative_bias": "none", "norm": "pre"}, "the model has norm pre"),
         ({"relative_bias": "none", "absolute_positions": False}, "the model has absolute_positions False"),
         ({"relative_bias": "none", "language_embeddings": ("de", "en")}, "the model has language_embeddings"),

@@ -103,18 +103,18 @@ def export_run(
     write_folder(to, main, run.vocabulary, card, generator, form, onnx)
 
 
-def _form(model: Exported, asked: ModelType | None, onnx: bool) -> ModelType:
-    """The model type that was asked for, by default XLM-R's for a model of its shape.
+def _form(model: Exported, model_type: ModelType | None, onnx: bool) -> ModelType:
+    """`model_type`, by default XLM-R's for a model of its shape.
 
-    Raises ValueError where XLM-R's was asked for a model of another shape, and where `onnx` cannot be written.
+    Raises ValueError where that is XLM-R's and the shape is another, and where `onnx` cannot be written.
     """
     if onnx:
         require_onnx(model)
     decoder = "a decoder" if model.architecture == "XLMEForConditionalGeneration" else ""
     differs = decoder or other_than_xlm_roberta(model.encoder.cfg)
-    if asked == XLM_ROBERTA and differs:
-        raise ValueError(f"the model has {differs}, which XLM-R has not: leave out --model-type {XLM_ROBERTA}")
-    return asked or ("xlme" if differs else "xlm-roberta")
+    if model_type == XLM_ROBERTA and differs:
+        raise ValueError(f"the model has {differs}, which XLM-R does not have: leave out --model-type {XLM_ROBERTA}")
+    return model_type or ("xlme" if differs else "xlm-roberta")
 
 
 def export_xlm_roberta(

@@ -1,4 +1,4 @@
-"""A model as it is exported: one encoder with its head or decoder."""
+"""One encoder with its head or decoder, which is exported."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

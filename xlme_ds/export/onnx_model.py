@@ -45,8 +45,8 @@ class _Graph(nn.Module):
     ) -> tuple[Tensor, ...]:
         """The outputs in their order."""
         languages = {} if language_ids is None else {"language_ids": language_ids}
-        found = self.model(input_ids=input_ids, attention_mask=attention_mask, **languages)
-        return tuple(found[name] for name in self.outputs)
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask, **languages)
+        return tuple(output[name] for name in self.outputs)
 
 
 def write_onnx(folder: Path, model: Exported, model_type: ModelType) -> None:
@@ -89,5 +89,5 @@ def _loaded(folder: Path, model: Exported, model_type: ModelType) -> nn.Module:
 
         kind = getattr(modeling_xlme, model.architecture)
     loaded = kind.from_pretrained(folder)
-    whole: nn.Module = loaded if model.architecture in _OUTPUTS else loaded.base_model
-    return whole
+    module: nn.Module = loaded if model.architecture in _OUTPUTS else loaded.base_model
+    return module

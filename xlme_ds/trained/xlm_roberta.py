@@ -1,4 +1,4 @@
-"""Our encoder and its heads as XLM-R's in Hugging Face's form, and back: settings, names and position offset."""
+"""XLM-R in Hugging Face's form and our encoder and heads, in both directions: settings, names, positions."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -79,7 +79,7 @@ def other_than_xlm_roberta(cfg: ModelConfig) -> str:
 
 
 def xlm_roberta_config(cfg: ModelConfig) -> dict[str, Any]:
-    """The settings of XLM-R's config.json that say the shape of a model."""
+    """The settings in XLM-R's config.json that give a model's shape."""
     sizes = {theirs: getattr(cfg, ours) for theirs, ours in _SETTINGS.items()}
     return sizes | _MUST_BE | {"max_position_embeddings": cfg.max_positions + _FIRST_POSITION, "type_vocab_size": 1}
 
