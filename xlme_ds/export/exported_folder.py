@@ -15,7 +15,6 @@ from ..data.vocabulary import Vocabulary
 from ..io.files import write_json
 from ..io.folders import made_whole
 from ..trained.exports import (
-    DECODER_FORM,
     DIFFERENCE,
     DIFFERENCE_FILE,
     EXPORTED_SETTINGS,
@@ -33,6 +32,7 @@ from ..trained.xlm_roberta import (
     xlm_roberta_state,
 )
 from ..translate.decoder import decoder_layers
+from ..translate.exports import DECODER_FORM
 from .exported_model import Exported, ModelType
 from .onnx_model import write_onnx
 from .tokenizer import tokenizer_files

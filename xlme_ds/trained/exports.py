@@ -43,7 +43,6 @@ EXPORTED_SETTINGS = {
     "language_embeddings": "languages",
 }
 WHICH = "which"  # the key in config.json of the encoder's kind; absent after fine-tuning and for XLM-R's weights
-DECODER_FORM = "decoder_form"  # the key of `model.decoder`, in exports of translation models
 
 
 def export_state(encoder: TextEncoder) -> dict[str, Tensor]:
@@ -111,9 +110,3 @@ def _load_ours(folder: Path) -> tuple[TextEncoder, Vocabulary]:
     except (KeyError, RuntimeError) as error:
         raise mismatch(folder / WEIGHTS_FILE, folder, error) from None
     return encoder, read_vocabulary(folder, folder / SENTENCEPIECE_FILE)
-
-
-def translates(folder: Path) -> bool:
-    """Whether `folder` is an export of a translation model, with its decoder."""
-    config = read_config(folder)
-    return config.get("model_type") == MODEL_TYPE and bool(config.get(DECODER_FORM))
