@@ -10,7 +10,7 @@ from ..models.text_encoder import TextEncoder, Which, take_encoder
 from ..objectives import objective_of
 from .exports import folder_of_encoder, load_export
 from .runs import TrainedEncoder, TrainedRun, load_run, main_encoder
-from .settings import of_export, read_config
+from .settings import of_export
 
 # Functions that read exports of whole models: each returns a run, or None for a folder that is none of its own.
 WHOLE_EXPORTS = ("xlme_ds.translate.exports:load_with_decoder",)
