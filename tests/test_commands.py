@@ -92,6 +92,10 @@ def test_data_without_pairs(tmp_path: Path) -> None:
     done = xlme(*words.split(), "--data.para-rows", "0")
     assert done.returncode == 0 and "mlm" in done.stdout, done.stderr
     assert not re.search("tlm|trtd", done.stdout + done.stderr)
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (
+        config["command"].startswith("python -m xlme_ds pretrain --recipe quickstart ") and len(config["started"]) == 16
+    )
     page = (tmp_path / "run" / "report.html").read_text()
     assert not re.search(r"\b(tlm|trtd)\b", page.partition("<h2>Settings")[0])
 
