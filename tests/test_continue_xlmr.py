@@ -106,7 +106,9 @@ def test_the_bias_is_trained(folder: Path, vocabulary: Vocabulary, tmp_path: Pat
 
 
 def test_refusals(folder: Path, vocabulary: Vocabulary, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has 3 layers, model\.discriminator_layers is 4: lower it"):
+    with pytest.raises(
+        ValueError, match=r"has 3 layers, and the discriminator takes 4: lower model\.discriminator_layers"
+    ):
         starting_weights(tiny(folder, vocabulary, discriminator_layers=4), vocabulary)
     with pytest.raises(ValueError, match=r"has no generator, which start\.take all takes: set start\.take to encoder"):
         run = tiny(folder, vocabulary)

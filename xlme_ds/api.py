@@ -15,7 +15,6 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .cli import note, number
@@ -26,10 +25,9 @@ from .engine.ranks import SharedError, on_all_ranks, on_gpu, process_group, rend
 from .evaluate.showcase import showcase
 from .evaluate.vectors import hidden_states, sentence_vectors
 from .folders import checkpoints_of, saved_step
-from .io.errors import refuse
 from .models.heads import MaskedLanguageModelHead, ReplacedTokenHead
 from .models.text_encoder import TextEncoder
-from .objectives import reads_both_sides
+from .objectives import objective_of
 from .plan.layout import ParallelLayout
 from .plan.memory import peak
 from .report import run_page
@@ -39,8 +37,8 @@ from .train.opening import opening
 from .train.resume import rehearse_resume
 from .train.run_folder import RunFolder, first_step
 from .train.stop import StopRequest
-from .trained.encoders import load_encoder
-from .trained.exports import GENERATOR_FOLDER, read_heads, translates
+from .trained.encoders import load_encoder, load_whole_export
+from .trained.exports import GENERATOR_FOLDER, read_heads
 from .trained.runs import TrainedEncoder, load_run
 from .trained.settings import MODEL_TYPE, read_config
 from .validate import validate
@@ -128,12 +126,10 @@ def _validated(config: RunConfig, profiled: int) -> RunConfig:
     wandb = not config.train.wandb or importlib.util.find_spec("wandb") is not None
     try:
         config = validate(config, int(rendezvous(os.environ).get("WORLD_SIZE", 1)))
-        refuse(
-            [
-                (profiled >= 0, f"--profile {profiled} is no number of steps: it must be at least 1, or 0 for none"),
-                (wandb, "train.wandb needs a package that is missing: pip install wandb, or leave it empty"),
-            ]
-        )
+        if profiled < 0:
+            raise ValueError(f"--profile {profiled} is no number of steps: it must be at least 1, or 0 for none")
+        if not wandb:
+            raise ValueError("train.wandb needs a package that is missing: pip install wandb, or leave it empty")
     except ValueError as error:  # which every rank finds alike
         raise SharedError(str(error)) from None
     return config
@@ -215,9 +211,7 @@ class TextModel:
         ids = np.concatenate([parts[0], *(np.append(np.int32(vocabulary.mask), part) for part in parts[1:])])
         states_TD = self._states(encoder, ids, language)
         hidden_MD = states_TD[torch.from_numpy(self._item(encoder, ids) == vocabulary.mask)]
-        if head.dense is not None and head.norm is not None:
-            hidden_MD = head.norm(F.gelu(head.dense(hidden_MD)))
-        found = (hidden_MD @ torch.cat(encoder.table).t() + head.bias).softmax(-1).topk(top)
+        found = head.logits(hidden_MD, encoder.table).softmax(-1).topk(top)
         return [
             [ScoredPiece(vocabulary.piece(token), share) for token, share in zip(tokens, shares, strict=True)]
             for tokens, shares in zip(found.indices.tolist(), found.values.tolist(), strict=True)
@@ -238,11 +232,11 @@ class TextModel:
         """The encoder on which the head `prefix` was trained, and the head."""
         run = self._run
         if run is None:
-            # Of a translating model the head was trained on the decoder.
-            folders = [] if translates(self.folder) else [self.folder / name for name in (".", GENERATOR_FOLDER)]
+            # The head of a whole model is on no encoder.
+            folders = [] if load_whole_export(self.folder) else [self.folder / name for name in (".", GENERATOR_FOLDER)]
             found = [(load_encoder(folder), read_heads(folder)) for folder in folders if folder.is_dir()]
         else:
-            own = run.encoders if reads_both_sides(run.objective) else {}
+            own = {} if objective_of(run.objective).export_class else run.encoders
             trained = [which for which, name in own.items() if name == prefix]
             found = [(TrainedEncoder(run.encoder(which), run.vocabulary), run.state) for which in trained]
         for model, state in found:

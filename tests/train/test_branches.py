@@ -379,7 +379,7 @@ def test_what_cannot_be(
         branched(tmp_path.with_name(f"{tmp_path.name}@3"))
     late = branched(stable.with_name("stable@6"))
     stepless = replace(late, start=StartConfig(str(stable), "state"))
-    with pytest.raises(SharedError, match=r"start.take state goes on from a step: name it, .*stable@STEP, or give"):
+    with pytest.raises(SharedError, match=r"start.take state continues from a step: name it, .*stable@STEP, or give"):
         pretrain(stepless, data, tmp_path / "one")
     rehearse(late, data, tmp_path / "one")
     assert "resuming after step 6 of 8" in capsys.readouterr().out

@@ -15,9 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..data.schema import read_manifest
-from ..evaluate.output import ResultTable, drawn, save_figure, write_text
+from ..evaluate.output import ResultTable, drawn, save_figure
 from ..evaluate.retrieval import both_ways
-from ..io.files import read_object, write_object
+from ..io.files import read_object, write_object, write_text
 from .systems import System
 from .trends import LEVEL, Trend, crossing, trends
 
@@ -111,7 +111,7 @@ def scores(folder: Path, tuning_seeds: Sequence[int]) -> tuple[dict[str, float],
         for task, which in ((task, which) for which in (trained, untrained) for task in ("pos", "ner")):
             name = task + UNTRAINED * (which is untrained)
             files = [path for path in tuned(folder, name, tuning_seeds) if path.exists()]
-            found, first = [], read_object(files[0]) if files else {}
+            means, first = [], read_object(files[0]) if files else {}
             for path in files:
                 content = read_object(path)
                 languages = content["languages"]
@@ -120,9 +120,9 @@ def scores(folder: Path, tuning_seeds: Sequence[int]) -> tuple[dict[str, float],
                         raise ValueError(
                             f"{path} has scores of other {key} than {files[0]}: score one model on the same test files"
                         )
-                found.append(fmean(of["f1"] for code, of in languages.items() if code != "en"))
-            if found:
-                which[task] = fmean(found)
+                means.append(fmean(of["f1"] for code, of in languages.items() if code != "en"))
+            if means:
+                which[task] = fmean(means)
         for test in ("align", "pairs", "tatoeba"):
             path = folder / f"{test}.json"
             for which, scored in zip((trained, untrained), _models(path), strict=False):
@@ -183,10 +183,10 @@ def joined(found: Mapping[str, Sequence[RunScores]]) -> list[RunScores]:
 def deliver(runs: Sequence[RunScores], out: Path) -> list[ResultTable]:
     """Write compare.json, compare.md and the plot; returns the tables."""
     write_object(out / "compare.json", {"runs": [asdict(run) for run in runs]})
-    shown = tables(runs)
-    write_text(out / "compare.md", "\n".join(table.markdown() for table in shown))
+    result_tables = tables(runs)
+    write_text(out / "compare.md", "\n".join(table.markdown() for table in result_tables))
     plot(runs, out / "compare")
-    return shown
+    return result_tables
 
 
 def measured(runs: Sequence[RunScores]) -> list[str]:
@@ -234,13 +234,13 @@ def _trends_table(runs: Sequence[RunScores]) -> list[ResultTable]:
     share = f"{100 * LEVEL:.0f}%"
     table = ResultTable("How fast scores grow", ["", *(MEASURES[measure].title for measure in measures)])
     for name in names:
-        found = [lines[measure].get(name) for measure in measures]
-        cells = [f"{line.slope:+.1f} ± {line.slope_half:.1f}" if line else "" for line in found]
+        trend_of = [lines[measure].get(name) for measure in measures]
+        cells = [f"{line.slope:+.1f} ± {line.slope_half:.1f}" if line else "" for line in trend_of]
         table.rows.append([f"{name}, a tenfold of operations", *cells])
     first, *others = names
-    for other in others:
-        cells = [_passed(lines[measure], first, other, MEASURES[measure].higher_is_better) for measure in measures]
-        table.rows.append([f"{first} against {other}", *cells])
+    for slower in others:
+        cells = [_passed(lines[measure], first, slower, MEASURES[measure].higher_is_better) for measure in measures]
+        table.rows.append([f"{first} against {slower}", *cells])
     table.notes.append(
         f"Straight lines over the logarithm of the operations, with {share} intervals (Student; a crossing's is "
         "Fieller's). Beyond the largest budget they are extrapolated."
@@ -251,11 +251,11 @@ def _trends_table(runs: Sequence[RunScores]) -> list[ResultTable]:
 def _passed(lines: Mapping[str, Trend], first: str, other: str, higher_is_better: bool) -> str:
     if first not in lines or other not in lines:
         return ""
-    found = crossing(lines[first], lines[other])
-    if found is None:
+    at_crossing = crossing(lines[first], lines[other])
+    if at_crossing is None:
         return "the slopes cannot be told apart"
-    ahead = "ahead" if found.overtakes == higher_is_better else "behind"
-    return f"{ahead} from {_power(found.at)} ({_power(found.least)} to {_power(found.most)})"
+    ahead = "ahead" if at_crossing.overtakes == higher_is_better else "behind"
+    return f"{ahead} from {_power(at_crossing.at)} ({_power(at_crossing.least)} to {_power(at_crossing.most)})"
 
 
 def _power(log: float) -> str:
@@ -307,7 +307,7 @@ def _panel(axes: Axes, runs: Sequence[RunScores], measure: str) -> None:
     for number, (name, values) in enumerate(points.items()):
         colour = f"C{number}"
         by_budget = {
-            run.budget: [other for other in runs if (other.system, other.budget) == (name, run.budget)]
+            run.budget: [one for one in runs if (one.system, one.budget) == (name, run.budget)]
             for run in sorted(runs, key=lambda run: run.budget)
             if run.system == name and measure in run.scores
         }

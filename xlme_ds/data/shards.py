@@ -32,7 +32,6 @@ import pyarrow as pa
 from numba import njit
 from numba.types import boolean, int16, int32, int64, uint64
 
-from ..io.errors import refuse
 from .compiled import compiled, reads
 from .rows import PAD, UNK, Rows
 from .schema import Manifest, read_manifest
@@ -210,19 +209,13 @@ class RowStore:
         self.rows = self.manifest.rows
         self.languages = tuple(languages) or self.manifest.languages
         missing = [code for code in self.manifest.languages if code not in self.languages]
-        refuse(
-            [
-                (
-                    self.rows > 0 and self.row_tokens > 0 and min(shard.rows for shard in self.manifest.shards) > 0,
-                    f"{self.folder / 'manifest.json'} lists a shard without rows: mix the folder again",
-                ),
-                (
-                    not missing,
-                    f"{self.folder} has text in {', '.join(missing)}, which model.language_embeddings does not name: "
-                    f"set it to {' '.join(self.manifest.languages)}",
-                ),
-            ]
-        )
+        if not (self.rows and self.row_tokens and all(shard.rows for shard in self.manifest.shards)):
+            raise ValueError(f"{self.folder / 'manifest.json'} lists a shard without rows: mix the folder again")
+        if missing:
+            raise ValueError(
+                f"{self.folder} has text in {', '.join(missing)}, which model.language_embeddings does not name: "
+                f"set it to {' '.join(self.manifest.languages)}"
+            )
         self._numbers = np.array([self.languages.index(code) for code in self.manifest.languages])
         self._starts = [0, *accumulate(shard.rows for shard in self.manifest.shards)]
         self._open: dict[int, IndexedShard] = {}  # by their number

@@ -58,11 +58,11 @@ def check_deepspeed(signatures: Mapping[str, str] = _SIGNATURES) -> None:
         raise ValueError(f"{needed}, whose private parts it replaces: {advice}")
     for name, expected in signatures.items():
         try:
-            found = str(inspect.signature(pkgutil.resolve_name(f"deepspeed.{name}"))).strip("()")
+            signature = str(inspect.signature(pkgutil.resolve_name(f"deepspeed.{name}"))).strip("()")
         except (ImportError, AttributeError):
-            found = "missing"
-        if found != expected:
-            raise ValueError(f"{needed}, in which {name} takes ({expected}), here it is ({found}): {advice}")
+            signature = "missing"
+        if signature != expected:
+            raise ValueError(f"{needed}, in which {name} takes ({expected}), here it is ({signature}): {advice}")
 
 
 _load = cpp_extension.load

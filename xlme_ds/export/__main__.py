@@ -6,6 +6,7 @@ folder too.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import tyro
 
@@ -13,7 +14,7 @@ from ..cli import fail, program
 from ..finetune.downstream_tasks import TASKS, Kind
 from ..folders import at_step
 from ..models.text_encoder import TextEncoder, Which
-from ..objectives import has_decoder, reads_both_sides
+from ..objectives import objective_of
 from ..trained.runs import load_run, main_encoder
 from ..xlm_roberta import read_xlm_roberta
 from .card import render_card, run_card
@@ -73,10 +74,8 @@ def export_run(folder: Path, to: Path, layer: int | None = None, which: Which | 
     elif run.task:
         task = TASKS[run.task]
         main, generator = Exported(encoder, _FINETUNED[task.kind], run.state, task.labels), None
-    elif not (has_decoder(run.objective) or reads_both_sides(run.objective)):  # a head of a causal model fits no class
-        main, generator = Exported(encoder, "XLMEModel", which=of), None
-    elif has_decoder(run.objective):
-        main, generator = Exported(encoder, "XLMEForConditionalGeneration", run.state, which=of), None
+    elif architecture := objective_of(run.objective).export_class:
+        main, generator = Exported(encoder, cast(Architecture, architecture), run.state, which=of), None
     else:
         main, *others = (
             Exported(run.encoder(name), _PRETRAINED[head], run.state, which=name) for name, head in run.encoders.items()

@@ -16,7 +16,6 @@ from ..io.files import write_json
 from ..io.folders import made_whole
 from ..models.text_encoder import TextEncoder, Which
 from ..trained.exports import (
-    DECODER_FORM,
     DIFFERENCE,
     DIFFERENCE_FILE,
     EXPORTED_SETTINGS,
@@ -28,6 +27,7 @@ from ..trained.exports import (
 from ..trained.settings import CONFIG_FILE, MODEL_TYPE
 from ..trained.weights import WEIGHTS_FILE, save_weights
 from ..translate.decoder import decoder_layers
+from ..translate.exports import DECODER_FORM
 from .tokenizer import tokenizer_files
 
 REMOTE = Path(__file__).parent / "remote"

@@ -23,8 +23,8 @@ from .settings import FinetuneSettings, Job, jobs
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
     stop = StopRequest()
-    words = without_launcher(sys.argv[1:] if arguments is None else arguments)
-    command = tyro.cli(FinetuneSettings, prog=program("finetune"), description=__doc__, args=words)
+    options = without_launcher(sys.argv[1:] if arguments is None else arguments)
+    command = tyro.cli(FinetuneSettings, prog=program("finetune"), description=__doc__, args=options)
     if not command.seeds:
         fail("xlme_ds.finetune", ValueError("--seeds has no number: name at least one"))
     todo = jobs(command)
@@ -55,7 +55,7 @@ def run_all(command: FinetuneSettings, todo: list[Job], stop: StopRequest) -> li
 
     if command.engine.kind == "pipeline":
         raise SharedError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
-    # Joined once: DeepSpeed keeps its groups for good.
+    # The ranks join once for all runs, because DeepSpeed keeps its process groups.
     with process_group(command.engine, command.train.watchdog_minutes) as (rank, world):
         # All runs and ranks start from the same checkpoint, of a run that may still train.
         model = broadcast(on_all_ranks(lambda: pin_step(command.model) if rank == 0 else command.model))

@@ -9,7 +9,6 @@ from typing import Annotated, Literal, Self
 import tyro
 
 from ..config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, TrainConfig, Training
-from ..io.errors import refuse
 from ..validate import validate
 from .downstream_tasks import TASKS, DownstreamTask
 
@@ -68,22 +67,13 @@ class TuningConfig:
             stride=min(self.stride, longest // 2),
         )
         numbers = {name: value for name, value in asdict(done).items() if isinstance(value, int | float)}
-        refuse(
-            (
-                value > 0 or (value == 0 and name not in _POSITIVE),
-                f"tuning.{name} is {value}: it must be {'positive' if value else 'above 0'}",
-            )
-            for name, value in numbers.items()
-        )
-        refuse(
-            [
-                (
-                    0 <= done.dropout < 1,
-                    f"tuning.dropout is {done.dropout}: it must be at least 0 and below 1",
-                ),
-                (longest >= 16, f"tuning.max_tokens {longest} leaves no room for text: raise it to at least 16"),
-            ]
-        )
+        for name, value in numbers.items():
+            if not value > 0 and (value != 0 or name in _POSITIVE):  # nor a NaN
+                raise ValueError(f"tuning.{name} is {value}: it must be {'positive' if value else 'above 0'}")
+        if not 0 <= done.dropout < 1:
+            raise ValueError(f"tuning.dropout is {done.dropout}: it must be at least 0 and below 1")
+        if longest < 16:
+            raise ValueError(f"tuning.max_tokens {longest} leaves no room for text: raise it to at least 16")
         return done
 
 
@@ -147,13 +137,13 @@ class Job:
 def jobs(command: FinetuneSettings) -> list[Job]:
     """All runs of the command; a single one has --out itself as its folder."""
     chosen = grid(command.task, command.tuning) if command.grid else [command.tuning]
-    found = []
+    all_jobs = []
     for tuning in chosen:
         name = f"lr{tuning.learning_rate:g}_b{tuning.batch}_e{tuning.epochs}"
         for seed in command.seeds:
             parts = [name] * command.grid + [f"seed{seed}"] * (len(command.seeds) > 1)
-            found.append(Job(command, command.out.joinpath(*parts), seed, tuning, len(chosen)))
-    return found
+            all_jobs.append(Job(command, command.out.joinpath(*parts), seed, tuning, len(chosen)))
+    return all_jobs
 
 
 def settings(

@@ -45,6 +45,9 @@ class PipelineStage(nn.Module):
     before: tuple[str, ...] = ("embedding_", "difference_", "positions", "languages", "relative", "input_norm")
     after: tuple[str, ...] = ("output_norm",)
     ties = False  # whether the last part reads the embedding of the first
+    # The blocks of that embedding in the last part, which does not own them: the engine copies their values and sums
+    # their gradients.
+    borrowed: Sequence[Tensor] = ()
     # Whether a batch has two passes: predictions for `first_pass` are filled in by `second_pass`.
     passes_ahead = False
     added: tuple[str, ...] = ()  # names of the tensors that a batch may add (`Batch.added`)
@@ -63,6 +66,11 @@ class PipelineStage(nn.Module):
                 if name.startswith(gone):
                     setattr(module, name, None)
         self.to_empty(device=device)
+
+    @property
+    def table(self) -> list[Tensor]:
+        """The blocks of the token embedding."""
+        return super().table if self.part.first else list(self.borrowed)  # type: ignore[misc]
 
 
 class ElectraStage(PipelineStage, Electra):
@@ -132,14 +140,6 @@ class LanguageModelStage(PipelineStage, LanguageModel):
     cut_encoder = "encoder"
     after = (*PipelineStage.after, "masked_head")
     ties = True
-    # The blocks of the embedding in a last stage, which does not own them: the engine copies their values and sums
-    # their gradients.
-    borrowed: Sequence[Tensor] = ()
-
-    @property
-    def table(self) -> list[Tensor]:
-        """The blocks of the token embedding."""
-        return super().table if self.part.first else list(self.borrowed)
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
         """The first stage takes a `Batch`, the others the output of the stage before; the last returns what `output`
@@ -196,7 +196,9 @@ class Work:
     before: float = 0.0  # layers of another encoder, in the first part
     softmax_first: float = 0.0  # a masked head with its vocabulary softmax, in the first part
     softmax_last: float = 0.0  # a masked head with its vocabulary softmax, in the last part
-    decoder: float = 0.0  # layers of a decoder, in a model that no pipeline cuts
+    further: float = 0.0  # layers after the encoder's, in a model that no pipeline cuts
+    further_layers: int = 0  # their number
+    further_attentions: int = 0  # of them, those with a second attention
     head: float = 0.0  # any other head, in the last part
     layer_ahead: float = 0.0  # one layer in an additional first pass without gradient
     softmax_ahead: float = 0.0  # the last part's masked head in that pass
@@ -210,7 +212,7 @@ class Work:
     @property
     def forward(self) -> float:
         """Operations of the forward pass that a gradient goes through."""
-        return self.layers * self.layer + self.before + self.decoder + self.softmax + self.head
+        return self.layers * self.layer + self.before + self.further + self.softmax + self.head
 
     @property
     def training(self) -> float:
@@ -235,7 +237,7 @@ def stage_costs(work: Work, balance: Sequence[int], checkpointing: bool) -> list
     layers = 4.0 if checkpointing else 3.0
     costs = [(layers * work.layer + work.layer_ahead) * count for count in balance]
     costs[0] += layers * work.before + 4.0 * work.softmax_first
-    costs[-1] += layers * work.decoder + 4.0 * work.softmax_last + 3.0 * work.head + work.softmax_ahead
+    costs[-1] += layers * work.further + 4.0 * work.softmax_last + 3.0 * work.head + work.softmax_ahead
     return costs
 
 

@@ -32,17 +32,6 @@ def objective_of(cfg: ObjectiveConfig) -> Pretraining:
     return objective
 
 
-def has_decoder(cfg: ObjectiveConfig) -> bool:
-    """Whether the model that the objective trains has a decoder next to its encoder."""
-    return objective_of(cfg).has_decoder
-
-
-def reads_both_sides(cfg: ObjectiveConfig) -> bool:
-    """Whether the heads that the objective trains are on encoders that see the tokens on both sides: not on a decoder,
-    nor on a causal encoder."""
-    return objective_of(cfg).reads_both_sides
-
-
 def described(cfg: ObjectiveConfig, rows: Sequence[int] = (1, 1)) -> dict[str, Any]:
     """The objective in words, as a run records it: description, names of the terms, and what it reports by name;
     without those of a task that has no `rows` in a step."""

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from ..config import ModelConfig, RunConfig
 from ..data.batch import Batch
-from ..io.errors import Check
 from ..models.electra import Electra
 from ..models.encoder import read_whole
 from ..models.heads import MaskedLanguageModelHead, TiedTable
@@ -47,11 +46,6 @@ class AllTokens(Electra):
         super().__init__(cfg, z_loss, temperature, keep)
         self.token_head = MaskedLanguageModelHead(cfg)
 
-    @property
-    def table(self) -> list[Tensor]:
-        """The blocks of the token embedding."""
-        return self._blocks("embedding")
-
     def forward(self, batch: Batch) -> AllTokensOutput:  # type: ignore[override]
         """Generate, then predict every token."""
         table = read_whole(self.table)
@@ -76,12 +70,6 @@ class AllTokensStage(ElectraStage, AllTokens):  # type: ignore[misc]
 
     after = (*ElectraStage.after, "token_head")
     ties = True
-    borrowed: Sequence[Tensor] = ()  # as in `LanguageModelStage`
-
-    @property
-    def table(self) -> list[Tensor]:
-        """The blocks of the token embedding."""
-        return super().table if self.part.first else list(self.borrowed)
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         *crossing, keys_B = super()._start(batch)
@@ -115,16 +103,14 @@ class AllTokensObjective(ElectraObjective):
 
     models = AllTokens, AllTokensStage
 
-    def checks(self, run: RunConfig) -> list[Check]:
-        """ELECTRA's, and one embedding, which both softmaxes read."""
-        return [
-            *super().checks(run),
-            (
-                run.model.embedding_sharing == "tied",
+    def check(self, run: RunConfig) -> None:
+        """Both softmaxes read one embedding."""
+        super().check(run)
+        if run.model.embedding_sharing != "tied":
+            raise ValueError(
                 f"objective.name {run.objective.name} predicts from the embedding that the discriminator reads, which "
-                "model.embedding_sharing gdes makes two: set it to tied",
-            ),
-        ]
+                "model.embedding_sharing gdes makes two: set it to tied"
+            )
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
         """ELECTRA's, and a softmax at every position in the last part."""

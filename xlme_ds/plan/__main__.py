@@ -10,7 +10,6 @@ import tyro
 
 from ..cli import fail, parse, program
 from ..config import RunConfig
-from ..io.errors import refuse
 from .budget import bought
 from .planner import plan
 from .printed import print_budget, print_plan
@@ -71,16 +70,18 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _check(settings: PlanSettings) -> None:
     gpus, price, budget = settings.gpus, settings.dollars_per_hour, settings.budget
-    refuse(
-        [
-            (gpus is None or gpus >= 1, f"--gpus {gpus}: it must be at least 1"),
-            (settings.layouts >= 1, f"--layouts {settings.layouts}: it must be at least 1"),
-            (0 < settings.utilisation <= 1, f"--utilisation {settings.utilisation}: it must be above 0 and at most 1"),
-            (price is None or price > 0, f"--dollars-per-hour {price}: it must be positive"),
-            (budget is None or budget > 0, f"--budget {budget}: it must be positive"),
-            (budget is None or price is not None, "--budget needs the price of a GPU: add --dollars-per-hour"),
-        ]
-    )
+    if gpus is not None and gpus < 1:
+        raise ValueError(f"--gpus {gpus}: it must be at least 1")
+    if settings.layouts < 1:
+        raise ValueError(f"--layouts {settings.layouts}: it must be at least 1")
+    if not 0 < settings.utilisation <= 1:
+        raise ValueError(f"--utilisation {settings.utilisation}: it must be above 0 and at most 1")
+    if price is not None and not price > 0:
+        raise ValueError(f"--dollars-per-hour {price}: it must be positive")
+    if budget is not None and not budget > 0:
+        raise ValueError(f"--budget {budget}: it must be positive")
+    if budget is not None and price is None:
+        raise ValueError("--budget needs the price of a GPU: add --dollars-per-hour")
 
 
 if __name__ == "__main__":

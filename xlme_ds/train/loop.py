@@ -29,7 +29,7 @@ from ..config import TrainConfig, Training
 from ..engine.engine import Engine, StepStats
 from ..engine.ranks import TORCH_VARIABLES, on_all_ranks, raise_on_all_ranks
 from ..io.errors import in_words
-from ..io.files import naming, replacing
+from ..io.files import naming, write_text
 from ..run_commands import environment
 from .records import Console, LanguageLog, MetricsLog, StepLines, Tracker, peak_memory
 from .run_folder import flatten
@@ -216,10 +216,9 @@ class Profile(Callback):
                 found.export_chrome_trace(str(trace.with_name(f".{trace.name}")))
                 trace.with_name(f".{trace.name}").replace(trace)
                 table = found.key_averages().table(sort_by=self.order, row_limit=40, max_name_column_width=60)
-                with replacing(self.folder / "operations.txt") as file:
-                    file.write(table.encode())
+                write_text(self.folder / "operations.txt", table)
         except OSError as error:
-            print(f"no profile: {in_words(error)}; training goes on", flush=True)
+            print(f"no profile: {in_words(error)}; training continues", flush=True)
         else:
             print(f"{self.folder}: operations.txt, and trace.json.gz for https://ui.perfetto.dev", flush=True)
 
@@ -325,7 +324,7 @@ class Show(Callback):
     def _tell(self, why: str) -> None:
         if why != self.told:
             self.told = why
-            print(f"{self.run}: the report page is not brought up to date, training goes on: {why}", file=sys.stderr)
+            print(f"{self.run}: the report page is not brought up to date, training continues: {why}", file=sys.stderr)
 
 
 _WINDOW = 128  # steps; the rule and both numbers are OLMo-core's (SkipStepOptimizer)
@@ -333,7 +332,8 @@ _LEAST = 64
 
 
 class Guard(Callback):
-    """What it counts goes into checkpoints (`state`), so that a resumed run decides as if it had never stopped."""
+    """Counts the steps that are left out, and limits the gradient norm. Checkpoints hold its `state`, so that a resumed
+    run decides as if it had never stopped."""
 
     def __init__(
         self, config: TrainConfig, state: Mapping[str, Any], rows_of: Callable[[int], str], log: StepLines | None

@@ -43,7 +43,7 @@ class StepLines:
         self.path = run / f"{name}.jsonl"
         self.error: OSError | None = None
         self.steps: list[int] = []  # of the lines that were there
-        kept: list[bytes] = []
+        good: list[bytes] = []
         damaged: dict[int, bytes] = {}
         since: dict[int, bytes] = {}
         with naming(self.path):
@@ -55,7 +55,7 @@ class StepLines:
             elif step in self.steps[-1:] or (self.steps and step < self.steps[-1]):
                 damaged |= {place: line}  # a second record of a step
             elif step <= steps_done:
-                kept.append(line)
+                good.append(line)
                 self.steps.append(step)
                 damaged, since = damaged | since, {}
         if damaged:
@@ -66,9 +66,9 @@ class StepLines:
                 f"{self.path} is damaged in line {numbers}, which is put aside in {aside}; the other lines are kept",
                 flush=True,
             )
-        self.lines = len(kept)
+        self.lines = len(good)
         with replacing(self.path) as file:
-            file.write(b"".join(line + b"\n" for line in kept))
+            file.write(b"".join(line + b"\n" for line in good))
 
     def sync(self) -> int:
         """Have all lines on the disk; their number."""
@@ -175,7 +175,7 @@ class Tracker:
             call()
         except Exception as error:  # the service's own, of any kind
             self.failed = True
-            print(f"wandb: {error}; nothing more goes there, training and its records go on", flush=True)
+            print(f"wandb: {error}; nothing more is sent there, training and its records continue", flush=True)
 
 
 def product_rate(device: torch.device, precision: str) -> float:

@@ -17,7 +17,7 @@ from ..engine.build import build_engine, resolve_precision
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, broadcast, gather, on_all_ranks, process_group
 from ..io.files import to_disk
-from ..objectives import has_decoder
+from ..objectives import objective_of
 from ..objectives.protocol import BatchSource
 from .inputs import RunInfo, pretraining, read_inputs, started_from
 from .loop import Callback, Dimensions, Evaluate, Guard, Profile, Record, Save, Show, fit
@@ -117,8 +117,8 @@ def _callbacks(
         callbacks.append(Record(out, config, start, engine, info.flops, peak, *show, tracker))
     if info.evaluation is not None:
         callbacks.append(Evaluate(out, engine, settings, start, info.evaluation, console, tracker))
-    if info.evaluation is not None and isinstance(config, RunConfig) and not has_decoder(config.objective):
-        callbacks.append(Dimensions(out, engine, settings, start, first_step(config), console, tracker))
+        if isinstance(config, RunConfig) and objective_of(config.objective).reads_whole_rows:
+            callbacks.append(Dimensions(out, engine, settings, start, first_step(config), console, tracker))
     if root and profiled:
         callbacks.append(Profile(out, profiled, engine.device))
     return guard, callbacks, [output for output in (console, tracker) if output is not None]

@@ -78,9 +78,9 @@ class StopRequest:
 
     def _listen(self) -> None:
         """Have a thread read the number of every signal, which the system's own handler writes at once."""
-        heard, told = os.pipe()
-        os.set_blocking(told, False)
-        self._wakeup = signal.set_wakeup_fd(told, warn_on_full_buffer=False)  # a notebook has one
+        heard, pipe_end = os.pipe()
+        os.set_blocking(pipe_end, False)
+        self._wakeup = signal.set_wakeup_fd(pipe_end, warn_on_full_buffer=False)  # a notebook has one
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # else a child's would count as ours
 
         def listen() -> None:

@@ -41,7 +41,6 @@ EXPORTED_SETTINGS = {
     "language_embeddings": "languages",
 }
 WHICH = "which"  # the key in config.json of the encoder's kind; absent after fine-tuning and for XLM-R's weights
-DECODER_FORM = "decoder_form"  # the key of `model.decoder`, in exports of translation models
 
 
 def export_state(encoder: TextEncoder) -> dict[str, Tensor]:
@@ -92,9 +91,3 @@ def load_export(folder: Path) -> TrainedEncoder:
             f"resize_token_embeddings({vocabulary.size}) and save it"
         )
     return TrainedEncoder(encoder, vocabulary)
-
-
-def translates(folder: Path) -> bool:
-    """Whether `folder` is an export of a translation model, with its decoder."""
-    config = read_config(folder)
-    return config.get("model_type") == MODEL_TYPE and bool(config.get(DECODER_FORM))

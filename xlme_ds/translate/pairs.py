@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..io.errors import refuse
-from ..io.files import read_object, replacing, write_object
+from ..io.files import read_object, write_object, write_text
 from .text import Translator, translate_lines
 
 _LINES = 2000  # of one part
@@ -43,9 +42,11 @@ class PairFolder:
         if not there and not record.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             write_object(record, settings)
-        same = record.exists() and read_object(record) == settings
-        message = f"{self.folder} has pairs of other text, another model or other settings"
-        refuse([(same, f"{message}: name another folder, or delete it")])
+        if not record.exists() or read_object(record) != settings:
+            raise ValueError(
+                f"{self.folder} has pairs of other text, another model or other settings: name another folder, or "
+                "delete it"
+            )
         if not there:
             self.parts.mkdir(exist_ok=True)
         return self.parts.exists()
@@ -67,8 +68,7 @@ class PairFolder:
         parts = [read_object(self._part(first)) for first in numbers]
         pairs = [pair for part in parts for pair in part["pairs"]]
         for number, code in enumerate((self.source, self.to)):  # the translations last: they say that all is there
-            with replacing(self.path(code)) as file:
-                file.write("".join(f"{pair[number]}\n" for pair in pairs).encode())
+            write_text(self.path(code), "".join(f"{pair[number]}\n" for pair in pairs))
         shutil.rmtree(self.parts)
         cut, empty = (sum(part[name] for part in parts) for name in ("cut", "empty"))
         unsaid = len(lines) - len(pairs) - cut - empty
