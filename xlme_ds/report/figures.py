@@ -42,6 +42,9 @@ _MOST_POINTS = 500  # a curve of a long run is averaged down to this many points
 INK, MUTED, GRID, SURFACE = "#1f2430", "#6b7280", "#e3e6eb", "#fefefe"
 MONO, PARA, TOTAL = "#2f6fdb", "#d9622b", "#5b5f97"
 _VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", SURFACE: "surface", MONO: "mono", PARA: "para", TOTAL: "total"}
+# Of the runs on one page.
+RUNS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
+_VARIABLES |= {colour: f"run{number}" for number, colour in enumerate(RUNS)}
 _COLOURS = {"mono": MONO, "para": PARA, "all": TOTAL}
 # Of matplotlib's SVG: the style would be that of the whole page.
 _UNUSED = re.compile(
@@ -92,6 +95,11 @@ def family(key: str, known: Quantities) -> tuple[str, str]:
     return quantity["title"] + unit, quantity["task"] or series
 
 
+def is_drawn(key: str) -> bool:
+    """Whether a logged key has a curve of its own."""
+    return key not in _NOT_DRAWN and not key.startswith(_BASELINE)
+
+
 def curves(metrics: Records, heldout: Records, known: Quantities, borders: Sequence[int] = ()) -> dict[str, Panel]:
     """By title the panel of every logged quantity: raw values thin, smoothed ones thick, held-out text as points.
 
@@ -102,9 +110,32 @@ def curves(metrics: Records, heldout: Records, known: Quantities, borders: Seque
     for record in [*metrics, *heldout]:
         for key, value in record.items():
             title, series = family(key, known)
-            if key not in _NOT_DRAWN and not key.startswith(_BASELINE) and isinstance(value, int | float):
+            if is_drawn(key) and isinstance(value, int | float):
                 families.setdefault(title, {})[series] = key
     return {title: _panel(title, keys, metrics, heldout, known, borders) for title, keys in families.items() if keys}
+
+
+def over_each_other(key: str, runs: Sequence[tuple[Records, Records]], title: str) -> Markup:
+    """A quantity of several runs, each its (metrics, held-out) records in a colour of its own: held-out points, or the
+    smoothed curve of a run that has none."""
+    axes = _new_axes(4.6, 2.8)
+    for colour, (metrics, heldout) in zip(RUNS, runs, strict=False):
+        steps, values = points(heldout, key)
+        if len(steps):
+            axes.plot(steps, values, "o-", color=colour, linewidth=1.6, markersize=4, markeredgecolor=SURFACE)
+        else:
+            steps, values = thin(*points(metrics, key))
+            axes.plot(steps, smooth(values), color=colour, linewidth=1.6)
+    return _finished(axes, title)
+
+
+def _finished(axes: Axes, title: str) -> Markup:
+    """The figure of curves over steps."""
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_formatter(lambda value, _: number(value))
+    return _svg(axes, title)
 
 
 def _panel(
@@ -135,11 +166,7 @@ def _panel(
     axes.set_ylim(axes.get_ylim())  # it need not hold the noise of the raw values
     for series, key in keys.items():
         axes.plot(*thin(*points(metrics, key)), color=_COLOURS[series], linewidth=0.8, alpha=0.3, zorder=1.5)
-    axes.set_xlabel("step")
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-    axes.yaxis.set_major_formatter(lambda value, _: number(value))
-    return Panel(_svg(axes, title), marks)
+    return Panel(_finished(axes, title), marks)
 
 
 def dimensions_by_layer(records: Records) -> Markup:
