@@ -31,7 +31,6 @@ FLOORS = {
     "xlme_ds.validate": 3,
     "xlme_ds.engine_file": 2,
     "xlme_ds.engine": 4,
-    "xlme_ds.xlm_roberta": 4,
     "xlme_ds.checkpoint": 5,
     "xlme_ds.first_weights": 5,
     "xlme_ds.plan": 5,
@@ -60,7 +59,7 @@ FLOORS = {
     "xlme_ds.quickstart": 8,
 }
 SHARED_WITH_DATA_PREP = {
-    f"xlme_ds.data.{name}" for name in ("schema", "vocabulary", "corrupt", "row_index", "compiled")
+    f"xlme_ds.data.{name}" for name in ("schema", "vocabulary", "corrupt", "shards", "compiled")
 } | {f"xlme_ds.io.{name}" for name in ("errors", "files", "folders")}
 
 
