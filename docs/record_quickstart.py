@@ -28,7 +28,7 @@ KEY = "quickstart"  # of the record's last evaluation among the texts of the pic
 _STEP = re.compile(r"^step (?P<step>\d+)/\d+  (?P<kind>loss|held-out text|dimensions).*$", re.M)
 _MODEL = re.compile(r"^(?P<kind>judge|fill): .*$", re.M)
 _AUC = re.compile(r"(?P<words>an AUC of )[\d.]+(?P<between> on held-out text and )[\d.]+(?= on pairs)")
-_PIECE = re.compile(r"(?P<piece>▁\w+|\.) \d\.\d+(?= |$)", re.M)
+_PIECES = re.compile(r"(?<=round\(piece\.probability, 2\)\)  # … ).*$", re.M)
 _FILLED = re.compile(r"ScoredPiece\(text='.*?', probability=[\d.]+\)")
 
 
@@ -78,13 +78,14 @@ def printed(figures: dict[str, Any]) -> Iterator[tuple[int, str, str]]:
 def with_figures(markdown: str, figures: dict[str, Any]) -> str:
     """A page with all figures of the quickstart replaced by those of the record."""
     said = {(step, kind): line for step, kind, line in printed(figures)}
-    last, judged, (best, *_) = figures["heldout"][-1], dict(figures["judged"]), figures["filled"]
+    last, (best, *_) = figures["heldout"][-1], figures["filled"]
+    pieces = "  ".join(f"{piece} {probability:.2f}" for piece, probability in figures["judged"][-5:])
     mono, para = f"{last['auc_mono']:.2f}", f"{last['auc_para']:.2f}"
     model = {line.partition(":")[0]: line for line in figures["said"]}
     markdown = _STEP.sub(lambda line: said[int(line["step"]), line["kind"]], markdown)
     markdown = _MODEL.sub(lambda line: model[line["kind"]], markdown)
     markdown = _AUC.sub(lambda text: f"{text['words']}{mono}{text['between']}{para}", markdown)
-    markdown = _PIECE.sub(lambda text: f"{text['piece']} {judged[text['piece']]:.2f}", markdown)
+    markdown = _PIECES.sub(pieces, markdown)
     return _FILLED.sub(f"ScoredPiece(text={best[0]!r}, probability={best[1]:.2f})", markdown)
 
 

@@ -28,8 +28,8 @@ _MARK = ".quickstart"  # a file in every folder that the quickstart made
 _TRIAL = 3.0  # seconds
 _WHOLE = 1.2  # what everything takes, in forward and backward passes of all steps; measured (docs/lab/quickstart.md)
 _LOG = "prepare.log"  # in data/: the commands of data preparation, and what they print
-JUDGED = "Everyone has the right to droit life."
-FILLED = "Everyone has the right <mask> education."
+JUDGED = "Everyone has the right to freedom of Recht."
+FILLED = "Everyone has the <mask> to education."
 HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS = 192, 280  # every held-out document and pair, about once
 
 
@@ -181,6 +181,7 @@ def show_model(out: Path) -> None:
         else:
             judged.append(f"{word} ")
     filled = ", ".join(f"{piece.text.lstrip('▁')} {piece.probability:.0%}" for piece in model.fill(FILLED, top=3)[0])
+    judged.rstrip()
     console.print(judged)
     console.print(f"fill:  {FILLED}  {filled}", markup=False)
 
