@@ -57,12 +57,13 @@ def test_data_are_what_was_asked_for(out: Path) -> None:
 def test_data_are_those_of_the_recorded_run(out: Path) -> None:
     """Else the figures in the documents are of another version: run the quickstart, and docs/record_quickstart.py.
 
-    Within 1%: the vocabulary is trained in floating point, and another processor may choose other pieces.
+    Within 2%: the vocabulary is trained in floating point, and another processor may choose other pieces. With pairs in
+    its text, which the quickstart had once, held-out text has 16% more tokens.
     """
     recorded = json.loads((ROOT / "docs/results/quickstart.json").read_text(encoding="utf-8"))["encoded_tokens"]
     for part, tokens in recorded.items():
         counts = read_manifest(out / "data/encoded" / part).counts["by_language"]
-        assert sum(language["tokens"] for language in counts.values()) == pytest.approx(tokens, rel=0.01), part
+        assert sum(language["tokens"] for language in counts.values()) == pytest.approx(tokens, rel=0.02), part
 
 
 def test_report_and_records(out: Path) -> None:
