@@ -240,7 +240,7 @@ class Console:
         (self.progress.console.print if self.progress is not None else print)(line)
 
     def dimensions(self, values: Mapping[str, float], warning: str) -> None:
-        """In how many dimensions the token states of each layer vary, and what to do if they are few."""
+        """The dimensions in which the token states of each layer vary, and what to do if they are few."""
         layers = ", ".join(f"{value:.0f}" for name, value in values.items() if name != "step")
         show = self.progress.console.print if self.progress is not None else print
         show(f"step {values['step']}/{self.steps}  dimensions by layer: {layers}")

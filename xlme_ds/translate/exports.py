@@ -12,18 +12,13 @@ from ..trained.settings import MODEL_TYPE, read_config
 DECODER_FORM = "decoder_form"  # the key of `model.decoder` in config.json
 
 
-def holds_decoder(folder: Path) -> bool:
-    """Whether `folder` is an export of a translation model, with its decoder."""
-    config = read_config(folder)
-    return config.get("model_type") == MODEL_TYPE and bool(config.get(DECODER_FORM))
-
-
 def load_with_decoder(folder: Path) -> TrainedRun | None:
     """The whole model of an export with a decoder, like that of a run; None for any other folder. Raises ValueError
     if a file lacks or is damaged."""
-    if not holds_decoder(folder):
+    config = read_config(folder)
+    if config.get("model_type") != MODEL_TYPE or not config.get(DECODER_FORM):
         return None
-    config, (encoder, vocabulary) = read_config(folder), load_encoder(folder)
+    encoder, vocabulary = load_encoder(folder)
     model = replace(encoder.cfg, decoder=config[DECODER_FORM], decoder_layers=config["decoder_layers"])
     state = encoder.state_dict() | read_heads(folder)
     return TrainedRun(folder, state, model, vocabulary, "", ObjectiveConfig("mt", mask_fraction=1.0))
