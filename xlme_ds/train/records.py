@@ -137,7 +137,8 @@ class MetricsLog(StepLines):
 
 
 class Tracker:
-    """A run of Weights & Biases, continued under the run's identity; an error is printed once, and training continues."""
+    """A run of Weights & Biases, continued under the identity of the run; an error is printed once, and training
+    continues."""
 
     def __init__(self, project: str, run: Path, identity: str, settings: dict[str, Any]):
         """Raises ValueError with what to do when the service cannot be used."""
