@@ -1,5 +1,6 @@
 """The commands around a run: the launcher, the benchmarks."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -91,6 +92,10 @@ def test_data_without_pairs(tmp_path: Path) -> None:
     done = xlme(*words.split(), "--data.para-rows", "0")
     assert done.returncode == 0 and "mlm" in done.stdout, done.stderr
     assert not re.search("tlm|trtd", done.stdout + done.stderr)
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (
+        config["command"].startswith("python -m xlme_ds pretrain --recipe quickstart ") and len(config["started"]) == 16
+    )
     page = (tmp_path / "run" / "report.html").read_text()
     assert not re.search(r"\b(tlm|trtd)\b", page.partition("<h2>Settings")[0])
 
@@ -107,3 +112,37 @@ def test_a_file_that_is_not_named_by_its_language(tmp_path: Path) -> None:
     ):
         done = xlme("prep", "encode", *words, *rest)
         assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+TWICE = """
+import sys, xlme_ds as xlme
+from dataclasses import replace
+from pathlib import Path
+data, size = Path(sys.argv[1]), int(sys.argv[2])
+run = xlme.recipe("quickstart")
+run = replace(
+    run,
+    model=replace(run.model, vocabulary=size, max_positions=32),
+    data=replace(run.data, mono_rows=2, para_rows=2, micro_batch=2),
+    train=replace(run.train, steps=2, log_every=1),
+    optimizer=replace(run.optimizer, warmup_steps=1),
+)
+for number, engine in enumerate(("zero1", "zero3_cpu", "zero1")):
+    this = replace(run, engine=replace(run.engine, deepspeed=engine))
+    xlme.pretrain(this, data, data.with_name(f"run{number}"))
+    try:
+        xlme.pretrain(replace(this, model=replace(this.model, vocabulary=7)), data, data.with_name("none"))
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_several_runs_in_one_process(tmp_path: Path) -> None:
+    """With other engines, and after a run that failed; equal settings give equal losses."""
+    vocabulary = train_vocabulary(tmp_path / "data" / "vocab")
+    data = write_data(tmp_path / "data", rows=16, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    done = python("-c", TWICE, str(data), str(vocabulary.size))
+    assert done.returncode == 0 and done.stdout.count("set model.vocabulary to") == 3, done.stderr
+    records = [(tmp_path / f"run{number}" / "metrics.jsonl").read_text().splitlines() for number in range(3)]
+    losses = [[json.loads(line)["loss"] for line in lines] for lines in records]
+    assert losses[0] == losses[2] and len(losses[0]) == 2

@@ -31,7 +31,6 @@ FLOORS = {
     "xlme_ds.validate": 3,
     "xlme_ds.engine_file": 2,
     "xlme_ds.engine": 4,
-    "xlme_ds.xlm_roberta": 4,
     "xlme_ds.checkpoint": 5,
     "xlme_ds.first_weights": 5,
     "xlme_ds.plan": 5,

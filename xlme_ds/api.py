@@ -40,7 +40,7 @@ from .train.stop import StopRequest
 from .trained.encoders import load_encoder, load_whole_export
 from .trained.exports import GENERATOR_FOLDER, read_heads
 from .trained.runs import TrainedEncoder, load_run
-from .trained.settings import MODEL_TYPE, read_config
+from .trained.settings import of_export
 from .validate import validate
 
 MASK = "<mask>"
@@ -156,7 +156,7 @@ class TextModel:
         except (RuntimeError, AssertionError) as error:  # the latter of a build of torch without CUDA
             raise ValueError(f"device {device} cannot be used: {str(error).partition(chr(10))[0]}") from None
         # Read now: a run that is not finished may delete the checkpoint later.
-        self._run = None if read_config(self.folder).get("model_type") == MODEL_TYPE else load_run(self.folder)
+        self._run = None if of_export(self.folder) else load_run(self.folder)
 
     def __repr__(self) -> str:
         cfg = self._encoder.encoder.cfg

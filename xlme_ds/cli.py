@@ -4,6 +4,7 @@ overrides."""
 import inspect
 import io
 import os
+import shlex
 import sys
 import textwrap
 from dataclasses import MISSING, fields
@@ -52,6 +53,15 @@ def program(command: str) -> str:
         return f"xlme {command}"
     of_package = called.parts[-2:] == ("xlme_ds", "__main__.py")
     return f"python -m xlme_ds{' ' if of_package else '.'}{command}"
+
+
+def called() -> str:
+    """The command line of this process."""
+    parts = Path(sys.argv[0]).with_suffix("").parts
+    program = ["xlme"] if parts[-1:] == ("xlme",) else ["python", Path(sys.argv[0]).name]
+    if "xlme_ds" in parts:
+        program = ["python", "-m", ".".join(parts[parts.index("xlme_ds") :]).removesuffix(".__main__")]
+    return shlex.join([*program, *sys.argv[1:]])
 
 
 def _join_docstring_lines() -> None:

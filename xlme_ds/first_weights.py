@@ -26,9 +26,8 @@ from .objectives.protocol import FirstWeights
 from .trained.encoders import load_encoder, load_whole_export
 from .trained.exports import DIFFERENCE, DIFFERENCE_FILE, EXPORTED_SETTINGS, GENERATOR_FOLDER, WHICH, read_heads
 from .trained.runs import MODEL_FOLDER, TrainedRun, in_blocks, load_run, main_encoder
-from .trained.settings import MODEL_TYPE, read_config, read_settings, read_vocabulary
+from .trained.settings import read_config, read_settings, read_vocabulary
 from .trained.weights import read_weights
-from .xlm_roberta import read_xlm_roberta
 
 _MAY_DIFFER = ("discriminator_layers", "init_std", "layout", "language_embeddings")
 # Settings of a model that must be those of the one that it starts from.
@@ -193,8 +192,6 @@ def _source_encoder(folder: Path, which: Which | None = None) -> _SourceEncoder:
         encoder, prefix = run.encoder(which), () if run.task else run.encoders[which or main_encoder(run.encoders)]
         heads = {name: value for name, value in run.state.items() if name.startswith(prefix)}
         return _SourceEncoder(encoder, heads, run.vocabulary)
-    if config.get("model_type", MODEL_TYPE) != MODEL_TYPE:
-        return _SourceEncoder(*read_xlm_roberta(folder))
     encoder, vocabulary = load_encoder(folder, which)
     return _SourceEncoder(encoder, read_heads(folder, which), vocabulary)
 

@@ -22,7 +22,7 @@ from ..data.vocabulary import MODEL_FILE
 from ..folders import at_step, checkpoints_of, is_checkpoint_name, saved_step
 from ..io.errors import in_words
 from ..io.folders import made_whole
-from ..trained.exports import DIFFERENCE, DIFFERENCE_FILE, EMBEDDING, GENERATOR_FOLDER, PREFIX, SENTENCEPIECE_FILE
+from ..trained.exports import DIFFERENCE, DIFFERENCE_FILE, GENERATOR_FOLDER, SENTENCEPIECE_FILE, embedding_name
 from ..trained.runs import (
     MODEL_FOLDER,
     TrainedRun,
@@ -186,9 +186,9 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
         prints = [before + one for before, one in zip(prints, checksums, strict=True)]
     _refuse_twins(models, prints)
     if (out / DIFFERENCE_FILE).exists():  # the mean of sums is rounded otherwise than the sum of means
-        of_generator = read_weights(out / GENERATOR_FOLDER / WEIGHTS_FILE)[PREFIX + EMBEDDING]
-        state = read_weights(out / WEIGHTS_FILE)
-        state[PREFIX + EMBEDDING] = of_generator + read_weights(out / DIFFERENCE_FILE)[DIFFERENCE]
+        of_generator, state = (read_weights(folder / WEIGHTS_FILE) for folder in (out / GENERATOR_FOLDER, out))
+        difference = read_weights(out / DIFFERENCE_FILE)[DIFFERENCE]
+        state[embedding_name(state)] = of_generator[embedding_name(of_generator)] + difference
         save_weights(state, out / WEIGHTS_FILE, {"format": "pt"})
     if (card := out / "README.md").exists():
         names_of = ", ".join(f"`{folder.name}`" for folder in models)

@@ -3,7 +3,7 @@
 They are read from the files that the tests left in the folders of the runs, and from the runs' own records.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -40,6 +40,8 @@ MEASURES = {
 }  # in the order of tables
 LOSSES = ("mlm", "tlm")  # in nats, XLM-E's are its generator's; not those of training, where masks differ by system
 SCORES = "scores"  # folder of the tests of a run, in the run's
+# Colours by their place, as in docs/results/: XLM-E, and XLM-R with or without pairs.
+_COLOURED = ("xlme", "xlmr_tlm", "xlme_all_tokens", "xlmr", "ernie_m", "xlm")
 UNTRAINED = "-untrained"  # ends the name of a fine-tuning that starts from random weights
 
 
@@ -282,7 +284,7 @@ def _cell(values: Sequence[float], places: int = 1) -> str:
 
 def plot(runs: Sequence[RunScores], stem: Path) -> None:
     """Write `stem`.png and `stem`.svg: a panel a measure, score over operations; dots are runs, lines pass through
-    their means, and the bands are the trends', one tenfold beyond the largest budget."""
+    their means, and the bands are the trends'."""
     measures = measured(runs)
     sizes = {"axes.titlesize": 9, "axes.labelsize": 8}
     with matplotlib.rc_context(
@@ -300,12 +302,18 @@ def plot(runs: Sequence[RunScores], stem: Path) -> None:
         save_figure(figure, stem)
 
 
+def colour_of(name: str, names: Iterable[str]) -> str:
+    """The colour of a system, the same in every picture that has at most those of `_COLOURED`; of others by their place
+    among the `names`."""
+    others = [other for other in names if other not in _COLOURED]
+    return f"C{_COLOURED.index(name)}" if name in _COLOURED else f"C{len(_COLOURED) + others.index(name)}"
+
+
 def _panel(axes: Axes, runs: Sequence[RunScores], measure: str) -> None:
     points = _points(runs, measure)
     lines = trends(points)
-    last = max(run.flops for run in runs)
-    for number, (name, values) in enumerate(points.items()):
-        colour = f"C{number}"
+    for name, values in points.items():
+        colour = colour_of(name, points)
         by_budget = {
             run.budget: [one for one in runs if (one.system, one.budget) == (name, run.budget)]
             for run in sorted(runs, key=lambda run: run.budget)
@@ -317,7 +325,8 @@ def _panel(axes: Axes, runs: Sequence[RunScores], measure: str) -> None:
             [flops for flops, _ in values], [y for _, y in values], "o", color=colour, markersize=4, label=drawn(name)
         )
         if name in lines:
-            x = np.linspace(np.log10(min(flops for flops, _ in values)), np.log10(10 * last), 60)
+            flops = [flops for flops, _ in values]
+            x = np.linspace(np.log10(min(flops)), np.log10(max(flops)), 60)
             middle, half = np.array([lines[name].at(at) for at in x]).T
             axes.plot(10**x, middle, "--", color=colour, linewidth=0.8)
             axes.fill_between(10**x, middle - half, middle + half, color=colour, alpha=0.12, linewidth=0)

@@ -179,10 +179,12 @@ def data_parallel(engine: EngineConfig, rank: int, world: int) -> tuple[int, int
 def process_group(
     engine: EngineConfig, watchdog_minutes: float = TrainConfig.watchdog_minutes
 ) -> Iterator[tuple[int, int]]:
-    """`start_process_group`, and leaving it."""
+    """`start_process_group`, and leaving it as it was before: for the next run of this process."""
+    linear = torch.nn.functional.linear
     try:
         yield start_process_group(engine, watchdog_minutes)
     finally:
+        torch.nn.functional.linear = linear  # ZeRO-3 replaces it for good, by one that sums in another order
         if dist.is_initialized():
             from deepspeed import comm  # it keeps groups of its own, which the next run of this process must not use
 

@@ -21,7 +21,7 @@ from ..objectives.protocol import Pretraining
 from ..trained.encoders import initial_encoder, load_encoder, load_encoder_and_step, load_whole_export
 from ..trained.exports import GENERATOR_FOLDER, read_heads
 from ..trained.runs import TrainedRun, load_run
-from ..trained.settings import MODEL_TYPE, objective_and_seed, read_config
+from ..trained.settings import objective_and_seed, of_export, read_config
 from ..trained.weights import require_finite, weights_sha256
 
 _HEAD = "masked_head."
@@ -104,7 +104,7 @@ def load_predictors(models: Models, untrained: bool) -> list[Predictor]:
     """
     predictors: list[Predictor] = []
     for folder, name in _named(models):
-        run = _exported_run(folder) if read_config(folder).get("model_type") == MODEL_TYPE else load_run(folder)
+        run = _exported_run(folder) if of_export(folder) else load_run(folder)
         if run.task:
             raise ValueError(f"{folder} was fine-tuned and predicts no tokens: name the run that it started from")
         # Tokens that masking leaves in place or replaces by others are easier or harder to predict.

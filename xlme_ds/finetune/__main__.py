@@ -1,15 +1,15 @@
-"""Fine-tuning: `deepspeed --module xlme_ds.finetune --task NAME --model DIR --data DIR [DIR …] --out DIR [--section.key
-value …]`.
+"""Fine-tuning: `xlme finetune --task NAME --model DIR --data DIR [DIR …] --out DIR [--section.key value …]` on one
+process, after `xlme launch --gpus N` on several.
 
-The same with `python -m xlme_ds.finetune` runs on one process. Trains on English, scores every language that has
+Trains on English, scores every language that has
 labels, writes predictions of all of them and scores.json; a second call with the same folder resumes. With several
 seeds or --grid every run has a folder of its own in --out, and --number N does the N-th of them alone, as a job array
 does.
 """
 
-import json
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -72,11 +72,21 @@ def _run(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] |
     if scores is None:
         return None
     if "mean" in scores:
-        dev = (scores["dev"] or {}).get("mean")
-        print(f"{job.done}: {json.dumps({'mean': scores['mean'], 'gap': scores.get('gap'), 'dev': dev})}", flush=True)
+        print("\n".join([*score_table(scores), str(job.done)]), flush=True)
     for code, path in scores["unlabelled"].items():
         print(f"{code}: no labels: predictions in {job.out / path}", flush=True)
     return scores
+
+
+def score_table(scores: Mapping[str, Any]) -> list[str]:
+    """The scores in per cent: a line a language, their mean, English less the mean of the others, and the dev sets."""
+    languages, metrics = scores["languages"], scores["metric"]
+    rows = languages | {f"mean of {len(languages)}": scores["mean"]}
+    rows |= {"en - others": scores["gap"]} if "gap" in scores else {}
+    rows |= {"mean of dev sets": scores["dev"]["mean"]} if scores["dev"] else {}
+    width = max(map(len, rows))
+    lines = [f"{name:<{width}}" + "".join(f"{row[metric]:>10.1f}" for metric in metrics) for name, row in rows.items()]
+    return [f"{scores['task']:<{width}}" + "".join(f"{metric:>10}" for metric in metrics), *lines]
 
 
 if __name__ == "__main__":

@@ -199,9 +199,11 @@ def _scores(model: TaskModel, prepared: Prepared, job: Job, place: tuple[int, in
     cfg = saved.encoder.cfg
     files = [("test", source) for source in sets.test] + [("dev", source) for source in sets.dev]
     scores: Scores = {}
-    for purpose, source in files[rank::world]:
+    for number, (purpose, source) in enumerate(files[rank::world], start=1):
         if stop.received is not None:
             break
+        if rank == 0:
+            print(f"{job.out}: scoring {source.path.name}, {number} of {len(files[::world])}", flush=True)
         held_out = source.split == "train"
         examples = training_examples(source, task, tuning, held_out) if held_out else read(source, task)
         features = featurise(

@@ -8,7 +8,7 @@ this file knows gets a panel of its own, so a new metric shows up without a chan
 import io
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -29,10 +29,13 @@ _TITLES = {
     "grad_norm": "Gradient norm",
     "tokens_per_s": "Tokens per second",
     "flops_per_s": "Achieved FLOP/s",
+    "peak_fraction": "Share of the processors' peak (1 is all of it)",
+    "data_wait": "Waiting for data (share of a step)",
+    "memory_gib": "Largest memory of a process (GiB)",
 }
 _BASELINE = "unigram_nll"
 _CHANCE = 0.5  # of an AUC
-_NOT_DRAWN = {"step", "tokens", "skipped_steps"}
+_NOT_DRAWN = {"step", "tokens", "skipped_steps", "seconds_left"}
 _MOST_POINTS = 500  # a curve of a long run is averaged down to this many points
 
 # Drawn colour -> the template's variable. Every colour a figure uses is one of these.
@@ -70,6 +73,13 @@ _STYLE = {
 }
 
 
+class Panel(NamedTuple):
+    """A figure, and what a legend explains of it: `mono`, `para`, `all`, `raw`, `heldout`, `baseline`."""
+
+    svg: Markup
+    marks: set[str]
+
+
 def family(key: str, known: Quantities) -> tuple[str, str]:
     """The title of the panel of a logged key, and its series there: `mono`, `para`, or `all` for one of no task."""
     of_task = key.rpartition("_")[2]
@@ -82,7 +92,7 @@ def family(key: str, known: Quantities) -> tuple[str, str]:
     return quantity["title"] + unit, quantity["task"] or series
 
 
-def curves(metrics: Records, heldout: Records, known: Quantities, borders: Sequence[int] = ()) -> dict[str, Markup]:
+def curves(metrics: Records, heldout: Records, known: Quantities, borders: Sequence[int] = ()) -> dict[str, Panel]:
     """By title the panel of every logged quantity: raw values thin, smoothed ones thick, held-out text as points.
 
     What is `known` of the objective's comes after the loss, then the rest in the order in which it was logged. At the
@@ -104,8 +114,8 @@ def _panel(
     heldout: Records,
     known: Quantities,
     borders: Sequence[int],
-) -> Markup:
-    axes = _new_axes(4.6, 2.8)
+) -> Panel:
+    axes, marks = _new_axes(4.6, 2.8), set(keys)
     for step in borders:
         axes.axvline(step, color=MUTED, linewidth=0.8, linestyle=":")
     axes.margins(y=0.08)
@@ -117,8 +127,11 @@ def _panel(
         if known.get(key, {}).get("unigram"):
             for baseline in points(heldout, f"{_BASELINE}_{series}")[1][-1:]:
                 axes.axhline(baseline, color=colour, linewidth=1.2, linestyle=(0, (5, 3)))
+                marks.add("baseline")
+        marks |= {name for name, records in (("raw", metrics), ("heldout", heldout)) if len(points(records, key)[0])}
     if any(key.startswith("auc_") for key in keys.values()):
         axes.axhline(_CHANCE, color=MUTED, linewidth=1, linestyle="--")
+        marks.add("baseline")
     axes.set_ylim(axes.get_ylim())  # it need not hold the noise of the raw values
     for series, key in keys.items():
         axes.plot(*thin(*points(metrics, key)), color=_COLOURS[series], linewidth=0.8, alpha=0.3, zorder=1.5)
@@ -126,7 +139,7 @@ def _panel(
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(lambda value, _: number(value))
-    return _svg(axes, title)
+    return Panel(_svg(axes, title), marks)
 
 
 def dimensions_by_layer(records: Records) -> Markup:

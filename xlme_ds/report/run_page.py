@@ -56,12 +56,13 @@ def _page_of(run: RunFiles) -> str:
     return render(
         "run_page.html",
         run=run,
-        title=_checked("config.json", lambda: settings.get("name")) or run.name,
+        name=_checked("config.json", lambda: settings.get("name")),
+        started=_checked("config.json", lambda: _started(run.config or {})),
         going_on=_checked("config.json or samples.json", lambda: _going_on(run, settings.get("train", {}))),
         about=_checked("config.json", lambda: run.objective["description"]),
         cards=_checked("config.json, metrics.jsonl or heldout.jsonl", lambda: list(_cards(run))),
-        losses={title: svg for title, svg in panels.items() if title in first and run.heldout},
-        panels={title: svg for title, svg in panels.items() if title not in first or not run.heldout},
+        losses={title: panel for title, panel in panels.items() if title in first and run.heldout},
+        panels={title: panel for title, panel in panels.items() if title not in first or not run.heldout},
         dimensions=_checked(
             "dimensions.jsonl", lambda: figures.dimensions_by_layer(run.dimensions) if run.dimensions else None
         ),
@@ -69,8 +70,11 @@ def _page_of(run: RunFiles) -> str:
         gaps=_checked("config.json", lambda: _gaps(run, settings)),
         shares=_checked("languages.json", lambda: _language_shares(run.languages or {})),
         retrieval=_checked("retrieval.json", lambda: _retrieval(run.retrieval) if run.retrieval else None),
-        samples=_checked("samples.json", lambda: _sentences(run.samples) if run.samples else None),
-        settings=flatten(run.config or {}),
+        samples=_checked("samples.json", lambda: _sentences(run.samples, run.languages or {}) if run.samples else None),
+        scores=_checked("scores.json", lambda: _scores(run.scores) if run.scores else None),
+        settings=flatten(
+            {key: value for key, value in (run.config or {}).items() if key not in ("started", "command")}
+        ),
         tasks=_TASKS,
         named=named,
         tag=tag,
@@ -78,6 +82,20 @@ def _page_of(run: RunFiles) -> str:
         nats=nats,
         percent=percent,
     )
+
+
+def _started(config: Mapping[str, Any]) -> str:
+    """When the run was started, and its command."""
+    command = f": {config['command']}" if config.get("command") else ""
+    return f"Started {config['started']} UTC{command}" if config.get("started") else ""
+
+
+def _scores(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """The scores of fine-tuning as a table: a row a language, then the mean."""
+    metrics = list(scores["metric"])
+    rows = {code: [one[metric] for metric in metrics] for code, one in scores["languages"].items()}
+    mean = [scores["mean"][metric] for metric in metrics] if rows else []
+    return {"task": scores["task"], "metrics": metrics, "rows": rows, "mean": mean, "split": scores["split"]}
 
 
 def _checked(file: str, build: Callable[[], Any]) -> Any:
@@ -229,8 +247,9 @@ def _both_ways(scores: Mapping[str, list[float]]) -> Any:
     return (np.array(scores["en_xx"]) + np.array(scores["xx_en"])) / 2
 
 
-def _sentences(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Real sentences with a model's tokens in the masked places and, where it judges tokens, its verdict on each.
+def _sentences(samples: Sequence[Mapping[str, Any]], languages: Mapping[str, Any]) -> dict[str, Any]:
+    """Real sentences with a model's tokens in the masked places and, where it judges tokens, its verdict on each; those
+    in English and German come first, then those of the largest shares in `languages`.
 
     A token is flagged from the `threshold` on: when its score is among the N highest of all the samples, N being the
     number of replaced tokens in them. A threshold of 0.5 would flag next to nothing while replaced tokens are a rare
@@ -241,7 +260,8 @@ def _sentences(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     judged = [token for token in tokens if token["score"] is not None and token["original"] not in _SPECIAL]
     replaced = sum(bool(token["replaced"]) for token in judged)
     threshold = sorted((token["score"] for token in judged), reverse=True)[replaced - 1] if replaced else math.inf
-    shown = [_with_verdicts(sample, threshold) for sample in samples]
+    ordered = sorted(samples, key=lambda sample: _place(sample["language"], languages.get(sample["task"], {})))
+    shown = [_with_verdicts(sample, threshold) for sample in ordered]
     return {
         # Pairs first: one side of each is English.
         "by_task": {task: [sample for sample in shown if sample["task"] == task] for task in reversed(_TASKS)},
@@ -249,6 +269,13 @@ def _sentences(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "totals": sum((sample["counts"] for sample in shown), Counter()),
         "judged": any(token["score"] is not None for token in tokens),
     }
+
+
+def _place(language: str, shares: Mapping[str, Any]) -> tuple[int, float]:
+    """Where the sentence of a language or pair comes on the page: a pair counts as the language next to English."""
+    codes = [code for code in language.split("–") if code != "en"] or ["en"]
+    share = next((shares[key]["share"] for key in (language, language.replace("–", "-")) if key in shares), 0.0)
+    return {"en": 0, "de": 1}.get(codes[0], 2), -share
 
 
 def _with_verdicts(sample: Mapping[str, Any], threshold: float) -> dict[str, Any]:

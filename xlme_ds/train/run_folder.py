@@ -8,10 +8,12 @@ import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
+from ..cli import called
 from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from ..data.order import phases
 from ..folders import at_step, checkpoints_of, saved_step
@@ -126,6 +128,8 @@ class RunFolder:
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES} | {"python": sys.version.split()[0]}
         content = {"config": asdict(config), "versions": versions, "world_size": world, "data": data}
         content |= {"parameters": parameters, "objective": objective, "run": identity}
+        now = datetime.now(UTC).isoformat(" ", "minutes").removesuffix("+00:00")
+        content |= {"started": (self._stored() or {}).get("started", now), "command": called()}
         done = self.path / FINISHED
         ended = read_object(done)["steps"] if done.exists() else None
         if ended != config.train.steps and checkpoints_of(self.path):  # it was made longer, or stopped in its report

@@ -10,7 +10,7 @@ from ..models.text_encoder import TextEncoder, Which, take_encoder
 from ..objectives import objective_of
 from .exports import folder_of_encoder, load_export
 from .runs import TrainedEncoder, TrainedRun, load_run, main_encoder
-from .settings import MODEL_TYPE, read_config
+from .settings import of_export
 
 # Functions that read exports of whole models: each returns a run, or None for a folder that is none of its own.
 WHOLE_EXPORTS = ("xlme_ds.translate.exports:load_with_decoder",)
@@ -26,7 +26,7 @@ def load_encoder(folder: Path, which: Which | None = None) -> TrainedEncoder:
 
 def load_encoder_and_step(folder: Path, which: Which | None = None) -> tuple[TrainedEncoder, int | None]:
     """`load_encoder`, and the step of the checkpoint that was read (see `TrainedRun`)."""
-    if read_config(folder).get("model_type") == MODEL_TYPE:
+    if of_export(folder):
         return load_export(folder_of_encoder(folder, which)), None
     run = load_run(folder)
     return TrainedEncoder(run.encoder(which), run.vocabulary), run.step

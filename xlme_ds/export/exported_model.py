@@ -1,0 +1,38 @@
+"""One encoder with its head or decoder, which is exported."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from ..models.text_encoder import TextEncoder, Which
+
+ModelType = Literal["xlme", "xlm-roberta"]
+Architecture = Literal[
+    "XLMEModel",
+    "XLMEForPreTraining",
+    "XLMEForMaskedLM",
+    "XLMEForTokenClassification",
+    "XLMEForSequenceClassification",
+    "XLMEForQuestionAnswering",
+    "XLMEForConditionalGeneration",
+]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One encoder with the head that was trained on it, or the decoder.
+
+    `architecture`: the class in `remote/` whose head it has. `state` holds the head's parameters, under
+    the names of that class (`head.weight`, …); other entries are not read. `labels`: names of the head's classes.
+    `separators`: `</s>` between two texts, where they are not those of the model's layout: XLM-R has 2.
+    `which`: the encoder's name in the model that was pre-trained.
+    """
+
+    encoder: TextEncoder
+    architecture: Architecture
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+    labels: Sequence[str] = ()
+    separators: int = 0
+    which: Which | None = None
