@@ -59,7 +59,7 @@ FLOORS = {
     "xlme_ds.quickstart": 8,
 }
 SHARED_WITH_DATA_PREP = {
-    f"xlme_ds.data.{name}" for name in ("schema", "vocabulary", "corrupt", "row_index", "compiled")
+    f"xlme_ds.data.{name}" for name in ("schema", "vocabulary", "corrupt", "shards", "compiled")
 } | {f"xlme_ds.io.{name}" for name in ("errors", "files", "folders")}
 
 

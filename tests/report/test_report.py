@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from tests.launch import python
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.objectives import described
 from xlme_ds.report import by_language, figures, run_page
+from xlme_ds.report.__main__ import main
 from xlme_ds.report.run_page import write_report
+from xlme_ds.report.runs_page import write_comparison
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 40
@@ -505,3 +508,61 @@ def test_number(value: float, text: str) -> None:
 )
 def test_duration(seconds: float, text: str) -> None:
     assert run_page.duration(seconds) == text
+
+
+def test_runs_side_by_side(run: Path, tmp_path: Path) -> None:
+    """What differs, the last figures of each, and a curve of each in one panel."""
+    other = tmp_path / "elsewhere" / "other [b] $x$ <i>"
+    shutil.copytree(run, other)
+    config = json.loads((run / "config.json").read_text())
+    config["config"] |= {"seed": 2, "model": {"width": 128, "parts": [1, 2]}}
+    (other / "config.json").write_text(json.dumps(config))
+    write_lines(other / "heldout.jsonl", [heldout(step) | {"mlm": 5.25} for step in (0, STEPS)])
+    (other / "retrieval.json").unlink()
+    page = tmp_path / "both.html"
+    main(["--runs", str(run), str(other), "--out", str(page)])
+    html = page.read_text(encoding="utf-8")
+    text = " ".join(Page(html).text.split())
+    assert "trial other [b] $x$ <i>" in text and "2 runs side by side" in text
+    assert "Masked-token loss (nats a token), monolingual 6.037 5.250" in text
+    assert "retrieval, best layer 47.5% –" in text and "step 40 40" in text and "tokens 40K 40K" in text
+    assert (
+        "model.width 96 128" in text and "seed – 2" in text and "model.parts – 1 2" in text and "name tiny" not in text
+    )
+    (panel,) = re.findall(
+        r"<figcaption>Masked-token loss \(nats a token\), monolingual</figcaption>(.*?)</figure>", html, re.S
+    )
+    assert "var(--run0)" in panel and "var(--run1)" in panel and "var(--run2)" not in panel
+    assert not re.search(r'(?:src|href)="(?!#)', html)
+    write_comparison([run, other], tmp_path / "again.html")
+    assert (tmp_path / "again.html").read_bytes() == page.read_bytes()
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(run: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(run, tmp_path / "elsewhere" / "trial")
+    text = Page(write_comparison([run, other], tmp_path / "both.html").read_text(encoding="utf-8")).text
+    assert f" {run} " in text and f" {other} " in text and "None." in text
+
+
+def test_runs_without_records(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    text = Page(
+        write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "c.html").read_text(encoding="utf-8")
+    ).text
+    assert "No run has logged an evaluation" in text and "No step has been logged" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "name one run with --run, or several with --runs"),
+        (["--run", "a", "--runs", "a", "b"], "name one run with --run, or several with --runs"),
+        (["--runs", "a"], "--runs names 1 of the runs to set side by side: name 2 to 8"),
+        (["--runs", "a", "b"], "a is not a folder"),
+    ],
+)
+def test_which_runs(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    assert said in capsys.readouterr().err

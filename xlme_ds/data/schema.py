@@ -1,6 +1,6 @@
 """The contract between data preparation and training: Arrow schemas, special token ids, rows, and manifests.
 
-This module, `row_index`, `vocabulary`, `corrupt`, `compiled` and `xlme_ds.io` are all of `xlme_ds` that `data_prep`
+This module, `shards`, `vocabulary`, `corrupt`, `compiled` and `xlme_ds.io` are all of `xlme_ds` that `data_prep`
 imports; this one needs no library but pyarrow.
 
 Three kinds of shard exist, all uncompressed Arrow IPC files, so that reading is a memory map:

@@ -4,12 +4,14 @@ import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 FORMAT = 1  # the key `format` of every JSON file that this package writes and reads again; readers take no other
+TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # names that `replacing` gives
 _CHECKSUM = "sha256"  # the key of an object's checksum of itself
 
 

@@ -45,33 +45,35 @@ def write_report(run: Path) -> Path:
 
 
 def _page_of(run: RunFiles) -> str:
-    settings: dict[str, Any] = _checked("config.json", lambda: {} | (run.config or {}).get("config", {}))
-    quantities = _checked("config.json", lambda: run.objective["quantities"])
-    panels = _checked(
-        "metrics.jsonl or heldout.jsonl",
-        lambda: figures.curves(run.metrics, run.heldout, quantities, [first for first, _ in _phases(settings)][1:]),
-    )
+    settings: dict[str, Any] = checked("config.json", lambda: {} | (run.config or {}).get("config", {}))
+    quantities = checked("config.json", lambda: run.objective["quantities"])
     # Those with the unigram model's line, of held-out text, come before the others.
     first = {figures.family(key, quantities)[0] for key, known in quantities.items() if known["unigram"]}
+    apart = first if run.heldout else set()
+    borders = [step for step, _ in _phases(settings)][1:]
+    panels = checked(
+        "metrics.jsonl or heldout.jsonl",
+        lambda: figures.curves(run.metrics, run.heldout, quantities, borders, apart),
+    )
     return render(
         "run_page.html",
         run=run,
-        name=_checked("config.json", lambda: settings.get("name")),
-        started=_checked("config.json", lambda: _started(run.config or {})),
-        going_on=_checked("config.json or samples.json", lambda: _going_on(run, settings.get("train", {}))),
-        about=_checked("config.json", lambda: run.objective["description"]),
-        cards=_checked("config.json, metrics.jsonl or heldout.jsonl", lambda: list(_cards(run))),
-        losses={title: panel for title, panel in panels.items() if title in first and run.heldout},
-        panels={title: panel for title, panel in panels.items() if title not in first or not run.heldout},
-        dimensions=_checked(
+        name=checked("config.json", lambda: settings.get("name")),
+        started=checked("config.json", lambda: started(run.config or {})),
+        going_on=checked("config.json or samples.json", lambda: _going_on(run, settings.get("train", {}))),
+        about=checked("config.json", lambda: run.objective["description"]),
+        cards=checked("config.json, metrics.jsonl or heldout.jsonl", lambda: list(_cards(run))),
+        losses={title: panel for title, panel in panels.items() if title in apart},
+        panels={title: panel for title, panel in panels.items() if title not in apart},
+        dimensions=checked(
             "dimensions.jsonl", lambda: figures.dimensions_by_layer(run.dimensions) if run.dimensions else None
         ),
-        by_language=_checked("heldout_languages.jsonl", lambda: heldout_languages(run.heldout_languages, quantities)),
-        gaps=_checked("config.json", lambda: _gaps(run, settings)),
-        shares=_checked("languages.json", lambda: _language_shares(run.languages or {})),
-        retrieval=_checked("retrieval.json", lambda: _retrieval(run.retrieval) if run.retrieval else None),
-        samples=_checked("samples.json", lambda: _sentences(run.samples, run.languages or {}) if run.samples else None),
-        scores=_checked("scores.json", lambda: _scores(run.scores) if run.scores else None),
+        by_language=checked("heldout_languages.jsonl", lambda: heldout_languages(run.heldout_languages, quantities)),
+        gaps=checked("config.json", lambda: _gaps(run, settings)),
+        shares=checked("languages.json", lambda: _language_shares(run.languages or {})),
+        retrieval=checked("retrieval.json", lambda: _retrieval(run.retrieval) if run.retrieval else None),
+        samples=checked("samples.json", lambda: _sentences(run.samples, run.languages or {}) if run.samples else None),
+        scores=checked("scores.json", lambda: _scores(run.scores) if run.scores else None),
         settings=flatten(
             {key: value for key, value in (run.config or {}).items() if key not in ("started", "command")}
         ),
@@ -84,7 +86,7 @@ def _page_of(run: RunFiles) -> str:
     )
 
 
-def _started(config: Mapping[str, Any]) -> str:
+def started(config: Mapping[str, Any]) -> str:
     """When the run was started, and its command."""
     command = f": {config['command']}" if config.get("command") else ""
     return f"Started {config['started']} UTC{command}" if config.get("started") else ""
@@ -98,7 +100,7 @@ def _scores(scores: Mapping[str, Any]) -> dict[str, Any]:
     return {"task": scores["task"], "metrics": metrics, "rows": rows, "mean": mean, "split": scores["split"]}
 
 
-def _checked(file: str, build: Callable[[], Any]) -> Any:
+def checked(file: str, build: Callable[[], Any]) -> Any:
     """The result of `build`; where a file lacks something or has another form, an error that names the file."""
     try:
         return build()
@@ -240,6 +242,11 @@ def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
         "mean": means_by_time,
         "learnt": means_by_time.get("after", 0) > max(means_by_time.get("before", 0), 1 / values["candidates"]),
     }
+
+
+def best_retrieval(values: Mapping[str, Any]) -> float:
+    """The mean of both directions at the best layer after training."""
+    return float(max(_both_ways(values["after"]["overall"])))
 
 
 def _both_ways(scores: Mapping[str, list[float]]) -> Any:

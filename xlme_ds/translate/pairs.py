@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..io.files import read_json, write_json, write_text
+from ..io.files import read_object, write_object, write_text
 from .text import Translator, translate_lines
 
 _LINES = 2000  # of one part
@@ -41,8 +41,8 @@ class PairFolder:
         record = self.folder / f".{self.path('json').name}"
         if not there and not record.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_json(record, settings)
-        if not record.exists() or read_json(record, dict) != settings:
+            write_object(record, settings)
+        if not record.exists() or read_object(record) != settings:
             raise ValueError(
                 f"{self.folder} has pairs of other text, another model or other settings: name another folder, or "
                 "delete it"
@@ -64,8 +64,8 @@ class PairFolder:
                 uncut = [pair for n, pair in enumerate(zip(of_part, translated.lines, strict=True)) if n not in cut]
                 pairs = [pair for pair in uncut if all(side.strip() for side in pair)]
                 empty = sum(not line.strip() for line in of_part)
-                write_json(self._part(first), {"pairs": pairs, "cut": len(cut), "empty": empty})
-        parts = [read_json(self._part(first), dict) for first in numbers]
+                write_object(self._part(first), {"pairs": pairs, "cut": len(cut), "empty": empty})
+        parts = [read_object(self._part(first)) for first in numbers]
         pairs = [pair for part in parts for pair in part["pairs"]]
         for number, code in enumerate((self.source, self.to)):  # the translations last: they say that all is there
             write_text(self.path(code), "".join(f"{pair[number]}\n" for pair in pairs))
