@@ -270,7 +270,7 @@ def write_conll(folder: Path) -> Path:
 def test_words_on_two_ranks_and_after_a_stop(base: Path, tmp_path: Path) -> None:
     """Two ranks under ZeRO-3 learn the tags, and one that was stopped ends bit for bit like one that was not."""
     data = write_entities(tmp_path / "panx")
-    zero3 = ["--tuning.epochs", 3, "--tuning.batch", 8, "--engine.deepspeed", "zero3_cpu"]
+    zero3 = ["--tuning.epochs", 4, "--tuning.batch", 8, "--engine.deepspeed", "zero3_cpu"]
     for result in run_ranks(2, words(base, "ner", data, tmp_path / "whole", *zero3)):
         assert result.returncode == 0, result.stderr
     found = scores(tmp_path / "whole")
@@ -311,7 +311,7 @@ def test_words_on_two_ranks_and_after_a_stop(base: Path, tmp_path: Path) -> None
 
 def test_pairs_over_seeds_as_a_job_array_does(base: Path, tmp_path: Path) -> None:
     data = write_pairs(tmp_path / "pawsx")
-    more = ["--seeds", 1, 2, "--tuning.epochs", 12, "--tuning.batch", 16, "--tuning.dropout", 0]
+    more = ["--seeds", 1, 2, "--tuning.epochs", 20, "--tuning.batch", 16, "--tuning.dropout", 0]
     listed = finetune(words(base, "pawsx", data, tmp_path / "out", *more, "--list"))
     assert listed.stdout.split() == [str(tmp_path / "out" / "seed1"), str(tmp_path / "out" / "seed2")]
     assert finetune(words(base, "pawsx", data, tmp_path / "out", *more, "--number", 1)).returncode == 0
