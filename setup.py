@@ -45,6 +45,7 @@ EXTRAS = {
     # packages.
     "bench": ["datasets>=4", "tokenizers>=0.21", "transformers>=4.57"],
     "hf": ["tokenizers>=0.21", "transformers>=4.57"],  # an export is written with the first and loaded with the second
+    "onnx": ["transformers>=4.57", "onnx>=1.19", "onnxscript>=0.5"],  # export --onnx
     "translate": ["sacrebleu>=2.4"],  # BLEU and chrF
     "finetune": ["seqeval>=1.2.2"],  # F1 of entities
     "langid": ["py3langid>=0.4,<0.5"],  # the filter `language`; its model is a file of the package
@@ -61,6 +62,9 @@ EXTRAS = {
         "ruff>=0.12",
         "mypy>=1.15",
         "transformers>=4.57",  # parity tests against Hugging Face's XLM-R
+        "onnx>=1.19",
+        "onnxscript>=0.5",
+        "onnxruntime>=1.23",  # runs what export --onnx writes
         "seqeval>=1.2.2",
         "sentence-transformers[train]>=5",  # loads an export and trains it
         "scikit-learn>=1.6",  # AUC, F1, accuracy and retrieval against a second opinion

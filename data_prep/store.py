@@ -13,7 +13,6 @@ import hashlib
 import io
 import json
 import os
-import re
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -26,10 +25,8 @@ import pyarrow as pa
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import warn
 from xlme_ds.data.schema import Manifest, Shard, read_manifest
-from xlme_ds.io.files import file_sha256, read_signed, replacing, to_disk, write_signed
-from xlme_ds.io.folders import lock
-
-_TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # names that `replacing` gives
+from xlme_ds.io.files import TEMPORARY, file_sha256, read_signed, replacing, to_disk, write_signed
+from xlme_ds.io.folders import lock, make_folder
 
 
 def _between(path: Path, folder: Path) -> list[Path]:
@@ -60,7 +57,7 @@ class Stage:
         held.enter_context(lock(self.folder))
         for leftover in self.folder.rglob(".*.tmp"):
             theirs = any((place / "settings.json").exists() for place in _between(leftover, self.folder))
-            if _TEMPORARY.fullmatch(leftover.name) and not theirs:
+            if TEMPORARY.fullmatch(leftover.name) and not theirs:
                 leftover.unlink()
         path = self.folder / "settings.json"
         self.begun()
@@ -190,14 +187,6 @@ def written_files(result: dict[str, Any]) -> list[Shard]:
     """The files that a task wrote, from its result."""
     files = result.get("shard"), *result.get("shards", ()), *result.get("files", ())
     return [Shard(**file) for file in files if file]
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, and have their names on the disk."""
-    if not folder.is_dir():
-        make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
-        to_disk(folder.parent)
 
 
 def is_whole(root: Path, file: Shard) -> bool:

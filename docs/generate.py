@@ -34,13 +34,14 @@ def commands() -> str:
     from data_prep.__main__ import STAGES
     from xlme_ds.__main__ import COMMANDS
 
-    pages = ["# Commands\n\nEvery command, as `--help` prints it. `python -m xlme_ds` is the same as `xlme`.\n"]
+    pages = ["# Commands\n\nEvery command, as `--help` prints it; of `pretrain` as `--help-all` does.\n"]
     calls = [("xlme", ["xlme_ds"])]
     calls += [(f"xlme {name}", ["xlme_ds", name]) for name in COMMANDS if name != "prep"]
     calls += [(f"data_prep {name}", ["data_prep", name]) for name in STAGES]
     variables = os.environ | {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "80", "PYTHONPATH": str(ROOT)}
     for title, words in calls:
-        command = [sys.executable, "-W", "ignore", "-m", *words, "--help"]
+        asked = "--help-all" if words[-1] == "pretrain" else "--help"
+        command = [sys.executable, "-W", "ignore", "-m", *words, asked]
         shown = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout
         shown = "".join(
             textwrap.fill(line, 80) + "\n" if len(line) > 82 else line for line in shown.splitlines(keepends=True)

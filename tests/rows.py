@@ -9,8 +9,8 @@ import pyarrow as pa
 import sentencepiece as spm
 from pyarrow import parquet
 
-from xlme_ds.data.row_index import SUFFIX, group_checks, index_of
 from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, Shard, row_schema, write_manifest
+from xlme_ds.data.shards import SUFFIX, group_checks, index_of
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.io.files import file_sha256
 

@@ -84,7 +84,7 @@ def test_outputs_are_hugging_faces(
             torch.testing.assert_close(ours[inside], wanted[inside], rtol=0, atol=1e-5)
     logits = theirs.lm_head(expected[1])[inside]
     wanted = torch.nn.functional.cross_entropy(logits, tokens[inside], reduction="none")
-    table = whole._blocks("embedding")
+    table = whole.table
     found_M = whole.masked_head(found[-1][inside], TiedTable(table), tokens[inside], torch.zeros(int(inside.sum())))
     assert found_M.nll_M.isfinite().all()
     torch.testing.assert_close(found_M.nll_M, wanted, rtol=0, atol=1e-4)
@@ -106,7 +106,9 @@ def test_the_bias_is_trained(folder: Path, vocabulary: Vocabulary, tmp_path: Pat
 
 
 def test_refusals(folder: Path, vocabulary: Vocabulary, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has 3 layers, model\.discriminator_layers is 4: lower it"):
+    with pytest.raises(
+        ValueError, match=r"has 3 layers, and the discriminator takes 4: lower model\.discriminator_layers"
+    ):
         starting_weights(tiny(folder, vocabulary, discriminator_layers=4), vocabulary)
     with pytest.raises(ValueError, match=r"has no generator, which start\.take all takes: set start\.take to encoder"):
         run = tiny(folder, vocabulary)

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.launch import ROOT, python
+from xlme_ds.launch import LAUNCHED
 
 # The lab log has commands of earlier commits.
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "lab")]
-WITH_COMMANDS = ("evaluate", "checkpoint", "report")
+WITH_COMMANDS = ("evaluate", "checkpoint", "report", "prep", "bench")
 SETTINGS = re.compile(r"(Config|Settings|Options)$|^(Pretrain|Quickstart|Training)$")
 MODULE = re.compile(r"(?:python -m |deepspeed .*--module |xlme )")
 
@@ -28,15 +29,24 @@ def commands(page: Path) -> list[list[str]]:
                 continue
             module = f"xlme_ds {words[0]}" if started and started[0] == "xlme " else words[0]
             if re.match(r"xlme_ds|data_prep|bench|tests\.", module):
-                found.append([*module.split(), *words[1:]])
+                found += parts([*module.split(), *words[1:]])
     return found
+
+
+def parts(words: list[str]) -> list[list[str]]:
+    """The command, or what `xlme launch` launches as a command of its own."""
+    place = next((place for place, word in enumerate(words) if word in LAUNCHED), None)
+    if words[:2] != ["xlme_ds", "launch"] or place is None:
+        return [words]
+    return [words[:place], ["xlme_ds", *words[place:]]]
 
 
 @cache
 def help_of(*words: str) -> str:
     shown = python("-m", *words, "--help", COLUMNS=200)
     assert shown.returncode == 0, f"{' '.join(words)} --help: {shown.stderr[-500:]}"
-    return shown.stdout
+    more = python("-m", *words, "--help-all", COLUMNS=200).stdout if "--help-all" in shown.stdout else ""
+    return shown.stdout + more
 
 
 def named(words: list[str]) -> tuple[str, ...]:
@@ -55,7 +65,7 @@ def test_every_option_of_a_command_exists(page: Path) -> None:
         if "--" in words:
             words = words[: words.index("--")]
         for option in (word.split("=")[0] for word in words if word.startswith("--") and "$" not in word):
-            if option not in ("--recipe", "--version", "--help"):
+            if option not in ("--branch", "--version", "--help"):
                 shown = help_of(*named(words))
                 assert re.search(rf"{re.escape(option)}\b", shown), f"{' '.join(words)}: no {option}"
 

@@ -22,6 +22,7 @@ FLOORS = {
     "xlme_ds.data": 1,
     "xlme_ds.checkpoint.state_files": 2,
     "xlme_ds.models": 1,
+    "xlme_ds.settings_file": 1,
     "xlme_ds.cli": 2,
     "xlme_ds.run_commands": 2,
     "xlme_ds.objectives": 2,
@@ -30,7 +31,6 @@ FLOORS = {
     "xlme_ds.validate": 3,
     "xlme_ds.engine_file": 2,
     "xlme_ds.engine": 4,
-    "xlme_ds.xlm_roberta": 4,
     "xlme_ds.checkpoint": 5,
     "xlme_ds.first_weights": 5,
     "xlme_ds.plan": 5,
@@ -51,12 +51,15 @@ FLOORS = {
     "xlme_ds.export": 8,
     "xlme_ds.api": 8,
     "xlme_ds.job_scripts": 8,
+    "xlme_ds.launch": 8,
+    "xlme_ds.print_config": 8,
+    "xlme_ds.benchmarks": 8,
     "xlme_ds.pretrain": 9,
     "xlme_ds.__main__": 9,
     "xlme_ds.quickstart": 8,
 }
 SHARED_WITH_DATA_PREP = {
-    f"xlme_ds.data.{name}" for name in ("schema", "vocabulary", "corrupt", "row_index", "compiled")
+    f"xlme_ds.data.{name}" for name in ("schema", "vocabulary", "corrupt", "shards", "compiled")
 } | {f"xlme_ds.io.{name}" for name in ("errors", "files", "folders")}
 
 

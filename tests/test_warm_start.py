@@ -182,7 +182,11 @@ def test_parts_that_are_missing_or_of_another_model(source: TrainedRun, tmp_path
 @pytest.mark.parametrize(
     ("take", "changes", "message"),
     [
-        ("generator", {"discriminator_layers": 3}, "has 2 layers, model.discriminator_layers is 3: lower it"),
+        (
+            "generator",
+            {"discriminator_layers": 3},
+            "has 2 layers, and the discriminator takes 3: lower model.discriminator_layers",
+        ),
         ("generator", {"norm": "pre"}, "has norm post, model.norm is pre: set it to the same"),
         ("all", {"generator_layers": 1}, "has model.generator_layers 2, this run has 1"),
         ("all", {"embedding_sharing": "tied"}, "has model.embedding_sharing gdes, this run has tied"),

@@ -6,6 +6,9 @@ xlme.pretrain(xlme.recipe("quickstart"), data="mixed", out="runs/mine")
 model = xlme.load("runs/mine")
 scores = xlme.evaluate.pairs("runs/mine", "heldout")
 xlme.export.run("runs/mine", "exports/mine")
+
+`plan`, `finetune` and `translate` are such packages, too: `xlme.plan.run(...)`, `xlme.finetune.run(...)`,
+`xlme.translate.lines(...)`.
 """
 
 from collections.abc import Sequence
@@ -14,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import evaluate, export
+    from . import evaluate, export, finetune, plan, translate
     from .api import TextModel
     from .config import RunConfig
 
 __version__ = "0.1.0"
-__all__ = ["evaluate", "export", "load", "pretrain", "recipe"]
+__all__ = ["evaluate", "export", "finetune", "load", "plan", "pretrain", "recipe", "translate"]
 
 
 def recipe(name: str) -> "RunConfig":
@@ -44,18 +47,23 @@ def pretrain(
     return api.pretrain(config, data, Path(out), None if heldout is None else Path(heldout))
 
 
-def load(folder: Path | str) -> "TextModel":
-    """The model in the folder of a run, or of an export. Raises ValueError when there is none.
+def load(folder: Path | str, device: str = "cpu") -> "TextModel":
+    """The model in the folder of a run, or of an export, on a `device` of torch, such as cuda. Raises ValueError when
+    there is none.
 
     Of a run that is not finished it is that of the newest checkpoint; RUN@STEP names another one.
     """
     from .api import TextModel
 
-    return TextModel(folder)
+    return TextModel(folder, device)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """The packages whose functions are used by `xlme.evaluate` and `xlme.export`, when they are first named."""
-    if name not in ("evaluate", "export"):
+    """The packages whose functions are used by `xlme.evaluate` and others, when they are first named."""
+    if name not in __all__:
         raise AttributeError(f"module {__name__} has no attribute {name}")
     return import_module(f".{name}", __name__)

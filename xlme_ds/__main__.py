@@ -12,7 +12,9 @@ COMMANDS = {
     "quickstart": ("xlme_ds.quickstart", "fetch sample text, prepare it, train a small model and draw its report"),
     "prep": ("data_prep.__main__", "prepare text for training, stage by stage: encode, mix, verify, ..."),
     "plan": ("xlme_ds.plan.__main__", "count memory, operations and days of a recipe on given GPUs"),
+    "config": ("xlme_ds.print_config", "print the settings of a recipe as a commented file for --config"),
     "pretrain": ("xlme_ds.pretrain", "pre-train a recipe, or continue a run"),
+    "launch": ("xlme_ds.launch", "run pretrain or finetune on several GPUs, by DeepSpeed's launcher"),
     "slurm": ("xlme_ds.job_scripts", "write the job scripts for Slurm, to change them for your site"),
     "checkpoint": ("xlme_ds.checkpoint.__main__", "list, check and convert the checkpoints of a run"),
     "audit": ("xlme_ds.audit", "prove that a run read every row exactly once"),
@@ -22,6 +24,7 @@ COMMANDS = {
     "compare": ("xlme_ds.compare.__main__", "train several recipes with equal compute and score them"),
     "report": ("xlme_ds.report.__main__", "draw the page of a run, or the XTREME tables"),
     "export": ("xlme_ds.export.__main__", "write a model for transformers and sentence-transformers"),
+    "bench": ("xlme_ds.benchmarks", "measure speed and memory, by the benchmarks of a clone"),
 }
 
 

@@ -15,7 +15,6 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .cli import note, number
@@ -26,10 +25,9 @@ from .engine.ranks import SharedError, on_all_ranks, on_gpu, process_group, rend
 from .evaluate.showcase import showcase
 from .evaluate.vectors import hidden_states, sentence_vectors
 from .folders import checkpoints_of, saved_step
-from .io.errors import refuse
 from .models.heads import MaskedLanguageModelHead, ReplacedTokenHead
 from .models.text_encoder import TextEncoder
-from .objectives import reads_both_sides
+from .objectives import objective_of
 from .plan.layout import ParallelLayout
 from .plan.memory import peak
 from .report import run_page
@@ -39,10 +37,10 @@ from .train.opening import opening
 from .train.resume import rehearse_resume
 from .train.run_folder import RunFolder, first_step
 from .train.stop import StopRequest
-from .trained.encoders import load_encoder
-from .trained.exports import GENERATOR_FOLDER, read_heads, translates
+from .trained.encoders import load_encoder, load_whole_export
+from .trained.exports import GENERATOR_FOLDER, read_heads
 from .trained.runs import TrainedEncoder, load_run
-from .trained.settings import MODEL_TYPE, read_config
+from .trained.settings import of_export
 from .validate import validate
 
 MASK = "<mask>"
@@ -128,12 +126,10 @@ def _validated(config: RunConfig, profiled: int) -> RunConfig:
     wandb = not config.train.wandb or importlib.util.find_spec("wandb") is not None
     try:
         config = validate(config, int(rendezvous(os.environ).get("WORLD_SIZE", 1)))
-        refuse(
-            [
-                (profiled >= 0, f"--profile {profiled} is no number of steps: it must be at least 1, or 0 for none"),
-                (wandb, "train.wandb needs a package that is missing: pip install wandb, or leave it empty"),
-            ]
-        )
+        if profiled < 0:
+            raise ValueError(f"--profile {profiled} is no number of steps: it must be at least 1, or 0 for none")
+        if not wandb:
+            raise ValueError("train.wandb needs a package that is missing: pip install wandb, or leave it empty")
     except ValueError as error:  # which every rank finds alike
         raise SharedError(str(error)) from None
     return config
@@ -147,22 +143,37 @@ class ScoredPiece(NamedTuple):
 
 
 class TextModel:
-    """A trained model, from the folder of a run, of one of its checkpoints (RUN@STEP), or of an export; float32 on the
-    CPU.
+    """A trained model, from the folder of a run, of one of its checkpoints (RUN@STEP), or of an export; in float32.
 
     Models with language embeddings need `language`, the code of the text's language, in every call.
     """
 
-    def __init__(self, folder: Path | str):
+    def __init__(self, folder: Path | str, device: str | torch.device = "cpu"):
+        """Raises ValueError when there is no model, or torch cannot use the `device`."""
         self.folder = Path(folder)
+        try:
+            self.device = torch.empty(0, device=device).device
+        except (RuntimeError, AssertionError) as error:  # the latter of a build of torch without CUDA
+            raise ValueError(f"device {device} cannot be used: {str(error).partition(chr(10))[0]}") from None
         # Read now: a run that is not finished may delete the checkpoint later.
-        self._run = None if read_config(self.folder).get("model_type") == MODEL_TYPE else load_run(self.folder)
+        self._run = None if of_export(self.folder) else load_run(self.folder)
+
+    def __repr__(self) -> str:
+        cfg = self._encoder.encoder.cfg
+        trained = "" if self._run is None else f" of {self._run.task or self._run.objective.name}"
+        step = "" if self._run is None or self._run.step is None else f" at step {self._run.step:,}"
+        return (
+            f"<model{trained} in {self.folder}{step}: {cfg.discriminator_layers} layers of width {cfg.width}, "
+            f"{cfg.vocabulary:,} pieces, up to {cfg.max_positions} tokens, on {self.device}>"
+        )
 
     @cached_property
     def _encoder(self) -> TrainedEncoder:
         if self._run is None:
-            return load_encoder(self.folder)
-        return TrainedEncoder(self._run.encoder(), self._run.vocabulary)
+            encoder, vocabulary = load_encoder(self.folder)
+        else:
+            encoder, vocabulary = self._run.encoder(), self._run.vocabulary
+        return TrainedEncoder(encoder.to(self.device), vocabulary)
 
     @cached_property
     def _masked(self) -> tuple[TrainedEncoder, MaskedLanguageModelHead]:
@@ -172,8 +183,9 @@ class TextModel:
     def _replaced(self) -> tuple[TrainedEncoder, ReplacedTokenHead]:
         return self._with_head("replaced_head.", ReplacedTokenHead)
 
-    def encode(self, sentences: Sequence[str], layer: int = -1, language: str = "") -> np.ndarray:
-        """Sentence vectors, float32 [N, D]: the mean hidden state of `layer` over the tokens (XLM-E section 4.6).
+    def encode(self, sentences: str | Sequence[str], layer: int = -1, language: str = "") -> np.ndarray:
+        """Sentence vectors, float32 [N, D], of one string [D]: the mean hidden state of `layer` over the tokens (XLM-E
+        section 4.6).
 
         `layer`: 0 is the embedding, -1 the last; the paper's retrieval reads layer 9 of 12. Sentences longer than the
         model's longest item are cut.
@@ -181,8 +193,9 @@ class TextModel:
         encoder, vocabulary = self._encoder
         if not -1 <= layer <= encoder.cfg.discriminator_layers:
             raise ValueError(f"there is no layer {layer}: the model has layers 0 to {encoder.cfg.discriminator_layers}")
-        ids = [vocabulary.encode(sentence) for sentence in sentences]
-        return sentence_vectors(encoder, ids, languages=[language] * len(ids) if language else ())[layer]
+        ids = [vocabulary.encode(text) for text in ([sentences] if isinstance(sentences, str) else sentences)]
+        vectors_ND = sentence_vectors(encoder, ids, languages=[language] * len(ids) if language else ())[layer]
+        return vectors_ND[0] if isinstance(sentences, str) else vectors_ND
 
     @torch.no_grad()
     def fill(self, text: str, top: int = 5, language: str = "") -> list[list[ScoredPiece]]:
@@ -198,9 +211,7 @@ class TextModel:
         ids = np.concatenate([parts[0], *(np.append(np.int32(vocabulary.mask), part) for part in parts[1:])])
         states_TD = self._states(encoder, ids, language)
         hidden_MD = states_TD[torch.from_numpy(self._item(encoder, ids) == vocabulary.mask)]
-        if head.dense is not None and head.norm is not None:
-            hidden_MD = head.norm(F.gelu(head.dense(hidden_MD)))
-        found = (hidden_MD @ torch.cat(encoder.table).t() + head.bias).softmax(-1).topk(top)
+        found = head.logits(hidden_MD, encoder.table).softmax(-1).topk(top)
         return [
             [ScoredPiece(vocabulary.piece(token), share) for token, share in zip(tokens, shares, strict=True)]
             for tokens, shares in zip(found.indices.tolist(), found.values.tolist(), strict=True)
@@ -221,11 +232,11 @@ class TextModel:
         """The encoder on which the head `prefix` was trained, and the head."""
         run = self._run
         if run is None:
-            # Of a translating model the head was trained on the decoder.
-            folders = [] if translates(self.folder) else [self.folder / name for name in (".", GENERATOR_FOLDER)]
+            # The head of a whole model is on no encoder.
+            folders = [] if load_whole_export(self.folder) else [self.folder / name for name in (".", GENERATOR_FOLDER)]
             found = [(load_encoder(folder), read_heads(folder)) for folder in folders if folder.is_dir()]
         else:
-            own = run.encoders if reads_both_sides(run.objective) else {}
+            own = {} if objective_of(run.objective).export_class else run.encoders
             trained = [which for which, name in own.items() if name == prefix]
             found = [(TrainedEncoder(run.encoder(which), run.vocabulary), run.state) for which in trained]
         for model, state in found:
@@ -233,7 +244,7 @@ class TextModel:
             if weights:
                 head = kind(model.encoder.cfg)
                 head.load_state_dict(weights)
-                return model, head
+                return TrainedEncoder(model.encoder.to(self.device), model.vocabulary), head.to(self.device)
         what = "a discriminator" if kind is ReplacedTokenHead else "masked language modelling"
         raise ValueError(f"{self.folder} was not trained with {what}: name a run or an export that was")
 

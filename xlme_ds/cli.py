@@ -1,18 +1,42 @@
-"""Command lines of the form `--recipe NAME [--section.key value ...]`: a recipe with overrides."""
+"""Command lines of the form `--recipe NAME [--section.key value ...]`: a recipe, or the settings in a file, with
+overrides."""
 
 import inspect
 import io
 import os
+import shlex
 import sys
+import textwrap
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_type_hints
 
+from . import settings_file
 from .config import RunConfig
 from .io.errors import in_words
 from .recipes import RECIPES, recipe
 
 Command = TypeVar("Command")
+_HELP = {"-h", "--help", "--help-all"}
+_RECIPES = f"Recipes: {', '.join(RECIPES)}."
+_CONFIG = "Settings of a file in place of a recipe: of `xlme config`, or a run's config.json."
+_OFTEN_SET = (
+    "train.steps",
+    "data.mono_rows",
+    "data.para_rows",
+    "data.micro_batch",
+    "optimizer.learning_rate",
+    "optimizer.warmup_steps",
+    "model.vocabulary",
+    "model.max_positions",
+    "model.activation_checkpointing",
+    "engine.kind",
+    "engine.deepspeed",
+    "start.folder",
+    "train.eval_every",
+    "train.save_every",
+    "seed",
+)
 
 
 def program(command: str) -> str:
@@ -31,6 +55,15 @@ def program(command: str) -> str:
     return f"python -m xlme_ds{' ' if of_package else '.'}{command}"
 
 
+def called() -> str:
+    """The command line of this process."""
+    parts = Path(sys.argv[0]).with_suffix("").parts
+    program = ["xlme"] if parts[-1:] == ("xlme",) else ["python", Path(sys.argv[0]).name]
+    if "xlme_ds" in parts:
+        program = ["python", "-m", ".".join(parts[parts.index("xlme_ds") :]).removesuffix(".__main__")]
+    return shlex.join([*program, *sys.argv[1:]])
+
+
 def _join_docstring_lines() -> None:
     """Remove the indentation from docstrings of settings: tyro joins only lines without one."""
     from docstring_parser import attrdoc
@@ -41,8 +74,8 @@ def _join_docstring_lines() -> None:
 def parse(
     prog: str, command: type[Command], description: str, arguments: list[str], base: RunConfig | None = None
 ) -> Command:
-    """Fill the dataclass `command` from `arguments`; its field `run` is the recipe's configuration with the overrides,
-    or `base` with them.
+    """Fill the dataclass `command` from `arguments`; its field `run` is the configuration of --recipe or of the file
+    --config, or `base`, with the overrides.
 
     Leaves the program with one message for a value of another type, or an unknown setting (the nearest one is named).
     Raises ValueError for an unknown recipe. What the values may be is checked by `xlme_ds.validate`.
@@ -50,21 +83,75 @@ def parse(
     import tyro
 
     _join_docstring_lines()
-    rest, chosen = take_flag(without_launcher(arguments), "--recipe")
+    rest, named = take_flag(without_launcher(arguments), "--recipe")
+    rest, file = take_flag(rest, "--config")
+    given = {"--recipe": named, "--config": file, "--branch": base}
+    sources = [flag for flag, value in given.items() if value is not None]
+    if len(sources) > 1:
+        raise ValueError(f"{' and '.join(sources)} exclude each other: leave all but one out")
+    asks = not _HELP.isdisjoint(rest)
+    if not sources and not asks:
+        raise ValueError("--recipe is missing: name one, for example --recipe quickstart, or a file with --config")
+    run = _settings_of(Path(file)) if file is not None else recipe(named) if named is not None else base
+    run = run or RunConfig(name="custom")
+    if asks and "--help-all" not in rest:
+        print(_short_help(prog, command, description, run))
+        sys.exit(0)
     defaults = {field.name: tyro.MISSING for field in fields(command) if field.default is MISSING}  # type: ignore[arg-type]
-    defaults["run"] = recipe(chosen) if chosen is not None else base or RunConfig(name="custom")
-    if chosen is not None and base is not None:
-        raise ValueError("--recipe and --branch exclude each other: leave one out")
-    if chosen is None and base is None and not {"-h", "--help"}.intersection(rest):
-        raise ValueError("--recipe is missing: name one, for example --recipe quickstart")
+    values = {"--recipe": named or "NAME", "--config": file, "--branch": "RUN@STEP"}
+    source = sources[0] if sources else "--recipe"
     return tyro.cli(
         command,
-        prog=f"{prog} --branch RUN@STEP" if base is not None else f"{prog} --recipe {chosen or 'NAME'}",
-        default=command(**defaults),
-        args=rest,
-        description=f"{description.rstrip()}\n\nRecipes: {', '.join(RECIPES)}.",
+        prog=f"{prog} {source} {values[source]}",
+        default=command(**defaults | {"run": run}),
+        args=["--help" if argument == "--help-all" else argument for argument in rest],
+        description=f"{description.rstrip()}\n\n{_RECIPES}",
         config=(tyro.conf.OmitSubcommandPrefixes,),
     )
+
+
+def _settings_of(path: Path) -> RunConfig:
+    """The settings in a file; those that it leaves out are of the recipe that it names, or the defaults."""
+    values = settings_file.read(path)
+    named = values.pop("recipe", None)
+    base = RunConfig(name=path.stem) if named is None else recipe(str(named))
+    return settings_file.with_values(base, values, path)
+
+
+def _short_help(prog: str, command: type, description: str, run: RunConfig) -> str:
+    """Usage, the command's own options, and the settings that people set, with their values in `run`."""
+    helps, hints = settings_file.help_of(command), get_type_hints(command, include_extras=True)
+    own, needed = [("--recipe NAME", _RECIPES), ("--config FILE", _CONFIG)], ""
+    for field in fields(command):
+        if field.name != "run":
+            renamed = [mark.name for mark in getattr(hints[field.name], "__metadata__", ()) if getattr(mark, "name", 0)]
+            flag = "--" + (renamed or [field.name.replace("_", "-")])[0]
+            needed += f" {flag} {flag[2:].upper()}" if field.default is MISSING else ""
+            own.append((flag, helps[field.name]))
+    shown = []
+    for name in _OFTEN_SET:
+        section, _, key = name.rpartition(".")
+        settings = getattr(run, section) if section else run
+        about = settings_file.help_of(type(settings))[key].partition(". ")[0]
+        value = getattr(settings, key)
+        shown.append((f"--{name.replace('_', '-')} {'' if isinstance(value, bool) else value}", about))
+    source = run.name if run.name != "custom" else "XLM-E Base"
+    return "\n".join(
+        [
+            f"usage: {prog} --recipe NAME{needed} [--section.key value ...]\n\n{description.strip()}\n",
+            *(_entry(*pair) for pair in own),
+            f"\nSettings that are often set, with their values in {source}:\n",
+            *(_entry(*pair) for pair in shown),
+            "\n--help-all lists all settings.",
+        ]
+    )
+
+
+def _entry(flag: str, about: str) -> str:
+    """An option and its help, which begins in column 38."""
+    lines = textwrap.wrap(about, 80)
+    first = f"  {flag:<35} " if len(flag) < 36 else f"  {flag}\n{'':38}"
+    return first + f"\n{'':38}".join(lines)
 
 
 def without_launcher(arguments: list[str]) -> list[str]:

@@ -117,12 +117,16 @@ def check_engine_file(config: Training) -> None:
     if engine.kind == "pipeline" and stage != 1:
         raise ValueError(f"{file}, a pipeline runs with ZeRO-1: set it to pipe_zero1")
     if stage == 3 and config.model.compile == "graphs":
-        moved = "gathers the weights at another place each time, and model.compile graphs reads them at a fixed one"
-        raise ValueError(f"{file}, which {moved}: set it to layers")
+        raise ValueError(
+            f"{file}, which gathers the weights at another place each time, and model.compile graphs reads them at a "
+            "fixed one: set it to layers"
+        )
     if stage == 2 and bf16:
         raise ValueError(f"{file}, engine.gradient_precision bf16 needs ZeRO-1 or ZeRO-3: set it to zero1 or zero3")
     if stage == 1 and bf16 and engine.offload_optimizer != "none":
-        needed = "engine.gradient_precision bf16 needs ZeRO-3 where engine.offload_optimizer is set"
-        raise ValueError(f"{needed}: set engine.deepspeed to zero3")
+        raise ValueError(
+            "engine.gradient_precision bf16 needs ZeRO-3 where engine.offload_optimizer is set: set engine.deepspeed "
+            "to zero3"
+        )
     if stage != 3 and (engine.offload_parameters != "none" or engine.offload_optimizer == "nvme"):
         raise ValueError(f"{file}, which offloads the optimizer to cpu and nothing else: set it to zero3")

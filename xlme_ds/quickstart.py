@@ -57,7 +57,7 @@ def preparation(folder: Path, processes: int) -> list[list[str]]:
 
     stages = [
         f"sample --out {data}/corpus",
-        f"vocab --mono {train}/mono --para {train}/para --out {vocab} --size {RUN.model.vocabulary} "
+        f"vocab --mono {train}/mono --out {vocab} --size {RUN.model.vocabulary} "
         f"--sentences 100000 --processes {processes}",
         *prepare("train", MONO_ROWS, PARA_ROWS, alpha=0.7),
         *prepare("heldout", HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS, alpha=1.0),

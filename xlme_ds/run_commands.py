@@ -24,15 +24,19 @@ def environment() -> dict[str, str]:
     return {**os.environ, **path, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
-def launch(module: str, processes: int, arguments: Sequence[str]) -> list[str]:
-    """The command that runs `module` on local processes of DeepSpeed's launcher, or alone."""
-    if processes == 1:
+def launch(module: str, processes: int | None, arguments: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+    """The command that runs `module` on processes of DeepSpeed's launcher, or alone.
+
+    `processes`: None for one a GPU; `options`: further ones of the launcher.
+    """
+    if processes == 1 and not options:
         return [sys.executable, "-W", "ignore", "-m", module, *arguments]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    launcher = f"deepspeed --num_gpus {processes} --master_port {port} --no_local_rank --log_level error --module"
-    return [*launcher.split(), module, *arguments]
+    number = [] if processes is None else ["--num_gpus", str(processes)]
+    quiet = ["--master_port", port, "--no_local_rank", "--log_level", "error"]
+    return ["deepspeed", *number, *quiet, *options, "--module", module, *arguments]
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], quiet: bool = False) -> None:

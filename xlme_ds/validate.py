@@ -8,12 +8,11 @@ import math
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from .config import EngineConfig, ObjectiveConfig, RunConfig, StartConfig, Training
+from .config import EngineConfig, RunConfig, Training
 from .data.order import phases, plan_step
 from .engine_file import check_engine_file, choose_engine, deepspeed_settings
-from .io.errors import refuse
 from .models.tiles import HEAD_SIZES
-from .objectives import has_decoder, objective_of
+from .objectives import objective_of
 
 Config = TypeVar("Config", bound=Training)
 
@@ -70,8 +69,9 @@ def _check_model(config: Training) -> None:
         sizes = f"model.width {model.width} is not a multiple of model.heads {model.heads}"
         raise ValueError(f"{sizes}: choose another number of heads")
     if model.relative_max_distance <= model.relative_buckets // 4:
-        distance = f"model.relative_max_distance {model.relative_max_distance}"
-        raise ValueError(f"{distance} must exceed a quarter of model.relative_buckets")
+        raise ValueError(
+            f"model.relative_max_distance {model.relative_max_distance} must exceed a quarter of model.relative_buckets"
+        )
     block = -(-model.vocabulary // model.vocabulary_blocks)
     if block * (model.vocabulary_blocks - 1) >= model.vocabulary:
         raise ValueError(
@@ -82,58 +82,44 @@ def _check_model(config: Training) -> None:
         sizes = f"heads of size 16, 32, 64 or 128, model.width / model.heads is {head_size}"
         raise ValueError(f"model.kernels triton takes {sizes}: set it to auto")
     if model.kernels == "triton" and model.attention_dropout:
-        whole = "never has attention weights whole, which model.attention_dropout drops from"
-        raise ValueError(f"model.kernels triton {whole}: set it to auto")
+        raise ValueError(
+            "model.kernels triton never has attention weights whole, which model.attention_dropout drops from: set it "
+            "to auto"
+        )
     if model.compile == "graphs" and model.activation_checkpointing:
-        remedy = "set it to layers, or leave model.activation_checkpointing off"
-        raise ValueError(f"model.compile graphs keeps the activations in its graphs: {remedy}")
+        raise ValueError(
+            "model.compile graphs keeps the activations in its graphs: "
+            "set it to layers, or leave model.activation_checkpointing off"
+        )
     if len(set(model.language_embeddings)) < len(model.language_embeddings):
         raise ValueError("model.language_embeddings names a language twice: name each once")
 
 
 def _check_objective(config: RunConfig) -> None:
-    objective, optimizer, model = config.objective, config.optimizer, config.model
-    translates, only_mt = has_decoder(objective), f"are for objective.name mt, it is {objective.name}"
+    objective, optimizer, start = config.objective, config.optimizer, config.start
     if objective.random_fraction + objective.keep_fraction > 1:
         raise ValueError(
             f"objective.random_fraction {objective.random_fraction} and objective.keep_fraction "
             f"{objective.keep_fraction} exceed 1 together: lower one"
         )
-    if (objective.denoising or objective.back_translation) and not translates:
-        raise ValueError(f"objective.denoising and objective.back_translation {only_mt}: leave them empty")
-    if (model.decoder, model.decoder_layers) != ("xlm", 0) and not translates:
-        raise ValueError(f"model.decoder and model.decoder_layers {only_mt}: leave them at xlm and 0")
     if optimizer.layer_decay != 1:
         raise ValueError(f"optimizer.layer_decay {optimizer.layer_decay} is for fine-tuning: leave it at 1")
     rate = f"optimizer.discriminator_rate {optimizer.discriminator_rate}"
     if optimizer.discriminator_rate != 1 and "generator" not in objective_of(objective).encoders:
-        one_network = f"objective.name {objective.name} trains one network"
-        raise ValueError(f"{rate} is for a discriminator next to a generator, and {one_network}: leave it at 1")
+        raise ValueError(
+            f"{rate} is for a discriminator next to a generator, and objective.name {objective.name} trains one "
+            "network: leave it at 1"
+        )
     if optimizer.discriminator_rate != 1 and config.engine.kind == "pipeline":
-        why = "its stages would hold different groups of parameters and wait for each other"
-        raise ValueError(f"{rate} is not for engine.kind pipeline: {why}: set it to deepspeed")
-    _check_start(config.start, objective)
-    refuse(objective_of(objective).checks(config))
-
-
-def _check_start(start: StartConfig, objective: ObjectiveConfig) -> None:
-    for setting, remedy in (
-        (f"start.into {start.into}" if start.into != "both" else "", "leave it at both"),
-        (f"start.decoder {start.decoder}" if start.decoder else "", "leave it empty"),
-    ):
-        if setting and not has_decoder(objective):
-            raise ValueError(f"{setting} is for objective.name mt, it is {objective.name}: {remedy}")
-        if setting and not start.folder:
-            raise ValueError(f"{setting} is for a run that starts from another model: set start.folder, or {remedy}")
-        if setting and start.take in ("all", "state"):
-            whole = f"start.take {start.take} takes the whole model"
-            raise ValueError(f"{setting} is for one encoder, and {whole}: set start.take to the encoder's name")
+        raise ValueError(
+            f"{rate} is not for engine.kind pipeline: its stages would hold different groups of parameters and wait for"
+            " each other: set it to deepspeed"
+        )
     if start.take == "state" and not start.folder:
-        remedy = "name it by start.folder, or as --branch RUN@STEP"
-        raise ValueError(f"start.take state takes the state of another run: {remedy}")
-    if start.decoder and start.into != "both":
-        both = f"start.decoder {start.decoder} and start.into {start.into} both say what the decoder starts from"
-        raise ValueError(f"{both}: leave start.into at both")
+        raise ValueError(
+            "start.take state takes the state of another run: name it by start.folder, or as --branch RUN@STEP"
+        )
+    objective_of(objective).check(config)
 
 
 def _check_data(config: Training) -> None:
@@ -160,11 +146,15 @@ def _check_data(config: Training) -> None:
     if data.mono_rows + data.para_rows == 0:
         raise ValueError("data.mono_rows and data.para_rows are both 0: a step needs rows of a task")
     if data.alternate and data.mono_rows != data.para_rows:
-        rows = f"data.mono_rows is {data.mono_rows} and data.para_rows {data.para_rows}"
-        raise ValueError(f"data.alternate needs as many rows of both tasks, {rows}: set them to the same number")
+        raise ValueError(
+            f"data.alternate needs as many rows of both tasks, data.mono_rows is {data.mono_rows} and data.para_rows "
+            f"{data.para_rows}: set them to the same number"
+        )
     if data.alternate and config.train.log_every % 2 == 0:
-        log_every = f"train.log_every {config.train.log_every}"
-        raise ValueError(f"{log_every} would show one task alone under data.alternate: set it to an odd number")
+        raise ValueError(
+            f"train.log_every {config.train.log_every} would show one task alone under data.alternate: set it to an odd"
+            " number"
+        )
 
 
 def _check_engine(config: Training) -> None:
@@ -172,14 +162,18 @@ def _check_engine(config: Training) -> None:
     deepspeed_bf16 = engine.kind == "deepspeed" and engine.precision != "fp32"
     offloads = engine.offload_optimizer, engine.offload_parameters
     if engine.kind == "plain" and engine.precision == "bf16":
-        remedy = "set engine.precision to fp32, or engine.kind to deepspeed"
-        raise ValueError(f"engine.kind plain runs in fp32 only: {remedy}")
+        raise ValueError(
+            "engine.kind plain runs in fp32 only: set engine.precision to fp32, or engine.kind to deepspeed"
+        )
     if engine.gradient_precision == "bf16" and not deepspeed_bf16:
-        use = "is for engine.kind deepspeed computing in bf16"
-        raise ValueError(f"engine.gradient_precision bf16 {use}: set it to auto")
+        raise ValueError(
+            "engine.gradient_precision bf16 is for engine.kind deepspeed computing in bf16: set it to auto"
+        )
     if engine.kind != "deepspeed" and offloads != ("none", "none"):
-        both = "engine.offload_optimizer and engine.offload_parameters"
-        raise ValueError(f"engine.kind {engine.kind} offloads nothing: set {both} to none")
+        raise ValueError(
+            f"engine.kind {engine.kind} offloads nothing: set engine.offload_optimizer and engine.offload_parameters to"
+            " none"
+        )
     if "nvme" in offloads and not engine.nvme_folder:
         raise ValueError("offloading to nvme needs engine.nvme_folder: name a folder on a local disk")
     if graphs and not deepspeed_bf16:
@@ -199,8 +193,10 @@ def _check_pipeline(config: Training) -> None:
         for name in ("pipeline_stages", "pipeline_schedule"):
             value, default = getattr(engine, name), getattr(EngineConfig, name)
             if value != default:
-                kind = f"is for engine.kind pipeline, it is {engine.kind}"
-                raise ValueError(f"engine.{name} {value} {kind}: set that, or leave it at {default}")
+                raise ValueError(
+                    f"engine.{name} {value} is for engine.kind pipeline, it is {engine.kind}: set that, or leave it at "
+                    f"{default}"
+                )
         return
     if balance and len(balance) != parts:
         raise ValueError(f"engine.balance {balance} must have {parts} numbers, one for each part of the pipeline")
@@ -220,8 +216,10 @@ def check_processes(engine: EngineConfig, world: int) -> None:
     if engine.kind == "plain" and world != 1:
         raise ValueError(f"engine.kind plain runs on one process, {world} were launched: use engine.kind deepspeed")
     if world % engine.processes_per_replica:
-        stages = f"engine.pipeline_stages {engine.pipeline_stages}"
-        raise ValueError(f"{stages} needs a multiple of as many processes, {world} were launched")
+        raise ValueError(
+            f"engine.pipeline_stages {engine.pipeline_stages} needs a multiple of as many processes, {world} were "
+            "launched"
+        )
 
 
 def _check_world(config: Training, world: int) -> None:

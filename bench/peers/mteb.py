@@ -30,7 +30,6 @@ from rich.console import Console
 from xlme_ds.cli import fail
 from xlme_ds.evaluate.output import ResultTable, percent
 from xlme_ds.evaluate.text_lines import read_sentence_pairs, require_same_length, split_lines
-from xlme_ds.io.errors import refuse
 
 Sides = tuple[list[str], list[str]]  # sentences of the first language of a pair and of the second, line by line
 _CHINESE = {"zho-CN": "zho_Hans", "zho-TW": "zho_Hant"}  # NTREX's names, of countries, by mteb's, of scripts
@@ -58,7 +57,8 @@ def _below(folder: Path, pattern: str) -> list[Path]:
     by_name: dict[str, Path] = {}
     for path in paths:
         other = by_name.setdefault(path.name, path)
-        refuse([(other == path, f"{other} and {path} are the same test by their names: leave one below --data")])
+        if other != path:
+            raise ValueError(f"{other} and {path} are the same test by their names: leave one below --data")
     return paths
 
 
@@ -76,10 +76,9 @@ def bucc(folder: Path) -> Iterator[tuple[str, Sides]]:
         gold = [line.partition("\t")[::2] for line in _lines(path)]
         sides = [path.with_suffix(f".{code}") for code in pair.split("-")]
         texts = [dict(line.partition("\t")[::2] for line in _lines(side)) for side in sides]
-        refuse(
-            (a in texts[0] and b in texts[1], f"{path} line {n} names no sentence of {pair}: fetch the files again")
-            for n, (a, b) in enumerate(gold, start=1)
-        )
+        for n, (a, b) in enumerate(gold, start=1):
+            if a not in texts[0] or b not in texts[1]:
+                raise ValueError(f"{path} line {n} names no sentence of {pair}: fetch the files again")
         yield pair, ([texts[0][a] for a, _ in gold], [texts[1][b] for _, b in gold])
 
 

@@ -27,9 +27,10 @@ from data_prep.encode.token_ids import IdEncoder
 from data_prep.filters.clean import Counts, Filters, add_counts, make_filters
 from data_prep.readers import CC100, READERS, Input, TextBlock
 from data_prep.readers.reader import Paragraphs
-from data_prep.store import Stage, make_folder, write_arrow
+from data_prep.store import Stage, write_arrow
 from xlme_ds.data.schema import DOCUMENTS, PAIRS
 from xlme_ds.data.vocabulary import Vocabulary
+from xlme_ds.io.folders import make_folder
 
 STAGED = "staged"
 _OF_BLOCK = re.compile(r"\d+-\d+\..+")
@@ -77,11 +78,11 @@ def encode_inputs(
 ) -> None:
     """Encode the inputs and blocks that no other member encodes, until all are encoded or a member failed."""
     shared = SharedWork(shared_folder, member)
-    by_name = {task.name: task for task in tasks}
-    held_out = HeldOutText.read(without, _vocabulary(vocab)) if without else None
+    by_name, vocabulary = {task.name: task for task in tasks}, _vocabulary(vocab)
+    held_out = HeldOutText.read(without, vocabulary) if without else None
 
     def work(name: str, number: int, block: TextBlock) -> None:
-        encode_block(stage, by_name[name], vocab, number, block, held_out)
+        encode_block(stage, by_name[name], vocabulary, number, block, held_out)
         shared.report(sum(map(len, block.sides)), len(tasks), stage.folder.name)
 
     with shared.stopping_all():
@@ -116,14 +117,19 @@ def _read(stage: Stage, task: EncodeTask, shared: SharedWork, work: EncodeBlock)
 
 
 def encode_block(
-    stage: Stage, task: EncodeTask, vocab: Path, number: int, block: TextBlock, without: HeldOutText | None = None
+    stage: Stage,
+    task: EncodeTask,
+    vocabulary: Vocabulary,
+    number: int,
+    block: TextBlock,
+    without: HeldOutText | None = None,
 ) -> None:
     """Write the shard of one block, then its marker."""
     filters = task.filters
     run = Run() if filters.exact_duplicates else None
     settings = stage.settings
     split = Split(settings["split"], settings["heldout_share"]) if "split" in settings else None
-    encoder = IdEncoder(_vocabulary(vocab), task.source.languages, filters, run, split, without)
+    encoder = IdEncoder(vocabulary, task.source.languages, filters, run, split, without)
     counts, reader = Counts("documents" if task.mono else "pairs"), READERS[task.source.format]
     if isinstance(reader, CC100):
         paragraphs = reader.paragraphs(task.source, block, counts)

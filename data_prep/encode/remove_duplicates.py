@@ -23,8 +23,9 @@ from data_prep.encode.token_ids import list_array
 from data_prep.filters.clean import EXACT_DUPLICATES
 from data_prep.inspect.shard_faults import count_text
 from data_prep.parallel import on_root, run_tasks
-from data_prep.store import Stage, make_folder, read_arrow, write_arrow
+from data_prep.store import Stage, read_arrow, write_arrow
 from xlme_ds.data.schema import DOCUMENTS, PAIRS
+from xlme_ds.io.folders import make_folder
 
 
 @dataclass(frozen=True)

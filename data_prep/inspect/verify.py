@@ -122,7 +122,7 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
     if manifest.stage == "mix":
         if not index.exists():
             raise ValueError(f"{index} is missing: {again}")
-        from xlme_ds.data.row_index import group_checks, index_of  # here: it loads numba, which others do without
+        from xlme_ds.data.shards import group_checks, index_of  # here: it loads numba, which others do without
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
             columns, schema_words = (", ".join(f"{c.name} {c.type}" for c in one) for one in (reader.schema, schema))

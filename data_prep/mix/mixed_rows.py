@@ -127,7 +127,7 @@ def write_shard(
 ) -> dict[str, Any]:
     """Write shard `number` of `rows_per_shard` rows, the last one shorter, with its index, unless that is done. Returns
     the task's result."""
-    from xlme_ds.data.row_index import SUFFIX, index_of  # here: it loads numba, which other stages do without
+    from xlme_ds.data.shards import SUFFIX, index_of  # here: it loads numba, which other stages do without
 
     name = f"{number:05d}"
     path = stage.folder / f"{name}.arrow"
@@ -151,7 +151,7 @@ def write_shard(
 
 def _checked(batches: Iterable[pa.RecordBatch], checks: list[np.ndarray]) -> Iterator[pa.RecordBatch]:
     """`batches`, each of whose checksums are added to `checks`, taken while it is in memory."""
-    from xlme_ds.data.row_index import group_checks
+    from xlme_ds.data.shards import group_checks
 
     for batch in batches:
         checks.append(group_checks(batch))

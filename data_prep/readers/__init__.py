@@ -10,10 +10,9 @@ import numpy as np
 from data_prep.filters.clean import Counts
 from data_prep.languages import may_be_pair
 from data_prep.progress import warn
-from data_prep.readers.cc100 import CC100, Lines
 from data_prep.readers.corpus_files import files_in
 from data_prep.readers.plain_pairs import Moses, MosesZip, NumberedTable, TableReader, find_pairs, split_pair
-from data_prep.readers.reader import Input, PairReader, Paragraphs, TextBlock, check_twins, named_code
+from data_prep.readers.reader import CC100, Input, Lines, PairReader, Paragraphs, TextBlock, check_twins, named_code
 from data_prep.readers.record_files import Arrow, JsonLines, Parquet
 from data_prep.readers.records import RecordDocuments, RecordPairs
 from data_prep.readers.tmx import Tmx

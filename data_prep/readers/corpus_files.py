@@ -124,7 +124,9 @@ def files_in(folder: str, deep: bool = False) -> list[Place]:
             names = [info.path[len(root) :].lstrip("/") for info in infos]
     except OSError as error:
         if isinstance(error, FileNotFoundError | NotADirectoryError) or "not a directory" in str(error).lower():
-            raise ValueError(f"{folder} is not a folder: name the one that holds the corpus files") from None
+            raise ValueError(
+                f"{folder} is not a folder: name the one that holds the corpus files, named as en.txt"
+            ) from None
         raise ValueError(f"{folder} cannot be listed ({error}): check the name and your access to it") from None
     return [Place(folder, name) for name in sorted(names) if not any(p.startswith(".") for p in Path(name).parts)]
 

@@ -7,10 +7,9 @@ from typing import Any
 
 from data_prep.filters.clean import clean_lines
 from data_prep.filters.columns import column_filters, first_reason
-from data_prep.readers.cc100 import CC100
 from data_prep.readers.corpus_files import MAX_LINE
 from data_prep.readers.plain_pairs import TableReader
-from data_prep.readers.reader import Input, TextBlock
+from data_prep.readers.reader import CC100, Input, TextBlock
 from data_prep.readers.record_files import RecordFile
 
 # Lines inside of a text that are empty once they are cleaned; they begin with the end of the line before.

@@ -1,10 +1,11 @@
 """A sample of lines of the text, by quotas over languages.
 
-The sample is uniform, without replacement: every line has a hash of the seed, its language, its input and its number
-there, and the lines with the least hashes are chosen, so it is the same whatever the number of processes. Inputs are
-read once: the lines that may be among the chosen are kept aside meanwhile. A line is a paragraph, or a side of a pair,
-that the filters of its corpus leave. Filters that count tokens need a vocabulary and are left out here; equal lines
-stay.
+The sample is uniform, without replacement: every different line of a language has a hash of its text, and the lines
+with the least hashes are chosen, so it is the same whatever the number of processes. A line is a paragraph, or a side
+of a pair, that the filters of its corpus leave; equal lines of a language count once, for pairs repeat text: the
+English of a corpus may be in a hundred of them. Filters that count tokens need a vocabulary and are left out here.
+
+Inputs are read once: the lines that may be among the chosen are kept aside meanwhile.
 """
 
 import shutil
@@ -13,9 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
+from hashlib import blake2b
 from itertools import chain, compress
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -30,7 +33,7 @@ from xlme_ds.data.schema import Shard
 
 SAMPLE = ".sample"  # folder of the chosen lines, <language>.txt, and of the candidates, <language>/<input>.txt
 _SPARE = 8  # candidates that an input may keep, as a multiple of the lines it gives by its share of the bytes
-_LEAST_KEPT = 1000  # and these more
+_LEAST_KEPT = 1000  # and these more; by them the different lines of a language are counted
 _ALL = (1 << 64) - 1  # the largest hash
 _LINE_CHARACTERS = 1000  # of a line count; the rest would change little
 _BLOCK = 1 << 18  # bytes of text that are filtered and chosen from at once
@@ -79,15 +82,18 @@ def sample_lines(
     while True:
         read = partial(_read_lines, stage, inputs, bounds, seed)
         results = run_tasks(read, numbers, sizes, processes, "read lines")
-        lines = dict(sorted((+sum((Counter(result["lines"]) for result in results), Counter[str]())).items()))
+        lines = _counted(results)
         if not lines:
             raise ValueError(f"there is no text in {inputs[0].paths[0].folder}: a vocabulary needs some lines")
         quota = quotas(lines)
         choose = partial(_choose_lines, stage, results, quota)
-        missing = run_tasks(choose, list(lines), list(lines.values()), processes, "choose lines")
+        numbers_chosen, missing = zip(
+            *run_tasks(choose, list(lines), list(lines.values()), processes, "choose lines"), strict=True
+        )
         if not any(missing):
             on_root(partial(_remove_candidates, stage))
-            return lines, quota, {code: _chosen(stage, code) for code in lines}
+            chosen = dict(zip(lines, numbers_chosen, strict=True))
+            return lines, chosen, {code: _chosen(stage, code) for code in lines}
         again = set(chain.from_iterable(missing))  # rarely: too few candidates were kept, or a file is damaged
         bounds = [{code: max(most, quota.get(code, 0)) for code, most in bound.items()} for bound in bounds]
         on_root(partial(stage.forget_tasks, map(_read_task, again)))
@@ -103,9 +109,23 @@ def _first_bounds(
         total.update(dict.fromkeys(source.languages, size))
     guess = quotas(dict(total))
     return [
-        {code: min(_LEAST_KEPT + _SPARE * guess[code] * size // total[code], most) for code in source.languages}
+        {code: _LEAST_KEPT + min(_SPARE * guess[code] * size // total[code], most) for code in source.languages}
         for source, size in zip(inputs, sizes, strict=True)
     ]
+
+
+def _counted(results: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Different lines of each language: exact where no input has more than `_LEAST_KEPT` of them, else by the share of
+    repeated ones among the lines with the least hashes."""
+    lines = sum((Counter(result["lines"]) for result in results), Counter[str]())
+    for code, number in lines.items():
+        least = [result["least"][code] for result in results if code in result["lines"]]
+        limit = min((hashes[-1] for hashes, _ in least if len(hashes) == _LEAST_KEPT), default=_ALL)
+        times = Counter[int]()
+        for hashes, repeats in least:
+            times.update({value: n for value, n in zip(hashes, repeats, strict=True) if value <= limit})
+        lines[code] = round(number * len(times) / times.total())
+    return dict(sorted(lines.items()))
 
 
 def _remove_candidates(stage: Stage) -> None:
@@ -156,45 +176,64 @@ def _read_lines(
     if result is not None:
         return result
     source, counts, read = inputs[number], Counter[str](), Counts("lines")
-    keys = {code: key_of(seed, "lines", code, str(number)) for code in source.languages}
+    keys = {code: key_of(seed, "lines", code) for code in source.languages}
     least = {code: Least(bounds[number][code]) for code in source.languages}
     paths = [stage.folder / SAMPLE / code / f"{number:05d}.{kind}" for code in keys for kind in ("txt", "hashes")]
     with ExitStack() as stack:
         files = [stack.enter_context(new_file(path)) for path in paths]
         for sides in filtered_lines(source, read):
             for code, side, text, numbers in zip(keys, sides, files[::2], files[1::2], strict=True):
-                hashes = hashed(keys[code], counts[code] + np.arange(len(side)))
+                hashes = _hashed(keys[code], side, least[code].limit)
                 among = least[code].among(hashes)
                 text.write("".join(line[:_LINE_CHARACTERS] + "\n" for line in compress(side, among)).encode())
                 numbers.write(hashes[among].tobytes())
                 counts[code] += len(side)
-    for doubt in doubts(read.paragraphs_in + 2 * read.units_in * (len(source.languages) == 2), read.repaired):
+    for doubt in doubts(read.paragraphs_in + 2 * read.units_in * (len(keys) == 2), read.repaired):
         warn(f"{' and '.join(map(str, source.paths))}: {doubt}")
     written = [asdict(file.shard(path, stage.folder)) for file, path in zip(files, paths, strict=True)]
     candidates = {code: written[2 * i : 2 * i + 2] for i, code in enumerate(keys)}
     limits = {code: int(kept.limit) for code, kept in least.items()}
-    result = {"lines": dict(+counts), "limits": limits, "candidates": candidates}
+    result = {"lines": dict(+counts), "limits": limits, "candidates": candidates, "least": {}}
+    for code, path in zip(keys, paths[1::2], strict=True):
+        with_repeats = np.unique(np.fromfile(path, np.uint64), return_counts=True)
+        result["least"][code] = [values[:_LEAST_KEPT].tolist() for values in with_repeats]
     stage.finish_task(_read_task(number), result)
     return result
 
 
-def _choose_lines(stage: Stage, results: Sequence[dict[str, Any]], quota: dict[str, int], code: str) -> list[int]:
-    """Write the chosen lines of a language; if they are not all among the candidates, the inputs to be read again."""
-    if stage.task_result(f"chosen-{code}") is not None:
-        return []
+def _hashed(key: np.uint64, lines: Sequence[str], limit: np.uint64) -> np.ndarray:
+    """uint64 hash of the text of each line, CRC-32 first; only those up to `limit` have the slower second half."""
+    texts = [line.encode() for line in lines]
+    hashes = hashed(key, np.fromiter(map(crc32, texts), np.uint64, len(texts))) & np.uint64(_ALL << 32 & _ALL)
+    for number in np.flatnonzero(hashes <= limit).tolist():
+        hashes[number] |= np.frombuffer(blake2b(texts[number], digest_size=4).digest(), "<u4")[0]
+    return hashes
+
+
+def _choose_lines(
+    stage: Stage, results: Sequence[dict[str, Any]], quota: dict[str, int], code: str
+) -> tuple[int, list[int]]:
+    """Write the chosen lines of a language; their number, or the inputs to be read again if they are not all among the
+    candidates."""
+    result = stage.task_result(f"chosen-{code}")
+    if result is not None:
+        return result["lines"], []
     of = {number: result for number, result in enumerate(results) if code in result["candidates"]}
     files = {number: [Shard(**file) for file in result["candidates"][code]] for number, result in of.items()}
     if damaged := [number for number, both in files.items() if not all(is_whole(stage.folder, f) for f in both)]:
-        return damaged
+        return 0, damaged
     paths = [[stage.folder / file.name for file in both] for both in files.values()]
     hashes = np.concatenate([np.fromfile(path, np.uint64) for _, path in paths])
-    complete = np.flatnonzero(hashes <= np.uint64(min(result["limits"][code] for result in of.values())))
-    if len(complete) < quota[code]:
-        return [number for number, result in of.items() if result["limits"][code] < _ALL]
+    different, first = np.unique(hashes, return_index=True)
+    complete = first[different <= np.uint64(min(result["limits"][code] for result in of.values()))]
+    cut = [number for number, result in of.items() if result["limits"][code] < _ALL]
+    if len(complete) < quota[code] and cut:
+        return 0, cut
     chosen = np.zeros(len(hashes), bool)
-    chosen[complete[np.argsort(hashes[complete], kind="stable")[: quota[code]]]] = True
+    chosen[complete[: quota[code]]] = True
     with new_file(_chosen(stage, code)) as file:
         for line in compress(read_lines([path for path, _ in paths]), chosen):
             file.write(f"{line}\n".encode())
-    stage.finish_task(f"chosen-{code}", {"files": [asdict(file.shard(_chosen(stage, code), stage.folder))]})
-    return []
+    result = {"lines": int(chosen.sum()), "files": [asdict(file.shard(_chosen(stage, code), stage.folder))]}
+    stage.finish_task(f"chosen-{code}", result)
+    return result["lines"], []

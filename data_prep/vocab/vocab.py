@@ -44,8 +44,8 @@ class VocabConfig(TextConfig):
     """Exponent of the sampling over languages: 1 takes text as it is, 0 gives every language the same; less helps small
     languages."""
     sentences: int = 10_000_000
-    """Lines to sample over all languages; a language with fewer than its quota gives all it has, once. Fewer need less
-    memory."""
+    """Lines to sample over all languages; a language with fewer than its quota gives all it has. Equal lines of a
+    language count once, as English in many pairs. Fewer need less memory."""
     seed: int = 0
     """Seed of the sample."""
     character_coverage: float = 0.9995
@@ -101,7 +101,7 @@ def _train(config: VocabConfig) -> None:
     stage = Stage(config.out, "vocab", settings)
 
     def quotas(lines: dict[str, int]) -> dict[str, int]:
-        """m_j^alpha of each language's m_j lines; one with fewer than its quota gives all, once."""
+        """Lines of each language: in proportion to m^alpha of its m different lines, or all m."""
         shares = apportion(config.sentences, temperature_shares(list(lines.values()), config.alpha))
         return {code: min(quota, lines[code]) for code, quota in zip(lines, shares, strict=True)}
 

@@ -1,11 +1,15 @@
 """Lines through scores and where they cross, against scipy and simulated experiments."""
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.stats
 
+from tests.launch import ROOT
+from xlme_ds.compare.results import colour_of, plot, read_results
 from xlme_ds.compare.trends import crossing, student, trends
 
 FLOPS = [1e14, 1e14, 1e14, 3e14, 3e14, 1e15]
@@ -61,3 +65,23 @@ def test_too_few_scores_give_no_line() -> None:
         "one",
         "two",
     }
+
+
+def test_a_system_has_one_colour_in_all_pictures() -> None:
+    """Those of the documents' pictures by name, others by their place."""
+    alone, together = ["xlmr_tlm"], ["xlme", "mine", "xlme_all_tokens", "xlmr_tlm", "other"]
+    assert colour_of("xlmr_tlm", alone) == colour_of("xlmr_tlm", together) == "C1"
+    colours = [colour_of(name, together) for name in together]
+    assert len(set(colours)) == len(colours)
+
+
+def test_the_documents_picture_is_of_their_numbers(tmp_path: Path) -> None:
+    results = ROOT / "docs" / "results"
+    runs = read_results(results / "compare.json")
+    plot(runs, tmp_path / "compare")
+    labels = [
+        re.findall("<!-- (.*?) -->", path.read_text()) for path in (tmp_path / "compare.svg", results / "compare.svg")
+    ]
+    assert labels[0] == labels[1] and "xlme_all_tokens" in labels[0]
+    picture = (results / "compare.svg").read_text()
+    assert set(re.findall("#(?:1f77b4|ff7f0e|2ca02c|d62728|9467bd)", picture)) == {"#1f77b4", "#ff7f0e", "#2ca02c"}

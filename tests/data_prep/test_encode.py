@@ -388,7 +388,7 @@ def test_an_input_that_changed_behind_a_kill_is_read_anew(vocab: Path, tmp_path:
     task = EncodeTask(find_documents(tmp_path / "in")[0], 0)
     (config.out / "mono" / "tasks").mkdir(parents=True)
     begin_input(stage, task)
-    encode_block(stage, task, vocab, 0, next(READERS[task.source.format].blocks(task.source, 500)))
+    encode_block(stage, task, Vocabulary(vocab), 0, next(READERS[task.source.format].blocks(task.source, 500)))
     assert stage.task_result(task.block_name(0))
     discard_changed(stage, [task])
     assert stage.task_result(task.block_name(0))  # the same input

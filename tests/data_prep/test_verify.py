@@ -15,8 +15,8 @@ from data_prep.encode import encode
 from data_prep.inspect.verify import VerifyConfig, run
 from data_prep.mix import mix
 from data_prep.store import Stage
-from xlme_ds.data.row_index import SUFFIX, group_checks, index_of
 from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, read_manifest, write_manifest
+from xlme_ds.data.shards import SUFFIX, group_checks, index_of
 from xlme_ds.io.files import write_signed
 
 ROW = 24

@@ -6,7 +6,9 @@ import re
 import shutil
 import unicodedata
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -49,12 +51,13 @@ HARD = [
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every word order of an article's words by rotation, so that sentences differ."""
+    """Every word order of an article's words by rotation, and a number, so that sentences differ."""
     folder = tmp_path_factory.mktemp("text")
     for language, text in ARTICLES.items():
         words = text.split() if " " in text else list(text)
         joint = " " if " " in text else ""
-        lines = [joint.join(words[i % len(words) :] + words[: i % len(words)]) for i in range(COPIES.get(language, 30))]
+        turns = [(i, i % len(words)) for i in range(COPIES.get(language, 30))]
+        lines = [f"{joint.join(words[turn:] + words[:turn])} {i}" for i, turn in turns]
         (folder / f"{language}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
 
@@ -99,7 +102,41 @@ def test_both_sides_of_pairs_are_text_of_their_languages(corpus: Path, tmp_path:
         shutil.copy(corpus / "de.txt", tmp_path / "para" / f"X.de-en.{code}")
     run(config(corpus, tmp_path / "out", para=tmp_path / "para"))
     counts = read_manifest(tmp_path / "out").counts["by_language"]
-    assert (counts["de"]["lines"], counts["en"]["lines"], counts["ru"]["lines"]) == (200, 400, 30)
+    assert (counts["de"]["lines"], counts["en"]["lines"], counts["ru"]["lines"]) == (100, 400, 30)
+
+
+@pytest.mark.parametrize("counted", [512, 40])
+def test_a_line_counts_once_however_many_pairs_it_is_in(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, counted: int
+) -> None:
+    """English in nine pairs has the weight of English in one; from few lines the number is estimated."""
+    monkeypatch.setattr(line_sample, "_LEAST_KEPT", counted)
+    english = [f"{number} All human beings are born free" for number in range(200)]
+    for out, pairs in (("one", 1), ("nine", 9)):
+        for number in range(pairs):
+            for side, code in enumerate(("de", "en")):
+                path = tmp_path / out / f"X{number}.de-en.{code}"
+                path.parent.mkdir(exist_ok=True)
+                lines = english if side else [f"{number} Alle Menschen {i}" for i in range(200)]
+                path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        run(config(corpus, tmp_path / f"{out}-vocab", para=tmp_path / out, sentences=100))
+    one, nine = (read_manifest(tmp_path / f"{out}-vocab").counts["by_language"] for out in ("one", "nine"))
+    assert one["en"]["lines"] == 500 and one["de"]["lines"] == 300
+    assert nine["de"]["lines"] == 100 + 9 * 200
+    assert nine["en"]["lines"] == 500 if counted > 200 else abs(nine["en"]["lines"] - 500) < 40
+    english_lines = read_sample(tmp_path / "nine-sample", tmp_path / "nine")
+    assert len(english_lines) == len(set(english_lines)) == 150
+
+
+def read_sample(out: Path, para: Path) -> list[str]:
+    """The English lines that are chosen from pairs, 150 of each language."""
+    inputs, _ = sampled_inputs(VocabConfig(out, para=para))
+    stage = Stage(out, "vocab", {})
+    with stage.open():
+        assert not stage.finished(1)
+        _, chosen, files = sample_lines(stage, inputs, lambda lines: dict.fromkeys(lines, 150), 150, 3, 1)
+    assert chosen == {"de": 150, "en": 150}
+    return files["en"].read_text(encoding="utf-8").splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +184,7 @@ def test_described_corpora_are_sampled_after_their_filters(
     assert folder_bytes(tmp_path / "one") == folder_bytes(tmp_path / "two")
     assert (tmp_path / "one" / MODEL_FILE).read_bytes() == (tmp_path / "clean" / MODEL_FILE).read_bytes()
     counts = read_manifest(tmp_path / "one").counts["by_language"]
-    assert {code: c["lines"] for code, c in counts.items()} == {"en": 300 + 15, "ru": 15}
+    assert {code: c["lines"] for code, c in counts.items()} == {"en": 300, "ru": 15}
     with pytest.raises(ValueError, match=r"1 of 2 files of web .*\(de\): fetch them, or give --allow-missing"):
         run(replace(base, out=tmp_path / "three", **text | {"allow_missing": False}))
 
@@ -181,6 +218,12 @@ def few(lines: dict[str, int]) -> dict[str, int]:
     return {code: min(1500, number) for code, number in lines.items()}
 
 
+def draw(key: np.uint64, line: str) -> int:
+    """Hash of a line: 32 bits of its CRC by the seed, and 32 of its BLAKE2b."""
+    second = int.from_bytes(blake2b(line.encode(), digest_size=4).digest(), "little")
+    return int(hashed(key, crc32(line.encode()))[0]) >> 32 << 32 | second
+
+
 def brute_force(inputs: tuple[Input, ...], lines: dict[str, list[list[str]]], seed: int) -> dict[str, list[str]]:
     """All lines sorted by hash, the first 1,500 taken, and put back in their order."""
     chosen = {}
@@ -188,7 +231,7 @@ def brute_force(inputs: tuple[Input, ...], lines: dict[str, list[list[str]]], se
         numbers = [number for number, source in enumerate(inputs) if code in source.languages]
         keyed = []
         for number, part in zip(numbers, parts, strict=True):
-            draws = hashed(key_of(seed, "lines", code, str(number)), np.arange(len(part))).tolist()
+            draws = [draw(key_of(seed, "lines", code), line) for line in part]
             keyed += [(draw, number, index, line) for index, (draw, line) in enumerate(zip(draws, part, strict=True))]
         chosen[code] = [line for *_, line in sorted(sorted(keyed)[:1500], key=lambda entry: entry[1:3])]
     return chosen
@@ -267,11 +310,11 @@ def test_a_sample_is_taken_up_after_a_kill_and_damage(
 
 
 def test_every_line_is_chosen_as_often() -> None:
-    """4 of 12 lines of two inputs, by 6,000 seeds: chi-squared of the lines, and of neighbours chosen together."""
+    """4 of 12 lines by 6,000 seeds: chi-squared of the lines, and of neighbours chosen together."""
     counts, together = np.zeros(12), 0
     for seed in range(6000):
-        draws = [hashed(key_of(seed, "lines", "en", str(number)), np.arange(6)) for number in range(2)]
-        chosen = np.argsort(np.concatenate(draws))[:4]
+        draws = [draw(key_of(seed, "lines", "en"), f"line {number}") for number in range(12)]
+        chosen = np.argsort(np.array(draws, np.uint64))[:4]
         counts[chosen] += 1
         together += int((np.diff(np.sort(chosen)) == 1).sum())
     assert ((counts - 2000) ** 2 / (2000 * 2 / 3)).sum() * 11 / 12 < 40  # 11 degrees of freedom

@@ -418,7 +418,7 @@ def test_pairs_are_text_of_both_languages(corpus: Path, lines: dict[str, list[st
         (tmp_path / "para" / f"X.de-en.{code}").write_text(text, encoding="utf-8")
     run(config(corpus, tmp_path / "out", para=tmp_path / "para"))
     counts = read_manifest(tmp_path / "out").counts["by_language"]
-    assert (counts["de"]["lines"], counts["en"]["lines"], counts["ru"]["lines"]) == (220, 500, 60)
+    assert (counts["de"]["lines"], counts["en"]["lines"], counts["ru"]["lines"]) == (120, 400, 60)
 
 
 def test_a_described_corpus_behind_its_filters(corpus: Path, lines: dict[str, list[str]], tmp_path: Path) -> None:

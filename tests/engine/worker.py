@@ -26,7 +26,7 @@ from xlme_ds.data.loader import HeldOutLoader, Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.engine import Engine, StepStats
 from xlme_ds.engine.ranks import data_parallel, start_process_group
-from xlme_ds.objectives import has_decoder, objective_of
+from xlme_ds.objectives import objective_of
 from xlme_ds.train.loop import Callback, Guard, Record, fit
 from xlme_ds.train.stop import StopRequest, Watchdog
 from xlme_ds.validate import validate
@@ -125,7 +125,7 @@ class FirstStep(Callback):
             found = gradients(self.engine, self.beta1).items()
             save_file({name: value.contiguous() for name, value in found}, self.path)
             self.heldout = self.engine.eval_batch(1)
-            if not has_decoder(self.objective):
+            if objective_of(self.objective).reads_whole_rows:
                 self.heldout["dimensions"] = torch.tensor(self.engine.dimensions(3))
 
 

@@ -75,6 +75,41 @@ def test_vectors_are_those_of_sentence_transformers(model: TextModel, exported: 
     assert not np.allclose(model.encode(sentences, layer=1), expected, atol=1e-3)
 
 
+def test_one_string_has_one_vector(model: TextModel) -> None:
+    """A sequence of its letters would have one each."""
+    one = model.encode(TEXT)
+    assert one.ndim == 1 and np.array_equal(one, model.encode([TEXT])[0])
+    assert model.encode([]).shape == (0, len(one))
+
+
+def test_a_model_says_what_it_is(model: TextModel, run: Path) -> None:
+    said, cfg = repr(model), model._encoder.encoder.cfg
+    assert str(model.folder) in said and f"{cfg.discriminator_layers} layers of width {cfg.width}" in said
+    assert said.endswith("on cpu>") and ("of electra" in said) == (model.folder == run)
+
+
+def test_a_device(run: Path) -> None:
+    assert xlme.load(run, device="cpu").device == torch.device("cpu")
+    for device in ("cuda:99", "gpu"):
+        with pytest.raises(ValueError, match=f"device {device} cannot be used: "):
+            xlme.load(run, device=device)
+    # A device without numbers shows where tensors lie: all of the model's are there, and the text's follow.
+    meta = xlme.load(run, device="meta")
+    assert {value.device.type for value in meta._encoder.encoder.parameters()} == {"meta"}
+    for encoder, head in (meta._masked, meta._replaced):
+        assert {value.device.type for part in (encoder.encoder, head) for value in part.parameters()} == {"meta"}
+
+
+def test_what_the_package_shows() -> None:
+    shown = [name for name in dir(xlme) if not name.startswith("_")]
+    assert set(shown) == {"recipe", "plan", "pretrain", "load", "evaluate", "finetune", "export", "translate"}
+    assert all(getattr(xlme, name).__doc__ for name in shown)
+    with pytest.raises(AttributeError, match="has no attribute fintune"):
+        xlme.fintune  # noqa: B018
+    found = xlme.plan.run(xlme.recipe("base"), gpus=8, gpu="h100")
+    assert found["hardware"]["gpu"] == "h100-80g" and len(found["layouts"]) == 4
+
+
 def test_colleagues_can_read_what_is_written(run: Path, exported: Path) -> None:
     for folder in (run / "model", exported, exported / "generator"):
         modes = {path.stat().st_mode & 0o777 for path in folder.iterdir() if path.is_file()}

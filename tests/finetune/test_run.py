@@ -20,11 +20,12 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file
 from seqeval.metrics import f1_score
 
+import xlme_ds as xlme
 from tests.finetune.tasks import write_base, write_entities, write_pairs, write_questions
 from tests.launch import ROOT, Python, distributed, environment, free_port, python, run_ranks
 from xlme_ds.config import EngineConfig
 from xlme_ds.engine.ranks import SharedError
-from xlme_ds.finetune.__main__ import _run
+from xlme_ds.finetune.__main__ import _run, score_table
 from xlme_ds.finetune.finetune_run import finetune as finetune_here
 from xlme_ds.finetune.settings import _TRAIN, FinetuneSettings, Job, TuningConfig
 from xlme_ds.models.electra import Electra
@@ -241,6 +242,31 @@ def test_scores_of_another_run_are_not_returned(base: Path, tmp_path: Path, caps
     assert "scores.json is damaged: remove it" in refused(base, "ner", data, out, **fixed)
     (out / "config.json").unlink()
     assert "has model and scores.json but no config.json" in refused(base, "ner", data, out, **fixed)
+
+
+def test_scores_are_a_table() -> None:
+    scores = {"task": "xquad", "metric": ["f1", "exact"], "dev": None, "mean": {"f1": 70.625, "exact": 35.0},
+              "gap": {"f1": -18.75, "exact": 1.0},
+              "languages": {"de": {"f1": 61.25, "exact": 30}, "en": {"f1": 80.0, "exact": 40.0}}}  # fmt: skip
+    assert score_table(scores) == [
+        "xquad              f1     exact",
+        "de               61.2      30.0",
+        "en               80.0      40.0",
+        "mean of 2        70.6      35.0",
+        "en - others     -18.8       1.0",
+    ]
+    assert (
+        score_table(scores | {"dev": {"mean": {"f1": 1.0, "exact": 2.0}}})[-1] == f"mean of dev sets{1:10.1f}{2:10.1f}"
+    )
+
+
+def test_in_python(base: Path, tmp_path: Path) -> None:
+    """Twice in one process; a second call returns what is there."""
+    data, fixed = write_entities(tmp_path / "panx"), dict(learning_rate=3e-3, batch=8, epochs=1, train_examples=16)
+    found = xlme.finetune.run("ner", base, data, tmp_path / "one", **fixed)
+    assert found is not None and found["mean"] == scores(tmp_path / "one")["mean"]
+    assert xlme.finetune.run("ner", base, [data], tmp_path / "two", **fixed) is not None
+    assert xlme.finetune.run("ner", str(base), str(data), str(tmp_path / "one"), **fixed) == found
 
 
 def test_random_starts_from_the_weights_before_training(base: Path, tmp_path: Path) -> None:

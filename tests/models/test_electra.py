@@ -105,7 +105,7 @@ def test_a_share_of_the_predicted_tokens_stays_readable(name: str) -> None:
     electra.generator.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
     batch = batch_of([[[0, *[9] * 38, 2]]] * 850, [], 40, seed=5)
     output, (embedded_BTD,) = electra(batch), read
-    table = torch.cat(electra._blocks("embedding"))
+    table = torch.cat(electra.table)
     in_place_MD = embedded_BTD.flatten(0, 1)[batch.masked_M]
     kept_M, hidden_M = ((in_place_MD == table[of]).all(1) for of in (9, SMALL.vocabulary - 1))
     masked = len(kept_M)

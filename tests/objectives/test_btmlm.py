@@ -157,7 +157,7 @@ def test_the_language_asked_for_is_a_signal_where_languages_have_embeddings() ->
     ("objective", "data", "words"),
     [
         (dict(name="btmlm"), (8, 0), "objective.name btmlm needs objective.pseudo_fractions"),
-        (dict(name="mlm", pseudo_fractions=(0.1,)), (8, 0), "are for objective.name btmlm, not mlm: leave them empty"),
+        (dict(name="mlm", pseudo_fractions=(0.1,)), (8, 0), "and objective.name mlm does not read it: leave it empty"),
         (dict(name="btmlm", pseudo_fractions=(0.1, 0.0)), (8, 0), "each must be above 0"),
         (dict(name="btmlm", pseudo_fractions=(0.1,)), (8, 8), "reads monolingual rows alone: set data.para_rows to 0"),
     ],

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from xlme_ds.config import ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
-from xlme_ds.io.errors import Check
 from xlme_ds.models.text_encoder import Masking
 from xlme_ds.objectives import OBJECTIVES
 from xlme_ds.objectives.mlm import MaskedLanguageModelling
@@ -38,8 +37,10 @@ class Toy(MaskedLanguageModelling):
         self.masking = SeesThePast(random=0.0, keep=0.0)
         self.weights = torch.tensor([1.0, 0.5], dtype=torch.float64)
 
-    def checks(self, run: RunConfig) -> list[Check]:
-        return [*super().checks(run), (run.data.micro_batch < 100, "a toy has small micro-batches")]
+    def check(self, run: RunConfig) -> None:
+        super().check(run)
+        if run.data.micro_batch >= 100:
+            raise ValueError("a toy has small micro-batches")
 
     def term_of_masked(self, batch: Batch) -> Tensor:
         tokens = batch.tokens_BT.shape[1]

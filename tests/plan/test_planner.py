@@ -12,6 +12,7 @@ from xlme_ds.plan.__main__ import PlanSettings, main
 from xlme_ds.plan.layout import ParallelLayout
 from xlme_ds.plan.memory import peak
 from xlme_ds.plan.planner import plan
+from xlme_ds.plan.printed import distinct
 from xlme_ds.plan.speed import GPU, GPUS, communication, gpu_of, speed
 from xlme_ds.recipes import RECIPES, recipe
 from xlme_ds.validate import validate
@@ -185,6 +186,8 @@ def test_the_pipelines_bubble_counted_by_hand(gpus: int, stages: int, idle: tupl
 
 def test_gpus_by_name_and_by_figures() -> None:
     assert gpu_of("h200") is GPUS["h200"]
+    short = {"h100": "h100-80g", "a100": "a100-80g", "v100": "v100-32g", "a10": "a10-24g"}
+    assert {name: gpu_of(name).name for name in short} == short
     assert gpu_of("48,181.05") == GPU("48,181.05", 48, 181.05)
     assert not plan(recipe("xl_zero3"), 1, gpu_of("a10-24g"), layouts=0)["fits"]
 
@@ -207,6 +210,9 @@ def test_the_command_takes_a_number_of_gpus(capsys: pytest.CaptureFixture[str]) 
         (["--gpus", "3"], "data.mono_rows 2048 does not divide into 3 processes"),
         (["--gpus", "0"], "--gpus 0: it must be at least 1"),
         (["--gpu", "a999"], "--gpu a999 is not known: choose one of h200"),
+        (["--dollars-per-hour", "0"], "--dollars-per-hour 0.0: it must be positive"),
+        (["--budget", "500"], "--budget needs the price of a GPU: add --dollars-per-hour"),
+        (["--budget", "0", "--dollars-per-hour", "1"], "--budget 0.0: it must be positive"),
         (["--utilisation", "1.5"], "--utilisation 1.5: it must be above 0"),
         (
             ["--engine.kind", "pipeline", "--engine.deepspeed", "pipe_zero1", "--gpus", "3"],
@@ -225,3 +231,79 @@ def test_a_mistake_is_one_line(arguments: list[str], words: str, capsys: pytest.
 def test_the_plain_engine_is_not_planned() -> None:
     with pytest.raises(ValueError, match="plan for deepspeed or pipeline"):
         plan(parse("plan", PlanSettings, "", ["--recipe", "base_zero1", "--engine.kind", "plain"]).run)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    main(list(arguments))
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_first_line_is_the_answer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    words = ["--recipe", "large", "--gpus", "64", "--gpu", "h100"]
+    (best, *_) = plan(recipe("large"), 64, gpu_of("h100"))["layouts"]
+    days, hours = best["days"], best["gpu_hours"]
+    assert hours == pytest.approx(days * 24 * 64, rel=1e-3)
+    first, _, settings, *_ = printed(capsys, *words, "--dollars-per-hour", "2.5")
+    said = f"large on 64 × h100-80g: {printed_days(days)}, {best['memory_per_gpu_gib']['total']:.1f} GiB a GPU, "
+    assert first == said + f"{hours:,.0f} GPU-hours, ${2.5 * hours:,.0f} (assumed: 40% of peak)"
+    assert settings == best["settings"]
+    lines = printed(capsys, *words)
+    assert "$" not in lines[0] and sum(line.startswith("│ --engine.kind") for line in lines) == 3
+
+
+def printed_days(days: float) -> str:
+    hours = round(days * 24 * 60) // 60
+    return f"{days:.3g} days" if days >= 1 else f"{hours} h {round(days * 24 * 60) % 60:02} min"
+
+
+def test_micro_batches_that_are_equally_fast_are_one_layout(capsys: pytest.CaptureFixture[str]) -> None:
+    layouts = plan(recipe("base"), 8, gpu_of("h100"), layouts=1000)["layouts"]
+    ways = distinct(layouts)
+    assert sum(len(way["micro_batches"]) for way in ways) == len(layouts) > len(ways)
+    assert len({(way["settings"], way["tokens_per_s"]) for way in ways}) == len(ways)
+    assert ways[0]["settings"] == layouts[0]["settings"] and ways[0]["micro_batches"] == [128, 64, 32, 16, 8, 4, 2, 1]
+    lines = printed(capsys, "--recipe", "base", "--gpus", "8", "--gpu", "h100")
+    assert "equally fast: --data.micro-batch 1, 2, 4, 8, 16, 32, 64" in lines[:6]
+
+
+def test_a_small_model_has_no_time_of_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, "--recipe", "quickstart")
+    assert lines[0].startswith("quickstart on 1 × a100-80g: less than a minute, 0.1 GiB a GPU, 9.3e-05 GPU-hours")
+    assert not any(" 0 days" in line or "0.00 days" in line for line in lines)
+    assert plan(recipe("quickstart"))["days"] > 0
+
+
+def test_no_layout_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--recipe", "xl_zero3", "--model.vocabulary", "9000000", "--gpu", "a10"]
+    assert printed(capsys, *words)[0].startswith("xl_zero3 on 1 × a10-24g: no layout fits: take more GPUs")
+
+
+def test_what_a_budget_buys(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """$500 at $2.50 an hour are 200 hours; at 40% of 989.4 TFLOP/s 2.85e20 operations, which the model takes."""
+    monkeypatch.setenv("COLUMNS", "200")
+    words = ["--budget", "500", "--dollars-per-hour", "2.5", "--gpu", "h100"]
+    found = command(capsys, *words)
+    assert found["gpu_hours"] == 200 and found["flops"] == pytest.approx(200 * 3600 * 0.4 * 989.4e12)
+    model = found["model"]
+    assert model["tokens"] == pytest.approx(20 * model["layer_parameters"], rel=0.15)
+    run = parse("plan", PlanSettings, "", model["settings"].split()).run
+    assert run == validate(run) and (run.train.steps, run.name) == (model["steps"], "base")
+    cost = plan(run, 8, gpu_of("h100"))
+    assert cost["flops"]["standard"]["both"] == pytest.approx(found["flops"], rel=0.01)
+    assert cost["parameters"]["discriminator"] == model["parameters"]
+    base = found["recipes"]["base"]
+    assert base["share"] == pytest.approx(found["flops"] / plan(recipe("base"))["flops"]["standard"]["both"])
+    lines = printed(capsys, *words)
+    assert lines[0].startswith("$500 buys 200 GPU-hours of h100-80g (1.04 days on 8 GPUs): a discriminator of 1.75G")
+    assert "Hoffmann et al. (2022" in " ".join(lines)
+
+
+def test_a_budget_grows_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = [
+        command(capsys, "--budget", budget, "--dollars-per-hour", "1")["model"]["layer_parameters"]
+        for budget in ("20", "200", "2000", "20000")
+    ]
+    assert sizes == sorted(set(sizes))
+    for_four = command(capsys, "--budget", "100", "--dollars-per-hour", "1", "--recipe", "large")
+    assert for_four["model"]["settings"].startswith("--recipe large ")

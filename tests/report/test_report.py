@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from tests.launch import python
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.objectives import described
 from xlme_ds.report import by_language, figures, run_page
+from xlme_ds.report.__main__ import main
 from xlme_ds.report.run_page import write_report
+from xlme_ds.report.runs_page import write_comparison
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 40
@@ -146,8 +149,69 @@ def test_names_are_shown_as_they_are(run: Path) -> None:
     (run / "config.json").write_text(json.dumps(config))
     write_lines(run / "metrics.jsonl", [metric(step) | {quantity: 1.0 * step} for step in range(1, 5)])
     page = Page(write_report(run).read_text(encoding="utf-8"))
-    assert f"{name} · XLM-E pre-training" in page.text and f" {name} " in page.text and f" {quantity} " in page.text
+    assert f"{name}: pre-training" in page.text and f" {quantity} " in page.text
     assert quantity in [attributes.get("aria-label") for tag, attributes in page.tags if tag == "svg"]
+
+
+def test_the_run_is_named_by_its_folder_its_date_and_its_command(run: Path) -> None:
+    config = json.loads((run / "config.json").read_text())
+    command = "xlme pretrain --recipe base --out 'c$x$ <i>'"
+    (run / "config.json").write_text(json.dumps(config | {"started": "2026-11-26 21:04", "command": command}))
+    folder = run.rename(run.with_name("c$\\x$ [b]"))
+    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    assert "c$\\x$ [b] · XLM-E pre-training" in page.text and page.text.count(" c$\\x$ [b] ") >= 1
+    assert f"Started 2026-11-26 21:04 UTC: {command}" in page.text and page.text.count(command) == 1
+
+
+def test_sentences_lead_with_english_german_and_the_largest(run: Path) -> None:
+    share = {"share_before": 0.2, "repeat": 1.0}
+    languages = {
+        "mono": {"fr": share | {"share": 0.2}, "sw": share | {"share": 0.5}},
+        "para": {"en-sw": share | {"share": 1.0}},
+    }
+    (run / "languages.json").write_text(json.dumps({"format": 1} | languages))
+    pairs = [("ar–en", "para"), ("en–sw", "para"), ("de–en", "para")]
+    samples = [
+        {"language": language, "task": task, "tokens": FRENCH}
+        for language, task in [*((code, "mono") for code in ("ar", "fr", "sw", "de", "en")), *pairs]
+    ]
+    (run / "samples.json").write_text(json.dumps({"format": 1, "samples": samples}))
+    html = write_report(run).read_text(encoding="utf-8")
+    shown = re.findall(r"<article.*?<b>([^<]*)</b>", html, re.S)
+    assert shown == ["de–en", "en–sw", "ar–en", "en", "de", "sw", "fr", "ar"]
+
+
+def test_legends_list_what_is_shown(run: Path) -> None:
+    """And time left, which is no result, has no chart; times and memory have units."""
+    more = {"seconds_left": 7.0, "data_wait": 0.1, "memory_gib": 3.0}
+    write_lines(run / "metrics.jsonl", [metric(step) | more for step in range(1, 4)])
+
+    def legend(section: str) -> list[str]:
+        html = write_report(run).read_text(encoding="utf-8")
+        part = html[html.index(f'<section id="{section}">') :].partition("</section>")[0]
+        return re.findall(r"</i>([^<]*)</span>", part.partition('<div class="grid">')[0])
+
+    every = ["monolingual text", "translation pairs", "not by task", "each logged step", "held-out text"]
+    assert legend("heldout") == [*every[:2], *every[3:], "unigram model, chance"]
+    assert legend("curves") == [*every, "unigram model, chance"]
+    text = Page((run / "report.html").read_text(encoding="utf-8")).text
+    assert "seconds left" not in text and "Waiting for data (share of a step)" in text
+    assert "Largest memory of a process (GiB)" in text
+    (run / "heldout.jsonl").unlink()
+    write_lines(run / "metrics.jsonl", [{"step": step, "loss": 3.0, "mlm": 2.0} for step in (1, 2)])
+    assert legend("curves") == ["monolingual text", "not by task", "each logged step"]
+
+
+def test_scores_of_fine_tuning(run: Path) -> None:
+    languages = {code: {"f1": value, "exact": value / 2} for code, value in (("de", 61.25), ("en", 80.0))}
+    scores = {"format": 1, "task": "xquad", "split": "test", "metric": ["f1", "exact"], "languages": languages}
+    (run / "scores.json").write_text(json.dumps(scores | {"mean": {"f1": 70.625, "exact": 35.3125}}))
+    text = " ".join(Page(write_report(run).read_text(encoding="utf-8")).text.split())
+    assert "Scores of xquad, test sets (per cent)" in text and "fine-tuning" in text
+    assert "language f1 exact de German 61.2 30.6 en English 80.0 40.0 mean of 2 70.6 35.3" in text
+    assert "Sentences, as the" not in text
+    (run / "scores.json").write_text(json.dumps(scores | {"languages": {}}))
+    assert "No test set has labels" in Page(write_report(run).read_text(encoding="utf-8")).text
 
 
 def test_corpus_text_is_escaped(run: Path) -> None:
@@ -444,3 +508,61 @@ def test_number(value: float, text: str) -> None:
 )
 def test_duration(seconds: float, text: str) -> None:
     assert run_page.duration(seconds) == text
+
+
+def test_runs_side_by_side(run: Path, tmp_path: Path) -> None:
+    """What differs, the last figures of each, and a curve of each in one panel."""
+    other = tmp_path / "elsewhere" / "other [b] $x$ <i>"
+    shutil.copytree(run, other)
+    config = json.loads((run / "config.json").read_text())
+    config["config"] |= {"seed": 2, "model": {"width": 128, "parts": [1, 2]}}
+    (other / "config.json").write_text(json.dumps(config))
+    write_lines(other / "heldout.jsonl", [heldout(step) | {"mlm": 5.25} for step in (0, STEPS)])
+    (other / "retrieval.json").unlink()
+    page = tmp_path / "both.html"
+    main(["--runs", str(run), str(other), "--out", str(page)])
+    html = page.read_text(encoding="utf-8")
+    text = " ".join(Page(html).text.split())
+    assert "trial other [b] $x$ <i>" in text and "2 runs side by side" in text
+    assert "Masked-token loss (nats a token), monolingual 6.037 5.250" in text
+    assert "retrieval, best layer 47.5% –" in text and "step 40 40" in text and "tokens 40K 40K" in text
+    assert (
+        "model.width 96 128" in text and "seed – 2" in text and "model.parts – 1 2" in text and "name tiny" not in text
+    )
+    (panel,) = re.findall(
+        r"<figcaption>Masked-token loss \(nats a token\), monolingual</figcaption>(.*?)</figure>", html, re.S
+    )
+    assert "var(--run0)" in panel and "var(--run1)" in panel and "var(--run2)" not in panel
+    assert not re.search(r'(?:src|href)="(?!#)', html)
+    write_comparison([run, other], tmp_path / "again.html")
+    assert (tmp_path / "again.html").read_bytes() == page.read_bytes()
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(run: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(run, tmp_path / "elsewhere" / "trial")
+    text = Page(write_comparison([run, other], tmp_path / "both.html").read_text(encoding="utf-8")).text
+    assert f" {run} " in text and f" {other} " in text and "None." in text
+
+
+def test_runs_without_records(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    text = Page(
+        write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "c.html").read_text(encoding="utf-8")
+    ).text
+    assert "No run has logged an evaluation" in text and "No step has been logged" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "name one run with --run, or several with --runs"),
+        (["--run", "a", "--runs", "a", "b"], "name one run with --run, or several with --runs"),
+        (["--runs", "a"], "--runs names 1 of the runs to set side by side: name 2 to 8"),
+        (["--runs", "a", "b"], "a is not a folder"),
+    ],
+)
+def test_which_runs(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    assert said in capsys.readouterr().err

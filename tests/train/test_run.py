@@ -142,7 +142,7 @@ def test_two_runs_in_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lost", ["terminal", "pipe", "nohup"])
 def test_a_lost_terminal_costs_no_step(tmp_path: Path, lost: str) -> None:
-    """What it prints goes nowhere then, to the terminal itself or to a program like tee that died with it."""
+    """It prints to the terminal itself, or to a program like tee that dies with it while the pipe is full."""
     vocabulary = train_vocabulary(tmp_path / "mixed/vocab")
     write_data(tmp_path / "mixed", rows=8, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
     out, (ours, theirs) = tmp_path / "run", pty.openpty() if lost == "terminal" else os.pipe()
@@ -168,6 +168,10 @@ def test_a_lost_terminal_costs_no_step(tmp_path: Path, lost: str) -> None:
             assert os.read(ours, 65536)
 
     until(3)
+    if lost == "pipe":  # full, so that the run waits in the middle of a line
+        before = -1
+        while before < (before := RunFolder(out).steps_logged()):
+            time.sleep(1)
     if lost != "terminal":
         process.send_signal(signal.SIGHUP)
     if lost == "nohup":
@@ -243,7 +247,7 @@ def test_a_run_shows_itself_while_it_trains(tmp_path: Path) -> None:
         )
 
     def told() -> bool:
-        return "the report page is not brought up to date, training goes on: " in said.read_text()
+        return "the report page is not brought up to date, training continues: " in said.read_text()
 
     run = start()
     until(lambda: _page_processes(out), run)

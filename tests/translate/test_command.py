@@ -35,10 +35,11 @@ from xlme_ds.data.schema import EOS, PAD
 from xlme_ds.data.shards import RowStore
 from xlme_ds.evaluate.heldout_losses import losses
 from xlme_ds.evaluate.predicted_tokens import perplexity
-from xlme_ds.io.files import read_json
+from xlme_ds.io.files import read_json, write_json
 from xlme_ds.trained.encoders import load_encoder
 from xlme_ds.trained.runs import load_run
 from xlme_ds.translate.leaks import seen_lines
+from xlme_ds.translate.pairs import PairFolder
 from xlme_ds.translate.text import load_translator, read_lines, scores, translate_lines
 
 GERMAN = ["haus", "baum", "hund", "katze", "fluss", "berg", "vogel", "fisch", "stein", "wind"]
@@ -129,6 +130,8 @@ def test_new_sentences_are_translated(
     assert score > 50 and sum(map(str.__eq__, lines, expected)) > 20
     assert bleu.startswith("BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:") and f" = {score:.2f} " in bleu
     assert chrf.startswith("chrF2|") and chrf.endswith(f" = {corpus_chrf(lines, [expected]).score:.2f}")
+    text = (folder / f"test.{source}").read_text().splitlines()
+    assert xlme.translate.lines(run, text[:5], source, target) == lines[:5]
 
 
 def test_every_line_has_one_line(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -325,6 +328,15 @@ def ending_sooner(run: Path, lines: list[str], to: Path) -> tuple[Path, int]:
             return to, empty
         least, most = ((least + most) / 2, most) if not empty else (least, (least + most) / 2)
     raise AssertionError("all or none are empty")
+
+
+def test_pairs_of_another_format_fail(tmp_path: Path) -> None:
+    pairs, record = PairFolder(tmp_path, "de", "en"), tmp_path / ".back_en.de-en.json"
+    assert pairs.begin({"beam": 1}) and pairs.begin({"beam": 1})
+    assert read_json(record, dict) == {"beam": 1, "format": 1}
+    write_json(record, {"beam": 1})
+    with pytest.raises(ValueError, match=r"\.back_en\.de-en\.json has format None, this version reads 1: make it"):
+        pairs.begin({"beam": 1})
 
 
 def test_pairs_are_of_the_weights_that_began_them(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,8 +40,12 @@ RUN = RunConfig("test", model=config(), objective=ObjectiveConfig("mt", mask_fra
         ("objective", dict(back_translation=("5:1",)), "the weights 5:1 are not STEP:WEIGHT from step 0 on"),
         ("objective", dict(back_translation=("0:1", "0:2")), "are not STEP:WEIGHT"),
         ("objective", dict(back_translation=("0:x",)), "are not STEP:WEIGHT"),
-        ("objective", dict(mask_fraction=0.15), "predicts every target: set it to 1"),
-        ("objective", dict(pseudo_fractions=(0.1,)), "objective.pseudo_fractions are for objective.name btmlm"),
+        ("objective", dict(mask_fraction=0.15), "predicts every token: set it to 1"),
+        (
+            "objective",
+            dict(pseudo_fractions=(0.1,)),
+            r"objective.pseudo_fractions is \(0.1,\), and objective.name mt does not read it: leave it empty",
+        ),
         ("objective", dict(z_loss=1e-4), "objective.z_loss is 0.0001, and objective.name mt does not read it"),
         ("objective", dict(keep_fraction=0.2), "objective.keep_fraction is 0.2, and objective.name mt does not read"),
         ("objective", dict(generator_temperature=2.0), "objective.generator_temperature is 2.0, and objective.name mt"),
@@ -58,12 +62,14 @@ def test_what_is_refused(section: str, changes: dict[str, Any], message: str) ->
 
 def test_there_must_be_a_decoder_to_start() -> None:
     mlm = RunConfig("test", model=SMALL, objective=ObjectiveConfig("mlm"), start=StartConfig(into="decoder"))
-    with pytest.raises(ValueError, match=r"start.into decoder is for objective.name mt, it is mlm"):
+    with pytest.raises(
+        ValueError, match=r"start.into is decoder, and objective.name mlm does not read it: leave it at both"
+    ):
         validate(mlm)
     with pytest.raises(ValueError, match=r"start.into decoder is for a run that starts from another model: set start."):
         validate(replace(RUN, start=StartConfig(into="decoder")))
     with pytest.raises(
-        ValueError, match=r"model.decoder and model.decoder_layers are for objective.name mt, it is mlm"
+        ValueError, match=r"model.decoder_layers is 1, and objective.name mlm does not read it: leave it at 0"
     ):
         validate(replace(mlm, start=StartConfig(), model=replace(SMALL, decoder_layers=1)))
     for start, words in (
@@ -73,7 +79,9 @@ def test_there_must_be_a_decoder_to_start() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             validate(replace(RUN, start=start))
-    with pytest.raises(ValueError, match=r"start.decoder other is for objective.name mt, it is mlm: leave it empty"):
+    with pytest.raises(
+        ValueError, match=r"start.decoder is other, and objective.name mlm does not read it: leave it empty"
+    ):
         validate(replace(mlm, start=StartConfig("run", "encoder", decoder="other")))
     whole = replace(RUN, start=StartConfig("run", "all", "decoder"))
     with pytest.raises(ValueError, match=r"start.into decoder is for one encoder, and start.take all takes the whole"):

@@ -20,9 +20,9 @@ from torch import Tensor
 from ..cli import fail, program
 from ..data.vocabulary import MODEL_FILE
 from ..folders import at_step, checkpoints_of, is_checkpoint_name, saved_step
-from ..io.errors import in_words, refuse
+from ..io.errors import in_words
 from ..io.folders import made_whole
-from ..trained.exports import DIFFERENCE, DIFFERENCE_FILE, EMBEDDING, GENERATOR_FOLDER, PREFIX, SENTENCEPIECE_FILE
+from ..trained.exports import DIFFERENCE, DIFFERENCE_FILE, GENERATOR_FOLDER, SENTENCEPIECE_FILE, embedding_name
 from ..trained.runs import (
     MODEL_FOLDER,
     TrainedRun,
@@ -97,8 +97,11 @@ def convert(run: Path, out: Path, step: int | None = None) -> None:
     """
     source = complete_checkpoint(run, step)
     named = saved_step(out) if is_checkpoint_name(out.name) else saved_step(source)
-    message = f"--out {out.name} is the name of a checkpoint of step {named}, and {source} is of another step"
-    refuse([(named == saved_step(source), f"{message}: name it {source.name}")])
+    if named != saved_step(source):
+        raise ValueError(
+            f"--out {out.name} is the name of a checkpoint of step {named}, and {source} is of another step: name it "
+            f"{source.name}"
+        )
     with made_whole(out, "--out") as partial:
         writer = StateWriter(partial / state_file(0, 1), buffer_bytes=0)
         merge_state(StateReader(state_files(source)), writer)
@@ -180,12 +183,12 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
     for name in names:
         mean, checksums = _mean([folder / name for folder in models], read_weights)
         save_weights(mean, out / name, {"format": "pt"})
-        prints = [both + one for both, one in zip(prints, checksums, strict=True)]
+        prints = [before + one for before, one in zip(prints, checksums, strict=True)]
     _refuse_twins(models, prints)
     if (out / DIFFERENCE_FILE).exists():  # the mean of sums is rounded otherwise than the sum of means
-        of_generator = read_weights(out / GENERATOR_FOLDER / WEIGHTS_FILE)[PREFIX + EMBEDDING]
-        state = read_weights(out / WEIGHTS_FILE)
-        state[PREFIX + EMBEDDING] = of_generator + read_weights(out / DIFFERENCE_FILE)[DIFFERENCE]
+        of_generator, state = (read_weights(folder / WEIGHTS_FILE) for folder in (out / GENERATOR_FOLDER, out))
+        difference = read_weights(out / DIFFERENCE_FILE)[DIFFERENCE]
+        state[embedding_name(state)] = of_generator[embedding_name(of_generator)] + difference
         save_weights(state, out / WEIGHTS_FILE, {"format": "pt"})
     if (card := out / "README.md").exists():
         names_of = ", ".join(f"`{folder.name}`" for folder in models)
@@ -209,8 +212,9 @@ def _require_alike(folder: Path, its: Mapping[str, Any], first: Path, theirs: Ma
 def _refuse_twins(models: Sequence[Path], prints: Sequence[str]) -> None:
     for number, one in enumerate(prints):
         if one in prints[:number]:
-            both = f"{models[prints.index(one)]} and {models[number]}"
-            raise ValueError(f"{both} have the same weights: name each model once")
+            raise ValueError(
+                f"{models[prints.index(one)]} and {models[number]} have the same weights: name each model once"
+            )
 
 
 def _mean(places: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> tuple[dict[str, Tensor], list[str]]:

@@ -185,9 +185,9 @@ def seal(folder: Path, state: Mapping[str, Any], files: Mapping[str, Mapping[str
     to_disk(folder / COMPLETE, folder)
 
 
-def find_fault(folder: Path, rank: int = 0, world: int = 1, checksums: bool = True) -> str | None:
+def find_fault(folder: Path, rank: int = 0, world: int = 1) -> str | None:
     """The fault of a checkpoint, or None; each rank reads a share of the files; collective."""
-    return next((fault for fault in gather(fault_of(folder, rank, world, checksums)) if fault), None)
+    return next((fault for fault in gather(fault_of(folder, rank, world)) if fault), None)
 
 
 def matching(state: dict[str, Any], folder: Path, expected: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from ..cli import fail, program
 from ..data.shards import RowStore
 from ..engine.build import resolve_precision
 from ..evaluate.output import terminal
-from ..io.errors import refuse
 from ..io.files import read_object
 from ..io.folders import lock
 from ..run_commands import environment, launch, run
@@ -31,11 +30,11 @@ from .systems import Budget, Leg, System, own_settings, system
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
-    words = sys.argv[1:] if arguments is None else arguments
-    cut = words.index("--") if "--" in words else len(words)
-    settings = tyro.cli(CompareSettings, prog=program("compare"), description=__doc__, args=words[:cut])
+    options = sys.argv[1:] if arguments is None else arguments
+    cut = options.index("--") if "--" in options else len(options)
+    settings = tyro.cli(CompareSettings, prog=program("compare"), description=__doc__, args=options[:cut])
     try:
-        systems = planned(settings, words[cut + 1 :])
+        systems = planned(settings, options[cut + 1 :])
         others = {str(path): read_results(path) for path in settings.also}
         with lock(settings.out):
             for one in systems:
@@ -52,21 +51,23 @@ def main(arguments: list[str] | None = None) -> None:
 def planned(settings: CompareSettings, of_all: list[str]) -> list[System]:
     """All systems, budgets and seeds, with the settings `of_all` runs. Raises ValueError before anything has run."""
     names, budgets, seeds = settings.recipes.split(","), settings.budgets, settings.seeds
-    fitting = len(seeds) in (1, len(budgets))
-    refuse(
-        [
-            (len(set(names)) == len(names), f"--recipes {settings.recipes} names a system twice: name each once"),
-            (len(budgets) > 0, "--budgets has no amount: name at least one"),
-            (len(set(budgets)) == len(budgets), "--budgets names an amount twice: name each once"),
-            *((0 < each < math.inf, f"--budgets has {each:g}: it must be above 0 and finite") for each in budgets),
-            (fitting, f"--seeds has {len(seeds)} numbers for {len(budgets)} budgets: give one, or one for each"),
-            *((count >= 1, f"--seeds has {count}: it must be at least 1") for count in seeds),
-            *(
-                (getattr(settings, name) >= 1, f"--{name.replace('_', '-')} is below 1: it must be at least 1")
-                for name in ("rows", "processes", "tuning_seeds")
-            ),
-        ]
-    )
+    if len(set(names)) != len(names):
+        raise ValueError(f"--recipes {settings.recipes} names a system twice: name each once")
+    if not budgets:
+        raise ValueError("--budgets has no amount: name at least one")
+    if len(set(budgets)) != len(budgets):
+        raise ValueError("--budgets names an amount twice: name each once")
+    for budget in budgets:
+        if not 0 < budget < math.inf:
+            raise ValueError(f"--budgets has {budget:g}: it must be above 0 and finite")
+    if len(seeds) not in (1, len(budgets)):
+        raise ValueError(f"--seeds has {len(seeds)} numbers for {len(budgets)} budgets: give one, or one for each")
+    for count in seeds:
+        if count < 1:
+            raise ValueError(f"--seeds has {count}: it must be at least 1")
+    for name in ("rows", "processes", "tuning_seeds"):
+        if getattr(settings, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} is below 1: it must be at least 1")
     require_tests(settings)
     row_tokens = RowStore(settings.data_folder / "mono").row_tokens  # training refuses pairs in rows of other lengths
     own = own_settings(settings.own, names)
@@ -103,13 +104,13 @@ def _carry_out(one: System, settings: CompareSettings) -> None:
     for leg in one.legs:
         if not (leg.folder / FINISHED).exists():
             data = ["--data", str(settings.data_folder), "--heldout", str(settings.heldout)]
-            words = [*leg.arguments, *data, "--out", str(leg.folder)]
-            run(launch("xlme_ds.pretrain", settings.processes, words), place)
+            options = [*leg.arguments, *data, "--out", str(leg.folder)]
+            run(launch("xlme_ds.pretrain", settings.processes, options), place)
             if not (leg.folder / FINISHED).exists():
                 sys.exit(1)  # stopped: the same command continues
     for name, command in left_to_test(one, settings):
-        module, *words = command
-        run(launch(module, 1, words), place, quiet=True)
+        module, *options = command
+        run(launch(module, 1, options), place, quiet=True)
         if not record(one, name, command, settings):
             print(f"{one.model}: {module} was stopped before its scores: the same command continues", file=sys.stderr)
             sys.exit(1)

@@ -3,7 +3,7 @@
 They are read from the files that the tests left in the folders of the runs, and from the runs' own records.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -15,9 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..data.schema import read_manifest
-from ..evaluate.output import ResultTable, drawn, save_figure, write_text
+from ..evaluate.output import ResultTable, drawn, save_figure
 from ..evaluate.retrieval import both_ways
-from ..io.files import read_object, write_object
+from ..io.files import read_object, write_object, write_text
 from .systems import System
 from .trends import LEVEL, Trend, crossing, trends
 
@@ -40,6 +40,8 @@ MEASURES = {
 }  # in the order of tables
 LOSSES = ("mlm", "tlm")  # in nats, XLM-E's are its generator's; not those of training, where masks differ by system
 SCORES = "scores"  # folder of the tests of a run, in the run's
+# Colours by their place, as in docs/results/: XLM-E, and XLM-R with or without pairs.
+_COLOURED = ("xlme", "xlmr_tlm", "xlme_all_tokens", "xlmr", "ernie_m", "xlm")
 UNTRAINED = "-untrained"  # ends the name of a fine-tuning that starts from random weights
 
 
@@ -111,7 +113,7 @@ def scores(folder: Path, tuning_seeds: Sequence[int]) -> tuple[dict[str, float],
         for task, which in ((task, which) for which in (trained, untrained) for task in ("pos", "ner")):
             name = task + UNTRAINED * (which is untrained)
             files = [path for path in tuned(folder, name, tuning_seeds) if path.exists()]
-            found, first = [], read_object(files[0]) if files else {}
+            means, first = [], read_object(files[0]) if files else {}
             for path in files:
                 content = read_object(path)
                 languages = content["languages"]
@@ -120,9 +122,9 @@ def scores(folder: Path, tuning_seeds: Sequence[int]) -> tuple[dict[str, float],
                         raise ValueError(
                             f"{path} has scores of other {key} than {files[0]}: score one model on the same test files"
                         )
-                found.append(fmean(of["f1"] for code, of in languages.items() if code != "en"))
-            if found:
-                which[task] = fmean(found)
+                means.append(fmean(of["f1"] for code, of in languages.items() if code != "en"))
+            if means:
+                which[task] = fmean(means)
         for test in ("align", "pairs", "tatoeba"):
             path = folder / f"{test}.json"
             for which, scored in zip((trained, untrained), _models(path), strict=False):
@@ -183,10 +185,10 @@ def joined(found: Mapping[str, Sequence[RunScores]]) -> list[RunScores]:
 def deliver(runs: Sequence[RunScores], out: Path) -> list[ResultTable]:
     """Write compare.json, compare.md and the plot; returns the tables."""
     write_object(out / "compare.json", {"runs": [asdict(run) for run in runs]})
-    shown = tables(runs)
-    write_text(out / "compare.md", "\n".join(table.markdown() for table in shown))
+    result_tables = tables(runs)
+    write_text(out / "compare.md", "\n".join(table.markdown() for table in result_tables))
     plot(runs, out / "compare")
-    return shown
+    return result_tables
 
 
 def measured(runs: Sequence[RunScores]) -> list[str]:
@@ -234,13 +236,13 @@ def _trends_table(runs: Sequence[RunScores]) -> list[ResultTable]:
     share = f"{100 * LEVEL:.0f}%"
     table = ResultTable("How fast scores grow", ["", *(MEASURES[measure].title for measure in measures)])
     for name in names:
-        found = [lines[measure].get(name) for measure in measures]
-        cells = [f"{line.slope:+.1f} ± {line.slope_half:.1f}" if line else "" for line in found]
+        trend_of = [lines[measure].get(name) for measure in measures]
+        cells = [f"{line.slope:+.1f} ± {line.slope_half:.1f}" if line else "" for line in trend_of]
         table.rows.append([f"{name}, a tenfold of operations", *cells])
     first, *others = names
-    for other in others:
-        cells = [_passed(lines[measure], first, other, MEASURES[measure].higher_is_better) for measure in measures]
-        table.rows.append([f"{first} against {other}", *cells])
+    for slower in others:
+        cells = [_passed(lines[measure], first, slower, MEASURES[measure].higher_is_better) for measure in measures]
+        table.rows.append([f"{first} against {slower}", *cells])
     table.notes.append(
         f"Straight lines over the logarithm of the operations, with {share} intervals (Student; a crossing's is "
         "Fieller's). Beyond the largest budget they are extrapolated."
@@ -251,11 +253,11 @@ def _trends_table(runs: Sequence[RunScores]) -> list[ResultTable]:
 def _passed(lines: Mapping[str, Trend], first: str, other: str, higher_is_better: bool) -> str:
     if first not in lines or other not in lines:
         return ""
-    found = crossing(lines[first], lines[other])
-    if found is None:
+    at_crossing = crossing(lines[first], lines[other])
+    if at_crossing is None:
         return "the slopes cannot be told apart"
-    ahead = "ahead" if found.overtakes == higher_is_better else "behind"
-    return f"{ahead} from {_power(found.at)} ({_power(found.least)} to {_power(found.most)})"
+    ahead = "ahead" if at_crossing.overtakes == higher_is_better else "behind"
+    return f"{ahead} from {_power(at_crossing.at)} ({_power(at_crossing.least)} to {_power(at_crossing.most)})"
 
 
 def _power(log: float) -> str:
@@ -282,7 +284,7 @@ def _cell(values: Sequence[float], places: int = 1) -> str:
 
 def plot(runs: Sequence[RunScores], stem: Path) -> None:
     """Write `stem`.png and `stem`.svg: a panel a measure, score over operations; dots are runs, lines pass through
-    their means, and the bands are the trends', one tenfold beyond the largest budget."""
+    their means, and the bands are the trends'."""
     measures = measured(runs)
     sizes = {"axes.titlesize": 9, "axes.labelsize": 8}
     with matplotlib.rc_context(
@@ -300,14 +302,20 @@ def plot(runs: Sequence[RunScores], stem: Path) -> None:
         save_figure(figure, stem)
 
 
+def colour_of(name: str, names: Iterable[str]) -> str:
+    """The colour of a system, the same in every picture that has at most those of `_COLOURED`; of others by their place
+    among the `names`."""
+    others = [other for other in names if other not in _COLOURED]
+    return f"C{_COLOURED.index(name)}" if name in _COLOURED else f"C{len(_COLOURED) + others.index(name)}"
+
+
 def _panel(axes: Axes, runs: Sequence[RunScores], measure: str) -> None:
     points = _points(runs, measure)
     lines = trends(points)
-    last = max(run.flops for run in runs)
-    for number, (name, values) in enumerate(points.items()):
-        colour = f"C{number}"
+    for name, values in points.items():
+        colour = colour_of(name, points)
         by_budget = {
-            run.budget: [other for other in runs if (other.system, other.budget) == (name, run.budget)]
+            run.budget: [one for one in runs if (one.system, one.budget) == (name, run.budget)]
             for run in sorted(runs, key=lambda run: run.budget)
             if run.system == name and measure in run.scores
         }
@@ -317,7 +325,8 @@ def _panel(axes: Axes, runs: Sequence[RunScores], measure: str) -> None:
             [flops for flops, _ in values], [y for _, y in values], "o", color=colour, markersize=4, label=drawn(name)
         )
         if name in lines:
-            x = np.linspace(np.log10(min(flops for flops, _ in values)), np.log10(10 * last), 60)
+            flops = [flops for flops, _ in values]
+            x = np.linspace(np.log10(min(flops)), np.log10(max(flops)), 60)
             middle, half = np.array([lines[name].at(at) for at in x]).T
             axes.plot(10**x, middle, "--", color=colour, linewidth=0.8)
             axes.fill_between(10**x, middle - half, middle + half, color=colour, alpha=0.12, linewidth=0)

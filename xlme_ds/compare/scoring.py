@@ -40,14 +40,14 @@ def require_tests(settings: CompareSettings) -> None:
         if (folder := getattr(settings, task)) is not None:
             require_labels(folder, task)
     try:
-        words = shlex.split(settings.tuning)
+        options = shlex.split(settings.tuning)
     except ValueError as error:
         raise ValueError(f"--tuning {settings.tuning}: {error}") from None
     ours = ["--task", "pos", "--model", ".", "--data", ".", "--out", "."]
     prog = program("compare --tuning")
-    plain, asked = (tyro.cli(FinetuneSettings, prog=prog, args=[*ours, *more]) for more in ([], words))
-    kept = replace(asked, tuning=plain.tuning, engine=plain.engine, train=plain.train)
-    if kept != plain:
+    plain, tuned_settings = (tyro.cli(FinetuneSettings, prog=prog, args=[*ours, *more]) for more in ([], options))
+    with_defaults = replace(tuned_settings, tuning=plain.tuning, engine=plain.engine, train=plain.train)
+    if with_defaults != plain:
         raise ValueError(f"--tuning {settings.tuning} may have --tuning., --engine. and --train. settings alone")
 
 
@@ -119,13 +119,13 @@ def _tests(one: System, settings: CompareSettings) -> Iterator[tuple[str, list[s
     tests = {"losses": settings.heldout if masked else None, "pairs": settings.pairs or settings.heldout}
     for test, data in (tests | {"tatoeba": settings.tatoeba, "align": settings.align}).items():
         if data is not None:
-            words = ["--model", str(one.model), "--data", str(data), "--out", str(out)]
-            yield test, ["xlme_ds.evaluate", test, *words, *(untrained if test != "losses" else [])]
+            options = ["--model", str(one.model), "--data", str(data), "--out", str(out)]
+            yield test, ["xlme_ds.evaluate", test, *options, *(untrained if test != "losses" else [])]
     seeds = tuning_seeds(settings)
     starts = [False, *([True] if untrained and one.seed == 1 else [])]  # one seed: fine-tuning costs most of all tests
     for task, start in ((task, start) for start in starts for task in ("pos", "ner")):
         data, name = getattr(settings, task), task + UNTRAINED * start
         if data is not None:
-            words = ["--task", task, "--model", str(one.model), "--data", str(data), "--out", str(out / name)]
-            words += ["--random"] * start
-            yield name, ["xlme_ds.finetune", *words, "--seeds", *map(str, seeds), *shlex.split(settings.tuning)]
+            options = ["--task", task, "--model", str(one.model), "--data", str(data), "--out", str(out / name)]
+            options += ["--random"] * start
+            yield name, ["xlme_ds.finetune", *options, "--seeds", *map(str, seeds), *shlex.split(settings.tuning)]

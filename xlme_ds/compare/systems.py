@@ -15,14 +15,13 @@ from ..cli import parse, program
 from ..config import RunConfig
 from ..counting import flops_per_step
 from ..first_weights import SHAPE
-from ..io.errors import refuse
 from ..objectives import objective_of
 from ..recipes import recipe
 from ..trained.runs import main_encoder
 from ..validate import validate
 
-_SEEDS_APART = 1000  # the runs of a chain read their rows from the start again, with other masks
-_SAVES = 10  # checkpoints of a run, for what a fault costs
+_SEEDS_APART = 1000  # between the runs of a chain: each reads the rows from the start, with other masks
+_SAVES = 10  # checkpoints of a run: a fault costs a tenth of it at most
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,8 @@ class Leg:
 
 @dataclass(frozen=True)
 class System:
-    """A name as the user gave it, `a` or `a+b`, trained to one budget with one seed; the model is its last run's."""
+    """A system under the user's name for it (`a` or `a+b`), trained to one budget with one seed; its model is that of
+    its last run."""
 
     name: str
     budget: float
@@ -76,19 +76,18 @@ class _LegSettings:
 
 def own_settings(words: Sequence[str], recipes: Sequence[str]) -> dict[str, list[str]]:
     """Settings of single recipes by their names, from words of the form "NAME: SETTINGS". Raises ValueError."""
-    found: dict[str, list[str]] = {}
-    known = [part for name in recipes for part in name.split("+")]
+    settings_of: dict[str, list[str]] = {}
+    parts = [part for name in recipes for part in name.split("+")]
     for word in words:
         name, colon, settings = word.partition(":")
-        refuse(
-            [
-                (colon != "", f'--own {word}: write "RECIPE: SETTINGS"'),
-                (name in known, f"--own names {name}, which --recipes has not: name one of {', '.join(known)}"),
-                (name not in found, f"--own names {name} twice: give all of its settings in one"),
-            ]
-        )
-        found[name] = shlex.split(settings)
-    return found
+        if not colon:
+            raise ValueError(f'--own {word}: write "RECIPE: SETTINGS"')
+        if name not in parts:
+            raise ValueError(f"--own names {name}, which --recipes has not: name one of {', '.join(parts)}")
+        if name in settings_of:
+            raise ValueError(f"--own names {name} twice: give all of its settings in one")
+        settings_of[name] = shlex.split(settings)
+    return settings_of
 
 
 def system(
@@ -105,8 +104,8 @@ def system(
     legs: list[Leg] = []
     for part, rows in parts:
         seeded = ["--seed", str(seed + _SEEDS_APART * len(legs))]
-        words = ["--recipe", part, *rows, *settings, *own.get(part, []), *seeded]
-        legs.append(_leg(part, words, share, legs[-1] if legs else None, out / "runs", f"seed{seed}"))
+        options = ["--recipe", part, *rows, *settings, *own.get(part, []), *seeded]
+        legs.append(_leg(part, options, share, legs[-1] if legs else None, out / "runs", f"seed{seed}"))
     return System(name, budget.flops, seed, tuple(legs))
 
 
@@ -121,8 +120,8 @@ def _rows(part: str, rows: int) -> list[str]:
     return ["--data.mono-rows", str(mono), "--data.para-rows", str(rows - mono)]
 
 
-def _leg(part: str, words: list[str], share: Budget, before: Leg | None, out: Path, seed: str) -> Leg:
-    run = validate(parse(program("compare"), _LegSettings, "", words).run)
+def _leg(part: str, options: list[str], share: Budget, before: Leg | None, out: Path, seed: str) -> Leg:
+    run = validate(parse(program("compare"), _LegSettings, "", options).run)
     cost = flops_per_step(run, share.row_tokens)
     steps, past = round(share.flops / cost), ""
     if steps < 1:
@@ -138,7 +137,7 @@ def _leg(part: str, words: list[str], share: Budget, before: Leg | None, out: Pa
                 )
         objective = before.config.objective
         take = "all" if objective.name == run.objective.name else main_encoder(objective_of(objective).encoders)
-        words = [*words, "--start.folder", str(before.folder), "--start.take", take]
-    words = [*words, "--train.steps", str(steps), "--train.save-every", str(-(-steps // _SAVES))]
-    config = validate(parse(program("compare"), _LegSettings, "", words).run)
-    return Leg(config, out / f"{past}{part}-{steps}" / seed, tuple(words), cost, share.rows * share.row_tokens)
+        options = [*options, "--start.folder", str(before.folder), "--start.take", take]
+    options = [*options, "--train.steps", str(steps), "--train.save-every", str(-(-steps // _SAVES))]
+    config = validate(parse(program("compare"), _LegSettings, "", options).run)
+    return Leg(config, out / f"{past}{part}-{steps}" / seed, tuple(options), cost, share.rows * share.row_tokens)

@@ -1,8 +1,8 @@
 """Growth of scores with training: a line through each system's scores over the logarithm of the operations, and the
 crossings of two lines.
 
-The lines of a measure share one variance of the scores around them, which seeds and a curve that is not straight both
-raise. Intervals are Student's; that of a crossing is Fieller's (1954), which is exact for two such lines.
+The lines of a measure share one residual variance: seeds, and a curve that is not straight, both raise it. Intervals
+are Student's; that of a crossing is Fieller's (1954), which is exact for two such lines.
 """
 
 import functools
@@ -46,8 +46,8 @@ class Crossing(NamedTuple):
 
 
 def trends(points: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Trend]:
-    """A line for every system with several budgets, from its (operations, score); none where no score is more than the
-    lines need, so that nothing says how far they can be trusted."""
+    """A line for every system with several budgets, from its (operations, score); empty where there are no more scores
+    than the lines have parameters, so that the residual variance is unknown."""
     lines: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     squares, freedom = 0.0, 0
     for name, values in points.items():
@@ -55,9 +55,9 @@ def trends(points: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Tre
         if len(x) == 0 or np.ptp(x) < 0.1:  # budgets are met to the nearest step, so that equal ones differ a little
             continue
         design = np.stack([np.ones_like(x), x], axis=1)
-        found, *_ = np.linalg.lstsq(design, y, rcond=None)
-        lines[name] = found, np.linalg.inv(design.T @ design)
-        squares += float(np.sum((y - design @ found) ** 2))
+        line, *_ = np.linalg.lstsq(design, y, rcond=None)
+        lines[name] = line, np.linalg.inv(design.T @ design)
+        squares += float(np.sum((y - design @ line) ** 2))
         freedom += len(x) - 2
     if freedom < 1:
         return {}
@@ -68,7 +68,7 @@ def trends(points: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Tre
 
 
 def crossing(first: Trend, other: Trend) -> Crossing | None:
-    """Where `first` passes `other`; None where the slopes cannot be told apart, so that it may be anywhere or
+    """Where `first` passes `other`; None where the slopes do not differ significantly: the lines may cross anywhere, or
     nowhere."""
     at_zero, slope = first.at_zero - other.at_zero, first.slope - other.slope
     (a, b), (_, c) = first.quantile**2 * (first.covariance + other.covariance)

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from ..config import DataConfig
-from ..io.errors import refuse
 from .batch import Batch
 from .collate import BatchMaker, Purpose, RowBatches, collate
 from .corrupt import Parts
@@ -62,15 +61,18 @@ class Loader:
         """The rows of each phase by task; a folder that several phases name is opened once."""
         phases, folders = len(self.phases), len(self.folders)
         steps = " ".join(map(str, data.phase_steps))
-        refuse(
-            [
-                (
-                    phases == folders,
-                    f"data.phase_steps {steps} are of {phases} folders, --data names {folders}: it needs one folder "
-                    "more than data.phase_steps has numbers",
-                )
-            ]
-        )
+        if phases != folders:
+            raise ValueError(
+                f"data.phase_steps {steps} are of {phases} folders, --data names {folders}: it needs one folder "
+                "more than data.phase_steps has numbers"
+            )
+        for folder in self.folders:
+            there = [(folder / name / "manifest.json").exists() for name in TASKS]
+            for name, exists, other, rows, what in zip(
+                TASKS, there, there[::-1], self.plan.rows, ("monolingual text", "pairs"), strict=True
+            ):
+                if rows and other and not exists:
+                    raise ValueError(f"{folder} has no {what}: add --data.{name}-rows 0, or data that have some")
         opened = {
             folder: {
                 task: RowStore(folder / name, languages, scattered=self.plan.world > 1)
@@ -209,19 +211,10 @@ def _require_alike(first: RowStore, stores: Iterable[RowStore]) -> None:
     ours = first.manifest
     for store in stores:
         both, theirs = f"{store.folder} and {first.folder}", store.manifest
-        refuse(
-            [
-                (
-                    (theirs.vocabulary_sha256, theirs.vocabulary_size)
-                    == (ours.vocabulary_sha256, ours.vocabulary_size),
-                    f"{both} were encoded with different vocabularies: prepare them together",
-                ),
-                (
-                    (store.row_tokens, theirs.layout) == (first.row_tokens, ours.layout),
-                    f"{both} have rows of different lengths or layouts: mix them together",
-                ),
-            ]
-        )
+        if (theirs.vocabulary_sha256, theirs.vocabulary_size) != (ours.vocabulary_sha256, ours.vocabulary_size):
+            raise ValueError(f"{both} were encoded with different vocabularies: prepare them together")
+        if (store.row_tokens, theirs.layout) != (first.row_tokens, ours.layout):
+            raise ValueError(f"{both} have rows of different lengths or layouts: mix them together")
 
 
 def unigram_by_language(

@@ -1,6 +1,6 @@
 """The contract between data preparation and training: Arrow schemas, special token ids, rows, and manifests.
 
-This module, `row_index`, `vocabulary`, `corrupt`, `compiled` and `xlme_ds.io` are all of `xlme_ds` that `data_prep`
+This module, `shards`, `vocabulary`, `corrupt`, `compiled` and `xlme_ds.io` are all of `xlme_ds` that `data_prep`
 imports; this one needs no library but pyarrow.
 
 Three kinds of shard exist, all uncompressed Arrow IPC files, so that reading is a memory map:
@@ -13,14 +13,13 @@ Three kinds of shard exist, all uncompressed Arrow IPC files, so that reading is
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pyarrow as pa
 
-from ..io.errors import Check, refuse
 from ..io.files import FORMAT, read_signed, to_disk, write_signed
 from .rows import BOS, EOS, LAYOUTS, PAD, TASKS, UNK, Layout, Rows  # noqa: F401  they are part of the contract
 
@@ -106,36 +105,41 @@ _SHARES = ("share_before", "share_after", "repeat")
 _KIND_WORDS = {str: "a text", dict: "an object", list: "a list", int: "a whole number"}
 
 
-def _manifest_checks(fields: Any) -> Iterator[Check]:
-    """Checks of the types in a manifest's JSON; each relies on those before it."""
-    yield from _kind_checks("it", fields, _MANIFEST)
+def _require_manifest(fields: Any) -> None:
+    """Raise ValueError for a manifest's JSON with other types than a manifest has."""
+    _require_kinds("it", fields, _MANIFEST)
     for number, shard in enumerate(fields["shards"]):
-        yield from _kind_checks(f"shard {number}", shard, _SHARD)
+        _require_kinds(f"shard {number}", shard, _SHARD)
         name = PurePosixPath(shard["name"])
-        inside = not name.is_absolute() and ".." not in name.parts
-        yield inside, f"shard {number} is {shard['name']!r}, outside of the folder"
+        if name.is_absolute() or ".." in name.parts:
+            raise ValueError(f"shard {number} is {shard['name']!r}, outside of the folder")
     codes = fields["languages"]
-    different = all(type(code) is str for code in codes) and len(set(codes)) == len(codes)
-    yield different, "its languages are not different codes"
-    is_mix = fields["stage"] == "mix"
-    if is_mix:
-        yield from _kind_checks("settings", fields["settings"], {"row_tokens": int, "layout": str})
-        yield fields["settings"]["layout"] in LAYOUTS, f"no layout is called {fields['settings']['layout']}"
-        yield from _kind_checks("counts", fields["counts"], {"by_language": dict})
-        yield fields["settings"]["row_tokens"] < 2**31, "settings has rows of 2³¹ tokens or more"
+    if not all(type(code) is str for code in codes) or len(set(codes)) != len(codes):
+        raise ValueError("its languages are not different codes")
     by_language = fields["counts"].get("by_language", {})
-    objects = type(by_language) is dict and all(type(counts) is dict for counts in by_language.values())
-    yield objects, "its counts by language are no objects"
-    shares = [counts.get(name) for counts in by_language.values() for name in _SHARES if is_mix]
-    yield all(type(share) in (int, float) for share in shares), f"its counts by language lack {', '.join(_SHARES)}"
+    if fields["stage"] == "mix":
+        _require_kinds("settings", fields["settings"], {"row_tokens": int, "layout": str})
+        _require_kinds("counts", fields["counts"], {"by_language": dict})
+        if fields["settings"]["layout"] not in LAYOUTS:
+            raise ValueError(f"no layout is called {fields['settings']['layout']}")
+        if fields["settings"]["row_tokens"] >= 2**31:
+            raise ValueError("settings has rows of 2³¹ tokens or more")
+    if type(by_language) is not dict or not all(type(counts) is dict for counts in by_language.values()):
+        raise ValueError("its counts by language are no objects")
+    if fields["stage"] == "mix":
+        shares = [counts.get(name) for counts in by_language.values() for name in _SHARES]
+        if not all(type(share) in (int, float) for share in shares):
+            raise ValueError(f"its counts by language lack {', '.join(_SHARES)}")
 
 
-def _kind_checks(what: str, values: Any, kinds: Mapping[str, type]) -> Iterator[Check]:
-    yield type(values) is dict, f"{what} is no object"
+def _require_kinds(what: str, values: Any, kinds: Mapping[str, type]) -> None:
+    if type(values) is not dict:
+        raise ValueError(f"{what} is no object")
     for name, kind in kinds.items():
         value: Any = values.get(name)
         fits = isinstance(value, kind) and not isinstance(value, bool)
-        yield fits and (kind is not int or value >= 0), f"{what} has {name} {value!r:.80}, not {_KIND_WORDS[kind]}"
+        if not fits or (kind is int and value < 0):
+            raise ValueError(f"{what} has {name} {value!r:.80}, not {_KIND_WORDS[kind]}")
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -155,7 +159,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise ValueError(f"{path} does not exist: run the data_prep stage that writes {folder} to its end first")
     try:
         fields = read_signed(path)
-        refuse(_manifest_checks(fields))
+        _require_manifest(fields)
         fields["languages"] = tuple(fields["languages"])
         fields["shards"] = tuple(Shard(**shard) for shard in fields["shards"])
         manifest = Manifest(**fields)

@@ -1,10 +1,26 @@
 """Random access to the rows of a mixed data folder; counts of tokens.
 
-Rows are read from a shard where its index says (`row_index.py`) and compared with their checksums at every reading. So
-no byte that changes on the disk gets into a batch, and a file that is cut short cannot end the process, as it would
-under a memory map.
+A shard has an index next to it: where the rows' numbers lie in the Arrow file, and a checksum of every four rows. So a
+process reads the rows that it uses, and no others, and compares them at every reading: no byte that changes on the disk
+gets into a batch, and a file that is cut short cannot end the process, as it would under a memory map.
+
+    NAME.index   64 bytes   "XLMEROWS", version, rows, ids of a row, rows of a group and of a record batch, record
+                            batches (uint32 each), SHA-256 of the shard
+                 40 bytes   of every record batch: the file offsets of its tokens, of the offsets and values of its
+                            lengths, and of those of its languages (int64)
+                 4 bytes    CRC-32 of all that
+                 8 bytes    checksum of every group (uint64), batch after batch; the last group of a batch may be
+                            shorter
+
+Numbers are little-endian. The checksum of a group takes in, row by row, the ids, how many lengths there are and each,
+how many languages and each: h = (h xor n) · 0x9E3779B97F4A7C15 mod 2⁶⁴, then h = h xor (h >> 32), from 0 on; n as an
+unsigned number of 32 bits. For one that was computed already this is a bijection: a change of a single number is always
+found.
 """
 
+import os
+import struct
+import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -12,15 +28,166 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
-from numba.types import boolean, int32, int64
+import pyarrow as pa
+from numba import njit
+from numba.types import boolean, int16, int32, int64, uint64
 
-from ..io.errors import refuse
 from .compiled import compiled, reads
-from .row_index import IndexedShard
 from .rows import PAD, UNK, Rows
 from .schema import Manifest, read_manifest
 
 _MOST_OPEN = 16  # shards
+GROUP = 4
+Numbers = np.ndarray
+_LOW, _HALF, _MULTIPLIER = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(0x9E3779B97F4A7C15)
+SUFFIX = ".index"
+_HEADER = struct.Struct("<8s6I32s")
+_MAGIC, _VERSION, _PLACES = b"XLMEROWS", 1, 5
+
+
+def group_checks(batch: pa.RecordBatch) -> np.ndarray:
+    """The checksums of a record batch's groups, uint64."""
+    tokens, lengths, languages = batch.columns
+    lists = []
+    for column in (lengths, languages):
+        offsets = column.offsets.to_numpy()
+        lists += [_readonly(offsets - offsets[0]), column.values.to_numpy()[offsets[0] : offsets[-1]]]
+    return _checks(tokens.flatten().to_numpy(), tokens.type.list_size, GROUP, *lists)
+
+
+@njit(inline="always")
+def _mixed(check: np.uint64, number: int) -> np.uint64:
+    check = (check ^ (np.uint64(number) & _LOW)) * _MULTIPLIER
+    return check ^ (check >> _HALF)
+
+
+@compiled(uint64[::1](reads(int32), int64, int64, reads(int32), reads(int16), reads(int32), reads(int16)))
+def _checks(
+    tokens: Numbers, width: int, group: int, items: Numbers, lengths: Numbers, sides: Numbers, languages: Numbers
+) -> Numbers:
+    """Checksums of the groups of rows; `items` and `sides` are the offsets of `lengths` and `languages`."""
+    rows = len(items) - 1
+    checks = np.empty((rows + group - 1) // group, dtype=np.uint64)
+    for number in range(len(checks)):
+        check = np.uint64(0)
+        for row in range(number * group, min(rows, (number + 1) * group)):
+            for token in tokens[row * width : (row + 1) * width]:
+                check = _mixed(check, token)
+            check = _mixed(check, items[row + 1] - items[row])
+            for length in lengths[items[row] : items[row + 1]]:
+                check = _mixed(check, length)
+            check = _mixed(check, sides[row + 1] - sides[row])
+            for language in languages[sides[row] : sides[row + 1]]:
+                check = _mixed(check, language)
+        checks[number] = check
+    return checks
+
+
+def _readonly(numbers: np.ndarray) -> np.ndarray:
+    numbers.flags.writeable = False
+    return numbers
+
+
+def index_of(path: Path, sha256: str, checks: Sequence[np.ndarray]) -> bytes:
+    """The index of the shard at `path`, whose record batches have these checksums."""
+    with pa.memory_map(str(path)) as mapped:
+        start, reader = mapped.read_buffer().address, pa.ipc.open_file(mapped)
+        batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        places = np.array([_addresses(batch) for batch in batches], dtype="<i8").reshape(-1, _PLACES) - start
+        rows, width = [batch.num_rows for batch in batches], reader.schema.field("tokens").type.list_size
+    header = _HEADER.pack(
+        _MAGIC, _VERSION, sum(rows), width, GROUP, rows[0] if rows else 0, len(rows), bytes.fromhex(sha256)
+    )
+    head = header + places.tobytes()
+    return head + struct.pack("<I", zlib.crc32(head)) + b"".join(batch.astype("<u8").tobytes() for batch in checks)
+
+
+def _addresses(batch: pa.RecordBatch) -> list[int]:
+    tokens, *lists = batch.columns
+    buffers = [tokens.flatten().buffers()[1]]
+    for column in lists:
+        buffers += [column.buffers()[1], column.buffers()[3]]
+    return [buffer.address for buffer in buffers]
+
+
+class IndexedShard:
+    """A shard whose rows are read at their places in the file and compared with their checksums. Raises ValueError or
+    OSError."""
+
+    def __init__(self, path: Path, rows: int, row_tokens: int, size: int, sha256: str, scattered: bool):
+        self.row_tokens = row_tokens
+        if not path.with_suffix(SUFFIX).exists():
+            raise ValueError(f"its index {path.with_suffix(SUFFIX).name} does not exist")
+        with open(path.with_suffix(SUFFIX), "rb") as file:
+            header = file.read(_HEADER.size)
+            if len(header) < _HEADER.size:
+                raise ValueError("its index is cut off")
+            *kind, count, width, self._group, self._batch_rows, batches, of = _HEADER.unpack(header)
+            if kind != [_MAGIC, _VERSION] or (count, width, of.hex()) != (rows, row_tokens, sha256):
+                raise ValueError("its index is not that of the file that the manifest lists")
+            places = file.read(8 * _PLACES * batches)
+            if zlib.crc32(header + places).to_bytes(4, "little") != file.read(4):
+                raise ValueError("its index changed since it was written")
+            self._checks_at = file.tell()
+        self._rows, self._places = rows, np.frombuffer(places, "<i8").reshape(-1, _PLACES)
+        if min(self._group, self._batch_rows) < 1 or len(self._places) != -(-rows // self._batch_rows):
+            raise ValueError("its index does not have all its rows")
+        if ((self._places < 0) | (self._places > size)).any():
+            raise ValueError("its index has places that are not in the file")
+        if path.stat().st_size != size:
+            raise ValueError("it is not the file that the manifest lists, its bytes changed")
+        self._file = os.open(path, os.O_RDONLY)
+        self._index = os.open(path.with_suffix(SUFFIX), os.O_RDONLY)
+        for descriptor in (self._file, self._index) if scattered else ():  # else the system reads on after each place
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+
+    def __del__(self) -> None:
+        for descriptor in (getattr(self, "_file", None), getattr(self, "_index", None)):
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def ahead(self, first: int, stop: int) -> None:
+        """Have the system fetch the ids of these rows, which are read next, also from the next record batch."""
+        number, first = divmod(first, self._batch_rows)
+        size = 4 * self.row_tokens
+        at, count = int(self._places[number][0]) + first * size, stop - number * self._batch_rows - first
+        os.posix_fadvise(self._file, at, count * size, os.POSIX_FADV_WILLNEED)
+
+    def read(self, first: int, stop: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+        """Rows `first` … `stop` − 1, or as many as are in the record batch of the first: ids [N, T] int32, and of
+        lengths and languages offsets [N + 1] and values."""
+        number, first = divmod(first, self._batch_rows)
+        before = number * self._batch_rows
+        count = min(self._batch_rows, self._rows - before)
+        stop = min(stop - before, count)
+        begin, end = first // self._group * self._group, min(-(-stop // self._group) * self._group, count)
+        tokens_at, *lists_at = self._places[number].tolist()
+        size = 4 * self.row_tokens
+        flat = self._numbers(self._file, np.int32, (end - begin) * self.row_tokens, tokens_at + begin * size)
+        lists: list[np.ndarray] = []
+        for offsets_at, values_at in zip(lists_at[::2], lists_at[1::2], strict=True):
+            offsets = self._numbers(self._file, np.int32, end - begin + 1, offsets_at + 4 * begin)
+            if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] - offsets[0] > 2 * flat.size:
+                raise ValueError("it is not the file that the manifest lists, its bytes changed")
+            values = self._numbers(self._file, np.int16, offsets[-1] - offsets[0], values_at + 2 * int(offsets[0]))
+            lists += [_readonly(offsets - offsets[0]), values]
+        groups = range(begin // self._group, -(-end // self._group))
+        before = number * -(-self._batch_rows // self._group) + groups.start  # groups
+        checks = self._numbers(self._index, np.uint64, len(groups), self._checks_at + 8 * before)
+        if (_checks(flat, self.row_tokens, self._group, *lists) != checks).any():
+            raise ValueError("its bytes changed since its index was written")
+        at, to = first - begin, stop - begin
+        columns = []
+        for offsets, values in zip(lists[::2], lists[1::2], strict=True):
+            columns.append((offsets[at : to + 1] - offsets[at], values[offsets[at] : offsets[to]]))
+        return flat.reshape(-1, self.row_tokens)[at:to], columns
+
+    @staticmethod
+    def _numbers(file: int, kind: type, count: int, at: int) -> np.ndarray:
+        content = os.pread(file, int(count) * np.dtype(kind).itemsize, at)
+        if len(content) != int(count) * np.dtype(kind).itemsize:
+            raise ValueError("it became shorter while it was read")
+        return np.frombuffer(content, kind)
 
 
 class RowStore:
@@ -42,19 +209,13 @@ class RowStore:
         self.rows = self.manifest.rows
         self.languages = tuple(languages) or self.manifest.languages
         missing = [code for code in self.manifest.languages if code not in self.languages]
-        refuse(
-            [
-                (
-                    self.rows > 0 and self.row_tokens > 0 and min(shard.rows for shard in self.manifest.shards) > 0,
-                    f"{self.folder / 'manifest.json'} lists a shard without rows: mix the folder again",
-                ),
-                (
-                    not missing,
-                    f"{self.folder} has text in {', '.join(missing)}, which model.language_embeddings does not name: "
-                    f"set it to {' '.join(self.manifest.languages)}",
-                ),
-            ]
-        )
+        if not (self.rows and self.row_tokens and all(shard.rows for shard in self.manifest.shards)):
+            raise ValueError(f"{self.folder / 'manifest.json'} lists a shard without rows: mix the folder again")
+        if missing:
+            raise ValueError(
+                f"{self.folder} has text in {', '.join(missing)}, which model.language_embeddings does not name: "
+                f"set it to {' '.join(self.manifest.languages)}"
+            )
         self._numbers = np.array([self.languages.index(code) for code in self.manifest.languages])
         self._starts = [0, *accumulate(shard.rows for shard in self.manifest.shards)]
         self._open: dict[int, IndexedShard] = {}  # by their number

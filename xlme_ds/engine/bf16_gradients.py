@@ -2,9 +2,10 @@
 
 They add up in one flat buffer a group, of float32, or of bf16 where a step has one micro-batch. DeepSpeed itself
 converts each into a new buffer before it is added; it then joins the flat ones in another, all-reduces that in bf16,
-converts it back, and copies it home, on one process too. Where a new buffer takes its pages one by one, a pass over the
-gradients of Base costs as much as several of its layers. The largest gradient, the vocabulary softmax's of its table,
-is written there tile by tile and is never a tensor of its own. What each part saves is in docs/lab/engines.md.
+converts it back, and copies it home, on one process too. Where the system maps a new buffer page by page, a pass over
+the gradients of Base costs as much as several of its layers. The largest gradient, which the vocabulary softmax gives
+the embedding, is added tile by tile and never exists as a tensor of its own. What each part saves is in
+docs/lab/engines.md.
 
 Over the ranks a group's gradients go by one reduce-scatter: a rank needs the sum of its own part alone. In float32 that
 takes the bytes of an all-reduce in bf16, whose error grows with the ranks.
@@ -39,7 +40,7 @@ def cut_groups(optimizer: torch.optim.Optimizer, module: nn.Module, size: float)
     for group in optimizer.param_groups:
         parameters = sorted(group["params"], key=lambda p: (p in late, order[p]))
         for n, p in enumerate(parameters):
-            room = n > 0 and sum(each.numel() for each in cut[-1]["params"]) + p.numel() <= size
+            room = n > 0 and sum(member.numel() for member in cut[-1]["params"]) + p.numel() <= size
             if room and cut[-1]["late"] == (p in late):
                 cut[-1]["params"].append(p)
             else:
@@ -73,9 +74,9 @@ def spare_passes(engine: Any, halved: bool = False) -> None:
 class _Sums:
     """The averages over the replicas of this rank's part of every group.
 
-    A group that is not `late` is sent once the last micro-batch's gradients of it and of all groups before it are
-    there, the others after the backward pass (so are all groups of a pipeline, where the tied table's gradient comes
-    then): the same order on every rank, in whatever order gradients arrive.
+    Every rank sends the groups in one order, whatever the order in which gradients arrive. A group that is not `late`
+    is sent during the last backward pass, once its gradients and those of all groups before it are complete. The others
+    are sent after that pass, and so are all groups of a pipeline, where the tied table's gradient comes then.
     """
 
     def __init__(self, engine: Any):
@@ -188,8 +189,8 @@ def _update(optimizer: BF16_Optimizer, sums: _Sums, take_step: Callable[[], obje
         master = optimizer.fp32_groups_flat_partition[number]
         states[master] = states[master] or first_state(state_kinds(optimizer.optimizer), master)
         flat = master.detach(), sums.parts[number], *states[master].values()
-        for each in groups:
-            each["params"] = []
+        for any_group in groups:
+            any_group["params"] = []
         for piece, gradient, *state in zip(*(_pieces(tensor, master) for tensor in flat), strict=True):
             piece.grad = gradient.float().div_(excess)
             group["params"] = [piece]

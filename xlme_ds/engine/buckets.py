@@ -1,4 +1,4 @@
-"""The training state of an engine as flat buffers with the parts of parameters that lie in them, to write and to
+"""The training state of an engine as flat buffers, and the pieces of parameters in them: what checkpoints write and
 read."""
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,7 +46,7 @@ class Bucket:
 
     @contextmanager
     def opened(self, to_write: bool) -> Iterator[dict[str, Tensor]]:
-        """The flat buffers by kind, and `step`; `to_write`: what is written into them stays."""
+        """The flat buffers by kind, and `step`; `to_write`: changes to them are kept."""
         state = self.optimizer.state[self.master]
         state = self.optimizer.state[self.master] = state or first_state(self.kinds[1:], self.master)
         buffers = {kind: state[kind].view(-1) for kind in self.kinds[1:]}

@@ -1,7 +1,7 @@
 """Builds an engine from the settings: the one place for parallelism, precision and DeepSpeed's configuration."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
@@ -16,7 +16,6 @@ from ..counting import work_of
 from ..data.loader import HeldOutLoader, Loader
 from ..data.vocabulary import Vocabulary
 from ..engine_file import deepspeed_settings, zero_stage
-from ..io.errors import Check, refuse
 from ..models.execution import how_compiled, wrap_layers
 from ..models.init import GatherParameter, InitialValues, initialise
 from ..models.kernel_check import check_kernels
@@ -51,7 +50,7 @@ def resolve_gradient_precision(engine: EngineConfig, precision: str, accumulatio
     """
     if engine.gradient_precision == "bf16" and precision == "fp32":
         raise ValueError(
-            "engine.gradient_precision bf16 is for computing in bf16, which is not so here: set it to auto"
+            "engine.gradient_precision bf16 needs computing in bf16, and this run computes in fp32: set it to auto"
         )
     if engine.gradient_precision != "auto":
         return engine.gradient_precision
@@ -94,66 +93,60 @@ def open_data(
 def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> Loader:
     """`loader`, if its data fit `model` and have the vocabulary of `like`. Raises ValueError that names the setting."""
     folder = loader.folders[0]
-    other = [each for each in loader.folders if Vocabulary(each / "vocab").sha256 != loader.vocabulary_sha256]
-    refuse(
-        [
-            (
-                loader.vocabulary_size == model.vocabulary,
-                f"{folder} was encoded with a vocabulary of {loader.vocabulary_size}, the model has "
-                f"{model.vocabulary}: set model.vocabulary to {loader.vocabulary_size}",
-            ),
-            (
-                loader.row_tokens <= model.max_positions,
-                f"{folder} has rows of {loader.row_tokens} tokens, model.max_positions is {model.max_positions}: "
-                f"raise it to {loader.row_tokens}",
-            ),
-            (
-                loader.layout == model.layout,
-                f"{folder} was mixed with --layout {loader.layout}, model.layout is {model.layout}: set it to "
-                f"{loader.layout}",
-            ),
-            (
-                not other,
-                f"{(other or [folder])[0]}/vocab is not the vocabulary of the rows next to it: mix them again",
-            ),
-        ]
-    )
+    different = [place for place in loader.folders if Vocabulary(place / "vocab").sha256 != loader.vocabulary_sha256]
+    if loader.vocabulary_size != model.vocabulary:
+        raise ValueError(
+            f"{folder} was encoded with a vocabulary of {loader.vocabulary_size}, the model has "
+            f"{model.vocabulary}: set model.vocabulary to {loader.vocabulary_size}"
+        )
+    if loader.row_tokens > model.max_positions:
+        raise ValueError(
+            f"{folder} has rows of {loader.row_tokens} tokens, model.max_positions is {model.max_positions}: "
+            f"raise it to {loader.row_tokens}"
+        )
+    if loader.layout != model.layout:
+        raise ValueError(
+            f"{folder} was mixed with --layout {loader.layout}, model.layout is {model.layout}: set it to "
+            f"{loader.layout}"
+        )
+    if different:
+        raise ValueError(f"{different[0]}/vocab is not the vocabulary of the rows next to it: mix them again")
     if like is not None and loader.vocabulary_sha256 != like.vocabulary_sha256:
         raise ValueError(
             f"{folder} and {like.folders[0]} were encoded with different vocabularies: encode both with one"
         )
-    refuse(_split_checks(loader, like) if like is not None else ())
+    if like is not None:
+        _require_split(loader, like)
     return loader
 
 
-def _split_checks(unseen: Loader, trained: Loader) -> Iterator[Check]:
-    """Check that held-out rows of `data_prep encode --split` are in no training data, and that all evaluated rows were
-    held out; folders without a split pass."""
-    both = product(unseen.stores.items(), zip(trained.phases, trained.folders, strict=True))
-    for (task, store), (phase, folder) in both:
-        theirs, ours = (
-            (of.manifest.settings.get("split", "all"), of.manifest.settings.get("heldout_share"))
-            for of in (store, trained.stores_at(phase.first)[task])
-        )
-        yield (
-            theirs[0] == "all" or (theirs[0] == "heldout" and ours == ("train", theirs[1])),
-            f"{store.folder} is text of encode --split {theirs[0]} --heldout-share {theirs[1]}, and {folder} "
-            f"of --split {ours[0]}{f' --heldout-share {ours[1]}' if ours[1] else ''}: encode the training text with "
-            "--split train and this with --split heldout, of one share",
-        )
-        manifests = [of.manifest for of in (store, trained.stores_at(phase.first)[task])]
-        yield (
-            not manifests[0].shares_text(manifests[1]),
-            f"{store.folder} and {folder} have the same text, so it is not held out: name text that is not trained on",
-        )
+def _require_split(unseen: Loader, trained: Loader) -> None:
+    """Raise ValueError where held-out rows of `data_prep encode --split` are in training data, or evaluated rows were
+    not held out; folders without a split pass."""
+    for (task, store), (phase, folder) in product(
+        unseen.stores.items(), zip(trained.phases, trained.folders, strict=True)
+    ):
+        manifests = [store.manifest, trained.stores_at(phase.first)[task].manifest]
+        (split, share), ours = ((of.settings.get("split", "all"), of.settings.get("heldout_share")) for of in manifests)
+        if split != "all" and (split, *ours) != ("heldout", "train", share):
+            raise ValueError(
+                f"{store.folder} is text of encode --split {split} --heldout-share {share}, and {folder} "
+                f"of --split {ours[0]}{f' --heldout-share {ours[1]}' if ours[1] else ''}: encode the training text "
+                "with --split train and this with --split heldout, of one share"
+            )
+        if manifests[0].shares_text(manifests[1]):
+            raise ValueError(
+                f"{store.folder} and {folder} have the same text, so it is not held out: name text that is not trained "
+                "on"
+            )
         units = {
             of.counts.get("split_of", "sentences" if of.settings.get("sentences") else "documents") for of in manifests
         }
-        yield (
-            theirs[0] == "all" or len(units) == 1,
-            f"encode made {store.folder} and {folder} with different --sentences or --block-bytes, so text of one may "
-            "be in the other: encode both alike",
-        )
+        if split != "all" and len(units) != 1:
+            raise ValueError(
+                f"encode made {store.folder} and {folder} with different --sentences or --block-bytes, so text of one "
+                "may be in the other: encode both alike"
+            )
 
 
 def build_engine(

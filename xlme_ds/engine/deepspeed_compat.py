@@ -58,11 +58,11 @@ def check_deepspeed(signatures: Mapping[str, str] = _SIGNATURES) -> None:
         raise ValueError(f"{needed}, whose private parts it replaces: {advice}")
     for name, expected in signatures.items():
         try:
-            found = str(inspect.signature(pkgutil.resolve_name(f"deepspeed.{name}"))).strip("()")
+            signature = str(inspect.signature(pkgutil.resolve_name(f"deepspeed.{name}"))).strip("()")
         except (ImportError, AttributeError):
-            found = "missing"
-        if found != expected:
-            raise ValueError(f"{needed}, in which {name} takes ({expected}), here it is ({found}): {advice}")
+            signature = "missing"
+        if signature != expected:
+            raise ValueError(f"{needed}, in which {name} takes ({expected}), here it is ({signature}): {advice}")
 
 
 _load = cpp_extension.load
@@ -73,7 +73,7 @@ _COMPILERS = ("ninja", "c++", "g++", "clang++", "cc1plus", "as", "ld", "collect2
 
 @contextlib.contextmanager
 def loading_extensions() -> Iterator[None]:
-    """Around what may load an extension; also keeps DeepSpeed's news of building and of memory off standard output."""
+    """Wrap code that may load an extension; DeepSpeed's messages on building and memory stay off standard output."""
     cpp_extension.load = _load_alone  # type: ignore[assignment]  # DeepSpeed looks it up there each time
     try:
         with contextlib.redirect_stdout(io.StringIO()):

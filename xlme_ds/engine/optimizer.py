@@ -1,5 +1,5 @@
-"""AdamW with decoupled weight decay on matrices only (XLM-E, Table 10); the learning rate is set at every step, of all
-parameters or of those of one network or layer by a factor of their own."""
+"""AdamW with decoupled weight decay on matrices only (XLM-E, Table 10). Its learning rate is set at every step; the
+parameters of a network or a layer may have a factor of their own."""
 
 from collections.abc import Callable
 from functools import partial
@@ -57,6 +57,6 @@ def _state_kinds(rule: Callable[..., Optimizer]) -> tuple[str, ...]:
 
 
 def set_learning_rate(optimizer: Any, learning_rate: float) -> None:
-    """For the next step of `optimizer`, or of DeepSpeed's wrapper of it."""
+    """Set the learning rate of the next step; `optimizer`: torch's, or DeepSpeed's wrapper of it."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group["scale"]

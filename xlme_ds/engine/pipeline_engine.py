@@ -3,8 +3,9 @@
 The ranks of a stage are consecutive: rank = stage · replicas + replica. Only the first and the last stage read data.
 Besides activations these two exchange the tied embedding and predictions.
 
-The first stage owns the embedding: it alone has moments, enters the norm and is in a checkpoint. The last stage has a
-copy, filled after every step, whose gradient goes to the first before that reduces its own over the replicas.
+The first stage owns the embedding: only its copy has moments, counts in the gradient norm and is in checkpoints. The
+last stage has a copy that is filled after every step; its gradient goes to the first stage before that reduces its own
+over the replicas.
 
 Objectives whose rows have open places run a pass over the micro-batches of a step before the one that trains
 (DeepSpeed's evaluation schedule). The first stage, which reads the tokens, fills the places; every process that reads
@@ -71,7 +72,7 @@ class PipelineEngine(ZeroEngine):
             kind = DualPipeVModule if dual else PipelineModule
             module = kind(specs, num_stages=config.engine.pipeline_stages, partition_method="uniform")
         held: list[Any] = [part for name, part in module.named_children() if name.isdigit()]  # in the model's order
-        for part in held:  # as the same parameters of the whole model
+        for part in held:  # with the values that these parameters have in the whole model
             initialise(part, config.seed, config.model.init_std, initial_values=initial_values)
         super().__init__(module, objective, loader, heldout, config.optimizer, ds_config)
         self._counting = self.engine.is_first_stage()
@@ -85,7 +86,8 @@ class PipelineEngine(ZeroEngine):
         self._tied.share()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters of this rank's stage, which DeepSpeed numbers the parts of, by their names in the model."""
+        """The parameters of this rank's stage by their names in the whole model, without DeepSpeed's number of the
+        part."""
         return ((name.split(".", 1)[1], parameter) for name, parameter in self.engine.module.named_parameters())
 
     def _scheduled_loss(self, context: StepContext, outputs: tuple[Tensor, ...], labels: tuple[Tensor, ...]) -> Tensor:
@@ -204,7 +206,7 @@ class _TiedTable:
         engine._INSTRUCTION_MAP = engine._INSTRUCTION_MAP | {schedule.ReduceTiedGrads: self._add_gradients}
 
     def share(self) -> None:
-        """The owner's values to the borrower."""
+        """Send the owner's values to the borrower."""
         for block in self.table:
             if self.owner:
                 dist.send(block.detach(), dst=self.other)
@@ -212,7 +214,7 @@ class _TiedTable:
                 dist.recv(block.detach(), src=self.other)
 
     def _add_gradients(self, engine: Any) -> None:
-        """The borrower's gradients to the owner, in float32."""
+        """Send the borrower's gradients to the owner, in float32."""
         for gradient in self.gradients:
             dist.send(gradient, dst=self.other)
             gradient.zero_()
@@ -224,7 +226,7 @@ class _TiedTable:
 
 
 def _move_gradient(total: Tensor, block: Tensor) -> None:
-    """Add up in float32 what the micro-batches give."""
+    """Move the gradient of a micro-batch into the float32 sum of all."""
     assert block.grad is not None
     total.add_(block.grad)
     block.grad = None

@@ -18,9 +18,9 @@ GRID = 64  # numbers: 128 bytes of bf16
 def on_grid(module: nn.Module, optimizer: torch.optim.Optimizer, ranks: int, stage: int) -> Iterator[None]:
     """While DeepSpeed takes over `module`, parameters of zeros fill the gaps in the optimizer's groups.
 
-    They get no gradient, and are removed from `module` afterwards. A group of ZeRO 1 and 2 ends at a multiple of the
-    grid on each of `ranks`, which share it in equal parts. ZeRO-3 on several ranks gathers every parameter into memory
-    of its own, which begins on the grid anyway.
+    They get no gradient, and are removed from `module` afterwards. Under ZeRO 1 and 2 the `ranks` share a group in
+    equal parts, so its size is made a multiple of `ranks` grids. ZeRO-3 on several ranks gathers every parameter into
+    memory of its own, which begins on the grid anyway.
     """
     module.fillers = fillers = nn.ParameterList()
     for group in optimizer.param_groups if stage < 3 or ranks == 1 else ():

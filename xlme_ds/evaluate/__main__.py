@@ -89,18 +89,18 @@ def perplexity(
     Args:
         passes: How often the rows are read, each time with other masks; the same ones for every model.
         seed: Of the masks.
-        limit: The first so many rows of a language; by default all.
+        limit: Rows of a language that are read, from the start; by default all.
         unigram: Data folder that holds mono/, of training: a unigram model counted there has a column, too.
     """
-    asked = options.models, options.data
+    inputs = options.models, options.data
     results = predicted_tokens.perplexity(
-        *asked, passes=passes, seed=seed, limit=limit, unigram=unigram, random=options.random
+        *inputs, passes=passes, seed=seed, limit=limit, unigram=unigram, random=options.random
     )
     options.deliver(results, predicted_tokens.perplexity_tables(results))
 
 
 def words(options: OfEncoder) -> None:
-    """Words and their translations in the lookup table: cosine, distance, and agreement with what people find alike.
+    """Words and their translations in the lookup table: cosine, distance, and correlation with people's scores.
 
     `--data`: folder with SemEval-2017's en-de.test.data.txt and en-de.test.gold.txt, or dictionaries like en-de.txt,
     also below it.

@@ -13,7 +13,6 @@ import numpy as np
 
 from ..data.schema import LAYOUTS
 from ..data.vocabulary import Vocabulary
-from ..io.errors import refuse
 from ..models.text_encoder import TextEncoder, Which
 from .compared_models import Models, load_encoders
 from .output import ResultTable, table_at_layer
@@ -73,19 +72,14 @@ def read_gold(folder: Path) -> dict[str, list[GoldPair]]:
         source, dash, target = path.name.partition("-")
         sides = path / f"test.{source}", path / f"test.{target}"
         links = next((path / name for name in _FILES if (path / name).is_file()), None)
-        refuse(
-            [
-                (
-                    links is not None or not (dash and any(side.is_file() for side in sides)),
-                    f"{path} has sentences and no {' or '.join(_FILES)}: put it there, or take the folder away",
-                ),
-                (
-                    links is None or bool(dash),
-                    f"{path} must be named after its languages, source first, as de-en: the links are read in that "
-                    "order",
-                ),
-            ]
-        )
+        if links is None and dash and any(side.is_file() for side in sides):
+            raise ValueError(
+                f"{path} has sentences and no {' or '.join(_FILES)}: put it there, or take the folder away"
+            )
+        if links is not None and not dash:
+            raise ValueError(
+                f"{path} must be named after its languages, source first, as de-en: the links are read in that order"
+            )
         if links is not None:
             tests[path.name] = _read_test(links, *read_sentence_pairs(*sides))
     if not tests:
@@ -97,8 +91,10 @@ def read_gold(folder: Path) -> dict[str, list[GoldPair]]:
 
 def _read_test(path: Path, ours: list[str], theirs: list[str]) -> list[GoldPair]:
     """The pairs with their links, from a file of lines `sentence source-word target-word [S|P]`, words from 1."""
-    words = ([re.findall(r"[^ \t]+", line) for line in side] for side in (ours, theirs))  # a no-break space is in one
-    pairs = [GoldPair(a, b, set(), set()) for a, b in zip(*words, strict=True)]
+    split_sides = (
+        [re.findall(r"[^ \t]+", line) for line in side] for side in (ours, theirs)
+    )  # a no-break space is in one
+    pairs = [GoldPair(a, b, set(), set()) for a, b in zip(*split_sides, strict=True)]
     links = []
     for number, line in enumerate(split_lines(path.read_bytes(), path), start=1):
         link = _LINK.fullmatch(line.strip())
@@ -117,14 +113,12 @@ def _read_test(path: Path, ours: list[str], theirs: list[str]) -> list[GoldPair]
                 "the links belong to other files"
             )
         pair = pairs[sentence - first]
-        refuse(
-            (
-                word != 0 and word <= len(words),
-                f"{path} line {number} has {side} word {word}, and sentence {sentence} has {len(words)} {side} words, "
-                "counted from 1: the folder's name must have the source language first",
-            )
-            for word, words, side in ((source, pair.source, "source"), (target, pair.target, "target"))
-        )
+        for word, sentence_words, side in ((source, pair.source, "source"), (target, pair.target, "target")):
+            if word == 0 or word > len(sentence_words):
+                raise ValueError(
+                    f"{path} line {number} has {side} word {word}, and sentence {sentence} has {len(sentence_words)} "
+                    f"{side} words, counted from 1: the folder's name must have the source language first"
+                )
         if source > 0 and target > 0:  # a negative number means no word
             pair.possible.add((source - 1, target - 1))
             if kind != "P":
@@ -137,10 +131,10 @@ def _read_test(path: Path, ours: list[str], theirs: list[str]) -> list[GoldPair]
 def error_rates(predicted: list[Links], gold: list[GoldPair]) -> dict[str, float]:
     """Alignment error rate (`aer`), `precision` (0 where nothing was predicted) and `recall` of a whole test."""
     pairs = list(zip(predicted, gold, strict=True))
-    links = sum(len(found) for found in predicted)
+    links = sum(len(links_of_pair) for links_of_pair in predicted)
     sure = sum(len(pair.sure) for pair in gold)
-    right_sure = sum(len(found & pair.sure) for found, pair in pairs)
-    right_possible = sum(len(found & pair.possible) for found, pair in pairs)
+    right_sure = sum(len(links_of_pair & pair.sure) for links_of_pair, pair in pairs)
+    right_possible = sum(len(links_of_pair & pair.possible) for links_of_pair, pair in pairs)
     return {
         "aer": 1 - (right_sure + right_possible) / (links + sure),
         "precision": right_possible / links if links else 0.0,
@@ -181,7 +175,8 @@ def subwords(words: list[str], vocabulary: Vocabulary) -> Subwords:
 
 
 def fit(source: Subwords, target: Subwords, room: int) -> tuple[Subwords, Subwords]:
-    """Both sides cut to `room` subwords in all; a side that needs less than half leaves the rest to the other."""
+    """`source` and `target` cut to `room` subwords in all; one that needs less than half leaves the rest to the
+    other."""
     first = min(len(source.ids), max(room // 2, room - len(target.ids)))
     second = room - first
     return Subwords(source.ids[:first], source.words[:first]), Subwords(target.ids[:second], target.words[:second])
@@ -203,20 +198,20 @@ def align_test(
     whole = [(subwords(pair.source, vocabulary), subwords(pair.target, vocabulary)) for pair in gold]
     longest, none = model.cfg.max_positions, subwords([], vocabulary)
     if apart:
-        kept = [(fit(a, none, longest - 2)[0], fit(b, none, longest - 2)[0]) for a, b in whole]
+        fitted = [(fit(a, none, longest - 2)[0], fit(b, none, longest - 2)[0]) for a, b in whole]
     else:
-        kept = [fit(a, b, longest - LAYOUTS[model.cfg.layout].pair_specials) for a, b in whole]
+        fitted = [fit(a, b, longest - LAYOUTS[model.cfg.layout].pair_specials) for a, b in whole]
     layers = range(model.cfg.discriminator_layers + 1)
     plain: list[list[Links]] = [[set() for _ in gold] for _ in layers]
     cosine: list[list[Links]] = [[set() for _ in gold] for _ in layers]
-    for number, layer, source_SD, target_TD in _vectors(model, kept, apart, languages):
-        source, target = (side.words for side in kept[number])
+    for number, layer, source_SD, target_TD in _vectors(model, fitted, apart, languages):
+        source, target = (side.words for side in fitted[number])
         plain[layer][number] = align_words(source_SD, target_TD, source, target)
         cosine[layer][number] = align_words(unit_length(source_SD), unit_length(target_TD), source, target)
     scores = [
         error_rates(plain[layer], gold) | {"aer_cosine": error_rates(cosine[layer], gold)["aer"]} for layer in layers
     ]
-    cut = sum(_size(pair) < _size(all_of) for pair, all_of in zip(kept, whole, strict=True))
+    cut = sum(_size(pair) < _size(all_of) for pair, all_of in zip(fitted, whole, strict=True))
     return {measure: [of_layer[measure] for of_layer in scores] for measure in _MEASURES} | {"cut": cut}
 
 

@@ -14,15 +14,14 @@ from ..config import ModelConfig, ObjectiveConfig
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..folders import at_step
-from ..io.errors import refuse
 from ..models.init import initialise
 from ..models.text_encoder import TextEncoder, Which
 from ..objectives import objective_of
 from ..objectives.protocol import Pretraining
-from ..trained.encoders import initial_encoder, load_encoder, load_encoder_and_step, load_translating_export
-from ..trained.exports import GENERATOR_FOLDER, read_heads, translates
+from ..trained.encoders import initial_encoder, load_encoder, load_encoder_and_step, load_whole_export
+from ..trained.exports import GENERATOR_FOLDER, read_heads
 from ..trained.runs import TrainedRun, load_run
-from ..trained.settings import MODEL_TYPE, objective_and_seed, read_config
+from ..trained.settings import objective_and_seed, of_export, read_config
 from ..trained.weights import require_finite, weights_sha256
 
 _HEAD = "masked_head."
@@ -82,7 +81,7 @@ def load_encoders(
 
     Raises ValueError on a folder without a model and on a layer that a model does not have.
     """
-    found: list[ComparedEncoder] = []
+    encoders: list[ComparedEncoder] = []
     which_name = f" ({which})" if which == "generator" else ""
     for folder, name in _named(models):
         (encoder, vocabulary), step = load_encoder_and_step(folder, which)
@@ -91,11 +90,11 @@ def load_encoders(
             raise ValueError(f"--layer {layer} does not exist in {folder}: it has layers 0 (embeddings) to {depth}")
         chosen = paper_layer(depth) if layer is None else layer
         encoder = _ready(encoder, folder)
-        found.append(ComparedEncoder(name + which_name, folder, encoder, encoder.cfg, vocabulary, chosen, step))
-    for like, objective_name, seed, name in _starts(found, which_name) if untrained else []:
+        encoders.append(ComparedEncoder(name + which_name, folder, encoder, encoder.cfg, vocabulary, chosen, step))
+    for like, objective_name, seed, name in _starts(encoders, which_name) if untrained else []:
         encoder = initial_encoder(like.cfg, objective_name, seed, which)
-        found.append(like._replace(name=name, step=None, untrained=True, encoder=_ready(encoder, like.folder)))
-    return found
+        encoders.append(like._replace(name=name, step=None, untrained=True, encoder=_ready(encoder, like.folder)))
+    return encoders
 
 
 def load_predictors(models: Models, untrained: bool) -> list[Predictor]:
@@ -103,9 +102,9 @@ def load_predictors(models: Models, untrained: bool) -> list[Predictor]:
 
     Raises ValueError on a folder whose model predicts no tokens.
     """
-    found: list[Predictor] = []
+    predictors: list[Predictor] = []
     for folder, name in _named(models):
-        run = _exported_run(folder) if read_config(folder).get("model_type") == MODEL_TYPE else load_run(folder)
+        run = _exported_run(folder) if of_export(folder) else load_run(folder)
         if run.task:
             raise ValueError(f"{folder} was fine-tuned and predicts no tokens: name the run that it started from")
         # Tokens that masking leaves in place or replaces by others are easier or harder to predict.
@@ -119,12 +118,14 @@ def load_predictors(models: Models, untrained: bool) -> list[Predictor]:
             )
         model = objective.build(run.model)
         run.load_into(model)
-        found.append(Predictor(name, folder, objective, _ready(model, folder), run.model, run.vocabulary, run.step))
-    for like, _, seed, name in _starts(found) if untrained else []:
+        predictors.append(
+            Predictor(name, folder, objective, _ready(model, folder), run.model, run.vocabulary, run.step)
+        )
+    for like, _, seed, name in _starts(predictors) if untrained else []:
         model = like.objective.build(like.cfg)
         initialise(model, seed, like.cfg.init_std)
-        found.append(like._replace(name=name, step=None, untrained=True, model=_ready(model, like.folder)))
-    return found
+        predictors.append(like._replace(name=name, step=None, untrained=True, model=_ready(model, like.folder)))
+    return predictors
 
 
 def trained_on(model: Compared, store: RowStore) -> dict[str, bool]:
@@ -146,10 +147,10 @@ def told(models: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _exported_run(folder: Path) -> TrainedRun:
-    """An export's encoder with the masked language modelling head, which the generator has where there are two, or
-    with its decoder."""
-    if translates(folder):
-        return load_translating_export(folder)
+    """The whole model of an export, or its encoder with the masked language modelling head, which the generator has
+    where there are two."""
+    if run := load_whole_export(folder):
+        return run
     which: Which | None = "generator" if (folder / GENERATOR_FOLDER).is_dir() else None
     encoder, vocabulary = load_encoder(folder, which)
     heads = {key: value for key, value in read_heads(folder, which).items() if key.startswith(_HEAD)}
@@ -164,12 +165,10 @@ def _named(models: Models) -> list[tuple[Path, str]]:
     parts = [at_step(folder) for folder in folders]
     names = [run.resolve().name + ("" if step is None else f"@{step}") for run, step in parts]
     names = [name if names.count(name) == 1 else str(folder) for folder, name in zip(folders, names, strict=True)]
-    refuse(
-        [
-            (bool(folders), "--model is missing: name the folder of a run, several times to compare"),
-            (len(set(names)) == len(names), "two of the models have the same name: name every --model once"),
-        ]
-    )
+    if not folders:
+        raise ValueError("--model is missing: name the folder of a run, several times to compare")
+    if len(set(names)) != len(names):
+        raise ValueError("two of the models have the same name: name every --model once")
     return list(zip(folders, names, strict=True))
 
 
@@ -183,11 +182,11 @@ def _ready(model: Model, folder: Path) -> Model:
 def _starts(models: Sequence[Compared], which_name: str = "") -> list[tuple[Compared, str, int, str]]:
     """The initial weights of `models`, for every shape, seed, objective and vocabulary: the first model that started
     from them, its objective's name, the seed, and a name."""
-    found: dict[tuple[ModelConfig, str, int, str], Compared] = {}
+    first_models: dict[tuple[ModelConfig, str, int, str], Compared] = {}
     for model in models:
         objective, seed = objective_and_seed(model.folder)
-        found.setdefault((model.cfg, objective, seed, model.vocabulary.sha256), model)
+        first_models.setdefault((model.cfg, objective, seed, model.vocabulary.sha256), model)
     return [
-        (like, objective, seed, f"untrained{which_name}, seed {seed}" + f", as {like.name}" * (len(found) > 1))
-        for (_, objective, seed, _), like in found.items()
+        (like, objective, seed, f"untrained{which_name}, seed {seed}" + f", as {like.name}" * (len(first_models) > 1))
+        for (_, objective, seed, _), like in first_models.items()
     ]

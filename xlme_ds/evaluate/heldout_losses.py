@@ -13,7 +13,6 @@ import torch
 from ..config import ObjectiveConfig
 from ..data.rows import TASKS
 from ..data.shards import RowStore
-from ..io.errors import refuse
 from .compared_models import Models, Predictor, load_predictors, told, trained_on
 from .output import ResultTable
 from .predicted_tokens import require_readable
@@ -29,21 +28,19 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
     """
     folder = Path(data)
     tasks = [task for task, name in enumerate(TASKS) if (folder / name).is_dir()]
-    refuse(
-        [
-            (rows >= 1, f"--rows {rows} leaves nothing to read: it must be at least 1"),
-            (bool(tasks), f"{folder} has neither mono/ nor para/: name a data folder that `data_prep mix` wrote"),
-        ]
-    )
+    if rows < 1:
+        raise ValueError(f"--rows {rows} leaves nothing to read: it must be at least 1")
+    if not tasks:
+        raise ValueError(f"{folder} has neither mono/ nor para/: name a data folder that `data_prep mix` wrote")
     scored = []
     for model in load_predictors(models, random):
         stores = {task: RowStore(folder / TASKS[task], model.cfg.language_embeddings) for task in tasks}
         for store in stores.values():
             require_readable(model, store)
-        facts: dict[str, Any] = {"model": model.name, "folder": str(model.folder), "step": model.step}
+        description: dict[str, Any] = {"model": model.name, "folder": str(model.folder), "step": model.step}
         for store in stores.values():
-            facts |= trained_on(model, store)
-        scored.append(facts | {"terms": list(model.objective.terms)} | _losses(model, stores, rows, seed))
+            description |= trained_on(model, store)
+        scored.append(description | {"terms": list(model.objective.terms)} | _losses(model, stores, rows, seed))
     return {"test": "losses", "seed": seed, "rows": rows, "models": scored}
 
 
@@ -67,16 +64,18 @@ def _losses(model: Predictor, stores: Mapping[int, RowStore], rows: int, seed: i
             counts = counts + objective.counts(batch).cpu()
             statistics += objective.statistics(output, batch).cpu()
             by_language += objective.by_language(output, batch, most).cpu()
-    words = f"has no rows that {model.folder} was trained to predict ({', '.join(objective.terms)}): name other data"
     if not counts.sum():
-        raise ValueError(f"{next(iter(stores.values())).folder.parent} {words}")
-    found: dict[str, dict[str, float]] = {}
+        raise ValueError(
+            f"{next(iter(stores.values())).folder.parent} has no rows that {model.folder} was trained to predict "
+            f"({', '.join(objective.terms)}): name other data"
+        )
+    losses_of: dict[str, dict[str, float]] = {}
     for term, totals, numbers in zip(objective.terms, *by_language.numpy(), strict=True):
         task = TASKS.index(objective.quantities[term].task)
         if task in stores:
             codes = stores[task].languages
-            found[term] = {code: float(totals[n] / numbers[n]) for n, code in enumerate(codes) if numbers[n]}
-    return {"overall": objective.summarise(sums, counts, statistics), "languages": found}
+            losses_of[term] = {code: float(totals[n] / numbers[n]) for n, code in enumerate(codes) if numbers[n]}
+    return {"overall": objective.summarise(sums, counts, statistics), "languages": losses_of}
 
 
 def loss_tables(results: Mapping[str, Any]) -> list[ResultTable]:
@@ -89,7 +88,7 @@ def loss_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     tables = [_table("Held-out text", "", keys, [model["overall"] for model in models], names)]
     for term in dict.fromkeys(term for model in models for term in model["languages"]):
         values = [model["languages"].get(term, {}) for model in models]
-        codes = sorted({code for each in values for code in each})
+        codes = sorted({code for of_model in values for code in of_model})
         tables.append(_table(f"{term} by language", "language", dict.fromkeys(codes), values, names))
     tables[0].notes.append("losses in nats a token; every model reads the same rows with the same masks, 15% or all")
     tables[0].notes += told(models)

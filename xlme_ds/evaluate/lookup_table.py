@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from ..data.schema import UNK
-from ..io.errors import refuse
 from ..models.text_encoder import Which
 from ..trained.runs import TrainedEncoder
 from .compared_models import Models, load_encoders
@@ -82,11 +81,11 @@ def words(models: Models, data: Path | str, *, which: Which | None = None, rando
     scored = []
     for model in compared:
         saved = TrainedEncoder(model.encoder, model.vocabulary)
-        found = {
+        scores = {
             "similarity": {name: similarity(saved, test) for name, test in judged.items()},
             "dictionaries": {name: translations(saved, test) for name, test in dictionaries.items()},
         }
-        scored.append({"model": model.name, "folder": str(model.folder), "step": model.step} | found)
+        scored.append({"model": model.name, "folder": str(model.folder), "step": model.step} | scores)
     return {"test": "words", "models": scored}
 
 
@@ -103,10 +102,9 @@ def read_word_tests(folder: Path) -> tuple[dict[str, JudgedPairs], dict[str, lis
         {name: _read_judged(path) for name, path in similarity.items()},
         {name: _read_pairs(path, None) for name, path in dictionaries.items()},
     )
-    refuse(
-        (name in similarity, f"{path} is the key of no words: put {name}{_DATA} next to it, or take it away")
-        for name, path in sorted(keys.items())
-    )
+    for name, path in sorted(keys.items()):
+        if name not in similarity:
+            raise ValueError(f"{path} is the key of no words: put {name}{_DATA} next to it, or take it away")
     if not similarity and not dictionaries:
         raise ValueError(
             f"{folder} holds no word pairs: put SemEval's en-de.test.data.txt and en-de.test.gold.txt or a "
@@ -117,12 +115,12 @@ def read_word_tests(folder: Path) -> tuple[dict[str, JudgedPairs], dict[str, lis
 
 def _by_name(paths: Iterable[Path], ending: str) -> dict[str, Path]:
     """The files by their names without `ending`. Raises ValueError for two of one name."""
-    found: dict[str, Path] = {}
+    path_of: dict[str, Path] = {}
     for path in sorted(paths):
         name = path.name.removesuffix(ending)
-        if found.setdefault(name, path) is not path:
+        if path_of.setdefault(name, path) is not path:
             raise ValueError(f"{path} is the second test named {name}: name a folder that holds it once")
-    return found
+    return path_of
 
 
 def _read_judged(path: Path) -> JudgedPairs:
@@ -156,13 +154,13 @@ def _read_pairs(path: Path, separator: str | None) -> list[WordPair]:
     """The two fields of every line, with a tab between them or any white space (None)."""
     pairs = []
     for number, line in enumerate(split_lines(path.read_bytes(), path), start=1):
-        words = [word.strip() for word in line.split(separator)]
-        if len(words) != 2 or not all(words):
+        fields = [word.strip() for word in line.split(separator)]
+        if len(fields) != 2 or not all(fields):
             between = "a tab" if separator else "a space or a tab"
             raise ValueError(
                 f"{path} line {number} is {line.strip()!r}: it must be two words with {between} between them"
             )
-        pairs.append((words[0], words[1]))
+        pairs.append((fields[0], fields[1]))
     return pairs
 
 
@@ -198,9 +196,9 @@ def similarity(model: TrainedEncoder, test: JudgedPairs) -> dict[str, Any]:
     The harmonic mean is 0 unless both are positive.
     """
     ours, theirs, unknown = _pair_vectors(model, test.pairs)
-    found = (unit_length(ours) * unit_length(theirs)).sum(1)
+    cosines = (unit_length(ours) * unit_length(theirs)).sum(1)
     judged = np.array(test.scores)
-    pearson, spearman = correlation(found, judged), correlation(ranks(found), ranks(judged))
+    pearson, spearman = correlation(cosines, judged), correlation(ranks(cosines), ranks(judged))
     score = 2 * pearson * spearman / (pearson + spearman) if min(pearson, spearman) > 0 else 0.0
     return {"pearson": pearson, "spearman": spearman, "score": score, "pairs": len(test.pairs), "unknown": unknown}
 
@@ -219,7 +217,7 @@ def translations(model: TrainedEncoder, pairs: Sequence[WordPair]) -> dict[str, 
     words_ND, targets_ND = (unit_length(word_vectors(model, side)[0]) for side in (list(meant), targets))
     blocks = np.split(words_ND, range(1024, len(words_ND), 1024))  # words whose cosines are computed at a time
     nearest = np.concatenate([(block @ targets_ND.T).argmax(1) for block in blocks])
-    right = [targets[place] in found for place, found in zip(nearest, meant.values(), strict=True)]
+    right = [targets[place] in right_words for place, right_words in zip(nearest, meant.values(), strict=True)]
     return {
         "cosine": float((unit_length(ours) * unit_length(theirs)).sum(1).mean()),
         "distance": float(np.linalg.norm(ours - theirs, axis=1).mean()),

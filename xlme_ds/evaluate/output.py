@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from typing_extensions import override
 
-from ..io.files import replacing, write_object
+from ..io.files import replacing, write_object, write_text
 from ..models.text_encoder import Which
 
 Curve = tuple[str, Sequence[float], bool]  # name, fractions by layer, whether the vectors were centred
@@ -145,8 +145,8 @@ def table_at_layer(
     `measures`: what of the scores is shown, with its column's title; `note`: of those that are not the papers';
     `cut`: what is said of the number that was cut, if there are some.
     """
-    each, layer = model[f"{of}s"], model["layer"]
-    rows = each | {f"mean of {len(each)}": model["overall"]} | means
+    scores_of, layer = model[f"{of}s"], model["layer"]
+    rows = scores_of | {f"mean of {len(scores_of)}": model["overall"]} | means
     return ResultTable(
         f"{model['model']}, layer {layer} of {model['depth']}: {title}",
         [of, "pairs", *measures.values()],
@@ -161,7 +161,7 @@ def table_at_layer(
 def _plot(curves: Sequence[Curve], label: str, stem: Path) -> None:
     """Write `stem`.png and `stem`.svg: one colour for each name; curves of centred vectors are thin and dashed."""
     colours: dict[str, str] = {}
-    said = ", centred (not the paper's)"
+    suffix = ", centred (not the paper's)"
     with matplotlib.rc_context({"svg.hashsalt": "xlme_ds", "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(6.4, 4.4), layout="constrained")
         axes = figure.add_subplot()
@@ -170,7 +170,7 @@ def _plot(curves: Sequence[Curve], label: str, stem: Path) -> None:
             style: dict[str, Any] = (
                 {"linestyle": "--", "linewidth": 0.9} if centred else {"marker": "o", "markersize": 4}
             )
-            axes.plot([100 * value for value in values], color=colour, label=drawn(name) + said * centred, **style)
+            axes.plot([100 * value for value in values], color=colour, label=drawn(name) + suffix * centred, **style)
         axes.set_xlabel("layer (0 = embeddings)")
         axes.set_ylabel(label)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -192,12 +192,6 @@ def terminal(width: int) -> Console:
 
 def save_figure(figure: Figure, stem: Path) -> None:
     """Write `stem`.png and `stem`.svg under temporary names, then rename; the same figure gives the same bytes."""
-    for kind, facts in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+    for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
         with replacing(stem.with_suffix(f".{kind}")) as file:
-            figure.savefig(file, format=kind, dpi=150, metadata=facts)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file under a temporary name, then rename."""
-    with replacing(path) as file:
-        file.write(text.encode())
+            figure.savefig(file, format=kind, dpi=150, metadata=metadata)

@@ -19,7 +19,6 @@ from ..data.collate import collate
 from ..data.rows import TASKS, UNK, Rows
 from ..data.shards import RowStore, joined, unigram_costs
 from ..data.vocabulary import Vocabulary
-from ..io.errors import refuse
 from .compared_models import Models, Predictor, load_predictors, told, trained_on
 from .output import ResultTable
 
@@ -41,14 +40,13 @@ def perplexity(
 
     Raises ValueError for unsuitable models and data.
     """
-    refuse(
-        (value is None or value >= 1, f"--{name} {value} leaves nothing to read: it must be at least 1")
-        for name, value in (("passes", passes), ("limit", limit))
-    )
+    for name, value in (("passes", passes), ("limit", limit)):
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} {value} leaves nothing to read: it must be at least 1")
     predictors, store = load_predictors(models, random), open_text(Path(data))
     for model in predictors:
         first = model.objective.quantities[model.objective.terms[0]]
-        if first.task == "para" or model.objective.has_decoder:
+        if first.task == "para" or not model.objective.reads_whole_rows:
             raise ValueError(f"{model.folder} predicts no tokens of monolingual text: use `evaluate losses`")
         require_readable(model, store)
     rows, tokens_per_character = text_facts(store, predictors[0].vocabulary, limit)
@@ -56,12 +54,12 @@ def perplexity(
     scored = []
     for model in predictors:
         costs = mean_costs(model, open_text(Path(data), model.cfg.language_embeddings), seed, passes, limit)
-        facts: dict[str, Any] = {"model": model.name, "folder": str(model.folder), "step": model.step}
-        facts |= {"term": model.objective.terms[0]} | trained_on(model, store)
-        scored.append(facts | perplexities(costs, tokens_per_character))
+        description: dict[str, Any] = {"model": model.name, "folder": str(model.folder), "step": model.step}
+        description |= {"term": model.objective.terms[0]} | trained_on(model, store)
+        scored.append(description | perplexities(costs, tokens_per_character))
     if counted is not None:
-        facts = {"model": "unigram", "folder": str(unigram), "term": "counted"}
-        scored.append(facts | perplexities(counted, tokens_per_character))
+        description = {"model": "unigram", "folder": str(unigram), "term": "counted"}
+        scored.append(description | perplexities(counted, tokens_per_character))
     return {"test": "perplexity", "seed": seed, "passes": passes, "rows": rows, "models": scored}
 
 
@@ -102,8 +100,7 @@ def rows_by_language(
 def text_facts(
     store: RowStore, vocabulary: Vocabulary, limit: int | None = None
 ) -> tuple[dict[str, int], dict[str, float]]:
-    """By language, whatever the model: its rows, and ordinary tokens over the characters of their pieces, a space
-    counting as one.
+    """Rows, and ordinary tokens for each character of their pieces (a space counts as one), both by language.
 
     Raises ValueError for a language without a token to predict, which a mean would leave out.
     """
@@ -144,25 +141,21 @@ def unigram_costs_by_language(train: RowStore, store: RowStore, limit: int | Non
 def require_readable(predictor: Predictor, store: RowStore) -> None:
     """Raise ValueError for rows of another vocabulary, and for rows that are too long for the model."""
     text, model = store.manifest, predictor.cfg
-    refuse(
-        [
-            (
-                text.vocabulary_sha256 == predictor.vocabulary.sha256,
-                f"{store.folder} was encoded with another vocabulary than that of {predictor.folder}: "
-                "encode held-out text with the model's",
-            ),
-            (
-                store.row_tokens <= model.max_positions,
-                f"{store.folder} has rows of {store.row_tokens} tokens, and the model in {predictor.folder} reads at "
-                f"most {model.max_positions}: mix with a smaller --row-tokens",
-            ),
-            (
-                text.layout == model.layout,
-                f"{store.folder} was mixed with --layout {text.layout}, and the model in {predictor.folder} was "
-                f"trained on {model.layout}: mix the held-out text with --layout {model.layout}",
-            ),
-        ]
-    )
+    if text.vocabulary_sha256 != predictor.vocabulary.sha256:
+        raise ValueError(
+            f"{store.folder} was encoded with another vocabulary than that of {predictor.folder}: "
+            "encode held-out text with the model's"
+        )
+    if store.row_tokens > model.max_positions:
+        raise ValueError(
+            f"{store.folder} has rows of {store.row_tokens} tokens, and the model in {predictor.folder} reads at "
+            f"most {model.max_positions}: mix with a smaller --row-tokens"
+        )
+    if text.layout != model.layout:
+        raise ValueError(
+            f"{store.folder} was mixed with --layout {text.layout}, and the model in {predictor.folder} was "
+            f"trained on {model.layout}: mix the held-out text with --layout {model.layout}"
+        )
 
 
 @torch.no_grad()

@@ -17,7 +17,6 @@ import numpy as np
 from ..data.schema import EOS, LAYOUTS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
-from ..io.errors import refuse
 from ..models.dimensions import effective_rank
 from ..models.text_encoder import TextEncoder, Which
 from .compared_models import Models, load_encoders, told, trained_on
@@ -46,8 +45,8 @@ SETS = {
     "36": tuple(XTREME.values()),
 }
 _TATOEBA_FILE = re.compile(r"tatoeba\.(?P<code>[a-z]{3})-eng\.(eng|(?P=code))")
-# The two files of a corpus with English, X.en-de.en and X.en-de.de, or its archive; X. may be absent.
 _HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.")  # members of other tools in a zip file
+# The two files of a corpus with English, X.en-de.en and X.en-de.de, or its archive; X. may be absent.
 _PAIR_FILE = re.compile(rf"(.*\.)?({PIVOT}-(?P<after>[^.]+)|(?P<before>[^.]+)-{PIVOT})(\.txt\.zip|\.(?P<side>[^.]+))")
 
 
@@ -90,8 +89,8 @@ def pairs(
         if not groups:
             raise ValueError(f"{data} has no language with {SMALLEST} pairs or more: an accuracy needs candidates")
         few = {code: len(a) for code, (a, _) in every.items() if code not in groups}
-        seen = trained_on(model, RowStore(Path(data) / "para")) if (Path(data) / "para").is_dir() else {}
-        scored.append(model.facts | seen | retrieval_scores(model.encoder, groups) | {"too_few": few})
+        note_of_training = trained_on(model, RowStore(Path(data) / "para")) if (Path(data) / "para").is_dir() else {}
+        scored.append(model.facts | note_of_training | retrieval_scores(model.encoder, groups) | {"too_few": few})
     return {"test": "pairs", "models": scored}
 
 
@@ -157,7 +156,7 @@ def packed_pairs(store: RowStore) -> Iterator[TranslationPair]:
 
 
 def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPair]:
-    found = False
+    any_pairs = False
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         match = _PAIR_FILE.fullmatch(path.name)
         language = (match["after"] or match["before"]) if match else ""
@@ -167,17 +166,19 @@ def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPai
             sides = _zipped_sides(path, language)
         else:
             paths = [path.with_suffix(f".{code}") for code in (PIVOT, language)]
-            refuse((side.exists(), f"{path} has no other side: put {side.name} next to it") for side in paths)
+            for side in paths:
+                if not side.exists():
+                    raise ValueError(f"{path} has no other side: put {side.name} next to it")
             if match["side"] != PIVOT:
                 continue  # read with its English side
             sides = [(str(side), side.read_bytes()) for side in paths]
-        found = True
+        any_pairs = True
         (our_name, our_lines), (their_name, their_lines) = ((name, split_lines(data, name)) for name, data in sides)
         require_same_length(our_lines, our_name, their_lines, their_name)
         for a, b in zip(our_lines, their_lines, strict=True):
             if a.strip() and b.strip():  # corpora write a sentence without a translation as an empty line
                 yield TranslationPair(vocabulary.encode(a), vocabulary.encode(b), PIVOT, language)
-    if not found:
+    if not any_pairs:
         raise ValueError(
             f"{folder} holds no pairs with {PIVOT}: put X.{PIVOT}-de.{PIVOT} and X.{PIVOT}-de.de or {PIVOT}-de.txt.zip "
             "there, or name a data folder that has para/"
@@ -191,15 +192,10 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
             for code in (PIVOT, language):
                 listed = (name for name in archive.namelist() if not _HIDDEN.match(name))
                 names = [name for name in listed if name.rpartition(".")[2] == code]
-                refuse(
-                    [
-                        (len(names) > 0, f"{path} holds no file that ends in .{code}: fetch it again"),
-                        (
-                            len(names) < 2,
-                            f"{path} holds {', '.join(names)}: put each corpus into an archive of its own",
-                        ),
-                    ]
-                )
+                if not names:
+                    raise ValueError(f"{path} holds no file that ends in .{code}: fetch it again")
+                if len(names) > 1:
+                    raise ValueError(f"{path} holds {', '.join(names)}: put each corpus into an archive of its own")
                 sides.append((f"{path}:{names[0]}", archive.read(names[0])))
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # the last: encrypted, or packed unknown
         raise ValueError(
@@ -215,16 +211,16 @@ def group_by_language(found: Iterable[TranslationPair], smallest: int = SMALLEST
     could tell apart.
     """
     groups: dict[str, dict[bytes, tuple[np.ndarray, np.ndarray]]] = defaultdict(dict)
-    seen: dict[str, set[bytes]] = defaultdict(set)
+    theirs_of: dict[str, set[bytes]] = defaultdict(set)
     for first, second, *languages in found:
         if PIVOT not in languages or languages[0] == languages[1]:
             continue
         forward = languages[0] == PIVOT
         ours, theirs = (first, second) if forward else (second, first)
         language = languages[forward]
-        if ours.tobytes() not in groups[language] and theirs.tobytes() not in seen[language]:
+        if ours.tobytes() not in groups[language] and theirs.tobytes() not in theirs_of[language]:
             groups[language][ours.tobytes()] = (ours, theirs)
-            seen[language].add(theirs.tobytes())
+            theirs_of[language].add(theirs.tobytes())
     return {
         language: ([a for a, _ in group.values()], [b for _, b in group.values()])
         for language, group in sorted(groups.items())
@@ -267,9 +263,9 @@ def ranked(vectors: Iterable[tuple[str, np.ndarray]], centred: bool = False) -> 
     """`retrieve` of vectors by language, [layers, 2N, D]: first those of the English sentences."""
     languages: dict[str, dict[str, list[float]]] = {}
     products: list[np.ndarray] = []  # of all centred vectors, by layer: [D, D]
-    for language, both in vectors:
-        half = both.shape[1] // 2
-        variants = {"": [(layer[:half], layer[half:]) for layer in both]}
+    for language, vectors_of in vectors:
+        half = vectors_of.shape[1] // 2
+        variants = {"": [(layer[:half], layer[half:]) for layer in vectors_of]}
         if centred:
             variants[CENTRED] = [(a - a.mean(0), b - b.mean(0)) for a, b in variants[""]]
             here = [a.T @ a + b.T @ b for a, b in variants[CENTRED]]
@@ -277,7 +273,7 @@ def ranked(vectors: Iterable[tuple[str, np.ndarray]], centred: bool = False) -> 
         languages[language] = {}
         for suffix, sides in variants.items():
             by_way = zip(*(accuracies(a, b) for a, b in sides), strict=True)
-            languages[language] |= {way + suffix: list(found) for way, found in zip(WAYS, by_way, strict=True)}
+            languages[language] |= {way + suffix: list(by_layer) for way, by_layer in zip(WAYS, by_way, strict=True)}
     scores = {"overall": mean_over(languages, list(languages)), "languages": languages}
     return scores | ({"dimensions": [effective_rank(sum_DD) for sum_DD in products]} if centred else {})
 
@@ -296,22 +292,22 @@ def retrieval_scores(model: TextEncoder, groups: Groups) -> dict[str, Any]:
     cut = sum(len(sentence) > longest for group in groups.values() for side in group for sentence in side)
     there = {name: [code for code in codes if code in groups] for name, codes in SETS.items()}
     sets = {
-        name: mean_over(scores["languages"], found) | {"found": len(found), "of": len(SETS[name])}
-        for name, found in there.items()
-        if found
+        name: mean_over(scores["languages"], codes_there) | {"found": len(codes_there), "of": len(SETS[name])}
+        for name, codes_there in there.items()
+        if codes_there
     }
     return scores | {"sets": sets, "cut": cut, "pairs": {language: len(ours) for language, (ours, _) in groups.items()}}
 
 
 def both_ways(model: Mapping[str, Any], centred: bool = False) -> list[float]:
-    """By layer, the mean of both directions over the papers' 36 languages if they are all there, else over all there
-    are."""
+    """By layer, the mean of both directions over the papers' 36 languages if the test has them all, else over all of
+    its languages."""
     scores = complete_sets(model).get("36", model["overall"])
     return [(a + b) / 2 for a, b in zip(*(scores[way + CENTRED * centred] for way in WAYS), strict=True)]
 
 
 def complete_sets(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The papers' sets of languages that are all there."""
+    """The scores of the papers' sets of languages, of those sets that the test has as a whole."""
     return {name: scores for name, scores in model["sets"].items() if scores["found"] == scores["of"]}
 
 

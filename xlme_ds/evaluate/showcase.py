@@ -1,6 +1,7 @@
 """Files for a run's report, in its folder: sentences as the model sees them, the retrieval test before and after
 training, the shares of the languages; and, when it is finished, its model in one file."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,9 @@ def bring_up_to_date(run: Path) -> None:
         return
     data, heldout = _data_of(run, content["data"])
     place = trained.vocabulary, data, heldout, trained.step
-    found = _shown(read_run_config(run), trained.state, *place, earlier=_read(run / "retrieval.json"))
+    files = _shown(read_run_config(run), trained.state, *place, earlier=_read(run / "retrieval.json"))
     if not _finished(run) and shown_step(run) < trained.step:  # nobody wrote what is newer meanwhile
-        _write(run, found)
+        _write(run, files)
 
 
 def shown_step(run: Path) -> int:
@@ -65,8 +66,8 @@ def shown_step(run: Path) -> int:
 
 
 def _write(run: Path, found: Mapping[str, Any]) -> None:
-    """The files, and the sentences as texts of TensorBoard: what a model put in a masked place is bold, the original
-    follows where it differs."""
+    """Write the files, and the sentences as texts of TensorBoard: predictions in bold, each followed by the original
+    where it differs."""
     for name, content in found.items():
         write_object(run / name, content)
     with SummaryWriter(str(run / "tensorboard" / "samples")) as board:
@@ -88,15 +89,15 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _data_of(run: Path, noted: Mapping[str, Any]) -> tuple[list[Path], Path | None]:
-    """The folders of the data, of each phase, and of the held-out data that `config.json` notes, if they hold what
-    they did."""
+    """The folders of the data of each phase and of the held-out data, from `config.json`. Raises ValueError if their
+    content has changed."""
     if "folder" not in noted or ("phases" in noted) != ("phase_folders" in noted):
         raise ValueError(f"{run / 'config.json'} does not say where its data are: start the run's command again")
     data = [run / place for place in noted.get("phase_folders", [noted["folder"]])]
     heldout = run / noted["heldout"] if "heldout" in noted else None
-    found = [(each, noted.get("phases", noted["fingerprints"])) for each in data]
-    found += [(heldout, noted.get("heldout_fingerprints") or {})] if heldout is not None else []
-    for place, fingerprints in found:
+    places = [(folder, noted.get("phases", noted["fingerprints"])) for folder in data]
+    places += [(heldout, noted.get("heldout_fingerprints") or {})] if heldout is not None else []
+    for place, fingerprints in places:
         for folder in sorted({place / name.split()[0] for name in fingerprints}):  # a later phase's: mono from step 100
             if not folder.is_dir() or read_manifest(folder).fingerprint() not in fingerprints.values():
                 raise ValueError(f"{folder} does not hold the data of {run} any more: restore them")
@@ -116,29 +117,29 @@ def _shown(
 
     `earlier`: of retrieval.json of this run, where the untrained model's scores are taken from.
     """
-    found: dict[str, Any] = {"languages.json": _languages(config, data)}
+    files: dict[str, Any] = {"languages.json": _languages(config, data)}
     if heldout is not None and (heldout / "para").is_dir():
-        found |= _retrieval(config, state, heldout, step, earlier or {})
+        files |= _retrieval(config, state, heldout, step, earlier or {})
     objective = objective_of(config.objective)
     model = objective.build(config.model)
     model.load_state_dict(state)
     samples = _sample_rows(config, objective, model.eval(), heldout or data[0], vocabulary)
     samples = [{"step": step, **sample} for sample in samples]
-    return found | {"samples.json": {"samples": samples}}  # written last: its step is the step of all files
+    return files | {"samples.json": {"samples": samples}}  # written last: its step is the step of all files
 
 
 def _languages(config: RunConfig, data: Sequence[Path]) -> dict[str, dict[str, dict[str, float]]]:
     """The content of languages.json: of several phases the means over the steps."""
     weights = phase_shares(phases(config.data, 0.0), config.train.steps)
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    languages: dict[str, dict[str, dict[str, float]]] = {}
     for task in TASKS:
         for weight, folder in zip(weights, data, strict=True):
             counts = read_manifest(folder / task).counts["by_language"] if (folder / task).is_dir() else {}
             for code, count in counts.items():
-                values = found.setdefault(task, {}).setdefault(code, dict.fromkeys(_SHARES, 0.0))
+                values = languages.setdefault(task, {}).setdefault(code, dict.fromkeys(_SHARES, 0.0))
                 for name, theirs in _SHARES.items():
                     values[name] += weight * count[theirs]
-    return found
+    return languages
 
 
 def _retrieval(
@@ -167,33 +168,41 @@ def _retrieval(
     return {"retrieval.json": retrieval}
 
 
+def _shown_records(store: RowStore, sides: int) -> list[int]:
+    """The first rows of the languages that are shown, or of pairs where an item has two `sides`."""
+    rows = store.read(np.arange(min(256, store.rows)))
+    starts = sides * (np.cumsum(rows.items) - rows.items)
+    keys = [frozenset(rows.languages[start : start + sides].tolist()) for start in starts]
+    counts = Counter(keys)
+
+    def ahead(key: frozenset[int]) -> tuple[bool, bool, int]:
+        codes = {store.languages[place] for place in key} - {"en"}
+        return not codes, codes == {"de"}, counts[key]
+
+    return [keys.index(key) for key in sorted(counts, key=ahead, reverse=True)[:8]]
+
+
 @torch.no_grad()
 def _sample_rows(
     config: RunConfig, objective: Pretraining, model: nn.Module, data: Path, vocabulary: Vocabulary
 ) -> list[dict[str, Any]]:
     """The first row of each of up to 8 languages (or pairs) of every task in `data` that is trained on, corrupted and
-    judged.
+    judged: English, German, and those with most of the first 256 rows.
 
-    They are searched for in the first 256 rows. Only the first item of a row is shown. The format is in
-    docs/reference/run-folder.md.
+    Only the first item of a row is shown. The format is in docs/reference/run-folder.md.
     """
-    shown = []
+    samples = []
     for task, (name, read) in enumerate(zip(TASKS, config.data.mean_rows, strict=True)):
         if not read or not (data / name).is_dir():
             continue
         store = RowStore(data / name, config.model.language_embeddings)
         collate = objective.batches(store, "show")
-        seen: set[tuple[int, ...]] = set()
-        for record in range(min(256, store.rows)):
+        for record in _shown_records(store, 1 + task):
             rows = store.read(np.array([record]))
-            key = tuple(sorted(rows.languages[: 1 + task].tolist()))
-            if key in seen or len(seen) == 8:
-                continue
-            seen.add(key)
             parts = [(task, rows, np.array([record]))]
             batch = collate(parts, config.seed, config.objective.mask_fraction, 0)
-            found, judged = objective.shown(model(batch), batch)
-            filled, masked = found[0].tolist(), set(objective.places(batch).tolist())
+            shown_BT, judged = objective.shown(model(batch), batch)
+            filled, masked = shown_BT[0].tolist(), set(objective.places(batch).tolist())
             scores = [None] * len(filled) if judged is None else judged[0].tolist()
             tokens = [
                 {
@@ -206,5 +215,5 @@ def _sample_rows(
                 for i, original in enumerate(rows.tokens[0, : rows.lengths[0]].tolist())
             ]
             language = "–".join(store.languages[i] for i in rows.languages[: 1 + task])
-            shown.append({"language": language, "task": name, "tokens": tokens})
-    return shown
+            samples.append({"language": language, "task": name, "tokens": tokens})
+    return samples

@@ -4,8 +4,6 @@ import codecs
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..io.errors import refuse
-
 
 def split_lines(data: bytes, name: object) -> list[str]:
     """The lines of UTF-8 text without their ends. Raises ValueError for no text, and, naming the line, for text in
@@ -31,10 +29,9 @@ def read_sentence_pairs(our_path: Path, their_path: Path) -> tuple[list[str], li
             raise ValueError(
                 f"{path} cannot be read ({error.strerror}): a test has a file for each of two languages"
             ) from None
-        refuse(
-            (bool(line.strip()), f"{path} line {n} is empty: every line must be a sentence, fetch the file again")
-            for n, line in enumerate(sides[-1], start=1)
-        )
+        for n, line in enumerate(sides[-1], start=1):
+            if not line.strip():
+                raise ValueError(f"{path} line {n} is empty: every line must be a sentence, fetch the file again")
     require_same_length(sides[0], our_path, sides[1], their_path)
     return sides[0], sides[1]
 

@@ -8,23 +8,40 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # it loads torch
     from ..models.text_encoder import Which
+    from .exported_model import ModelType
 
 
-def run(folder: Path | str, to: Path | str, *, layer: int | None = None, which: "Which | None" = None) -> Path:
+def run(
+    folder: Path | str,
+    to: Path | str,
+    *,
+    layer: int | None = None,
+    which: "Which | None" = None,
+    model_type: "ModelType | None" = None,
+    onnx: bool = False,
+) -> Path:
     """Write the model of a run (of one of its checkpoints: RUN@STEP) as the folder `to`, and return that; one encoder
-    alone with `which`, cut after `layer` if it is given.
+    alone with `which`, cut after `layer` if it is given. `model_type`: by default `xlm-roberta` for a model of XLM-R's
+    shape, else `xlme`. `onnx`: write model.onnx too.
 
     Raises ValueError when the folder holds no model, and when `to` exists.
     """
     from .__main__ import export_run
 
-    export_run(Path(folder), Path(to), layer, which)
+    export_run(Path(folder), Path(to), layer, which, model_type, onnx)
     return Path(to)
 
 
-def from_hf(folder: Path | str, to: Path | str, *, layer: int | None = None) -> Path:
+def from_hf(
+    folder: Path | str,
+    to: Path | str,
+    *,
+    layer: int | None = None,
+    model_type: "ModelType | None" = None,
+    onnx: bool = False,
+) -> Path:
     """Export an XLM-R model from its folder in Hugging Face's form."""
     from .__main__ import export_xlm_roberta
 
-    export_xlm_roberta(Path(folder), Path(to), layer)
+    export_xlm_roberta(Path(folder), Path(to), layer, model_type, onnx)
     return Path(to)

@@ -6,6 +6,7 @@ folder too.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import tyro
 
@@ -13,11 +14,13 @@ from ..cli import fail, program
 from ..finetune.downstream_tasks import TASKS, Kind
 from ..folders import at_step
 from ..models.text_encoder import TextEncoder, Which
-from ..objectives import has_decoder, reads_both_sides
+from ..objectives import objective_of
 from ..trained.runs import load_run, main_encoder
-from ..xlm_roberta import read_xlm_roberta
+from ..trained.xlm_roberta import XLM_ROBERTA, other_than_xlm_roberta, read_xlm_roberta, read_xlm_roberta_heads
 from .card import render_card, run_card
-from .exported_folder import Architecture, Exported, write_folder
+from .exported_folder import write_folder
+from .exported_model import Architecture, Exported, ModelType
+from .onnx_model import require_onnx
 
 # By the head that was trained on an encoder.
 _PRETRAINED: dict[str, Architecture] = {"replaced_head.": "XLMEForPreTraining", "masked_head.": "XLMEForMaskedLM"}
@@ -43,6 +46,12 @@ class ExportSettings:
     """Cut the encoder after this layer, for sentence vectors (the paper's retrieval reads layer 9 of 12)."""
     which: Which | None = None
     """This encoder of `--run` alone, without a head; by default the whole model."""
+    model_type: ModelType | None = None
+    """`xlm-roberta` loads everywhere without code of ours; `xlme` has its code in the folder (trust_remote_code). By
+    default `xlm-roberta` for every model of XLM-R's shape: post-LN, learned positions, no relative bias, no
+    languages."""
+    onnx: bool = False
+    """Write model.onnx too: the last hidden states, after fine-tuning the logits. Needs onnx and onnxscript."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -54,17 +63,24 @@ def main(arguments: list[str] | None = None) -> None:
         if config.which is not None and config.from_hf is not None:
             raise ValueError("--which is for --run: XLM-R has one encoder, leave it out")
         if config.run is not None:
-            export_run(config.run, config.to, config.layer, config.which)
+            export_run(config.run, config.to, config.layer, config.which, config.model_type, config.onnx)
         elif config.from_hf is not None:
-            export_xlm_roberta(config.from_hf, config.to, config.layer)
+            export_xlm_roberta(config.from_hf, config.to, config.layer, config.model_type, config.onnx)
         print(config.to)
     except (ValueError, OSError) as error:
         fail("xlme_ds.export", error)
 
 
-def export_run(folder: Path, to: Path, layer: int | None = None, which: Which | None = None) -> None:
-    """A run: its encoder with the head, and the generator or the decoder where it has one; an encoder alone with
-    `which`, and its first layers with `layer`."""
+def export_run(
+    folder: Path,
+    to: Path,
+    layer: int | None = None,
+    which: Which | None = None,
+    model_type: ModelType | None = None,
+    onnx: bool = False,
+) -> None:
+    """A run: its encoder with the head and the generator, or its whole model; an encoder alone with `which`, and its
+    first layers with `layer`."""
     run = load_run(folder)
     encoder, first = run.encoder(which), main_encoder(run.encoders)
     of = None if run.task else which or first
@@ -73,29 +89,45 @@ def export_run(folder: Path, to: Path, layer: int | None = None, which: Which | 
     elif run.task:
         task = TASKS[run.task]
         main, generator = Exported(encoder, _FINETUNED[task.kind], run.state, task.labels), None
-    elif not (has_decoder(run.objective) or reads_both_sides(run.objective)):  # a head of a causal model fits no class
-        main, generator = Exported(encoder, "XLMEModel", which=of), None
-    elif has_decoder(run.objective):
-        main, generator = Exported(encoder, "XLMEForConditionalGeneration", run.state, which=of), None
+    elif architecture := objective_of(run.objective).export_class:
+        main, generator = Exported(encoder, cast(Architecture, architecture), run.state, which=of), None
     else:
         main, *others = (
             Exported(run.encoder(name), _PRETRAINED[head], run.state, which=name) for name, head in run.encoders.items()
         )
         generator = others[0] if others else None
+    form = _form(main, model_type, onnx)
     other = of if of != first else None
-    card = run_card(at_step(folder)[0], main.encoder, main.architecture, layer, run.step, generator is not None, other)
-    write_folder(to, main, run.vocabulary, card, generator)
+    card = run_card(at_step(folder)[0], main, form, layer, run.step, generator is not None, other)
+    write_folder(to, main, run.vocabulary, card, generator, form, onnx)
 
 
-def export_xlm_roberta(folder: Path, to: Path, layer: int | None = None) -> None:
+def _form(model: Exported, model_type: ModelType | None, onnx: bool) -> ModelType:
+    """`model_type`, by default XLM-R's for a model of its shape.
+
+    Raises ValueError where that is XLM-R's and the shape is another, and where `onnx` cannot be written.
+    """
+    if onnx:
+        require_onnx(model)
+    differs = model.whole.has if model.whole else other_than_xlm_roberta(model.encoder.cfg)
+    if model_type == XLM_ROBERTA and differs:
+        raise ValueError(f"the model has {differs}, which XLM-R does not have: leave out --model-type {XLM_ROBERTA}")
+    return model_type or ("xlme" if differs else "xlm-roberta")
+
+
+def export_xlm_roberta(
+    folder: Path, to: Path, layer: int | None = None, model_type: ModelType | None = None, onnx: bool = False
+) -> None:
     """XLM-R, with its masked language modelling head where it has one and no layers are cut."""
-    encoder, head, vocabulary = read_xlm_roberta(folder)
-    if layer is not None:
-        encoder, head = cut(encoder, layer), {}
-    architecture: Architecture = "XLMEForMaskedLM" if head else "XLMEModel"
+    encoder, vocabulary = read_xlm_roberta(folder)
+    head = read_xlm_roberta_heads(folder) if layer is None else {}
+    encoder = encoder if layer is None else cut(encoder, layer)
+    architecture: Architecture = "XLMEForMaskedLM" if "masked_head.bias" in head else "XLMEModel"
+    main = Exported(encoder, architecture, head, separators=2)
+    form = _form(main, model_type, onnx)
     about = "The weights of an XLM-R model, converted: `{}`.".format(folder.resolve().name.replace("`", ""))
-    card = render_card(folder.resolve().name, encoder, architecture, about)
-    write_folder(to, Exported(encoder, architecture, head, separators=2), vocabulary, card)
+    card = render_card(folder.resolve().name, main, form, about)
+    write_folder(to, main, vocabulary, card, None, form, onnx)
 
 
 def cut(encoder: TextEncoder, layer: int) -> TextEncoder:

@@ -8,10 +8,10 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from ..models.text_encoder import TextEncoder, Which
+from ..models.text_encoder import Which
 from ..report.files import RunFiles, read_optional
-from ..translate.decoder import decoder_layers
-from .exported_folder import Architecture
+from ..trained.xlm_roberta import XLM_ROBERTA
+from .exported_model import Exported, ModelType
 
 _TASKS = {"mono": "monolingual text", "para": "translation pairs"}
 
@@ -25,37 +25,40 @@ def escape(value: Any) -> Any:
 
 def render_card(
     name: str,
-    encoder: TextEncoder,
-    architecture: Architecture,
+    model: Exported,
+    model_type: ModelType,
     about: str,
     languages: Sequence[str] = (),
     generator: bool = False,
 ) -> str:
     """The card of a model called `name`, with a `generator` or without; `about` is Markdown that follows its first
     lines."""
+    encoder, native = model.encoder, model_type == XLM_ROBERTA
     return _render(
         "card.md.jinja",
         name=name,
         cfg=encoder.cfg,
         parameters=sum(parameter.numel() for parameter in encoder.parameters()),
-        auto_class=Markup(_auto_class(architecture)),
-        decoder_layers=decoder_layers(encoder.cfg),
+        auto_class=Markup(_auto_class(model)),
+        native=native,
+        trust=Markup("" if native else ", trust_remote_code=True"),
+        further=model.whole.config(encoder.cfg) if model.whole else {},
         about=Markup(about.strip()),
         languages=languages,
         generator=generator,
     )
 
 
-def _auto_class(architecture: Architecture) -> str:
-    if architecture == "XLMEForConditionalGeneration":
-        return "AutoModelForSeq2SeqLM"
-    return architecture.replace("XLME", "Auto" if architecture == "XLMEModel" else "AutoModel")
+def _auto_class(model: Exported) -> str:
+    if model.whole:
+        return model.whole.auto_class
+    return model.architecture.replace("XLME", "Auto" if model.architecture == "XLMEModel" else "AutoModel")
 
 
 def run_card(
     folder: Path,
-    encoder: TextEncoder,
-    architecture: Architecture,
+    model: Exported,
+    model_type: ModelType,
     layer: int | None,
     step: int | None = None,
     generator: bool = False,
@@ -100,7 +103,7 @@ def run_card(
     # The language of a corpus's code (`zh-Hans`, `hi_rom`), as the front matter may name it.
     bases = [re.match(r"[a-z]{2,3}(?=$|[-_])", code) for code in codes]
     named = sorted({base.group() for base in bases if base})
-    return render_card(config.get("name") or run.name, encoder, architecture, about, named, generator)
+    return render_card(config.get("name") or run.name, model, model_type, about, named, generator)
 
 
 def _render(template: str, **values: Any) -> str:

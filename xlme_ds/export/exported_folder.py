@@ -1,92 +1,76 @@
 """An encoder as a folder that Hugging Face transformers and sentence-transformers load."""
 
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..config import ModelConfig
-from ..data.schema import BOS, EOS, LAYOUTS, PAD, UNK
+from ..data.schema import BOS, EOS, LAYOUTS, PAD
 from ..data.vocabulary import Vocabulary
 from ..io.files import write_json
 from ..io.folders import made_whole
-from ..models.text_encoder import TextEncoder, Which
 from ..trained.exports import (
-    DECODER_FORM,
     DIFFERENCE,
     DIFFERENCE_FILE,
     EXPORTED_SETTINGS,
     GENERATOR_FOLDER,
-    SENTENCEPIECE_FILE,
     WHICH,
     export_state,
 )
 from ..trained.settings import CONFIG_FILE, MODEL_TYPE
 from ..trained.weights import WEIGHTS_FILE, save_weights
-from ..translate.decoder import decoder_layers
+from ..trained.xlm_roberta import (
+    REPLACED_HEAD_FILE,
+    SENTENCEPIECE_FILE,
+    XLM_ROBERTA,
+    xlm_roberta_config,
+    xlm_roberta_state,
+)
+from .exported_model import Exported, ModelType
+from .onnx_model import write_onnx
 from .tokenizer import tokenizer_files
 
 REMOTE = Path(__file__).parent / "remote"
 CODE = ("configuration_xlme.py", "modeling_xlme.py")
-TRANSLATING_CODE = "modeling_xlme_translation.py"
 
-Architecture = Literal[
-    "XLMEModel",
-    "XLMEForPreTraining",
-    "XLMEForMaskedLM",
-    "XLMEForTokenClassification",
-    "XLMEForSequenceClassification",
-    "XLMEForQuestionAnswering",
-    "XLMEForConditionalGeneration",
-]
 # What classes of pre-training have after the encoder; of the others it is a `head`.
 _HEADS = {
     "XLMEForPreTraining": ("replaced_head.",),
     "XLMEForMaskedLM": ("masked_head.",),
-    "XLMEForConditionalGeneration": ("decoder.", "masked_head."),
 }
 
 
-@dataclass(frozen=True)
-class Exported:
-    """One encoder with the head that was trained on it, or the decoder.
-
-    `architecture`: the class in `remote/` whose head it has. `state` holds the head's parameters, under
-    the names of that class (`head.weight`, …); other entries are not read. `labels`: names of the head's classes.
-    `separators`: `</s>` between two texts, where they are not those of the model's layout: XLM-R has 2.
-    `which`: the encoder's name in the model that was pre-trained.
-    """
-
-    encoder: TextEncoder
-    architecture: Architecture
-    state: Mapping[str, Tensor] = field(default_factory=dict)
-    labels: Sequence[str] = ()
-    separators: int = 0
-    which: Which | None = None
-
-
 def write_folder(
-    to: Path, main: Exported, vocabulary: Vocabulary, card: str, generator: Exported | None = None
+    to: Path,
+    main: Exported,
+    vocabulary: Vocabulary,
+    card: str,
+    generator: Exported | None = None,
+    model_type: ModelType = "xlme",
+    onnx: bool = False,
 ) -> None:
     """Write the folder `to`, which must not exist, with the model card `card` (Markdown); float32, whole or not at all.
+    With `onnx`, `main` is written as model.onnx too.
 
     Raises ValueError in one sentence where it cannot be written.
     """
     with made_whole(to, "--to") as partial:
-        _write_one(partial, main, vocabulary)
+        _write_one(partial, main, vocabulary, model_type)
         _write_sentence_transformers(partial, main)
         (partial / "README.md").write_text(card, encoding="utf-8")
         if generator is not None:
             (partial / GENERATOR_FOLDER).mkdir()
-            _write_one(partial / GENERATOR_FOLDER, generator, vocabulary)
+            _write_one(partial / GENERATOR_FOLDER, generator, vocabulary, model_type)
             _write_difference(partial, main.state)
+        if onnx:
+            write_onnx(partial, main, model_type)
 
 
-def _write_one(folder: Path, model: Exported, vocabulary: Vocabulary) -> None:
+def _write_one(folder: Path, model: Exported, vocabulary: Vocabulary, model_type: ModelType) -> None:
     cfg = model.encoder.cfg
     if vocabulary.size != cfg.vocabulary:
         raise ValueError(
@@ -98,21 +82,44 @@ def _write_one(folder: Path, model: Exported, vocabulary: Vocabulary) -> None:
     for name, content in tokenizer_files(vocabulary, cfg.max_positions, layout).items():
         write_json(folder / name, content)
     shutil.copyfile(vocabulary.path, folder / SENTENCEPIECE_FILE)
-    translating = model.architecture == "XLMEForConditionalGeneration"
-    for name in (*CODE, TRANSLATING_CODE) if translating else CODE:
+    config, state = (_as_xlm_roberta if model_type == XLM_ROBERTA else _as_xlme)(folder, model)
+    write_json(folder / CONFIG_FILE, _common(model) | config | {"vocabulary_sha256": vocabulary.sha256})
+    _write_state(state, folder / WEIGHTS_FILE)
+
+
+def _as_xlme(folder: Path, model: Exported) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Settings and parameters for the classes in `remote/`, which are written to `folder`."""
+    for name in (*CODE, model.whole.code) if model.whole else CODE:
         shutil.copyfile(REMOTE / name, folder / name)
-    write_json(folder / CONFIG_FILE, _config(model) | {"vocabulary_sha256": vocabulary.sha256})
-    if translating:
-        write_json(folder / "generation_config.json", _search(cfg))
-    state = export_state(model.encoder)
+    if model.whole:
+        write_json(folder / "generation_config.json", model.whole.generation(model.encoder.cfg))
+    return _config(model), export_state(model.encoder) | _head(model)
+
+
+def _as_xlm_roberta(folder: Path, model: Exported) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Settings and parameters for transformers' XLM-R; a discriminator's head goes into a file of its own."""
+    ending, head = model.architecture.removeprefix("XLME"), _head(model)
+    if ending == "ForPreTraining":
+        _write_state(head, folder / REPLACED_HEAD_FILE)
+        ending = "Model"
+    config = xlm_roberta_config(model.encoder.cfg) | {"architectures": [f"XLMRoberta{ending}"]}
+    return config, xlm_roberta_state(model.encoder, ending, head)
+
+
+def _head(model: Exported) -> dict[str, Tensor]:
+    """The parameters of the head, or of the further parts, that the architecture has."""
+    head: dict[str, Tensor] = {}
     if model.architecture != "XLMEModel":
-        for prefix in _HEADS.get(model.architecture, ("head.",)):
-            head = {name: value for name, value in model.state.items() if name.startswith(prefix)}
-            if not head:
+        for prefix in model.whole.parts if model.whole else _HEADS.get(model.architecture, ("head.",)):
+            part = {name: value for name, value in model.state.items() if name.startswith(prefix)}
+            if not part:
                 raise ValueError(f"the model has no parameters {prefix}*, so it is no {model.architecture}")
-            state |= head
-    state = {name: value.float().contiguous() for name, value in state.items()}
-    save_weights(state, folder / WEIGHTS_FILE, {"format": "pt"})
+            head |= part
+    return head
+
+
+def _write_state(state: Mapping[str, Tensor], path: Path) -> None:
+    save_weights({name: value.float().contiguous() for name, value in state.items()}, path, {"format": "pt"})
 
 
 def _write_difference(folder: Path, state: Mapping[str, Tensor]) -> None:
@@ -120,6 +127,25 @@ def _write_difference(folder: Path, state: Mapping[str, Tensor]) -> None:
     blocks = [state[name] for n in range(len(state)) if (name := f"difference_{n}") in state]
     if blocks:
         save_weights({DIFFERENCE: torch.cat(blocks).float()}, folder / DIFFERENCE_FILE)
+
+
+def _common(model: Exported) -> dict[str, Any]:
+    """Settings under the names of both model types."""
+    config: dict[str, Any] = {
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "bos_token_id": BOS,
+        "pad_token_id": PAD,
+        "eos_token_id": EOS,
+        "dtype": "float32",
+    }
+    if model.which is not None:
+        config[WHICH] = model.which
+    if model.labels:
+        config["id2label"] = {str(n): label for n, label in enumerate(model.labels)}
+        config["label2id"] = {label: n for n, label in enumerate(model.labels)}
+    return config
 
 
 def _config(model: Exported) -> dict[str, Any]:
@@ -134,38 +160,12 @@ def _config(model: Exported) -> dict[str, Any]:
         "model_type": MODEL_TYPE,
         "architectures": [model.architecture],
         "auto_map": classes,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "bos_token_id": BOS,
-        "pad_token_id": PAD,
-        "eos_token_id": EOS,
         "mask_token_id": cfg.vocabulary - 1,
-        "dtype": "float32",
     }
-    if model.which is not None:
-        config[WHICH] = model.which
-    if model.architecture == "XLMEForConditionalGeneration":
-        classes["AutoModelForSeq2SeqLM"] = f"{Path(TRANSLATING_CODE).stem}.{model.architecture}"
-        config |= {"is_encoder_decoder": True, "decoder_start_token_id": EOS}
-        config |= {DECODER_FORM: cfg.decoder, "decoder_layers": decoder_layers(cfg)}
-    if model.labels:
-        config["id2label"] = {str(n): label for n, label in enumerate(model.labels)}
-        config["label2id"] = {label: n for n, label in enumerate(model.labels)}
+    if model.whole:
+        classes[model.whole.auto_class] = f"{Path(model.whole.code).stem}.{model.architecture}"
+        config |= model.whole.config(cfg)
     return config
-
-
-def _search(cfg: ModelConfig) -> dict[str, Any]:
-    """How `generate` searches: as `xlme translate` does, which is greedy for one beam."""
-    return {
-        "bos_token_id": BOS,
-        "pad_token_id": PAD,
-        "eos_token_id": EOS,
-        "decoder_start_token_id": EOS,
-        "max_new_tokens": cfg.max_positions,  # the model's own limit is by the source's length
-        "suppress_tokens": [BOS, PAD, UNK, cfg.vocabulary - 1],
-        "renormalize_logits": True,
-    }
 
 
 def _write_sentence_transformers(folder: Path, model: Exported) -> None:

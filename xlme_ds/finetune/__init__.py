@@ -1,0 +1,36 @@
+"""Fine-tuning on XTREME's tasks: what `xlme finetune` does, as a function.
+
+xlme.finetune.run("ner", "runs/base", "xtreme/panx", "runs/base-ner")["mean"]
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+
+def run(
+    task: Literal["pos", "ner", "conll", "xquad", "mlqa", "tydiqa", "xnli", "pawsx"],
+    model: Path | str,
+    data: Path | str | Sequence[Path | str],
+    out: Path | str,
+    seed: int = 1,
+    **tuning: Any,
+) -> dict[str, Any] | None:
+    """Fine-tune `model` on the `task` in the folders `data`, and return the scores of every language, which `out` has
+    as scores.json; None where a signal stopped it. `tuning`: settings such as learning_rate (`xlme finetune --help`).
+
+    A second call resumes. Raises ValueError for a mistake in the settings or the data.
+    """
+    from ..train.stop import StopRequest
+    from .__main__ import run_all
+    from .settings import FinetuneSettings, TuningConfig, jobs
+
+    folders = [data] if isinstance(data, str | Path) else data
+    settings = FinetuneSettings(
+        task, Path(model), tuple(map(Path, folders)), Path(out), seeds=(seed,), tuning=TuningConfig(**tuning)
+    )
+    stop = StopRequest()
+    try:
+        return run_all(settings, jobs(settings), stop)[0]
+    finally:
+        stop.release()

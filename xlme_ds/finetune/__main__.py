@@ -1,16 +1,17 @@
-"""Fine-tuning: `deepspeed --module xlme_ds.finetune --task NAME --model DIR --data DIR [DIR …] --out DIR [--section.key
-value …]`.
+"""Fine-tuning: `xlme finetune --task NAME --model DIR --data DIR [DIR …] --out DIR [--section.key value …]` on one
+process, after `xlme launch --gpus N` on several.
 
-The same with `python -m xlme_ds.finetune` runs on one process. Trains on English, scores every language that has
+Trains on English, scores every language that has
 labels, writes predictions of all of them and scores.json; a second call with the same folder resumes. With several
 seeds or --grid every run has a folder of its own in --out, and --number N does the N-th of them alone, as a job array
 does.
 """
 
-import json
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import tyro
 
@@ -22,8 +23,8 @@ from .settings import FinetuneSettings, Job, jobs
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
     stop = StopRequest()
-    words = without_launcher(sys.argv[1:] if arguments is None else arguments)
-    command = tyro.cli(FinetuneSettings, prog=program("finetune"), description=__doc__, args=words)
+    options = without_launcher(sys.argv[1:] if arguments is None else arguments)
+    command = tyro.cli(FinetuneSettings, prog=program("finetune"), description=__doc__, args=options)
     if not command.seeds:
         fail("xlme_ds.finetune", ValueError("--seeds has no number: name at least one"))
     todo = jobs(command)
@@ -37,37 +38,55 @@ def main(arguments: list[str] | None = None) -> None:
                 ValueError(f"--number is {command.number}: there are {len(todo)} runs, counted from 0"),
             )
         todo = [todo[command.number]]
-    warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
-    from ..engine.ranks import SharedError, broadcast, on_all_ranks, process_group
-    from ..trained.runs import pin_step
+    from ..engine.ranks import SharedError
 
     try:
-        if command.engine.kind == "pipeline":
-            raise SharedError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
-        # Joined once: DeepSpeed keeps its groups for good.
-        with process_group(command.engine, command.train.watchdog_minutes) as (rank, world):
-            # All runs and ranks start from the same checkpoint, of a run that may still train.
-            model = broadcast(on_all_ranks(lambda: pin_step(command.model) if rank == 0 else command.model))
-            for job in todo:
-                _run(replace(job, command=replace(job.command, model=model)), rank, world, stop)
+        run_all(command, todo, stop)
     except SharedError as error:
         fail("xlme_ds.finetune", error)
 
 
-def _run(job: Job, rank: int, world: int, stop: StopRequest) -> None:
+def run_all(command: FinetuneSettings, todo: list[Job], stop: StopRequest) -> list[dict[str, Any] | None]:
+    """Do the runs of a command, and return the scores of each; None of one that was stopped. Collective. Raises
+    SharedError."""
+    warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
+    from ..engine.ranks import SharedError, broadcast, on_all_ranks, process_group
+    from ..trained.runs import pin_step
+
+    if command.engine.kind == "pipeline":
+        raise SharedError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
+    # The ranks join once for all runs, because DeepSpeed keeps its process groups.
+    with process_group(command.engine, command.train.watchdog_minutes) as (rank, world):
+        # All runs and ranks start from the same checkpoint, of a run that may still train.
+        model = broadcast(on_all_ranks(lambda: pin_step(command.model) if rank == 0 else command.model))
+        return [_run(replace(job, command=replace(job.command, model=model)), rank, world, stop) for job in todo]
+
+
+def _run(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
     from ..engine.ranks import gather
     from .finetune_run import finetune
 
     if any(gather(stop.received is not None)):
-        return
+        return None
     scores = finetune(job, rank, world, stop)
     if scores is None:
-        return
+        return None
     if "mean" in scores:
-        dev = (scores["dev"] or {}).get("mean")
-        print(f"{job.done}: {json.dumps({'mean': scores['mean'], 'gap': scores.get('gap'), 'dev': dev})}", flush=True)
+        print("\n".join([*score_table(scores), str(job.done)]), flush=True)
     for code, path in scores["unlabelled"].items():
         print(f"{code}: no labels: predictions in {job.out / path}", flush=True)
+    return scores
+
+
+def score_table(scores: Mapping[str, Any]) -> list[str]:
+    """The scores in per cent: a line a language, their mean, English less the mean of the others, and the dev sets."""
+    languages, metrics = scores["languages"], scores["metric"]
+    rows = languages | {f"mean of {len(languages)}": scores["mean"]}
+    rows |= {"en - others": scores["gap"]} if "gap" in scores else {}
+    rows |= {"mean of dev sets": scores["dev"]["mean"]} if scores["dev"] else {}
+    width = max(map(len, rows))
+    lines = [f"{name:<{width}}" + "".join(f"{row[metric]:>10.1f}" for metric in metrics) for name, row in rows.items()]
+    return [f"{scores['task']:<{width}}" + "".join(f"{metric:>10}" for metric in metrics), *lines]
 
 
 if __name__ == "__main__":

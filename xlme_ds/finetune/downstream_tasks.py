@@ -22,10 +22,10 @@ _TYDIQA = rf"tydiqa\.goldp\.{_LANGUAGE}\.(?P<split>train)\.json"
 class DownstreamTask:
     """One task; the grid is the paper's (XLM-E, Table 11), its first values are the defaults.
 
-    `folders`: their names in XTREME's download, the task's own first; where a folder of --data has such ones, no other
-    is looked into. `files`: patterns of the names of its own files. `metrics`: settings are chosen by the first.
-    `train_files`: patterns of another set's training and dev files, which are read too: its questions.
-    `warmup_steps`: published instead of a tenth of the steps.
+    `folders`: names of its folders in XTREME's download, its own first; in a folder of --data that has any of them,
+    only those are searched. `files`: patterns of the names of its own files. `metrics`: settings are chosen by the
+    first. `train_files`: patterns of the training and dev files of another set that it is trained on. `warmup_steps`:
+    published, in place of a tenth of the steps.
     """
 
     kind: Kind

@@ -93,8 +93,8 @@ def _pair(
     """The longer side loses tokens from its end until both fit."""
     first, second = vocabulary.encode(pair.first), vocabulary.encode(pair.second)
     room = longest - layout.pair_specials
-    kept = min(len(first), max(room // 2, room - len(second)))
-    ids = layout.item(first[:kept], second[: room - kept])
+    first_length = min(len(first), max(room // 2, room - len(second)))
+    ids = layout.item(first[:first_length], second[: room - first_length])
     return Feature(ids, np.array([_label(labels, pair.label)]), number, np.zeros(0, np.int64))
 
 
@@ -105,10 +105,10 @@ def _label(labels: Sequence[str], label: str) -> int:
 def _question(
     question: Question, number: int, vocabulary: Vocabulary, tuning: TuningConfig, layout: Layout
 ) -> list[Feature]:
-    asked = vocabulary.encode(question.question)[: tuning.question_tokens]
+    question_ids = vocabulary.encode(question.question)[: tuning.question_tokens]
     context, characters = vocabulary.encode_with_places(question.context)
-    before = 1 + len(asked) + len(layout.between)
-    room = tuning.max_tokens - len(asked) - layout.pair_specials
+    before = 1 + len(question_ids) + len(layout.between)
+    room = tuning.max_tokens - len(question_ids) - layout.pair_specials
     answer = None
     if question.answers:
         text, first = question.answers[0]
@@ -116,7 +116,7 @@ def _question(
         answer = (int(inside[0]), int(inside[-1])) if len(inside) else None
     features = []
     for start in range(0, max(len(context), 1), tuning.stride):
-        ids = layout.item(asked, context[start : start + room])
+        ids = layout.item(question_ids, context[start : start + room])
         labels = np.zeros(2, np.int64)  # the first token where the answer is not wholly in this window
         if answer is not None and start <= answer[0] and answer[1] < start + room:
             labels = np.array(answer) - start + before
@@ -172,8 +172,8 @@ class TaskLoader:
         try:
             self.plan = plan_step(data, world)
         except ValueError as error:  # in the words of fine-tuning's settings
-            said = str(error).replace("data.mono_rows", "tuning.batch").replace("data.", "tuning.")
-            raise ValueError(said.replace(" rows", " examples")) from None
+            message = str(error).replace("data.mono_rows", "tuning.batch").replace("data.", "tuning.")
+            raise ValueError(message.replace(" rows", " examples")) from None
         self.rank = rank
         self.row_tokens = round(fmean(len(feature.ids) for feature in features))
         self.seed = seed

@@ -16,7 +16,6 @@ from ..config import Training
 from ..data.schema import LAYOUTS
 from ..engine.build import assemble, resolve_precision
 from ..engine.ranks import broadcast, gather, on_all_ranks, on_gpu
-from ..io.errors import refuse
 from ..io.files import read_object, write_object
 from ..models.init import GatherParameter, initialise
 from ..models.pipeline import encoder_forward
@@ -90,7 +89,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         on_all_ranks(lambda: load_run(job.out).load_into(model))
         model.to("cuda" if on_gpu() else "cpu")
         mine = on_all_ranks(lambda: _scores(model, prepared, job, (rank, world), stop))
-        scores = {asked: one for part in gather(mine) for asked, one in part.items()}
+        scores = {key: one for part in gather(mine) for key, one in part.items()}
         if rank != 0 or len(scores) < len(sets.test) + len(sets.dev):  # a request to stop came on the way
             return None
         result = _summary(job, config, sets, scores)
@@ -104,15 +103,10 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
     command, task = job.command, TASKS[job.command.task]
     engine = replace(command.engine, precision=resolve_precision(command.engine))
     check_processes(engine, world)
-    refuse(
-        [
-            (not command.train.audit, "train.audit is for pre-training, whose rows have numbers: leave it off"),
-            (
-                task.kind != "tokens" or importlib.util.find_spec("seqeval") is not None,
-                "tags are scored by seqeval, which is missing: pip install --use-pep517 seqeval",
-            ),
-        ]
-    )
+    if command.train.audit:
+        raise ValueError("train.audit is for pre-training, whose rows have numbers: leave it off")
+    if task.kind == "tokens" and importlib.util.find_spec("seqeval") is None:
+        raise ValueError("tags are scored by seqeval, which is missing: pip install --use-pep517 seqeval")
     validate(Training(command.task, engine=engine))
     saved, sources = load_encoder(command.model), find(task, list(command.data))
     cfg = saved.encoder.cfg
@@ -152,18 +146,18 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
 def _finished(job: Job, sets: TaskSets) -> dict[str, Any]:
     """The scores that are there already. Raises ValueError where they are of other files than this call asks for."""
     try:
-        found = read_object(job.done)
+        scores = read_object(job.done)
     except ValueError:
         raise ValueError(f"{job.done} is damaged: remove it, and the same command scores the model again") from None
-    before, now = found.get("files", {}), sets.fingerprints()
-    other = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-    if other:
+    before, now = scores.get("files", {}), sets.fingerprints()
+    different = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    if different:
         raise ValueError(
-            f"{job.done} is of other test files ({', '.join(other[:3])}{' …' * (len(other) > 3)}): "
+            f"{job.done} is of other test files ({', '.join(different[:3])}{' …' * (len(different) > 3)}): "
             "remove it to score the model on these, or choose another --out"
         )
     print(f"{job.done} is there already", flush=True)
-    return found
+    return scores
 
 
 def _announce(job: Job, task: DownstreamTask, sets: TaskSets, bare: set[str]) -> None:
@@ -205,9 +199,11 @@ def _scores(model: TaskModel, prepared: Prepared, job: Job, place: tuple[int, in
     cfg = saved.encoder.cfg
     files = [("test", source) for source in sets.test] + [("dev", source) for source in sets.dev]
     scores: Scores = {}
-    for purpose, source in files[rank::world]:
+    for number, (purpose, source) in enumerate(files[rank::world], start=1):
         if stop.received is not None:
             break
+        if rank == 0:
+            print(f"{job.out}: scoring {source.path.name}, {number} of {len(files[::world])}", flush=True)
         held_out = source.split == "train"
         examples = training_examples(source, task, tuning, held_out) if held_out else read(source, task)
         features = featurise(

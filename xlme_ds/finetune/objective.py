@@ -8,7 +8,6 @@ import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from ..config import ModelConfig, OptimizerConfig
 from ..models.dropout import APART, derive, drop
 from ..models.text_encoder import TextEncoder
+from ..objectives.protocol import Objective
 from .downstream_tasks import Kind
 from .features import IGNORED, TaskBatch
 
@@ -55,8 +55,8 @@ class TaskModel(nn.Module):
         return logits.masked_fill((batch.segments_BT == 0)[..., None], -1e4) if self.kind == "span" else logits
 
 
-class TaskObjective:
-    """The objective of fine-tuning, after `objectives.protocol.Objective`. Of a span both ends count half."""
+class TaskObjective(Objective):
+    """The objective of fine-tuning; both ends of a span count half."""
 
     terms: tuple[str, ...] = ("loss",)
     statistics_shape: tuple[int, ...] = (1,)
@@ -66,14 +66,6 @@ class TaskObjective:
         self.labels = 2 if kind == "span" else labels
         self.dropout = dropout
         self.weights = torch.ones(1, dtype=torch.float64)
-
-    def at(self, step: int) -> Self:
-        """Itself: the weights are equal in all steps."""
-        return self
-
-    def probe(self, batch: TaskBatch) -> TaskBatch:
-        """`batch` as it is."""
-        return batch
 
     def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
         """Learning rates by layer (ERNIE-M, Tables 11 and 12): 1 for the head and everything after the last layer,

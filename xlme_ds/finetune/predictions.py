@@ -1,9 +1,9 @@
 """The predictions of a fine-tuned model for a file, and their scores: F1 of entities and of tags, accuracy, F1 and
 exact match of answers.
 
-The answer to a question is the best of the spans of all its windows. The comparison of SQuAD v1.1 lowers, drops English
-articles and ASCII punctuation. MLQA's (Lewis et al., 2020) drops Unicode's punctuation, too, and each language's own
-articles, and cuts Chinese into characters.
+The answer to a question is the best of the spans of all its windows. SQuAD v1.1 compares lower-cased words without
+English articles and ASCII punctuation. MLQA (Lewis et al., 2020) also drops Unicode's punctuation and each language's
+own articles, and cuts Chinese into characters.
 """
 
 import re
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..io.files import replacing, write_json
+from ..io.files import write_json, write_text
 from .downstream_tasks import DownstreamTask
 from .features import Feature, collate_features
 from .objective import TaskModel
@@ -91,18 +91,18 @@ def best_answer(question: Question, windows: Sequence[Feature], logits: Sequence
 
 def squad_words(text: str, language: str = "en") -> list[str]:
     """The words that SQuAD compares, whatever the language."""
-    kept = "".join(character for character in text.lower() if character not in string.punctuation)
-    return re.sub(_ARTICLES["en"], " ", kept).split()
+    letters = "".join(character for character in text.lower() if character not in string.punctuation)
+    return re.sub(_ARTICLES["en"], " ", letters).split()
 
 
 def mlqa_words(text: str, language: str) -> list[str]:
     """The words that MLQA compares."""
-    kept = "".join(c for c in text.lower() if c not in string.punctuation and unicodedata.category(c)[0] != "P")
+    letters = "".join(c for c in text.lower() if c not in string.punctuation and unicodedata.category(c)[0] != "P")
     if language in _ARTICLES:
-        kept = re.sub(_ARTICLES[language], " ", kept)
+        letters = re.sub(_ARTICLES[language], " ", letters)
     if language == "zh":  # its characters one by one, other text between them by white space
-        return re.findall(r"[\u4e00-\u9fa5]|[^\s\u4e00-\u9fa5]+", kept)
-    return kept.split()
+        return re.findall(r"[\u4e00-\u9fa5]|[^\s\u4e00-\u9fa5]+", letters)
+    return letters.split()
 
 
 def compare(given: str, answers: Sequence[str], language: str, words: WordSplitter) -> tuple[float, float]:
@@ -120,20 +120,20 @@ def _overlap(ours: list[str], theirs: list[str]) -> float:
 def score(
     name: str, task: DownstreamTask, examples: Sequence[Example], predictions: Predictions, language: str
 ) -> dict[str, float]:
-    """Per cent by metric. Entities are whole and typed (CoNLL, by seqeval); of parts of speech runs of equal tags are,
-    as in XTREME."""
+    """Per cent by metric. F1 counts whole entities with their types (CoNLL, by seqeval); for parts of speech it counts
+    runs of equal tags, as XTREME does."""
     pairs = zip(examples, predictions, strict=True)
     if task.kind == "span":
-        words = mlqa_words if name == "mlqa" else squad_words
+        splitter = mlqa_words if name == "mlqa" else squad_words
         scores = [
-            compare(str(given), [text for text, _ in question.answers], language, words)
-            for question, given in pairs
+            compare(str(prediction), [text for text, _ in question.answers], language, splitter)
+            for question, prediction in pairs
             if isinstance(question, Question)
         ]
         f1, em = np.mean(scores, axis=0) * 100
         return {"f1": float(f1), "em": float(em)}
     if task.kind == "pair":
-        right = [pair.label == given for pair, given in pairs if isinstance(pair, TextPair)]
+        right = [pair.label == prediction for pair, prediction in pairs if isinstance(pair, TextPair)]
         return {"accuracy": 100 * float(np.mean(right))}
     from seqeval.metrics import accuracy_score, f1_score
 
@@ -154,8 +154,7 @@ def write_predictions(path: Path, examples: Sequence[Example], predictions: Pred
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(examples[0], Question):
         pairs = zip(examples, predictions, strict=True)
-        write_json(path, {question.id: given for question, given in pairs if isinstance(question, Question)})
+        write_json(path, {question.id: answer for question, answer in pairs if isinstance(question, Question)})
     else:
         lines = [one if isinstance(one, str) else "".join(f"{tag}\n" for tag in one) for one in predictions]
-        with replacing(path) as file:
-            file.write("".join(f"{line}\n" for line in lines).encode())
+        write_text(path, "".join(f"{line}\n" for line in lines))

@@ -9,7 +9,6 @@ from typing import Annotated, Literal, Self
 import tyro
 
 from ..config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, TrainConfig, Training
-from ..io.errors import refuse
 from ..validate import validate
 from .downstream_tasks import TASKS, DownstreamTask
 
@@ -33,9 +32,9 @@ class TuningConfig:
     layer_decay: float = 1.0
     """Factor by which the learning rate falls from each layer to the one below it (ERNIE-M: 0.8 or 0.9); 1: none."""
     dropout: float = 0.1
-    """Share of the embedded tokens, of each sublayer's output and of the head's input that is dropped in training."""
+    """Dropout of the embedded tokens, of each sublayer's output and of the head's input."""
     weight_decay: float = 0.0
-    """Share of a weight, times the learning rate, that a step takes away (ERNIE-M on CoNLL: 0.01)."""
+    """Weight decay, decoupled as in AdamW (ERNIE-M on CoNLL: 0.01)."""
     clip: float = 1.0
     """Largest global gradient norm; larger gradients are scaled down to it."""
     max_tokens: int = 0
@@ -55,7 +54,7 @@ class TuningConfig:
     """Train on nine tenths and use the rest as dev set; --grid does so if --data has no dev set to choose on."""
 
     def completed(self, task: DownstreamTask, model: ModelConfig) -> Self:
-        """With the task's values in place of zeros. Raises ValueError for values that cannot be used."""
+        """These settings with the task's values in place of zeros. Raises ValueError for values that cannot be used."""
         longest = min(self.max_tokens or task.max_tokens, model.max_positions)
         done = replace(
             self,
@@ -68,22 +67,13 @@ class TuningConfig:
             stride=min(self.stride, longest // 2),
         )
         numbers = {name: value for name, value in asdict(done).items() if isinstance(value, int | float)}
-        refuse(
-            (
-                value > 0 or (value == 0 and name not in _POSITIVE),
-                f"tuning.{name} is {value}: it must be {'positive' if value else 'above 0'}",
-            )
-            for name, value in numbers.items()
-        )
-        refuse(
-            [
-                (
-                    0 <= done.dropout < 1,
-                    f"tuning.dropout is {done.dropout}: it must be at least 0 and below 1",
-                ),
-                (longest >= 16, f"tuning.max_tokens {longest} leaves no room for text: raise it to at least 16"),
-            ]
-        )
+        for name, value in numbers.items():
+            if not value > 0 and (value != 0 or name in _POSITIVE):  # nor a NaN
+                raise ValueError(f"tuning.{name} is {value}: it must be {'positive' if value else 'above 0'}")
+        if not 0 <= done.dropout < 1:
+            raise ValueError(f"tuning.dropout is {done.dropout}: it must be at least 0 and below 1")
+        if longest < 16:
+            raise ValueError(f"tuning.max_tokens {longest} leaves no room for text: raise it to at least 16")
         return done
 
 
@@ -147,13 +137,13 @@ class Job:
 def jobs(command: FinetuneSettings) -> list[Job]:
     """All runs of the command; a single one has --out itself as its folder."""
     chosen = grid(command.task, command.tuning) if command.grid else [command.tuning]
-    found = []
+    all_jobs = []
     for tuning in chosen:
         name = f"lr{tuning.learning_rate:g}_b{tuning.batch}_e{tuning.epochs}"
         for seed in command.seeds:
             parts = [name] * command.grid + [f"seed{seed}"] * (len(command.seeds) > 1)
-            found.append(Job(command, command.out.joinpath(*parts), seed, tuning, len(chosen)))
-    return found
+            all_jobs.append(Job(command, command.out.joinpath(*parts), seed, tuning, len(chosen)))
+    return all_jobs
 
 
 def settings(
@@ -168,7 +158,7 @@ def settings(
 ) -> FinetuneConfig:
     """The whole configuration of one run on `features` inputs; `tuning` is completed. Raises ValueError."""
     steps = ceil(features * tuning.epochs / tuning.batch)
-    # A run of few steps has none left of XNLI's after its half.
+    # A short run warms up for half of its steps at most.
     warmup = min(TASKS[task].warmup_steps, steps // 2) if tuning.warmup is None else int(steps * tuning.warmup)
     return validate(
         FinetuneConfig(
@@ -189,7 +179,7 @@ def settings(
 
 
 def grid(task: str, tuning: TuningConfig) -> list[TuningConfig]:
-    """The published settings of a task, those that `tuning` does not fix already."""
+    """Every combination of the task's published settings, where `tuning` does not fix them."""
     published = TASKS[task]
     choices = product(
         (tuning.learning_rate,) if tuning.learning_rate else published.learning_rates,

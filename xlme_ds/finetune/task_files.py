@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..io.errors import refuse
 from .downstream_tasks import DownstreamTask
 from .settings import TuningConfig
 
@@ -66,9 +65,9 @@ class TaskFile(NamedTuple):
 class TaskSets(NamedTuple):
     """The files of a run by their purpose.
 
-    `test` is scored: tests, and dev sets where the task has no test. A choice among settings goes by `dev`, of the
-    languages trained on; these are the training files where a tenth of them is held out. `unused`: languages with a
-    dev set and no test where others have one.
+    `test` is scored: tests, or dev sets where the task has no test. Settings are chosen by `dev`, in the languages
+    trained on: dev sets, or the training files themselves, of each of which a tenth is then held out. `unused`:
+    languages with a dev set and no test, where others have a test.
     """
 
     train: list[TaskFile]
@@ -91,8 +90,10 @@ def find(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
     """The task's files in and below `folders`, by name. Raises ValueError when none exists, or two serve one
     purpose."""
     patterns = [(pattern, True) for pattern in task.files] + [(pattern, False) for pattern in task.train_files]
-    found: dict[tuple[str, str, bool], TaskFile] = {}
-    refuse((folder.is_dir(), f"{folder} is not a folder: name the folder of the task's files") for folder in folders)
+    files: dict[tuple[str, str, bool], TaskFile] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is not a folder: name the folder of the task's files")
     for folder in folders:
         # The task's own folders in XTREME's download; another folder is looked through as it is.
         parts = [folder / name for name in task.folders if (folder / name).is_dir()] or [folder]
@@ -105,16 +106,16 @@ def find(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
                 language = _CONLL_LANGUAGES.get(named["language"], named["language"])
                 split = _SPLITS.get(named["split"], named["split"])
                 source = TaskFile(path, language, split, own)
-                other = found.setdefault((language, split, own), source)
-                if other is not source:
+                first = files.setdefault((language, split, own), source)
+                if first is not source:
                     raise ValueError(
-                        f"{path} and {other.path} are both the {split} set of {language}: keep one in --data"
+                        f"{path} and {first.path} are both the {split} set of {language}: keep one in --data"
                     )
-    if not found:
+    if not files:
         raise ValueError(
             f"{', '.join(map(str, folders))}: no file of the task there, expected names like {task.files[0]}"
         )
-    return list(found.values())
+    return list(files.values())
 
 
 def choose(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of_several: bool) -> TaskSets:
@@ -124,9 +125,9 @@ def choose(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of_seve
     has none, those of the set that is trained on. No choice goes by a file that is scored: without a dev set apart from
     the tests every tenth training example is held out. Raises ValueError.
     """
-    wanted, there = tuning.train_languages, {source.language: source for source in sources if source.split == "train"}
-    train = [there[code] for code in sorted(there) if "all" in wanted or code in wanted]
-    missing = [code for code in wanted if code != "all" and code not in there]
+    codes, there = tuning.train_languages, {source.language: source for source in sources if source.split == "train"}
+    train = [there[code] for code in sorted(there) if "all" in codes or code in codes]
+    missing = [code for code in codes if code != "all" and code not in there]
     if missing or not train:
         raise ValueError(
             f"no training set of {', '.join(missing) or 'any language'} in --data, only of "
@@ -140,7 +141,7 @@ def choose(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of_seve
     trained, tested = ({source.language for source in chosen} for chosen in (train, test))
     dev = {
         source.language: source
-        for source in sorted(sources, key=lambda source: source.own)  # the task's own after those that they replace
+        for source in sorted(sources, key=lambda source: source.own)  # the task's own last: they replace others
         if source.split == "dev" and source not in test and source.language in trained
     }
     unused = sorted({source.language for source in own_dev} - tested)
@@ -194,17 +195,17 @@ def _is_utf8(line: bytes) -> bool:
 
 def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
     path, lines = source.path, _lines(source.path)
-    said = [line for _, line in lines if line.strip()]
-    ending = sum(" " in line and line.rpartition(" ")[2] in task.labels for line in said)
+    full_lines = [line for _, line in lines if line.strip()]
+    ending = sum(" " in line and line.rpartition(" ")[2] in task.labels for line in full_lines)
     # PAN-X before XTREME's scripts has the language before every word: de:Berlin.
     prefix = f"{source.language.partition('-')[0]}:"
-    prefix = prefix if all(line.startswith(prefix) for line in said) else ""
+    prefix = prefix if all(line.startswith(prefix) for line in full_lines) else ""
     # A word may have a space in it, and end like a label: Malcolm X.
-    bare = source.may_lack_labels and not any("\t" in line for line in said) and 2 * ending < len(said)
+    bare = source.may_lack_labels and not any("\t" in line for line in full_lines) and 2 * ending < len(full_lines)
     words: list[str] = []
     tags: list[str] = []
     for number, line in [*lines, (0, "")]:  # the last sentence ends like the others
-        # Among bare words there are spaces of other kinds.
+        # A bare word may be a space of another kind, such as a no-break space.
         if not (line.strip(" \t") if bare else line.strip()) or line.startswith("-DOCSTART-"):
             if words:
                 yield Sentence(words, tags)
@@ -239,24 +240,24 @@ def _questions(source: TaskFile, task: DownstreamTask) -> Iterable[Example]:
     try:
         articles = json.loads(path.read_text(encoding="utf-8-sig"))["data"]
         paragraphs = [(p["context"], p["qas"]) for article in articles for p in article["paragraphs"]]
-        entries = [(context, entry) for context, asked in paragraphs for entry in asked]
+        entries = [(context, entry) for context, entries_of in paragraphs for entry in entries_of]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not in SQuAD's JSON format: {error!r}") from None
     questions = [_question(path, context, entry) for context, entry in entries]
     answered = not source.may_lack_labels or any(question.answers for question in questions[:1])
-    seen: set[str] = set()
+    ids: set[str] = set()
     for question in questions:
         if bool(question.answers) != answered:
             only = "has no answer" if answered else "has an answer, and those before it have none"
             raise ValueError(f"{path}, question {question.id}: {only}: fetch the file again")
-        if question.id in seen and source.may_lack_labels:
+        if question.id in ids and source.may_lack_labels:
             raise ValueError(f"{path} has two questions {question.id}: predictions go by it, so fetch the file again")
-        seen.add(question.id)
+        ids.add(question.id)
     return questions
 
 
 def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
-    """The question of an entry, without the empty answers by which tests mean none."""
+    """The question of an entry; empty answers, which mean "no label" in tests, are left out."""
     try:
         answers = [(answer["text"], int(answer["answer_start"])) for answer in entry["answers"]]
         question = Question(str(entry["id"]), entry["question"], context, [one for one in answers if one[0].strip()])
@@ -265,13 +266,9 @@ def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         identity = entry.get("id") if isinstance(entry, dict) else entry
         raise ValueError(f"{path}, question {identity}: not in SQuAD's format: {error!r}") from None
-    refuse(
-        (
-            context[start : start + len(text)] == text,
-            f"{path}, question {question.id}: its context does not read {text!r} at character {start}",
-        )
-        for text, start in question.answers
-    )
+    for text, start in question.answers:
+        if context[start : start + len(text)] != text:
+            raise ValueError(f"{path}, question {question.id}: its context does not read {text!r} at character {start}")
     return question
 
 

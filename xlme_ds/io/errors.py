@@ -1,17 +1,6 @@
 """Errors of users and of the operating system, as one sentence that says what to do."""
 
 import errno
-from collections.abc import Iterable
-
-Check = tuple[bool, str]  # whether a value fits, and the sentence of the error where it does not
-
-
-def refuse(checks: Iterable[Check]) -> None:
-    """Raise ValueError with the sentence of the first check that fails."""
-    for fits, sentence in checks:
-        if not fits:
-            raise ValueError(sentence)
-
 
 _FOLDER = "choose another output folder"
 _PERMIT = "give this user the permission, or choose another place"

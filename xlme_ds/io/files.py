@@ -4,12 +4,14 @@ import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 FORMAT = 1  # the key `format` of every JSON file that this package writes and reads again; readers take no other
+TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # names that `replacing` gives
 _CHECKSUM = "sha256"  # the key of an object's checksum of itself
 
 
@@ -61,10 +63,15 @@ def to_disk(*paths: Path) -> None:
             os.close(descriptor)
 
 
-def write_json(path: Path, value: Any, flush: bool = True) -> None:
-    """Write `value` as JSON under a temporary name, then rename: a reader sees the old file or the new one."""
+def write_text(path: Path, text: str, flush: bool = True) -> None:
+    """Write a text file under a temporary name, then rename: a reader sees the old file or the new one."""
     with replacing(path, flush) as file:
-        file.write((json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode())
+        file.write(text.encode())
+
+
+def write_json(path: Path, value: Any, flush: bool = True) -> None:
+    """Write `value` as JSON, as `write_text` writes."""
+    write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n", flush)
 
 
 def write_object(path: Path, value: Mapping[str, Any], flush: bool = True) -> None:

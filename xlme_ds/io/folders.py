@@ -19,6 +19,14 @@ _HOLDER = b"xlme_ds: "
 _NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, and have their names on the disk."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        to_disk(folder.parent)
+
+
 def in_use(folder: Path) -> bool:
     """Whether a process holds the lock of `folder`; nothing is written."""
     try:

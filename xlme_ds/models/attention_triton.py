@@ -389,8 +389,8 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dQ, dK and dV as one, and the shares of dd [batches, H, offsets, 2 N] and [B, H, tiles, 2], of du and dr
     [B, H, tiles, 2, K] and of dw [B, H, tiles]."""
-    made = _empty_gradients(qkv_BT3HK, update_K, skewed, near)
-    grad_qkv, of_d, of_far, of_gates, of_scale = made
+    gradients = _empty_gradients(qkv_BT3HK, update_K, skewed, near)
+    grad_qkv, of_d, of_far, of_gates, of_scale = gradients
     delta_BHT, bounds, passed = torch.empty_like(lse_BHT), (skewed, first_BT, end_BT), (lse_BHT, gate_BHT, grad_BTHK)
     gate, of_queries = (update_K, reset_K, scale_H), (of_gates, of_scale, of_far)
     _launch(
@@ -401,7 +401,7 @@ def _gradients(
         _launch(
             _backward_distances, qkv_BT3HK, *bounds, *passed, delta_BHT, of_d, gated=update_K is not None, near=near
         )
-    return made
+    return gradients
 
 
 def _empty_outputs(qkv_BT3HK: Tensor, update_K: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -49,21 +49,23 @@ class Electra(nn.Module):
         self.generator = Encoder(without, self.cfg.generator_layers)
         self.masked_head = MaskedLanguageModelHead(self.cfg, z_loss, temperature)
 
-    def _blocks(self, name: str) -> list[Tensor]:
-        return [getattr(self, f"{name}_{n}") for n in range(self.cfg.vocabulary_blocks)]
+    @property
+    def table(self) -> list[Tensor]:
+        """The blocks of the token embedding."""
+        return [getattr(self, f"embedding_{n}") for n in range(self.cfg.vocabulary_blocks)]
 
     def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
         """The discriminator's token embeddings: the generator's, or their gradient-stopped copy plus a difference."""
         # The masked head gives the embedding a dense gradient; the lookups add theirs to it.
-        shared = lookup(ids_BT, self._blocks("embedding"), sparse=True)
+        shared = lookup(ids_BT, self.table, sparse=True)
         if self.cfg.embedding_sharing == "tied":
             return shared
-        return shared.detach() + lookup(ids_BT, self._blocks("difference"))
+        differences = [getattr(self, f"difference_{n}") for n in range(self.cfg.vocabulary_blocks)]
+        return shared.detach() + lookup(ids_BT, differences)
 
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Mask, predict, sample (XLM-E equations (1) to (3)): the first three of `ElectraOutput`."""
-        blocks = self._blocks("embedding")
-        table = read_whole(blocks)
+        table = read_whole(self.table)
         tokens = batch.tokens_BT.flatten()
         targets_M, uniforms_M = tokens[batch.masked_M], batch.uniforms_M
         shown_M = torch.full_like(targets_M, self.cfg.vocabulary - 1)
@@ -73,7 +75,7 @@ class Electra(nn.Module):
             uniforms_M = uniforms_within(kept_M, uniforms_M, self.keep)
         masked_BT = tokens.index_copy(0, batch.masked_M, shown_M).view_as(batch.tokens_BT)
         hidden_BTD = self.generator(
-            lookup(masked_BT, blocks, sparse=True),
+            lookup(masked_BT, self.table, sparse=True),
             batch.positions_BT,
             batch.segments_BT,
             batch.languages_BT,

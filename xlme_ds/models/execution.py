@@ -15,7 +15,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def how_compiled(model: nn.Module, cfg: ModelConfig, on_gpu: bool) -> str:
-    """`model.compile`, with auto resolved: layers on a GPU, unless the model translates, whose rows have any length."""
+    """`model.compile`, with auto resolved: layers on a GPU, unless an encoder is `ragged`."""
     if cfg.compile != "auto":
         return cfg.compile
     ragged = any(encoder.ragged for encoder in _encoders(model))

@@ -62,12 +62,18 @@ class MaskedLanguageModelHead(nn.Module):
             bias_V = bias_V.detach().clone()
             for never in (bias_V[: UNK + 1], bias_V[-1]):
                 never.fill_(_NEVER)  # assigned, the number would be copied to a GPU, for which the host waits
-        if self.dense is not None and self.norm is not None:
-            hidden_MD = self.norm(F.gelu(self.dense(hidden_MD)))
-        kernels = self.chunk, self.kernels
-        return masked_softmax(
-            hidden_MD, table.blocks, bias_V, targets_M, uniforms_M, *kernels, self.temperature, self.z_loss
-        )
+        inputs = self._before_softmax(hidden_MD), table.blocks, bias_V, targets_M, uniforms_M
+        return masked_softmax(*inputs, self.chunk, self.kernels, self.temperature, self.z_loss)
+
+    def logits(self, hidden_MD: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        """All logits of a few positions, [M, V]; `blocks`: the tied embedding."""
+        hidden_MD = self._before_softmax(hidden_MD)
+        return torch.cat([hidden_MD @ block.t() for block in blocks], dim=1) + self.bias
+
+    def _before_softmax(self, hidden_MD: Tensor) -> Tensor:
+        if self.dense is None or self.norm is None:
+            return hidden_MD
+        return self.norm(F.gelu(self.dense(hidden_MD)))
 
 
 class ReplacedTokenHead(nn.Module):

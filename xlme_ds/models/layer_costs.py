@@ -17,8 +17,8 @@ FLOAT = 4
 class MicroBatch:
     """The sizes of a micro-batch on one device, and the kernels that it runs in.
 
-    `rows`: of both tasks; `tokens`: positions of all rows; `element`: the size of a weight or activation in bytes;
-    `fused`: attention runs in the GPU's fused kernel; `triton`: in the Triton kernels.
+    `rows`: of both tasks, `pairs` of them of pairs; `tokens`: positions of all rows; `element`: the size of a weight or
+    activation in bytes; `fused`: attention runs in the GPU's fused kernel; `triton`: in the Triton kernels.
     """
 
     rows: int
@@ -27,6 +27,7 @@ class MicroBatch:
     element: int
     fused: bool
     triton: bool
+    pairs: int
 
 
 def operations(cfg: ModelConfig, row_tokens: int) -> float:

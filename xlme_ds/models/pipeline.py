@@ -45,6 +45,9 @@ class PipelineStage(nn.Module):
     before: tuple[str, ...] = ("embedding_", "difference_", "positions", "languages", "relative", "input_norm")
     after: tuple[str, ...] = ("output_norm",)
     ties = False  # whether the last part reads the embedding of the first
+    # The blocks of that embedding in the last part, which does not own them: the engine copies their values and sums
+    # their gradients.
+    borrowed: Sequence[Tensor] = ()
     # Whether a batch has two passes: predictions for `first_pass` are filled in by `second_pass`.
     passes_ahead = False
     added: tuple[str, ...] = ()  # names of the tensors that a batch may add (`Batch.added`)
@@ -63,6 +66,11 @@ class PipelineStage(nn.Module):
                 if name.startswith(gone):
                     setattr(module, name, None)
         self.to_empty(device=device)
+
+    @property
+    def table(self) -> list[Tensor]:
+        """The blocks of the token embedding."""
+        return super().table if self.part.first else list(self.borrowed)  # type: ignore[misc]
 
 
 class ElectraStage(PipelineStage, Electra):
@@ -101,9 +109,7 @@ class ElectraStage(PipelineStage, Electra):
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         nll_M, predicted_M, corrupted_BT = self.generate(batch)
-        nll_BT, predicted_BT = (
-            _scatter(values_M, batch.masked_M, batch.tokens_BT) for values_M in (nll_M, predicted_M)
-        )
+        nll_BT, predicted_BT = (scatter(values_M, batch.masked_M, batch.tokens_BT) for values_M in (nll_M, predicted_M))
         *crossing, keys_B = self.read(batch, corrupted_BT)
         return nll_BT, *crossing, predicted_BT, keys_B
 
@@ -132,14 +138,6 @@ class LanguageModelStage(PipelineStage, LanguageModel):
     cut_encoder = "encoder"
     after = (*PipelineStage.after, "masked_head")
     ties = True
-    # The blocks of the embedding in a last stage, which does not own them: the engine copies their values and sums
-    # their gradients.
-    borrowed: Sequence[Tensor] = ()
-
-    @property
-    def table(self) -> list[Tensor]:
-        """The blocks of the token embedding."""
-        return super().table if self.part.first else list(self.borrowed)
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
         """The first stage takes a `Batch`, the others the output of the stage before; the last returns what `output`
@@ -154,13 +152,13 @@ class LanguageModelStage(PipelineStage, LanguageModel):
         # Not with the loss, which knows the batch: there DeepSpeed 0.19.8 drops the gradients of bf16 weights.
         masked_M = targets_BT.flatten().nonzero().squeeze(1)
         output = self.predict(hidden_BTD, masked_M, targets_BT.flatten()[masked_M], self.table)
-        return tuple(_scatter(values_M, masked_M, targets_BT) for values_M in output)
+        return tuple(scatter(values_M, masked_M, targets_BT) for values_M in output)
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         embedded_BTD = self.embed(self.masking.apply(batch, self.cfg.vocabulary))
         distance_HW = self.encoder.distances(batch.tokens_BT.shape[1])
         relative = () if distance_HW is None else (distance_HW.contiguous(),)
-        targets_BT = _scatter(batch.tokens_BT.flatten()[batch.masked_M], batch.masked_M, batch.tokens_BT)
+        targets_BT = scatter(batch.tokens_BT.flatten()[batch.masked_M], batch.masked_M, batch.tokens_BT)
         groups_BT = self.masking.groups(batch).contiguous()
         hidden_BTD = self.encoder.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
         return *relative, hidden_BTD, groups_BT, targets_BT, batch.keys_B
@@ -170,7 +168,7 @@ class LanguageModelStage(PipelineStage, LanguageModel):
         return LanguageModelOutput(*(dense.flatten()[batch.masked_M] for dense in tensors))
 
 
-def _scatter(values_M: Tensor, masked_M: Tensor, like_BT: Tensor) -> Tensor:
+def scatter(values_M: Tensor, masked_M: Tensor, like_BT: Tensor) -> Tensor:
     """`values_M` at the masked positions of the rows, 0 elsewhere."""
     return values_M.new_zeros(like_BT.numel()).index_copy(0, masked_M, values_M).view_as(like_BT)
 
@@ -196,7 +194,9 @@ class Work:
     before: float = 0.0  # layers of another encoder, in the first part
     softmax_first: float = 0.0  # a masked head with its vocabulary softmax, in the first part
     softmax_last: float = 0.0  # a masked head with its vocabulary softmax, in the last part
-    decoder: float = 0.0  # layers of a decoder, in a model that no pipeline cuts
+    further: float = 0.0  # layers after the encoder's, in a model that no pipeline cuts
+    further_layers: int = 0  # their number
+    further_attentions: int = 0  # of them, those with a second attention
     head: float = 0.0  # any other head, in the last part
     layer_ahead: float = 0.0  # one layer in an additional first pass without gradient
     softmax_ahead: float = 0.0  # the last part's masked head in that pass
@@ -210,7 +210,7 @@ class Work:
     @property
     def forward(self) -> float:
         """Operations of the forward pass that a gradient goes through."""
-        return self.layers * self.layer + self.before + self.decoder + self.softmax + self.head
+        return self.layers * self.layer + self.before + self.further + self.softmax + self.head
 
     @property
     def training(self) -> float:
@@ -235,7 +235,7 @@ def stage_costs(work: Work, balance: Sequence[int], checkpointing: bool) -> list
     layers = 4.0 if checkpointing else 3.0
     costs = [(layers * work.layer + work.layer_ahead) * count for count in balance]
     costs[0] += layers * work.before + 4.0 * work.softmax_first
-    costs[-1] += layers * work.decoder + 4.0 * work.softmax_last + 3.0 * work.head + work.softmax_ahead
+    costs[-1] += layers * work.further + 4.0 * work.softmax_last + 3.0 * work.head + work.softmax_ahead
     return costs
 
 

@@ -50,7 +50,7 @@ class TextEncoder(nn.Module):
         languages_BT: Tensor | None = None,
         keys_B: Tensor | None = None,
     ) -> Tensor:
-        """Last hidden states, [B, T, D]; `segments_BT` is 0 at padding, and a token sees those of its own number.
+        """Last hidden states, [B, T, D]; `segments_BT` is 0 at padding; a token sees the tokens with its number.
 
         `languages_BT` (places in `cfg.language_embeddings`) and `keys_B` (see `Batch`) are needed by models that have
         language embeddings, and for dropout.

@@ -1,11 +1,13 @@
 """Objectives of pre-training: tensors in, sums and counts out. Each one is a file with the class that this table names,
 which is imported when it is asked for."""
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
 from ..config import ObjectiveConfig
+from ..data.schema import TASKS
 from .protocol import Pretraining
 
 OBJECTIVES: dict[str, str] = {
@@ -15,6 +17,7 @@ OBJECTIVES: dict[str, str] = {
     "btmlm": "xlme_ds.objectives.btmlm:BackTranslation",
     "clm": "xlme_ds.objectives.clm:CausalLanguageModelling",
     "rts": "xlme_ds.objectives.rts:RandomTokenSubstitution",
+    "corrective": "xlme_ds.objectives.corrective:CorrectiveObjective",
     "all_tokens": "xlme_ds.objectives.all_tokens:AllTokensObjective",
     "mt": "xlme_ds.translate.objective:MachineTranslation",
 }
@@ -30,19 +33,13 @@ def objective_of(cfg: ObjectiveConfig) -> Pretraining:
     return objective
 
 
-def has_decoder(cfg: ObjectiveConfig) -> bool:
-    """Whether the model that the objective trains has a decoder next to its encoder."""
-    return objective_of(cfg).has_decoder
-
-
-def reads_both_sides(cfg: ObjectiveConfig) -> bool:
-    """Whether the heads that the objective trains are on encoders that see the tokens on both sides: not on a decoder,
-    nor on a causal encoder."""
-    return objective_of(cfg).reads_both_sides
-
-
-def described(cfg: ObjectiveConfig) -> dict[str, Any]:
-    """The objective in words, as a run records it: description, names of the terms, and what it reports by name."""
+def described(cfg: ObjectiveConfig, rows: Sequence[int] = (1, 1)) -> dict[str, Any]:
+    """The objective in words, as a run records it: description, names of the terms, and what it reports by name;
+    without those of a task that has no `rows` in a step."""
     objective = objective_of(cfg)
-    quantities = {name: quantity._asdict() for name, quantity in objective.quantities.items()}
-    return {"description": objective.description, "terms": list(objective.terms), "quantities": quantities}
+    left_out = [task for task, count in zip(TASKS, rows, strict=True) if count == 0]
+    quantities = {
+        name: quantity._asdict() for name, quantity in objective.quantities.items() if quantity.task not in left_out
+    }
+    terms = [name for name in objective.terms if name in quantities]
+    return {"description": objective.description, "terms": terms, "quantities": quantities}

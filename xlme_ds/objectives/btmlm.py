@@ -23,19 +23,18 @@ from ..data.batch import Batch
 from ..data.collate import Collate, Purpose, languages_of_text
 from ..data.pseudo_parallel import PseudoSides
 from ..data.rows import PAD, UNK
-from ..io.errors import Check
 from ..models.pipeline import LanguageModelStage, Part, Work, masked_head_forward
 from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking
 from .mlm import MaskedLanguageModelling
-from .protocol import OF_GENERATORS, Quantity, masks_some, not_read, require_sentences
+from .protocol import Quantity, require_sentences
 
 if TYPE_CHECKING:
     from ..data.shards import RowStore
 
 
 class OpenSide(Masking):
-    """The mask: before y is filled, x sees x, and every later position sees x and itself; afterwards, the whole
-    item."""
+    """The attention mask of both passes: while y is open, x sees x, and an open place sees x and itself; once y is
+    filled, every position sees the whole item."""
 
     def groups(self, batch: Batch) -> Tensor:
         """Twice the item's number, and 1 more from the first open place on."""
@@ -57,7 +56,7 @@ def _open(batch: Batch) -> Tensor:
 def first_pass(batch: Batch) -> Batch:
     """The batch of the pass that fills the open places: they are the masked positions, in ascending order, all of them
     `<mask>`."""
-    # Above every share that is not `<mask>`.
+    # At a uniform of 1 a position shows `<mask>`, whatever the shares of random and original tokens.
     open_P = batch.added.get("open_P", batch.masked_M[:0])
     always = torch.ones(len(open_P), dtype=torch.float32, device=open_P.device)
     return batch._replace(masked_M=open_P, uniforms_M=always, added={})
@@ -110,6 +109,7 @@ class BackTranslation(MaskedLanguageModelling):
     }
     accuracies = ("accuracy_mono",)
     masking_kind = OpenSide
+    reads = (*MaskedLanguageModelling.reads, "objective.pseudo_fractions")
 
     def __init__(self, cfg: ObjectiveConfig):
         super().__init__(cfg)
@@ -132,24 +132,21 @@ class BackTranslation(MaskedLanguageModelling):
         tokens = batch.tokens_BT.flatten().index_fill(0, batch.added["open_P"], UNK + 1)
         return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT), added={})
 
-    def checks(self, run: RunConfig) -> list[Check]:
-        """Conditions: places to write into, and monolingual rows in XLM-E's layout."""
+    def check(self, run: RunConfig) -> None:
+        """There are places to write into, in monolingual rows in XLM-E's layout."""
+        super().check(run)
         name = run.objective.name
-        return [
-            masks_some(run),
-            (
-                bool(self.fractions),
-                f"objective.name {name} needs objective.pseudo_fractions: give shares of a sentence, for example 0.05 "
-                "0.1 0.15 0.2",
-            ),
-            (not run.data.para_rows, f"objective.name {name} reads monolingual rows alone: set data.para_rows to 0"),
-            (
-                run.model.layout == "xlme",
-                f"objective.name {name} lays its sentences out as xlme has pairs: set model.layout to xlme",
-            ),
-            *not_read(run, *OF_GENERATORS),
-            self.kernel_check(run),
-        ]
+        if not self.fractions:
+            raise ValueError(
+                f"objective.name {name} needs objective.pseudo_fractions: "
+                "give shares of a sentence, for example 0.05 0.1 0.15 0.2"
+            )
+        if run.data.para_rows:
+            raise ValueError(f"objective.name {name} reads monolingual rows alone: set data.para_rows to 0")
+        if run.model.layout != "xlme":
+            raise ValueError(
+                f"objective.name {name} lays its sentences out as xlme has pairs: set model.layout to xlme"
+            )
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> LanguageModel:
         """The model that passes over a batch twice, or its `part` that a pipeline's stage runs."""

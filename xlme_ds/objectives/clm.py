@@ -2,25 +2,23 @@
 section 3.2).
 
 L = L_CLM + L_CLM on pairs, each a mean over the tokens of its task: the ordinary ones, and every `</s>` after an item's
-first token but the last of monolingual text, where the row was cut. B rows, T tokens, M predicted tokens.
+first token, except the last of monolingual text, where the row was cut. B rows, T tokens, M predicted tokens.
 """
 
 from collections.abc import Mapping
 
 from torch import Tensor
 
-from ..config import RunConfig
 from ..data.batch import Batch
-from ..io.errors import Check
 from ..models.attention import causal_mask
 from ..models.text_encoder import Masking
 from .mlm import MaskedLanguageModelling
-from .protocol import OF_GENERATORS, OF_MASKING, Quantity, adds_none, not_read
+from .protocol import Quantity
 
 
 class Causal(Masking):
-    """Nothing is masked: the batch's masked positions, all ordinary tokens and ends of sentences, are what is
-    predicted, each from the state before it."""
+    """Nothing is masked. The batch's `masked_M` are all ordinary tokens and ends of sentences; each is predicted from
+    the state before it."""
 
     def apply(self, batch: Batch, vocabulary: int) -> Tensor:
         """The tokens as they are."""
@@ -44,17 +42,6 @@ class CausalLanguageModelling(MaskedLanguageModelling):
         "accuracy": Quantity("Accuracy on every token from those before it"),
     }
     masking_kind = Causal
-    reads_both_sides = False
-
-    def checks(self, run: RunConfig) -> list[Check]:
-        """The settings must predict every token."""
-        fraction, name = run.objective.mask_fraction, run.objective.name
-        return [
-            (
-                fraction == 1.0,
-                f"objective.mask_fraction is {fraction}, and objective.name {name} predicts every token: set it to 1",
-            ),
-            adds_none(run),
-            *not_read(run, *OF_GENERATORS, *OF_MASKING),
-            self.kernel_check(run),
-        ]
+    predicts_all = True
+    reads = ("objective.z_loss",)
+    export_class = "XLMEModel"  # no class there has a head that sees one side alone

@@ -8,7 +8,7 @@ B rows, T tokens, M masked positions. Tasks are in the order of data.rows.TASKS:
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +19,10 @@ from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.collate import Collate, Purpose, RowBatches, collate
 from ..data.corrupt import Parts
 from ..data.rows import TASKS, UNK
-from ..io.errors import Check
 from ..models.electra import Electra, ElectraOutput
 from ..models.pipeline import ElectraStage, Part, Work, encoder_forward, masked_head_forward
 from ..models.text_encoder import Which
-from .protocol import OF_MASKING, Quantity, adds_none, masks_some, not_read
+from .protocol import Pretraining, Quantity, require_masks
 
 if TYPE_CHECKING:
     from ..data.shards import RowStore
@@ -35,7 +34,7 @@ _RANGE = 16.0
 _SCALARS = ("generator_correct", "masked", "replaced", "replaced_found", "original", "original_kept")
 
 
-class ElectraObjective(RowBatches):
+class ElectraObjective(RowBatches, Pretraining):
     """Generator and discriminator, trained together (see `Pretraining`)."""
 
     description = (
@@ -55,8 +54,10 @@ class ElectraObjective(RowBatches):
         "replaced_fraction": Quantity("Tokens that the generator replaced", "fraction"),
     }
     encoders: Mapping[Which, str] = {"discriminator": "replaced_head.", "generator": "masked_head."}
-    has_decoder = False
-    reads_both_sides = True
+    reads: tuple[str, ...] = (
+        *("objective.discriminator_weight", "objective.generator_temperature", "objective.generator_keep_fraction"),
+        *("objective.random_fakes", "objective.z_loss"),
+    )
     models: tuple[type[Electra], type[ElectraStage]] = (Electra, ElectraStage)
     statistics_shape: tuple[int, ...] = (len(TASKS), len(_SCALARS) + 2 * _BINS)
 
@@ -64,10 +65,6 @@ class ElectraObjective(RowBatches):
         self.mask_fraction, self.random_fakes = cfg.mask_fraction, cfg.random_fakes
         self.of_generator = cfg.z_loss, cfg.generator_temperature, cfg.generator_keep_fraction
         self.weights = torch.tensor([1.0, 1.0, cfg.discriminator_weight, cfg.discriminator_weight], dtype=torch.float64)
-
-    def at(self, step: int) -> Self:
-        """Itself: the weights are equal in all steps."""
-        return self
 
     def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
         """`collate`; in training with the step's share of random tokens, `random_1`, where `random_fakes` has any."""
@@ -88,17 +85,17 @@ class ElectraObjective(RowBatches):
         """The generator samples its first token everywhere: any other token may change with a rounding."""
         return batch._replace(uniforms_M=batch.uniforms_M * 0)
 
-    def checks(self, run: RunConfig) -> list[Check]:
-        """A share of the tokens is masked, with no random or kept tokens."""
+    def check(self, run: RunConfig) -> None:
+        """A share of the tokens is masked, and at most all samples are random tokens."""
+        super().check(run)
+        require_masks(run)
         fakes = run.objective.random_fakes
         most = max((weight_at(fakes, int(point.partition(":")[0])) for point in fakes), default=weight_at(fakes, 0))
-        message = f"objective.random_fakes {' '.join(fakes)} are shares of the samples, and one is {most:g}"
-        return [
-            masks_some(run),
-            adds_none(run),
-            *not_read(run, *OF_MASKING),
-            (most <= 1, f"{message}: lower it to 1 at most"),
-        ]
+        if most > 1:
+            raise ValueError(
+                f"objective.random_fakes {' '.join(fakes)} are shares of the samples, and one is {most:g}: lower it to "
+                "1 at most"
+            )
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> Electra:
         """The pre-training model, or its `part` that a pipeline's stage runs."""
@@ -135,10 +132,6 @@ class ElectraObjective(RowBatches):
         generator = sum_by_task(output.nll_M, batch.task_of_masked())
         discriminator = sum_by_task((cost_BT * (batch.segments_BT > 0)).sum(1), batch.task_B)
         return torch.cat([generator, discriminator])
-
-    def places(self, batch: Batch) -> Tensor:
-        """The masked positions, [M]."""
-        return batch.masked_M
 
     def by_language(self, output: ElectraOutput, batch: Batch, languages: int) -> Tensor:
         """The four summed losses and their counts, float64 [2, 4, languages]."""

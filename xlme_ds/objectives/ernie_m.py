@@ -1,7 +1,7 @@
 """ERNIE-M's first stage: MMLM on text, TLM and CAMLM on translation pairs (Ouyang et al., 2021).
 
-L = L_MMLM + L_TLM + L_CAMLM, each a mean over its masked positions of the global batch. A pair is read once a pass, for
-one of the two. B rows, T tokens, M masked positions.
+L = L_MMLM + L_TLM + L_CAMLM, each a mean over its masked positions of the global batch. Each time that
+a pair is read, it counts for TLM or for CAMLM. B rows, T tokens, M masked positions.
 
 In cross-attention masking (CAMLM; section 3.1) a masked token of one side is predicted from the other side alone. Of a
 pair with sides e and f, u its positions that are read as they are and m its masked ones, every layer lets
@@ -27,17 +27,17 @@ _ROLES = 8  # of a position in its item: 0 where it sees the whole item; else 1 
 
 
 class CrossMasking(Masking):
-    """Half of the translation pairs masked so, all their positions with `<mask>`; everything else as `Masking` has
-    it."""
+    """Cross-attention masking of half of the translation pairs, whose masked positions all show `<mask>`; `Masking` of
+    the other rows."""
 
     def crossed(self, batch: Batch) -> Tensor:
-        """The positions of the pairs in that half, bool [B, T]: a fair bit of the pair's randomness decides."""
+        """The positions of the pairs with cross-attention masking, bool [B, T]: a fair coin for each pair."""
         rows, tokens = batch.tokens_BT.shape
         item_BT = torch.arange(rows, device=batch.tokens_BT.device)[:, None] * (tokens + 1) + batch.segments_BT
         item_M = item_BT.flatten()[batch.masked_M]
         first_M = torch.ones_like(item_M, dtype=torch.bool)
         first_M[1:] = item_M[1:] != item_M[:-1]
-        # The lowest of a uniform's 24 bits; what a masked position shows follows from the highest.
+        # The coin is the lowest of a uniform's 24 bits; what a masked position shows follows from the highest.
         bit_M = (batch.uniforms_M.double() * 2**24).long() & 1
         drawn = torch.zeros(rows * (tokens + 1), dtype=torch.int64, device=item_M.device)
         drawn = drawn.index_add(0, item_M, bit_M * first_M)

@@ -4,23 +4,21 @@ L = L_MLM + L_TLM, each a mean over the masked positions of its task. M masked p
 data.rows.TASKS.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Self
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from ..config import ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig
+from ..config import ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.collate import RowBatches
-from ..io.errors import Check
 from ..models.attention import item_mask
 from ..models.pipeline import LanguageModelStage, Part, Work, encoder_forward, masked_head_forward
 from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking, Which
-from .protocol import OF_GENERATORS, Quantity, adds_none, masks_some, not_read
+from .protocol import Pretraining, Quantity, require_masks
 
 
-class MaskedLanguageModelling(RowBatches):
+class MaskedLanguageModelling(RowBatches, Pretraining):
     """One encoder with a masked head (see `Pretraining`); objectives with another masking inherit the rest."""
 
     description = "masked language modelling of one encoder, on text and on translation pairs"
@@ -31,11 +29,11 @@ class MaskedLanguageModelling(RowBatches):
         "accuracy": Quantity("Accuracy on masked tokens"),
     }
     encoders: Mapping[Which, str] = {"encoder": "masked_head."}
-    has_decoder = False
-    reads_both_sides = True
+    reads: tuple[str, ...] = ("objective.random_fraction", "objective.keep_fraction", "objective.z_loss")
     # Names of the share of masked positions whose most likely token is the original, by term.
     accuracies: tuple[str, ...] = ("accuracy_mono", "accuracy_para")
     masking_kind: type[Masking] = Masking
+    predicts_all = False  # whether every token is predicted, so that `mask_fraction` is 1
 
     def __init__(self, cfg: ObjectiveConfig):
         self.mask_fraction, self.z_loss = cfg.mask_fraction, cfg.z_loss
@@ -43,29 +41,22 @@ class MaskedLanguageModelling(RowBatches):
         self.weights = torch.ones(len(self.terms), dtype=torch.float64)
         self.statistics_shape: tuple[int, ...] = (len(self.terms),)
 
-    def at(self, step: int) -> Self:
-        """Itself: the weights are equal in all steps."""
-        return self
-
-    def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
-        """The rate of the step for all parameters."""
-        return [1.0] * len(names)
-
-    def probe(self, batch: Batch) -> Batch:
-        """`batch` as it is."""
-        return batch
-
-    def checks(self, run: RunConfig) -> list[Check]:
-        """A share of the tokens is masked, and the attention kernel can do this masking."""
-        return [masks_some(run), adds_none(run), *not_read(run, *OF_GENERATORS), self.kernel_check(run)]
-
-    def kernel_check(self, run: RunConfig) -> Check:
-        """The Triton kernel lets every position see its whole item, which some maskings do not."""
-        return (
-            run.model.kernels != "triton" or self.masking.allowed is item_mask,
-            f"model.kernels triton lets a position see its whole item, which is not so under objective.name "
-            f"{run.objective.name}: set it to auto",
-        )
+    def check(self, run: RunConfig) -> None:
+        """A share of the tokens is masked, or all of them where that is the objective; and the attention kernel can do
+        this masking."""
+        super().check(run)
+        name, fraction = run.objective.name, run.objective.mask_fraction
+        if self.predicts_all and fraction != 1.0:
+            raise ValueError(
+                f"objective.mask_fraction is {fraction}, and objective.name {name} predicts every token: set it to 1"
+            )
+        if not self.predicts_all:
+            require_masks(run)
+        if run.model.kernels == "triton" and self.masking.allowed is not item_mask:  # their kernel has no other mask
+            raise ValueError(
+                f"model.kernels triton lets a position see its whole item, and objective.name {name} does not: set it "
+                "to auto"
+            )
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> LanguageModel:
         """The pre-training model, or its `part` that a pipeline's stage runs."""
@@ -79,10 +70,6 @@ class MaskedLanguageModelling(RowBatches):
             layer=encoder_forward(cfg, 1, row_tokens),
             softmax_last=masked_head_forward(cfg, self.mask_fraction),
         )
-
-    def places(self, batch: Batch) -> Tensor:
-        """The masked positions, [M]."""
-        return batch.masked_M
 
     def term_of_masked(self, batch: Batch) -> Tensor:
         """Number of the term that every masked position counts for, [M]."""

@@ -4,16 +4,17 @@
 M masked positions. Tasks are in the order of data.rows.TASKS: mono, para.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 
 from torch import Tensor, nn
 
-from ..config import ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig
+from ..config import ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, StartConfig
 from ..data.batch import Batch
 from ..data.collate import Collate, Purpose
 from ..data.order import StepPlan
-from ..io.errors import Check
+from ..models.layer_costs import MicroBatch
 from ..models.pipeline import Part, Work
 from ..models.text_encoder import Which
 
@@ -29,17 +30,20 @@ class Objective(Protocol):
     weights: Tensor  # float64, of each term in the loss
 
     def at(self, step: int) -> Self:
-        """This objective with the weights of `step`; most have equal weights in all steps."""
+        """This objective with the weights of `step`; here they are equal in all steps."""
+        return self
 
     def build(self, cfg: ModelConfig) -> nn.Module:
         """The model that this objective trains, uninitialised; it takes a batch."""
 
     def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
-        """The learning rate of each parameter, by name, as a multiple of that of the step."""
+        """The learning rate of each parameter, by name, as a multiple of that of the step; here 1."""
+        return [1.0] * len(names)
 
     def probe(self, batch: Any) -> Any:
         """`batch` without anything that another processor or kernel could change by a rounding: checkpoints store its
-        loss."""
+        loss. Here there is nothing of that kind."""
+        return batch
 
     def counts(self, batch: Any) -> Tensor:
         """The counts that each term is a mean over, float64 [terms]."""
@@ -83,6 +87,25 @@ class Quantity(NamedTuple):
     unigram: bool = False  # whether it is the −log p of a task's tokens, to which that of a unigram model is compared
 
 
+class FirstWeights(NamedTuple):
+    """The encoder of another model that a part of this model takes its first weights from."""
+
+    folder: str  # of the other model
+    which: Which | None  # the encoder there; None: its main one
+    layers: int  # number of its layers that the part takes
+    remedy: str  # what to change where it has fewer
+    convert: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict  # its parameters as those of the part
+
+
+# Settings that some objectives read (`Pretraining.reads`): for the others they must have their defaults.
+SPECIAL = (
+    *("objective.discriminator_weight", "objective.generator_temperature", "objective.generator_keep_fraction"),
+    *("objective.random_fakes", "objective.random_fraction", "objective.keep_fraction", "objective.z_loss"),
+    *("objective.pseudo_fractions", "objective.denoising", "objective.back_translation"),
+    *("model.decoder", "model.decoder_layers", "start.into", "start.decoder"),
+)
+
+
 class Pretraining(Objective, Protocol):
     """An objective of pre-training: one file, and one line in `OBJECTIVES`.
 
@@ -98,9 +121,12 @@ class Pretraining(Objective, Protocol):
     # trained on each; the first one is cut into stages, evaluated, fine-tuned and exported. A token embedding is
     # `embedding_n`.
     encoders: Mapping[Which, str]
-    has_decoder: bool  # whether its model has a decoder next to its encoder
-    # Whether its heads are on encoders that see the tokens on both sides: not on a decoder, nor on a causal encoder.
-    reads_both_sides: bool
+    reads: tuple[str, ...] = ()  # those of the settings in SPECIAL that it reads
+    # The class of `export/remote` that its model is exported as; empty: that of the head of each encoder.
+    export_class: str = ""
+    reads_whole_rows: bool = True  # whether its first encoder reads the rows of a batch as they are, not taken apart
+    may_start_random: bool = False  # whether weights may be random though `start.take` names an encoder
+    starts_in_layout: bool = False  # whether it needs the layout of the model that it starts from
 
     def __init__(self, cfg: ObjectiveConfig): ...
 
@@ -110,8 +136,17 @@ class Pretraining(Objective, Protocol):
     def check_rows(self, rows: "RowStore", purpose: Purpose) -> None:
         """Raise ValueError for rows of one task that the objective cannot read."""
 
-    def checks(self, run: RunConfig) -> list[Check]:
-        """Conditions on the settings that it reads, beyond their ranges, each with its error message."""
+    def check(self, run: RunConfig) -> None:
+        """Raise ValueError for settings that it cannot train with, beyond their ranges; here for those that it does
+        not read."""
+        usual = RunConfig(name="")
+        for name in SPECIAL:
+            value, default = (attrgetter(name)(settings) for settings in (run, usual))
+            if name not in self.reads and value != default:
+                remedy = "leave it empty" if default in ("", ()) else f"leave it at {default}"
+                raise ValueError(
+                    f"{name} is {value}, and objective.name {run.objective.name} does not read it: {remedy}"
+                )
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> nn.Module:
         """The model, or the form of one `part` of it that a pipeline runs (`models/pipeline.py`)."""
@@ -119,54 +154,48 @@ class Pretraining(Objective, Protocol):
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
         """Operations of a forward pass on full rows of `row_tokens` tokens, a token."""
 
+    def passes(self, batch: MicroBatch) -> list[MicroBatch]:
+        """The inputs of the passes over a micro-batch that one backward pass goes through, the largest first."""
+        return [batch]
+
     def by_language(self, output: Any, batch: Batch, languages: int) -> Tensor:
         """`sums` and `counts` by the language of the token (of `languages`), float64 [2, terms, languages]."""
 
     def places(self, batch: Batch) -> Tensor:
-        """The places that it predicts, as indices into the flattened tokens, ascending [M]."""
+        """The places that it predicts, as indices into the flattened tokens, ascending [M]; here the masked ones."""
+        return batch.masked_M
 
     def shown(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """For the page: the tokens [B, T] with what the model put in the masked places, and the probability [B, T] that
         each was replaced; None from a model that judges none."""
 
+    def first_weights(self, start: StartConfig, cfg: ModelConfig) -> dict[str, FirstWeights]:
+        """The encoder that each part of the model starts from, by the prefix of the part's parameters."""
+        weights, which = dict[str, FirstWeights](), cast(Which, start.take)
+        for name in self.encoders:
+            setting = "generator_layers" if name == "generator" else "discriminator_layers"
+            weights[name] = FirstWeights(start.folder, which, getattr(cfg, setting), f"lower model.{setting}")
+        return weights
 
-def masks_some(run: RunConfig) -> Check:
-    """Check that a share of the tokens is masked, neither none nor all."""
+    def shape(self, cfg: ModelConfig) -> dict[str, Any]:
+        """The settings, by name, that another model needs to have too if all of its parameters are taken, besides
+        those that every encoder needs."""
+        names = ["generator_layers", "embedding_sharing"] if len(self.encoders) > 1 else []
+        return {name: getattr(cfg, name) for name in (*names, "discriminator_layers")}
+
+
+def require_masks(run: RunConfig) -> None:
+    """Raise ValueError unless a share of the tokens is masked, neither none nor all."""
     fraction = run.objective.mask_fraction
-    return 0.0 < fraction < 1.0, f"objective.mask_fraction is {fraction}: it must be between 0 and 1"
-
-
-OF_GENERATORS = "discriminator_weight", "generator_temperature", "generator_keep_fraction", "random_fakes"
-OF_MASKING = "random_fraction", "keep_fraction"
-
-
-def not_read(run: RunConfig, *names: str) -> list[Check]:
-    """Check that settings which the objective does not read have their defaults."""
-    settings, usual = run.objective, ObjectiveConfig()
-    return [
-        (
-            getattr(settings, name) == getattr(usual, name),
-            f"objective.{name} is {getattr(settings, name)}, and objective.name {settings.name} does not read it: "
-            f"leave it {f'at {getattr(usual, name)}' if getattr(usual, name) != () else 'empty'}",
-        )
-        for name in names
-    ]
-
-
-def adds_none(run: RunConfig) -> Check:
-    """Check that no tokens are added to those of the data."""
-    settings = run.objective
-    return (
-        not settings.pseudo_fractions,
-        f"objective.pseudo_fractions are for objective.name btmlm, not {settings.name}: leave them empty",
-    )
+    if not 0.0 < fraction < 1.0:
+        raise ValueError(f"objective.mask_fraction is {fraction}: it must be between 0 and 1")
 
 
 def require_sentences(rows: "RowStore", needed: bool) -> None:
     """Raise ValueError for monolingual rows that hold whole sentences (mix --sentences) where they must not, or that
     hold none where they are `needed`."""
     has = bool(rows.manifest.settings.get("sentences"))
-    mixed, must_be = ("with" if each else "without" for each in (has, needed))
+    mixed, must_be = ("with" if sentences else "without" for sentences in (has, needed))
     if rows.folder.name == "mono" and has != needed:
         raise ValueError(
             f"{rows.folder} was mixed {mixed} --sentences, and this objective reads what was mixed {must_be} it: mix "

@@ -14,13 +14,12 @@ from torch import Tensor
 from ..config import ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
 from ..data.rows import TASKS
-from ..io.errors import Check
 from ..models.electra import Electra, ElectraOutput
 from ..models.encoder import lookup
 from ..models.pipeline import ElectraStage, Work
 from ..models.text_encoder import Masking, Which
 from .electra import ElectraObjective
-from .protocol import OF_GENERATORS, OF_MASKING, Quantity, adds_none, masks_some, not_read
+from .protocol import Quantity
 
 _RANDOM = Masking(random=1.0, keep=0.0)  # every chosen position shows a random token
 
@@ -33,7 +32,7 @@ class Substitution(Electra):
 
     def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
         """The only reading of the table, whose gradient is a dense one."""
-        return lookup(ids_BT, self._blocks("embedding"))
+        return lookup(ids_BT, self.table)
 
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Random tokens in the chosen positions, by the batch's uniforms."""
@@ -67,24 +66,21 @@ class RandomTokenSubstitution(ElectraObjective):
         if not quantity.unigram and name != "generator_accuracy"
     } | {"replaced_fraction": Quantity("Tokens that were replaced", "fraction")}
     encoders: Mapping[Which, str] = {"discriminator": "replaced_head."}
+    reads = ()
     models = Substitution, SubstitutionStage
 
     def __init__(self, cfg: ObjectiveConfig):
         super().__init__(cfg)
         self.weights = torch.ones(len(self.terms), dtype=torch.float64)
 
-    def checks(self, run: RunConfig) -> list[Check]:
-        """A share of the tokens is replaced; there is one embedding, and nothing to weigh."""
-        return [
-            masks_some(run),
-            adds_none(run),
-            *not_read(run, *OF_GENERATORS, *OF_MASKING, "z_loss"),
-            (
-                run.model.embedding_sharing == "tied",
+    def check(self, run: RunConfig) -> None:
+        """There is one embedding."""
+        super().check(run)
+        if run.model.embedding_sharing != "tied":
+            raise ValueError(
                 f"objective.name {run.objective.name} has no generator, whose embedding model.embedding_sharing gdes "
-                "leaves to it: set it to tied",
-            ),
-        ]
+                "leaves to it: set it to tied"
+            )
 
     def probe(self, batch: Batch) -> Batch:
         """`batch` as it is: no generator samples."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..models.layer_costs import FLOAT, INTEGER
 from ..models.layers import layer_class
 from ..models.tiles import GROUP
-from ..translate.decoder import decoder_depth
+from ..objectives import objective_of
 from .layout import ParallelLayout
 
 
@@ -62,41 +62,33 @@ def generator(layout: ParallelLayout) -> float:
     return _encoder(layout, layout.model.generator_layers) + _masked_head(layout, last=False)
 
 
-def _sides(layout: ParallelLayout) -> list[ParallelLayout]:
-    """Layouts of the input of each network of a translation model, one for each term of the loss, the largest first.
-
-    A network reads all tokens of a sentence (sources in denoising and back-translation are about as long), and half of
-    a pair's tokens.
-    """
-    pairs, row_tokens, cfg = layout.pairs, layout.row_tokens, layout.objective
-    sentences = replace(layout, tokens=(layout.rows - pairs) * row_tokens)
-    sides = [sentences] * (bool(cfg.denoising) + bool(cfg.back_translation))
-    if pairs:
-        sides.append(replace(layout, tokens=pairs * row_tokens // 2, row_tokens=row_tokens // 2))
-    return sorted(sides, key=lambda side: -side.tokens)
-
-
-def _translator(side: ParallelLayout) -> float:
-    """Encoder and decoder for one term; cross-attention is counted as self-attention."""
-    cfg, depth = side.model, decoder_depth(side.model)
-    saved = _encoder(side, cfg.discriminator_layers) + _encoder(side, depth) + _masked_head(side, last=True)
-    if cfg.decoder == "xlm" and not cfg.activation_checkpointing:
-        saved += depth * (layer(side) - 2 * side.tokens * cfg.feed_forward * side.element)
-    return saved
-
-
 def stage(layout: ParallelLayout, number: int) -> float:
-    """Bytes that the forward pass of one micro-batch saves on a stage."""
-    if layout.work.decoder:
-        return sum(map(_translator, _sides(layout)))  # all are in one graph
-    part = layout.stages[number]
+    """Bytes that the forward pass of one micro-batch saves on a stage, in all passes that one backward pass takes."""
+    return sum(_of_pass(one, number) for one in _passes(layout))
+
+
+def _passes(layout: ParallelLayout) -> list[ParallelLayout]:
+    """The layout with the input of each pass over a micro-batch, the largest first."""
+    return [
+        replace(layout, tokens=one.tokens, row_tokens=one.row_tokens)
+        for one in objective_of(layout.objective).passes(layout)
+    ]
+
+
+def _of_pass(layout: ParallelLayout, number: int) -> float:
+    part, work = layout.stages[number], layout.work
     saved = _encoder(layout, len(part.layers), part.first, part.last)
     if part.first:
         saved += generator(layout)
-    if part.last and layout.work.head:  # dense, GELU, one logit a token and its loss
+    if part.last and work.head:  # dense, GELU, one logit a token and its loss
         saved += 2 * wide(layout) + layout.tokens * 6 * FLOAT
-    if part.last and layout.work.softmax_last:
+    if part.last and work.softmax_last:
         saved += _masked_head(layout, last=True)
+    if work.further_layers:
+        saved += _encoder(layout, work.further_layers)
+        if not layout.model.activation_checkpointing:  # a second attention is counted as the first
+            feed_forward = 2 * layout.tokens * layout.model.feed_forward * layout.element
+            saved += work.further_attentions * (layer(layout) - feed_forward)
     return saved
 
 
@@ -115,7 +107,7 @@ def logits(layout: ParallelLayout, backward: bool, last: bool) -> float:
     GPU in bf16, Triton kernels hold neither tile nor rows in the forward pass, and no float32 tile in the backward
     pass; the groups' weights are cumulated in float64.
     """
-    cfg, positions = layout.model, predicted(_sides(layout)[0] if layout.work.decoder else layout, last)
+    cfg, positions = layout.model, predicted(_passes(layout)[0], last)
     size = min(-(-cfg.head_chunk // GROUP) * GROUP, -(-cfg.vocabulary // cfg.vocabulary_blocks))
     kernels = layout.fused and layout.element < FLOAT and cfg.kernels != "torch"
     tile = positions * size * (FLOAT + (0 if layout.element == FLOAT else layout.element))

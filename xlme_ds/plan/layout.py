@@ -88,7 +88,7 @@ class ParallelLayout(MicroBatch):
 
     `work`: operations of the forward pass, a token; `zero`: ZeRO's settings under DeepSpeed's names; `gradient_bytes`:
     of an element of the gradients that micro-batches add up in; `sum_bytes`: of those that are summed over ranks;
-    `pairs`: rows of pairs in a micro-batch; `offloads_optimizer`: its states are in the host's memory.
+    `offloads_optimizer`: its states are in the host's memory.
     """
 
     objective: ObjectiveConfig
@@ -101,7 +101,6 @@ class ParallelLayout(MicroBatch):
     stages: tuple[Part, ...]
     replicas: int
     gpus: int
-    pairs: int
     accumulation: int
     offloads_optimizer: bool
 

@@ -10,9 +10,9 @@ From step to step DeepSpeed 0.19.8 holds, of Ψ parameters of the stage on N rep
 | ZeRO-2 | eΨ | 4Ψ/N from the first reduction on | 12Ψ/N |
 | ZeRO-3 | eΨ/N, and what is gathered | the same over N | 12Ψ/N |
 
-The ZeRO paper (arXiv:1910.02054, section 3) counts gradients as 2Ψ: here several micro-batches add up in float32. Over
-the ranks all add up in float32: ZeRO-1 with one micro-batch has copies of two groups at a time and 4Ψ/N of sums, ZeRO-2
-and 3 copies of what they reduce at once.
+The ZeRO paper (arXiv:1910.02054, section 3) counts gradients as 2Ψ: here several micro-batches add up in float32. Sums
+over the ranks are float32: ZeRO-1 with one micro-batch needs copies of two groups at a time and 4Ψ/N for the sums,
+ZeRO-2 and 3 copies of the gradients that they reduce at once.
 tests/plan/test_memory.py compares the peak with what the engines allocate.
 """
 
@@ -172,7 +172,8 @@ def _kept_gradients(layout: ParallelLayout, stage: int) -> float:
 
 
 def _arriving_gradients(layout: ParallelLayout, stage: int, produced: int) -> float:
-    """Gradients besides the kept ones when the backward pass has computed those of `produced` parameters."""
+    """Gradients, besides those of `_kept_gradients`, once the backward pass has computed those of `produced`
+    parameters."""
     late = layout.zero["stage"] == 1 and (len(layout.stages) > 1 or not layout.zero["overlap_comm"])
     if late and not uses_bf16_optimizer(layout):  # each stays where autograd put it until all are reduced
         return layout.element * produced if layout.accumulation == 1 else 0.0
@@ -180,7 +181,7 @@ def _arriving_gradients(layout: ParallelLayout, stage: int, produced: int) -> fl
 
 
 def _reduced_gradients(layout: ParallelLayout, stage: int, produced: float = math.inf) -> float:
-    """Gradients besides the kept ones once those of `produced` parameters are reduced."""
+    """Gradients, besides those of `_kept_gradients`, once those of `produced` parameters are reduced."""
     sizes = layout.sizes(stage)
     adding = layout.accumulation > 1 and layout.zero["stage"] == 2 and layout.element == 2
     if uses_bf16_optimizer(layout) or layout.zero["stage"] == 3 or adding:
@@ -224,9 +225,9 @@ def _gathers(layout: ParallelLayout) -> bool:
 def reused_weights(layout: ParallelLayout, stage: int) -> tuple[int, int]:
     """Parameters of generator and discriminator that ZeRO-3 holds until the backward pass.
 
-    It holds parameters that it will need soon: on the way back over the last x parameters, with the tables at the turn,
-    the first is needed again after 2x. Prefetching also holds gathered parameters that it passes, up to the allowed
-    number of live parameters.
+    ZeRO-3 keeps a parameter that it needs again within `stage3_max_reuse_distance`. Between the two uses of a parameter
+    lie all later ones twice, and the tables. Prefetching also keeps gathered parameters, up to
+    `stage3_max_live_parameters`.
     """
     sizes = layout.sizes(stage)
     prefetched = (

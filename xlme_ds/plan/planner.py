@@ -49,7 +49,7 @@ def plan(
     gpus: int | None = None,
     gpu: GPU = GPUS["a100-80g"],
     utilisation: float = UTILISATION,
-    layouts: int = 10,
+    layouts: int = 4,
 ) -> dict[str, Any]:
     """Cost of `run` on rows of `model.max_positions` tokens, and the `layouts` best ways to run it.
 
@@ -65,7 +65,7 @@ def plan(
     return {
         "recipe": run.name,
         "accounting": ACCOUNTING if len(encoders) > 1 else ACCOUNTING_OF_ONE.format(*encoders),
-        "objective": described(run.objective),
+        "objective": described(run.objective, (run.data.mono_rows, run.data.para_rows)),
         "parameters": count_parameters(run) | {"components": _components(run)},
         "tokens": {"per_row": row_tokens, "mono": mono, "para": para},
         "phases": _phases(run),
@@ -165,14 +165,19 @@ def _priced(
             kind: value if isinstance(value, bool) else round(value) for kind, value in communication(layout).items()
         },
         "seconds_per_step": {
-            kind: round(rates[kind], 4) for kind in ("compute", "bubble", "transfer", "offload", "step")
+            kind: _rounded(rates[kind]) for kind in ("compute", "bubble", "transfer", "offload", "step")
         },
         "tokens_per_s": round(rates["tokens_per_s"]),
         "tokens_per_s_per_gpu": round(rates["tokens_per_s"] / layout.gpus),
         "of_peak": round(rates["of_peak"], 4),
-        "days": round(rates["days"], 2),
+        "days": _rounded(rates["days"]),
+        "gpu_hours": _rounded(24 * rates["days"] * layout.gpus),
     }
     return (round(-rates["tokens_per_s"], -2), layout.accumulation, memory["total"]), costs
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def _search(run: RunConfig, gpus: int, gpu: GPU, utilisation: float) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """Machine translation: XLM's, supervised and unsupervised, and one with XLM-E Base.
 
-Each recipe names two languages in place of your own: give them, the vocabulary, and a run of the encoder's shape as
+The two languages of each recipe are examples: give your own, the vocabulary, and a run of the encoder's shape as
 --start.folder. XLM's recipes read pairs mixed with --layout xlm --row-tokens 256 (`xlm_mt`) or sentences mixed with
---sentences (`xlm_umt`). The paper trains until validation stops to improve: the schedule has no end, and a run can be
+--sentences (`xlm_umt`). The paper trains until validation stops improving: the schedule has no end, and a run can be
 made longer.
 """
 

@@ -1,5 +1,5 @@
-"""Command line: `python -m xlme_ds.report --run DIR` writes `DIR/report.html`, during training from its newest
-checkpoint; `xtreme --runs DIR … --out DIR` the XTREME tables."""
+"""Command line: `xlme report --run DIR` writes `DIR/report.html`, during training from its newest checkpoint;
+`--runs DIR DIR ...` a page of several runs, `xtreme --runs DIR … --out DIR` the XTREME tables."""
 
 import os
 import signal
@@ -13,6 +13,7 @@ import tyro
 from ..cli import fail, note, program
 from ..io.errors import in_words
 from .run_page import write_report
+from .runs_page import write_comparison
 from .xtreme_tables import write_xtreme
 
 
@@ -28,17 +29,24 @@ def main(arguments: list[str] | None = None) -> None:
         fail("xlme_ds.report", error)
 
 
-def draw(run: Path) -> Path:
-    """Write the report page of a run; `xtreme --help` explains the XTREME tables.
+def draw(run: Path | None = None, runs: tuple[Path, ...] = (), out: Path = Path("runs.html")) -> Path:
+    """Write the report page of a run, or one that sets several side by side; `xtreme --help` explains the XTREME
+    tables.
 
     Of a run that is not finished, its sentences and retrieval are brought up to date from its newest checkpoint first.
 
     Args:
-        run: Run folder, of a run that is finished, going on, or stopped.
+        run: Run folder, of a run that is finished, going on, or stopped; the page is `report.html` in it.
+        runs: In place of it several run folders: results, settings that differ, curves over each other.
+        out: The page of several runs.
 
     Returns:
-        The page, `report.html` in the folder.
+        The page.
     """
+    if (run is None) == (not runs):
+        raise ValueError("name one run with --run, or several with --runs")
+    if run is None:
+        return write_comparison(runs, out)
     if trouble := _update(run):
         note(trouble)
     return write_report(run)

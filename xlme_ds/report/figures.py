@@ -7,8 +7,9 @@ this file knows gets a panel of its own, so a new metric shows up without a chan
 
 import io
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -29,16 +30,22 @@ _TITLES = {
     "grad_norm": "Gradient norm",
     "tokens_per_s": "Tokens per second",
     "flops_per_s": "Achieved FLOP/s",
+    "peak_fraction": "Share of the processors' peak (1 is all of it)",
+    "data_wait": "Waiting for data (share of a step)",
+    "memory_gib": "Largest memory of a process (GiB)",
 }
 _BASELINE = "unigram_nll"
 _CHANCE = 0.5  # of an AUC
-_NOT_DRAWN = {"step", "tokens", "skipped_steps"}
+_NOT_DRAWN = {"step", "tokens", "skipped_steps", "seconds_left"}
 _MOST_POINTS = 500  # a curve of a long run is averaged down to this many points
 
 # Drawn colour -> the template's variable. Every colour a figure uses is one of these.
 INK, MUTED, GRID, SURFACE = "#1f2430", "#6b7280", "#e3e6eb", "#fefefe"
 MONO, PARA, TOTAL = "#2f6fdb", "#d9622b", "#5b5f97"
 _VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", SURFACE: "surface", MONO: "mono", PARA: "para", TOTAL: "total"}
+# Of the runs on one page.
+RUNS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
+_VARIABLES |= {colour: f"run{number}" for number, colour in enumerate(RUNS)}
 _COLOURS = {"mono": MONO, "para": PARA, "all": TOTAL}
 # Of matplotlib's SVG: the style would be that of the whole page.
 _UNUSED = re.compile(
@@ -70,6 +77,13 @@ _STYLE = {
 }
 
 
+class Panel(NamedTuple):
+    """A figure, and what a legend explains of it: `mono`, `para`, `all`, `raw`, `heldout`, `baseline`."""
+
+    svg: Markup
+    marks: set[str]
+
+
 def family(key: str, known: Quantities) -> tuple[str, str]:
     """The title of the panel of a logged key, and its series there: `mono`, `para`, or `all` for one of no task."""
     of_task = key.rpartition("_")[2]
@@ -82,9 +96,21 @@ def family(key: str, known: Quantities) -> tuple[str, str]:
     return quantity["title"] + unit, quantity["task"] or series
 
 
-def curves(metrics: Records, heldout: Records, known: Quantities, borders: Sequence[int] = ()) -> dict[str, Markup]:
+def is_drawn(key: str) -> bool:
+    """Whether a logged key has a curve of its own."""
+    return key not in _NOT_DRAWN and not key.startswith(_BASELINE)
+
+
+def curves(
+    metrics: Records,
+    heldout: Records,
+    known: Quantities,
+    borders: Sequence[int] = (),
+    apart: Container[str] = (),
+) -> dict[str, Panel]:
     """By title the panel of every logged quantity: raw values thin, smoothed ones thick, held-out text as points.
 
+    Panels whose titles are in `apart` have a section of their own; a panel that is alone in its section is wide.
     What is `known` of the objective's comes after the loss, then the rest in the order in which it was logged. At the
     steps `borders`, where the data change, is a vertical line.
     """
@@ -92,20 +118,49 @@ def curves(metrics: Records, heldout: Records, known: Quantities, borders: Seque
     for record in [*metrics, *heldout]:
         for key, value in record.items():
             title, series = family(key, known)
-            if key not in _NOT_DRAWN and not key.startswith(_BASELINE) and isinstance(value, int | float):
+            if is_drawn(key) and isinstance(value, int | float):
                 families.setdefault(title, {})[series] = key
-    return {title: _panel(title, keys, metrics, heldout, known, borders) for title, keys in families.items() if keys}
+    families = {title: keys for title, keys in families.items() if keys}
+    sections = Counter(title in apart for title in families)
+    widths = {title: 9.6 if sections[title in apart] == 1 else 4.6 for title in families}
+    return {
+        title: _panel(title, widths[title], keys, metrics, heldout, known, borders) for title, keys in families.items()
+    }
+
+
+def over_each_other(key: str, runs: Sequence[tuple[Records, Records]], title: str) -> Markup:
+    """A quantity of several runs, each its (metrics, held-out) records in a colour of its own: held-out points, or the
+    smoothed curve of a run that has none."""
+    axes = _new_axes(4.6, 2.8)
+    for colour, (metrics, heldout) in zip(RUNS, runs, strict=False):
+        steps, values = points(heldout, key)
+        if len(steps):
+            axes.plot(steps, values, "o-", color=colour, linewidth=1.6, markersize=4, markeredgecolor=SURFACE)
+        else:
+            steps, values = thin(*points(metrics, key))
+            axes.plot(steps, smooth(values), color=colour, linewidth=1.6)
+    return _finished(axes, title)
+
+
+def _finished(axes: Axes, title: str) -> Markup:
+    """The figure of curves over steps."""
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.4g}" if abs(value) < 1000 else number(value))
+    return _svg(axes, title)
 
 
 def _panel(
     title: str,
+    width: float,
     keys: Mapping[str, str],
     metrics: Records,
     heldout: Records,
     known: Quantities,
     borders: Sequence[int],
-) -> Markup:
-    axes = _new_axes(4.6, 2.8)
+) -> Panel:
+    axes, marks = _new_axes(width, 2.8), set(keys)
     for step in borders:
         axes.axvline(step, color=MUTED, linewidth=0.8, linestyle=":")
     axes.margins(y=0.08)
@@ -117,16 +172,15 @@ def _panel(
         if known.get(key, {}).get("unigram"):
             for baseline in points(heldout, f"{_BASELINE}_{series}")[1][-1:]:
                 axes.axhline(baseline, color=colour, linewidth=1.2, linestyle=(0, (5, 3)))
+                marks.add("baseline")
+        marks |= {name for name, records in (("raw", metrics), ("heldout", heldout)) if len(points(records, key)[0])}
     if any(key.startswith("auc_") for key in keys.values()):
         axes.axhline(_CHANCE, color=MUTED, linewidth=1, linestyle="--")
+        marks.add("baseline")
     axes.set_ylim(axes.get_ylim())  # it need not hold the noise of the raw values
     for series, key in keys.items():
         axes.plot(*thin(*points(metrics, key)), color=_COLOURS[series], linewidth=0.8, alpha=0.3, zorder=1.5)
-    axes.set_xlabel("step")
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-    axes.yaxis.set_major_formatter(lambda value, _: number(value))
-    return _svg(axes, title)
+    return Panel(_finished(axes, title), marks)
 
 
 def dimensions_by_layer(records: Records) -> Markup:

@@ -28,6 +28,7 @@ class RunFiles:
         self.retrieval = read_optional(run / "retrieval.json")
         self.samples = (read_optional(run / "samples.json") or {}).get("samples")
         self.languages = read_optional(run / "languages.json")
+        self.scores = read_optional(run / "scores.json")
 
     @property
     def objective(self) -> dict[str, Any]:

@@ -45,32 +45,38 @@ def write_report(run: Path) -> Path:
 
 
 def _page_of(run: RunFiles) -> str:
-    settings: dict[str, Any] = _checked("config.json", lambda: {} | (run.config or {}).get("config", {}))
-    quantities = _checked("config.json", lambda: run.objective["quantities"])
-    panels = _checked(
-        "metrics.jsonl or heldout.jsonl",
-        lambda: figures.curves(run.metrics, run.heldout, quantities, [first for first, _ in _phases(settings)][1:]),
-    )
+    settings: dict[str, Any] = checked("config.json", lambda: {} | (run.config or {}).get("config", {}))
+    quantities = checked("config.json", lambda: run.objective["quantities"])
     # Those with the unigram model's line, of held-out text, come before the others.
     first = {figures.family(key, quantities)[0] for key, known in quantities.items() if known["unigram"]}
+    apart = first if run.heldout else set()
+    borders = [step for step, _ in _phases(settings)][1:]
+    panels = checked(
+        "metrics.jsonl or heldout.jsonl",
+        lambda: figures.curves(run.metrics, run.heldout, quantities, borders, apart),
+    )
     return render(
         "run_page.html",
         run=run,
-        title=_checked("config.json", lambda: settings.get("name")) or run.name,
-        going_on=_checked("config.json or samples.json", lambda: _going_on(run, settings.get("train", {}))),
-        about=_checked("config.json", lambda: run.objective["description"]),
-        cards=_checked("config.json, metrics.jsonl or heldout.jsonl", lambda: list(_cards(run))),
-        losses={title: svg for title, svg in panels.items() if title in first and run.heldout},
-        panels={title: svg for title, svg in panels.items() if title not in first or not run.heldout},
-        dimensions=_checked(
+        name=checked("config.json", lambda: settings.get("name")),
+        started=checked("config.json", lambda: started(run.config or {})),
+        going_on=checked("config.json or samples.json", lambda: _going_on(run, settings.get("train", {}))),
+        about=checked("config.json", lambda: run.objective["description"]),
+        cards=checked("config.json, metrics.jsonl or heldout.jsonl", lambda: list(_cards(run))),
+        losses={title: panel for title, panel in panels.items() if title in apart},
+        panels={title: panel for title, panel in panels.items() if title not in apart},
+        dimensions=checked(
             "dimensions.jsonl", lambda: figures.dimensions_by_layer(run.dimensions) if run.dimensions else None
         ),
-        by_language=_checked("heldout_languages.jsonl", lambda: heldout_languages(run.heldout_languages, quantities)),
-        gaps=_checked("config.json", lambda: _gaps(run, settings)),
-        shares=_checked("languages.json", lambda: _language_shares(run.languages or {})),
-        retrieval=_checked("retrieval.json", lambda: _retrieval(run.retrieval) if run.retrieval else None),
-        samples=_checked("samples.json", lambda: _sentences(run.samples) if run.samples else None),
-        settings=flatten(run.config or {}),
+        by_language=checked("heldout_languages.jsonl", lambda: heldout_languages(run.heldout_languages, quantities)),
+        gaps=checked("config.json", lambda: _gaps(run, settings)),
+        shares=checked("languages.json", lambda: _language_shares(run.languages or {})),
+        retrieval=checked("retrieval.json", lambda: _retrieval(run.retrieval) if run.retrieval else None),
+        samples=checked("samples.json", lambda: _sentences(run.samples, run.languages or {}) if run.samples else None),
+        scores=checked("scores.json", lambda: _scores(run.scores) if run.scores else None),
+        settings=flatten(
+            {key: value for key, value in (run.config or {}).items() if key not in ("started", "command")}
+        ),
         tasks=_TASKS,
         named=named,
         tag=tag,
@@ -80,7 +86,21 @@ def _page_of(run: RunFiles) -> str:
     )
 
 
-def _checked(file: str, build: Callable[[], Any]) -> Any:
+def started(config: Mapping[str, Any]) -> str:
+    """When the run was started, and its command."""
+    command = f": {config['command']}" if config.get("command") else ""
+    return f"Started {config['started']} UTC{command}" if config.get("started") else ""
+
+
+def _scores(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """The scores of fine-tuning as a table: a row a language, then the mean."""
+    metrics = list(scores["metric"])
+    rows = {code: [one[metric] for metric in metrics] for code, one in scores["languages"].items()}
+    mean = [scores["mean"][metric] for metric in metrics] if rows else []
+    return {"task": scores["task"], "metrics": metrics, "rows": rows, "mean": mean, "split": scores["split"]}
+
+
+def checked(file: str, build: Callable[[], Any]) -> Any:
     """The result of `build`; where a file lacks something or has another form, an error that names the file."""
     try:
         return build()
@@ -224,13 +244,19 @@ def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def best_retrieval(values: Mapping[str, Any]) -> float:
+    """The mean of both directions at the best layer after training."""
+    return float(max(_both_ways(values["after"]["overall"])))
+
+
 def _both_ways(scores: Mapping[str, list[float]]) -> Any:
     """By layer the mean of both directions."""
     return (np.array(scores["en_xx"]) + np.array(scores["xx_en"])) / 2
 
 
-def _sentences(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Real sentences with a model's tokens in the masked places and, where it judges tokens, its verdict on each.
+def _sentences(samples: Sequence[Mapping[str, Any]], languages: Mapping[str, Any]) -> dict[str, Any]:
+    """Real sentences with a model's tokens in the masked places and, where it judges tokens, its verdict on each; those
+    in English and German come first, then those of the largest shares in `languages`.
 
     A token is flagged from the `threshold` on: when its score is among the N highest of all the samples, N being the
     number of replaced tokens in them. A threshold of 0.5 would flag next to nothing while replaced tokens are a rare
@@ -241,7 +267,8 @@ def _sentences(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     judged = [token for token in tokens if token["score"] is not None and token["original"] not in _SPECIAL]
     replaced = sum(bool(token["replaced"]) for token in judged)
     threshold = sorted((token["score"] for token in judged), reverse=True)[replaced - 1] if replaced else math.inf
-    shown = [_with_verdicts(sample, threshold) for sample in samples]
+    ordered = sorted(samples, key=lambda sample: _place(sample["language"], languages.get(sample["task"], {})))
+    shown = [_with_verdicts(sample, threshold) for sample in ordered]
     return {
         # Pairs first: one side of each is English.
         "by_task": {task: [sample for sample in shown if sample["task"] == task] for task in reversed(_TASKS)},
@@ -249,6 +276,13 @@ def _sentences(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "totals": sum((sample["counts"] for sample in shown), Counter()),
         "judged": any(token["score"] is not None for token in tokens),
     }
+
+
+def _place(language: str, shares: Mapping[str, Any]) -> tuple[int, float]:
+    """Where the sentence of a language or pair comes on the page: a pair counts as the language next to English."""
+    codes = [code for code in language.split("–") if code != "en"] or ["en"]
+    share = next((shares[key]["share"] for key in (language, language.replace("–", "-")) if key in shares), 0.0)
+    return {"en": 0, "de": 1}.get(codes[0], 2), -share
 
 
 def _with_verdicts(sample: Mapping[str, Any], threshold: float) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..engine.build import open_data, require_engine_file
 from ..engine.ranks import data_parallel
-from ..first_weights import named, starting_weights
+from ..first_weights import source_folders, starting_weights
 from ..folders import checkpoints_of
 from ..models.init import InitialValues
-from ..objectives import described, has_decoder, objective_of
+from ..objectives import described, objective_of
 from ..trained.runs import pin_step
 from ..validate import validate
 from .run_folder import RunFolder
@@ -79,7 +79,8 @@ def read_inputs(
             raise ValueError(f"{folder.path} is in the data of {place}: choose another --out")
     folder.claim(config)
     start, begun = config.start, checkpoints_of(folder.path)
-    if start.take != "all" and not (start.folder or has_decoder(config.objective) or begun):
+    random = start.take == "all" or objective_of(config.objective).may_start_random
+    if not (random or start.folder or begun):
         raise ValueError(
             f"start.take {start.take} is of a model that the run begins with, and start.folder names none: name "
             "it, or set start.take to all, for random weights"
@@ -95,8 +96,7 @@ def read_inputs(
 
 def started_from(config: RunConfig, out: Path) -> list[Path]:
     """The folders that the first weights are read from; none for a run that resumes."""
-    folders = named(config.start)
-    return [pin_step(folder) for folder in folders] if folders and not checkpoints_of(out) else []
+    return [] if checkpoints_of(out) else [pin_step(folder) for folder in source_folders(config)]
 
 
 def pretraining(
@@ -107,7 +107,7 @@ def pretraining(
         flops_per_step(config, loader.row_tokens),
         count_parameters(config),
         loader.vocabulary_sha256,
-        objective=described(config.objective),
+        objective=described(config.objective, (config.data.mono_rows, config.data.para_rows)),
         folders=folders,
     )
     if heldout is None:
@@ -119,7 +119,7 @@ def pretraining(
             loader.shares(task, config.train.steps), store, task, heldout.plan.rows[task]
         )
     constants = {f"unigram_nll_{task}": float(sums.sum() / counts.sum()) for task, (sums, counts) in unigram.items()}
-    baselines = {task: _means(codes[task], *both)[0] for task, both in unigram.items()}
+    baselines = {task: _means(codes[task], *sums_and_counts)[0] for task, sums_and_counts in unigram.items()}
 
     def evaluation(step: int, by_language: Tensor, **totals: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
         by_term = {
@@ -127,7 +127,7 @@ def pretraining(
             for term, sums, counts in zip(objective.terms, *by_language.numpy(), strict=True)
             if counts.any()
         }
-        means, numbers = ({term: both[n] for term, both in by_term.items()} for n in (0, 1))
+        means, numbers = ({term: sums_and_counts[n] for term, sums_and_counts in by_term.items()} for n in (0, 1))
         overall = objective.at(step).summarise(**totals) | constants
         return overall, {"terms": means, "tokens": numbers, "unigram": baselines}
 

@@ -1,5 +1,5 @@
-"""The training loop, and what is called after every step on every rank, because some of it is collective: records,
-evaluation, checkpoints, the page that is shown, and the guard that counts the steps that are left out.
+"""The training loop and its callbacks: records, evaluation, checkpoints, the report page, and the guard that counts the
+steps that are left out. Every rank calls all of its callbacks after every step, because some are collective.
 
 The loop knows neither the model nor the engine. The engine leaves a step out when its loss or gradient is not finite,
 or its gradient norm exceeds the guard's limit. Norm and limit are the same on all ranks, and so is all that follows.
@@ -29,7 +29,7 @@ from ..config import TrainConfig, Training
 from ..engine.engine import Engine, StepStats
 from ..engine.ranks import TORCH_VARIABLES, on_all_ranks, raise_on_all_ranks
 from ..io.errors import in_words
-from ..io.files import naming, replacing
+from ..io.files import naming, write_text
 from ..run_commands import environment
 from .records import Console, LanguageLog, MetricsLog, StepLines, Tracker, peak_memory
 from .run_folder import flatten
@@ -216,10 +216,9 @@ class Profile(Callback):
                 found.export_chrome_trace(str(trace.with_name(f".{trace.name}")))
                 trace.with_name(f".{trace.name}").replace(trace)
                 table = found.key_averages().table(sort_by=self.order, row_limit=40, max_name_column_width=60)
-                with replacing(self.folder / "operations.txt") as file:
-                    file.write(table.encode())
+                write_text(self.folder / "operations.txt", table)
         except OSError as error:
-            print(f"no profile: {in_words(error)}; training goes on", flush=True)
+            print(f"no profile: {in_words(error)}; training continues", flush=True)
         else:
             print(f"{self.folder}: operations.txt, and trace.json.gz for https://ui.perfetto.dev", flush=True)
 
@@ -268,10 +267,10 @@ _NICENESS = 19
 
 
 class Show(Callback):
-    """Has the report page, with sentences and retrieval of the newest checkpoint, brought up to date at the cadence of
-    evaluation, by a process of low priority on one thread; the root's.
+    """Starts a process that updates the report page, with sentences and retrieval of the newest checkpoint, at the
+    cadence of evaluation: at low priority, on one thread. Only the root has it.
 
-    It neither waits for that process nor ends with it: what goes wrong there is a line on stderr.
+    Training neither waits for that process nor fails with it: an error there is a line on stderr.
     """
 
     def __init__(self, run: Path, config: TrainConfig, checkpoints: Checkpoints):
@@ -313,7 +312,7 @@ class Show(Callback):
         )
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, self.process.pid, _NICENESS)
-            # Where memory runs out, it is what the system ends first.
+            # Where memory runs out, the system ends it first.
             Path(f"/proc/{self.process.pid}/oom_score_adj").write_text("1000")
 
     def _ended(self, process: "subprocess.Popen[bytes]") -> None:
@@ -325,7 +324,7 @@ class Show(Callback):
     def _tell(self, why: str) -> None:
         if why != self.told:
             self.told = why
-            print(f"{self.run}: the report page is not brought up to date, training goes on: {why}", file=sys.stderr)
+            print(f"{self.run}: the report page is not brought up to date, training continues: {why}", file=sys.stderr)
 
 
 _WINDOW = 128  # steps; the rule and both numbers are OLMo-core's (SkipStepOptimizer)
@@ -333,7 +332,8 @@ _LEAST = 64
 
 
 class Guard(Callback):
-    """What it counts goes into checkpoints (`state`), so that a resumed run decides as if it had never stopped."""
+    """Counts the steps that are left out, and limits the gradient norm. Checkpoints hold its `state`, so that a resumed
+    run decides as if it had never stopped."""
 
     def __init__(
         self, config: TrainConfig, state: Mapping[str, Any], rows_of: Callable[[int], str], log: StepLines | None

@@ -37,13 +37,13 @@ class StepLines:
     def __init__(self, run: Path, name: str, steps_done: int):
         """Continue `run/name.jsonl` after `steps_done` steps: later lines, of a run that was killed, are dropped.
 
-        Lines that are no records are put aside and told, but those after the last that is kept: killed while it was
-        written.
+        Lines that are no records are put aside and reported, except those after the last record: the run was killed
+        while it wrote them.
         """
         self.path = run / f"{name}.jsonl"
         self.error: OSError | None = None
         self.steps: list[int] = []  # of the lines that were there
-        kept: list[bytes] = []
+        good: list[bytes] = []
         damaged: dict[int, bytes] = {}
         since: dict[int, bytes] = {}
         with naming(self.path):
@@ -55,7 +55,7 @@ class StepLines:
             elif step in self.steps[-1:] or (self.steps and step < self.steps[-1]):
                 damaged |= {place: line}  # a second record of a step
             elif step <= steps_done:
-                kept.append(line)
+                good.append(line)
                 self.steps.append(step)
                 damaged, since = damaged | since, {}
         if damaged:
@@ -66,9 +66,9 @@ class StepLines:
                 f"{self.path} is damaged in line {numbers}, which is put aside in {aside}; the other lines are kept",
                 flush=True,
             )
-        self.lines = len(kept)
+        self.lines = len(good)
         with replacing(self.path) as file:
-            file.write(b"".join(line + b"\n" for line in kept))
+            file.write(b"".join(line + b"\n" for line in good))
 
     def sync(self) -> int:
         """Have all lines on the disk; their number."""
@@ -137,7 +137,8 @@ class MetricsLog(StepLines):
 
 
 class Tracker:
-    """A run of Weights & Biases, continued under the run's identity; its errors are said once and end nothing."""
+    """A run of Weights & Biases, continued under the identity of the run; an error is printed once, and training
+    continues."""
 
     def __init__(self, project: str, run: Path, identity: str, settings: dict[str, Any]):
         """Raises ValueError with what to do when the service cannot be used."""
@@ -175,7 +176,7 @@ class Tracker:
             call()
         except Exception as error:  # the service's own, of any kind
             self.failed = True
-            print(f"wandb: {error}; nothing more goes there, training and its records go on", flush=True)
+            print(f"wandb: {error}; nothing more is sent there, training and its records continue", flush=True)
 
 
 def product_rate(device: torch.device, precision: str) -> float:
@@ -240,7 +241,7 @@ class Console:
         (self.progress.console.print if self.progress is not None else print)(line)
 
     def dimensions(self, values: Mapping[str, float], warning: str) -> None:
-        """In how many dimensions the token states of each layer vary, and what to do if they are few."""
+        """The dimensions in which the token states of each layer vary, and what to do if they are few."""
         layers = ", ".join(f"{value:.0f}" for name, value in values.items() if name != "step")
         show = self.progress.console.print if self.progress is not None else print
         show(f"step {values['step']}/{self.steps}  dimensions by layer: {layers}")

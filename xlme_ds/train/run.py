@@ -17,7 +17,8 @@ from ..engine.build import build_engine, resolve_precision
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, broadcast, gather, on_all_ranks, process_group
 from ..io.files import to_disk
-from ..objectives import has_decoder
+from ..models.tiles import tilings, use_tilings
+from ..objectives import objective_of
 from ..objectives.protocol import BatchSource
 from .inputs import RunInfo, pretraining, read_inputs, started_from
 from .loop import Callback, Dimensions, Evaluate, Guard, Profile, Record, Save, Show, fit
@@ -49,6 +50,7 @@ def train(
     checkpoints = Checkpoints(out, settings.keep_last, settings.keep_every, buffer_bytes)
     read = partial(data_until, loader, heldout)
     start, saved = resume(engine, config, folder, checkpoints, read)
+    use_tilings(saved.get("tilings", {}))
     description = partial(write_description, folder, config, loader, heldout, info, engine.world, saved["run"])
     on_all_ranks(lambda: description() if root else None)
     logged = on_all_ranks(lambda: folder.steps_logged() if root else 0)
@@ -76,7 +78,7 @@ def train(
         if audited is not None and audited.exists():
             to_disk(audited)
         records = {log.path.stem: log.sync() for log in logs}
-        identity = {"run": saved["run"], "settings": settled(config)}
+        identity = {"run": saved["run"], "settings": settled(config), "tilings": tilings()}
         return {**identity, **read(done), "guard": guard.state, "records": records}
 
     callbacks.append(Save(checkpoints, engine, settings.save_every, to_save, start))
@@ -117,8 +119,8 @@ def _callbacks(
         callbacks.append(Record(out, config, start, engine, info.flops, peak, *show, tracker))
     if info.evaluation is not None:
         callbacks.append(Evaluate(out, engine, settings, start, info.evaluation, console, tracker))
-    if info.evaluation is not None and isinstance(config, RunConfig) and not has_decoder(config.objective):
-        callbacks.append(Dimensions(out, engine, settings, start, first_step(config), console, tracker))
+        if isinstance(config, RunConfig) and objective_of(config.objective).reads_whole_rows:
+            callbacks.append(Dimensions(out, engine, settings, start, first_step(config), console, tracker))
     if root and profiled:
         callbacks.append(Profile(out, profiled, engine.device))
     return guard, callbacks, [output for output in (console, tracker) if output is not None]

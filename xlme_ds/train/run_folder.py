@@ -8,14 +8,15 @@ import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
+from ..cli import called
 from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from ..data.order import phases
 from ..folders import at_step, checkpoints_of, saved_step
-from ..io.errors import refuse
 from ..io.files import read_object, replacing, write_object
 from ..io.folders import LOCK, in_use, lock
 from .schedule import learning_rate
@@ -75,18 +76,14 @@ class RunFolder:
             self._require_same(f"{self.path} was started", stored["config"], config, done)
 
     def _look(self) -> None:
-        """Raise what stops `lock`, as far as can be seen, with what to do instead."""
+        """Raise ValueError for what would stop `lock`, as far as it can be checked before."""
         place = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
-        refuse(
-            [
-                (
-                    self.writes or not in_use(self.path),
-                    f"another process is still working in {self.path}: wait for its end",
-                ),
-                (place.is_dir(), f"{place} is no folder: choose another --out"),
-                (os.access(place, os.W_OK), f"{place} cannot be written: choose another --out"),
-            ]
-        )
+        if not self.writes and in_use(self.path):
+            raise ValueError(f"another process is still working in {self.path}: wait for its end")
+        if not place.is_dir():
+            raise ValueError(f"{place} is no folder: choose another --out")
+        if not os.access(place, os.W_OK):
+            raise ValueError(f"{place} cannot be written: choose another --out")
 
     def close(self) -> None:
         """Let other processes into the folder; the end of the process does the same."""
@@ -123,15 +120,16 @@ class RunFolder:
         identity: str | None = None,
         objective: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write `config.json`, once nothing can refuse the run any more: the resolved settings, and what they run with.
-        The root's.
+        """Write `config.json`, once all checks have passed: the resolved settings, and what they run with. The root's.
 
-        `data`: what tells its data and vocabulary from others; `objective`: it in words (`objectives.described`).
+        `data`: fingerprints of its data and vocabulary; `objective`: it in words (`objectives.described`).
         """
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)  # where it is missing later, somebody removed it
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES} | {"python": sys.version.split()[0]}
         content = {"config": asdict(config), "versions": versions, "world_size": world, "data": data}
         content |= {"parameters": parameters, "objective": objective, "run": identity}
+        now = datetime.now(UTC).isoformat(" ", "minutes").removesuffix("+00:00")
+        content |= {"started": (self._stored() or {}).get("started", now), "command": called()}
         done = self.path / FINISHED
         ended = read_object(done)["steps"] if done.exists() else None
         if ended != config.train.steps and checkpoints_of(self.path):  # it was made longer, or stopped in its report
@@ -238,17 +236,13 @@ def branched(source: Path, out: Path | None = None) -> RunConfig:
 
 def first_step(config: RunConfig) -> int:
     """The steps that were done when the run began: those of the checkpoint whose state a branch takes, else 0."""
-    return _step_of_branch(config.start.take, config.start.folder)
+    return first_step_of({"start": asdict(config.start)})
 
 
 def first_step_of(settings: Mapping[str, Any]) -> int:
     """`first_step` from the settings in a run's config.json."""
-    start = settings.get("start", {})
-    return _step_of_branch(start.get("take", ""), start.get("folder", ""))
-
-
-def _step_of_branch(take: str, folder: str) -> int:
-    return (at_step(Path(folder))[1] or 0) if take == "state" else 0
+    start = settings.get("start", {"take": "all"})
+    return (at_step(Path(start["folder"]))[1] or 0) if start["take"] == "state" else 0
 
 
 def step_of(line: bytes) -> int | None:
@@ -264,11 +258,11 @@ def step_of(line: bytes) -> int | None:
 def missing_steps(logged: Iterable[int], every: int, last: int, done: int = 0) -> str:
     """The steps after `done` up to `last` that should have a record, one every `every`, and have none, in words."""
     missing = sorted(set(range((done // every + 1) * every, last + 1, every)).difference(logged))
-    words = []
+    stretches = []
     for _, stretch in groupby(enumerate(missing), key=lambda place: place[1] - every * place[0]):
         steps = [step for _, step in stretch]
-        words.append(f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}")
-    return ", ".join(words[:10]) + (f" and {len(words) - 10} more stretches" if len(words) > 10 else "")
+        stretches.append(f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}")
+    return ", ".join(stretches[:10]) + (f" and {len(stretches) - 10} more stretches" if len(stretches) > 10 else "")
 
 
 def settled(config: Training) -> dict[str, Any]:

@@ -3,16 +3,18 @@
 Nothing here loads torch: a signal may come while it is still being loaded.
 """
 
+import errno
 import faulthandler
+import io
 import math
 import os
-import select
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
 from types import FrameType
+from typing import Any, TextIO
 
 # Slurm sends SIGUSR1 some time before the limit of a job (sbatch --signal), SIGTERM at it and on preemption; a terminal
 # that is lost sends SIGHUP.
@@ -31,6 +33,7 @@ class StopRequest:
     The end of DeepSpeed's launcher is such a signal too. With `at_once` a signal raises SystemExit with code 0: what is
     still to be done can be done again. Until `has_work` is set there is nothing to save. Made outside the main thread,
     which alone gets signals, it leaves them alone; so it does with those that are ignored, as SIGHUP under nohup.
+    What is printed after the terminal is lost is dropped.
 
     Python runs a handler between two of its own instructions, so never while the main thread waits for other processes
     in C++. A thread, which hears of every signal, acts where the handler cannot.
@@ -43,18 +46,18 @@ class StopRequest:
         self.interrupts = 0
         self._handled: dict[int, float] = {}  # when the handler of a signal ran last
         self._released = False
-        self._terminals = [number for number in (1, 2) if os.isatty(number)]
         main = threading.current_thread() is threading.main_thread()
         numbers = [number for number in _STOP_SIGNALS if main and signal.getsignal(number) != signal.SIG_IGN]
         self._before = {number: signal.signal(number, self._receive) for number in numbers}
         if self._before:
             self._listen()
+            self._streams = sys.stdout, sys.stderr
+            if self._streams == (sys.__stdout__, sys.__stderr__):  # not those of a notebook
+                sys.stdout, sys.stderr = map(_unbreakable, self._streams)
         _follow_launcher()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._handled[number] = time.monotonic()
-        if number == signal.SIGHUP:
-            self._leave_terminal()
         if self.at_once:
             sys.exit(0)
         if number == signal.SIGINT:
@@ -69,13 +72,15 @@ class StopRequest:
             signal.signal(number, handler)
         if self._before:
             signal.set_wakeup_fd(self._wakeup)
+            sys.stdout.flush()
+            sys.stdout, sys.stderr = self._streams
         self._released = True
 
     def _listen(self) -> None:
         """Have a thread read the number of every signal, which the system's own handler writes at once."""
-        heard, told = os.pipe()
-        os.set_blocking(told, False)
-        self._wakeup = signal.set_wakeup_fd(told, warn_on_full_buffer=False)  # a notebook has one
+        heard, pipe_end = os.pipe()
+        os.set_blocking(pipe_end, False)
+        self._wakeup = signal.set_wakeup_fd(pipe_end, warn_on_full_buffer=False)  # a notebook has one
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # else a child's would count as ours
 
         def listen() -> None:
@@ -97,8 +102,6 @@ class StopRequest:
             time.sleep(0.05)
         if self._released:  # a second SIGINT was told by KeyboardInterrupt, and something caught it
             return
-        if number == signal.SIGHUP:
-            self._leave_terminal()
         if again or not self.has_work or self.at_once:
             what = "ended" if again else "stopped with nothing to save"
             print(f"{number.name}: {what}, while it waited for other processes", file=sys.stderr, flush=True)
@@ -111,27 +114,26 @@ class StopRequest:
             flush=True,
         )
 
-    def _leave_terminal(self) -> None:
-        """Have what is printed go nowhere where it went to the terminal that is lost, or to a program that ends with
-        it: it would be an error."""
-        for number in (1, 2):
-            if number in self._terminals:
-                _to_nowhere(number)
-            else:
-                threading.Thread(target=_follow_reader, args=(number,), name="reader", daemon=True).start()
+
+class _Unbreakable(io.FileIO):
+    """Drops what is written once nobody can read it: the terminal, or a program like tee, has ended."""
+
+    def write(self, block: Any, /) -> int:
+        try:
+            return super().write(block)
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            return len(block)
 
 
-def _to_nowhere(number: int) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, number)
-    os.close(nowhere)
-
-
-def _follow_reader(number: int) -> None:
-    watched = select.poll()
-    watched.register(number, 0)
-    if watched.poll()[0][1] & select.POLLERR:  # nobody reads the pipe any more
-        _to_nowhere(number)
+def _unbreakable(stream: Any) -> TextIO:
+    """`stream` as one whose writes do not fail when its reader is lost."""
+    stream.flush()
+    raw = _Unbreakable(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors, line_buffering=stream.line_buffering
+    )
 
 
 def _follow_launcher() -> None:

@@ -1,5 +1,6 @@
 """Encoders from any folder that holds a model: a run, one of its checkpoints, or an export."""
 
+import pkgutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,9 +8,12 @@ from ..config import ModelConfig, ObjectiveConfig
 from ..models.init import initialise
 from ..models.text_encoder import TextEncoder, Which, take_encoder
 from ..objectives import objective_of
-from .exports import DECODER_FORM, folder_of_encoder, load_export, read_heads
+from .exports import folder_of_encoder, load_export
 from .runs import TrainedEncoder, TrainedRun, load_run, main_encoder
-from .settings import MODEL_TYPE, read_config
+from .settings import of_export
+
+# Functions that read exports of whole models: each returns a run, or None for a folder that is none of its own.
+WHOLE_EXPORTS = ("xlme_ds.translate.exports:load_with_decoder",)
 
 
 def load_encoder(folder: Path, which: Which | None = None) -> TrainedEncoder:
@@ -22,7 +26,7 @@ def load_encoder(folder: Path, which: Which | None = None) -> TrainedEncoder:
 
 def load_encoder_and_step(folder: Path, which: Which | None = None) -> tuple[TrainedEncoder, int | None]:
     """`load_encoder`, and the step of the checkpoint that was read (see `TrainedRun`)."""
-    if read_config(folder).get("model_type") == MODEL_TYPE:
+    if of_export(folder):
         return load_export(folder_of_encoder(folder, which)), None
     run = load_run(folder)
     return TrainedEncoder(run.encoder(which), run.vocabulary), run.step
@@ -39,9 +43,8 @@ def initial_encoder(cfg: ModelConfig, objective: str, seed: int, which: Which | 
     return take_encoder(model.state_dict(), cfg, there)
 
 
-def load_translating_export(folder: Path) -> TrainedRun:
-    """The whole model of an export that `translates`, like that of a run. Raises as `load_encoder` does."""
-    config, (encoder, vocabulary) = read_config(folder), load_encoder(folder)
-    model = replace(encoder.cfg, decoder=config[DECODER_FORM], decoder_layers=config["decoder_layers"])
-    state = encoder.state_dict() | read_heads(folder)
-    return TrainedRun(folder, state, model, vocabulary, "", ObjectiveConfig("mt", mask_fraction=1.0))
+def load_whole_export(folder: Path) -> TrainedRun | None:
+    """The whole model of an export that holds more than encoders with their heads, like that of a run; None for any
+    other folder. Raises as `load_encoder` does."""
+    runs = (pkgutil.resolve_name(name)(folder) for name in WHOLE_EXPORTS)
+    return next((run for run in runs if run is not None), None)

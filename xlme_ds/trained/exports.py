@@ -1,19 +1,22 @@
 """Exported models, in Hugging Face's form: its names, which `xlme_ds.export` writes, and how to read one."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..config import ModelConfig
+from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import TextEncoder, Which, encoder_of
 from .runs import TrainedEncoder
 from .settings import MODEL_TYPE, mismatch, read_config, read_vocabulary, without_prefix
 from .weights import WEIGHTS_FILE, read_model, shards_of
+from .xlm_roberta import SENTENCEPIECE_FILE, read_xlm_roberta, read_xlm_roberta_heads
 
 GENERATOR_FOLDER = "generator"  # in an export: an export of the generator
-SENTENCEPIECE_FILE = "sentencepiece.bpe.model"
 PREFIX = f"{MODEL_TYPE}."  # of the encoder's parameters; AutoModel.save_pretrained leaves it out
 EMBEDDING = "embedding.weight"
 # The difference between the discriminator's embedding and the generator's (GDES), which cannot be computed from the two
@@ -41,7 +44,17 @@ EXPORTED_SETTINGS = {
     "language_embeddings": "languages",
 }
 WHICH = "which"  # the key in config.json of the encoder's kind; absent after fine-tuning and for XLM-R's weights
-DECODER_FORM = "decoder_form"  # the key of `model.decoder`, in exports of translation models
+
+
+class WholeModel(NamedTuple):
+    """What the export of more than an encoder with its head has besides."""
+
+    has: str  # the further part, as in "the model has a decoder"
+    code: str  # the file in `export/remote` that has its class
+    auto_class: str  # the class of transformers that loads it
+    parts: tuple[str, ...]  # prefixes of the further parameters
+    config: Callable[[ModelConfig], dict[str, Any]]  # further settings in config.json
+    generation: Callable[[ModelConfig], dict[str, Any]]  # the content of generation_config.json
 
 
 def export_state(encoder: TextEncoder) -> dict[str, Tensor]:
@@ -50,9 +63,16 @@ def export_state(encoder: TextEncoder) -> dict[str, Tensor]:
     return {PREFIX + EMBEDDING: torch.cat(encoder.table).detach()} | layers
 
 
+def embedding_name(state: Iterable[str]) -> str:
+    """The name of the token embedding among the parameters of an export."""
+    return next(name for name in state if name.endswith((EMBEDDING, "word_embeddings.weight")))
+
+
 def read_heads(folder: Path, which: Which | None = None) -> dict[str, Tensor]:
     """The parameters of an export's heads, by name (`masked_head.bias`, …)."""
     folder = folder_of_encoder(folder, which)
+    if read_config(folder).get("model_type") != MODEL_TYPE:
+        return read_xlm_roberta_heads(folder)
     return {name: value for name, value in read_model(folder / WEIGHTS_FILE).items() if not name.startswith(PREFIX)}
 
 
@@ -68,7 +88,23 @@ def folder_of_encoder(folder: Path, which: Which | None) -> Path:
 
 
 def load_export(folder: Path) -> TrainedEncoder:
-    """The encoder and the vocabulary in the folder of one encoder. Raises ValueError if a file lacks or is damaged."""
+    """The encoder and the vocabulary in the folder of one encoder, ours or XLM-R's.
+
+    Raises ValueError if a file is missing or damaged.
+    """
+    if read_config(folder).get("model_type") != MODEL_TYPE:
+        encoder, vocabulary = read_xlm_roberta(folder)
+    else:
+        encoder, vocabulary = _load_ours(folder)
+    if encoder.cfg.vocabulary != vocabulary.size:
+        raise ValueError(
+            f"{folder} has embeddings of {encoder.cfg.vocabulary} tokens, its vocabulary {vocabulary.size}: call "
+            f"resize_token_embeddings({vocabulary.size}) and save it"
+        )
+    return TrainedEncoder(encoder, vocabulary)
+
+
+def _load_ours(folder: Path) -> tuple[TextEncoder, Vocabulary]:
     config = read_config(folder)
     for name, exists in (
         (WEIGHTS_FILE, bool(shards_of(folder / WEIGHTS_FILE))),
@@ -85,16 +121,4 @@ def load_export(folder: Path) -> TrainedEncoder:
         encoder = encoder_of(state, cfg)
     except (KeyError, RuntimeError) as error:
         raise mismatch(folder / WEIGHTS_FILE, folder, error) from None
-    vocabulary = read_vocabulary(folder, folder / SENTENCEPIECE_FILE)
-    if cfg.vocabulary != vocabulary.size:
-        raise ValueError(
-            f"{folder} has embeddings of {cfg.vocabulary} tokens, its vocabulary {vocabulary.size}: call "
-            f"resize_token_embeddings({vocabulary.size}) and save it"
-        )
-    return TrainedEncoder(encoder, vocabulary)
-
-
-def translates(folder: Path) -> bool:
-    """Whether `folder` is an export of a translation model, with its decoder."""
-    config = read_config(folder)
-    return config.get("model_type") == MODEL_TYPE and bool(config.get(DECODER_FORM))
+    return encoder, read_vocabulary(folder, folder / SENTENCEPIECE_FILE)

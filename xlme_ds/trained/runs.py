@@ -46,7 +46,7 @@ class TrainedRun(NamedTuple):
         return {"encoder": "head."} if self.task else objective_of(self.objective).encoders
 
     def encoder(self, which: Which | None = None) -> TextEncoder:
-        """An encoder, by default the main one, in evaluation mode. Raises ValueError when the run has no such one."""
+        """An encoder, by default the main one, in evaluation mode. Raises ValueError when the run lacks it."""
         which = which or main_encoder(self.encoders)
         if self.task and which == "generator":
             raise ValueError(f"{self.folder} was fine-tuned and has no generator: name the run that it started from")

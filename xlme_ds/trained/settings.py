@@ -39,6 +39,11 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(message) from None
 
 
+def of_export(folder: Path) -> bool:
+    """Whether `folder` is an export, or another model in Hugging Face's form, and no run."""
+    return "model_type" in read_config(folder)
+
+
 def read_settings(folder: Path) -> RunSettings:
     """The settings of a run, finished or not. Raises ValueError when the folder holds no run."""
     config = read_config(folder)
@@ -73,7 +78,7 @@ def objective_and_seed(folder: Path) -> tuple[str, int]:
 def read_vocabulary(folder: Path, path: Path) -> Vocabulary:
     """The vocabulary at `path`. Raises ValueError if the run or export in `folder` was trained with another one."""
     config, vocabulary = read_config(folder), Vocabulary(path)
-    data = config if config.get("model_type") == MODEL_TYPE else config.get("data")
+    data = config if of_export(folder) else config.get("data")
     if not isinstance(data, dict) or "vocabulary_sha256" not in data:
         raise ValueError(f"{folder / CONFIG_FILE} has no vocabulary_sha256: restore the file")
     if data["vocabulary_sha256"] != vocabulary.sha256:

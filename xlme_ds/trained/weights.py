@@ -11,7 +11,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ..io.errors import refuse
 from ..io.files import read_json
 
 WEIGHTS_FILE = "model.safetensors"
@@ -84,16 +83,16 @@ def shards_of(path: Path) -> list[Path]:
     except (KeyError, AttributeError):
         raise ValueError(f"{index} has no weight_map: fetch the file again") from None
     shards = [path.with_name(Path(name).name) for name in names]  # in this folder, whatever the index says
-    refuse(
-        (shard.exists(), f"{path.parent} lacks {shard.name}, which {index.name} names: fetch it") for shard in shards
-    )
+    for shard in shards:
+        if not shard.exists():
+            raise ValueError(f"{path.parent} lacks {shard.name}, which {index.name} names: fetch it")
     return shards
 
 
-def weights_sha256(encoder: nn.Module) -> str:
-    """SHA-256 of an encoder's parameters: it identifies the model whatever its folder is called."""
+def weights_sha256(model: nn.Module) -> str:
+    """SHA-256 of a model's parameters: it identifies the model, whatever its folder is called or holds later."""
     digest = hashlib.sha256()
-    for name, value in encoder.state_dict().items():
+    for name, value in model.state_dict().items():
         digest.update(name.encode())
         digest.update(value.cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -101,10 +100,8 @@ def weights_sha256(encoder: nn.Module) -> str:
 
 def require_finite(model: nn.Module, folder: Path) -> None:
     """Raise ValueError, naming the parameter, if a weight is infinite or not a number."""
-    refuse(
-        (
-            bool(parameter.isfinite().all()),
-            f"{folder}: {name} is not finite, the training diverged: name an earlier checkpoint's weights",
-        )
-        for name, parameter in model.named_parameters()
-    )
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise ValueError(
+                f"{folder}: {name} is not finite, the training diverged: name an earlier checkpoint's weights"
+            )

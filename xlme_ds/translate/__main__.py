@@ -7,8 +7,8 @@ from typing import Annotated
 import tyro
 
 from ..cli import fail, note, program
-from ..io.errors import refuse
-from ..io.files import file_sha256, replacing
+from ..io.files import file_sha256, write_text
+from ..trained.weights import weights_sha256
 from .leaks import seen_lines
 from .pairs import PairFolder
 from .text import Translator, load_translator, read_lines, scores, translate_lines
@@ -57,47 +57,41 @@ def main(arguments: list[str] | None = None) -> None:
 def run(settings: TranslateSettings) -> None:
     """Translate, write and score. Raises ValueError or OSError for settings that do not fit, before it writes
     anything."""
-    one_of = (settings.out is None) != (settings.pairs is None)
-    back = settings.pairs is None or (settings.reference is None and not settings.trained_on)
-    folder, penalty = (settings.out or Path()).absolute().parent, settings.length_penalty
-    read = {"source": settings.source, "reference": settings.reference}
-    overwritten = [name for name, path in read.items() if path and settings.out and _same(settings.out, path)]
-    refuse(
-        [
-            (settings.beam >= 1, f"--beam {settings.beam} follows nothing: it must be at least 1"),
-            (one_of, "--out names a file to write and --pairs a folder: give one of them"),
-            (back, "--pairs is for text without a translation: leave out --reference and --trained-on"),
-            (abs(penalty) <= _MOST, f"--length-penalty is {penalty}: it must be from -{_MOST} to {_MOST}, such as 1"),
-            (folder.is_dir(), f"--out {settings.out} is in no folder that exists: make {folder} first"),
-            (not (settings.out or Path("-")).is_dir(), f"--out {settings.out} is a folder: name a file in it"),
-            (not overwritten, f"--out {settings.out} is the {' and the '.join(overwritten)}: name another file"),
-        ]
-    )
+    _check(settings)
     lines = read_lines(settings.source)
-    refuse([(any(line.strip() for line in lines), f"{settings.source} has no text: name another --source")])
+    if not any(line.strip() for line in lines):
+        raise ValueError(f"{settings.source} has no text: name another --source")
     reference = None if settings.reference is None else read_lines(settings.reference)
     if reference is not None:
-        counts = f"{settings.reference} has {len(reference)} lines, {settings.source} {len(lines)}"
-        refuse([(len(reference) == len(lines) > 0, f"{counts}: a reference has a line for each of the source")])
+        if len(reference) != len(lines):
+            raise ValueError(
+                f"{settings.reference} has {len(reference)} lines, {settings.source} {len(lines)}: a reference has a "
+                "line for each of the source"
+            )
         scores(reference[:1], reference[:1], settings.to_language)  # whether it is installed
     translator = load_translator(settings.model)
     most = (translator.vocabulary.size - 5) // 2
-    message = f"--beam {settings.beam} is more than a vocabulary of {translator.vocabulary.size} has room for"
-    refuse([(settings.beam <= most, f"{message}: it can be {most}")])
+    if settings.beam > most:
+        raise ValueError(
+            f"--beam {settings.beam} is more than a vocabulary of {translator.vocabulary.size} has room for: it can be "
+            f"{most}"
+        )
     languages = (
         translator.language(settings.from_language, "--from"),
         translator.language(settings.to_language, "--to"),
     )
     if settings.pairs is not None:
-        both = f"--from {settings.from_language} and --to {settings.to_language} are one language"
-        refuse([(languages[0] != languages[1], f"{both}, and --pairs needs two: change one")])
+        if languages[0] == languages[1]:
+            raise ValueError(
+                f"--from {settings.from_language} and --to {settings.to_language} are one language, and --pairs needs "
+                "two: change one"
+            )
         _write_pairs(settings, settings.pairs, translator, lines, languages)
         return
     leaks = _seen(settings, translator, lines, reference)
     translated = translate_lines(translator, lines, languages, settings.beam, settings.length_penalty)
     assert settings.out is not None
-    with replacing(settings.out) as file:
-        file.write("".join(f"{line}\n" for line in translated.lines).encode())
+    write_text(settings.out, "".join(f"{line}\n" for line in translated.lines))
     if translated.cut:
         named = " ".join(map(str, translated.cut[:_NAMED])) + (" ..." if len(translated.cut) > _NAMED else "")
         longest = translator.model.cfg.max_positions - 2
@@ -108,6 +102,28 @@ def run(settings: TranslateSettings) -> None:
     print(leaks, end="")
 
 
+def _check(settings: TranslateSettings) -> None:
+    """Raise ValueError for settings that do not fit each other."""
+    out, penalty = settings.out, settings.length_penalty
+    if settings.beam < 1:
+        raise ValueError(f"--beam {settings.beam} follows nothing: it must be at least 1")
+    if (out is None) == (settings.pairs is None):
+        raise ValueError("--out names a file to write and --pairs a folder: give one of them")
+    if settings.pairs is not None and (settings.reference is not None or settings.trained_on):
+        raise ValueError("--pairs is for text without a translation: leave out --reference and --trained-on")
+    if not abs(penalty) <= _MOST:  # nor a NaN
+        raise ValueError(f"--length-penalty is {penalty}: it must be from -{_MOST} to {_MOST}, such as 1")
+    if out is None:
+        return
+    if not out.absolute().parent.is_dir():
+        raise ValueError(f"--out {out} is in no folder that exists: make {out.absolute().parent} first")
+    if out.is_dir():
+        raise ValueError(f"--out {out} is a folder: name a file in it")
+    read = {"source": settings.source, "reference": settings.reference}
+    if overwritten := [name for name, path in read.items() if path and _same(out, path)]:
+        raise ValueError(f"--out {out} is the {' and the '.join(overwritten)}: name another file")
+
+
 def _same(one: Path, other: Path) -> bool:
     return one.exists() and other.exists() and one.samefile(other)
 
@@ -116,7 +132,8 @@ def _write_pairs(
     settings: TranslateSettings, folder: Path, translator: Translator, lines: list[str], languages: tuple[int, int]
 ) -> None:
     pairs = PairFolder(folder, settings.from_language, settings.to_language)
-    made_of = {"weights": translator.sha256(), "source": file_sha256(settings.source), "beam": settings.beam,
+    made_of = {"weights": weights_sha256(translator.model), "source": file_sha256(settings.source),
+               "beam": settings.beam,
                "length_penalty": settings.length_penalty}  # fmt: skip
     if pairs.begin(made_of):
         pairs.write(translator, lines, languages, settings.beam, settings.length_penalty)
@@ -130,9 +147,9 @@ def _seen(settings: TranslateSettings, translator: Translator, lines: list[str],
         return ""
     sides = [[translator.vocabulary.encode(line) for line in side] for side in (lines, reference or [])]
     source, target = seen_lines(settings.trained_on, sides, translator.vocabulary)
-    both, where = len(source | target), " ".join(map(str, settings.trained_on))
+    in_data, where = len(source | target), " ".join(map(str, settings.trained_on))
     return (
-        f"{settings.source}: {both} of {len(lines)} lines ({both / max(len(lines), 1):.1%}) are in {where}, "
+        f"{settings.source}: {in_data} of {len(lines)} lines ({in_data / max(len(lines), 1):.1%}) are in {where}, "
         f"{len(source)} by the source, {len(target)} by the reference\n"
     )
 

@@ -43,7 +43,8 @@ class DecoderAttention(Attention):
         assert isinstance(read.own, AttentionBias)
         q_BHRK, k_BHRK, v_BHRK = _heads(self.qkv(x_BRD), 3, self.heads)
         if self in read.past:
-            k_BHRK, v_BHRK = (torch.cat(both, dim=2) for both in zip(read.past[self], (k_BHRK, v_BHRK), strict=True))
+            past_k_BHRK, past_v_BHRK = read.past[self]
+            k_BHRK, v_BHRK = torch.cat([past_k_BHRK, k_BHRK], dim=2), torch.cat([past_v_BHRK, v_BHRK], dim=2)
         read.past[self] = k_BHRK, v_BHRK
         gate_BHR1 = None if self.gate is None else self.gate(q_BHRK)
         return self.output(_joined(fused_attend(q_BHRK, k_BHRK, v_BHRK, gate_BHR1, read.own)))

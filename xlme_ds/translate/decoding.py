@@ -1,8 +1,9 @@
 """Translations by beam search: the most likely target of every source, found token by token.
 
-The `beam` best unfinished hypotheses of a sentence continue; one of the `beam` best candidates whose token is `</s>` is
-finished. The search ends with `beam` finished hypotheses, or at XLM's largest length, 1.3 n + 5 tokens for a source of
-n. The best sum of log p over length ** penalty wins. Beam 1 takes the most likely token each time.
+At every token the `beam` best unfinished hypotheses of a sentence continue; a candidate that ends with `</s>` is
+finished if it is among the `beam` best. The search ends with `beam` finished hypotheses, or at XLM's largest length,
+1.3 n + 5 tokens for a source of n. The best sum of log p over length ** penalty wins. Beam 1 takes the most likely
+token each time.
 
 A sentences, N hypotheses of all of them, S source tokens, D width, V vocabulary.
 """
@@ -123,7 +124,7 @@ def _search(
     totals_N = torch.zeros(len(live), device=device)
     while live:
         sums_NV = totals_N[:, None] + decoder.log_probabilities(tokens_N)
-        vocabulary, each = sums_NV.shape[1], len(sums_NV) // len(live)  # hypotheses of a sentence
+        vocabulary, hypotheses = sums_NV.shape[1], len(sums_NV) // len(live)  # of a sentence
         best = sums_NV.view(len(live), -1).topk(2 * beam)
         going: list[Search] = []
         continued: list[tuple[float, int, int]] = []  # sum of log p, row, token
@@ -132,7 +133,7 @@ def _search(
             split = (divmod(index, vocabulary) for index in indices)
             candidates = ((total, *place) for total, place in zip(totals, split, strict=True))
             on = search.advance(candidates)
-            continued += [(total, number * each + hypothesis, token) for total, hypothesis, token in on]
+            continued += [(total, number * hypotheses + hypothesis, token) for total, hypothesis, token in on]
             going += [search] if on else []
         live = going
         if live:

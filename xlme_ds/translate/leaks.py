@@ -10,7 +10,6 @@ from ..data.collate import collate
 from ..data.rows import EOS, PAD, TASKS, UNK
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
-from ..io.errors import refuse
 
 _AT_ONCE = 4096  # rows
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
@@ -34,9 +33,9 @@ def seen_lines(
         hashes = _hashes(tokens, starts, ends)
         for at in np.flatnonzero(np.isin(hashes, all_hashes)):
             line = tokens[starts[at] : ends[at]]
-            for side, numbers, seen in zip(sides, lines_of_hash, seen_numbers, strict=True):
+            for side, numbers, seen_of_side in zip(sides, lines_of_hash, seen_numbers, strict=True):
                 candidates = numbers.get(int(hashes[at]), ())
-                seen.update(n for n in candidates if np.array_equal(side[n], line))
+                seen_of_side.update(n for n in candidates if np.array_equal(side[n], line))
     return seen_numbers
 
 
@@ -45,13 +44,16 @@ def _sides(folder: Path, vocabulary: Vocabulary) -> Iterator[tuple[np.ndarray, n
     stores = [(task, RowStore(folder / name)) for task, name in enumerate(TASKS) if (folder / name).is_dir()]
     cut = [store for task, store in stores if not task and not store.manifest.settings.get("sentences")]
     stores = [(task, store) for task, store in stores if store not in cut]
-    message = f"{folder} has neither pairs nor rows of mix --sentences, in which lines could be looked for"
-    refuse([(bool(stores), f"{message}: name the data of translation")])
+    if not stores:
+        raise ValueError(
+            f"{folder} has neither pairs nor rows of mix --sentences, in which lines could be looked for: name the "
+            "data of translation"
+        )
     for store in cut:
         note(f"{store.folder} was mixed without --sentences: lines were not looked for in its {store.rows} rows")
     for task, store in stores:
-        same = store.manifest.vocabulary_sha256 == vocabulary.sha256
-        refuse([(same, f"{store.folder} was encoded with another vocabulary than the model's: name its own data")])
+        if store.manifest.vocabulary_sha256 != vocabulary.sha256:
+            raise ValueError(f"{store.folder} was encoded with another vocabulary than the model's: name its own data")
         for first in range(0, store.rows, _AT_ONCE):
             numbers = np.arange(first, min(first + _AT_ONCE, store.rows))
             batch = collate([(task, store.read(numbers), numbers)], 0, 1.0)

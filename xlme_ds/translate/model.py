@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import ModelConfig
@@ -50,7 +49,8 @@ class TranslationOutput(NamedTuple):
 class TranslationModel(TextEncoder):
     """`TextEncoder` with a decoder, and a head that predicts its tokens; all three share one embedding."""
 
-    # Whether a flag is true on any process. Under ZeRO-3 an engine sets it: all processes then write equally long.
+    # Whether a flag is true on any process. Under ZeRO-3 an engine sets it, so that all processes decode equally many
+    # tokens.
     any_rank: Callable[[bool], bool] = staticmethod(bool)
 
     def __init__(self, cfg: ModelConfig):
@@ -59,8 +59,8 @@ class TranslationModel(TextEncoder):
         self.masked_head = MaskedLanguageModelHead(cfg)
 
     def forward(self, batch: Batch) -> TranslationOutput:  # type: ignore[override]
-        """Predict every target token from its source and the targets before it: of pairs, and of monolingual sentences
-        as often as the batch has sources for them."""
+        """Predict every target token from its source and the target tokens before it: of pairs, and of monolingual
+        sentences once for each kind of source in the batch (noised copies, written translations)."""
         table, nothing = read_whole(self.table), torch.empty(0, dtype=torch.int64, device=batch.tokens_BT.device)
         outputs = [TranslationOutput(nothing.float(), nothing, nothing, nothing)]
         for task, kinds in _KINDS.items():
@@ -133,14 +133,11 @@ class TranslationModel(TextEncoder):
         embedded_B1D = lookup(tokens_B[:, None], self.table)
         x_B1D = decoder.embed(embedded_B1D, place_B1, languages_B[:, None])
         distance_HW, all_111R = decoder.distances(place + 1), allowed_B11S.new_ones(1, 1, 1, place + 1)
-        # d by distance begins with that to the first token, and goes up to that of the token to itself.
+        # The columns of d by distance, from the first token's to that of the new token itself.
         distance_H1R = None if distance_HW is None else distance_HW[:, None, : place + 1].to(x_B1D.dtype)
         read = Read(AttentionBias(all_111R, distance_H1R), source_BSD, AttentionBias(allowed_B11S, None), past)
         return decoder.through_layers(x_B1D, read)[:, 0]
 
     def scores(self, hidden_BD: Tensor) -> Tensor:
         """Logits of the next token, [B, V], from last hidden states."""
-        head = self.masked_head
-        if head.dense is not None and head.norm is not None:
-            hidden_BD = head.norm(F.gelu(head.dense(hidden_BD)))
-        return torch.cat([hidden_BD @ block.t() for block in self.table], dim=1) + head.bias
+        return self.masked_head.logits(hidden_BD, self.table)

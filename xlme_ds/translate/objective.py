@@ -8,22 +8,24 @@ follows from its number and the weights, as any other. M target tokens.
 """
 
 from copy import copy
-from typing import TYPE_CHECKING, Self
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
-from ..config import ModelConfig, ObjectiveConfig, RunConfig, weight_at
+from ..config import ModelConfig, ObjectiveConfig, RunConfig, StartConfig, weight_at
 from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.collate import Collate, Purpose, collate, languages_of_text
 from ..data.corrupt import Parts
 from ..data.rows import TASKS
-from ..io.errors import Check
+from ..models.layer_costs import MicroBatch
 from ..models.pipeline import Part, Work, encoder_forward, masked_head_forward
 from ..objectives.clm import Causal
 from ..objectives.mlm import MaskedLanguageModelling
-from ..objectives.protocol import OF_GENERATORS, OF_MASKING, Quantity, adds_none, not_read, require_sentences
-from .decoder import decoder_depth
+from ..objectives.protocol import FirstWeights, Quantity, require_sentences
+from .decoder import decoder_depth, decoder_from_encoder, decoder_layers
 from .model import TERMS, TranslationModel, TranslationOutput
 from .sentences import ALWAYS, Sentences
 from .sides import predicted_places
@@ -44,8 +46,15 @@ class MachineTranslation(MaskedLanguageModelling):
 
     description = "machine translation by encoder and decoder, in both directions of every pair of languages"
     masking_kind = Causal
-    has_decoder = True
-    reads_both_sides = False
+    predicts_all = True
+    reads = (
+        *("objective.denoising", "objective.back_translation", "model.decoder", "model.decoder_layers"),
+        *("start.into", "start.decoder"),
+    )
+    export_class = "XLMEForConditionalGeneration"
+    reads_whole_rows = False
+    may_start_random = True
+    starts_in_layout = True
 
     def __init__(self, cfg: ObjectiveConfig):
         weights = {"ae": cfg.denoising, "bt": cfg.back_translation, "mt": ("0:1",)}
@@ -92,67 +101,75 @@ class MachineTranslation(MaskedLanguageModelling):
 
     def at(self, step: int) -> Self:
         """This objective with the weights that its terms have in `step`."""
-        other = copy(self)
-        other.weights = self._weights_in(step)
-        return other
+        objective = copy(self)
+        objective.weights = self._weights_in(step)
+        return objective
 
     def _weights_in(self, step: int) -> Tensor:
         return torch.tensor([weight_at(points, step) for points in self._by_step.values()], dtype=torch.float64)
 
-    def checks(self, run: RunConfig) -> list[Check]:
-        """Every target token is predicted, the languages have embeddings, and the engine can run a decoder."""
-        name, fraction = run.objective.name, run.objective.mask_fraction
-        return [
-            (
-                fraction == 1.0,
-                f"objective.mask_fraction is {fraction}, and objective.name {name} predicts every target: set it to 1",
-            ),
-            adds_none(run),
-            *not_read(run, *OF_MASKING, *OF_GENERATORS, "z_loss"),
-            *self._weight_checks(run),
-            (
-                bool(run.data.mono_rows) == (len(self.terms) > 1),
+    def check(self, run: RunConfig) -> None:
+        """Every step has a term, the languages have embeddings, and the engine can run a decoder."""
+        super().check(run)
+        name, data = run.objective.name, run.data
+        self._check_weights(run)
+        _check_start(run.start)
+        if bool(data.mono_rows) != (len(self.terms) > 1):
+            raise ValueError(
                 f"objective.name {name} reads monolingual rows for objective.denoising and objective.back_translation "
-                f"alone, and data.mono_rows is {run.data.mono_rows}: set both or neither",
-            ),
-            (
-                bool(run.model.language_embeddings),
+                f"alone, and data.mono_rows is {data.mono_rows}: set both or neither"
+            )
+        if not run.model.language_embeddings:
+            raise ValueError(
                 f"objective.name {name} knows the language to translate into by its embedding: set "
-                "model.language_embeddings to the languages of the data",
-            ),
-            (
-                run.engine.kind != "pipeline",
-                f"engine.kind pipeline does not cut a decoder, which objective.name {name} has: set it to deepspeed",
-            ),
-            (
-                run.model.compile in ("auto", "none"),
+                "model.language_embeddings to the languages of the data"
+            )
+        if run.engine.kind == "pipeline":
+            raise ValueError(
+                f"engine.kind pipeline does not cut a decoder, which objective.name {name} has: set it to deepspeed"
+            )
+        if run.model.compile not in ("auto", "none"):
+            raise ValueError(
                 f"model.compile {run.model.compile} is not for objective.name {name}, whose rows have sides of any "
-                "length: set it to none",
-            ),
-            self.kernel_check(run),
-        ]
+                "length: set it to none"
+            )
 
     @staticmethod
-    def _weight_checks(run: RunConfig) -> list[Check]:
-        """Check that every step of the run has a term: between two given steps a weight is 0 only if it is 0 at
-        both."""
+    def _check_weights(run: RunConfig) -> None:
+        """Raise ValueError where a step of the run has no term: between two given steps a weight is 0 only if it is 0
+        at both."""
         points_of = {name: getattr(run.objective, name) for name in ("denoising", "back_translation")}
         steps = sorted({0} | {int(point.partition(":")[0]) for points in points_of.values() for point in points})
-        weights = {name: [weight_at(points, step) for step in steps] for name, points in points_of.items()}
-        sums = [sum(each) for each in zip(*weights.values(), strict=True)]
-        alone = not run.data.para_rows or run.data.alternate
-        bare = next((at for at, one in zip(steps, sums, strict=True) if alone and not one and at < run.train.steps), -1)
-        return [
-            *(
-                (not points_of[name] or any(weights[name]), f"objective.{name} is 0 in all steps: leave it empty")
-                for name in points_of
-            ),
-            (
-                bare < 0 or not any(points_of.values()),
-                f"objective.denoising and objective.back_translation are both 0 in step {bare}, which would train "
-                "nothing on its sentences: raise one, or lower train.steps",
-            ),
-        ]
+        sums = dict.fromkeys(steps, 0.0)
+        for name, points in points_of.items():
+            weights = {step: weight_at(points, step) for step in steps}
+            if points and not any(weights.values()):
+                raise ValueError(f"objective.{name} is 0 in all steps: leave it empty")
+            sums = {step: total + weights[step] for step, total in sums.items()}
+        alone = not run.data.para_rows or run.data.alternate  # sentences, in some steps
+        bare = [step for step, total in sums.items() if not total and step < run.train.steps]
+        if alone and bare and any(points_of.values()):
+            raise ValueError(
+                f"objective.denoising and objective.back_translation are both 0 in step {bare[0]}, which would train "
+                "nothing on its sentences: raise one, or lower train.steps"
+            )
+
+    def first_weights(self, start: StartConfig, cfg: ModelConfig) -> dict[str, FirstWeights]:
+        """The encoder's and the decoder's, by `start.into` and `start.decoder`."""
+        weights = super().first_weights(start, cfg)
+        of_decoder = FirstWeights(
+            start.decoder or start.folder,
+            None if start.decoder else weights["encoder"].which,
+            decoder_depth(cfg),
+            "lower model.decoder_layers, or set start.into to encoder",
+            partial(decoder_from_encoder, cfg=cfg),
+        )
+        weights |= {"decoder": of_decoder} if start.into != "encoder" else {}
+        return weights if start.into != "decoder" else {"decoder": of_decoder}
+
+    def shape(self, cfg: ModelConfig) -> dict[str, Any]:
+        """The decoder's form and layers, too."""
+        return {"decoder": cfg.decoder, "decoder_layers": decoder_layers(cfg), **super().shape(cfg)}
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> TranslationModel:  # type: ignore[override]
         """The whole model: it is never cut."""
@@ -173,11 +190,23 @@ class MachineTranslation(MaskedLanguageModelling):
         return Work(
             layers=cfg.discriminator_layers,
             layer=encoder * share,
-            decoder=decoder * share,
+            further=decoder * share,
+            further_layers=decoder_depth(cfg),
+            further_attentions=decoder_depth(cfg) if cfg.decoder == "xlm" else 0,
             softmax_last=masked_head_forward(cfg, share),
             layer_ahead=encoder * ahead,
             softmax_ahead=(decoder + masked_head_forward(cfg, 1.0)) * ahead,
         )
+
+    def passes(self, batch: MicroBatch) -> list[MicroBatch]:
+        """One for each term. The networks read all tokens of a sentence, for sources of denoising and back-translation
+        are about as long, and each of them half of a pair's tokens."""
+        sentences = replace(batch, tokens=(batch.rows - batch.pairs) * batch.row_tokens)
+        passes = [sentences] * (len(self.terms) - 1)
+        if batch.pairs:
+            side = batch.row_tokens // 2
+            passes.append(replace(batch, tokens=batch.pairs * batch.row_tokens // 2, row_tokens=side))
+        return sorted(passes, key=lambda one: -one.tokens)
 
     def places(self, batch: Batch) -> Tensor:
         """The target tokens."""
@@ -217,3 +246,23 @@ class MachineTranslation(MaskedLanguageModelling):
         """The most likely target tokens in their places, each after the right ones before it."""
         filled = batch.tokens_BT.flatten().index_copy(0, output.places_M, output.predicted_M)
         return filled.view_as(batch.tokens_BT), None
+
+
+def _check_start(start: StartConfig) -> None:
+    """Raise ValueError where `start.into` and `start.decoder` do not fit what the run starts from."""
+    for setting, remedy in (
+        (f"start.into {start.into}" if start.into != "both" else "", "leave it at both"),
+        (f"start.decoder {start.decoder}" if start.decoder else "", "leave it empty"),
+    ):
+        if setting and not start.folder:
+            raise ValueError(f"{setting} is for a run that starts from another model: set start.folder, or {remedy}")
+        if setting and start.take in ("all", "state"):
+            raise ValueError(
+                f"{setting} is for one encoder, and start.take {start.take} takes the whole model: set start.take to "
+                "the encoder's name"
+            )
+    if start.decoder and start.into != "both":
+        raise ValueError(
+            f"start.decoder {start.decoder} and start.into {start.into} both say what the decoder starts from: leave "
+            "start.into at both"
+        )

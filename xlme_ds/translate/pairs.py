@@ -6,15 +6,13 @@ FOLDER/.back_<to>.a-b.json               the settings, model and text that they 
 FOLDER/.back_<to>.a-b.parts/<number>.json  a translated part
 """
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..io.errors import refuse
-from ..io.files import read_json, replacing
+from ..io.files import read_object, write_object, write_text
 from .text import Translator, translate_lines
 
 _LINES = 2000  # of one part
@@ -43,10 +41,12 @@ class PairFolder:
         record = self.folder / f".{self.path('json').name}"
         if not there and not record.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            _write(record, settings)
-        same = record.exists() and read_json(record, dict) == settings
-        message = f"{self.folder} has pairs of other text, another model or other settings"
-        refuse([(same, f"{message}: name another folder, or delete it")])
+            write_object(record, settings)
+        if not record.exists() or read_object(record) != settings:
+            raise ValueError(
+                f"{self.folder} has pairs of other text, another model or other settings: name another folder, or "
+                "delete it"
+            )
         if not there:
             self.parts.mkdir(exist_ok=True)
         return self.parts.exists()
@@ -64,12 +64,11 @@ class PairFolder:
                 uncut = [pair for n, pair in enumerate(zip(of_part, translated.lines, strict=True)) if n not in cut]
                 pairs = [pair for pair in uncut if all(side.strip() for side in pair)]
                 empty = sum(not line.strip() for line in of_part)
-                _write(self._part(first), {"pairs": pairs, "cut": len(cut), "empty": empty})
-        parts = [read_json(self._part(first), dict) for first in numbers]
+                write_object(self._part(first), {"pairs": pairs, "cut": len(cut), "empty": empty})
+        parts = [read_object(self._part(first)) for first in numbers]
         pairs = [pair for part in parts for pair in part["pairs"]]
         for number, code in enumerate((self.source, self.to)):  # the translations last: they say that all is there
-            with replacing(self.path(code)) as file:
-                file.write("".join(f"{pair[number]}\n" for pair in pairs).encode())
+            write_text(self.path(code), "".join(f"{pair[number]}\n" for pair in pairs))
         shutil.rmtree(self.parts)
         cut, empty = (sum(part[name] for part in parts) for name in ("cut", "empty"))
         unsaid = len(lines) - len(pairs) - cut - empty
@@ -80,8 +79,3 @@ class PairFolder:
 
     def _part(self, first: int) -> Path:
         return self.parts / f"{first:09d}.json"
-
-
-def _write(path: Path, values: Mapping[str, Any]) -> None:
-    with replacing(path) as file:
-        file.write(json.dumps(values, ensure_ascii=False).encode())

@@ -15,7 +15,6 @@ from ..data.batch import Batch
 from ..data.compiled import compiled, reads
 from ..data.corrupt import Array, Parts, Word, philox
 from ..data.rows import EOS, PAD, TASKS
-from ..io.errors import refuse
 
 SHUFFLED, DROPPED, BLANKED = 3, 0.1, 0.1  # XLM's: how far tokens move; shares of tokens
 ALWAYS = ("0:1",)  # weight 1 in all steps
@@ -35,8 +34,10 @@ class Sentences:
 
     def __post_init__(self) -> None:
         count = len(self.languages)
-        message = f"objective.back_translation needs text of two languages, the data have {count}: leave it empty"
-        refuse([(not self.back_translation or count > 1, message)])
+        if self.back_translation and count < 2:
+            raise ValueError(
+                f"objective.back_translation needs text of two languages, the data have {count}: leave it empty"
+            )
 
     def added(self, batch: Batch, parts: Parts, seed: int, step: int) -> Batch:
         """`batch`, which `collate` made of `parts`, with `noised_BT` and `into_BT` of its sentences."""

@@ -121,7 +121,7 @@ def _packed(mask_BT: Tensor, *values: Tensor) -> Side:
     width = max(-(-int(mask_BT.sum(1).max()) // _MULTIPLE), 1) * _MULTIPLE
     order_BS = (~mask_BT).long().sort(dim=1, stable=True).indices[:, :width]
     inside_BS = mask_BT.gather(1, order_BS)
-    return Side(*(each.gather(1, order_BS) * inside_BS for each in values))
+    return Side(*(value_BT.gather(1, order_BS) * inside_BS for value_BT in values))
 
 
 def crossed(targets_BR: Tensor, sources_BS: Tensor) -> Tensor:

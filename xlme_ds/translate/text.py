@@ -2,7 +2,6 @@
 
 import bz2
 import gzip
-import hashlib
 import lzma
 import zlib
 from collections.abc import Callable, Sequence
@@ -13,15 +12,12 @@ import numpy as np
 import torch
 
 from ..data.vocabulary import Vocabulary
-from ..io.errors import refuse
 from ..models.text_encoder import language_index
-from ..objectives import has_decoder, objective_of
-from ..trained.encoders import load_translating_export
-from ..trained.exports import translates
 from ..trained.runs import load_run
 from ..trained.settings import read_config
 from ..trained.weights import require_finite
 from .decoding import longest_source, translate
+from .exports import load_with_decoder
 from .model import TranslationModel
 
 _STREAMS: dict[str, Callable[[], Any]] = {".xz": lzma.LZMADecompressor, ".bz2": bz2.BZ2Decompressor}
@@ -42,27 +38,20 @@ class Translator(NamedTuple):
             languages = " ".join(self.model.cfg.language_embeddings)
             raise ValueError(f"{option} {code} is no language of {self.folder}: choose one of {languages}") from None
 
-    def sha256(self) -> str:
-        """SHA-256 of the weights: their folder may hold another model later."""
-        digest = hashlib.sha256()
-        for name, value in self.model.state_dict().items():
-            digest.update(name.encode())
-            digest.update(value.cpu().contiguous().numpy())
-        return digest.hexdigest()
-
 
 def load_translator(folder: Path) -> Translator:
     """The model of a run, of its checkpoint RUN@STEP, or of its export, in evaluation mode on a GPU if there is one.
     Raises ValueError for a folder whose model has no decoder."""
-    advice, exported = "name a run of objective.name mt", translates(folder)
-    refuse([(exported or "config" in read_config(folder), f"{folder} is an export without a decoder: {advice}")])
-    run = load_translating_export(folder) if exported else load_run(folder)
-    what = f"fine-tuned on {run.task}" if run.task else f"trained for {run.objective.name}"
-    refuse([(not run.task and has_decoder(run.objective), f"{folder} was {what} and has no decoder: {advice}")])
-    model = objective_of(run.objective).build(run.model)
+    advice, run = "name a run of objective.name mt", load_with_decoder(folder)
+    if run is None and "config" not in read_config(folder):
+        raise ValueError(f"{folder} is an export without a decoder: {advice}")
+    run = run or load_run(folder)
+    if run.task or run.objective.name != "mt":
+        what = f"fine-tuned on {run.task}" if run.task else f"trained for {run.objective.name}"
+        raise ValueError(f"{folder} was {what} and has no decoder: {advice}")
+    model = TranslationModel(run.model)
     run.load_into(model)
     require_finite(model, folder)
-    assert isinstance(model, TranslationModel)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return Translator(folder, model.eval().to(device), run.vocabulary)
 

@@ -112,7 +112,9 @@ def attend(
         out_BHTK = F.dropout(weights_BHTT, dropout) @ v_BHTK
     else:
         out_BHTK = _fused(q_BHTK, k_BHTK, v_BHTK, None if bias is None else bias.to(q_BHTK.dtype), dropout)
-    return out_BHTK.transpose(1, 2).flatten(2), weights_BHTT if wanted else None
+    # A copy: torch.onnx.export expects other strides from the fused kernel than it then gives.
+    out_BTHK = out_BHTK.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+    return out_BTHK.flatten(2), weights_BHTT if wanted else None
 
 
 def _fused(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
@@ -217,6 +219,8 @@ class XLMEPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _input_embed_layer = "embedding"
     _no_split_modules = ["XLMELayer"]  # noqa: RUF012 - as in all of transformers
+    # The parts of the folder's model that the loaded class does not have.
+    _keys_to_ignore_on_load_unexpected = [r"^(replaced_head|masked_head|head|decoder)\."]  # noqa: RUF012
 
     def _init_weights(self, module: nn.Module) -> None:
         for name, parameter in module.named_parameters(recurse=False):

@@ -1,0 +1,165 @@
+"""The commands around a run: the launcher, the benchmarks."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.launch import ROOT, environment, python
+from tests.rows import train_vocabulary, write_data
+from xlme_ds.benchmarks import benchmarks
+from xlme_ds.data.shards import RowStore
+from xlme_ds.evaluate.showcase import _shown_records
+from xlme_ds.launch import command
+
+
+def xlme(*words: str, **variables: object) -> "subprocess.CompletedProcess[str]":
+    return python("-m", "xlme_ds", *words, **variables)
+
+
+def real(*words: str) -> "subprocess.CompletedProcess[str]":
+    """A command that becomes another program."""
+    command = [sys.executable, "-m", "xlme_ds", *words]
+    return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+
+
+def test_the_launchers_command_line() -> None:
+    words = ["--gpus", "8", "--hostfile", "hosts", "pretrain", "--recipe", "base", "--gpus", "x"]
+    launcher = command(words)
+    assert launcher[:3] == ["deepspeed", "--num_gpus", "8"]
+    module = launcher.index("--module")
+    assert launcher[module - 2 : module] == ["--hostfile", "hosts"]
+    assert launcher[module + 1 :] == ["xlme_ds.pretrain", "--recipe", "base", "--gpus", "x"]
+    assert "--num_gpus" not in command(["finetune"])
+    assert command(["--gpus=1", "finetune", "--grid"])[-4:] == ["ignore", "-m", "xlme_ds.finetune", "--grid"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--gpus 8", "no command to launch: add pretrain or finetune, and its flags after it"),
+        ("--gpus 0 pretrain", "--gpus 0: it must be a number of processes, at least 1"),
+        ("--gpus eight pretrain", "--gpus eight: it must be a number of processes, at least 1"),
+    ],
+)
+def test_a_mistake_of_a_launch(words: str, message: str) -> None:
+    done = xlme("launch", *words.split())
+    assert (done.returncode, done.stderr) == (2, f"xlme launch: error: {message}\n")
+
+
+def test_a_launch_of_two_processes(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    vocabulary = train_vocabulary(data / "vocab")
+    write_data(data, rows=16, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    model = f"--model.vocabulary {vocabulary.size} --model.max-positions 32 --data.mono-rows 4 --data.para-rows 4"
+    words = f"launch --gpus 2 pretrain --recipe quickstart {model}"
+    words += f" --data.micro-batch 2 --dry-run --data {data} --out {tmp_path}/run"
+    done = real(*words.split())
+    assert done.returncode == 0 and done.stdout.count("a dry run: nothing was written") == 1, done.stderr
+    assert "2 processes" in done.stdout
+
+
+def test_benchmarks_are_listed_and_run() -> None:
+    listed = xlme("bench").stdout
+    names = [line.split()[0] for line in listed.splitlines()[2:]]
+    assert {"gpu", "loader", "peers.mteb", "rehearsal", "roofline", "step", "tokenize", "xl_step"} <= set(names)
+    assert not {"measure", "gpu.worker", "workers"} & set(names)
+    assert all(line.split(maxsplit=1)[1:] for line in listed.splitlines()[2:])
+    done = real("bench", "step", "--help")
+    assert done.returncode == 0 and "--rounds" in done.stdout, done.stderr
+    assert "did you mean `xlme bench loader`?" in xlme("bench", "loder").stderr
+
+
+def test_a_wheel_has_no_benchmarks(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="an installed package has none, run this in a clone of the repository"):
+        benchmarks(tmp_path / "bench")
+
+
+def test_data_without_pairs(tmp_path: Path) -> None:
+    """A recipe with both tasks names the setting; with it nothing speaks of the task that is not there."""
+    data = tmp_path / "data"
+    vocabulary = train_vocabulary(data / "vocab")
+    write_data(data, rows=16, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    shutil.rmtree(data / "para")
+    model = f"--recipe quickstart --model.vocabulary {vocabulary.size} --model.max-positions 32 --data.mono-rows 8"
+    words = f"pretrain {model} --train.steps 2 --train.log-every 1 --optimizer.warmup-steps 1"
+    words += f" --engine.kind plain --engine.precision fp32 --data {data} --out {tmp_path}/run"
+    done = xlme(*words.split())
+    said = f"xlme_ds.pretrain: error: {data} has no pairs: add --data.para-rows 0, or data that have some"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, said)
+    done = xlme(*words.split(), "--data.para-rows", "0")
+    assert done.returncode == 0 and "mlm" in done.stdout, done.stderr
+    assert not re.search("tlm|trtd", done.stdout + done.stderr)
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (
+        config["command"].startswith("python -m xlme_ds pretrain --recipe quickstart ") and len(config["started"]) == 16
+    )
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert not re.search(r"\b(tlm|trtd)\b", page.partition("<h2>Settings")[0])
+
+
+def test_a_file_that_is_not_named_by_its_language(tmp_path: Path) -> None:
+    (tmp_path / "mono").mkdir()
+    (tmp_path / "mono" / "english.txt").write_text("a line\n")
+    vocabulary = train_vocabulary(tmp_path / "vocab").path
+    rest = ["--vocab", str(vocabulary), "--out", str(tmp_path / "out")]
+    for words, said in (
+        ([str(tmp_path / "mono/english.txt")], "stands alone: name a folder with --mono, in which each file is named"),
+        (["--mono", str(tmp_path / "mono/english.txt")], "is not a folder: name the one that holds the corpus files"),
+        (["--mono", str(tmp_path / "mono")], "a name begins with its language's code, as en.txt"),
+    ):
+        done = xlme("prep", "encode", *words, *rest)
+        assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+TWICE = """
+import sys, xlme_ds as xlme
+from dataclasses import replace
+from pathlib import Path
+data, size = Path(sys.argv[1]), int(sys.argv[2])
+run = xlme.recipe("quickstart")
+run = replace(
+    run,
+    model=replace(run.model, vocabulary=size, max_positions=32),
+    data=replace(run.data, mono_rows=2, para_rows=2, micro_batch=2),
+    train=replace(run.train, steps=2, log_every=1),
+    optimizer=replace(run.optimizer, warmup_steps=1),
+)
+for number, engine in enumerate(("zero1", "zero3_cpu", "zero1")):
+    this = replace(run, engine=replace(run.engine, deepspeed=engine))
+    xlme.pretrain(this, data, data.with_name(f"run{number}"))
+    try:
+        xlme.pretrain(replace(this, model=replace(this.model, vocabulary=7)), data, data.with_name("none"))
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_several_runs_in_one_process(tmp_path: Path) -> None:
+    """With other engines, and after a run that failed; equal settings give equal losses."""
+    vocabulary = train_vocabulary(tmp_path / "data" / "vocab")
+    data = write_data(tmp_path / "data", rows=16, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    done = python("-c", TWICE, str(data), str(vocabulary.size))
+    assert done.returncode == 0 and done.stdout.count("set model.vocabulary to") == 3, done.stderr
+    records = [(tmp_path / f"run{number}" / "metrics.jsonl").read_text().splitlines() for number in range(3)]
+    losses = [[json.loads(line)["loss"] for line in lines] for lines in records]
+    assert losses[0] == losses[2] and len(losses[0]) == 2
+
+
+def test_sentences_are_of_english_german_and_the_largest_languages(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", rows=60)
+    for task, sides in (("mono", 1), ("para", 2)):
+        store = RowStore(data / task)
+        rows = [store.read(np.array([record])) for record in range(60)]
+        keys = [" ".join(sorted(store.languages[place] for place in row.languages[:sides])) for row in rows]
+        shown = [keys[record] for record in _shown_records(store, sides)]
+        first = [key for key in ("en", "de", "de en") if key in keys]
+        assert shown[: len(first)] == first and len(set(shown)) == len(shown) == min(8, len(set(keys)))
+        rest = [keys.count(key) for key in shown[len(first) :]]
+        assert rest == sorted(rest, reverse=True)
+        assert all(keys.index(key) == record for key, record in zip(shown, _shown_records(store, sides), strict=True))

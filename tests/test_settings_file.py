@@ -1,0 +1,132 @@
+"""Settings in a file, the command that prints one, and the short help."""
+
+import json
+import math
+import tomllib
+from dataclasses import asdict, fields, is_dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.launch import python
+from xlme_ds.config import OptimizerConfig, RunConfig
+from xlme_ds.io.files import write_object
+from xlme_ds.plan.__main__ import PlanSettings
+from xlme_ds.recipes import RECIPES, recipe
+from xlme_ds.settings_file import read, with_values, written
+
+
+def settings(*words: str) -> RunConfig:
+    from xlme_ds.cli import parse
+
+    return parse("plan", PlanSettings, "", list(words)).run
+
+
+def saved(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_that_was_printed_is_the_recipe(name: str, tmp_path: Path) -> None:
+    path = saved(tmp_path / "run.toml", written(recipe(name)))
+    assert settings("--config", str(path)) == recipe(name)
+
+
+def test_settings_that_toml_writes_otherwise_than_json(tmp_path: Path) -> None:
+    run = replace(recipe("xlm_mt"), name='мир "\\\n', optimizer=OptimizerConfig(clip=math.inf, learning_rate=1e-7))
+    assert settings("--config", str(saved(tmp_path / "a.toml", written(run)))) == run
+
+
+def test_every_setting_is_below_its_help() -> None:
+    text = written(recipe("base"))
+    sections = [getattr(recipe("base"), field.name) for field in fields(RunConfig)]
+    names = sum(len(fields(section)) if is_dataclass(section) else 1 for section in sections)
+    blocks = [block.split("\n") for block in text.removesuffix("\n").split("\n\n")]
+    assert len(blocks) == names > 80
+    assert all(lines[0 if lines[0][0] == "#" else 1].startswith("# ") and " = " in lines[-1] for lines in blocks)
+    assert tomllib.loads(text)["model"]["layout"] == "xlme" and "One of\n# xlme, xlm." in text
+    assert all(len(line) <= 112 for line in text.split("\n") if line.startswith("#"))
+
+
+def test_the_command_prints_it_with_the_overrides() -> None:
+    done = python("-m", "xlme_ds", "config", "--recipe", "quickstart", "--train.steps", "7000")
+    assert tomllib.loads(done.stdout)["train"]["steps"] == 7000, done.stderr
+    wrong = python("-m", "xlme_ds", "config", "--recipe", "quickstart", "--train.steps", "2")
+    assert wrong.returncode == 2 and "optimizer.warmup_steps" in wrong.stderr
+
+
+def test_a_runs_config_json_is_given_back_and_overridden(tmp_path: Path) -> None:
+    run = replace(recipe("xlm_mt"), seed=5)
+    write_object(tmp_path / "config.json", {"config": asdict(run), "versions": {}, "run": "x"})
+    path = str(tmp_path / "config.json")
+    assert settings("--config", path) == run
+    assert settings("--config", path, "--seed", "6", "--train.steps", "99999").seed == 6
+    assert settings(f"--config={path}", "--seed", "6") == replace(run, seed=6)
+
+
+def test_a_file_may_name_a_recipe_and_what_differs(tmp_path: Path) -> None:
+    path = saved(tmp_path / "mine.toml", 'recipe = "quickstart"\nname = "mine"\n[optimizer]\nlearning_rate = 1\n')
+    run = settings("--config", str(path))
+    assert run == replace(
+        recipe("quickstart"), name="mine", optimizer=replace(recipe("quickstart").optimizer, learning_rate=1.0)
+    )
+    assert isinstance(run.optimizer.learning_rate, float)
+    (tmp_path / "other.json").write_text(json.dumps({"train": {"steps": 9}}))
+    other = settings("--config", str(tmp_path / "other.json"))
+    assert (other.name, other.train.steps, other.model) == ("other", 9, RunConfig("x").model)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[model]\nwidht = 3\n", "there is no setting model.widht: did you mean model.width?"),
+        ("[modle]\nwidth = 3\n", "there is no setting modle: did you mean model?"),
+        ("zzz = 3\n", "there is no setting zzz: choose one of name, seed, model"),
+        ("model = 3\n", "model is 3, it must be a section of settings"),
+        ("[model]\nwidth = 3.0\n", "model.width is 3.0, it must be a whole number"),
+        ("[model]\nwidth = true\n", "model.width is True, it must be a whole number"),
+        ("[model]\ncompile = 1\n", "model.compile is 1, it must be text in quotes"),
+        ("[data]\nphase_steps = 3\n", "data.phase_steps is 3, it must be a list"),
+        ('[data]\nphase_steps = ["a"]\n', "data.phase_steps is ['a'], it must be a whole number"),
+        ("[model]\nabsolute_positions = 1\n", "model.absolute_positions is 1, it must be true or false"),
+        ("[model\n", "is not TOML"),
+        ('recipe = "basse"\n', "recipe basse is not known"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_sentence(text: str, message: str, tmp_path: Path) -> None:
+    path = saved(tmp_path / "run.toml", text)
+    with pytest.raises(ValueError) as raised:
+        settings("--config", str(path))
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"none\.toml cannot be read \(No such file or directory\)"):
+        read(tmp_path / "none.toml")
+    (tmp_path / "a.toml").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match="is not UTF-8"):
+        read(tmp_path / "a.toml")
+    with pytest.raises(ValueError, match="is not JSON"):
+        read(saved(tmp_path / "a.json", "{"))
+    with pytest.raises(ValueError, match="there is no setting hub"):
+        with_values(RunConfig("x"), {"hub": 1}, tmp_path)
+
+
+def test_one_source_of_settings(tmp_path: Path) -> None:
+    path = saved(tmp_path / "run.toml", "")
+    with pytest.raises(ValueError, match="--recipe and --config exclude each other"):
+        settings("--config", str(path), "--recipe", "base")
+    with pytest.raises(ValueError, match="--recipe is missing"):
+        settings()
+
+
+def test_help_shows_the_settings_that_people_set() -> None:
+    short = python("-m", "xlme_ds", "pretrain", "--help").stdout
+    assert len(short.splitlines()) < 60 and short.count("\n  --") == 7 + 15
+    assert "--train.steps 125000" in short and "--data" in short and "--help-all" in short
+    assert "relative-buckets" not in short
+    of_recipe = python("-m", "xlme_ds", "pretrain", "--recipe", "quickstart", "-h").stdout
+    assert f"--train.steps {recipe('quickstart').train.steps} " in of_recipe
+    whole = python("-m", "xlme_ds", "pretrain", "--help-all").stdout
+    assert "--model.relative-buckets" in whole and len(whole.splitlines()) > 300

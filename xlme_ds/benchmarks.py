@@ -1,0 +1,51 @@
+"""`xlme bench NAME --flags`: the benchmarks of a clone, which no wheel carries."""
+
+import ast
+import difflib
+import os
+import sys
+from pathlib import Path
+
+from .cli import fail
+from .run_commands import environment
+
+_FOLDER = Path(__file__).parents[1] / "bench"
+
+
+def benchmarks(folder: Path = _FOLDER) -> dict[str, str]:
+    """Benchmarks by name, as in `python -m bench.NAME`, and the first line about each. Raises ValueError where the
+    folder is missing."""
+    if not (folder / "step.py").is_file():
+        raise ValueError(
+            f"there are no benchmarks in {folder}: an installed package has none, run this in a clone of the repository"
+        )
+    found = {}
+    for path in sorted(path for name in ("*.py", "*/__main__.py", "peers/*.py") for path in folder.glob(name)):
+        source = path.read_text(encoding="utf-8")
+        if "\nif __name__ ==" in source:
+            parts = path.relative_to(folder).with_suffix("").parts
+            name = ".".join(part for part in parts if part != "__main__")
+            found[name] = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+    return found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Become one of the benchmarks, or list them; a user's mistake ends in one sentence and exit code 2."""
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        about = benchmarks()
+        if not words or words[0] in ("-h", "--help"):
+            lines = [f"  {name:<12}{line}" for name, line in about.items()]
+            print("\n".join(["usage: xlme bench NAME --flags    (xlme bench NAME --help lists them)\n", *lines]))
+            return
+        name, *rest = words
+        if name not in about:
+            near = difflib.get_close_matches(name, about, n=1) or ["--help"]
+            raise ValueError(f"there is no benchmark {name!r}: did you mean `xlme bench {near[0]}`?")
+    except ValueError as error:
+        fail("xlme bench", error)
+    os.execve(sys.executable, [sys.executable, "-m", f"bench.{name}", *rest], environment())
+
+
+if __name__ == "__main__":
+    main()

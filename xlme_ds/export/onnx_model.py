@@ -1,0 +1,93 @@
+"""model.onnx of an exported folder: the model that was trained, for texts of any number and length."""
+
+import logging
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data.schema import BOS, EOS, UNK
+from ..trained.xlm_roberta import XLM_ROBERTA
+from .exported_model import Architecture, Exported, ModelType
+
+ONNX_FILE = "model.onnx"
+_LARGEST = 1900 * 2**20  # bytes of parameters in one file, whose format ends at 2 GiB; others are in model.onnx.data
+_PACKAGES = ("transformers", "onnx", "onnxscript")
+# The outputs of a fine-tuned model; those of all others are the encoder's last hidden states.
+_OUTPUTS: dict[Architecture, tuple[str, ...]] = {
+    "XLMEForTokenClassification": ("logits",),
+    "XLMEForSequenceClassification": ("logits",),
+    "XLMEForQuestionAnswering": ("start_logits", "end_logits"),
+}
+
+
+def require_onnx(model: Exported) -> None:
+    """Raise ValueError if a package is missing, or for a model that is more than an encoder with a head."""
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ValueError(f"--onnx needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+    if model.whole:
+        raise ValueError(f"--onnx writes an encoder, and this model has {model.whole.has}: add --which encoder")
+
+
+class _Graph(nn.Module):
+    """A loaded model with the inputs and outputs of the graph alone."""
+
+    def __init__(self, model: nn.Module, outputs: tuple[str, ...]):
+        super().__init__()
+        self.model, self.outputs = model, outputs
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, language_ids: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """The outputs in their order."""
+        languages = {} if language_ids is None else {"language_ids": language_ids}
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask, **languages)
+        return tuple(output[name] for name in self.outputs)
+
+
+def write_onnx(folder: Path, model: Exported, model_type: ModelType) -> None:
+    """Write `model.onnx` into the exported `folder`; inputs `input_ids`, `attention_mask` [B, T] and, for a model with
+    language embeddings, `language_ids` [B]."""
+    loaded, outputs = _loaded(folder, model, model_type), _OUTPUTS.get(model.architecture, ("last_hidden_state",))
+    tokens = torch.tensor([[BOS, UNK, UNK, EOS]] * 2)
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("tokens")
+    inputs, shapes = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}, {0: batch, 1: length}
+    dynamic: dict[str, Any] = dict.fromkeys(inputs, shapes)
+    if model.encoder.cfg.language_embeddings:
+        inputs["language_ids"], dynamic["language_ids"] = torch.zeros(len(tokens), dtype=torch.long), {0: batch}
+    parameters = sum(parameter.numel() for parameter in loaded.parameters())
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)  # torchvision is missing
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            _Graph(loaded, outputs).eval(),
+            (),
+            str(folder / ONNX_FILE),
+            kwargs=inputs,
+            input_names=list(inputs),
+            output_names=list(outputs),
+            dynamic_shapes=dynamic,
+            external_data=4 * parameters > _LARGEST,
+            dynamo=True,
+            verbose=False,
+        )
+
+
+def _loaded(folder: Path, model: Exported, model_type: ModelType) -> nn.Module:
+    """The model in `folder`, without its head where that is one of pre-training."""
+    import transformers
+
+    if model_type == XLM_ROBERTA:
+        ending = model.architecture.removeprefix("XLME").replace("ForPreTraining", "Model")
+        kind = getattr(transformers, f"XLMRoberta{ending}")
+    else:
+        from .remote import modeling_xlme
+
+        kind = getattr(modeling_xlme, model.architecture)
+    loaded = kind.from_pretrained(folder)
+    module: nn.Module = loaded if model.architecture in _OUTPUTS else loaded.base_model
+    return module

@@ -1,0 +1,46 @@
+"""`xlme launch --gpus 8 pretrain …`: a command on several processes, started by DeepSpeed's launcher."""
+
+import os
+import sys
+
+from .cli import fail, take_flag
+from .run_commands import environment, launch
+
+LAUNCHED = ("pretrain", "finetune")
+USAGE = f"""usage: xlme launch [--gpus N] [DEEPSPEED OPTIONS] COMMAND --flags
+
+Run COMMAND ({" or ".join(LAUNCHED)}) on N processes of this machine, one a GPU, or on N of each machine of a hostfile.
+It is `deepspeed --num_gpus N --module xlme_ds.COMMAND --flags`.
+
+  --gpus N           processes of a machine; by default one for each GPU that it has; without a GPU they use its cores
+  DEEPSPEED OPTIONS  those of `deepspeed --help`: --hostfile FILE, --include HOST:GPU,GPU, --master_port PORT, ..."""
+
+
+def command(words: list[str]) -> list[str]:
+    """The launcher's command line. Raises ValueError where `words` have no command or no number."""
+    place = next((place for place, word in enumerate(words) if word in LAUNCHED), None)
+    if place is None:
+        raise ValueError(f"no command to launch: add {' or '.join(LAUNCHED)}, and its flags after it")
+    options, gpus = take_flag(words[:place], "--gpus")
+    if gpus is not None and not (gpus.isdecimal() and int(gpus)):
+        raise ValueError(f"--gpus {gpus}: it must be a number of processes, at least 1")
+    return launch(f"xlme_ds.{words[place]}", int(gpus) if gpus else None, words[place + 1 :], options)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Become the launcher; a user's mistake ends in one sentence and exit code 2."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words or words[0] in ("-h", "--help"):
+        print(USAGE)
+        return
+    try:
+        launcher = command(words)
+    except ValueError as error:
+        fail("xlme launch", error)
+    variables = environment()
+    os.environ["PATH"] = variables["PATH"]  # where execvpe looks for the launcher
+    os.execvpe(launcher[0], launcher, variables)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The inverse of a plan: the size of a model, its tokens and its steps that an amount of money buys."""
+
+import math
+from bisect import bisect_left
+from dataclasses import replace
+from typing import Any
+
+from ..config import RunConfig
+from ..counting import count_parameters, flops_per_step
+from ..recipes import RECIPES
+from .planner import computing_in
+from .speed import GPU
+
+RULE = (
+    "Hoffmann et al. (2022, arXiv 2203.15556, Table 3): a given compute trains the best model on about 20 tokens a "
+    "parameter, counted here without the generator and the embedding. The rule is of causal language models; none is "
+    "published for replaced token detection. Encoders are mostly smaller and trained for longer: see the recipes"
+)
+TOKENS_A_PARAMETER = 20
+_PUBLISHED = ("base", "large", "xl")
+_HEAD = 64  # width of a head in all of XLM-E's sizes
+_HEADS = range(4, 65)  # of the models that are considered
+
+
+def bought(run: RunConfig, dollars: float, dollars_per_hour: float, gpu: GPU, utilisation: float) -> dict[str, Any]:
+    """What `dollars` buy: a model in the shapes of XLM-E with the data and the vocabulary of `run`, and the share of
+    each published recipe."""
+    gpu = computing_in(gpu, run.engine.precision)
+    gpu_hours = dollars / dollars_per_hour
+    flops = gpu_hours * 3600 * gpu.tflops * 1e12 * utilisation
+    # The larger the model, the fewer tokens a parameter.
+    first = bisect_left(_HEADS, True, key=lambda heads: _ratio(_shaped(run, heads, flops)) <= TOKENS_A_PARAMETER)
+    sizes = [_shaped(run, _HEADS[place], flops) for place in (first - 1, first) if 0 <= place < len(_HEADS)]
+    model = min(sizes, key=lambda size: abs(math.log(_ratio(size) / TOKENS_A_PARAMETER)))
+    return {
+        "dollars": dollars,
+        "gpu_hours": gpu_hours,
+        "gpu": gpu.name,
+        "flops": flops,
+        "utilisation": utilisation,
+        "rule": RULE,
+        "model": model,
+        "recipes": {name: _share(RECIPES[name], gpu_hours, flops) for name in _PUBLISHED},
+    }
+
+
+def _ratio(model: dict[str, Any]) -> float:
+    """Tokens a parameter."""
+    return float(max(model["tokens"], 1) / model["layer_parameters"])
+
+
+def _shaped(run: RunConfig, heads: int, flops: float) -> dict[str, Any]:
+    """A model of `heads` heads trained with `flops`. Between Base and XL the discriminator's layers grow as the square
+    of the width (12 and 48), the generator's as the width (4 and 8)."""
+    width = heads * _HEAD
+    shape: dict[str, Any] = {
+        "width": width,
+        "heads": heads,
+        "feed_forward": 4 * width,
+        "discriminator_layers": max(2, round(12 * (width / 768) ** 2)),
+        "generator_layers": max(1, round(4 * width / 768)),
+    }
+    run = replace(run, model=replace(run.model, **shape))
+    row_tokens = run.model.max_positions
+    steps = int(flops / flops_per_step(run, row_tokens))
+    warmup = min(run.optimizer.warmup_steps, steps // 10)
+    options = [f"--model.{name.replace('_', '-')} {value}" for name, value in shape.items()]
+    options += [f"--train.steps {steps}", f"--optimizer.warmup-steps {warmup}"]
+    counts = count_parameters(run)
+    main = next(name for name in counts if name != "embedding")
+    return {
+        "parameters": counts[main],
+        "layer_parameters": counts[main] - counts["embedding"],
+        "tokens": steps * int(sum(run.data.mean_rows)) * row_tokens,
+        "steps": steps,
+        "settings": f"--recipe {run.name} {' '.join(options)}",
+    }
+
+
+def _share(run: RunConfig, gpu_hours: float, flops: float) -> dict[str, float]:
+    share = flops / (flops_per_step(run, run.model.max_positions) * run.train.steps)
+    return {
+        "parameters": count_parameters(run)["discriminator"],
+        "steps": run.train.steps,
+        "gpu_hours": gpu_hours / share,
+        "share": share,
+    }

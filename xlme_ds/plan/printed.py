@@ -1,0 +1,165 @@
+"""What `xlme plan` prints: the answer in one line, other layouts, and the figures behind them as tables."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ..cli import duration, number
+from .speed import DAY
+
+_MICRO_BATCH = re.compile(r"--data\.micro-batch (\d+)")
+
+
+def print_plan(result: dict[str, Any], layouts: int, dollars_per_hour: float | None) -> None:
+    """Print the plan, with `layouts` of its layouts."""
+    console = Console(markup=False, emoji=False)
+    ways = distinct(result["layouts"])[:layouts]
+    console.print(_answer(result, ways, dollars_per_hour) + "\n", highlight=False, soft_wrap=True)
+    if ways[1:]:
+        rows = [
+            (
+                _settings(way),
+                f"{way['memory_per_gpu_gib']['total']:.1f}",
+                f"{way['tokens_per_s']:,}",
+                _time(way["days"]),
+            )
+            for way in ways[1:]
+        ]
+        console.print(_table("other layouts", ("settings", "GiB", "tokens/s", "time"), rows))
+        console.print()
+    objective = result["objective"]
+    terms = ", ".join(f"{name} ({objective['quantities'][name]['title']})" for name in objective["terms"])
+    console.print(f"{result['recipe']}: {objective['description']}; loss = {terms}\n", highlight=False)
+    for part in (_parameters, _operations, _own_layout):
+        table, note = part(result)
+        console.print(table)
+        console.print(note + "\n", highlight=False)
+
+
+def print_budget(result: dict[str, Any]) -> None:
+    """Print what a budget buys."""
+    console = Console(markup=False, emoji=False)
+    model, hours = result["model"], result["gpu_hours"]
+    console.print(
+        f"${_whole(result['dollars'])} buys {_whole(hours)} GPU-hours of {result['gpu']} ({_time(hours / 24 / 8)} on 8 "
+        f"GPUs): a discriminator of {number(model['parameters'])} parameters on {number(model['tokens'])} tokens in "
+        f"{model['steps']:,} steps\n\n  {model['settings']}\n\n{result['rule']}.\nAssumed: "
+        f"{result['utilisation']:.0%} of the GPU's peak, {result['flops']:.3g} FLOP in all.\n",
+        highlight=False,
+        soft_wrap=True,
+    )
+    rows = [
+        (
+            name,
+            number(cost["parameters"]),
+            f"{cost['steps']:,}",
+            _whole(cost["gpu_hours"]),
+            f"${_whole(result['dollars'] / cost['share'])}",
+            f"{cost['share']:.0%}" if cost["share"] < 10 else f"{number(cost['share'])} times",
+        )
+        for name, cost in result["recipes"].items()
+    ]
+    columns = ("recipe", "parameters", "steps", "GPU-hours", "cost", "the budget buys")
+    console.print(_table("the published recipes, whole", columns, rows))
+
+
+def distinct(layouts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Layouts without those that differ from a listed one in a micro-batch that is as fast; `micro_batches` has all of
+    them."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for layout in layouts:
+        micro_batch = _MICRO_BATCH.search(layout["settings"])
+        assert micro_batch
+        others = _MICRO_BATCH.sub("", layout["settings"]), round(layout["tokens_per_s"], -2)
+        found.setdefault(others, dict(layout) | {"micro_batches": []})["micro_batches"].append(int(micro_batch[1]))
+    return list(found.values())
+
+
+def _answer(result: Mapping[str, Any], ways: Sequence[Mapping[str, Any]], dollars_per_hour: float | None) -> str:
+    """Time, memory, GPU-hours and cost of the fastest layout, and its settings."""
+    hardware = result["hardware"]
+    start = f"{result['recipe']} on {hardware['gpus']} × {hardware['gpu']}: "
+    if not ways:
+        return start + "no layout fits: take more GPUs, larger ones, or offload"
+    best = ways[0]
+    hours = best["gpu_hours"]
+    cost = "" if dollars_per_hour is None else f", ${_whole(hours * dollars_per_hour)}"
+    return (
+        f"{start}{_time(best['days'])}, {best['memory_per_gpu_gib']['total']:.1f} GiB a GPU, {_whole(hours)} GPU-hours"
+        f"{cost} (assumed: {result['assumptions']['utilisation']:.0%} of peak)\n\n{_settings(best)}"
+    )
+
+
+def _settings(way: Mapping[str, Any]) -> str:
+    others = ", ".join(str(number) for number in sorted(way["micro_batches"])[:-1])
+    return way["settings"] + (f"\nequally fast: --data.micro-batch {others}" if others else "")
+
+
+def _time(days: float) -> str:
+    """A number of days, or hours and minutes of less than one."""
+    return f"{days:.3g} days" if days >= 1 else duration(days * DAY) if days * DAY >= 60 else "less than a minute"
+
+
+def _whole(value: float) -> str:
+    """A number of hours or dollars."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _table(title: str, columns: Sequence[str], *sections: Iterable[Sequence[str]]) -> Table:
+    """A table of text cells, its sections of rows with a line between them."""
+    table = Table(title=title, title_justify="left")
+    for n, column in enumerate(columns):
+        table.add_column(column, justify="right" if n else "left", overflow="fold")
+    for rows in sections:
+        for row in rows:
+            table.add_row(*row)
+        table.add_section()
+    return table
+
+
+def _parameters(result: dict[str, Any]) -> tuple[Table, str]:
+    parameters = dict(result["parameters"])
+    parts = parameters.pop("components"), parameters
+    sections = [[(name, f"{size:,}") for name, size in part.items()] for part in parts]
+    return _table(f"{result['recipe']}: parameters", ("component", "parameters"), *sections), result["accounting"]
+
+
+def _operations(result: dict[str, Any]) -> tuple[Table, str]:
+    standard, paper = result["flops"]["standard"], result["flops"]["paper_convention"]
+    rows = [
+        ("standard", *(f"{standard[kind]:.3g}" for kind in ("mono", "both", "both_para_half"))),
+        ("the paper's", f"{paper['mono']:.3g}", "", f"{paper['both']:.3g}"),
+    ]
+    columns = "count", "mono", "mono + para", "mono + para / 2"
+    phases = [
+        f"phase {number} from step {phase['first_step']:,}: {phase['tokens']:.3g} tokens in {phase['steps']:,} steps, "
+        f"{phase['mask_fraction']:.0%} predicted\n"
+        for number, phase in enumerate(result["phases"], 1)
+    ]
+    return _table(f"{result['recipe']}: FLOP of the whole run", columns, rows), "".join(phases[len(phases) == 1 :]) + (
+        f"standard: {standard['accounting']}; {result['flops']['per_step']:.4g} a step\nthe paper's: "
+        f"{paper['accounting']}; {paper['forward_per_token'] / 1e6:.2f} MFLOP forward a token"
+    )
+
+
+def _own_layout(result: dict[str, Any]) -> tuple[Table, str]:
+    hardware, memory = result["hardware"], result["memory_per_gpu_gib"]
+    title = f"{result['recipe']} on {hardware['gpus']} × {hardware['gpu']}: as the recipe is"
+    table = _table(title, list(memory), [[f"{size:.2f}" for size in memory.values()]])
+    table.columns[0].justify = "right"
+    assumed, seconds = result["assumptions"], result["seconds_per_step"]
+    parts = ", ".join(f"{name} {seconds[name]:.3g}" for name in ("compute", "bubble", "transfer", "offload"))
+    return table, (
+        f"GiB a GPU at the fullest moment ({result['fullest_at']}): {'fits' if result['fits'] else 'does not fit'} "
+        f"into {hardware['memory_gib']:g} GiB with {assumed['memory_reserved']:.0%} of it set aside\n"
+        f"{result['rows_per_micro_batch']} rows a micro-batch, {result['accumulation']} micro-batches a step; a GPU "
+        f"sends {result['communication_bytes_per_step']['total'] / 1e9:.3g} GB a step\nestimated "
+        f"{result['tokens_per_s']:,} tokens/s ({result['tokens_per_s_per_gpu']:,} a GPU), {_time(result['days'])}; a "
+        f"step {seconds['step']:.3g} s ({parts})\nassumed, not measured: {assumed['utilisation']:.0%} of "
+        f"{hardware['peak_tflops']:g} TFLOP/s ({hardware['precision']}) while computing, "
+        f"{assumed['link_efficiency']:.0%} of the links; over the whole step {result['of_peak']:.1%} of peak\n"
+        f"{hardware['source']}"
+    )

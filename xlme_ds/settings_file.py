@@ -1,0 +1,92 @@
+"""Settings in a file: TOML with each setting's help as comments, or the config.json of a run."""
+
+import json
+import textwrap
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from .config import RunConfig, Settings
+from .io.files import read_json, read_object
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The settings in a TOML or JSON file; of a run's config.json those of the run. Raises ValueError."""
+    try:
+        if path.suffix != ".json":
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+        values: dict[str, Any] = read_json(path, dict)
+        return dict(read_object(path)["config"]) if "config" in values else values
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror})") from None
+
+
+def with_values(settings: Settings, values: Mapping[str, Any], path: Path, section: str = "") -> Settings:
+    """`settings` with the `values` of the file `path` in place. Raises ValueError for an unknown setting, which names
+    the nearest one, and for a value of another type."""
+    hints = get_type_hints(type(settings))
+    changed = {}
+    for key, value in values.items():
+        if key not in hints:
+            near = get_close_matches(key, hints, n=1)
+            meant = f"did you mean {section}{near[0]}?" if near else f"choose one of {', '.join(hints)}"
+            raise ValueError(f"{path}: there is no setting {section}{key}: {meant}")
+        if is_dataclass(hints[key]):
+            if not isinstance(value, dict):
+                raise ValueError(f"{path}: {key} is {value!r}, it must be a section of settings")
+            changed[key] = with_values(getattr(settings, key), value, path, f"{key}.")
+        else:
+            changed[key] = _typed(value, hints[key], f"{path}: {section}{key} is {value!r}")
+    return replace(settings, **changed)  # type: ignore[type-var]
+
+
+def _typed(value: Any, kind: Any, start: str) -> Any:
+    """`value` as a setting of type `kind`. Which of a setting's choices and ranges it is in is checked later."""
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise ValueError(f"{start}, it must be a list")
+        return tuple(_typed(element, get_args(kind)[0], start) for element in value)
+    kind = str if get_origin(kind) is Literal else kind
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        names = {str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
+        raise ValueError(f"{start}, it must be {names[kind]}")
+    return value
+
+
+def help_of(kind: type) -> dict[str, str]:
+    """The help text of each setting of a dataclass, which stands below it in the source, in one line."""
+    from docstring_parser import parse_from_object
+
+    parameters = [found for base in reversed(kind.__mro__[:-1]) for found in parse_from_object(base).params]
+    return {found.arg_name: " ".join((found.description or "").split()) for found in parameters}
+
+
+def written(config: RunConfig) -> str:
+    """All settings of `config` as TOML, each below its help text."""
+    lines = [*_section(config)]
+    for field in fields(config):
+        if is_dataclass(section := getattr(config, field.name)):
+            lines += [f"[{field.name}]", *_section(section)]
+    return "\n".join(lines)
+
+
+def _section(settings: Any) -> Iterator[str]:
+    helps, hints = help_of(type(settings)), get_type_hints(type(settings))
+    for name in (field.name for field in fields(settings)):
+        value = getattr(settings, name)
+        if is_dataclass(value):
+            continue
+        choices = get_args(hints[name]) if get_origin(hints[name]) is Literal else ()
+        about = helps[name] + (f" One of {', '.join(choices)}." if choices else "")
+        yield from (f"# {line}" for line in textwrap.wrap(about, 110))
+        # Strings, numbers and lists are written alike in JSON and TOML, infinity excepted.
+        yield f"{name} = {json.dumps(value, ensure_ascii=False).replace('Infinity', 'inf')}\n"
