@@ -64,9 +64,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
             key=lambda link: link[1]["engine"].get("kind") == "pipeline"
         )  # DeepSpeed builds no other engine after one
         if world == 1:
-            links += [
-                [f"{chain} alone", case(chain, engine), LINKS[chain] * STEPS] for chain, engine in ALONE.items()
-            ]
+            links += [[f"{chain} alone", case(chain, engine), LINKS[chain] * STEPS] for chain, engine in ALONE.items()]
         (folder / f"{number}.json").write_text(json.dumps(links))
         worker = str(Path(__file__).with_name("elastic_worker.py"))
         results = run_ranks(world, [worker, str(folder / f"{number}.json"), str(data), str(folder)])

@@ -81,7 +81,9 @@ def tiny(
         data=DataConfig(0 if objective == "mt" and not denoising else 8, para_rows, micro_batch, alternate),
         engine=EngineConfig(**{"precision": "fp32"} | engine),
         train=TrainConfig(steps=steps, log_every=1),
-        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=min(5, steps // 2), discriminator_rate=discriminator_rate),
+        optimizer=OptimizerConfig(
+            learning_rate=1e-3, warmup_steps=min(5, steps // 2), discriminator_rate=discriminator_rate
+        ),
     )
     return validate(run)
 
