@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tests.launch import ROOT, environment, python
 from xlme_ds import quickstart
 from xlme_ds.data.schema import read_manifest
 
-STEPS = ["--train.steps", "4", "--optimizer.warmup-steps", "2", "--train.log-every", "2", "--train.eval-every", "4"]
+STEPS = ["--train.steps", "4", "--optimizer.warmup-steps", "2", "--train.log-every", "2", "--train.eval-every", "2"]
 
 
 def run(command: list[str]) -> str:
@@ -30,8 +31,7 @@ def run(command: list[str]) -> str:
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("quickstart") / "run"
     for stage in quickstart.preparation(out / "data", processes=2):
-        done = python("-m", "data_prep", *stage)
-        assert done.returncode == 0, done.stderr
+        run([sys.executable, "-m", "data_prep", *stage])
     said = run([*quickstart.training(out / "data", out, processes=2), *STEPS])
     assert f"open {out / 'report.html'}" in said
     return out
@@ -80,7 +80,7 @@ def test_second_call_says_it_is_complete(out: Path) -> None:
     (out.with_name("shorter") / ".quickstart").touch()
     with pytest.raises(ValueError, match=r"was started with train\.steps 4, the quickstart has another"):
         quickstart.begin(out.with_name("shorter"), fresh=False)
-    said = python(*command).stdout
+    said = run([sys.executable, *command])
     assert "is complete; open" in said and (out / "report.html").stat().st_mtime_ns == before
     (out / "config.json").write_text(written)
 

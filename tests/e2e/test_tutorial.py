@@ -1,29 +1,25 @@
 """docs/tutorial.md, command by command, with two training steps in place of 500."""
 
-import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
-from tests.launch import FORKED_PYTHON, ROOT, Python, environment
+from tests.launch import ROOT, environment
 
 
 def test_every_command_of_the_tutorial(tmp_path: Path) -> None:
     text = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```(python)?\n(.*?)^```", text, re.M | re.S)
     said = ""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/python").symlink_to(FORKED_PYTHON)
-    env = environment(**Python.forking())
-    env["PATH"] = f"{tmp_path}/bin{os.pathsep}{env['PATH']}"
     for python, block in blocks:
         if not python and not block.startswith(("python ", "for ", "xlme ")):
             continue  # what a command prints, or a listing
         script = re.sub(r"^xlme ", "python -m xlme_ds ", block, flags=re.M).replace(
             "steps 500", "steps 2 --optimizer.warmup-steps 1"
         )
-        command = ["python", "-c", block] if python else ["bash", "-euc", script]
-        done = subprocess.run(command, cwd=tmp_path, env=env, text=True, capture_output=True)
+        command = [sys.executable, "-c", block] if python else ["bash", "-euc", script]
+        done = subprocess.run(command, cwd=tmp_path, env=environment(), text=True, capture_output=True)
         assert done.returncode == 0, f"{script}\n{done.stderr[-3000:]}"
         said += done.stdout
     assert "no fault" in said and "ScoredPiece(text=" in said and "tutorial/export" in said
