@@ -66,8 +66,8 @@ def shown_step(run: Path) -> int:
 
 
 def _write(run: Path, found: Mapping[str, Any]) -> None:
-    """The files, and the sentences as texts of TensorBoard: what a model put in a masked place is bold, the original
-    follows where it differs."""
+    """Write the files, and the sentences as texts of TensorBoard: predictions in bold, each followed by the original
+    where it differs."""
     for name, content in found.items():
         write_object(run / name, content)
     with SummaryWriter(str(run / "tensorboard" / "samples")) as board:
@@ -89,8 +89,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _data_of(run: Path, noted: Mapping[str, Any]) -> tuple[list[Path], Path | None]:
-    """The folders of the data, of each phase, and of the held-out data that `config.json` notes, if they hold what
-    they did."""
+    """The folders of the data of each phase and of the held-out data, from `config.json`. Raises ValueError if their
+    content has changed."""
     if "folder" not in noted or ("phases" in noted) != ("phase_folders" in noted):
         raise ValueError(f"{run / 'config.json'} does not say where its data are: start the run's command again")
     data = [run / place for place in noted.get("phase_folders", [noted["folder"]])]
