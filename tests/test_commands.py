@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.launch import ROOT, environment, python
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.benchmarks import benchmarks
+from xlme_ds.data.shards import RowStore
+from xlme_ds.evaluate.showcase import _shown_records
 from xlme_ds.launch import command
 
 
@@ -146,3 +149,17 @@ def test_several_runs_in_one_process(tmp_path: Path) -> None:
     records = [(tmp_path / f"run{number}" / "metrics.jsonl").read_text().splitlines() for number in range(3)]
     losses = [[json.loads(line)["loss"] for line in lines] for lines in records]
     assert losses[0] == losses[2] and len(losses[0]) == 2
+
+
+def test_sentences_are_of_english_german_and_the_largest_languages(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", rows=60)
+    for task, sides in (("mono", 1), ("para", 2)):
+        store = RowStore(data / task)
+        rows = [store.read(np.array([record])) for record in range(60)]
+        keys = [" ".join(sorted(store.languages[place] for place in row.languages[:sides])) for row in rows]
+        shown = [keys[record] for record in _shown_records(store, sides)]
+        first = [key for key in ("en", "de", "de en") if key in keys]
+        assert shown[: len(first)] == first and len(set(shown)) == len(shown) == min(8, len(set(keys)))
+        rest = [keys.count(key) for key in shown[len(first) :]]
+        assert rest == sorted(rest, reverse=True)
+        assert all(keys.index(key) == record for key, record in zip(shown, _shown_records(store, sides), strict=True))

@@ -105,6 +105,10 @@ def all_tokens() -> Electra:
     return lively(objective_of(ObjectiveConfig("all_tokens")).build(SMALL))
 
 
+def corrective() -> Electra:
+    return lively(objective_of(ObjectiveConfig("corrective")).build(SMALL))
+
+
 def linear_head(**changes: Any) -> LanguageModel:
     return language_model(masked_head="linear", **changes)
 
@@ -118,6 +122,7 @@ def linear_head(**changes: Any) -> LanguageModel:
         ("clm", causal),
         ("rts", no_generator),
         ("all_tokens", all_tokens),
+        ("corrective", corrective),
     ],
 )
 def test_operations_equal_torchs_counter(name: Any, built: Any) -> None:
@@ -135,7 +140,8 @@ def test_operations_equal_torchs_counter(name: Any, built: Any) -> None:
     # Logits of groups of ids are computed again, of one for the most likely id and of another for the generator's
     # sample; that, as all that is computed twice, is no work done.
     masked = len(batch.masked_M)
-    groups = {"electra": 2 * masked, "rts": 0, "all_tokens": 2 * masked + rows * tokens}.get(name, masked)
+    softmaxes = {"electra": 2 * masked, "rts": 0, "corrective": 3 * masked, "all_tokens": 2 * masked + rows * tokens}
+    groups = softmaxes.get(name, masked)
     expected += 2 * groups * GROUP * SMALL.width
     # The gates' products with a vector are left out by both.
     assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)

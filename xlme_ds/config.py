@@ -144,8 +144,9 @@ class ObjectiveConfig:
     name: str = "electra"
     """electra: XLM-E's L_MLM + L_TLM + λ L_MRTD + λ L_TRTD; mlm: L_MLM + L_TLM of one encoder, as XLM and XLM-R;
     ernie_m: with L_CAMLM, ERNIE-M's first stage; btmlm: L_BTMLM, its second; clm: causal language modelling; rts:
-    L_MRTD + L_TRTD of the discriminator alone, on random tokens (Di Liello et al., 2022); all_tokens: electra whose
-    discriminator predicts all tokens, a control (Clark et al., 2020); mt: machine translation by encoder and decoder,
+    L_MRTD + L_TRTD of the discriminator alone, on random tokens (Di Liello et al., 2022); corrective: electra whose
+    discriminator also predicts the masked tokens (COCO-LM, METRO); all_tokens: electra whose discriminator predicts all
+    tokens, a control (Clark et al., 2020); mt: machine translation by encoder and decoder,
     on pairs or on sentences, as XLM."""
     mask_fraction: float = 0.15
     """Share of an item's tokens, special ones left out, that are predicted, or replaced (rts); 1 for clm, which also

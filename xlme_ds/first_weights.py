@@ -248,7 +248,7 @@ def _grown(
     owners = torch.arange(len(cuts)).repeat_interleave(sizes)
 
     def longer(rows: Tensor) -> Tensor:
-        """With the means before the row of `<mask>`."""
+        """`rows` with the means before the row of `<mask>`."""
         sums = rows.new_zeros(len(cuts), *rows.shape[1:]).index_add_(0, owners, rows[ids])
         means = sums / sizes.view(-1, *(1 for _ in rows.shape[1:]))
         return torch.cat([rows[: old.mask], means, rows[old.mask :]])

@@ -27,6 +27,7 @@ CASES: dict[str, dict[str, object]] = {
     "clm": {},
     "rts": {},
     "all_tokens": {},
+    "corrective": dict(embedding_sharing="gdes"),
     "btmlm": BTMLM,
     "electra with dropout": DROPOUT,
     "btmlm with dropout": BTMLM | DROPOUT,

@@ -42,6 +42,7 @@ TEMPERED = dict(
 RATES = dict(discriminator_rate=0.3)
 RTS = dict(objective="rts", vocabulary_blocks=3)
 ALL_TOKENS = dict(objective="all_tokens", vocabulary_blocks=3)
+CORRECTIVE = dict(objective="corrective", vocabulary_blocks=3, embedding_sharing="gdes")
 # Tasks in turns, dropout, a vector for each of the data's languages, and XLM's head.
 XLM = dict(
     objective="mlm", relative_bias="none", language_embeddings=("fr", "de", "en"), dropout=0.1, attention_dropout=0.1,
@@ -74,7 +75,7 @@ def pipe(
     return dict(engine=common | (engine or {}), micro_batch=micro_batch, **settings)
 
 
-# By number of processes; the first fifteen are the references.
+# By number of processes; the first sixteen are the references.
 CASES: dict[int, dict[str, dict[str, object]]] = {
     1: {
         "plain": plain(),
@@ -89,6 +90,7 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "plain, tempered": plain(**TEMPERED),
         "plain, rates": plain(**RATES),
         "plain, all tokens": plain(**ALL_TOKENS),
+        "plain, corrective": plain(**CORRECTIVE),
         "plain, MT": plain(**MT),
         "plain, interleaved": plain(**INTERLEAVED),
         "plain, sentences": plain(**SENTENCES),
@@ -124,6 +126,7 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "bf16 zero1 on 2, rates": zero(1, 2, BF16, **RATES),
         "zero3 on 2, all tokens": zero(3, 2, **ALL_TOKENS),
         "bf16 zero1 on 2, all tokens": zero(1, 2, BF16, **ALL_TOKENS),
+        "zero3 on 2, corrective": zero(3, 2, **CORRECTIVE),
         "zero3 on 2, XLM, checkpointing": zero(3, 2, **XLM, **CHECKPOINTING),
         "zero1 on 2, MT": zero(1, 2, **MT),
         "zero3 on 2, MT, checkpointing": zero(3, 1, **MT, **CHECKPOINTING),
@@ -148,6 +151,7 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "pipeline of 2, tempered": pipe(2, 2, **TEMPERED),
         "pipeline of 2, all tokens": pipe(2, 2, **ALL_TOKENS),
         "dualpipev of 2, all tokens": pipe(2, 2, DUAL, **ALL_TOKENS),
+        "pipeline of 2, corrective": pipe(2, 2, **CORRECTIVE),
         "pipeline of 2, XLM": pipe(2, 2, **XLM),
         "dualpipev of 2, MLM": pipe(2, 2, DUAL, **MLM),
         "dualpipev of 2, XLM": pipe(2, 2, DUAL, **XLM),
@@ -186,6 +190,7 @@ def reference(name: str) -> str:
         "tempered",
         "rates",
         "all tokens",
+        "corrective",
         "MT",
         "interleaved",
         "sentences",

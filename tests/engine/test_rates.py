@@ -13,10 +13,10 @@ from xlme_ds.engine.build import build_engine
 RATE, FACTOR = 1e-2, 0.25
 
 
-@pytest.mark.parametrize("objective", ["electra", "all_tokens"])
+@pytest.mark.parametrize("objective", ["electra", "all_tokens", "corrective"])
 def test_what_only_the_discriminator_has_takes_smaller_steps(tmp_path: Path, objective: str) -> None:
     """Adam's first step is the rate times g / (|g| + ε); matrices also lose the rate times the decay."""
-    sharing = "gdes" if objective == "electra" else "tied"
+    sharing = "tied" if objective == "all_tokens" else "gdes"
     config = tiny({"kind": "plain"}, 8, objective=objective, discriminator_rate=FACTOR, embedding_sharing=sharing)
     engine = build_engine(config, Loader(write_data(tmp_path, rows=16), config.data, config.seed, 0.15), None)
     before = engine.full_state()

@@ -93,6 +93,7 @@ CASES: dict[str, tuple[int, int, str, tuple[int, int, int], dict[str, Any], dict
     "middle zero3 bf16, RTS, on 2": (2, 3, "bf16", (8, 8, 4), MIDDLE, {}),
     "middle zero2 bf16, all_tokens": (1, 2, "bf16", (4, 4, 4), MIDDLE, {}),
     "wordy zero1 fp32, all_tokens, on 2": (2, 1, "fp32", (8, 8, 4), WORDY, {}),
+    "middle zero2 bf16, corrective": (1, 2, "bf16", (4, 4, 4), MIDDLE, {}),
     "middle pipeline fp32, all_tokens, on 2": (2, 1, "fp32", (8, 8, 2), MIDDLE, PIPE),
     "middle pipeline bf16, RTS, on 2": (2, 1, "bf16", (8, 8, 2), MIDDLE, PIPE),
 }  # fmt: skip
@@ -120,9 +121,8 @@ def case(folder: Path, name: str) -> dict[str, Any]:
     engine = (
         dict(kind="deepspeed", deepspeed=engine_file(folder, stage, "few live" in name), precision=precision) | engine
     )
-    objective = next(
-        (kind.lower() for kind in ("BTMLM", "MLM", "CLM", "RTS", "all_tokens", "MT") if kind in name), "electra"
-    )
+    kinds = "BTMLM", "MLM", "CLM", "RTS", "all_tokens", "corrective", "MT"
+    objective = next((kind.lower() for kind in kinds if kind in name), "electra")
     terms = {term: ("0:1",) for term, word in (("denoising", " ae"), ("back_translation", " bt")) if word in name}
     return dict(engine=engine, data=data, model=model, objective=objective, terms=terms, folder=str(rows))
 

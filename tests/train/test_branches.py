@@ -36,6 +36,7 @@ from xlme_ds.engine.ranks import SharedError
 from xlme_ds.evaluate.showcase import _data_of
 from xlme_ds.export.__main__ import export_run
 from xlme_ds.io.files import read_json
+from xlme_ds.models import tiles
 from xlme_ds.plan.planner import plan
 from xlme_ds.train.records import audit_lines
 from xlme_ds.train.run_folder import RunFolder, branched
@@ -115,6 +116,25 @@ def test_a_branch_is_the_decay_of_the_run(config: RunConfig, data: tuple[Path, P
     assert "no record of step" not in page, "the first six steps are the parent's"
     forget(out, 10)
     assert weights(pretrain(branch, data, out)) == weights(alone), "resumed from its own checkpoint of step 9"
+
+
+def test_a_run_keeps_its_kernels_tilings(
+    config: RunConfig, data: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when a benchmark has written others into the package in the meantime; a new run takes those."""
+    begun = tiles.tiling("_forward", 64, 2)
+    run = pretrain(config, data, tmp_path / "run")
+    table = read_json(tiles.TABLE, dict)
+    table["default"]["64"]["_forward"] = [128, 32, 8, 3]
+    (tmp_path / "tilings.json").write_text(json.dumps(table))
+    monkeypatch.setattr(tiles, "TABLE", tmp_path / "tilings.json")
+    forget(run, 8)
+    pretrain(config, data, run)
+    assert tiles.tiling("_forward", 64, 2) == begun
+    pretrain(config, data, tmp_path / "new")
+    assert tiles.tiling("_forward", 64, 2) == (128, 32, 8, 3)
+    monkeypatch.undo()
+    tiles.use_tilings({})
 
 
 def test_a_branch_outlives_its_parents_checkpoint(data: tuple[Path, Path], stable: Path) -> None:

@@ -85,7 +85,15 @@ def save(checkpoints: Checkpoints, engine: Engine, step: int, state: dict | None
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, XLM, dict(objective="clm"), dict(objective="rts"), dict(objective="all_tokens"), TEMPERED],
+    [
+        {},
+        XLM,
+        dict(objective="clm"),
+        dict(objective="rts"),
+        dict(objective="all_tokens"),
+        dict(objective="corrective"),
+        TEMPERED,
+    ],
 )
 def test_resumed_run_continues_exactly(data: Path, tmp_path: Path, settings: dict) -> None:
     config = tiny(**PLAIN, **settings)

@@ -73,7 +73,7 @@ _COMPILERS = ("ninja", "c++", "g++", "clang++", "cc1plus", "as", "ld", "collect2
 
 @contextlib.contextmanager
 def loading_extensions() -> Iterator[None]:
-    """Around what may load an extension; also keeps DeepSpeed's news of building and of memory off standard output."""
+    """Wrap code that may load an extension; DeepSpeed's messages on building and memory stay off standard output."""
     cpp_extension.load = _load_alone  # type: ignore[assignment]  # DeepSpeed looks it up there each time
     try:
         with contextlib.redirect_stdout(io.StringIO()):

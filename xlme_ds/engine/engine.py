@@ -72,7 +72,7 @@ class Engine:
         self.clip = clip
         self.seconds_reading = 0.0  # spent by this rank until its rows were there
         self._reads = True  # whether this process reads rows
-        self._counting = True  # whether its rows count, which a pipeline's last stage reads too
+        self._counting = True  # whether its rows count: a pipeline's last stage reads the same as the first
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that this rank holds, by their names in the whole model."""
@@ -98,7 +98,7 @@ class Engine:
         return [Bucket([Piece(name, 0, p.numel(), 0)], self.optimizer, p, kinds) for name, p in self.named_parameters()]
 
     def _publish(self) -> None:
-        """Compute with the weights that were written into the buckets from now on; collective."""
+        """From now on compute with the weights that were written into the buckets; collective."""
 
     def _reduce(self, values: Tensor) -> Tensor:
         """Sum of `values` over the ranks, in place."""

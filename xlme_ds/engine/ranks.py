@@ -95,7 +95,7 @@ def start_process_group(
 ) -> tuple[int, int]:
     """Join the processes that the launcher started, and return (rank, world); a process that none started is alone.
 
-    Collectives wait for one another until after the watchdog and its last resort have spoken, or a day without one.
+    A collective times out only after the watchdog and its last resort have acted, or after a day without a watchdog.
     """
     os.environ.update(on_all_ranks(lambda: rendezvous(os.environ) or _alone()))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -136,7 +136,7 @@ def start_process_group(
 
 @contextmanager
 def _printing_if_slow(message: str) -> Iterator[None]:
-    """Print `words`, once for each node, if the block takes long."""
+    """Print `message`, once for each node, if the block takes long."""
     timer = threading.Timer(_LONG, lambda: print(message, file=sys.stderr, flush=True))
     timer.daemon = True
     if os.environ["LOCAL_RANK"] == "0":

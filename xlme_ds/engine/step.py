@@ -44,7 +44,7 @@ class StepContext:
         return self.watched((self.weights * sums).sum(), batch)
 
     def watched(self, loss: Tensor, batch: Any) -> Tensor:
-        """`loss` with a gradient that is not finite where it is not; in training it is recorded."""
+        """`loss`, recorded in training; where it is not finite, its gradient is made not finite too."""
         if loss.requires_grad:  # not in an evaluation
             self.losses.append((loss.detach(), batch))
         return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)

@@ -175,7 +175,8 @@ def subwords(words: list[str], vocabulary: Vocabulary) -> Subwords:
 
 
 def fit(source: Subwords, target: Subwords, room: int) -> tuple[Subwords, Subwords]:
-    """Both sides cut to `room` subwords in all; a side that needs less than half leaves the rest to the other."""
+    """`source` and `target` cut to `room` subwords in all; one that needs less than half leaves the rest to the
+    other."""
     first = min(len(source.ids), max(room // 2, room - len(target.ids)))
     second = room - first
     return Subwords(source.ids[:first], source.words[:first]), Subwords(target.ids[:second], target.words[:second])

@@ -100,8 +100,7 @@ def rows_by_language(
 def text_facts(
     store: RowStore, vocabulary: Vocabulary, limit: int | None = None
 ) -> tuple[dict[str, int], dict[str, float]]:
-    """By language, whatever the model: its rows, and ordinary tokens over the characters of their pieces, a space
-    counting as one.
+    """Rows, and ordinary tokens for each character of their pieces (a space counts as one), both by language.
 
     Raises ValueError for a language without a token to predict, which a mean would leave out.
     """

@@ -45,8 +45,8 @@ SETS = {
     "36": tuple(XTREME.values()),
 }
 _TATOEBA_FILE = re.compile(r"tatoeba\.(?P<code>[a-z]{3})-eng\.(eng|(?P=code))")
-# The two files of a corpus with English, X.en-de.en and X.en-de.de, or its archive; X. may be absent.
 _HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.")  # members of other tools in a zip file
+# The two files of a corpus with English, X.en-de.en and X.en-de.de, or its archive; X. may be absent.
 _PAIR_FILE = re.compile(rf"(.*\.)?({PIVOT}-(?P<after>[^.]+)|(?P<before>[^.]+)-{PIVOT})(\.txt\.zip|\.(?P<side>[^.]+))")
 
 
@@ -300,14 +300,14 @@ def retrieval_scores(model: TextEncoder, groups: Groups) -> dict[str, Any]:
 
 
 def both_ways(model: Mapping[str, Any], centred: bool = False) -> list[float]:
-    """By layer, the mean of both directions over the papers' 36 languages if they are all there, else over all there
-    are."""
+    """By layer, the mean of both directions over the papers' 36 languages if the test has them all, else over all of
+    its languages."""
     scores = complete_sets(model).get("36", model["overall"])
     return [(a + b) / 2 for a, b in zip(*(scores[way + CENTRED * centred] for way in WAYS), strict=True)]
 
 
 def complete_sets(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The papers' sets of languages that are all there."""
+    """The scores of the papers' sets of languages, of those sets that the test has as a whole."""
     return {name: scores for name, scores in model["sets"].items() if scores["found"] == scores["of"]}
 
 

@@ -1,6 +1,7 @@
 """Files for a run's report, in its folder: sentences as the model sees them, the retrieval test before and after
 training, the shares of the languages; and, when it is finished, its model in one file."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,8 @@ def shown_step(run: Path) -> int:
 
 
 def _write(run: Path, found: Mapping[str, Any]) -> None:
-    """The files, and the sentences as texts of TensorBoard: what a model put in a masked place is bold, the original
-    follows where it differs."""
+    """Write the files, and the sentences as texts of TensorBoard: predictions in bold, each followed by the original
+    where it differs."""
     for name, content in found.items():
         write_object(run / name, content)
     with SummaryWriter(str(run / "tensorboard" / "samples")) as board:
@@ -88,8 +89,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _data_of(run: Path, noted: Mapping[str, Any]) -> tuple[list[Path], Path | None]:
-    """The folders of the data, of each phase, and of the held-out data that `config.json` notes, if they hold what
-    they did."""
+    """The folders of the data of each phase and of the held-out data, from `config.json`. Raises ValueError if their
+    content has changed."""
     if "folder" not in noted or ("phases" in noted) != ("phase_folders" in noted):
         raise ValueError(f"{run / 'config.json'} does not say where its data are: start the run's command again")
     data = [run / place for place in noted.get("phase_folders", [noted["folder"]])]
@@ -167,15 +168,28 @@ def _retrieval(
     return {"retrieval.json": retrieval}
 
 
+def _shown_records(store: RowStore, sides: int) -> list[int]:
+    """The first rows of the languages that are shown, or of pairs where an item has two `sides`."""
+    rows = store.read(np.arange(min(256, store.rows)))
+    starts = sides * (np.cumsum(rows.items) - rows.items)
+    keys = [frozenset(rows.languages[start : start + sides].tolist()) for start in starts]
+    counts = Counter(keys)
+
+    def ahead(key: frozenset[int]) -> tuple[bool, bool, int]:
+        codes = {store.languages[place] for place in key} - {"en"}
+        return not codes, codes == {"de"}, counts[key]
+
+    return [keys.index(key) for key in sorted(counts, key=ahead, reverse=True)[:8]]
+
+
 @torch.no_grad()
 def _sample_rows(
     config: RunConfig, objective: Pretraining, model: nn.Module, data: Path, vocabulary: Vocabulary
 ) -> list[dict[str, Any]]:
     """The first row of each of up to 8 languages (or pairs) of every task in `data` that is trained on, corrupted and
-    judged.
+    judged: English, German, and those with most of the first 256 rows.
 
-    They are searched for in the first 256 rows. Only the first item of a row is shown. The format is in
-    docs/reference/run-folder.md.
+    Only the first item of a row is shown. The format is in docs/reference/run-folder.md.
     """
     samples = []
     for task, (name, read) in enumerate(zip(TASKS, config.data.mean_rows, strict=True)):
@@ -183,13 +197,8 @@ def _sample_rows(
             continue
         store = RowStore(data / name, config.model.language_embeddings)
         collate = objective.batches(store, "show")
-        keys: set[tuple[int, ...]] = set()
-        for record in range(min(256, store.rows)):
+        for record in _shown_records(store, 1 + task):
             rows = store.read(np.array([record]))
-            key = tuple(sorted(rows.languages[: 1 + task].tolist()))
-            if key in keys or len(keys) == 8:
-                continue
-            keys.add(key)
             parts = [(task, rows, np.array([record]))]
             batch = collate(parts, config.seed, config.objective.mask_fraction, 0)
             shown_BT, judged = objective.shown(model(batch), batch)

@@ -79,8 +79,8 @@ def export_run(
     model_type: ModelType | None = None,
     onnx: bool = False,
 ) -> None:
-    """A run: its encoder with the head, and the generator or the decoder where it has one; an encoder alone with
-    `which`, and its first layers with `layer`."""
+    """A run: its encoder with the head and the generator, or its whole model; an encoder alone with `which`, and its
+    first layers with `layer`."""
     run = load_run(folder)
     encoder, first = run.encoder(which), main_encoder(run.encoders)
     of = None if run.task else which or first
@@ -109,8 +109,7 @@ def _form(model: Exported, model_type: ModelType | None, onnx: bool) -> ModelTyp
     """
     if onnx:
         require_onnx(model)
-    decoder = "a decoder" if model.architecture == "XLMEForConditionalGeneration" else ""
-    differs = decoder or other_than_xlm_roberta(model.encoder.cfg)
+    differs = model.whole.has if model.whole else other_than_xlm_roberta(model.encoder.cfg)
     if model_type == XLM_ROBERTA and differs:
         raise ValueError(f"the model has {differs}, which XLM-R does not have: leave out --model-type {XLM_ROBERTA}")
     return model_type or ("xlme" if differs else "xlm-roberta")

@@ -11,8 +11,7 @@ from markupsafe import Markup
 from ..models.text_encoder import Which
 from ..report.files import RunFiles, read_optional
 from ..trained.xlm_roberta import XLM_ROBERTA
-from ..translate.decoder import decoder_layers
-from .exported_model import Architecture, Exported, ModelType
+from .exported_model import Exported, ModelType
 
 _TASKS = {"mono": "monolingual text", "para": "translation pairs"}
 
@@ -40,20 +39,20 @@ def render_card(
         name=name,
         cfg=encoder.cfg,
         parameters=sum(parameter.numel() for parameter in encoder.parameters()),
-        auto_class=Markup(_auto_class(model.architecture)),
+        auto_class=Markup(_auto_class(model)),
         native=native,
         trust=Markup("" if native else ", trust_remote_code=True"),
-        decoder_layers=decoder_layers(encoder.cfg),
+        further=model.whole.config(encoder.cfg) if model.whole else {},
         about=Markup(about.strip()),
         languages=languages,
         generator=generator,
     )
 
 
-def _auto_class(architecture: Architecture) -> str:
-    if architecture == "XLMEForConditionalGeneration":
-        return "AutoModelForSeq2SeqLM"
-    return architecture.replace("XLME", "Auto" if architecture == "XLMEModel" else "AutoModel")
+def _auto_class(model: Exported) -> str:
+    if model.whole:
+        return model.whole.auto_class
+    return model.architecture.replace("XLME", "Auto" if model.architecture == "XLMEModel" else "AutoModel")
 
 
 def run_card(

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import ModelConfig
-from ..data.schema import BOS, EOS, LAYOUTS, PAD, UNK
+from ..data.schema import BOS, EOS, LAYOUTS, PAD
 from ..data.vocabulary import Vocabulary
 from ..io.files import write_json
 from ..io.folders import made_whole
@@ -31,21 +30,17 @@ from ..trained.xlm_roberta import (
     xlm_roberta_config,
     xlm_roberta_state,
 )
-from ..translate.decoder import decoder_layers
-from ..translate.exports import DECODER_FORM
 from .exported_model import Exported, ModelType
 from .onnx_model import write_onnx
 from .tokenizer import tokenizer_files
 
 REMOTE = Path(__file__).parent / "remote"
 CODE = ("configuration_xlme.py", "modeling_xlme.py")
-TRANSLATING_CODE = "modeling_xlme_translation.py"
 
 # What classes of pre-training have after the encoder; of the others it is a `head`.
 _HEADS = {
     "XLMEForPreTraining": ("replaced_head.",),
     "XLMEForMaskedLM": ("masked_head.",),
-    "XLMEForConditionalGeneration": ("decoder.", "masked_head."),
 }
 
 
@@ -94,11 +89,10 @@ def _write_one(folder: Path, model: Exported, vocabulary: Vocabulary, model_type
 
 def _as_xlme(folder: Path, model: Exported) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Settings and parameters for the classes in `remote/`, which are written to `folder`."""
-    translating = model.architecture == "XLMEForConditionalGeneration"
-    for name in (*CODE, TRANSLATING_CODE) if translating else CODE:
+    for name in (*CODE, model.whole.code) if model.whole else CODE:
         shutil.copyfile(REMOTE / name, folder / name)
-    if translating:
-        write_json(folder / "generation_config.json", _search(model.encoder.cfg))
+    if model.whole:
+        write_json(folder / "generation_config.json", model.whole.generation(model.encoder.cfg))
     return _config(model), export_state(model.encoder) | _head(model)
 
 
@@ -113,10 +107,10 @@ def _as_xlm_roberta(folder: Path, model: Exported) -> tuple[dict[str, Any], dict
 
 
 def _head(model: Exported) -> dict[str, Tensor]:
-    """The parameters of the head, or the decoder, that the architecture has."""
+    """The parameters of the head, or of the further parts, that the architecture has."""
     head: dict[str, Tensor] = {}
     if model.architecture != "XLMEModel":
-        for prefix in _HEADS.get(model.architecture, ("head.",)):
+        for prefix in model.whole.parts if model.whole else _HEADS.get(model.architecture, ("head.",)):
             part = {name: value for name, value in model.state.items() if name.startswith(prefix)}
             if not part:
                 raise ValueError(f"the model has no parameters {prefix}*, so it is no {model.architecture}")
@@ -168,24 +162,10 @@ def _config(model: Exported) -> dict[str, Any]:
         "auto_map": classes,
         "mask_token_id": cfg.vocabulary - 1,
     }
-    if model.architecture == "XLMEForConditionalGeneration":
-        classes["AutoModelForSeq2SeqLM"] = f"{Path(TRANSLATING_CODE).stem}.{model.architecture}"
-        config |= {"is_encoder_decoder": True, "decoder_start_token_id": EOS}
-        config |= {DECODER_FORM: cfg.decoder, "decoder_layers": decoder_layers(cfg)}
+    if model.whole:
+        classes[model.whole.auto_class] = f"{Path(model.whole.code).stem}.{model.architecture}"
+        config |= model.whole.config(cfg)
     return config
-
-
-def _search(cfg: ModelConfig) -> dict[str, Any]:
-    """How `generate` searches: as `xlme translate` does, which is greedy for one beam."""
-    return {
-        "bos_token_id": BOS,
-        "pad_token_id": PAD,
-        "eos_token_id": EOS,
-        "decoder_start_token_id": EOS,
-        "max_new_tokens": cfg.max_positions,  # the model's own limit is by the source's length
-        "suppress_tokens": [BOS, PAD, UNK, cfg.vocabulary - 1],
-        "renormalize_logits": True,
-    }
 
 
 def _write_sentence_transformers(folder: Path, model: Exported) -> None:

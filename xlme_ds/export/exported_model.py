@@ -1,4 +1,4 @@
-"""One encoder with its head or decoder, which is exported."""
+"""One encoder with its head, or the whole of another model, which is exported."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,6 +7,8 @@ from typing import Literal
 from torch import Tensor
 
 from ..models.text_encoder import TextEncoder, Which
+from ..trained.exports import WholeModel
+from ..translate.exports import TRANSLATION_MODEL
 
 ModelType = Literal["xlme", "xlm-roberta"]
 Architecture = Literal[
@@ -18,14 +20,15 @@ Architecture = Literal[
     "XLMEForQuestionAnswering",
     "XLMEForConditionalGeneration",
 ]
+_WHOLE_MODELS: dict[Architecture, WholeModel] = {"XLMEForConditionalGeneration": TRANSLATION_MODEL}
 
 
 @dataclass(frozen=True)
 class Exported:
-    """One encoder with the head that was trained on it, or the decoder.
+    """One encoder with the head that was trained on it, or with the further parts of a whole model.
 
-    `architecture`: the class in `remote/` whose head it has. `state` holds the head's parameters, under
-    the names of that class (`head.weight`, …); other entries are not read. `labels`: names of the head's classes.
+    `architecture`: the class in `remote/` that it is written for. `state` holds the head's parameters, under the names
+    of that class (`head.weight`, …); other entries are not read. `labels`: names of the head's classes.
     `separators`: `</s>` between two texts, where they are not those of the model's layout: XLM-R has 2.
     `which`: the encoder's name in the model that was pre-trained.
     """
@@ -36,3 +39,8 @@ class Exported:
     labels: Sequence[str] = ()
     separators: int = 0
     which: Which | None = None
+
+    @property
+    def whole(self) -> WholeModel | None:
+        """The further files and settings of a model that is more than an encoder with a head."""
+        return _WHOLE_MODELS.get(self.architecture)

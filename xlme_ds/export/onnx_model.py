@@ -25,12 +25,12 @@ _OUTPUTS: dict[Architecture, tuple[str, ...]] = {
 
 
 def require_onnx(model: Exported) -> None:
-    """Raise ValueError if a package is missing, or for a model with a decoder."""
+    """Raise ValueError if a package is missing, or for a model that is more than an encoder with a head."""
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise ValueError(f"--onnx needs {' and '.join(missing)}: pip install {' '.join(missing)}")
-    if model.architecture == "XLMEForConditionalGeneration":
-        raise ValueError("--onnx writes an encoder, and this model translates: add --which encoder")
+    if model.whole:
+        raise ValueError(f"--onnx writes an encoder, and this model has {model.whole.has}: add --which encoder")
 
 
 class _Graph(nn.Module):

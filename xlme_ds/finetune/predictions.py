@@ -1,9 +1,9 @@
 """The predictions of a fine-tuned model for a file, and their scores: F1 of entities and of tags, accuracy, F1 and
 exact match of answers.
 
-The answer to a question is the best of the spans of all its windows. The comparison of SQuAD v1.1 lowers, drops English
-articles and ASCII punctuation. MLQA's (Lewis et al., 2020) drops Unicode's punctuation, too, and each language's own
-articles, and cuts Chinese into characters.
+The answer to a question is the best of the spans of all its windows. SQuAD v1.1 compares lower-cased words without
+English articles and ASCII punctuation. MLQA (Lewis et al., 2020) also drops Unicode's punctuation and each language's
+own articles, and cuts Chinese into characters.
 """
 
 import re
@@ -120,8 +120,8 @@ def _overlap(ours: list[str], theirs: list[str]) -> float:
 def score(
     name: str, task: DownstreamTask, examples: Sequence[Example], predictions: Predictions, language: str
 ) -> dict[str, float]:
-    """Per cent by metric. Entities are whole and typed (CoNLL, by seqeval); of parts of speech runs of equal tags are,
-    as in XTREME."""
+    """Per cent by metric. F1 counts whole entities with their types (CoNLL, by seqeval); for parts of speech it counts
+    runs of equal tags, as XTREME does."""
     pairs = zip(examples, predictions, strict=True)
     if task.kind == "span":
         splitter = mlqa_words if name == "mlqa" else squad_words

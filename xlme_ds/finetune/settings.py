@@ -32,9 +32,9 @@ class TuningConfig:
     layer_decay: float = 1.0
     """Factor by which the learning rate falls from each layer to the one below it (ERNIE-M: 0.8 or 0.9); 1: none."""
     dropout: float = 0.1
-    """Share of the embedded tokens, of each sublayer's output and of the head's input that is dropped in training."""
+    """Dropout of the embedded tokens, of each sublayer's output and of the head's input."""
     weight_decay: float = 0.0
-    """Share of a weight, times the learning rate, that a step takes away (ERNIE-M on CoNLL: 0.01)."""
+    """Weight decay, decoupled as in AdamW (ERNIE-M on CoNLL: 0.01)."""
     clip: float = 1.0
     """Largest global gradient norm; larger gradients are scaled down to it."""
     max_tokens: int = 0
@@ -54,7 +54,7 @@ class TuningConfig:
     """Train on nine tenths and use the rest as dev set; --grid does so if --data has no dev set to choose on."""
 
     def completed(self, task: DownstreamTask, model: ModelConfig) -> Self:
-        """With the task's values in place of zeros. Raises ValueError for values that cannot be used."""
+        """These settings with the task's values in place of zeros. Raises ValueError for values that cannot be used."""
         longest = min(self.max_tokens or task.max_tokens, model.max_positions)
         done = replace(
             self,
@@ -158,7 +158,7 @@ def settings(
 ) -> FinetuneConfig:
     """The whole configuration of one run on `features` inputs; `tuning` is completed. Raises ValueError."""
     steps = ceil(features * tuning.epochs / tuning.batch)
-    # A run of few steps has none left of XNLI's after its half.
+    # A short run warms up for half of its steps at most.
     warmup = min(TASKS[task].warmup_steps, steps // 2) if tuning.warmup is None else int(steps * tuning.warmup)
     return validate(
         FinetuneConfig(
@@ -179,7 +179,7 @@ def settings(
 
 
 def grid(task: str, tuning: TuningConfig) -> list[TuningConfig]:
-    """The published settings of a task, those that `tuning` does not fix already."""
+    """Every combination of the task's published settings, where `tuning` does not fix them."""
     published = TASKS[task]
     choices = product(
         (tuning.learning_rate,) if tuning.learning_rate else published.learning_rates,

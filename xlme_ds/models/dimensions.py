@@ -40,23 +40,18 @@ def token_products(model: nn.Module, encoder: str, inside_BT: Tensor) -> Iterato
         x_ND = x_ND - x_ND.mean(0)
         products[number] = (x_ND.T @ x_ND).cpu().numpy()
 
+    def keep_output(number: int, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        keep(number, output)
+
     name = re.compile(rf"(?:^|\.){encoder}\.(?:layers\.(\d+)|output_norm)$")
     matches = [(place, module) for path, module in model.named_modules() if (place := name.search(path))]
     layers = {int(place[1]): module for place, module in matches if place[1]}
     with ExitStack() as hooks:
         for number, layer in layers.items():
-            hooks.enter_context(layer.register_forward_hook(partial(_after, partial(keep, number + 1))))
+            hooks.enter_context(layer.register_forward_hook(partial(keep_output, number + 1)))
             if number == 0:
-                hooks.enter_context(layer.register_forward_pre_hook(partial(_before, partial(keep, 0))))
+                hooks.enter_context(layer.register_forward_pre_hook(lambda _layer, inputs: keep(0, inputs[0])))
         for place, norm in matches:
             if not place[1] and norm is not None:  # pre-LN: heads read the last layer through this norm
-                hooks.enter_context(norm.register_forward_hook(partial(_after, partial(keep, max(layers) + 1))))
+                hooks.enter_context(norm.register_forward_hook(partial(keep_output, max(layers) + 1)))
         yield products
-
-
-def _before(keep: Any, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-    keep(inputs[0])
-
-
-def _after(keep: Any, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-    keep(output)

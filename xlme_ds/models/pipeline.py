@@ -109,9 +109,7 @@ class ElectraStage(PipelineStage, Electra):
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         nll_M, predicted_M, corrupted_BT = self.generate(batch)
-        nll_BT, predicted_BT = (
-            _scatter(values_M, batch.masked_M, batch.tokens_BT) for values_M in (nll_M, predicted_M)
-        )
+        nll_BT, predicted_BT = (scatter(values_M, batch.masked_M, batch.tokens_BT) for values_M in (nll_M, predicted_M))
         *crossing, keys_B = self.read(batch, corrupted_BT)
         return nll_BT, *crossing, predicted_BT, keys_B
 
@@ -154,13 +152,13 @@ class LanguageModelStage(PipelineStage, LanguageModel):
         # Not with the loss, which knows the batch: there DeepSpeed 0.19.8 drops the gradients of bf16 weights.
         masked_M = targets_BT.flatten().nonzero().squeeze(1)
         output = self.predict(hidden_BTD, masked_M, targets_BT.flatten()[masked_M], self.table)
-        return tuple(_scatter(values_M, masked_M, targets_BT) for values_M in output)
+        return tuple(scatter(values_M, masked_M, targets_BT) for values_M in output)
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         embedded_BTD = self.embed(self.masking.apply(batch, self.cfg.vocabulary))
         distance_HW = self.encoder.distances(batch.tokens_BT.shape[1])
         relative = () if distance_HW is None else (distance_HW.contiguous(),)
-        targets_BT = _scatter(batch.tokens_BT.flatten()[batch.masked_M], batch.masked_M, batch.tokens_BT)
+        targets_BT = scatter(batch.tokens_BT.flatten()[batch.masked_M], batch.masked_M, batch.tokens_BT)
         groups_BT = self.masking.groups(batch).contiguous()
         hidden_BTD = self.encoder.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
         return *relative, hidden_BTD, groups_BT, targets_BT, batch.keys_B
@@ -170,7 +168,7 @@ class LanguageModelStage(PipelineStage, LanguageModel):
         return LanguageModelOutput(*(dense.flatten()[batch.masked_M] for dense in tensors))
 
 
-def _scatter(values_M: Tensor, masked_M: Tensor, like_BT: Tensor) -> Tensor:
+def scatter(values_M: Tensor, masked_M: Tensor, like_BT: Tensor) -> Tensor:
     """`values_M` at the masked positions of the rows, 0 elsewhere."""
     return values_M.new_zeros(like_BT.numel()).index_copy(0, masked_M, values_M).view_as(like_BT)
 

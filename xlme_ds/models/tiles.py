@@ -2,8 +2,9 @@
 
 import functools
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 TABLE = Path(__file__).with_name("tilings.json")
 
@@ -23,6 +24,22 @@ class Tiling(NamedTuple):
     stages: int
 
 
+_of_run: Mapping[str, Any] = {}
+
+
+def tilings() -> Mapping[str, Any]:
+    """The tilings in use, by compute capability, size of heads and kernel: a run's own, else those of `TABLE`."""
+    return _of_run or json.loads(TABLE.read_text(encoding="utf-8"))
+
+
+def use_tilings(of_run: Mapping[str, Any]) -> None:
+    """Take the tilings that a run began with, so that it continues bit for bit after `TABLE` has changed; empty: those
+    of `TABLE`."""
+    global _of_run
+    _of_run = of_run
+    tiling.cache_clear()
+
+
 @functools.cache
 def tiling(kernel: str, head_size: int, element: int, capability: str = "default") -> Tiling:
     """The tiling of `kernel` for a head size and elements of `element` bytes, on a GPU of a compute capability, as 9.0.
@@ -32,5 +49,5 @@ def tiling(kernel: str, head_size: int, element: int, capability: str = "default
     """
     if element == 4:  # multiplied without tensor cores: larger tiles overflow the registers
         return Tiling(32, 32, 4, 2)
-    tilings, size = json.loads(TABLE.read_text(encoding="utf-8")), "64" if head_size <= 64 else "128"
-    return Tiling(*(tilings.get(capability, {}).get(size) or tilings["default"][size])[kernel])
+    table, size = tilings(), "64" if head_size <= 64 else "128"
+    return Tiling(*(table.get(capability, {}).get(size) or table["default"][size])[kernel])

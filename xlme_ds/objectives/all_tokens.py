@@ -35,7 +35,7 @@ class AllTokensOutput(NamedTuple):
     nll_M: Tensor
     predicted_M: Tensor
     corrupted_BT: Tensor
-    replaced_logits_BT: Tensor  # positive says: do not copy
+    replaced_logits_BT: Tensor  # positive says replaced, so do not copy
     token_nll_BT: Tensor  # float32, the softmax's −log p of the original token
 
 
@@ -57,23 +57,31 @@ class AllTokens(Electra):
             batch.languages_BT,
             batch.keys_B,
         )
-        return AllTokensOutput(nll_M, predicted_M, corrupted_BT, *self.judge(hidden_BTD, batch.tokens_BT, table))
+        judged = self.judge(hidden_BTD, self.targets(batch), table, batch.masked_M)
+        return AllTokensOutput(nll_M, predicted_M, corrupted_BT, *judged)
 
-    def judge(self, hidden_BTD: Tensor, tokens_BT: Tensor, table: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """The last two of `AllTokensOutput`."""
-        predicted = self.token_head(hidden_BTD.flatten(0, 1), TiedTable(table), tokens_BT.flatten(), None)
-        return self.replaced_head(hidden_BTD), predicted.nll_M.view_as(tokens_BT)
+    @staticmethod
+    def targets(batch: Batch) -> Tensor:
+        """The original tokens, [B, T]."""
+        return batch.tokens_BT
+
+    def judge(
+        self, hidden_BTD: Tensor, targets_BT: Tensor, table: list[Tensor], masked_M: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The last two of `AllTokensOutput`, at all positions."""
+        predicted = self.token_head(hidden_BTD.flatten(0, 1), TiedTable(table), targets_BT.flatten(), None)
+        return self.replaced_head(hidden_BTD), predicted.nll_M.view_as(targets_BT)
 
 
 class AllTokensStage(ElectraStage, AllTokens):  # type: ignore[misc]
-    """The part of `AllTokens` that one stage runs: `ElectraStage` that also sends the original tokens [B, T]."""
+    """The part of `AllTokens` that one stage runs: `ElectraStage` that also sends the targets [B, T]."""
 
     after = (*ElectraStage.after, "token_head")
     ties = True
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         *crossing, keys_B = super()._start(batch)
-        return *crossing, batch.tokens_BT, keys_B
+        return *crossing, self.targets(batch), keys_B
 
     def finish(self, hidden_BTD: Tensor, judged: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The discriminator's verdicts and −log p, from its last hidden states."""
@@ -82,7 +90,7 @@ class AllTokensStage(ElectraStage, AllTokens):  # type: ignore[misc]
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> AllTokensOutput:  # type: ignore[override]
         """The output of `AllTokens` for `batch`, from the tensors that the last stage returned."""
-        *others, token_nll_BT, verdicts_BT, segments_BT, corrupted_BT, predicted_BT, _tokens_BT, keys_B = tensors
+        *others, token_nll_BT, verdicts_BT, segments_BT, corrupted_BT, predicted_BT, _targets_BT, keys_B = tensors
         electra = super().output((*others, verdicts_BT, segments_BT, corrupted_BT, predicted_BT, keys_B), batch)
         return AllTokensOutput(*electra, token_nll_BT)
 

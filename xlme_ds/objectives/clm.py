@@ -2,7 +2,7 @@
 section 3.2).
 
 L = L_CLM + L_CLM on pairs, each a mean over the tokens of its task: the ordinary ones, and every `</s>` after an item's
-first token but the last of monolingual text, where the row was cut. B rows, T tokens, M predicted tokens.
+first token, except the last of monolingual text, where the row was cut. B rows, T tokens, M predicted tokens.
 """
 
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ from .protocol import Quantity
 
 
 class Causal(Masking):
-    """Nothing is masked: the batch's masked positions, all ordinary tokens and ends of sentences, are what is
-    predicted, each from the state before it."""
+    """Nothing is masked. The batch's `masked_M` are all ordinary tokens and ends of sentences; each is predicted from
+    the state before it."""
 
     def apply(self, batch: Batch, vocabulary: int) -> Tensor:
         """The tokens as they are."""

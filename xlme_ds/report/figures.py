@@ -7,7 +7,8 @@ this file knows gets a panel of its own, so a new metric shows up without a chan
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -100,9 +101,16 @@ def is_drawn(key: str) -> bool:
     return key not in _NOT_DRAWN and not key.startswith(_BASELINE)
 
 
-def curves(metrics: Records, heldout: Records, known: Quantities, borders: Sequence[int] = ()) -> dict[str, Panel]:
+def curves(
+    metrics: Records,
+    heldout: Records,
+    known: Quantities,
+    borders: Sequence[int] = (),
+    apart: Container[str] = (),
+) -> dict[str, Panel]:
     """By title the panel of every logged quantity: raw values thin, smoothed ones thick, held-out text as points.
 
+    Panels whose titles are in `apart` have a section of their own; a panel that is alone in its section is wide.
     What is `known` of the objective's comes after the loss, then the rest in the order in which it was logged. At the
     steps `borders`, where the data change, is a vertical line.
     """
@@ -112,7 +120,12 @@ def curves(metrics: Records, heldout: Records, known: Quantities, borders: Seque
             title, series = family(key, known)
             if is_drawn(key) and isinstance(value, int | float):
                 families.setdefault(title, {})[series] = key
-    return {title: _panel(title, keys, metrics, heldout, known, borders) for title, keys in families.items() if keys}
+    families = {title: keys for title, keys in families.items() if keys}
+    sections = Counter(title in apart for title in families)
+    widths = {title: 9.6 if sections[title in apart] == 1 else 4.6 for title in families}
+    return {
+        title: _panel(title, widths[title], keys, metrics, heldout, known, borders) for title, keys in families.items()
+    }
 
 
 def over_each_other(key: str, runs: Sequence[tuple[Records, Records]], title: str) -> Markup:
@@ -134,19 +147,20 @@ def _finished(axes: Axes, title: str) -> Markup:
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-    axes.yaxis.set_major_formatter(lambda value, _: number(value))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.4g}" if abs(value) < 1000 else number(value))
     return _svg(axes, title)
 
 
 def _panel(
     title: str,
+    width: float,
     keys: Mapping[str, str],
     metrics: Records,
     heldout: Records,
     known: Quantities,
     borders: Sequence[int],
 ) -> Panel:
-    axes, marks = _new_axes(4.6, 2.8), set(keys)
+    axes, marks = _new_axes(width, 2.8), set(keys)
     for step in borders:
         axes.axvline(step, color=MUTED, linewidth=0.8, linestyle=":")
     axes.margins(y=0.08)

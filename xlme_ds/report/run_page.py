@@ -47,12 +47,14 @@ def write_report(run: Path) -> Path:
 def _page_of(run: RunFiles) -> str:
     settings: dict[str, Any] = checked("config.json", lambda: {} | (run.config or {}).get("config", {}))
     quantities = checked("config.json", lambda: run.objective["quantities"])
-    panels = checked(
-        "metrics.jsonl or heldout.jsonl",
-        lambda: figures.curves(run.metrics, run.heldout, quantities, [first for first, _ in _phases(settings)][1:]),
-    )
     # Those with the unigram model's line, of held-out text, come before the others.
     first = {figures.family(key, quantities)[0] for key, known in quantities.items() if known["unigram"]}
+    apart = first if run.heldout else set()
+    borders = [step for step, _ in _phases(settings)][1:]
+    panels = checked(
+        "metrics.jsonl or heldout.jsonl",
+        lambda: figures.curves(run.metrics, run.heldout, quantities, borders, apart),
+    )
     return render(
         "run_page.html",
         run=run,
@@ -61,8 +63,8 @@ def _page_of(run: RunFiles) -> str:
         going_on=checked("config.json or samples.json", lambda: _going_on(run, settings.get("train", {}))),
         about=checked("config.json", lambda: run.objective["description"]),
         cards=checked("config.json, metrics.jsonl or heldout.jsonl", lambda: list(_cards(run))),
-        losses={title: panel for title, panel in panels.items() if title in first and run.heldout},
-        panels={title: panel for title, panel in panels.items() if title not in first or not run.heldout},
+        losses={title: panel for title, panel in panels.items() if title in apart},
+        panels={title: panel for title, panel in panels.items() if title not in apart},
         dimensions=checked(
             "dimensions.jsonl", lambda: figures.dimensions_by_layer(run.dimensions) if run.dimensions else None
         ),

@@ -1,5 +1,5 @@
-"""The training loop, and what is called after every step on every rank, because some of it is collective: records,
-evaluation, checkpoints, the page that is shown, and the guard that counts the steps that are left out.
+"""The training loop and its callbacks: records, evaluation, checkpoints, the report page, and the guard that counts the
+steps that are left out. Every rank calls all of its callbacks after every step, because some are collective.
 
 The loop knows neither the model nor the engine. The engine leaves a step out when its loss or gradient is not finite,
 or its gradient norm exceeds the guard's limit. Norm and limit are the same on all ranks, and so is all that follows.
@@ -267,10 +267,10 @@ _NICENESS = 19
 
 
 class Show(Callback):
-    """Has the report page, with sentences and retrieval of the newest checkpoint, brought up to date at the cadence of
-    evaluation, by a process of low priority on one thread; the root's.
+    """Starts a process that updates the report page, with sentences and retrieval of the newest checkpoint, at the
+    cadence of evaluation: at low priority, on one thread. Only the root has it.
 
-    It neither waits for that process nor ends with it: what goes wrong there is a line on stderr.
+    Training neither waits for that process nor fails with it: an error there is a line on stderr.
     """
 
     def __init__(self, run: Path, config: TrainConfig, checkpoints: Checkpoints):
@@ -312,7 +312,7 @@ class Show(Callback):
         )
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, self.process.pid, _NICENESS)
-            # Where memory runs out, it is what the system ends first.
+            # Where memory runs out, the system ends it first.
             Path(f"/proc/{self.process.pid}/oom_score_adj").write_text("1000")
 
     def _ended(self, process: "subprocess.Popen[bytes]") -> None:

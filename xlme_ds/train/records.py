@@ -37,8 +37,8 @@ class StepLines:
     def __init__(self, run: Path, name: str, steps_done: int):
         """Continue `run/name.jsonl` after `steps_done` steps: later lines, of a run that was killed, are dropped.
 
-        Lines that are no records are put aside and told, but those after the last that is kept: killed while it was
-        written.
+        Lines that are no records are put aside and reported, except those after the last record: the run was killed
+        while it wrote them.
         """
         self.path = run / f"{name}.jsonl"
         self.error: OSError | None = None
@@ -137,7 +137,8 @@ class MetricsLog(StepLines):
 
 
 class Tracker:
-    """A run of Weights & Biases, continued under the run's identity; its errors are said once and end nothing."""
+    """A run of Weights & Biases, continued under the identity of the run; an error is printed once, and training
+    continues."""
 
     def __init__(self, project: str, run: Path, identity: str, settings: dict[str, Any]):
         """Raises ValueError with what to do when the service cannot be used."""
@@ -214,7 +215,9 @@ class Console:
         self.terms = terms
         self.progress = None
         if sys.stderr.isatty():
-            line = TextColumn("{task.fields[line]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
+            line = TextColumn(
+                "{task.fields[line]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
+            )
             self.progress = Progress(line, BarColumn(10), TextColumn("{task.fields[left]}"), transient=True)
             self.task = self.progress.add_task("train", total=steps, completed=start, line="starting", left="")
             self.progress.start()
@@ -240,7 +243,7 @@ class Console:
         (self.progress.console.print if self.progress is not None else print)(line)
 
     def dimensions(self, values: Mapping[str, float], warning: str) -> None:
-        """In how many dimensions the token states of each layer vary, and what to do if they are few."""
+        """The dimensions in which the token states of each layer vary, and what to do if they are few."""
         layers = ", ".join(f"{value:.0f}" for name, value in values.items() if name != "step")
         show = self.progress.console.print if self.progress is not None else print
         show(f"step {values['step']}/{self.steps}  dimensions by layer: {layers}")

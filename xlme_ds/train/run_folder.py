@@ -76,7 +76,7 @@ class RunFolder:
             self._require_same(f"{self.path} was started", stored["config"], config, done)
 
     def _look(self) -> None:
-        """Raise what stops `lock`, as far as can be seen, with what to do instead."""
+        """Raise ValueError for what would stop `lock`, as far as it can be checked before."""
         place = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
         if not self.writes and in_use(self.path):
             raise ValueError(f"another process is still working in {self.path}: wait for its end")
@@ -120,10 +120,9 @@ class RunFolder:
         identity: str | None = None,
         objective: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write `config.json`, once nothing can refuse the run any more: the resolved settings, and what they run with.
-        The root's.
+        """Write `config.json`, once all checks have passed: the resolved settings, and what they run with. The root's.
 
-        `data`: what tells its data and vocabulary from others; `objective`: it in words (`objectives.described`).
+        `data`: fingerprints of its data and vocabulary; `objective`: it in words (`objectives.described`).
         """
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)  # where it is missing later, somebody removed it
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES} | {"python": sys.version.split()[0]}

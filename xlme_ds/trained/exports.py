@@ -1,8 +1,9 @@
 """Exported models, in Hugging Face's form: its names, which `xlme_ds.export` writes, and how to read one."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,6 +44,17 @@ EXPORTED_SETTINGS = {
     "language_embeddings": "languages",
 }
 WHICH = "which"  # the key in config.json of the encoder's kind; absent after fine-tuning and for XLM-R's weights
+
+
+class WholeModel(NamedTuple):
+    """What the export of more than an encoder with its head has besides."""
+
+    has: str  # the further part, as in "the model has a decoder"
+    code: str  # the file in `export/remote` that has its class
+    auto_class: str  # the class of transformers that loads it
+    parts: tuple[str, ...]  # prefixes of the further parameters
+    config: Callable[[ModelConfig], dict[str, Any]]  # further settings in config.json
+    generation: Callable[[ModelConfig], dict[str, Any]]  # the content of generation_config.json
 
 
 def export_state(encoder: TextEncoder) -> dict[str, Tensor]:

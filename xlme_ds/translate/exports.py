@@ -1,29 +1,59 @@
-"""Exports of translation models, which hold the decoder too: recognised by their config.json, and read."""
+"""Exports of translation models, which hold the decoder too: what is written with it, and how to read it."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from ..config import ObjectiveConfig
+from ..config import ModelConfig, ObjectiveConfig
+from ..data.rows import BOS, EOS, PAD, UNK
 from ..trained.encoders import load_encoder
-from ..trained.exports import read_heads
+from ..trained.exports import WholeModel, read_heads
 from ..trained.runs import TrainedRun
 from ..trained.settings import MODEL_TYPE, read_config
+from .decoder import decoder_layers
 
 DECODER_FORM = "decoder_form"  # the key of `model.decoder` in config.json
-
-
-def holds_decoder(folder: Path) -> bool:
-    """Whether `folder` is an export of a translation model, with its decoder."""
-    config = read_config(folder)
-    return config.get("model_type") == MODEL_TYPE and bool(config.get(DECODER_FORM))
 
 
 def load_with_decoder(folder: Path) -> TrainedRun | None:
     """The whole model of an export with a decoder, like that of a run; None for any other folder. Raises ValueError
     if a file lacks or is damaged."""
-    if not holds_decoder(folder):
+    config = read_config(folder)
+    if config.get("model_type") != MODEL_TYPE or not config.get(DECODER_FORM):
         return None
-    config, (encoder, vocabulary) = read_config(folder), load_encoder(folder)
+    encoder, vocabulary = load_encoder(folder)
     model = replace(encoder.cfg, decoder=config[DECODER_FORM], decoder_layers=config["decoder_layers"])
     state = encoder.state_dict() | read_heads(folder)
     return TrainedRun(folder, state, model, vocabulary, "", ObjectiveConfig("mt", mask_fraction=1.0))
+
+
+def _config(cfg: ModelConfig) -> dict[str, Any]:
+    return {
+        "is_encoder_decoder": True,
+        "decoder_start_token_id": EOS,
+        DECODER_FORM: cfg.decoder,
+        "decoder_layers": decoder_layers(cfg),
+    }
+
+
+def _generation(cfg: ModelConfig) -> dict[str, Any]:
+    """The settings with which `generate` searches as `xlme translate` does, which is greedy for one beam."""
+    return {
+        "bos_token_id": BOS,
+        "pad_token_id": PAD,
+        "eos_token_id": EOS,
+        "decoder_start_token_id": EOS,
+        "max_new_tokens": cfg.max_positions,  # the model's own limit is by the source's length
+        "suppress_tokens": [BOS, PAD, UNK, cfg.vocabulary - 1],
+        "renormalize_logits": True,
+    }
+
+
+TRANSLATION_MODEL = WholeModel(
+    "a decoder",
+    "modeling_xlme_translation.py",
+    "AutoModelForSeq2SeqLM",
+    ("decoder.", "masked_head."),
+    _config,
+    _generation,
+)

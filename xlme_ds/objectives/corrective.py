@@ -1,0 +1,88 @@
+"""Replaced token detection with corrective language modelling (Meng et al., 2021, COCO-LM; Bajaj et al., 2022, METRO):
+next to its verdicts, the discriminator predicts the original token at every masked position, where it reads the
+generator's sample. So its layers learn more than one answer a token.
+
+L = L_MLM + L_TLM + λ·L_MRTD + λ·L_TRTD + L_CMLM + L_CTLM, the last two means over the masked positions of their task,
+without COCO-LM's copy probability, as in METRO.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..config import ModelConfig, ObjectiveConfig
+from ..data.batch import Batch, sum_by_language, sum_by_task
+from ..data.rows import TASKS
+from ..models.heads import TiedTable
+from ..models.pipeline import Work, masked_head_forward, scatter
+from .all_tokens import AllTokens, AllTokensOutput, AllTokensStage
+from .electra import ElectraObjective
+from .protocol import Quantity
+
+
+class Corrective(AllTokens):
+    """`AllTokens` that predicts the masked tokens alone; −log p is 0 at the others."""
+
+    @staticmethod
+    def targets(batch: Batch) -> Tensor:
+        """The original tokens at the masked positions, 0 elsewhere, [B, T]."""
+        return scatter(batch.tokens_BT.flatten()[batch.masked_M], batch.masked_M, batch.tokens_BT)
+
+    def judge(
+        self, hidden_BTD: Tensor, targets_BT: Tensor, table: list[Tensor], masked_M: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The last two of `AllTokensOutput`; a stage of a pipeline finds the masked positions in the targets."""
+        if masked_M is None:
+            masked_M = targets_BT.flatten().nonzero().squeeze(1)
+        hidden_MD, targets_M = hidden_BTD.flatten(0, 1)[masked_M], targets_BT.flatten()[masked_M]
+        predicted = self.token_head(hidden_MD, TiedTable(table), targets_M, None)
+        return self.replaced_head(hidden_BTD), scatter(predicted.nll_M, masked_M, targets_BT)
+
+
+class CorrectiveStage(AllTokensStage, Corrective):  # type: ignore[misc]
+    """The part of `Corrective` that one stage runs; the targets [B, T] are sent along."""
+
+
+class CorrectiveObjective(ElectraObjective):
+    """ELECTRA, and masked language modelling of the discriminator."""
+
+    description = (
+        "replaced token detection with corrective language modelling: a generator fills masked tokens, a discriminator "
+        "finds the replaced ones and predicts the original ones"
+    )
+    terms: tuple[str, ...] = (*ElectraObjective.terms, "cmlm", "ctlm")
+    quantities: Mapping[str, Quantity] = {
+        **ElectraObjective.quantities,
+        "cmlm": Quantity("Discriminator: loss of masked tokens", "nats a token", "mono"),
+        "ctlm": Quantity("Discriminator: loss of masked tokens", "nats a token", "para"),
+    }
+    models = Corrective, CorrectiveStage
+
+    def __init__(self, cfg: ObjectiveConfig):
+        super().__init__(cfg)
+        self.weights = torch.cat([self.weights, self.weights.new_ones(len(TASKS))])
+
+    def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
+        """ELECTRA's, and a second softmax at the masked positions, in the last part."""
+        return replace(super().work(cfg, row_tokens), softmax_last=masked_head_forward(cfg, self.mask_fraction))
+
+    @staticmethod
+    def counts(batch: Batch) -> Tensor:
+        """The counts of the six terms, float64 [6]."""
+        electra = ElectraObjective.counts(batch)
+        return torch.cat([electra, electra[: len(TASKS)]])
+
+    @classmethod
+    def sums(cls, output: AllTokensOutput, batch: Batch) -> Tensor:  # type: ignore[override]
+        """The six summed losses, float32 [6], in the order of `terms`; carries the gradient."""
+        corrective = sum_by_task(output.token_nll_BT.sum(1), batch.task_B)
+        return torch.cat([super().sums(output, batch), corrective])  # type: ignore[arg-type]
+
+    def by_language(self, output: AllTokensOutput, batch: Batch, languages: int) -> Tensor:  # type: ignore[override]
+        """The six summed losses and their counts, float64 [2, 6, languages]."""
+        nll_M, language_M = (values.flatten()[batch.masked_M] for values in (output.token_nll_BT, batch.languages_BT))
+        masked = nll_M, torch.ones_like(nll_M), batch.task_of_masked(), language_M
+        electra = super().by_language(output, batch, languages)  # type: ignore[arg-type]
+        return torch.cat([electra, sum_by_language(*masked, len(TASKS), languages)], 1)
