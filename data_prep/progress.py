@@ -51,7 +51,7 @@ class Progress:
     def __init__(self, label: str, total: int, visible: bool = True):
         self.plain, self.status = visible and not sys.stderr.isatty(), Status()
         self.bar = Bar(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f}%"),
             TimeRemainingColumn(),

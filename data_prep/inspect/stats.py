@@ -69,7 +69,8 @@ def _section(config: StatsConfig, task: str) -> Section:
 def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
     from rich.console import Console
 
-    console = Console(width=None if Console().is_terminal else 160)  # a file has room for every column
+    width = None if Console().is_terminal else 160  # a file has room for every column
+    console = Console(width=width, markup=False, emoji=False)  # names may have brackets
     for section in sections:
         histograms = [*section.lengths.values(), np.sum(list(section.lengths.values()), axis=0)]
         medians = ({"median tokens": f"{median(histogram):,}+"} for histogram in histograms)

@@ -150,7 +150,7 @@ def _names(encoded: Manifest) -> set[str]:
 def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> None:
     """Raise ValueError for --into, --sentences or --share that the encoded text does not allow."""
     names = {task: _names(manifest) for task, manifest in encoded.items()}
-    known = set().union(*names.values())
+    all_names = set().union(*names.values())
     of_pairs = encoded["para"].languages if "para" in encoded else ()
     if config.into and config.into not in of_pairs:
         raise ValueError(
@@ -162,10 +162,12 @@ def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> Non
         )
     for group in Sampling(config.alpha, config.share).set_shares():
         for name in group:
-            if name not in known:
-                turned = [own for own in known if sorted(own.split("-")) == sorted(name.split("-"))]  # en-de for de-en
-                near = turned or difflib.get_close_matches(name, known, n=1)
-                meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known)[:8])} …"
+            if name not in all_names:
+                turned = [
+                    own for own in all_names if sorted(own.split("-")) == sorted(name.split("-"))
+                ]  # en-de for de-en
+                near = turned or difflib.get_close_matches(name, all_names, n=1)
+                meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(all_names)[:8])} …"
                 raise ValueError(f"--share names {name!r}, of which nothing is mixed from {config.encoded}: {meant}")
         if not any(set(group) <= own for own in names.values()):
             raise ValueError(f"--share {'+'.join(group)}=… has languages and pairs: give those of each a share")

@@ -217,7 +217,9 @@ class Console:
         self.gpu = gpu
         self.progress = None
         if sys.stderr.isatty():
-            line = TextColumn("{task.fields[line]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
+            line = TextColumn(
+                "{task.fields[line]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
+            )
             self.progress = Progress(line, BarColumn(10), TextColumn("{task.fields[left]}"), transient=True)
             self.task = self.progress.add_task("train", total=steps, completed=start, line="starting", left="")
             self.progress.start()
