@@ -27,5 +27,5 @@ def test_every_command_of_the_tutorial(tmp_path: Path) -> None:
         assert done.returncode == 0, f"{script}\n{done.stderr[-3000:]}"
         said += done.stdout
     assert "no fault" in said and "ScoredPiece(text=" in said and "tutorial/export" in said
-    assert "tutorial/vectors" in said, "the fine-tuned model has scores"
+    assert (tmp_path / "tutorial/retrieval/pairs.json").read_text().count("tutorial/vectors") >= 1, "it has scores"
     assert (tmp_path / "tutorial/run/report.html").exists()
