@@ -37,6 +37,8 @@ from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, read_manifest, 
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.io.files import file_sha256
 
+_SHOWN = 8  # languages, and pairs, in the printed table
+
 
 @dataclass(frozen=True)
 class MixConfig:
@@ -269,13 +271,16 @@ def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages:
 
 
 def _say_shares(order: Order) -> None:
-    """Print what is sampled: a line a language, largest first."""
+    """Print what is sampled of the largest languages or pairs; `stats` shows all."""
     available, name = sum(order.examples), "language" if order.label == "mono" else "pair"
+    largest = sorted(range(len(order.names)), key=lambda j: (-order.examples[j], order.names[j]))
     say(f"{name:<12} {'available':>15} {'share before':>12} {'share after':>12} {'repeats':>8}")
-    for j in sorted(range(len(order.names)), key=lambda j: (-order.examples[j], order.names[j])):
+    for j in largest[:_SHOWN]:
         examples, quota = order.examples[j], order.quotas[j]
         shares = f"{examples / available:>12.3%} {quota / order.total:>12.3%} {quota / max(examples, 1):>7.2f}×"
         say(f"{order.names[j]:<12} {examples:>15,} {shares}")
+    if len(largest) > _SHOWN:
+        say(f"… {len(largest) - _SHOWN} more (`stats` shows all)")
 
 
 def _counts(plan: MixPlan, task: str, rows: int, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
