@@ -52,6 +52,7 @@ checks: $(STAMP)
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/mypy xlme_ds data_prep
 	@$(VENV)/bin/python -m pytest --durations=0 tests/test_imports.py
+	@$(VENV)/bin/python docs/generate.py
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build -q
 
 clean:

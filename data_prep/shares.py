@@ -86,7 +86,7 @@ class Sampling:
         rest = 1 - whole
         shares = [Fraction(0)] * len(names)
         for number, (group, part) in enumerate([((), rest), *parts.items()]):
-            members = [j for j, other in enumerate(groups) if other == number]
+            members = [j for j, its_group in enumerate(groups) if its_group == number]
             divided = temperature_shares([examples[j] for j in members], self.alpha)
             _check_part(number, group, part, bool(sum(divided)))
             for j, share in zip(members, divided, strict=True):

@@ -1,32 +1,60 @@
-"""Pages of the reference that are made from the code, as a hook of mkdocs."""
+"""Copies docs/ to build/docs, which the site is built from, folds long commands there and adds the pages of the
+reference that are made from the code: `python docs/generate.py`."""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
-
-from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
-# Links to files of the tree, which is not part of the site.
-TREE = re.compile(
-    r"\[([^\]]+)\]\((?:\.\./)+(?:xlme_ds|data_prep|slurm|bench|tests|ds_configs|README|CHANGELOG|CITATION)[^)]*\)"
-)
+DOCS = ROOT / "build" / "docs"
+_COLUMNS = 74  # of a command on a page, where more would be cut off; longer ones are folded before an option
+_BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)^(?P=indent)```$", re.M | re.S)
+_OPTION = re.compile(r" (?=--[a-z])(?=(?:[^\"']|\"[^\"]*\"|'[^']*')*$)")  # before an option, outside of quotes
 
 
-def on_files(files: Any, config: Any) -> Any:
-    """Add the generated pages."""
+def main() -> None:
+    """Write build/docs anew."""
+    shutil.rmtree(DOCS, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", DOCS, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    for page in DOCS.rglob("*.md"):
+        page.write_text(fold_commands(page.read_text(encoding="utf-8")), encoding="utf-8")
     for name, content in (("commands", commands()), ("recipes", recipes())):
-        files.append(File.generated(config, f"reference/{name}.md", content=content))
-    return files
+        (DOCS / "reference" / f"{name}.md").write_text(content, encoding="utf-8")
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links to files of the tree become plain text."""
-    return TREE.sub(r"\1", markdown)
+def fold_commands(markdown: str) -> str:
+    """`markdown` with the commands of its shell blocks folded by backslashes, each comment on a line before it."""
+
+    def folded(block: re.Match[str]) -> str:
+        if block["language"] not in ("", "bash", "sh"):
+            return block[0]
+        code = re.sub(r" *\\\n *", " ", block["code"])
+        lines = [line for text in code.splitlines() for line in _fold(text)]
+        fence = block["indent"] + "```"
+        return "\n".join([fence + block["language"], *lines, fence])
+
+    return _BLOCK.sub(folded, markdown)
+
+
+def _fold(line: str) -> list[str]:
+    if len(line) <= _COLUMNS:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    command, _, comment = line.partition("  # ")
+    lines = [f"{indent}# {comment}"] if comment else []
+    current, *options = _OPTION.split(command.strip())
+    current = indent + current
+    for option in options:
+        if len(current) + len(option) + 3 > _COLUMNS:
+            lines.append(f"{current} \\")
+            current = f"{indent}    {option}"
+        else:
+            current += f" {option}"
+    return [*lines, current]
 
 
 def commands() -> str:
@@ -37,7 +65,7 @@ def commands() -> str:
     pages = ["# Commands\n\nEvery command, as `--help` prints it; of `pretrain` as `--help-all` does.\n"]
     calls = [("xlme", ["xlme_ds"])]
     calls += [(f"xlme {name}", ["xlme_ds", name]) for name in COMMANDS if name != "prep"]
-    calls += [(f"data_prep {name}", ["data_prep", name]) for name in STAGES]
+    calls += [(f"xlme prep {name}", ["xlme_ds", "prep", name]) for name in STAGES]
     variables = os.environ | {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "80", "PYTHONPATH": str(ROOT)}
     for title, words in calls:
         asked = "--help-all" if words[-1] == "pretrain" else "--help"
@@ -57,10 +85,8 @@ def recipes() -> str:
     from xlme_ds.recipes import RECIPES
 
     lines = [
-        "# Recipes\n\nA recipe is every setting of a run, in `xlme_ds/recipes/`. Layers are the generator's and the"
-    ]
-    lines += ["discriminator's; objectives with one encoder use the second number.\n"]
-    lines += [
+        "# Recipes\n\nA recipe is every setting of a run, in `xlme_ds/recipes/`. Layers are the generator's and the",
+        "discriminator's; objectives with one encoder use the second number.\n",
         "| recipe | parameters in training, M | layers | width | objective | steps |",
         "|---|---|---|---|---|---|",
     ]
@@ -70,3 +96,8 @@ def recipes() -> str:
         objective, steps = run.objective.name, run.train.steps
         lines.append(f"| `{name}` | {millions:,.0f} | {layers} | {model.width} | {objective} | {steps:,} |")
     return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()

@@ -1,6 +1,7 @@
 """The documents: every option of a command in them exists, and every setting has a sentence."""
 
 import ast
+import importlib.util
 import re
 import shlex
 from functools import cache
@@ -20,9 +21,16 @@ MODULE = re.compile(r"(?:python -m |deepspeed .*--module |xlme )")
 
 def commands(page: Path) -> list[list[str]]:
     """The commands of this package in a page's code blocks, from the module on, without the launcher before it."""
+    return commands_of(page.read_text(encoding="utf-8"))
+
+
+def commands_of(markdown: str) -> list[list[str]]:
     found = []
-    for block in re.findall(r"^```(?:bash|sh)?\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+    for language, block in re.findall(r"^ *```(\w*)\n(.*?)^ *```", markdown, re.M | re.S):
+        if language not in ("", "bash", "sh"):
+            continue
         for line in re.sub(r"\\\n\s*", " ", block).split("\n"):
+            line = re.split(r"(?:^|\s)# ", line)[0]  # a comment may name commands
             started = MODULE.search(line)
             words = shlex.split(line[started.end() :] if started else "", comments=True)
             if not words:
@@ -70,6 +78,20 @@ def test_every_option_of_a_command_exists(page: Path) -> None:
                 assert re.search(rf"{re.escape(option)}\b", shown), f"{' '.join(words)}: no {option}"
 
 
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
+
+
+@pytest.mark.parametrize("gpus", [8, 64])
+def test_the_cost_of_base(gpus: int) -> None:
+    """Of the README: what the planner's first line says."""
+    words = f"plan --recipe base --gpus {gpus} --gpu h100 --dollars-per-hour 2.5"
+    first = python("-m", "xlme_ds", *words.split()).stdout.splitlines()[0]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (time, dollars) = re.findall(rf"([\d hmin]+) and (\$\d+) on {gpus}\b", readme)[0]
+    assert f": {time.strip()}, " in first and f", {dollars} " in first, first
+
+
 def test_there_are_commands() -> None:
     assert sum(len(commands(page)) for page in PAGES) > 50
 
@@ -101,3 +123,20 @@ def test_every_setting_has_a_sentence() -> None:
         )
     ]
     assert not without, f"no sentence: {', '.join(without)}"
+
+
+def test_folded_commands_are_the_same_commands() -> None:
+    """The site folds long commands; a copied one still runs, and none is cut inside of an option."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
+    assert spec is not None and spec.loader is not None
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    folded_lines = 0
+    for page in PAGES:
+        markdown = page.read_text(encoding="utf-8")
+        folded = generate.fold_commands(markdown)
+        assert commands_of(folded) == commands_of(markdown), page
+        folded_lines += folded.count("\n") - markdown.count("\n")
+    assert folded_lines > 20
+    said = generate.fold_commands(f'```\nxlme plan --one {"a" * 90} "--two --three"  # why\n```\n')
+    assert said == f'```\n# why\nxlme plan \\\n    --one {"a" * 90} "--two --three"\n```\n'

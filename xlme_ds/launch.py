@@ -13,7 +13,8 @@ Run COMMAND ({" or ".join(LAUNCHED)}) on N processes of this machine, one a GPU,
 It is `deepspeed --num_gpus N --module xlme_ds.COMMAND --flags`.
 
   --gpus N           processes of a machine; by default one for each GPU that it has; without a GPU they use its cores
-  DEEPSPEED OPTIONS  those of `deepspeed --help`: --hostfile FILE, --include HOST:GPU,GPU, --master_port PORT, ..."""
+  DEEPSPEED OPTIONS  those of `deepspeed --help`: --hostfile FILE, --include HOST:GPU,GPU, --master_port PORT, ...;
+                     without ssh on each machine --no_ssh --node_rank N --master_addr HOST"""
 
 
 def command(words: list[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """The ten-minute run: sample corpus, data preparation, pre-training, report. `make pretrain` calls it.
 
-Every step is the command that a large run uses, and each is printed before it runs. Finished steps are skipped.
+Every step is a command that a large run uses; data/prepare.log has the commands and what they print. Finished steps
+are skipped.
 """
 
 import os
@@ -26,6 +27,9 @@ PARA_ROWS = RUN.train.steps * RUN.data.para_rows
 _MARK = ".quickstart"  # a file in every folder that the quickstart made
 _TRIAL = 3.0  # seconds
 _WHOLE = 1.2  # what everything takes, in forward and backward passes of all steps; measured (docs/lab/quickstart.md)
+_LOG = "prepare.log"  # in data/: the commands of data preparation, and what they print
+JUDGED = "Everyone has the right to freedom of Recht."
+FILLED = "Everyone has the <mask> to education."
 HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS = 192, 280  # every held-out document and pair, about once
 
 
@@ -57,8 +61,8 @@ def preparation(folder: Path, processes: int) -> list[list[str]]:
 
     stages = [
         f"sample --out {data}/corpus",
-        f"vocab --mono {train}/mono --out {vocab} --size {RUN.model.vocabulary} "
-        f"--sentences 100000 --processes {processes}",
+        f"vocab --mono {train}/mono --out {vocab} --size {RUN.model.vocabulary} --sentences 100000 "
+        f"--processes {processes}",
         *prepare("train", MONO_ROWS, PARA_ROWS, alpha=0.7),
         *prepare("heldout", HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS, alpha=1.0),
         f"verify --data {data}/train",
@@ -105,7 +109,7 @@ def begin(out: Path, fresh: bool) -> None:
 
 def trial_seconds() -> float:
     """Seconds of the forward and backward pass of one training step here, on all cores and random tokens: the fastest
-    of three, or of fewer where they take long."""
+    of three, or of two where they take long (the first is slow: it allocates)."""
     import numpy as np
 
     from .data.collate import collate
@@ -122,7 +126,7 @@ def trial_seconds() -> float:
     model = objective.build(RUN.model)
     initialise(model, RUN.seed, RUN.model.init_std)
     seconds: list[float] = []
-    while len(seconds) < 3 and sum(seconds) < _TRIAL:
+    while len(seconds) < 2 or (len(seconds) < 3 and sum(seconds) < _TRIAL):
         begun = time.perf_counter()
         objective.sums(model(batch), batch).sum().backward()
         seconds.append(time.perf_counter() - begun)
@@ -141,18 +145,54 @@ def announce(out: Path) -> None:
     )
 
 
+def run_stage(stage: list[str], data: Path, settings: dict[str, str]) -> None:
+    """Run a stage of data preparation, print what it made in one line, and append all else to prepare.log."""
+    print(f"{stage[0]:<6} ", end="", flush=True)
+    data.mkdir(exist_ok=True)
+    with open(data / _LOG, "ab+") as log:
+        begun = log.seek(0, os.SEEK_END)
+        try:
+            run([sys.executable, "-m", "data_prep", *stage], settings, log=log)
+        except SystemExit:
+            print(f"stopped; {data / _LOG} ends with:", flush=True)
+            log.seek(begun)
+            sys.stderr.write("".join(log.read().decode(errors="replace").splitlines(keepends=True)[-10:]))
+            raise
+        log.seek(begun)
+        results = [line.partition(f"{data}/") for line in log.read().decode(errors="replace").splitlines()]
+    print("; ".join(line for before, _, line in results if line and before in ("", "open ")), flush=True)
+
+
+def show_model(out: Path) -> None:
+    """Print what the trained model says of a sentence with a wrong word, and of one with a gap."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from . import load
+
+    model, console, words = load(out), Console(highlight=False), list[tuple[str, float]]()
+    for piece in model.judge(JUDGED):  # a word has the highest probability of its pieces
+        before = ("", 0.0) if piece.text.startswith("▁") or not words else words.pop()
+        words.append((before[0] + piece.text.removeprefix("▁"), max(before[1], piece.probability)))
+    judged = Text("judge: ")
+    for word, probability in words:
+        if probability > 0.5:
+            judged.append(f"{word} [{probability:.0%} replaced] ", "bold red")
+        else:
+            judged.append(f"{word} ")
+    filled = ", ".join(f"{piece.text.lstrip('▁')} {piece.probability:.0%}" for piece in model.fill(FILLED, top=3)[0])
+    judged.rstrip()
+    console.print(judged)
+    console.print(f"fill:  {FILLED}  {filled}", markup=False)
+
+
 def next_steps(out: Path) -> list[list[str]]:
     """Commands to try on the finished run."""
     python = os.path.relpath(sys.executable)
     python = python if python.startswith(".venv") else sys.executable
-    sentence = "Everyone has the right to droit life."
-    judge = f'import xlme_ds as xlme; print(xlme.load({str(out)!r}).judge("{sentence}"))'
-    results, heldout, xlme = out.with_name(f"{out.name}-retrieval"), out / "data" / "heldout", [python, "-m", "xlme_ds"]
-    return [
-        [python, "-c", judge],
-        [*xlme, "evaluate", "pairs", "--random", "--model", str(out), "--data", str(heldout), "--out", str(results)],
-        [*xlme, "export", "--run", str(out), "--to", str(out.with_name(f"{out.name}-export"))],
-    ]
+    judge = f'import xlme_ds as xlme; print(xlme.load({str(out)!r}).judge("{JUDGED}"))'
+    export = ["export", "--run", str(out), "--to", str(out.with_name(f"{out.name}-export"))]
+    return [[python, "-c", judge], [python, "-m", "xlme_ds", *export]]
 
 
 def main(words: list[str] | None = None) -> None:
@@ -174,13 +214,16 @@ def main(words: list[str] | None = None) -> None:
     settings = environment() | {"DS_ACCELERATOR": "cpu"}
     data = out / "data"
     finished = out / "finished.json"
-    if not finished.exists():
+    if not (out / "config.json").exists():  # training has not begun
         announce(out)
     stages = preparation(data, arguments.processes)
     if not (data / "stats" / "stats.html").exists():
         for number, stage in enumerate(stages, start=1):
             print(f"[{number}/{len(stages) + 1}] ", end="")
-            run([sys.executable, "-m", "data_prep", *stage], settings, quiet=stage[0] == "stats")
+            try:
+                run_stage(stage, data, settings)
+            except OSError as error:
+                fail("xlme_ds.quickstart", error)
     if finished.exists():
         print(f"{out} is complete; open {out / 'report.html'} (make pretrain FRESH=1 starts over)")
         return
@@ -190,6 +233,7 @@ def main(words: list[str] | None = None) -> None:
     run(training(data, out, arguments.processes), settings)
     if not finished.exists():  # stopped, or the launcher was killed, which it does not tell
         sys.exit(1)
+    show_model(out)
     print("What to try next:", *map(shlex.join, next_steps(out)), sep="\n  ")
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
@@ -39,12 +40,20 @@ def launch(module: str, processes: int | None, arguments: Sequence[str], options
     return ["deepspeed", *number, *quiet, *options, "--module", module, *arguments]
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], quiet: bool = False) -> None:
+def run(
+    command: Sequence[str], environment: Mapping[str, str], quiet: bool = False, log: IO[bytes] | None = None
+) -> None:
     """Run one step; leaves with its exit code when it fails. Ctrl-C reaches the step, which saves and ends by itself;
     other signals to stop (of a job that must end, of a lost terminal) are passed on to it, and this program ends after
-    it."""
-    print("$ " + shlex.join(command), flush=True)
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL if quiet else None)
+    it. `log` gets the command, stdout and stderr in place of the terminal; `quiet` drops stdout."""
+    line = f"$ {shlex.join(command)}\n"
+    if log is None:
+        print(line, end="", flush=True)
+    else:
+        log.write(line.encode())
+        log.flush()
+    output, errors = (log, subprocess.STDOUT) if log is not None else (subprocess.DEVNULL if quiet else None, None)
+    process = subprocess.Popen(command, env=environment, stdout=output, stderr=errors)
     received: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:

@@ -148,8 +148,8 @@ def _kept_documents(batches: Sequence[pa.RecordBatch], notes: np.ndarray, keep: 
 
 def _kept_pairs(batches: Sequence[pa.RecordBatch], keep: np.ndarray) -> list[pa.RecordBatch]:
     ends = np.cumsum([batch.num_rows for batch in batches])
-    kept = (batch.filter(pa.array(part)) for batch, part in zip(batches, np.split(keep, ends[:-1]), strict=True))
-    return [batch for batch in kept if batch.num_rows]
+    filtered = (batch.filter(pa.array(part)) for batch, part in zip(batches, np.split(keep, ends[:-1]), strict=True))
+    return [batch for batch in filtered if batch.num_rows]
 
 
 def _add(reasons: dict[str, int], number: int) -> dict[str, int]:

@@ -54,15 +54,17 @@ class IdEncoder:
                 reasons.add(OTHER_SPLIT, self.split.left_out(documents)[owner])
             self._text_filters(reasons, Sides((lines,), self.languages), forms)
             ((values, lengths),) = self._encode(reasons, (lines,), forms)
-            kept = reasons.kept
-            per_document = np.bincount(owner[kept], weights=lengths, minlength=len(of_document)).astype(np.int64)
-            reasons.add("no_token", kept & (per_document == 0)[owner])
+            passed = reasons.kept
+            per_document = np.bincount(owner[passed], weights=lengths, minlength=len(of_document)).astype(np.int64)
+            reasons.add("no_token", passed & (per_document == 0)[owner])
             last = np.cumsum(of_document) - 1
             written = per_document > 0
             counts.dropped.update(reasons.of(last[~written]))
             counts.removed.update(reasons.of(np.flatnonzero(~reasons.kept)))
             documents_of = counts.units + np.cumsum(written) - 1  # the records that they become
-            self._note(reasons.kept, (lines,), lengths[written[owner[kept]]], documents_of[owner[reasons.kept]], counts)
+            self._note(
+                reasons.kept, (lines,), lengths[written[owner[passed]]], documents_of[owner[reasons.kept]], counts
+            )
             counts.units += int(written.sum())
             counts.unknown += int((values == UNK).sum())
             per_document = per_document[written]
@@ -90,10 +92,10 @@ class IdEncoder:
             sides = self._encode(reasons, batch, forms)
             a, b = (lengths for _, lengths in sides)
             empty = (a == 0) | (b == 0)
-            kept = reasons.kept
-            reasons.add("no_token", _spread(empty, kept))
-            reasons.add("too_long", _spread(~empty & (a + b > max_tokens), kept))
-            final = reasons.kept[kept]
+            passed = reasons.kept
+            reasons.add("no_token", _spread(empty, passed))
+            reasons.add("too_long", _spread(~empty & (a + b > max_tokens), passed))
+            final = reasons.kept[passed]
             sides = [(values[np.repeat(final, lengths)], lengths[final]) for values, lengths in sides]
             counts.dropped.update(reasons.of(np.flatnonzero(~reasons.kept)))
             self._note(reasons.kept, batch, a[final] + b[final], counts.units + np.arange(final.sum()), counts)
@@ -119,17 +121,17 @@ class IdEncoder:
 
     def _encode(self, reasons: "_Reasons", texts: Sequence[list[str]], forms: Sequence[list[bytes]]) -> list[Ragged]:
         """The ids of each side's lines that no filter drops; filters of tokens and held-out text run here."""
-        kept, encode, encode_normal = reasons.kept, self.vocabulary.encode_lines, self.vocabulary.encode_normal
+        passed, encode, encode_normal = reasons.kept, self.vocabulary.encode_lines, self.vocabulary.encode_normal
         sides = [
-            encode_normal(_kept(normal, kept)) if normal else encode(_kept(lines, kept))
+            encode_normal(_kept(normal, passed)) if normal else encode(_kept(lines, passed))
             for lines, normal in zip(texts, forms, strict=True)
         ]
         if self.without is not None:
             by_side = [self.without.left_out(lines_of(*side)) for side in sides]
-            reasons.add(HELD_OUT_TEXT, _spread(np.logical_or.reduce(by_side), kept))
+            reasons.add(HELD_OUT_TEXT, _spread(np.logical_or.reduce(by_side), passed))
         for name, token_filter in self.filters.tokens:
-            reasons.add(name, _spread(token_filter([lengths for _, lengths in sides]), kept))
-        final = reasons.kept[kept]
+            reasons.add(name, _spread(token_filter([lengths for _, lengths in sides]), passed))
+        final = reasons.kept[passed]
         if final.all():
             return sides
         return [(values[np.repeat(final, lengths)], lengths[final]) for values, lengths in sides]
@@ -173,15 +175,15 @@ class _Reasons:
         return totals
 
 
-def _spread(of_kept: np.ndarray, kept: np.ndarray) -> np.ndarray:
+def _spread(of_selected: np.ndarray, selected: np.ndarray) -> np.ndarray:
     """bool of all from bool of the kept ones, False for the others."""
-    spread = np.zeros(len(kept), bool)
-    spread[kept] = of_kept
+    spread = np.zeros(len(selected), bool)
+    spread[selected] = of_selected
     return spread
 
 
-def _kept(lines: list[T], kept: np.ndarray) -> list[T]:
-    return lines if kept.all() else list(compress(lines, kept))
+def _kept(lines: list[T], selected: np.ndarray) -> list[T]:
+    return lines if selected.all() else list(compress(lines, selected))
 
 
 def _batches(pairs: Iterable[ScoredPair]) -> Iterator[list[ScoredPair]]:

@@ -115,8 +115,8 @@ def _item_faults(
     bad |= ((rows == BOS) & ~begins.reshape(rows.shape)).any(1)
     if packed:
         separators = np.concatenate([[0], np.cumsum(flat == EOS)])
-        wanted = len(layout.between) if sides == 2 else 0
-        bad |= _any(record, separators[last] - separators[first + 1] != wanted, len(rows))
+        expected = len(layout.between) if sides == 2 else 0
+        bad |= _any(record, separators[last] - separators[first + 1] != expected, len(rows))
         bad |= _any(record, (flat[first + 1] == EOS) | (flat[last - 1] == EOS), len(rows))
     if sides == 2:
         between = np.append(np.flatnonzero(flat == EOS), flat.size)[separators[first + 1]]

@@ -222,9 +222,9 @@ def _encoded_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Fou
                 counts[key] == by_name[name][counted],
                 f"the {key} of {name} counted in {path} and its shards differ: {_again(folder)}",
             )
-        for read, kept, lost in ((f"{unit}_in", unit, "dropped"), ("paragraphs_in", "paragraphs", "removed")):
+        for read, written, lost in ((f"{unit}_in", unit, "dropped"), ("paragraphs_in", "paragraphs", "removed")):
             yield (
-                read not in counts or counts[read] == counts[kept] + sum(counts[lost].values()),
+                read not in counts or counts[read] == counts[written] + sum(counts[lost].values()),
                 f"the {read} of {name} in {path} are not those written and {lost}: {_again(folder)}",
             )
         paragraphs, characters, size = counts["paragraphs"], counts["characters"], counts["bytes"]
@@ -251,9 +251,9 @@ def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Found
         f"the rows, by language, and tokens counted in {path} are not those of its shards: {_again(folder)}",
     )
     derived = [(n / sum(available), m / sum(used), m / n if n else 0.0) for n, m in zip(available, used, strict=True)]
-    given = [(entry["share_before"], entry["share_after"], entry["repeat"]) for entry in by_name.values()]
+    stored = [(entry["share_before"], entry["share_after"], entry["repeat"]) for entry in by_name.values()]
     yield (
-        derived == given and counts["fill"] == whole["tokens"] / (manifest.rows * manifest.settings["row_tokens"]),
+        derived == stored and counts["fill"] == whole["tokens"] / (manifest.rows * manifest.settings["row_tokens"]),
         f"the shares in {path} do not follow from its own counts: {_again(folder)}",
     )
     too_long = [entry.get("too_long", 0) for entry in by_name.values()]

@@ -37,6 +37,8 @@ from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, read_manifest, 
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.io.files import file_sha256
 
+_SHOWN = 8  # languages, and pairs, in the printed table
+
 
 @dataclass(frozen=True)
 class MixConfig:
@@ -148,7 +150,7 @@ def _names(encoded: Manifest) -> set[str]:
 def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> None:
     """Raise ValueError for --into, --sentences or --share that the encoded text does not allow."""
     names = {task: _names(manifest) for task, manifest in encoded.items()}
-    known = set().union(*names.values())
+    all_names = set().union(*names.values())
     of_pairs = encoded["para"].languages if "para" in encoded else ()
     if config.into and config.into not in of_pairs:
         raise ValueError(
@@ -160,10 +162,12 @@ def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> Non
         )
     for group in Sampling(config.alpha, config.share).set_shares():
         for name in group:
-            if name not in known:
-                turned = [own for own in known if sorted(own.split("-")) == sorted(name.split("-"))]  # en-de for de-en
-                near = turned or difflib.get_close_matches(name, known, n=1)
-                meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known)[:8])} …"
+            if name not in all_names:
+                turned = [
+                    own for own in all_names if sorted(own.split("-")) == sorted(name.split("-"))
+                ]  # en-de for de-en
+                near = turned or difflib.get_close_matches(name, all_names, n=1)
+                meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(all_names)[:8])} …"
                 raise ValueError(f"--share names {name!r}, of which nothing is mixed from {config.encoded}: {meant}")
         if not any(set(group) <= own for own in names.values()):
             raise ValueError(f"--share {'+'.join(group)}=… has languages and pairs: give those of each a share")
@@ -267,13 +271,16 @@ def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages:
 
 
 def _say_shares(order: Order) -> None:
-    """Print what is sampled: a line a language, largest first."""
+    """Print what is sampled of the largest languages or pairs; `stats` shows all."""
     available, name = sum(order.examples), "language" if order.label == "mono" else "pair"
+    largest = sorted(range(len(order.names)), key=lambda j: (-order.examples[j], order.names[j]))
     say(f"{name:<12} {'available':>15} {'share before':>12} {'share after':>12} {'repeats':>8}")
-    for j in sorted(range(len(order.names)), key=lambda j: (-order.examples[j], order.names[j])):
+    for j in largest[:_SHOWN]:
         examples, quota = order.examples[j], order.quotas[j]
         shares = f"{examples / available:>12.3%} {quota / order.total:>12.3%} {quota / max(examples, 1):>7.2f}×"
         say(f"{order.names[j]:<12} {examples:>15,} {shares}")
+    if len(largest) > _SHOWN:
+        say(f"… {len(largest) - _SHOWN} more (`stats` shows all)")
 
 
 def _counts(plan: MixPlan, task: str, rows: int, results: Sequence[dict[str, Any]]) -> dict[str, Any]:

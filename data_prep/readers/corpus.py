@@ -134,26 +134,30 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
     places = {place.name: place for place in files_in(corpus.where, deep=any("/" in name for name in corpus.files))}
     listed = _wanted(corpus)
     names = FileNames(corpus.files, places, None if listed is None else [*chain.from_iterable(listed)])
-    wanted = [[codes] for codes in names.wanted] if listed is None else listed
-    found: list[Input] = []
+    spellings_listed = [[codes] for codes in names.wanted] if listed is None else listed
+    inputs_found: list[Input] = []
     missing = []
-    for spellings in wanted:  # the first that has a file counts, else the first
+    for spellings in spellings_listed:  # the first that has a file counts, else the first
         codes, files = next(
             ((codes, files) for codes in spellings if (files := names.files_of(codes))), (spellings[0], [])
         )
         missing += [] if files else ["-".join(codes)]
-        found += [_input(corpus, codes, tuple(places[name] for name in paths)) for paths in files]
-    words = f"{len(missing)} of {len(wanted)} files of {corpus.name} are not in {corpus.where} ({_some(missing)})"
+        inputs_found += [_input(corpus, codes, tuple(places[name] for name in paths)) for paths in files]
+    missing_text = (
+        f"{len(missing)} of {len(spellings_listed)} files of {corpus.name} are not in {corpus.where} ({_some(missing)})"
+    )
     if missing and not allow_missing:
-        raise ValueError(f"{words}: fetch them, or give --allow-missing, or list fewer in a description of your own")
-    if not found:
+        raise ValueError(
+            f"{missing_text}: fetch them, or give --allow-missing, or list fewer in a description of your own"
+        )
+    if not inputs_found:
         raise ValueError(
             f"{corpus.where} holds no file of {corpus.name}: the names must be {' or '.join(corpus.files)}"
         )
     if missing:
-        warn(words)
-    _warn_of_unread(corpus, names, found)
-    return found
+        warn(missing_text)
+    _warn_of_unread(corpus, names, inputs_found)
+    return inputs_found
 
 
 def _input(corpus: CorpusDescription, codes: Codes, places: tuple[Place, ...]) -> Input:

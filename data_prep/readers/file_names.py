@@ -235,11 +235,11 @@ def _ends(rest: tuple[str, ...], name: str, at: int) -> Iterator[int]:
 def _whole(found: Sequence[_Reading]) -> list[Codes]:
     """The codes of the readings that cut no code short: a known one, or of several the one that is spelt out; else all
     that it may be."""
-    longest = [one for one in found if not any(_goes_on(one, other) for other in found)]
+    longest = [one for one in found if not any(_goes_on(one, longer) for longer in found)]
     left = sorted(dict.fromkeys(map(_codes, longest)), key=_letters, reverse=True)
-    if known := list(filter(_known, left)):
-        least = _letters(known[0])
-        left = [codes for codes in left if codes in known or (_letters(codes) >= least and _rivals(codes))]
+    if known_codes := list(filter(_known, left)):
+        least = _letters(known_codes[0])
+        left = [codes for codes in left if codes in known_codes or (_letters(codes) >= least and _rivals(codes))]
     if len(set(map(languages_of, left))) <= 1:
         return left[:1]
     most = [codes for codes in left if _letters(codes) == _letters(left[0]) and spelt_out(codes)]

@@ -258,7 +258,7 @@ class AlignedReader(PairReader):
     def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
         """The pairs of one block, which have no score."""
         a, b = (_cleaned(side, counts.repaired) for side in block.sides)
-        yield from ((line, other, None) for line, other in zip(a, b, strict=True))
+        yield from ((line, translation, None) for line, translation in zip(a, b, strict=True))
 
 
 def _cleaned(data: bytes, repaired: Counter[str]) -> Iterator[str]:

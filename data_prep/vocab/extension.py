@@ -39,11 +39,11 @@ def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> 
     from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
 
     room, model = room_in(path, size), proto.ModelProto.FromString(path.read_bytes())
-    known = {piece.piece for piece in model.pieces}
+    old_pieces = {piece.piece for piece in model.pieces}
     normalize = spm.SentencePieceProcessor(model_proto=model.SerializeToString()).normalize
     text = UnigramPath(count_words(sentences, normalize=normalize), coverage, room)
     new_pieces = text.at(text.size).pieces
-    new = new_pieces.keys() - known
+    new = new_pieces.keys() - old_pieces
     characters = sum(len(piece) == 1 for piece in new)
     least, most = (size - room + number for number in (characters, len(new)))
     if characters > room:
@@ -53,13 +53,13 @@ def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> 
         )
     if room > len(new):
         raise ValueError(f"--size is {size}, but the sampled text allows no more than {most}: take that")
-    smaller = room + len(new_pieces.keys() & known)  # this many have room for all new ones wanted
+    smaller = room + len(new_pieces.keys() & old_pieces)  # this many have room for all new ones wanted
     while len(new) >= room:
         chosen = {piece: new_pieces[piece] for piece in new}
         if len(new) == room or smaller <= characters:  # no character is ever dropped
             break
         new_pieces = text.at(smaller).pieces
-        new, smaller = new_pieces.keys() - known, int(smaller * _SHRINK)
+        new, smaller = new_pieces.keys() - old_pieces, int(smaller * _SHRINK)
     # The last vocabulary that had enough: its characters, then the most likely.
     ranked = sorted(chosen.items(), key=lambda item: (len(item[0]) > 1, -item[1], item[0]))[:room]
     for piece, score in sorted(ranked, key=lambda item: (-item[1], item[0])):

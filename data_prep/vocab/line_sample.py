@@ -153,11 +153,11 @@ def filtered_lines(source: Input, read: Counts) -> Iterator[tuple[list[str], ...
             pairs = list(reader.pairs(source, block, read))
             scores = np.array([np.nan if score is None else score for _, _, score in pairs])
             sides = Sides(([a for a, _, _ in pairs], [b for _, b, _ in pairs]), source.languages, scores)
-        kept = np.ones(len(sides.texts[0]), bool)
-        if len(kept):
+        passed = np.ones(len(sides.texts[0]), bool)
+        if len(passed):
             for _, text_filter in filters:
-                kept &= ~text_filter(sides)
-            yield tuple(list(compress(side, kept)) for side in sides.texts)
+                passed &= ~text_filter(sides)
+            yield tuple(list(compress(side, passed)) for side in sides.texts)
 
 
 def _read_task(number: int) -> str:
@@ -192,7 +192,7 @@ def _read_lines(
         warn(f"{' and '.join(map(str, source.paths))}: {doubt}")
     written = [asdict(file.shard(path, stage.folder)) for file, path in zip(files, paths, strict=True)]
     candidates = {code: written[2 * i : 2 * i + 2] for i, code in enumerate(keys)}
-    limits = {code: int(kept.limit) for code, kept in least.items()}
+    limits = {code: int(of_code.limit) for code, of_code in least.items()}
     result = {"lines": dict(+counts), "limits": limits, "candidates": candidates, "least": {}}
     for code, path in zip(keys, paths[1::2], strict=True):
         with_repeats = np.unique(np.fromfile(path, np.uint64), return_counts=True)
@@ -220,9 +220,9 @@ def _choose_lines(
         return result["lines"], []
     of = {number: result for number, result in enumerate(results) if code in result["candidates"]}
     files = {number: [Shard(**file) for file in result["candidates"][code]] for number, result in of.items()}
-    if damaged := [number for number, both in files.items() if not all(is_whole(stage.folder, f) for f in both)]:
+    if damaged := [number for number, shards in files.items() if not all(is_whole(stage.folder, f) for f in shards)]:
         return 0, damaged
-    paths = [[stage.folder / file.name for file in both] for both in files.values()]
+    paths = [[stage.folder / file.name for file in shards] for shards in files.values()]
     hashes = np.concatenate([np.fromfile(path, np.uint64) for _, path in paths])
     different, first = np.unique(hashes, return_index=True)
     complete = first[different <= np.uint64(min(result["limits"][code] for result in of.values()))]

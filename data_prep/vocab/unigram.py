@@ -135,27 +135,27 @@ class UnigramPath:
         """Keep the characters and the longer pieces without which the text's log-probability would fall most."""
         own, first = self._own, self.characters + 1
         losses = find_losses(own.starts, own.fan, own.arcs, self._lengths, self._scores, self._frequencies, first)
-        kept = np.zeros(len(self._scores), bool)
+        to_keep = np.zeros(len(self._scores), bool)
         best = np.argsort(-losses, kind="stable")[: size - self.characters]
-        kept[first + best[losses[best] > -np.inf]] = True
-        self._keep(kept, self._scores)
+        to_keep[first + best[losses[best] > -np.inf]] = True
+        self._keep(to_keep, self._scores)
 
-    def _keep(self, kept: Numbers, values: Numbers) -> Numbers:
-        """Drop the longer pieces that are not `kept`; `values` of the others."""
+    def _keep(self, to_keep: Numbers, values: Numbers) -> Numbers:
+        """Drop the longer pieces that are not `to_keep`; `values` of the others."""
         first = 1 + self.characters
-        kept[:first] = True
-        if kept.all():
+        to_keep[:first] = True
+        if to_keep.all():
             return values
-        numbers = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
+        numbers = np.where(to_keep, np.cumsum(to_keep) - 1, -1).astype(np.int32)
         own, sizes = self._own, np.diff(self._own.starts)
-        inside = np.repeat(kept[first:], sizes)
+        inside = np.repeat(to_keep[first:], sizes)
         arcs = own.arcs[np.repeat(inside, own.fan)]
-        self._own = _Lattice(np.append(0, np.cumsum(sizes[kept[first:]])), own.fan[inside], arcs)
+        self._own = _Lattice(np.append(0, np.cumsum(sizes[to_keep[first:]])), own.fan[inside], arcs)
         self._own.renumber(numbers)
         self._text.renumber(numbers)
-        self._pieces = [piece for piece, keep in zip(self._pieces, kept[1:].tolist(), strict=True) if keep]
-        self._lengths, self._scores = self._lengths[kept], self._scores[kept]
-        return values[kept]
+        self._pieces = [piece for piece, keep in zip(self._pieces, to_keep[1:].tolist(), strict=True) if keep]
+        self._lengths, self._scores = self._lengths[to_keep], self._scores[to_keep]
+        return values[to_keep]
 
 
 def _digamma(x: Numbers) -> Numbers:
@@ -188,11 +188,11 @@ def _read_words(words: WordCounts, coverage: float) -> _Words:
         whole, sizes, counts = sizes, np.full(parts.sum(), LONGEST_WORD), np.repeat(counts, parts)
         sizes[np.cumsum(parts) - 1] = whole - (parts - 1) * LONGEST_WORD
     if len(characters) and characters.min() == 0:  # of unknown ones in a row the first stays
-        kept = characters > 0
-        kept[1:] |= characters[:-1] > 0
+        to_keep = characters > 0
+        to_keep[1:] |= characters[:-1] > 0
         starts = np.cumsum(sizes) - sizes
-        kept[starts] = True
-        characters, sizes = characters[kept], np.add.reduceat(kept, starts, dtype=np.int64)
+        to_keep[starts] = True
+        characters, sizes = characters[to_keep], np.add.reduceat(to_keep, starts, dtype=np.int64)
     starts = np.append(0, np.cumsum(sizes))
     letters = [chr(code) for code in alphabet.tolist()]
     return _Words(letters, characters, starts, counts, find_reach(characters, starts, _scripts(letters)))
@@ -246,10 +246,10 @@ def _most_frequent(text: _Words) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     if sizes.sum() <= _SEED_CHARACTERS:
         return text.characters, text.starts, text.counts, text.reach
     ranked = np.argsort(-text.counts, kind="stable")
-    kept = np.zeros(len(sizes), bool)
-    kept[ranked[np.cumsum(sizes[ranked]) <= _SEED_CHARACTERS]] = True
-    inside = np.repeat(kept, sizes)
-    return text.characters[inside], np.append(0, np.cumsum(sizes[kept])), text.counts[kept], text.reach[inside]
+    to_keep = np.zeros(len(sizes), bool)
+    to_keep[ranked[np.cumsum(sizes[ranked]) <= _SEED_CHARACTERS]] = True
+    inside = np.repeat(to_keep, sizes)
+    return text.characters[inside], np.append(0, np.cumsum(sizes[to_keep])), text.counts[to_keep], text.reach[inside]
 
 
 def _find(trie: tuple[Numbers, Numbers, Numbers], characters: Numbers, starts: Numbers, reach: Numbers) -> _Lattice:

@@ -51,9 +51,9 @@ def count_words(
     table = _merged(tables)
     _check_memory(table, memory)
     table = table.sort_by("word").combine_chunks()
-    words = table["word"].combine_chunks() if table.num_rows else pa.array([], pa.large_string())
+    distinct = table["word"].combine_chunks() if table.num_rows else pa.array([], pa.large_string())
     pa.default_memory_pool().release_unused()
-    return WordCounts(words, table["count"].to_numpy(), sentences)
+    return WordCounts(distinct, table["count"].to_numpy(), sentences)
 
 
 def thinned_words(read: Callable[[], Iterable[str]], memory: float) -> WordCounts:

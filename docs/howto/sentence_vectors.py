@@ -1,22 +1,31 @@
-"""Train an export on translation pairs for sentence vectors, with sentence-transformers."""
+"""Trains an export on translation pairs for sentence vectors: sentence_vectors.py EXPORT PAIRS OUT."""
 
 import shutil
+import sys
+import zipfile
 from pathlib import Path
 
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.losses import MultipleNegativesRankingLoss
 
-english, other = [], []  # line n of X.en-de.en is translated by line n of X.en-de.de
-for path in sorted(Path("pairs").glob("*.*-*.en")):  # X.de-en.en as well
-    code = path.stem.rpartition(".")[2].removeprefix("en-").removesuffix("-en")
-    for side, lines in ((path, english), (path.with_suffix(f".{code}"), other)):
-        lines += side.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+source, folder, out = sys.argv[1:]  # an export, translation pairs, and the folder to write
+texts = {path.name: path.read_bytes() for path in Path(folder).glob("*.*-*.*") if path.suffix != ".zip"}
+for path in Path(folder).glob("*.zip"):
+    with zipfile.ZipFile(path) as archive:
+        texts |= {name: archive.read(name) for name in archive.namelist()}
 
-model = SentenceTransformer("exports/base", trust_remote_code=True)
+english, other = [], []  # line n of X.en-de.en is translated by line n of X.en-de.de
+for name in sorted(name for name in texts if name.endswith(".en")):  # X.de-en.en as well
+    stem = name.removesuffix(".en")
+    code = stem.rpartition(".")[2].removeprefix("en-").removesuffix("-en")
+    for lines, side in ((english, name), (other, f"{stem}.{code}")):
+        lines += texts[side].decode().removesuffix("\n").split("\n")
+
+model = SentenceTransformer(source, trust_remote_code=True)
 longest, model.max_seq_length = model.max_seq_length, 48  # tokens; longer ones are cut while it trains
 settings = SentenceTransformerTrainingArguments(
-    "exports/sentences",
+    out,
     max_steps=300,
     warmup_steps=30,
     per_device_train_batch_size=64,
@@ -30,5 +39,5 @@ pairs = Dataset.from_dict({"anchor": english, "positive": other})
 trainer = SentenceTransformerTrainer(model, settings, pairs, loss=MultipleNegativesRankingLoss(model))
 trainer.train()
 model.max_seq_length = longest
-model.save_pretrained("exports/sentences")
-shutil.copy("exports/base/sentencepiece.bpe.model", "exports/sentences")  # so that xlme reads the folder, too
+model.save_pretrained(out)
+shutil.copy(Path(source) / "sentencepiece.bpe.model", out)  # so that xlme reads the folder, too

@@ -1,6 +1,7 @@
 """docs/howto/sentence_vectors.py: sentence-transformers trains an export on translation pairs."""
 
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from xlme_ds.export.__main__ import main as export
 
 pytest.importorskip("accelerate", reason="accelerate is absent: pip install 'sentence-transformers[train]'")
 
+PAGE = (ROOT / "docs/howto/finetune.md").read_text(encoding="utf-8")
 NUMBERS = range(3, 1000, 8)
 TRANSLATED = dict(zip(WORDS, WORDS[3:] + WORDS[:3], strict=True))  # word by word
 
@@ -32,21 +34,23 @@ def write_pairs(folder: Path) -> tuple[list[str], list[str]]:
 def recipe() -> tuple[str, str]:
     """The guide's code, and the arguments of its command."""
     code = (ROOT / "docs/howto/sentence_vectors.py").read_text(encoding="utf-8")
-    page = (ROOT / "docs/howto/finetune.md").read_text(encoding="utf-8")
-    (command,) = re.findall(r"^xlme evaluate pairs (.*)$", page, re.M)
+    (command,) = re.findall(r"^xlme evaluate pairs (.*)$", PAGE, re.M)
     return code, command
 
 
 def test_every_pair_with_english_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """English first or second; a code may have a hyphen."""
+    """English first or second; a code may have a hyphen; files may be in archives, as OPUS has them."""
     (tmp_path / "pairs").mkdir()
     for name in ("X.en-de.en", "X.en-de.de", "X.de-en.en", "X.de-en.de", "W.en-zh-Hans.en", "W.en-zh-Hans.zh-Hans"):
         (tmp_path / "pairs" / name).write_text(f"{name}\n")
-    monkeypatch.chdir(tmp_path)
+    with zipfile.ZipFile(tmp_path / "pairs/en-fr.txt.zip", "w") as archive:
+        for name in ("Z.en-fr.en", "Z.en-fr.fr", "README"):
+            archive.writestr(name, f"{name}\n")
+    monkeypatch.setattr("sys.argv", ["sentence_vectors.py", "exports/base", str(tmp_path / "pairs"), "out"])
     names: dict[str, Any] = {}
     exec(recipe()[0].partition("model = ")[0], names)
-    assert names["english"] == ["W.en-zh-Hans.en", "X.de-en.en", "X.en-de.en"]
-    assert names["other"] == ["W.en-zh-Hans.zh-Hans", "X.de-en.de", "X.en-de.de"]
+    assert names["english"] == ["W.en-zh-Hans.en", "X.de-en.en", "X.en-de.en", "Z.en-fr.en"]
+    assert names["other"] == ["W.en-zh-Hans.zh-Hans", "X.de-en.de", "X.en-de.de", "Z.en-fr.fr"]
 
 
 def test_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +62,7 @@ def test_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert long in code
         code = code.replace(long, short)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", re.findall(r"^python (.*)$", PAGE, re.M)[-1].split())
 
     def found(model: SentenceTransformer) -> float:
         return float(np.mean(accuracies(model.encode(english), model.encode(german))))

@@ -390,7 +390,7 @@ def test_a_mistake_is_one_sentence(base: Path, tmp_path: Path, more: list[str], 
 def test_a_signal_in_the_second_of_two_runs_saves_it_too(base: Path, tmp_path: Path) -> None:
     """The runs of one call share their signals: the second must not lose them with the first."""
     data, out = write_entities(tmp_path / "panx"), tmp_path / "out"
-    more = ["--seeds", 1, 2, "--tuning.epochs", 40, "--tuning.batch", 8, "--engine.kind", "plain"]
+    more = ["--seeds", 1, 2, "--tuning.epochs", 10, "--tuning.batch", 8, "--engine.kind", "plain"]
     process = Python(words(base, "ner", data, out, *more))
     while RunFolder(out / "seed2").steps_logged() < 15:
         assert process.poll() is None, process.communicate()

@@ -106,14 +106,14 @@ def _lay_out(
                 second += 1
                 if second >= stop:
                     raise ValueError(_NO_SIDE)
-            language, other = languages[item * (1 + pairs)], languages[item * (1 + pairs) + pairs]
+            language, second_language = languages[item * (1 + pairs)], languages[item * (1 + pairs) + pairs]
             restart = second if tokens_T[start] == EOS else start
             for column in range(start, stop):
                 after = column >= second
                 positions_T[column] = column - (restart if after else start)
                 segments_T[column] = number
                 sides_T[column] = after
-                languages_T[column] = other if after else language
+                languages_T[column] = second_language if after else language
             start = stop
             item += 1
         text_BT[1:, at, start:] = 0

@@ -49,8 +49,8 @@ def compiled(signature: Any) -> Callable[[Kernel], Kernel]:
 
 def _cache_folder(function: Kernel) -> Path | None:
     """The folder for a function's machine code; None if none can be written."""
-    given = config.CACHE_DIR
-    beside = Path(given or Path(function.__code__.co_filename).parent / "__pycache__")
+    cache_folder = config.CACHE_DIR
+    beside = Path(cache_folder or Path(function.__code__.co_filename).parent / "__pycache__")
     for place in (lambda: beside, lambda: user_cache() / "numba"):
         with suppress(OSError):
             folder = place() / f"numba-{constants_hash(function)}"

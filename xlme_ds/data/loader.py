@@ -68,10 +68,10 @@ class Loader:
             )
         for folder in self.folders:
             there = [(folder / name / "manifest.json").exists() for name in TASKS]
-            for name, exists, other, rows, what in zip(
+            for name, exists, other_exists, rows, what in zip(
                 TASKS, there, there[::-1], self.plan.rows, ("monolingual text", "pairs"), strict=True
             ):
-                if rows and other and not exists:
+                if rows and other_exists and not exists:
                     raise ValueError(f"{folder} has no {what}: add --data.{name}-rows 0, or data that have some")
         opened = {
             folder: {
@@ -187,12 +187,15 @@ class HeldOutLoader(Loader):
         """Task and row numbers of every micro-batch, and whether it counts; sorted by size."""
         pieces, world = [], self.plan.world
         for task, rows in enumerate(self.plan.rows):
-            each, more = divmod(rows, world)
-            mine, whole = np.arange(self.rank * each, (self.rank + 1) * each), each - each % self.plan.micro[task]
-            borders = [*range(0, whole, self.plan.micro[task]), *range(whole, each + 1)]
+            per_rank, more = divmod(rows, world)
+            mine, whole = (
+                np.arange(self.rank * per_rank, (self.rank + 1) * per_rank),
+                per_rank - per_rank % self.plan.micro[task],
+            )
+            borders = [*range(0, whole, self.plan.micro[task]), *range(whole, per_rank + 1)]
             pieces += [(task, mine[first:end], True) for first, end in pairwise(borders)]
             last = self.rank < more
-            pieces += [(task, np.array([world * each + self.rank if last else 0]), last)] * bool(more)
+            pieces += [(task, np.array([world * per_rank + self.rank if last else 0]), last)] * bool(more)
         return sorted(pieces, key=lambda piece: -len(piece[1]))
 
     @property
@@ -210,11 +213,11 @@ def _require_alike(first: RowStore, stores: Iterable[RowStore]) -> None:
     """Raise ValueError where one of `stores` has another vocabulary, row length or layout than `first`."""
     ours = first.manifest
     for store in stores:
-        both, theirs = f"{store.folder} and {first.folder}", store.manifest
+        folders, theirs = f"{store.folder} and {first.folder}", store.manifest
         if (theirs.vocabulary_sha256, theirs.vocabulary_size) != (ours.vocabulary_sha256, ours.vocabulary_size):
-            raise ValueError(f"{both} were encoded with different vocabularies: prepare them together")
+            raise ValueError(f"{folders} were encoded with different vocabularies: prepare them together")
         if (store.row_tokens, theirs.layout) != (first.row_tokens, ours.layout):
-            raise ValueError(f"{both} have rows of different lengths or layouts: mix them together")
+            raise ValueError(f"{folders} have rows of different lengths or layouts: mix them together")
 
 
 def unigram_by_language(

@@ -151,12 +151,12 @@ class Vocabulary:
 def _refuse_other_kinds(path: Path) -> None:
     model = proto.ModelProto.FromString(path.read_bytes())
     for spec, settings in _TRAINED_WITH.items():
-        for name, wanted in settings.items():
+        for name, expected in settings.items():
             value = getattr(getattr(model, spec), name)
-            if value != wanted:
+            if value != expected:
                 raise ValueError(
                     f"{path} was trained with {name} {value}, and no export could give its ids: take a unigram model "
-                    f"with {name} {wanted}, as XLM-R's"
+                    f"with {name} {expected}, as XLM-R's"
                 )
     ordinary = proto.ModelProto.SentencePiece.NORMAL
     for piece in (piece for piece in model.pieces[3:] if piece.type != ordinary or "▁" in piece.piece[1:]):

@@ -51,6 +51,9 @@ class Callback:
             log.close()
 
 
+_INTERVALS = 50  # logged intervals whose mean speed gives the time left: one slow interval changes it little
+
+
 class Record(Callback):
     """Writes a line of metrics.jsonl at every logged step, and shows it."""
 
@@ -79,6 +82,7 @@ class Record(Callback):
         self.peak = peak
         self.show = show
         self.last = (start, time.perf_counter(), engine.seconds_reading)
+        self.intervals: deque[tuple[int, float]] = deque(maxlen=_INTERVALS)  # steps and seconds of the logged ones
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
@@ -87,6 +91,8 @@ class Record(Callback):
         before, self.last = self.last, (done, time.perf_counter(), self.engine.seconds_reading)
         steps, seconds, reading = (now - then for now, then in zip(self.last, before, strict=True))
         rate = steps / seconds
+        self.intervals.append((int(steps), seconds))
+        recent_steps, recent_seconds = map(sum, zip(*self.intervals, strict=True))
         values = {
             "step": done,
             **stats.metrics,
@@ -99,7 +105,7 @@ class Record(Callback):
             "peak_fraction": rate * self.flops_per_step / self.peak,
             "data_wait": reading / seconds,
             "memory_gib": peak_memory(self.engine.device),
-            "seconds_left": (self.steps - done) / rate,
+            "seconds_left": (self.steps - done) * recent_seconds / recent_steps,
         }
         self.logs[0].write(values)
         self.show(values)

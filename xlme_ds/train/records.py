@@ -210,9 +210,11 @@ class LanguageLog(MetricsLog):
 class Console:
     """Shows logged steps and evaluations; only rank 0 has one. A terminal has a bar, anything else a line a step."""
 
-    def __init__(self, steps: int, start: int, terms: Sequence[str]):
+    def __init__(self, steps: int, start: int, terms: Sequence[str], gpu: bool = False):
+        """`gpu`: show the share of the peak, which says little of CPUs that other programs use too."""
         self.steps = steps
         self.terms = terms
+        self.gpu = gpu
         self.progress = None
         if sys.stderr.isatty():
             line = TextColumn(
@@ -225,10 +227,10 @@ class Console:
     def step(self, values: dict[str, Any]) -> None:
         """A logged step."""
         step, loss, left = f"{values['step']}/{self.steps}", f"loss {values['loss']:.3f}", values["seconds_left"]
-        speed, peak = f"{number(values['tokens_per_s'])} tokens/s", f"{values['peak_fraction']:.0%} of peak"
+        speed, peak = f"{number(values['tokens_per_s'])} tokens/s", f"{values['peak_fraction']:.0%} of peak" * self.gpu
         if self.progress is not None:
             done = {"completed": values["step"], "left": f"{duration(left)} left"}
-            self.progress.update(self.task, line=f"{step}  {loss}  {speed}  {peak}", **done)
+            self.progress.update(self.task, line="  ".join(filter(None, (step, loss, speed, peak))), **done)
             return
         waits, memory = f"data {values['data_wait']:.1%}", f"{values['memory_gib']:.1f} GiB"
         parts = [f"step {step}", loss, self._terms(values), f"lr {values['lr']:.2e}", speed, peak, waits, memory]
@@ -236,9 +238,8 @@ class Console:
 
     def evaluation(self, values: dict[str, Any]) -> None:
         """An evaluation on held-out text."""
-        aucs = "  ".join(
-            f"AUC {key.removeprefix('auc_')} {values[key]:.3f}" for key in values if key.startswith("auc_")
-        )
+        aucs = ", ".join(f"{key.removeprefix('auc_')} {values[key]:.3f}" for key in values if key.startswith("auc_"))
+        aucs = f"AUC {aucs} (chance 0.5)" if aucs else ""
         line = f"step {values['step']}/{self.steps}  held-out text: {self._terms(values)}  {aucs}".rstrip()
         (self.progress.console.print if self.progress is not None else print)(line)
 

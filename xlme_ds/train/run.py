@@ -114,7 +114,8 @@ def _callbacks(
     if root:
         if settings.wandb:
             tracker = Tracker(settings.wandb, out, saved["run"], asdict(config))
-        console = Console(settings.steps, start, (info.objective or {}).get("terms", ()))
+        terms = (info.objective or {}).get("terms", ())
+        console = Console(settings.steps, start, terms, gpu=engine.device.type == "cuda")
         show = console.step, lambda: guard.skipped
         callbacks.append(Record(out, config, start, engine, info.flops, peak, *show, tracker))
     if info.evaluation is not None:

@@ -1,0 +1,122 @@
+"""Writes docs/results/quickstart.json and docs/report.png from a finished quickstart, and its figures into the pages:
+`python docs/record_quickstart.py runs/quickstart` (needs chromium). tests/test_quickstart_record.py compares them."""
+
+import contextlib
+import io
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+import xlme_ds
+from xlme_ds import quickstart
+from xlme_ds.data.schema import read_manifest
+from xlme_ds.objectives import objective_of
+from xlme_ds.train.records import Console
+
+DOCS = Path(__file__).resolve().parent
+RECORD, PICTURE = DOCS / "results" / "quickstart.json", DOCS / "report.png"
+PAGES = [DOCS.parent / "README.md", *(DOCS / name for name in ("index.md", "tutorial.md", "howto/gpus.md"))]
+KEY = "quickstart"  # of the record's last evaluation among the texts of the picture
+_STEP = re.compile(r"^step (?P<step>\d+)/\d+  (?P<kind>loss|held-out text|dimensions).*$", re.M)
+_MODEL = re.compile(r"^(?P<kind>judge|fill): .*$", re.M)
+_AUC = re.compile(r"(?P<words>an AUC of )[\d.]+(?P<between> on held-out text and )[\d.]+(?= on pairs)")
+_PIECES = re.compile(r"(?<=round\(piece\.probability, 2\)\)  # … ).*$", re.M)
+_FILLED = re.compile(r"ScoredPiece\(text='.*?', probability=[\d.]+\)")
+
+
+def encoded_tokens(data: Path) -> dict[str, int]:
+    """The number of tokens in each encoded part of the quickstart's data."""
+    parts = [f"{split}/{task}" for split in ("train", "heldout") for task in ("mono", "para")]
+    counts = {part: read_manifest(data / "encoded" / part).counts["by_language"] for part in parts}
+    return {part: sum(language["tokens"] for language in by_language.values()) for part, by_language in counts.items()}
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a JSON-lines file, of every hundredth step."""
+    records = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    return [record for record in records if record["step"] % 100 == 0]
+
+
+def record(run: Path) -> dict[str, Any]:
+    """The figures of a finished quickstart that documents print."""
+    model, said = xlme_ds.load(run), io.StringIO()
+    with contextlib.redirect_stdout(said):
+        quickstart.show_model(run)
+    return {
+        "settings": json.loads((run / "config.json").read_text())["config"],
+        "encoded_tokens": encoded_tokens(run / "data"),
+        **{name: lines(run / f"{name}.jsonl") for name in ("metrics", "heldout", "dimensions")},
+        "judged": [[piece.text, round(piece.probability, 4)] for piece in model.judge(quickstart.JUDGED)],
+        "filled": [[piece.text, round(piece.probability, 4)] for piece in model.fill(quickstart.FILLED)[0]],
+        "said": said.getvalue().splitlines(),
+    }
+
+
+def printed(figures: dict[str, Any]) -> Iterator[tuple[int, str, str]]:
+    """(step, kind, line) of the lines that the run printed, as this version prints them."""
+    console = Console(quickstart.RUN.train.steps, 0, objective_of(quickstart.RUN.objective).terms)
+    shows = {
+        "loss": ("metrics", console.step),
+        "held-out text": ("heldout", console.evaluation),
+        "dimensions": ("dimensions", lambda values: console.dimensions(values, "")),
+    }
+    for kind, (name, show) in shows.items():
+        for values in figures[name]:
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                show(values)
+            yield values["step"], kind, said.getvalue().rstrip("\n")
+
+
+def with_figures(markdown: str, figures: dict[str, Any]) -> str:
+    """A page with all figures of the quickstart replaced by those of the record."""
+    said = {(step, kind): line for step, kind, line in printed(figures)}
+    last, (best, *_) = figures["heldout"][-1], figures["filled"]
+    pieces = "  ".join(f"{piece} {probability:.2f}" for piece, probability in figures["judged"][-5:])
+    mono, para = f"{last['auc_mono']:.2f}", f"{last['auc_para']:.2f}"
+    model = {line.partition(":")[0]: line for line in figures["said"]}
+    markdown = _STEP.sub(lambda line: said[int(line["step"]), line["kind"]], markdown)
+    markdown = _MODEL.sub(lambda line: model[line["kind"]], markdown)
+    markdown = _AUC.sub(lambda text: f"{text['words']}{mono}{text['between']}{para}", markdown)
+    markdown = _PIECES.sub(pieces, markdown)
+    return _FILLED.sub(f"ScoredPiece(text={best[0]!r}, probability={best[1]:.2f})", markdown)
+
+
+def picture(page: Path, text: str) -> None:
+    """Photograph the head of a report page, in 128 colours, with `text` inside the file."""
+    with tempfile.TemporaryDirectory() as folder:
+        shot = Path(folder) / "shot.png"
+        flags = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1100,1390", f"--screenshot={shot}"]
+        subprocess.run(["chromium", *flags, str(page)], check=True, stderr=subprocess.DEVNULL)
+        image = Image.open(io.BytesIO(shot.read_bytes())).convert("RGB").quantize(128)
+    texts = PngInfo()
+    texts.add_text(KEY, text)
+    image.save(PICTURE, pnginfo=texts, optimize=True)
+
+
+def main(run: Path) -> None:
+    """Write the record, the picture and the figures in the pages."""
+    figures = record(run)
+    picture(run / "report.html", json.dumps(figures["heldout"][-1]))
+    entries = (f" {json.dumps(name)}: {_text(value)}" for name, value in figures.items())
+    RECORD.write_text("{\n" + ",\n".join(entries) + "\n}\n", encoding="utf-8")
+    for page in PAGES:
+        page.write_text(with_figures(page.read_text(encoding="utf-8"), figures), encoding="utf-8")
+
+
+def _text(value: Any) -> str:
+    """JSON with a line for each item of a list."""
+    if not isinstance(value, list):
+        return json.dumps(value)
+    return "[\n  " + ",\n  ".join(json.dumps(item, ensure_ascii=False) for item in value) + "\n ]"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve())
