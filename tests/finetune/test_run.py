@@ -266,7 +266,8 @@ def test_in_python(base: Path, tmp_path: Path) -> None:
     found = xlme.finetune.run("ner", base, data, tmp_path / "one", **fixed)
     assert found is not None and found["mean"] == scores(tmp_path / "one")["mean"]
     assert xlme.finetune.run("ner", base, [data], tmp_path / "two", **fixed) is not None
-    assert xlme.finetune.run("ner", str(base), str(data), str(tmp_path / "one"), **fixed) == found
+    again = xlme.finetune.run("ner", str(base), str(data), str(tmp_path / "one"), **fixed)
+    assert again is not None and again["languages"] == found["languages"]
 
 
 def test_random_starts_from_the_weights_before_training(base: Path, tmp_path: Path) -> None:
