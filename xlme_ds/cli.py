@@ -11,10 +11,10 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TypeVar, get_type_hints
 
-from . import settings_file
 from .config import RunConfig
 from .io.errors import in_words
 from .recipes import RECIPES, recipe
+from .settings_file import help_of, read, with_values
 
 Command = TypeVar("Command")
 _HELP = {"-h", "--help", "--help-all"}
@@ -112,15 +112,15 @@ def parse(
 
 def _settings_of(path: Path) -> RunConfig:
     """The settings in a file; those that it leaves out are of the recipe that it names, or the defaults."""
-    values = settings_file.read(path)
+    values = read(path)
     named = values.pop("recipe", None)
     base = RunConfig(name=path.stem) if named is None else recipe(str(named))
-    return settings_file.with_values(base, values, path)
+    return with_values(base, values, path)
 
 
 def _short_help(prog: str, command: type, description: str, run: RunConfig) -> str:
     """Usage, the command's own options, and the settings that people set, with their values in `run`."""
-    helps, hints = settings_file.help_of(command), get_type_hints(command, include_extras=True)
+    helps, hints = help_of(command), get_type_hints(command, include_extras=True)
     own, needed = [("--recipe NAME", _RECIPES), ("--config FILE", _CONFIG)], ""
     for field in fields(command):
         if field.name != "run":
@@ -132,7 +132,7 @@ def _short_help(prog: str, command: type, description: str, run: RunConfig) -> s
     for name in _OFTEN_SET:
         section, _, key = name.rpartition(".")
         settings = getattr(run, section) if section else run
-        about = settings_file.help_of(type(settings))[key].partition(". ")[0]
+        about = help_of(type(settings))[key].partition(". ")[0]
         value = getattr(settings, key)
         shown.append((f"--{name.replace('_', '-')} {'' if isinstance(value, bool) else value}", about))
     source = run.name if run.name != "custom" else "XLM-E Base"

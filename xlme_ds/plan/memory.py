@@ -18,7 +18,8 @@ tests/plan/test_memory.py compares the peak with what the engines allocate.
 
 import math
 
-from . import activations
+from .activations import between_stages, generator, logits, saved_layer, working
+from .activations import stage as saved_stage
 from .layout import ParallelLayout
 
 FLOAT = 4
@@ -56,17 +57,17 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
     filling = _buckets(layout, stage, backward=True) - _buckets(layout, stage, backward=False)
     busy = _plus(
         idle,
-        activations=(layout.in_flight(stage) - 1) * activations.stage(layout, stage),
-        buffers=layout.neighbours(stage) * layout.in_flight(stage) * activations.between_stages(layout),
+        activations=(layout.in_flight(stage) - 1) * saved_stage(layout, stage),
+        buffers=layout.neighbours(stage) * layout.in_flight(stage) * between_stages(layout),
     )
     turn = _plus(
         busy,
         weights=_gathered(layout, stage, sum(reused_weights(layout, stage))),
-        activations=activations.stage(layout, stage),
+        activations=saved_stage(layout, stage),
     )
     moments = {
         "start of the backward pass": _plus(
-            turn, gradients=_waiting(layout, stage), activations=activations.working(layout), buffers=filling
+            turn, gradients=_waiting(layout, stage), activations=working(layout), buffers=filling
         ),
         "update": _plus(idle, gradients=_reduced_gradients(layout, stage), buffers=_updating(layout, stage)),
     }
@@ -75,9 +76,9 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
     if layout.work.softmax_last and part.last:
         table = _softmax_gradient(layout, stage) if sizes.embedding else layout.element * layout.borrowed
         moments |= {
-            "vocabulary softmax, forward": _plus(turn, logits=activations.logits(layout, backward=False, last=True)),
+            "vocabulary softmax, forward": _plus(turn, logits=logits(layout, backward=False, last=True)),
             "vocabulary softmax, backward": _plus(
-                turn, gradients=table, logits=activations.logits(layout, backward=True, last=True), buffers=filling
+                turn, gradients=table, logits=logits(layout, backward=True, last=True), buffers=filling
             ),
         }
     if layout.work.softmax_last and part.first:
@@ -98,16 +99,16 @@ def _around_the_first_softmax(layout: ParallelLayout, stage: int, busy: Memory, 
     lookup = layout.element * sizes.embedding if layout.fused and not sizes.difference else 0
     arrived = _arriving_gradients(layout, stage, sizes.discriminator + sizes.difference)
     back = _plus(start, gradients=arrived, buffers=filling)
-    saved = activations.generator(layout)
+    saved = generator(layout)
     return {
         "vocabulary softmax, forward": _plus(
-            start, activations=saved, logits=activations.logits(layout, backward=False, last=False)
+            start, activations=saved, logits=logits(layout, backward=False, last=False)
         ),
         "vocabulary softmax, backward": _plus(
             back,
             gradients=_softmax_gradient(layout, stage) + lookup,
             activations=saved,
-            logits=activations.logits(layout, backward=True, last=False),
+            logits=logits(layout, backward=True, last=False),
         ),
         "embedding, backward": _plus(back, gradients=_joined_by_lookup(layout, stage)),
     }
@@ -121,9 +122,7 @@ def _reductions(layout: ParallelLayout, stage: int, idle: Memory, turn: Memory, 
     # Layers that the backward pass has finished when it has filled the first bucket.
     done = min(layers, bucket * layers // max(1, sizes.discriminator))
     if uses_bf16_optimizer(layout):
-        first = _plus(
-            turn, activations=-done * activations.saved_layer(layout), buffers=_copies(layout, bucket, bucket)
-        )
+        first = _plus(turn, activations=-done * saved_layer(layout), buffers=_copies(layout, bucket, bucket))
         return {
             "first reduction": first,
             "reduction": _plus(idle, gradients=everything, buffers=_reducing(layout, stage, sizes.total)),
@@ -131,12 +130,12 @@ def _reductions(layout: ParallelLayout, stage: int, idle: Memory, turn: Memory, 
     arrived = _arriving_gradients(layout, stage, bucket) + _waiting(layout, stage)
     if layout.element == FLOAT:  # the waiting gradient is among those that are collected complete
         arrived = min(arrived, FLOAT * sizes.total)
-    reduced = _plus(turn, gradients=arrived, activations=-done * activations.saved_layer(layout), buffers=filling)
+    reduced = _plus(turn, gradients=arrived, activations=-done * saved_layer(layout), buffers=filling)
     # In fp32 under ZeRO 1 and 2 the largest gradient is among those that are collected complete.
     largest = layout.element * sizes.largest if layout.element == 2 or layout.zero["stage"] == 3 else 0
     return {
         "first reduction": _plus(reduced, buffers=_reducing(layout, stage, bucket)),
-        "after the first reduction": _plus(reduced, activations=activations.working(layout)),
+        "after the first reduction": _plus(reduced, activations=working(layout)),
         "reduction of the largest parameter": _plus(
             idle,
             weights=_gathered(layout, stage, 0),

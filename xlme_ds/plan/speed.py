@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from ..config import RunConfig
 from ..counting import flops_per_step
 from ..models.pipeline import stage_costs
-from . import activations
+from .activations import between_stages
 from .layout import ParallelLayout
 from .memory import FLOAT, OPTIMIZER, reused_weights, uses_bf16_optimizer
 
@@ -137,7 +137,7 @@ def _sent_by(layout: ParallelLayout, stage: int) -> dict[str, float]:
         exposed = gradients + weights
     last = stage == len(layout.stages) - 1
     forward_again = layout.work.layer_ahead > 0 and not last
-    between = micro_batches * (layout.neighbours(stage) + forward_again) * activations.between_stages(layout)
+    between = micro_batches * (layout.neighbours(stage) + forward_again) * between_stages(layout)
     if stage == 0:  # the new embedding to the last stage, which sent its gradient
         between += layout.element * layout.borrowed
     elif last:
