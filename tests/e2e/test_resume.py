@@ -18,7 +18,7 @@ from xlme_ds.evaluate import losses
 from xlme_ds.train.run_folder import RunFolder
 from xlme_ds.trained.runs import load_run
 
-STEPS = 40
+STEPS = 24
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def pretrain(folder: Path, out: Path, **changes: object) -> list[str]:
         "optimizer.warmup-steps": 4,
         "train.steps": STEPS,
         "train.log-every": 1,
-        "train.eval-every": 10,
+        "train.eval-every": 8,
         "train.save-every": 6,
         "train.keep-last": 2,
         "train.keep-every": 12,
@@ -121,10 +121,10 @@ def runs(folder: Path) -> tuple[Path, Path, list[str]]:
     alone, broken = folder / "alone", folder / "broken"
     finish(folder, alone)
     process = start(folder, broken)
-    wait_for_step(process, broken, 15)
+    wait_for_step(process, broken, 9)
     kill_session(process)
     process = start(folder, broken)
-    wait_for_step(process, broken, 22)
+    wait_for_step(process, broken, 13)
     ranks = [
         int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _is_rank(entry, process.pid)
     ]
@@ -179,15 +179,15 @@ def test_same_records(runs: tuple[Path, Path, list[str]], name: str) -> None:
     alone, broken = (lines(run / name) for run in runs[:2])
     first = [1] * (name == "dimensions.jsonl")
     assert [line["step"] for line in alone] == list(
-        range(1, STEPS + 1) if name == "metrics.jsonl" else [*first, *range(10, STEPS + 1, 10)]
+        range(1, STEPS + 1) if name == "metrics.jsonl" else [*first, *range(8, STEPS + 1, 8)]
     )
     assert alone == broken
 
 
 def test_it_resumed_where_it_stopped(runs: tuple[Path, Path, list[str]]) -> None:
     killed, stopped = runs[2]
-    assert re.search(r"resuming after step (12|18) ", killed), killed  # the last checkpoint before the SIGKILL
-    step = re.search(r"stopped after step (\d+) of 40 and saved", killed)
+    assert re.search(r"resuming after step (6|12) ", killed), killed  # the last checkpoint before the SIGKILL
+    step = re.search(r"stopped after step (\d+) of 24 and saved", killed)
     assert step is not None, killed
     assert f"resuming after step {step[1]} " in stopped
 
@@ -198,9 +198,9 @@ def test_it_goes_on_in_one_process_of_plain_torch(folder: Path, runs: tuple[Path
     shutil.rmtree(moved / "checkpoints" / f"step_{STEPS:08d}")
     done = python("-m", *pretrain(folder, moved, engine__kind="plain"))
     assert done.returncode == 0, done.stderr
-    assert "resuming after step 36 of 40, 1 process," in done.stdout
+    assert "resuming after step 18 of 24, 1 process," in done.stdout
     ours, theirs = (lines(run / "metrics.jsonl") for run in (moved, runs[0]))
-    assert ours[:36] == theirs[:36]
+    assert ours[:18] == theirs[:18]
     # float32 sums in another order
     assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in theirs], rel=1e-5)
 
@@ -221,21 +221,21 @@ def test_a_branch_lets_the_rate_fall(folder: Path, runs: tuple[Path, Path, list[
     command = pretrain(folder, folder / "branch", engine__kind="plain", schedule__name="wsd", schedule__decay_steps=4)
     for flag in ("--recipe", "--train.steps", "--data.micro-batch"):
         del command[command.index(flag) : command.index(flag) + 2]
-    done = python("-m", command[0], "--branch", f"{runs[0]}@24", *command[1:])
+    done = python("-m", command[0], "--branch", f"{runs[0]}@12", *command[1:])
     assert done.returncode == 0, done.stderr
     ours, theirs = lines(folder / "branch" / "metrics.jsonl"), lines(runs[0] / "metrics.jsonl")
-    assert [line["step"] for line in ours] == [25, 26, 27, 28]
-    assert ours[0]["loss"] == pytest.approx(theirs[24]["loss"], rel=1e-5), "before anything of its own was learned"
+    assert [line["step"] for line in ours] == [13, 14, 15, 16]
+    assert ours[0]["loss"] == pytest.approx(theirs[12]["loss"], rel=1e-5), "before anything of its own was learned"
     rates = [line["lr"] / ours[0]["lr"] for line in ours]
     assert rates == pytest.approx([1, 0.5, 1 - 0.5**0.5, 1 - 0.75**0.5])
-    both = python("-m", command[0], "--recipe", "quickstart", "--branch", f"{runs[0]}@24", *command[1:])
+    both = python("-m", command[0], "--recipe", "quickstart", "--branch", f"{runs[0]}@12", *command[1:])
     assert both.returncode == 2 and "--recipe and --branch exclude each other" in both.stderr
 
 
 def test_retention(runs: tuple[Path, Path, list[str]]) -> None:
     kept = sorted(p.name for p in (runs[0] / "checkpoints").iterdir())
-    assert kept == ["latest.json", "step_00000012", "step_00000024", "step_00000036", "step_00000040"]
-    assert json.loads((runs[0] / "checkpoints/latest.json").read_text()) == {"format": 1, "checkpoint": "step_00000040"}
+    assert kept == ["latest.json", "step_00000012", "step_00000018", "step_00000024"]
+    assert json.loads((runs[0] / "checkpoints/latest.json").read_text()) == {"format": 1, "checkpoint": "step_00000024"}
 
 
 def test_run_folder(runs: tuple[Path, Path, list[str]]) -> None:

@@ -1,5 +1,6 @@
 """One rank of test_sums.py: the gradients of its backward passes, and what the optimizer is given of their sum."""
 
+import gc
 import json
 import sys
 from collections.abc import Callable
@@ -94,6 +95,7 @@ def main(cases: Path, data: Path, out: Path) -> None:
         config = tiny(**case)
         config = replace(config, optimizer=replace(config.optimizer, clip=1e9))
         rank, world = start_process_group(config.engine)
+        gc.freeze()  # DeepSpeed collects garbage six times while it builds an engine
         share = data_parallel(config.engine, rank, world)
         loader = Loader(data, config.data, config.seed, config.objective.mask_fraction, *share)
         step(build_engine(config, loader, None), out / f"{name}.{rank}.pt")

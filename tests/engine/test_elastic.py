@@ -59,14 +59,12 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("elastic")
     data = write_data(folder / "data", rows=200)
     for number, (world, chains) in enumerate(LAUNCHES):
-        links = [[chain, case(chain, engine)] for chain, engines in chains.items() for engine in engines]
+        links = [[chain, case(chain, engine), STEPS] for chain, engines in chains.items() for engine in engines]
         links.sort(
             key=lambda link: link[1]["engine"].get("kind") == "pipeline"
         )  # DeepSpeed builds no other engine after one
         if world == 1:
-            links += [
-                [f"{chain} alone", case(chain, engine)] for chain, engine in ALONE.items() for _ in range(LINKS[chain])
-            ]
+            links += [[f"{chain} alone", case(chain, engine), LINKS[chain] * STEPS] for chain, engine in ALONE.items()]
         (folder / f"{number}.json").write_text(json.dumps(links))
         worker = str(Path(__file__).with_name("elastic_worker.py"))
         results = run_ranks(world, [worker, str(folder / f"{number}.json"), str(data), str(folder)])

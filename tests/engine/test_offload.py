@@ -89,7 +89,7 @@ def async_io() -> None:
 # No size is a multiple of anything: matrices of 7,951 × 69, which DeepSpeed swaps (from 1 MiB on), and smaller
 # parameters.
 ODD = dict(
-    vocabulary=7951, width=69, heads=3, feed_forward=7951, head_chunk=1000, discriminator_layers=1, steps=5,
+    vocabulary=7951, width=69, heads=3, feed_forward=7951, head_chunk=1000, discriminator_layers=1, steps=3,
     micro_batch=4,
     embedding_sharing="gdes",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""One curve everywhere: plain torch, ZeRO 1 to 3 and pipelines, one to four processes, any micro-batch, 8 steps in
+"""One curve everywhere: plain torch, ZeRO 1 to 3 and pipelines, one to four processes, any micro-batch, 4 steps in
 float32.
 
 And the right one: what the engines share is held to the formulas of a step, in float64.
@@ -37,7 +37,7 @@ BTMLM = dict(
 CLM = dict(objective="clm")
 # Random fakes, fewer from step to step, end in the middle of the run.
 TEMPERED = dict(
-    generator_temperature=0.7, generator_keep_fraction=0.15, z_loss=1e-2, random_fakes=("0:1", "5:0"),
+    generator_temperature=0.7, generator_keep_fraction=0.15, z_loss=1e-2, random_fakes=("0:1", "2:0"),
 )  # fmt: skip
 RATES = dict(discriminator_rate=0.3)
 RTS = dict(objective="rts", vocabulary_blocks=3)
@@ -51,7 +51,7 @@ XLM = dict(
 MT = dict(objective="mt", language_embeddings=("fr", "en", "de"), dropout=0.1, attention_dropout=0.1)
 INTERLEAVED = dict(objective="mt", language_embeddings=("fr", "en", "de"), decoder="interleaved", vocabulary_blocks=3)
 # Denoising ends in the middle of the run.
-SENTENCES = dict(denoising=("0:1", "4:0"), back_translation=("0:0.5", "8:1"), **MT)
+SENTENCES = dict(denoising=("0:1", "2:0"), back_translation=("0:0.5", "4:1"), **MT)
 BF16 = dict(precision="bf16")
 NOTHING_STAYS = dict(deepspeed="zero3_cpu")  # small parameters are gathered as large ones are
 DUAL = dict(pipeline_schedule="dualpipev")
@@ -97,10 +97,10 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "plain, micro-batch 1": plain(1),
         "plain, checkpointing": plain(**CHECKPOINTING),
         **{f"zero{stage}": zero(stage, 4) for stage in (1, 2, 3)},
-        "zero2, micro-batch 2": zero(2, 2),
-        "zero3, micro-batch 1": zero(3, 1),
+        "zero2, micro-batch 1": zero(2, 1),
+        "zero3, micro-batch 2": zero(3, 2),
         "zero3, MLM": zero(3, 2, **MLM),
-        "zero3, BTMLM": zero(3, 2, **BTMLM),
+        "zero3, BTMLM": zero(3, 4, **BTMLM),
         "zero2, XLM": zero(2, 1, **XLM),
         "zero2, MT": zero(2, 1, **MT),
         "bf16 zero1": zero(1, 4, BF16),
@@ -129,10 +129,11 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "zero3 on 2, corrective": zero(3, 2, **CORRECTIVE),
         "zero3 on 2, XLM, checkpointing": zero(3, 2, **XLM, **CHECKPOINTING),
         "zero1 on 2, MT": zero(1, 2, **MT),
-        "zero3 on 2, MT, checkpointing": zero(3, 1, **MT, **CHECKPOINTING),
+        "zero3 on 2, MT, checkpointing": zero(3, 2, **MT, **CHECKPOINTING),
         "zero3 on 2, interleaved, checkpointing": zero(3, 2, **INTERLEAVED, **CHECKPOINTING),
         "bf16 zero1 on 2, MT": zero(1, 2, BF16, **MT),
-        **{f"zero{stage} on 2, sentences": zero(stage, 2, **SENTENCES) for stage in (2, 3)},
+        # Under ZeRO-3 every written token gathers the decoder.
+        **{f"zero{stage} on 2, sentences": zero(stage, rows, **SENTENCES) for stage, rows in ((2, 2), (3, 4))},
         "zero2 on 2, optimizer offloaded": zero(2, 4, dict(offload_optimizer="cpu")),
         "zero3 on 2, all offloaded": zero(3, 4, dict(offload_optimizer="cpu", offload_parameters="cpu")),
         **{f"pipeline of 2, micro-batch {rows}": pipe(2, rows) for rows in (1, 4)},
@@ -209,7 +210,7 @@ class Formula(NamedTuple):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(tmp_path_factory.mktemp("rows") / "data", rows=40)  # five steps a pass
+    return write_data(tmp_path_factory.mktemp("rows") / "data", rows=24)  # three steps a pass
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +267,7 @@ def test_a_step_is_the_formulas(curves: dict[str, dict], formula: Formula, name:
     assert ours["norm"] == pytest.approx(formula.norm, rel=1e-5)
     assert ours["weights"].keys() == formula.weights.keys()
     for key, value in formula.weights.items():
-        # Weights move by up to 5e-3; the rounding of a norm's weight near 1 is 1.2e-7.
+        # Weights move by up to 3e-3; the rounding of a norm's weight near 1 is 1.2e-7.
         np.testing.assert_allclose(ours["weights"][key], value, rtol=0, atol=1e-6, err_msg=key)
 
 
@@ -284,7 +285,7 @@ def test_same_curve(curves: dict[str, dict], name: str) -> None:
     assert ours["norm"] == pytest.approx(theirs["norm"], rel=1e-4)
     assert ours["weights"].keys() == theirs["weights"].keys()
     for key, value in theirs["weights"].items():
-        # 8 steps of up to 1e-3 move a weight by up to 5e-3; the rounding of a norm's weight near 1 is 1.2e-7.
+        # 4 steps of up to 1e-3 move a weight by up to 3e-3; the rounding of a norm's weight near 1 is 1.2e-7.
         np.testing.assert_allclose(ours["weights"][key], value, rtol=0, atol=2e-6, err_msg=key)
 
 
@@ -306,9 +307,9 @@ def test_same_gradients_and_evaluation(curves: dict[str, dict], name: str) -> No
 
 
 def test_something_is_learnt(curves: dict[str, dict]) -> None:
-    """In eight steps; of all tokens, whose loss jumps from step to step, see test_golden.py."""
-    falls = {"plain": 1, "plain, tempered": 1, "plain, RTS": 0.01, "plain, ERNIE-M": 0.05, "plain, BTMLM": 0.05} | {
-        f"plain, {kind}": 0.1 for kind in ("MLM", "CLM", "MT", "interleaved")
+    """In four steps; test_golden.py takes twenty, and has the objective of all tokens, whose loss jumps."""
+    falls = {"plain": 0.5, "plain, tempered": 0.5, "plain, RTS": 0.005, "plain, ERNIE-M": 0.05} | {
+        f"plain, {kind}": 0.05 for kind in ("BTMLM", "MLM", "CLM", "MT", "interleaved")
     }
     for name, fall in falls.items():
         assert curves[name]["loss"][-1] < curves[name]["loss"][0] - fall, name

@@ -3,6 +3,7 @@
 Run by test_bad_steps.py. Writes the state of both runs, and what the engine said of the bad steps.
 """
 
+import gc
 import json
 import math
 import sys
@@ -66,6 +67,7 @@ def main(cases: Path, data: Path, out: Path) -> None:
     for name, engine in json.loads(cases.read_text()).items():
         config = tiny(engine, micro_batch=2)
         rank, world = start_process_group(config.engine)
+        gc.freeze()  # DeepSpeed collects garbage six times while it builds an engine
         for kind in ("disturbed", "alone"):
             prefix = out / f"{name} {kind} {rank}"
             said = run(config, data, rank, world, prefix.with_suffix(".state"), kind == "disturbed")

@@ -25,28 +25,28 @@ TINY = dict(
 )
 MIDDLE = dict(
     vocabulary=5000,
-    width=256,
-    heads=4,
-    feed_forward=1024,
-    generator_layers=1,
-    discriminator_layers=4,
-    max_positions=128,
-    head_chunk=64,
-)
-WORDY = dict(
-    vocabulary=20000,
     width=128,
     heads=4,
     feed_forward=512,
     generator_layers=1,
+    discriminator_layers=4,
+    max_positions=64,
+    head_chunk=64,
+)
+WORDY = dict(
+    vocabulary=10000,
+    width=64,
+    heads=4,
+    feed_forward=256,
+    generator_layers=1,
     discriminator_layers=3,
     max_positions=64,
-    head_chunk=128,
+    head_chunk=64,
 )
 DEEP = TINY | dict(generator_layers=4, discriminator_layers=20)
 LARGE_LIKE = MIDDLE | dict(norm="pre", vocabulary_blocks=4, activation_checkpointing=True)
 MT = MIDDLE | dict(language_embeddings=("de", "en", "fr"))
-SHORT = MT | dict(max_positions=48)  # translations are written token by token
+SHORT = MT | dict(width=256, feed_forward=1024, max_positions=48)  # translations are written token by token
 PIPE = dict(kind="pipeline", pipeline_stages=2)
 
 # name: ranks, ZeRO stage, precision, rows of (mono, para, micro-batch), model, engine
@@ -102,9 +102,9 @@ CASES: dict[str, tuple[int, int, str, tuple[int, int, int], dict[str, Any], dict
 def engine_file(folder: Path, stage: int, few: bool) -> str:
     """Buckets small enough that they do not hide everything else; `few`: half of the weights do not stay for the
     backward pass."""
-    zero = {"stage": stage, "overlap_comm": True, "reduce_bucket_size": 200_000, "allgather_bucket_size": 200_000}
+    zero = {"stage": stage, "overlap_comm": True, "reduce_bucket_size": 50_000, "allgather_bucket_size": 50_000}
     if stage == 3:
-        zero |= {"stage3_prefetch_bucket_size": 100_000, "stage3_param_persistence_threshold": 1000}
+        zero |= {"stage3_prefetch_bucket_size": 25_000, "stage3_param_persistence_threshold": 1000}
     if few:
         zero |= {"stage3_prefetch_bucket_size": 10_000, "stage3_max_live_parameters": 700_000}
         zero |= {"stage3_max_reuse_distance": 300_000}
