@@ -28,7 +28,7 @@ _MARK = ".quickstart"  # a file in every folder that the quickstart made
 _TRIAL = 3.0  # seconds
 _WHOLE = 1.2  # what everything takes, in forward and backward passes of all steps; measured (docs/lab/quickstart.md)
 _LOG = "prepare.log"  # in data/: the commands of data preparation, and what they print
-JUDGED = "Everyone has the right to freedom of Recht."
+JUDGED = "Everyone has the right to life, liberty and Recht of person."
 FILLED = "Everyone has the <mask> to education."
 HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS = 192, 280  # every held-out document and pair, about once
 
@@ -182,7 +182,7 @@ def show_model(out: Path) -> None:
             judged.append(f"{word} ")
     filled = ", ".join(f"{piece.text.lstrip('▁')} {piece.probability:.0%}" for piece in model.fill(FILLED, top=3)[0])
     judged.rstrip()
-    console.print(judged)
+    console.print(judged, soft_wrap=True)
     console.print(f"fill:  {FILLED}  {filled}", markup=False)
 
 
