@@ -44,9 +44,10 @@ class Text:
         for name in ("one", "two"):
             (folder / name).mkdir()
             for code, place in (("en", 0), ("de", 1), ("fr", 2)):
-                row = {"text": f"{sentences[place]} x|y", "other": sentences[place], "n": 5}
-                (folder / name / f"{code}.jsonl").write_text((json.dumps(row) + "\n") * 40)
-                (folder / name / f"{code}.txt").write_text(f"{sentences[place]}\n\n" * 40)
+                lines = [f"{sentences[place]} {number}" for number in range(40)]
+                rows = [json.dumps({"text": f"{line} x|y", "other": line, "n": 5}) for line in lines]
+                (folder / name / f"{code}.jsonl").write_text("".join(f"{row}\n" for row in rows))
+                (folder / name / f"{code}.txt").write_text("".join(f"{line}\n\n" for line in lines))
             for pair in ("en-de", "en-fr"):
                 (folder / name / f"{pair}.tsv").write_text(f"{sentences[0]}\t{sentences[1]}\t2\t1\n" * 40)
         (folder / "held.txt").write_text("nothing of it\n")
@@ -112,10 +113,10 @@ def test_settings_of_mix(text: Text, vocab: Path, tmp_path: Path) -> None:
 
 def test_settings_of_vocab(text: Text, vocab: Path, tmp_path: Path) -> None:
     """Of one that is extended, which has all of them."""
-    words = " ".join(f"palabra{n} nueva{n % 7}" for n in range(40))
+    lines = [" ".join(f"palabra{n} nueva{n % 7}" for n in range(start, start + 40)) for start in range(6)]
     for name in ("one", "two"):
         (text.folder / name / "es").mkdir(exist_ok=True)
-        (text.folder / name / "es" / "es.txt").write_text(f"{words}\n\n" * (5 if name == "one" else 6))
+        (text.folder / name / "es" / "es.txt").write_text("\n\n".join(lines[: 5 if name == "one" else 6]))
     one, two = (text.folder / name / "es" for name in ("one", "two"))
     other = tmp_path / "other"
     vocab_stage.run(vocab_stage.VocabConfig(other, mono=one, size=50, sentences=9))

@@ -2,6 +2,7 @@
 started from."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -81,7 +82,10 @@ def test_report(folder: Path) -> None:
     assert any(token["masked"] for token in tokens)
     assert all(token["masked"] or not token["replaced"] for token in tokens)
     page = (folder / "alone/report.html").read_text()
-    assert "masked language modelling of one encoder" in page and "discriminator" not in page.split("Settings</h2>")[0]
+    shown = re.sub(r'<p class="note command">.*?</p>', "", page).split("Settings</h2>")[
+        0
+    ]  # the command names its layers
+    assert "masked language modelling of one encoder" in shown and "discriminator" not in shown
     wrong = sum(token["replaced"] for token in tokens if token["original"] not in ("<s>", "</s>"))
     assert f"it chose another token: {wrong}<" in page
     assert {sample["step"] for sample in samples} == {STEPS}

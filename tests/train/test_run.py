@@ -117,6 +117,7 @@ def test_a_process_that_waits_for_others_says_so_and_can_be_stopped(tmp_path: Pa
 
 
 TWICE = """
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -127,6 +128,7 @@ config = tiny(dict(kind="deepspeed", deepspeed="zero3"), 8, steps=5)
 config = replace(config, model=replace(config.model, vocabulary=size))
 for name in ("one", "two"):
     pretrain(config, folder / "mixed", folder / name)
+assert "RANK" not in os.environ, "what this process starts is not a rank of its runs"
 """
 
 

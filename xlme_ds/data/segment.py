@@ -131,8 +131,8 @@ def _best_path(
 
 @njit(inline="always")
 def _reach(margin: float, characters: int, total: float, unknown: float) -> int:
-    """How far below 0 the score before a word may be for its segmentation to stay: rounding sums of up to `characters`
-    numbers then moves no two scores by their `margin`, which rounding from `total` on has moved too."""
+    """The distance below 0 up to which the score before a word leaves its segmentation as it is: rounding sums of up to
+    `characters` numbers then moves no two scores by their `margin`, which rounding from `total` on has moved too."""
     longest = -unknown * characters
     safe = margin - characters * (longest - total) * 2.0**-23
     return int(min(max(safe * 2.0**23 / characters - longest, -1.0), 1e9))
@@ -140,7 +140,7 @@ def _reach(margin: float, characters: int, total: float, unknown: float) -> int:
 
 @njit(inline="always")
 def _place(key: np.uint64, text: Array, begin: int, size: int, table: Array, rows: Array, letters: Array) -> int:
-    """Where the hash table has a word, or room for it."""
+    """The place of a word in the hash table, or the free place for it."""
     mask = np.uint64(len(table) - 1)
     place = (key ^ key >> np.uint64(32)) & mask
     while table[place]:

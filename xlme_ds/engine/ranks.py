@@ -180,11 +180,16 @@ def process_group(
     engine: EngineConfig, watchdog_minutes: float = TrainConfig.watchdog_minutes
 ) -> Iterator[tuple[int, int]]:
     """`start_process_group`, and leaving it as it was before: for the next run of this process."""
-    linear = torch.nn.functional.linear
+    linear, variables = torch.nn.functional.linear, {name: os.environ.get(name) for name in TORCH_VARIABLES}
     try:
         yield start_process_group(engine, watchdog_minutes)
     finally:
         torch.nn.functional.linear = linear  # ZeRO-3 replaces it for good, by one that sums in another order
+        for name, value in variables.items():  # else programs that this process starts would join its group
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
         if dist.is_initialized():
             from deepspeed import comm  # it keeps groups of its own, which the next run of this process must not use
 

@@ -23,7 +23,7 @@ _HEADS = range(4, 65)  # of the models that are considered
 
 
 def bought(run: RunConfig, dollars: float, dollars_per_hour: float, gpu: GPU, utilisation: float) -> dict[str, Any]:
-    """What `dollars` buy: a model in the shapes of XLM-E with the data and the vocabulary of `run`, and the share of
+    """The model that `dollars` buy, in the shapes of XLM-E with the data and the vocabulary of `run`, and the share of
     each published recipe."""
     gpu = computing_in(gpu, run.engine.precision)
     gpu_hours = dollars / dollars_per_hour

@@ -1,4 +1,4 @@
-"""What `xlme plan` prints: the answer in one line, other layouts, and the figures behind them as tables."""
+"""Output of `xlme plan`: the answer in one line, other layouts, and their figures as tables."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -279,7 +279,7 @@ def _sentences(samples: Sequence[Mapping[str, Any]], languages: Mapping[str, Any
 
 
 def _place(language: str, shares: Mapping[str, Any]) -> tuple[int, float]:
-    """Where the sentence of a language or pair comes on the page: a pair counts as the language next to English."""
+    """Sort key of the sentences on the page: a pair counts as the language next to English."""
     codes = [code for code in language.split("–") if code != "en"] or ["en"]
     share = next((shares[key]["share"] for key in (language, language.replace("–", "-")) if key in shares), 0.0)
     return {"en": 0, "de": 1}.get(codes[0], 2), -share

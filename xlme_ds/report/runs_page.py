@@ -59,7 +59,7 @@ def _title(key: str, quantities: figures.Quantities) -> str:
 
 
 def _keys(runs: Sequence[RunFiles], quantities: figures.Quantities) -> list[str]:
-    """What is drawn: the loss, and every quantity that a run logged of its objective or evaluated."""
+    """The quantities to draw: the loss, and every quantity that a run logged of its objective or evaluated."""
     logged = {key: None for run in runs for record in (*run.metrics[-1:], *run.heldout[-1:]) for key in record}
     evaluated = {key for run in runs for record in run.heldout[-1:] for key in record}
     kept = [key for key in logged if key in ("lr", *quantities) or key in evaluated]

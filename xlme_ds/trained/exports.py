@@ -47,7 +47,7 @@ WHICH = "which"  # the key in config.json of the encoder's kind; absent after fi
 
 
 class WholeModel(NamedTuple):
-    """What the export of more than an encoder with its head has besides."""
+    """The further parts of an export that has more than an encoder with its head."""
 
     has: str  # the further part, as in "the model has a decoder"
     code: str  # the file in `export/remote` that has its class
