@@ -157,9 +157,9 @@ def test_other_head_sizes_fail() -> None:
 
 
 # Whether a position sees the whole of its item, which is all that the kernels compute.
-SEES_ALL = {"electra": True, "mlm": True, "rts": True, "all_tokens": True}
+SEES_ALL = {"electra": True, "mlm": True, "rts": True, "corrective": True, "all_tokens": True}
 SEES_ALL |= {"ernie_m": False, "btmlm": False, "clm": False, "mt": False}
-RECIPE = {"electra": "base", "mlm": "xlmr", "rts": "base", "all_tokens": "xlme_all_tokens"}
+RECIPE = {"electra": "base", "mlm": "xlmr", "rts": "base", "corrective": "base", "all_tokens": "xlme_all_tokens"}
 RECIPE |= {"ernie_m": "ernie_m", "btmlm": "ernie_m_stage2", "clm": "xlm_clm", "mt": "xlm_mt"}
 
 
@@ -168,7 +168,7 @@ def test_objectives_with_other_masks_exclude_the_kernels() -> None:
     for name, sees_all in SEES_ALL.items():
         usual = RECIPES[RECIPE[name]]
         run = replace(usual, model=replace(usual.model, kernels="triton"))
-        run = replace(run, objective=ObjectiveConfig("rts")) if name == "rts" else run
+        run = replace(run, objective=ObjectiveConfig(name)) if name in ("rts", "corrective") else run
         fails = pytest.raises(ValueError, match=rf"its whole item, and objective.name {name} does not: set it to auto")
         with nullcontext() if sees_all else fails:
             objective_of(run.objective).check(run)
