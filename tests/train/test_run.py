@@ -81,6 +81,7 @@ def test_a_signal_after_the_last_step_loses_nothing(tmp_path: Path, place: str, 
     for signalled in (True, False):
         child = os.fork()
         if not child:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
             _pretrain_one_step(tmp_path, vocabulary.size, place if signalled else "")
         if signalled:
             while not (tmp_path / "there").exists():
@@ -155,8 +156,8 @@ def test_a_lost_terminal_costs_no_step(tmp_path: Path, lost: str) -> None:
         os.setsid()
         if lost == "terminal":
             fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
-        if lost == "nohup":
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        # The tests themselves may run under nohup.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if lost == "nohup" else signal.SIG_DFL)
 
     command = [sys.executable, "-m", "xlme_ds.pretrain", *words.split()]
     process = subprocess.Popen(
