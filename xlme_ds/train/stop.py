@@ -72,7 +72,8 @@ class StopRequest:
             signal.signal(number, handler)
         if self._before:
             signal.set_wakeup_fd(self._wakeup)
-            sys.stdout.flush()
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
             sys.stdout, sys.stderr = self._streams
         self._released = True
 
@@ -128,12 +129,12 @@ class _Unbreakable(io.FileIO):
 
 
 def _unbreakable(stream: Any) -> TextIO:
-    """`stream` as one whose writes do not fail when its reader is lost."""
+    """`stream` as one whose writes do not fail when its reader is lost; it is written by line where it was, or where it
+    had no buffer (`python -u`, as DeepSpeed's launcher starts it)."""
     stream.flush()
-    raw = _Unbreakable(stream.fileno(), "w", closefd=False)
-    return io.TextIOWrapper(
-        io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors, line_buffering=stream.line_buffering
-    )
+    buffer = io.BufferedWriter(_Unbreakable(stream.fileno(), "w", closefd=False))
+    by_line = stream.line_buffering or stream.write_through
+    return io.TextIOWrapper(buffer, encoding=stream.encoding, errors=stream.errors, line_buffering=by_line)
 
 
 def _follow_launcher() -> None:
