@@ -9,6 +9,6 @@ WORKDIR /xlme
 COPY . .
 RUN pip install --no-cache-dir -c constraints.txt -e ".[mpi,triton,hf,finetune]"
 
-# Data and runs: -v FOLDER:/work
-WORKDIR /work
+# Data and runs: -v FOLDER:/runs
+WORKDIR /runs
 CMD ["xlme"]

@@ -16,6 +16,7 @@ from xlme_ds.models.encoder import lookup
 from xlme_ds.models.pipeline import parts
 from xlme_ds.objectives import objective_of
 from xlme_ds.objectives.all_tokens import AllTokens
+from xlme_ds.objectives.protocol import Pretraining
 from xlme_ds.validate import validate
 
 OBJECTIVE = objective_of(ObjectiveConfig("all_tokens"))
@@ -85,14 +86,12 @@ def test_metrics() -> None:
     assert {name.removesuffix("_mono").removesuffix("_para") for name in metrics} == {"loss", *OBJECTIVE.quantities}
 
 
-@pytest.mark.parametrize("changes", [changes for changes in VARIANTS if "embedding_sharing" not in changes])
-@pytest.mark.parametrize("balance", [(1, 2), (0, 1, 2)])
-def test_stages_are_the_model(changes: dict[str, object], balance: tuple[int, ...]) -> None:
+def assert_stages_are(objective: Pretraining, whole: AllTokens, balance: tuple[int, ...]) -> None:
     """The last stage reads the first one's embedding; here it is the very parameter, so both gradients add up in it."""
-    whole, batch = built(discriminator_layers=3, vocabulary_blocks=3, **changes), usual_batch()
+    batch = usual_batch()
     expected = whole(batch)
-    OBJECTIVE.sums(expected, batch).sum().backward()
-    stages = [OBJECTIVE.build(whole.cfg, part) for part in parts(balance)]
+    objective.sums(expected, batch).sum().backward()
+    stages = [objective.build(whole.cfg, part) for part in parts(balance)]
     assert sorted(name for stage in stages for name in stage.state_dict()) == sorted(whole.state_dict())
     stages[-1].borrowed = stages[0].table
     flow = batch.tensors()
@@ -101,14 +100,20 @@ def test_stages_are_the_model(changes: dict[str, object], balance: tuple[int, ..
         flow = stage(flow)
         floats = [tensor.is_floating_point() for tensor in flow]
         assert floats == sorted(floats, reverse=True), "DeepSpeed needs them first"
-    found = stages[-1].output(flow, batch)  # type: ignore[operator]
-    for ours, theirs in zip(found, expected, strict=True):
+    output = stages[-1].output(flow, batch)  # type: ignore[operator]
+    for ours, theirs in zip(output, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    OBJECTIVE.sums(found, batch).sum().backward()
+    objective.sums(output, batch).sum().backward()
     for stage in stages:
         for name, parameter in stage.named_parameters():
             theirs = whole.get_parameter(name).grad
             torch.testing.assert_close(parameter.grad, theirs, rtol=1e-5, atol=2e-6 * float(theirs.abs().max()) + 1e-7)
+
+
+@pytest.mark.parametrize("changes", [changes for changes in VARIANTS if "embedding_sharing" not in changes])
+@pytest.mark.parametrize("balance", [(1, 2), (0, 1, 2)])
+def test_stages_are_the_model(changes: dict[str, object], balance: tuple[int, ...]) -> None:
+    assert_stages_are(OBJECTIVE, built(discriminator_layers=3, vocabulary_blocks=3, **changes), balance)
 
 
 def test_it_needs_one_embedding() -> None:

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from tests.models.test_pipeline import VARIANTS
+from tests.objectives.test_all_tokens import assert_stages_are
 from tests.small import LANGUAGES, SMALL, lively, usual_batch
 from xlme_ds.config import ObjectiveConfig, RunConfig
 from xlme_ds.models.encoder import lookup
-from xlme_ds.models.pipeline import parts
 from xlme_ds.objectives import objective_of
 from xlme_ds.objectives.corrective import Corrective
 from xlme_ds.objectives.electra import ElectraObjective
@@ -76,21 +76,6 @@ def test_the_other_losses_are_electras() -> None:
 
 
 @pytest.mark.parametrize("changes", VARIANTS)
-def test_stages_are_the_model(changes: dict[str, object]) -> None:
-    whole, batch = built(**dict(discriminator_layers=3, vocabulary_blocks=3) | changes), usual_batch()
-    expected = whole(batch)
-    OBJECTIVE.sums(expected, batch).sum().backward()
-    stages = [OBJECTIVE.build(whole.cfg, part) for part in parts((0, 1, 2))]
-    stages[-1].borrowed = stages[0].table
-    flow = batch.tensors()
-    for stage in stages:
-        stage.load_state_dict({name: whole.state_dict()[name] for name in stage.state_dict()})
-        flow = stage(flow)
-    found = stages[-1].output(flow, batch)  # type: ignore[operator]
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    OBJECTIVE.sums(found, batch).sum().backward()
-    for stage in stages:
-        for name, parameter in stage.named_parameters():
-            theirs = whole.get_parameter(name).grad
-            torch.testing.assert_close(parameter.grad, theirs, rtol=1e-5, atol=2e-6 * float(theirs.abs().max()) + 1e-7)
+@pytest.mark.parametrize("balance", [(1, 2), (0, 1, 2)])
+def test_stages_are_the_model(changes: dict[str, object], balance: tuple[int, ...]) -> None:
+    assert_stages_are(OBJECTIVE, built(**dict(discriminator_layers=3, vocabulary_blocks=3) | changes), balance)

@@ -197,6 +197,12 @@ def test_a_line_is_printed_at_once(options: list[str]) -> None:
     assert subprocess.run(words, cwd=ROOT, env=variables, capture_output=True, text=True).stderr == "lost?\n"
 
 
+def test_closed_streams_are_no_error() -> None:
+    code = "from xlme_ds.train.stop import StopRequest; stop = StopRequest(); print('nowhere'); stop.release()"
+    words = f'"{sys.executable}" -c "{code}" >&- 2>&-'
+    assert subprocess.run(words, shell=True, cwd=ROOT, env=environment()).returncode == 0
+
+
 def _pretrain_one_step(folder: Path, vocabulary: int, place: str) -> None:
     """Run the command in this process, slow in `place`, and leave."""
     from xlme_ds.engine.engine import Engine

@@ -53,7 +53,7 @@ class StopRequest:
             self._listen()
             self._streams = sys.stdout, sys.stderr
             if self._streams == (sys.__stdout__, sys.__stderr__):  # not those of a notebook
-                sys.stdout, sys.stderr = map(_unbreakable, self._streams)
+                sys.stdout, sys.stderr = (stream and _unbreakable(stream) for stream in self._streams)
         _follow_launcher()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
@@ -72,7 +72,7 @@ class StopRequest:
             signal.signal(number, handler)
         if self._before:
             signal.set_wakeup_fd(self._wakeup)
-            for stream in (sys.stdout, sys.stderr):
+            for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed by the shell, as in >&-
                 stream.flush()
             sys.stdout, sys.stderr = self._streams
         self._released = True
