@@ -13,6 +13,7 @@ from ..engine.build import resolve_precision
 from ..engine.engine import Engine
 from ..engine.ranks import broadcast, on_all_ranks
 from ..folders import at_step, checkpoints_of, saved_step
+from ..models.tiles import use_tilings
 from ..objectives.protocol import BatchSource
 from ..trained.runs import complete_checkpoint
 from .run_folder import RunFolder, first_step, settled
@@ -33,6 +34,7 @@ def resume(
     if engine.rank == 0 and complaints:
         print("\n".join(complaints))
     saved = on_all_ranks(lambda: {} if newest is None else read_state(newest))
+    use_tilings(saved.get("tilings", {}))
     run = broadcast(on_all_ranks(lambda: folder.identity(config, newest, saved)))
     tolerance = PROBE_TOLERANCE[resolve_precision(config.engine)]
     if newest is not None:

@@ -17,7 +17,7 @@ from ..engine.build import build_engine, resolve_precision
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, broadcast, gather, on_all_ranks, process_group
 from ..io.files import to_disk
-from ..models.tiles import tilings, use_tilings
+from ..models.tiles import tilings
 from ..objectives import objective_of
 from ..objectives.protocol import BatchSource
 from .inputs import RunInfo, pretraining, read_inputs, started_from
@@ -50,7 +50,6 @@ def train(
     checkpoints = Checkpoints(out, settings.keep_last, settings.keep_every, buffer_bytes)
     read = partial(data_until, loader, heldout)
     start, saved = resume(engine, config, folder, checkpoints, read)
-    use_tilings(saved.get("tilings", {}))
     description = partial(write_description, folder, config, loader, heldout, info, engine.world, saved["run"])
     on_all_ranks(lambda: description() if root else None)
     logged = on_all_ranks(lambda: folder.steps_logged() if root else 0)
