@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from ..config import ObjectiveConfig
-from ..data.schema import TASKS
+from ..data.rows import TASKS
 from .protocol import Pretraining
 
 OBJECTIVES: dict[str, str] = {

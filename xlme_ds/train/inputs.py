@@ -11,7 +11,7 @@ from torch import Tensor
 from ..config import DataConfig, RunConfig
 from ..counting import count_parameters, flops_per_step
 from ..data.loader import Loader, unigram_by_language
-from ..data.schema import TASKS
+from ..data.rows import TASKS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..engine.build import open_data, require_engine_file

@@ -22,7 +22,7 @@ from torch.utils.tensorboard import SummaryWriter
 from ..cli import duration, number
 from ..data.corrupt import Parts
 from ..data.loader import Loader
-from ..data.schema import TASKS
+from ..data.rows import TASKS
 from ..engine.ranks import broadcast, on_all_ranks
 from ..io.files import naming, replacing, to_disk
 from .run_folder import step_of

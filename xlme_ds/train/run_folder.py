@@ -1,5 +1,6 @@
 """The run folder: one process at a time, one run for good, and a record of what it ran with."""
 
+import datetime
 import importlib.metadata
 import json
 import os
@@ -8,7 +9,6 @@ import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from itertools import count, groupby
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,7 @@ class RunFolder:
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES} | {"python": sys.version.split()[0]}
         content = {"config": asdict(config), "versions": versions, "world_size": world, "data": data}
         content |= {"parameters": parameters, "objective": objective, "run": identity}
-        now = datetime.now(UTC).isoformat(" ", "minutes").removesuffix("+00:00")
+        now = datetime.datetime.now(datetime.UTC).isoformat(" ", "minutes").removesuffix("+00:00")
         content |= {"started": (self._stored() or {}).get("started", now), "command": called()}
         done = self.path / FINISHED
         ended = read_object(done)["steps"] if done.exists() else None
