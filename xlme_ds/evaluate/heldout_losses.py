@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..cli import progress
 from ..config import ObjectiveConfig
 from ..data.rows import TASKS
 from ..data.shards import RowStore
@@ -56,7 +57,8 @@ def _losses(model: Predictor, stores: Mapping[int, RowStore], rows: int, seed: i
     for task, store in stores.items():
         objective.check_rows(store, "compare")
         collate = objective.batches(store, "compare")
-        for first in range(0, min(rows, store.rows), _AT_ONCE):
+        starts = range(0, min(rows, store.rows), _AT_ONCE)
+        for first in progress(starts, len(starts), f"batches of {TASKS[task]}", model.name):
             numbers = np.arange(first, min(first + _AT_ONCE, rows, store.rows))
             batch = collate([(task, store.read(numbers), numbers)], seed, fraction, 0).to(device)
             output = model.model(batch)
