@@ -52,11 +52,8 @@ def align(
     which: Which | None = None,
     random: bool = False,
 ) -> dict[str, Any]:
-    """Word alignment, scored against the links in the folder `data`; returns what `xlme evaluate align` writes as JSON,
-    and its options mean the same.
-
-    Raises ValueError for unsuitable models and data.
-    """
+    """Word alignment, scored against links made by hand: `data` has folders named a-b, each with test.a, test.b and
+    alignv2.txt or align.txt. `apart`: the sentences of a pair are read as items of their own."""
     compared, gold = load_encoders(models, layer, random, which), read_gold(Path(data))
     scored = [model.facts | score_tests(model.encoder, model.vocabulary, gold, apart, model.name) for model in compared]
     reading = "each sentence read alone" if apart else "a pair read as one item"

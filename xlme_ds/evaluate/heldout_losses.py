@@ -22,11 +22,8 @@ _AT_ONCE = 16  # rows
 
 
 def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, random: bool = False) -> dict[str, Any]:
-    """Losses on the first `rows` rows of each task of the folder `data`, as a whole and by language; returns what
-    `xlme evaluate losses` writes as JSON, and its options mean the same.
-
-    Raises ValueError for unsuitable models and data.
-    """
+    """Losses on the first `rows` rows of each task of the data folder `data`, as a whole and by language, with masks
+    drawn from `seed`."""
     folder = Path(data)
     tasks = [task for task, name in enumerate(TASKS) if (folder / name).is_dir()]
     if rows < 1:

@@ -36,11 +36,9 @@ def perplexity(
     unigram: Path | str | None = None,
     random: bool = False,
 ) -> dict[str, Any]:
-    """Perplexity by language of the monolingual rows in the folder `data`; returns what `xlme evaluate perplexity`
-    writes as JSON, and its options mean the same.
-
-    Raises ValueError for unsuitable models and data.
-    """
+    """Perplexity by language of monolingual text: `data` is a data folder that holds mono/, of which `limit` rows of a
+    language are read (all), `passes` times with other masks drawn from `seed`. `unigram`: a data folder on which a
+    unigram model is counted, to compare with."""
     for name, value in (("passes", passes), ("limit", limit)):
         if value is not None and value < 1:
             raise ValueError(f"--{name} {value} leaves nothing to read: it must be at least 1")

@@ -54,11 +54,8 @@ _PAIR_FILE = re.compile(rf"(.*\.)?({PIVOT}-(?P<after>[^.]+)|(?P<before>[^.]+)-{P
 def tatoeba(
     models: Models, data: Path | str, *, layer: int | None = None, which: Which | None = None, random: bool = False
 ) -> dict[str, Any]:
-    """Sentence retrieval on the Tatoeba test set in the folder `data`; returns what `xlme evaluate tatoeba` writes as
-    JSON, and its options mean the same.
-
-    Raises ValueError for unsuitable models and data.
-    """
+    """Sentence retrieval on the Tatoeba test set: `data` has LASER's files, tatoeba.xxx-eng.xxx and
+    tatoeba.xxx-eng.eng."""
     compared, text = load_encoders(models, layer, random, which), read_tatoeba(Path(data))
     scored = []
     for model in compared:
@@ -80,7 +77,8 @@ def pairs(
     which: Which | None = None,
     random: bool = False,
 ) -> dict[str, Any]:
-    """Sentence retrieval on translation pairs kept out of training: `xlme evaluate pairs`."""
+    """Sentence retrieval on translation pairs kept out of training: `data` is a data folder that holds para/, or has
+    line-aligned text, X.en-de.en with X.en-de.de or en-de.txt.zip; `limit` pairs of a language are read."""
     if limit < 1:
         raise ValueError(f"--limit {limit} leaves no pair: it must be at least 1")
     scored = []
