@@ -15,6 +15,7 @@ from tests.engine.worker import tiny
 from tests.launch import python
 from tests.rows import train_vocabulary, write_data
 from xlme_ds import __main__ as commands
+from xlme_ds import cli
 from xlme_ds.config import (
     DataConfig,
     EngineConfig,
@@ -252,6 +253,16 @@ def test_what_deepspeed_does_not_take_of_a_file_is_said_before_training(tmp_path
     result = command(*words.split(), "--engine.deepspeed", str(path))
     assert result.returncode == 2 and "Traceback" not in result.stderr, result.stderr
     assert f"{path}: zero_optimization.overlap_com: Extra inputs are not permitted" in result.stderr
+
+
+def test_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten seconds apart; quick work has none."""
+    batches = [[1, 2], [3], [4, 5, 6]]
+    assert list(cli.progress(batches, 6, "rows", "mine", len)) == batches and capsys.readouterr().err == ""
+    seconds = iter(range(0, 100, 6))
+    monkeypatch.setattr(cli.time, "monotonic", lambda: next(seconds))
+    assert list(cli.progress(batches, 6, "rows", "mine", len)) == batches
+    assert capsys.readouterr() == ("", "mine: 2 of 6 rows\n")
 
 
 def test_a_pipeline_runs_with_zero_1() -> None:
