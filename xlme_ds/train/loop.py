@@ -173,11 +173,12 @@ class Dimensions(Callback):
             self.logs = (MetricsLog(run, "dimensions", start, tracker),)
             for line in self.logs[0].path.read_bytes().splitlines():  # of before a resume
                 values = json.loads(line)
-                if len(values) < 2 or not all(isinstance(value, int | float) for value in values.values()):
+                if not all(isinstance(value, int | float) for value in values.values()):
                     raise ValueError(
                         f"{self.logs[0].path} has no dimensions of step {values['step']}: restore or remove that line"
                     )
-                self._warning(values)
+                if len(values) > 1:  # none where they were not finite
+                    self._warning(values)
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
