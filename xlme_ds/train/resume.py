@@ -70,7 +70,7 @@ def _warn_of_changes(config: TrainConfig, folder: RunFolder, checkpoints: Checkp
     rows = int(folder.last_started_with("eval_rows", config.eval_rows))
     if rows != config.eval_rows:
         print(
-            f"{folder.path}: train.eval_rows was {rows} and is {config.eval_rows}: the held-out losses from here on are "
+            f"{folder.path}: train.eval_rows was {rows} and is {config.eval_rows}: later held-out losses are "
             "of other rows",
             flush=True,
         )
