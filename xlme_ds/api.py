@@ -65,7 +65,7 @@ def pretrain(
     if heldout is None:
         note(
             "no --heldout: nothing will show whether the model gets better on text that it has not read; "
-            "`data_prep encode --split` keeps some out"
+            "`xlme prep encode --split` keeps some out"
         )
 
     def report(state: dict[str, Tensor]) -> Path:
