@@ -224,9 +224,11 @@ def test_engine_files_hold_engine_keys_only(tmp_path: Path) -> None:
         path.write_text(json.dumps({"zero_optimization": {"stage": 1}} | more))
         with pytest.raises(ValueError, match=f"sets {next(iter(more))}, which may change the loss curve: remove it"):
             deepspeed_settings(EngineConfig(deepspeed=str(path)))
-    path.write_text(json.dumps({"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}}))
-    with pytest.raises(ValueError, match=r"zero_optimization\.zero_quantized_gradients, which rounds"):
-        deepspeed_settings(EngineConfig(deepspeed=str(path)))
+    lossy = ("quantized_weights", "quantized_nontrainable_weights", "quantized_gradients")
+    for key in (*(f"zero_{name}" for name in lossy), "zeropp_loco_param", "fp16_master_weights_and_gradients"):
+        path.write_text(json.dumps({"zero_optimization": {"stage": 3, key: True}}))
+        with pytest.raises(ValueError, match=rf"zero_optimization\.{key}, which rounds"):
+            deepspeed_settings(EngineConfig(deepspeed=str(path)))
     path.write_text(json.dumps({"zero_optimization": {"stage": 1}, "wall_clock_breakdown": True}))
     assert deepspeed_settings(EngineConfig(deepspeed=str(path)))["wall_clock_breakdown"]
     (tmp_path / "folder.json").mkdir()
