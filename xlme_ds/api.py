@@ -65,7 +65,7 @@ def pretrain(
     if heldout is None:
         note(
             "no --heldout: nothing will show whether the model gets better on text that it has not read; "
-            "`data_prep encode --split` keeps some out"
+            "`xlme prep encode --split` keeps some out"
         )
 
     def report(state: dict[str, Tensor]) -> Path:
@@ -152,7 +152,9 @@ class ScoredPiece(NamedTuple):
 
 
 class TextModel:
-    """A trained model, from the folder of a run, of one of its checkpoints (RUN@STEP), or of an export; in float32.
+    """A trained model in float32, from the folder of a run, of one of its checkpoints (RUN@STEP), or of an export.
+
+    model = xlme.load("runs/mine")
 
     Models with language embeddings need `language`, the code of the text's language, in every call.
     """
@@ -193,8 +195,8 @@ class TextModel:
         return self._with_head("replaced_head.", ReplacedTokenHead)
 
     def encode(self, sentences: str | Sequence[str], layer: int = -1, language: str = "") -> np.ndarray:
-        """Sentence vectors, float32 [N, D], of one string [D]: the mean hidden state of `layer` over the tokens (XLM-E
-        section 4.6).
+        """Sentence vectors, float32 [N, D], or of one string [D]: the mean hidden state of `layer` over the tokens
+        (XLM-E section 4.6).
 
         `layer`: 0 is the embedding, -1 the last; the paper's retrieval reads layer 9 of 12. Sentences longer than the
         model's longest item are cut.

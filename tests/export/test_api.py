@@ -222,3 +222,6 @@ def test_scores_on_training_text_are_told(
     assert config["data"]["encoded"] == []
     (copy / "config.json").write_text(json.dumps(config | {"data": config["data"] | {"encoded": ["text"]}}))
     assert told(change(other, split="all", encoded="text"), copy) and not told(change(other, encoded="more"), copy)
+    of_a_later_phase = {"phases": {"mono from step 9": read_manifest(other / "mono").fingerprint()}}
+    (copy / "config.json").write_text(json.dumps(config | {"data": config["data"] | of_a_later_phase}))
+    assert told(other, copy)

@@ -303,6 +303,7 @@ def test_what_a_budget_buys(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert cost["parameters"]["discriminator"] == model["parameters"]
     base = found["recipes"]["base"]
     assert base["share"] == pytest.approx(found["flops"] / plan(recipe("base"))["flops"]["standard"]["both"])
+    assert base["gpu_hours"] * base["share"] == pytest.approx(200)
     lines = printed(capsys, *words)
     assert lines[0].startswith("$500 buys 200 GPU-hours of h100-80g (1.04 days on 8 GPUs): a discriminator of 1.75G")
     assert "Hoffmann et al. (2022" in " ".join(lines)

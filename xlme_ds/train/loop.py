@@ -394,7 +394,7 @@ class Guard(Callback):
             self.fault = (
                 f"{self.in_a_row} steps in a row, up to step {done}, were left out, the last for its {reason}; its "
                 f"rows are {'; '.join(rows)}, those of the others are in faults.jsonl: look at them with "
-                "`python -m data_prep show`, or start a run with a lower optimizer.learning_rate"
+                "`xlme prep show`, or start a run with a lower optimizer.learning_rate"
             )
 
 
