@@ -1,7 +1,7 @@
 """The Transformer layer, post-LN (Base) or pre-LN (Large and XL), with its count of operations and of saved bytes.
 
-`layer_class` chooses the class of an encoder's layers, this one or `modern.py`'s. B rows, H heads, T tokens, D width, K head size; of a linear map
-N tokens, I inputs, O outputs.
+`layer_class` chooses the class of an encoder's layers, this one or `modern.py`'s. B rows, H heads, T tokens, D width,
+K head size; of a linear map N tokens, I inputs, O outputs.
 """
 
 import pkgutil
@@ -130,7 +130,7 @@ class TransformerLayer(nn.Module):
         self.pre_norm = cfg.norm == "pre"
         self.dropout = cfg.dropout
         self.attention = Attention(cfg) if attention is None else attention
-        self.attention_norm = norm_of(cfg)
+        self.attention_norm: nn.Module = norm_of(cfg)
         self.up = Linear(cfg.width, cfg.feed_forward, bias=cfg.biases)
         self.down = Linear(cfg.feed_forward, cfg.width, bias=cfg.biases)
         self.feed_forward_norm = norm_of(cfg)

@@ -8,7 +8,7 @@ length, a token.
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ from .layer_costs import FLOAT, MicroBatch
 from .layers import Linear, TransformerLayer
 
 # The settings that the layer has one value of, by the names in ModelConfig.
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "norm": "pre",
     "embedding_norm": True,
     "absolute_positions": False,
@@ -57,7 +57,8 @@ class Windows(NamedTuple):
         rows, tokens, _, heads, size = qkv_BT3HK.shape
         window = self.bias_S1CC.shape[2]
         whole_BT3HK = F.pad(qkv_BT3HK, (0, 0, 0, 0, 0, 0, 0, -tokens % window))
-        q_SCHK = whole_BT3HK[:, :, 0].contiguous().view(-1, window, heads, size)  # a view would save keys and values too
+        # Contiguous, because a view would save the keys and values as well.
+        q_SCHK = whole_BT3HK[:, :, 0].contiguous().view(-1, window, heads, size)
         k_SCHK, v_SCHK = (_cut(whole_BT3HK[:, :, part], window)[1].flatten(0, 1) for part in (1, 2))
         # cuDNN's kernel is excluded, as in `attention.fused_attend`.
         with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION) if qkv_BT3HK.is_cuda else nullcontext():
@@ -72,8 +73,8 @@ def _cut(x_BT: Tensor, window: int, value: float = 0.0) -> tuple[Tensor, Tensor]
     each, beyond the row `value`. T is a multiple of C."""
     around = (0, 0) * (x_BT.dim() - 2) + (window // 2, window // 2)
     padded_BT = F.pad(x_BT, around, value=value)
-    first_BSC, second_BSC = (part.unflatten(1, (-1, window)) for part in (padded_BT[:, :-window], padded_BT[:, window:]))
-    return x_BT.unflatten(1, (-1, window)), torch.cat([first_BSC, second_BSC], dim=2)
+    halves_BSC = [part.unflatten(1, (-1, window)) for part in (padded_BT[:, :-window], padded_BT[:, window:])]
+    return x_BT.unflatten(1, (-1, window)), torch.cat(halves_BSC, dim=2)
 
 
 class Rotated(NamedTuple):
@@ -138,9 +139,9 @@ def _mean(cfg: ModelConfig, whole: float, local: float) -> float:
 
 
 def operations(cfg: ModelConfig, row_tokens: int) -> float:
-    """Operations of the forward pass, a token, the mean over global and local layers, as `layer_costs.operations`; a
-    local position has a row of 2C scores."""
-    seen = _mean(cfg, row_tokens, 2 * cfg.local_window)
+    """Operations of the forward pass, a token, the mean over global and local layers, as `layer_costs.operations`; of a
+    window only the C + 1 keys count that a position sees."""
+    seen = _mean(cfg, row_tokens, min(row_tokens, cfg.local_window + 1))
     return 2.0 * (4 * cfg.width**2 + 3 * cfg.width * cfg.feed_forward + 2 * seen * cfg.width)
 
 
@@ -202,8 +203,8 @@ class ModernLayer(TransformerLayer):
                 raise ValueError(f"model.{name} is {actual}, and model.body modern has none of that kind: {remedy}")
         if cfg.width // cfg.heads % 2:
             raise ValueError(
-                f"heads of size {cfg.width // cfg.heads} are odd, and rotary positions turn pairs of dimensions: choose "
-                "another model.heads"
+                f"model.width / model.heads is {cfg.width // cfg.heads}, and rotary positions turn pairs of "
+                "dimensions: choose another model.heads"
             )
 
     @classmethod
