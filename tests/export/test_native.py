@@ -292,6 +292,23 @@ def test_an_encoder_may_be_cut_and_taken_alone(form: str, two: tuple[Path, Path]
         assert torch.equal(load_encoder(folder).encoder.embedding_0, load_run(run).encoder(which).embedding_0)  # type: ignore[arg-type]
 
 
+def test_longer_rows_start_from_it(tmp_path: Path) -> None:
+    """ModernBERT's body has no table of positions: another rotary base and longer rows take every weight."""
+    run = write_run(tmp_path / "run", **MODERN)
+    config, start = read_run_config(run), StartConfig(str(run), take="all")
+    longer = replace(config, start=start, model=replace(config.model, max_positions=8192, rotary_base=5e5))
+    weights = starting_weights(longer, load_run(run).vocabulary)
+    assert weights is not None
+    assert all(torch.equal(weights(name), value) for name, value in load_run(run).state.items())  # type: ignore[arg-type]
+    other = read_run_config(write_run(tmp_path / "other", like=run))
+    for changed, told in (
+        (replace(other, start=start), "has body modern, model.body is xlme: set it to the same"),
+        (replace(longer, model=replace(longer.model, local_window=16)), "has local_window 8, model.local_window is 16"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            starting_weights(changed, load_run(run).vocabulary)
+
+
 def test_exports_are_averaged_and_checked(
     form: str, two: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
