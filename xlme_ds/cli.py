@@ -8,7 +8,7 @@ import shlex
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TypeVar, get_type_hints
@@ -131,7 +131,8 @@ def _short_help(prog: str, command: type, description: str, run: RunConfig) -> s
             renamed = [mark.name for mark in getattr(hints[field.name], "__metadata__", ()) if getattr(mark, "name", 0)]
             flag = "--" + (renamed or [field.name.replace("_", "-")])[0]
             needed += f" {flag} {flag[2:].upper()}" if field.default is MISSING else ""
-            own.append((flag, helps[field.name]))
+            shows = field.default is not MISSING and not isinstance(field.default, bool) and field.default
+            own.append((f"{flag} {field.default}" if shows else flag, helps[field.name]))
     shown = []
     for name in _OFTEN_SET:
         section, _, key = name.rpartition(".")
@@ -171,6 +172,15 @@ def take_flag(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
         if argument.startswith(f"{flag}="):
             return arguments[:i] + arguments[i + 1 :], argument.removeprefix(f"{flag}=")
     return arguments, None
+
+
+def without(arguments: Sequence[str], *flags: str) -> list[str]:
+    """`arguments` without `flags` and their values."""
+    rest, flag = list[str](), ""
+    for argument in arguments:
+        flag = argument.partition("=")[0].replace("_", "-") if argument.startswith("--") else flag
+        rest += [] if flag in flags else [argument]
+    return rest
 
 
 def fail(program: str, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""`python -m xlme_ds.evaluate` on small run folders: tables, JSON, files, several models, and mistakes."""
+"""`xlme evaluate` on small run folders: tables, JSON, files, several models, and mistakes."""
 
 import json
 import re

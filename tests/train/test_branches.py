@@ -197,7 +197,9 @@ def test_a_run_is_made_shorter_than_its_records(
     out = stable.with_name(f"shorter{steps}")
     shutil.copytree(stable, out)
     forget(out, 8)
+    (out / "dimensions.jsonl").write_text('{"step": 1, "layer_0": 3.0}\n{"step": 8, "layer_0": 3.0}\n')
     pretrain(longer(config, steps), data, out)
+    assert steps == 7 or (out / "dimensions.jsonl").read_text() == '{"step": 1, "layer_0": 3.0}\n'
     assert [line["step"] for line in records(out)] == list(range(1, steps + 1))
     assert records(out) == records(stable)[:steps]
     with pytest.raises(SharedError, match="the run is finished and stays as it is"):

@@ -30,8 +30,8 @@ class Measure(NamedTuple):
 
 
 MEASURES = {
-    "pos": Measure("parts of speech, F1 of other languages than English"),
-    "ner": Measure("entities, F1 of other languages than English"),
+    "pos": Measure("parts of speech, F1, non-English languages"),
+    "ner": Measure("entities, F1, non-English languages"),
     "align": Measure("word alignment, error rate", higher_is_better=False),
     "pairs_centred": Measure("retrieval of held-out pairs, centred, accuracy@1"),
     "tatoeba_centred": Measure("Tatoeba, centred, accuracy@1"),
@@ -66,7 +66,7 @@ class RunScores:
 
     @classmethod
     def read(cls, system: System, data: Path, tuning_seeds: Sequence[int]) -> Self:
-        """Read the scores from the run's folder, and the passes over the data from the manifests of `data_prep mix`."""
+        """Read the scores from the run's folder, and the passes over the data from the manifests of `xlme prep mix`."""
         trained, untrained = scores(system.model / SCORES, tuning_seeds)
         losses, by_language = heldout_losses(system.model / SCORES)
         tasks = {"mono": 0, "para": 0}

@@ -29,7 +29,7 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
     if rows < 1:
         raise ValueError(f"--rows {rows} leaves nothing to read: it must be at least 1")
     if not tasks:
-        raise ValueError(f"{folder} has neither mono/ nor para/: name a data folder that `data_prep mix` wrote")
+        raise ValueError(f"{folder} has neither mono/ nor para/: name a data folder that `xlme prep mix` wrote")
     scored = []
     for model in load_predictors(models, random):
         stores = {task: RowStore(folder / TASKS[task], model.cfg.language_embeddings) for task in tasks}

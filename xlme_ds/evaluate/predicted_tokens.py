@@ -67,7 +67,7 @@ def open_text(folder: Path, languages: Sequence[str] = ()) -> RowStore:
     """The monolingual rows of a mixed data folder; `languages`: see `RowStore`. Raises ValueError where there are
     none, and for rows that hold sentences of several languages."""
     if not (folder / "mono").is_dir():
-        raise ValueError(f"{folder} has no mono/: name a data folder that `data_prep mix` wrote, with monolingual rows")
+        raise ValueError(f"{folder} has no mono/: name a data folder that `xlme prep mix` wrote, with monolingual rows")
     store = RowStore(folder / "mono", languages)
     if store.manifest.settings.get("sentences"):
         raise ValueError(
