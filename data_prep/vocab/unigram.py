@@ -84,7 +84,9 @@ class UnigramPath:
 
     def __init__(self, text: WordCounts, coverage: float, largest: int = 0):
         """Train on words; characters beyond the share `coverage` of all occurrences are unknown. `largest`: pieces of
-        the largest vocabulary asked for."""
+        the largest vocabulary asked for. Raises ValueError where there are no words."""
+        if not len(text.words):
+            raise ValueError("the sampled lines have nothing but white space and invisible characters: take more text")
         words = _read_words(text, coverage)
         self.characters = len(words.alphabet)
         longer, occurrences = _seeds(words, max(_SEEDS, _SEEDS_A_PIECE * largest))

@@ -331,6 +331,14 @@ def test_too_large_a_size_names_the_largest_that_works(corpus: Path, tmp_path: P
         run(config(corpus, tmp_path / "beyond", size=largest + 1))
 
 
+def test_lines_without_a_visible_character_are_an_error(vocab: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/de.txt").write_text("\u200b\n\u200b \u200b\n", encoding="utf-8")
+    for number, model in enumerate((None, vocab)):
+        with pytest.raises(ValueError, match="the sampled lines have nothing but white space and invisible characters"):
+            run(VocabConfig(mono=tmp_path / "in", out=tmp_path / f"out{number}", model=model, size=500))
+
+
 def test_too_small_a_size_for_the_characters(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--size is 50, but the characters alone need 2"):
         run(config(corpus, tmp_path, size=50))
