@@ -96,7 +96,7 @@ def _show(config: ShowConfig, task: str) -> None:
     if language is not None and language not in manifest.languages:
         raise ValueError(f"{config.data} has no text in {language}: its languages are {' '.join(manifest.languages)}")
     row: ShownRow | None = None
-    for row in islice(rows_from(folder, manifest, config.start, language), config.rows):
+    for row in islice(rows_from(folder, manifest, config.start, language), min(config.rows, manifest.rows)):
         for line in _describe(row, task, vocabulary, config, marks=not console.is_terminal):
             console.print(line, soft_wrap=not console.is_terminal)
     if row is None:

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from data_prep.filters.clean import Counts
+from data_prep.parallel import UserError, explain
 from data_prep.readers import READERS, Input, documents, find_documents, pairs
 from data_prep.readers.corpus import TextConfig, corpus_inputs, find_sources
 from data_prep.readers.corpus_files import Place
@@ -155,8 +156,9 @@ GOOD = b'{"text": "a"}\n'
 )  # fmt: skip
 def test_what_is_no_sound_json_lines_is_an_error_with_its_line(tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "de.jsonl").write_bytes(data)
-    with pytest.raises(ValueError, match=rf"de\.jsonl, {message}"):
+    with pytest.raises(ValueError, match=rf"de\.jsonl, {message}") as error:
         read(tmp_path / "de.jsonl")
+    assert isinstance(explain(error.value), UserError)  # else the command ends in a traceback
 
 
 def test_odd_but_sound_json_lines_are_read(tmp_path: Path) -> None:

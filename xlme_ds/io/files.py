@@ -31,7 +31,10 @@ def replacing(path: Path, flush: bool = True) -> Iterator[IO[bytes]]:
             file.flush()
             if flush:
                 os.fsync(file.fileno())
-        os.replace(temporary, path)
+        try:
+            os.replace(temporary, path)
+        except OSError as error:  # `path` is a folder, say
+            raise OSError(error.errno, error.strerror, str(path)) from None
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
@@ -97,7 +100,10 @@ def write_signed(path: Path, value: Mapping[str, Any], context: str = "", flush:
 
 def read_signed(path: Path, context: str = "") -> dict[str, Any]:
     """The object that `write_signed` wrote. Raises ValueError when it is damaged or of another format."""
-    value = json.loads(path.read_bytes())
+    try:
+        value = json.loads(path.read_bytes())
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError("it holds no object")
     if value.pop(_CHECKSUM, None) != _checksum(value, context):
