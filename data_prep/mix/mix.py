@@ -134,7 +134,9 @@ def _check_neighbour(config: MixConfig, vocabulary: str, tasks: Sequence[str]) -
     vocabulary's own folder where the copy is to be."""
     trained = config.out / "vocab"
     if (trained / "manifest.json").exists() and read_manifest(trained).vocabulary_sha256 != vocabulary:
-        raise ValueError(f"{trained} is the folder of another vocabulary, which would be replaced: choose another --out")
+        raise ValueError(
+            f"{trained} is the folder of another vocabulary, which would be replaced: choose another --out"
+        )
     for folder in (config.out / task for task in tasks):
         if (folder / "manifest.json").exists():
             there = read_manifest(folder)
