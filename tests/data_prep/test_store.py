@@ -459,6 +459,13 @@ def test_errors_of_the_command_line(corpus: Corpus, tmp_path: Path, data_prep: R
         "data_prep encode: error: in\\udcff is not a name in UTF-8: rename it\n",
     )
 
+    text = "--mono", corpus.folder / "mono", f"--mono={corpus.folder}/para"
+    done = data_prep("encode", *text, "--vocab", corpus.vocab, "--out", tmp_path / "out")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "data_prep encode: error: --mono is given twice: put the files into one folder, or describe more by --corpus\n",
+    )
+
     flags = [
         "encode",
         "--mono",
