@@ -48,7 +48,9 @@ EXTRAS = {
     "onnx": ["transformers>=4.57", "onnx>=1.19", "onnxscript>=0.5"],  # export --onnx
     "translate": ["sacrebleu>=2.4"],  # BLEU and chrF
     "finetune": ["seqeval>=1.2.2"],  # F1 of entities
-    "langid": ["py3langid>=0.4,<0.5"],  # the filter `language`; its model is a file of the package
+    # The filter `language`: the first brings its model, the second reads one of fastText's format.
+    "langid": ["py3langid>=0.4,<0.5", "fasttext-community>=0.11"],
+    "minhash": ["datatrove>=0.10,<0.11", "regex"],  # `xlme prep minhash`; datatrove imports regex without asking for it
     "mteb": ["mteb>=2.26", "sentence-transformers>=5"],  # bench.peers.mteb
     "mpi": ["mpi4py>=4.1", "mpich>=4.3"],  # the mpich wheel brings mpiexec; on a cluster, its own MPI serves as well
     # model.kernels. torch's CUDA builds bring it; for its CPU builds, where tests and bench.roofline use it, it is 198
@@ -75,6 +77,9 @@ EXTRAS = {
         "mkdocs-material>=9.6",  # the site of docs/
         "wandb>=0.19",
         "py3langid>=0.4,<0.5",
+        "fasttext-community>=0.11",
+        "datatrove>=0.10,<0.11",
+        "regex",
         TRITON,
         "setuptools>=77",  # the packaging test builds a wheel
         "wheel",

@@ -1,6 +1,6 @@
 """Compares the loader with those of other libraries: rows a second, and the time to the first batch.
 
-    python -m bench.loader --data DIR [--quick] [--json]     # DIR: what `data_prep mix` wrote
+    python -m bench.loader --data DIR [--quick] [--json]     # DIR: what `xlme prep mix` wrote
 
 A pass goes from opening the data to its last row, in one process without workers, with one thread of torch and cached
 files. The contenders run in turns (`bench/peers/loaders.py` says how each reads). A peer that is not installed is left

@@ -3,7 +3,7 @@
     python -m bench.tokenize --vocab DIR [--corpus DIR] [--rounds 5] [--json]
 
 * SentencePiece: lines in memory, a call a line, each into an int32 array: the limit.
-* encode: the whole of `data_prep encode`, from compressed files to shards with their checksums, on one MPI rank and on
+* encode: the whole of `xlme prep encode`, from compressed files to shards with their checksums, on one MPI rank and on
   two, without imports and the loading of the model.
 * datasets.map: Hugging Face's fast tokenizer with the same model, one process, on the first 0.5 MB of every language,
   without reading the files. It is compared with encode on that part.
@@ -61,7 +61,7 @@ _ENDING = ".txt.xz"
 class TokenizeSettings:
     """Arguments of the command."""
 
-    vocab: Path  # folder of `data_prep vocab`
+    vocab: Path  # folder of `xlme prep vocab`
     corpus: Path = ROOT.parent / "shared/data/corpus"  # folder with mono/<lang>.txt.xz
     rounds: int = 5  # figures are medians of the rounds
     json: bool = False  # print JSON

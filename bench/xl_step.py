@@ -45,7 +45,7 @@ class XlStepArguments:
 
     out: Path  # folder for the swap files and the checkpoint; both are removed at the end
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
-    # folder that `data_prep mix` wrote; without it rows of the sample corpus are made in `out`
+    # folder that `xlme prep mix` wrote; without it rows of the sample corpus are made in `out`
     data_folder: Annotated[Path | None, tyro.conf.arg(name="data")] = None
     part: str = ""  # used by the command itself: first or second
 

@@ -13,6 +13,7 @@ from data_prep.progress import escape_unknown_characters, shown
 # In the order of use. The module is imported when its stage is asked for, so a worker process is light.
 STAGES = {
     "sample": ("sample", "fetch the sample corpus: the Universal Declaration of Human Rights in 91 languages"),
+    "minhash": ("minhash", "remove near duplicates among documents, with datatrove"),
     "vocab": ("vocab.vocab", "train a SentencePiece vocabulary, or take one that exists"),
     "vocap": ("vocab.vocap", "train a vocabulary with a share for every language (VoCap)"),
     "encode": ("encode.encode", "text files to token ids"),

@@ -237,9 +237,7 @@ def read_arrow(path: Path) -> Iterator[pa.RecordBatch]:
     except (pa.ArrowException, OSError) as error:
         if getattr(error, "errno", None) is not None:  # of the disk or of access, not of the bytes
             raise
-        raise ValueError(
-            f"{path} cannot be read ({error}): check the folder with `python -m data_prep verify`"
-        ) from None
+        raise ValueError(f"{path} cannot be read ({error}): check the folder with `xlme prep verify`") from None
 
 
 class _Hashing(io.RawIOBase):

@@ -1,18 +1,31 @@
 """Copies docs/ to build/docs, which the site is built from, folds long commands there and adds the pages of the
 reference that are made from the code: `python docs/generate.py`."""
 
+import inspect
 import os
 import re
 import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "build" / "docs"
 _COLUMNS = 74  # of a command on a page, where more would be cut off; longer ones are folded before an option
 _BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)^(?P=indent)```$", re.M | re.S)
+_PYTHON = """# Python
+
+`import xlme_ds as xlme` has all below. Importing it loads no torch. Errors that you can correct are ValueErrors, whose
+sentence says how. Dictionaries of scores are the commands' [JSON](data-formats.md#result-files).
+"""
+_SIGNATURE = re.compile(r"def \w+(?P<parameters>\(.*?\)(?: -> .*?)?):\n", re.S)
+_QUOTED = re.compile(r"(?<=: |> )\"([\w |.]+)\"")  # a type whose module is not imported
+_EXAMPLE = re.compile(r"(from \w+ )?import |(\w+ = )?(xlme\.|replace)")
 _OPTION = re.compile(r" (?=--[a-z])(?=(?:[^\"']|\"[^\"]*\"|'[^']*')*$)")  # before an option, outside of quotes
 
 
@@ -22,7 +35,7 @@ def main() -> None:
     shutil.copytree(ROOT / "docs", DOCS, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     for page in DOCS.rglob("*.md"):
         page.write_text(fold_commands(page.read_text(encoding="utf-8")), encoding="utf-8")
-    for name, content in (("commands", commands()), ("recipes", recipes())):
+    for name, content in (("commands", commands()), ("recipes", recipes()), ("python", python())):
         (DOCS / "reference" / f"{name}.md").write_text(content, encoding="utf-8")
 
 
@@ -96,6 +109,68 @@ def recipes() -> str:
         objective, steps = run.objective.name, run.train.steps
         lines.append(f"| `{name}` | {millions:,.0f} | {layers} | {model.width} | {objective} | {steps:,} |")
     return "\n".join(lines) + "\n"
+
+
+def python() -> str:
+    """Every public object of `xlme_ds`, in the order of use, and the types of what its functions take and return."""
+    import xlme_ds as xlme
+    from xlme_ds.api import ScoredPiece, TextModel
+    from xlme_ds.config import RunConfig
+    from xlme_ds.export.exported_model import ModelType
+    from xlme_ds.models.text_encoder import Which
+
+    pages = [_PYTHON]
+    for name in ("recipe", "plan", "pretrain", "load", "evaluate", "finetune", "export", "translate"):
+        member = getattr(xlme, name)
+        if not isinstance(member, ModuleType):
+            pages.append(_function(f"xlme.{name}", member))
+            continue
+        public = getattr(member, "__all__", [key for key, value in vars(member).items() if _is_own(value, member)])
+        pages.append(f"## xlme.{name}\n\n{_text(member)}")
+        pages += [_function(f"xlme.{name}.{key}", getattr(member, key), "###") for key in public]
+    pages.append(f"## TextModel\n\n`xlme.load` returns one. {_text(TextModel)}")
+    pages += [_function(f"model.{name}", getattr(TextModel, name), "###") for name in ("encode", "fill", "judge")]
+    pages.append(f"## ScoredPiece\n\nA named tuple ({', '.join(ScoredPiece._fields)}). {_text(ScoredPiece)}")
+    choices = {"Models": "Path | str | Sequence[Path | str]", "Which": Which, "ModelType": ModelType}
+    pages.append("## Types\n\n```python")
+    pages += [f"{name} = {str(kind).replace('typing.', '')}" for name, kind in choices.items()]
+    pages.append("```\n")
+    pages.append(_settings(RunConfig(name="custom")))
+    return "\n".join(pages)
+
+
+def _is_own(value: Any, module: ModuleType) -> bool:
+    return inspect.isfunction(value) and value.__module__ == module.__name__ and not value.__name__.startswith("_")
+
+
+def _function(name: str, function: Callable[..., Any], heading: str = "##") -> str:
+    """A heading, the signature as the source has it, and the docstring."""
+    signature = _SIGNATURE.search(inspect.getsource(function))
+    assert signature is not None, name
+    parameters = _QUOTED.sub(r"\1", textwrap.dedent(signature["parameters"])).replace("(self, ", "(")
+    return f"{heading} {name}\n\n```python\n{name}{parameters}\n```\n\n{_text(function)}"
+
+
+def _text(documented: Any) -> str:
+    """A docstring as Markdown: paragraphs that are calls are code."""
+    paragraphs = (inspect.getdoc(documented) or "").split("\n\n")
+    shown = [f"```python\n{text}\n```" if _EXAMPLE.match(text) else text for text in paragraphs]
+    return "\n\n".join(shown) + "\n"
+
+
+def _settings(config: Any) -> str:
+    """Every setting of a run with its default and help, a table for each section."""
+    from xlme_ds.settings_file import help_of
+
+    lines = [f"## RunConfig\n\n{inspect.getdoc(config)} Defaults are those of XLM-E Base.\n"]
+    sections = [field.name for field in fields(config) if is_dataclass(getattr(config, field.name))]
+    for name in sections:
+        section = getattr(config, name)
+        lines += [f"### config.{name}\n", "| setting | default | |", "|---|---|---|"]
+        for key, about in help_of(type(section)).items():
+            lines.append(f"| `{key}` | `{getattr(section, key)!r}` | {about.replace('|', chr(92) + '|')} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,13 @@ def test_no_other_split_has_a_cheaper_busiest_process(vocabulary: int, schedule:
     assert busiest(ours) == pytest.approx(best)
 
 
+def test_costs_of_parts_by_hand() -> None:
+    """Forward 1, backward 2; layers under checkpointing and the softmax of a masked head do their forward twice."""
+    work = Work(3, 1, before=10, softmax_first=100, softmax_last=1000, head=10_000, layer_ahead=0.5, softmax_ahead=50)
+    assert stage_costs(work, (1, 2), False) == [3 + 0.5 + 30 + 400, 6 + 1 + 4000 + 30_000 + 50]
+    assert stage_costs(work, (1, 2), True) == [4 + 0.5 + 40 + 400, 8 + 1 + 4000 + 30_000 + 50]
+
+
 def test_the_softmax_counts() -> None:
     engine = EngineConfig("pipeline", pipeline_stages=2)
     small, large = (

@@ -15,6 +15,7 @@ from tests.engine.worker import tiny
 from tests.launch import python
 from tests.rows import train_vocabulary, write_data
 from xlme_ds import __main__ as commands
+from xlme_ds import cli
 from xlme_ds.config import (
     DataConfig,
     EngineConfig,
@@ -223,9 +224,11 @@ def test_engine_files_hold_engine_keys_only(tmp_path: Path) -> None:
         path.write_text(json.dumps({"zero_optimization": {"stage": 1}} | more))
         with pytest.raises(ValueError, match=f"sets {next(iter(more))}, which may change the loss curve: remove it"):
             deepspeed_settings(EngineConfig(deepspeed=str(path)))
-    path.write_text(json.dumps({"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}}))
-    with pytest.raises(ValueError, match=r"zero_optimization\.zero_quantized_gradients, which rounds"):
-        deepspeed_settings(EngineConfig(deepspeed=str(path)))
+    lossy = ("quantized_weights", "quantized_nontrainable_weights", "quantized_gradients")
+    for key in (*(f"zero_{name}" for name in lossy), "zeropp_loco_param", "fp16_master_weights_and_gradients"):
+        path.write_text(json.dumps({"zero_optimization": {"stage": 3, key: True}}))
+        with pytest.raises(ValueError, match=rf"zero_optimization\.{key}, which rounds"):
+            deepspeed_settings(EngineConfig(deepspeed=str(path)))
     path.write_text(json.dumps({"zero_optimization": {"stage": 1}, "wall_clock_breakdown": True}))
     assert deepspeed_settings(EngineConfig(deepspeed=str(path)))["wall_clock_breakdown"]
     (tmp_path / "folder.json").mkdir()
@@ -250,6 +253,16 @@ def test_what_deepspeed_does_not_take_of_a_file_is_said_before_training(tmp_path
     result = command(*words.split(), "--engine.deepspeed", str(path))
     assert result.returncode == 2 and "Traceback" not in result.stderr, result.stderr
     assert f"{path}: zero_optimization.overlap_com: Extra inputs are not permitted" in result.stderr
+
+
+def test_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten seconds apart; quick work has none."""
+    batches = [[1, 2], [3], [4, 5, 6]]
+    assert list(cli.progress(batches, 6, "rows", "mine", len)) == batches and capsys.readouterr().err == ""
+    seconds = iter(range(0, 100, 6))
+    monkeypatch.setattr(cli.time, "monotonic", lambda: next(seconds))
+    assert list(cli.progress(batches, 6, "rows", "mine", len)) == batches
+    assert capsys.readouterr() == ("", "mine: 2 of 6 rows\n")
 
 
 def test_a_pipeline_runs_with_zero_1() -> None:

@@ -2,14 +2,18 @@
 
 import ast
 import importlib.util
+import inspect
 import re
 import shlex
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import xlme_ds as xlme
 from tests.launch import ROOT, python
+from xlme_ds.api import TextModel
 from xlme_ds.launch import LAUNCHED
 
 # The lab log has commands of earlier commits.
@@ -125,12 +129,31 @@ def test_every_setting_has_a_sentence() -> None:
     assert not without, f"no sentence: {', '.join(without)}"
 
 
-def test_folded_commands_are_the_same_commands() -> None:
-    """The site folds long commands; a copied one still runs, and none is cut inside of an option."""
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    """docs/generate.py."""
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
     assert spec is not None and spec.loader is not None
     generate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generate)
+    return generate
+
+
+def test_the_reference_has_every_public_object(generate: ModuleType) -> None:
+    """Each with a sentence; and every setting."""
+    sections = dict(re.findall(r"^#+ (\S+)\n\n(.*?)(?=^#|\Z)", generate.python(), re.M | re.S))
+    models = [
+        f"model.{name}" for name, value in vars(TextModel).items() if inspect.isfunction(value) and name[0] != "_"
+    ]
+    tests = [f"xlme.evaluate.{name}" for name in xlme.evaluate.__all__]
+    for name in (*(f"xlme.{name}" for name in xlme.__all__), *models, *tests, "xlme.plan.run", "xlme.export.from_hf"):
+        signature, _, sentence = sections[name].rpartition("```\n\n")
+        assert len(sentence or signature) > 30 and "self" not in signature, name
+    assert f"`learning_rate` | `{xlme.recipe('base').optimizer.learning_rate}`" in sections["config.optimizer"]
+
+
+def test_folded_commands_are_the_same_commands(generate: ModuleType) -> None:
+    """The site folds long commands; a copied one still runs, and none is cut inside of an option."""
     folded_lines = 0
     for page in PAGES:
         markdown = page.read_text(encoding="utf-8")

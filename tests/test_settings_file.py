@@ -34,7 +34,9 @@ def test_a_recipe_that_was_printed_is_the_recipe(name: str, tmp_path: Path) -> N
 
 
 def test_settings_that_toml_writes_otherwise_than_json(tmp_path: Path) -> None:
-    run = replace(recipe("xlm_mt"), name='мир "\\\n', optimizer=OptimizerConfig(clip=math.inf, learning_rate=1e-7))
+    run = replace(
+        recipe("xlm_mt"), name='мир "\\\n\x7f Infinity', optimizer=OptimizerConfig(clip=math.inf, learning_rate=1e-7)
+    )
     assert settings("--config", str(saved(tmp_path / "a.toml", written(run)))) == run
 
 
@@ -91,6 +93,8 @@ def test_a_file_may_name_a_recipe_and_what_differs(tmp_path: Path) -> None:
         ('[data]\nphase_steps = ["a"]\n', "data.phase_steps is ['a'], it must be a whole number"),
         ("[model]\nabsolute_positions = 1\n", "model.absolute_positions is 1, it must be true or false"),
         ("[model\n", "is not TOML"),
+        ("seed = " + "[" * 9999, "run.toml is nested too deeply"),
+        (f"[optimizer]\nlearning_rate = 1{'0' * 400}\n", "it must be smaller"),
         ('recipe = "basse"\n', "recipe basse is not known"),
     ],
 )
@@ -109,6 +113,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read(tmp_path / "a.toml")
     with pytest.raises(ValueError, match="is not JSON"):
         read(saved(tmp_path / "a.json", "{"))
+    with pytest.raises(ValueError, match=r"a\.json has seed twice in one object"):
+        read(saved(tmp_path / "a.json", '{"seed": 3, "name": "a", "seed": 4}'))
+    (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbfseed = 3\r\n")
+    assert read(tmp_path / "a.toml") == {"seed": 3}
     with pytest.raises(ValueError, match="there is no setting hub"):
         with_values(RunConfig("x"), {"hub": 1}, tmp_path)
 

@@ -26,7 +26,14 @@ __all__ = ["evaluate", "export", "finetune", "load", "plan", "pretrain", "recipe
 
 
 def recipe(name: str) -> "RunConfig":
-    """The configuration of a published run; change it by `dataclasses.replace`. Raises ValueError for another name."""
+    """The configuration of a published run (`xlme pretrain --help` names them); `dataclasses.replace` changes it.
+
+    from dataclasses import replace
+    config = xlme.recipe("quickstart")
+    config = replace(config, train=replace(config.train, steps=500))
+
+    Raises ValueError for another name.
+    """
     from . import recipes
 
     return recipes.recipe(name)
@@ -35,12 +42,12 @@ def recipe(name: str) -> "RunConfig":
 def pretrain(
     config: "RunConfig", data: Path | str | Sequence[Path | str], out: Path | str, heldout: Path | str | None = None
 ) -> Path:
-    """Train `config` on the folder `data` of `data_prep mix` into the run folder `out`, and return that; `data` may be
-    several folders, those of `data.phase_steps`.
+    """Train `config` on the folder `data` of `xlme prep mix` into the run folder `out`, and return that; `data` may be
+    several folders, those of `data.phase_steps`. `heldout`: a data folder of text that is not trained on.
 
-    What the command `xlme pretrain` does, in this process: on one rank, or as one of those that a launcher started. A
-    second call resumes. A signal to stop saves and returns; called outside the main thread, it leaves signals alone.
-    Raises ValueError for a mistake in the settings or the data.
+    It does what the command `xlme pretrain` does, in this process: on one rank, or as one of those that a launcher
+    started. A second call resumes. A signal to stop saves and returns; called outside the main thread, it leaves
+    signals alone. Raises ValueError for a mistake in the settings or the data.
     """
     from . import api
 
@@ -51,7 +58,7 @@ def load(folder: Path | str, device: str = "cpu") -> "TextModel":
     """The model in the folder of a run, or of an export, on a `device` of torch, such as cuda. Raises ValueError when
     there is none.
 
-    Of a run that is not finished it is that of the newest checkpoint; RUN@STEP names another one.
+    A run that is not finished counts as its newest checkpoint; RUN@STEP names another one.
     """
     from .api import TextModel
 

@@ -65,7 +65,7 @@ def pretrain(
     if heldout is None:
         note(
             "no --heldout: nothing will show whether the model gets better on text that it has not read; "
-            "`data_prep encode --split` keeps some out"
+            "`xlme prep encode --split` keeps some out"
         )
 
     def report(state: dict[str, Tensor]) -> Path:
@@ -117,6 +117,15 @@ def rehearse(
     )
 
 
+def _unicode(text: str) -> str:
+    """`text`. Raises ValueError for half a surrogate pair in it, as Python reads bytes that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the text has no Unicode character at place {error.start}: decode it as UTF-8") from None
+    return text
+
+
 def _folders(data: Path | str | Sequence[Path | str]) -> list[Path]:
     return [Path(data)] if isinstance(data, str | Path) else [Path(folder) for folder in data]
 
@@ -143,7 +152,9 @@ class ScoredPiece(NamedTuple):
 
 
 class TextModel:
-    """A trained model, from the folder of a run, of one of its checkpoints (RUN@STEP), or of an export; in float32.
+    """A trained model in float32, from the folder of a run, of one of its checkpoints (RUN@STEP), or of an export.
+
+    model = xlme.load("runs/mine")
 
     Models with language embeddings need `language`, the code of the text's language, in every call.
     """
@@ -184,8 +195,8 @@ class TextModel:
         return self._with_head("replaced_head.", ReplacedTokenHead)
 
     def encode(self, sentences: str | Sequence[str], layer: int = -1, language: str = "") -> np.ndarray:
-        """Sentence vectors, float32 [N, D], of one string [D]: the mean hidden state of `layer` over the tokens (XLM-E
-        section 4.6).
+        """Sentence vectors, float32 [N, D], or of one string [D]: the mean hidden state of `layer` over the tokens
+        (XLM-E section 4.6).
 
         `layer`: 0 is the embedding, -1 the last; the paper's retrieval reads layer 9 of 12. Sentences longer than the
         model's longest item are cut.
@@ -193,7 +204,8 @@ class TextModel:
         encoder, vocabulary = self._encoder
         if not -1 <= layer <= encoder.cfg.discriminator_layers:
             raise ValueError(f"there is no layer {layer}: the model has layers 0 to {encoder.cfg.discriminator_layers}")
-        ids = [vocabulary.encode(text) for text in ([sentences] if isinstance(sentences, str) else sentences)]
+        texts = [sentences] if isinstance(sentences, str) else sentences
+        ids = [vocabulary.encode(_unicode(text)) for text in texts]
         vectors_ND = sentence_vectors(encoder, ids, languages=[language] * len(ids) if language else ())[layer]
         return vectors_ND[0] if isinstance(sentences, str) else vectors_ND
 
@@ -204,10 +216,12 @@ class TextModel:
         Raises ValueError when there is no `<mask>`, or the model has no masked language model.
         """
         (encoder, vocabulary), head = self._masked
-        before, *after = text.split(MASK)
+        before, *after = _unicode(text).split(MASK)
         parts = [vocabulary.encode(before), *(vocabulary.encode_after_mask(part) for part in after)]
         if not after:
             raise ValueError(f"the text has no {MASK}: write it where the model is to predict")
+        if not 1 <= top <= encoder.cfg.vocabulary:
+            raise ValueError(f"top is {top}: it must be 1 to {encoder.cfg.vocabulary}, the number of pieces")
         ids = np.concatenate([parts[0], *(np.append(np.int32(vocabulary.mask), part) for part in parts[1:])])
         states_TD = self._states(encoder, ids, language)
         hidden_MD = states_TD[torch.from_numpy(self._item(encoder, ids) == vocabulary.mask)]
@@ -224,7 +238,7 @@ class TextModel:
         Raises ValueError when the model has no discriminator.
         """
         (encoder, vocabulary), head = self._replaced
-        ids = vocabulary.encode(text)
+        ids = vocabulary.encode(_unicode(text))
         scores = head(self._states(encoder, ids, language)[None])[0].sigmoid().tolist()
         return [ScoredPiece(vocabulary.piece(token), score) for token, score in zip(ids, scores[1:-1], strict=True)]
 

@@ -1,4 +1,4 @@
-"""Command line: `python -m xlme_ds.audit --run DIR --data DIR`, for a run that was trained with `--train.audit`.
+"""`xlme audit --run DIR --data DIR`, for a run that was trained with `--train.audit`.
 
 Proves from the run's own records that every row up to its newest checkpoint was read by exactly one micro-batch of one
 step that counts, with the tokens that the data hold. A step counts as it was done last: what a kill or a resume had

@@ -35,7 +35,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         about = benchmarks()
         if not words or words[0] in ("-h", "--help"):
-            lines = [f"  {name:<12}{line}" for name, line in about.items()]
+            width = max(map(len, about)) + 2
+            lines = [f"  {name:<{width}}{line}" for name, line in about.items()]
             print("\n".join(["usage: xlme bench NAME --flags    (xlme bench NAME --help lists them)\n", *lines]))
             return
         name, *rest = words

@@ -7,6 +7,8 @@ import os
 import shlex
 import sys
 import textwrap
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TypeVar, get_type_hints
@@ -17,6 +19,8 @@ from .recipes import RECIPES, recipe
 from .settings_file import help_of, read, with_values
 
 Command = TypeVar("Command")
+Item = TypeVar("Item")
+_SECONDS = 10  # between two lines of progress
 _HELP = {"-h", "--help", "--help-all"}
 _RECIPES = f"Recipes: {', '.join(RECIPES)}."
 _CONFIG = "Settings of a file in place of a recipe: of `xlme config`, or a run's config.json."
@@ -169,6 +173,15 @@ def take_flag(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
     return arguments, None
 
 
+def without(arguments: Sequence[str], *flags: str) -> list[str]:
+    """`arguments` without `flags` and their values."""
+    rest, flag = list[str](), ""
+    for argument in arguments:
+        flag = argument.partition("=")[0].replace("_", "-") if argument.startswith("--") else flag
+        rest += [] if flag in flags else [argument]
+    return rest
+
+
 def fail(program: str, error: Exception) -> None:
     """Print a user's mistake as one line, from the first process or one whose error says so, and exit with code 2."""
     note(f"{program}: error: {in_words(error)}", getattr(error, "prints", False))
@@ -179,6 +192,19 @@ def note(text: str, here: bool = False) -> None:
     """Print a remark for the user, from the first process, and from this one if `here`."""
     if here or os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         print(text, file=sys.stderr, flush=True)
+
+
+def progress(
+    items: Iterable[Item], total: int, unit: str, name: str = "", amount: Callable[[Item], int] = lambda _: 1
+) -> Iterator[Item]:
+    """The items; every ten seconds a line on stderr says how much of `total` is done, each item being its `amount`."""
+    done, last = 0, time.monotonic()
+    for item in items:
+        if time.monotonic() - last >= _SECONDS:
+            note(f"{name}{': ' if name else ''}{done:,} of {total:,} {unit}")
+            last = time.monotonic()
+        yield item
+        done += amount(item)
 
 
 def duration(seconds: float) -> str:

@@ -323,7 +323,7 @@ class TrainConfig:
     wandb: str = ""
     """Weights & Biases project that also receives the records (`pip install wandb`); empty: none."""
     audit: bool = False
-    """Record in `audit/` which rows each step read, with checksums of their tokens; `python -m xlme_ds.audit` checks
+    """Record in `audit/` which rows each step read, with checksums of their tokens; `xlme audit` checks
     them."""
 
 

@@ -24,7 +24,7 @@ class Pretrain:
     """Arguments of the command."""
 
     data_folders: Annotated[tuple[Path, ...], tyro.conf.arg(name="data")]
-    """Folder that `data_prep mix` wrote; several are read one after the other (data.phase_steps)."""
+    """Folder that `xlme prep mix` wrote; several are read one after the other (data.phase_steps)."""
     out: Path
     """Run folder; an existing one is resumed."""
     run: Annotated[RunConfig, tyro.conf.arg(name="")]

@@ -12,17 +12,20 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+# By this torchrun has its processes meet at a store of its own: those that it did not start wait there for ever.
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 def environment() -> dict[str, str]:
     """Ours, with the programs of this Python's folder first; Python imports nothing from the current folder, which may
-    hold a module of any name, and these packages from where they are."""
+    hold a module of any name, and these packages from where they are; a store of torchrun's is not theirs."""
     ours, places = str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if ours not in (*places, *map(os.path.realpath, site.getsitepackages())):
         places.append(ours)
     path = {"PYTHONPATH": os.pathsep.join(filter(None, places)), "PYTHONSAFEPATH": "1"}
-    return {**os.environ, **path, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    path["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {name: value for name, value in os.environ.items() if name != AGENT_STORE} | path
 
 
 def launch(module: str, processes: int | None, arguments: Sequence[str], options: Sequence[str] = ()) -> list[str]:

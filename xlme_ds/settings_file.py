@@ -1,6 +1,7 @@
 """Settings in a file: TOML with each setting's help as comments, or the config.json of a run."""
 
 import json
+import math
 import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -17,13 +18,15 @@ def read(path: Path) -> dict[str, Any]:
     """The settings in a TOML or JSON file; of a run's config.json those of the run. Raises ValueError."""
     try:
         if path.suffix != ".json":
-            return tomllib.loads(path.read_text(encoding="utf-8"))
+            return tomllib.loads(path.read_text(encoding="utf-8-sig"))
         values: dict[str, Any] = read_json(path, dict)
         return dict(read_object(path)["config"]) if "config" in values else values
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not UTF-8") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror})") from None
 
@@ -55,7 +58,10 @@ def _typed(value: Any, kind: Any, start: str) -> Any:
         return tuple(_typed(element, get_args(kind)[0], start) for element in value)
     kind = str if get_origin(kind) is Literal else kind
     if kind is float and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"{start}, it must be smaller") from None
     if type(value) is not kind:
         names = {str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
         raise ValueError(f"{start}, it must be {names[kind]}")
@@ -88,5 +94,6 @@ def _section(settings: Any) -> Iterator[str]:
         choices = get_args(hints[name]) if get_origin(hints[name]) is Literal else ()
         about = helps[name] + (f" One of {', '.join(choices)}." if choices else "")
         yield from (f"# {line}" for line in textwrap.wrap(about, 110))
-        # Strings, numbers and lists are written alike in JSON and TOML, infinity excepted.
-        yield f"{name} = {json.dumps(value, ensure_ascii=False).replace('Infinity', 'inf')}\n"
+        # JSON and TOML write strings, numbers and lists alike, except infinity and the character U+007F.
+        text = "inf" if value == math.inf else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        yield f"{name} = {text}\n"

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,7 @@ def clean_lines(data: bytes, repaired: Counter[str]) -> list[str]:
 
 
 EXACT_DUPLICATES, LANGUAGE, SCRIPT = "exact_duplicates", "language", "script"
+MODEL = "model"  # of filter language: a file
 
 
 @dataclass(frozen=True)
@@ -209,10 +211,10 @@ def _score(sides: Sides, *, least: float = 1.04) -> np.ndarray:
     return ~(sides.scores >= least)
 
 
-def _language(sides: Sides, *, probability: float = 0.99) -> np.ndarray:
-    """A paragraph or side is in another language by more than `probability`, says py3langid's model."""
+def _language(sides: Sides, *, probability: float = 0.99, model: str = "") -> np.ndarray:
+    """A paragraph or side is in another language by more than `probability`, says py3langid's model, or the file."""
     pairs = zip(sides.texts, sides.languages, strict=True)
-    return np.logical_or.reduce([in_another_language(side, language, probability) for side, language in pairs])
+    return np.logical_or.reduce([in_another_language(side, language, probability, model) for side, language in pairs])
 
 
 # What each filter drops by: text, and numbers of tokens; and the tasks that it is for.
@@ -260,7 +262,10 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
                 raise ValueError(
                     f"{where}: filter {name} has no setting {key!r}: it has {', '.join(own_settings) or 'none'}"
                 )
-            if not is_number(value):
+            if (name, key) == (LANGUAGE, MODEL):
+                if not (isinstance(value, str) and Path(value).is_file()):
+                    raise ValueError(f"{where}: {key} of filter {name} is {value!r}: it must name a file")
+            elif not is_number(value):
                 raise ValueError(f"{where}: {key} of filter {name} is {str(value)[:40]!r}: it must be a number")
             if name == LANGUAGE and is_number(value) and not 0 < value < 1:
                 raise ValueError(f"{where}: {key} of filter {name} is {value}: it must be between 0 and 1")

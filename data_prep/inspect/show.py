@@ -124,7 +124,7 @@ def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None
 
 
 def _batches(folder: Path, shard: Shard, row_tokens: int) -> Iterator[pa.RecordBatch]:
-    path, advice = folder / shard.name, "check the folder with `python -m data_prep verify`"
+    path, advice = folder / shard.name, "check the folder with `xlme prep verify`"
     if not is_whole(folder, shard):
         raise ValueError(f"{path} is missing, or not the file that the manifest lists: {advice}")
     for batch in read_arrow(path):

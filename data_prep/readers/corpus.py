@@ -8,8 +8,8 @@ from typing import Any
 
 from tyro.conf import UseAppendAction
 
-from data_prep.filters.clean import LANGUAGE, SCRIPT
-from data_prep.filters.language_id import labels_of, model_name
+from data_prep.filters.clean import LANGUAGE, MODEL, SCRIPT
+from data_prep.filters.language_id import identifier, labels_of
 from data_prep.languages import LANGUAGES, in_order, language_of
 from data_prep.progress import warn
 from data_prep.readers import READERS, Input, find_documents, find_pairs, split_pair
@@ -73,8 +73,11 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
                 "filters": list(corpus.filters),
             }
             own |= {"line_end": corpus.line_end} if corpus.line_end else {}
-            own |= {"language_model": _language_model(corpus_files)} if LANGUAGE in corpus.filters else {}
-            settings |= {f"{corpus.name}.{key}": value for key, value in (own | corpus.filters).items()}
+            filters = dict(corpus.filters)
+            if LANGUAGE in filters:
+                own["language_model"] = _language_model(corpus_files, filters[LANGUAGE].get(MODEL, ""))
+                filters[LANGUAGE] = {key: value for key, value in filters[LANGUAGE].items() if key != MODEL}
+            settings |= {f"{corpus.name}.{key}": value for key, value in (own | filters).items()}
         if inputs:
             _warn_of_others(inputs)
             _check_doubles(inputs)
@@ -83,12 +86,12 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
     return sources
 
 
-def _language_model(inputs: list[Input]) -> str:
+def _language_model(inputs: list[Input], model: str) -> str:
     """Name of filter `language`'s model; a warning names the languages that it does not know."""
     languages = sorted({language for source in inputs for language in source.languages})
-    if unknown := [language for language in languages if not labels_of(language)]:
+    if unknown := [language for language in languages if not labels_of(language, model)]:
         warn(f"filter language leaves {', '.join(unknown)} as they are: its model does not know them")
-    return model_name()
+    return identifier(model).name
 
 
 def _warn_of_others(inputs: list[Input]) -> None:

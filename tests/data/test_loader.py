@@ -105,6 +105,9 @@ def test_phases_read_their_folders(folder: Path, tmp_path: Path, world: int) -> 
     fractions = replace(data, phase_mask_fractions=(0.15, 0.6))
     both = [len(Loader([folder, folder], fractions, 7, 0.5).batch(step, 0).masked_M) for step in (1, 2)]
     assert 3 < both[1] / both[0] < 5
+    again = replace(data, phase_steps=(2, 5), phase_mask_fractions=(0.15,) * 3)
+    shares = Loader([folder, other, folder], again, 7, 0.15).shares(0, 8)
+    assert {store.rows: share for store, share in shares.items()} == {ROWS: 3 / 8, 25: 5 / 8}
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_a_damaged_shard_is_one_clear_error(tmp_path: Path, damage, listed: bool
     store = RowStore(folder)
     store.read(np.arange(16))  # the whole shard before it is untouched
     with pytest.raises(
-        ValueError, match=r"00001\.arrow cannot be read \(.*\): check the folder with `python -m data_prep verify`"
+        ValueError, match=r"00001\.arrow cannot be read \(.*\): check the folder with `xlme prep verify`"
     ):
         store.read(np.array([3, *range(16, 32)]))
 
@@ -253,7 +253,7 @@ def test_a_folder_of_another_stage_or_none(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"manifest\.json does not exist: run the data_prep stage"):
         RowStore(tmp_path)
     write_manifest(tmp_path, Manifest("encode", {}, 10, "0" * 64, (), (), {}))
-    with pytest.raises(ValueError, match=r"written by the stage encode: name the folder that `data_prep mix` wrote"):
+    with pytest.raises(ValueError, match=r"written by the stage encode: name the folder that `xlme prep mix` wrote"):
         RowStore(tmp_path)
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(ValueError, match=r"manifest\.json is not a readable manifest"):

@@ -4,12 +4,13 @@ import subprocess
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from data_prep.filters.clean import Counts, Sides, make_filters
-from data_prep.filters.language_id import _identifier, labels_of
+from data_prep.filters.language_id import Py3langid, identifier, labels_of
 from data_prep.languages import LANGUAGES, SCRIPTS, letters, scripts_of
 from data_prep.readers import documents, find_documents
 from xlme_ds.data.schema import read_manifest
@@ -18,7 +19,7 @@ CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
 
 
 def drops(
-    name: str, settings: dict[str, float], *sides: list[str], languages: tuple[str, ...] = ("en", "ru")
+    name: str, settings: dict[str, Any], *sides: list[str], languages: tuple[str, ...] = ("en", "ru")
 ) -> list[bool]:
     filters = make_filters({name: settings}, "mono" if len(sides) == 1 else "para", "test")
     dropped = np.zeros(len(sides[0]), bool)
@@ -82,6 +83,70 @@ def test_other_languages_go_and_unknown_ones_stay() -> None:
     assert drops("language", {}, [chinese, ENGLISH], languages=("zh-Hans",)) == [False, True]
 
 
+LABELLED = {
+    "eng_Latn": "everyone has the right to life liberty and security of person",
+    "deu_Latn": "jeder hat das recht auf leben freiheit und sicherheit der person",
+    "arb_Arab": "لكل فرد الحق في الحياة والحرية وفي الأمان على شخصه",
+    "ary_Arab": "بزاف ديال الناس كيبغيو يمشيو للمغرب باش يشوفو البحر",
+    "zxx_Zyyy": "12 345 67 89 0x3f 100",
+}
+
+
+@pytest.fixture(scope="module")
+def fasttext_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file of fastText's format with GlotLID's kind of labels, trained on the words of LABELLED."""
+    fasttext = pytest.importorskip("fasttext")
+    if not hasattr(fasttext, "train_supervised"):
+        pytest.skip("this package of fastText does not train: install fasttext-community")
+    folder = tmp_path_factory.mktemp("fasttext")
+    draw = np.random.default_rng(1)
+    labelled = list(LABELLED.items()) * 300
+    lines = [f"__label__{label} {' '.join(draw.choice(text.split(), 5))}\n" for label, text in labelled]
+    (folder / "train.txt").write_text("".join(lines), encoding="utf-8")
+    model = fasttext.train_supervised(str(folder / "train.txt"), dim=8, epoch=20, thread=1, verbose=0)
+    model.save_model(str(folder / "model.bin"))
+    return str(folder / "model.bin")
+
+
+def test_a_model_file_in_fasttexts_format(fasttext_model: str) -> None:
+    """Its labels are read as codes: of varieties, of another script, and of no language."""
+    settings = {"model": fasttext_model, "probability": 0.9}
+    lines = list(LABELLED.values())
+    assert labels_of("ar", fasttext_model) == ("__label__arb_Arab", "__label__ary_Arab")
+    assert drops("language", settings, lines) == [False, True, True, True, False]
+    assert drops("language", settings, lines, languages=("ar",)) == [True, True, False, False, False]
+    assert drops("language", settings, lines, languages=("sw",)) == [False] * 5, "the model does not know Swahili"
+
+
+def test_a_model_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"test: model of filter language is 'none.bin': it must name a file"):
+        make_filters({"language": {"model": "none.bin"}}, "mono", "test")
+    pytest.importorskip("fasttext")
+    (tmp_path / "m.bin").write_bytes(b"no model")
+    with pytest.raises(ValueError, match=r"m.bin is no model of fastText"):
+        labels_of("en", str(tmp_path / "m.bin"))
+
+
+def test_encode_names_a_model_file_by_its_bytes(
+    fasttext_model: str, vocab: Path, tmp_path: Path, data_prep: Callable[..., "subprocess.CompletedProcess[str]"]
+) -> None:
+    """So the file may be moved, and another model is another stage."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/de.txt").write_text(f"{LABELLED['deu_Latn']}\n{LABELLED['eng_Latn']}\n")
+    for name in ("a.bin", "b.bin"):
+        (tmp_path / name).write_bytes(Path(fasttext_model).read_bytes())
+        (tmp_path / "x.toml").write_text(
+            f'name = "x"\nwhere = "{tmp_path}/in"\nformat = "cc100"\nfiles = "{{lang}}.txt"\nlanguages = "any"\n'
+            f'[filters.language]\nprobability = 0.9\nmodel = "{tmp_path / name}"\n'
+        )
+        done = data_prep("encode", "--corpus", tmp_path / "x.toml", "--vocab", vocab, "--out", tmp_path / "out")
+        assert done.returncode == 0, done.stderr
+    manifest = read_manifest(tmp_path / "out/mono")
+    assert manifest.counts["by_language"]["de"]["removed"] == {"language": 1}
+    assert manifest.settings["x.language_model"].startswith("fastText ")
+    assert manifest.settings["x.language"] == {"probability": 0.9}
+
+
 VARIETIES = {
     ("ar", "ary"): "بزاف ديال الناس كيبغيو يمشيو للمغرب باش يشوفو البحر و الجبال",
     ("ar", "arz"): "دا مش كويس خالص يا جماعة",
@@ -95,8 +160,10 @@ VARIETIES = {
 
 def test_varieties_with_a_code_of_their_own_are_no_other_language() -> None:
     pytest.importorskip("py3langid")
+    model = identifier()
+    assert isinstance(model, Py3langid)
     for (language, variety), line in VARIETIES.items():
-        best, _ = _identifier().rank(line)[0]
+        best, _ = model._model.rank(line)[0]
         assert best == variety
         assert drops("language", {"probability": 0.5}, [line], languages=(language,)) == [False], variety
         assert drops("language", {"probability": 0.5}, [line], languages=("en",)) == [True], variety

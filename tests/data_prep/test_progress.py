@@ -88,7 +88,7 @@ def test_no_terminal_ends_a_stage(
 
 
 def test_a_reader_that_has_ended_is_no_error_of_the_disk() -> None:
-    """As in `python -m data_prep verify DIR | head`."""
+    """As in `xlme prep verify DIR | head`."""
     program = "from data_prep.progress import say\nfor number in range(20_000): say(f'line {number}')"
     writer = subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -104,6 +104,11 @@ def test_a_long_line_is_cut_and_no_character_lost(tmp_path: Path) -> None:
     assert 2 <= counts.repaired["long_line"] <= 2 + len(found)  # once in every block that has a part of it
 
 
+def test_a_document_of_over_a_million_characters_is_cut_between_lines(tmp_path: Path) -> None:
+    found, counts = read_documents(tmp_path, b"short\n\n" + (b"x" * 90_000 + b"\n") * 13 + b"\nlast\n")
+    assert list(map(len, found)) == [1, 11, 2, 1] and counts.repaired == {"long_document": 1}
+
+
 def test_memory_does_not_grow_with_the_line(tmp_path: Path) -> None:
     path = tmp_path / "de.txt.xz"
     path.write_bytes(lzma.compress(b"x" * 40_000_000))

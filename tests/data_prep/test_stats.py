@@ -199,6 +199,7 @@ def test_losses_are_the_manifests_with_any_reason(prepared: Path) -> None:
     assert list(table.rows[0]) == ["pair", "pairs", "dropped", "new_filter", "empty_side"]
     assert list(table.rows[1].values()) == ["aa-cc", "1,000", "3.00%", "30 (3.00%)", ""]
     assert list(table.rows[2].values()) == ["all of these", "1,010", "3.47%", "32 (3.17%)", "3 (0.30%)"]
+    assert table.percents == {"new_filter": [20.0, 3.0], "empty_side": [30.0, 0.0]}
     assert loss_plot(table).count(b"<!-- new_filter -->") == 1
 
 

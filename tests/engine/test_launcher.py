@@ -81,6 +81,9 @@ def test_a_process_that_is_meant_to_be_alone(variables: dict[str, str]) -> None:
             "srun started 4 processes, but WORLD_SIZE is 1: unset RANK and WORLD_SIZE",
         ),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK is set, LOCAL_RANK and MASTER_ADDR and MASTER_PORT not"),
+        (TORCH | {"RANK": "x"}, "RANK is 'x': a launcher sets a number"),
+        (TORCH | {"MASTER_PORT": ""}, "MASTER_PORT is '': a launcher sets a number"),
+        (TORCH | {"RANK": "4"}, "RANK is 4, and WORLD_SIZE 4: ranks count from 0"),
         ({"PMI_SIZE": "2"}, "mpiexec started 2 processes, but not as one run"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "mpiexec started 2 processes, but not as one run"),
     ],
@@ -125,6 +128,11 @@ def test_a_port_in_use() -> None:
     assert said.startswith(f"xlme_ds.pretrain: error: port {port} of 127.0.0.1, where the processes meet, is in use"), (
         said
     )
+
+
+def test_a_store_of_torchrun_that_is_not_its_own() -> None:
+    """A process that is started in a script of torchrun's, whose variables it has."""
+    assert "nowhere" in command(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RUN_ID="none")
 
 
 def test_no_place_for_extensions() -> None:

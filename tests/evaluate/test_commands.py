@@ -1,4 +1,4 @@
-"""`python -m xlme_ds.evaluate` on small run folders: tables, JSON, files, several models, and mistakes."""
+"""`xlme evaluate` on small run folders: tables, JSON, files, several models, and mistakes."""
 
 import json
 import re
@@ -141,6 +141,7 @@ def test_several_models_and_an_untrained_one_in_one_table_and_plot(
     rows = [line for line in lines if line and line[0].isdigit()]
     assert [row[0] for row in rows] == list("01234") and [row[2] for row in rows[:3]] == expected[:3]
     assert [row[1] for row in rows[3:]] == expected[3:]  # the shallow models have no entry
+    assert table.splitlines()[-1] == str(out / "tatoeba.json")
     assert sorted(path.name for path in out.iterdir()) == ["tatoeba.json", "tatoeba.md", "tatoeba.png", "tatoeba.svg"]
     assert (out / "tatoeba.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert "<svg" in (out / "tatoeba.svg").read_text() and "| language |" in (out / "tatoeba.md").read_text()

@@ -1,6 +1,7 @@
 """`xlme_ds.load`: what the model says in Python is what the export says in transformers."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -119,6 +120,14 @@ def test_colleagues_can_read_what_is_written(run: Path, exported: Path) -> None:
 def test_refusals(model: TextModel, run: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the text has no <mask>: write it where"):
         model.fill(TEXT)
+    pieces = model._encoder.encoder.cfg.vocabulary
+    assert len(model.fill("<mask>", top=pieces)[0]) == pieces
+    for top in (-1, 0, pieces + 1):
+        with pytest.raises(ValueError, match=f"top is {top}: it must be 1 to {pieces}, the number of pieces"):
+            model.fill("<mask>", top=top)
+    for read in (model.encode, model.judge, model.fill):
+        with pytest.raises(ValueError, match="the text has no Unicode character at place 2: decode it as UTF-8"):
+            read(os.fsdecode(b"a \xff<mask>"))
     layers = model._encoder.encoder.cfg.discriminator_layers
     assert np.array_equal(model.encode([TEXT], layer=layers), model.encode([TEXT]))
     for layer in (-2, layers + 1, 99):
@@ -213,3 +222,6 @@ def test_scores_on_training_text_are_told(
     assert config["data"]["encoded"] == []
     (copy / "config.json").write_text(json.dumps(config | {"data": config["data"] | {"encoded": ["text"]}}))
     assert told(change(other, split="all", encoded="text"), copy) and not told(change(other, encoded="more"), copy)
+    of_a_later_phase = {"phases": {"mono from step 9": read_manifest(other / "mono").fingerprint()}}
+    (copy / "config.json").write_text(json.dumps(config | {"data": config["data"] | of_a_later_phase}))
+    assert told(other, copy)

@@ -299,6 +299,8 @@ def unfinished(run: Path, copy: Path) -> Path:
 def test_a_run_is_read_before_its_end(run: Path, exported: Path, tmp_path: Path) -> None:
     """GDES and both encoders; the checkpoint has the layout of one process of plain torch."""
     copy = unfinished(run, tmp_path / "run")
+    with open(copy / "heldout.jsonl", "a", encoding="utf-8") as records:  # of a step that is not exported
+        records.write(json.dumps({"step": 4, "mlm": 98.765}) + "\n")
     found = load_run(copy)
     assert found.step == 2 and load_run(run).step is None
     assert {"embedding_0", "difference_0"} <= found.state.keys()
@@ -309,7 +311,8 @@ def test_a_run_is_read_before_its_end(run: Path, exported: Path, tmp_path: Path)
         assert xlme.export.run(folder, to) == to
         for name in ("model.safetensors", "generator/model.safetensors"):
             assert (to / name).read_bytes() == (exported / name).read_bytes()
-        assert "**After step 2 of 2**" in (to / "README.md").read_text()
+        card = (to / "README.md").read_text()
+        assert "**After step 2 of 2**" in card and "98.765" not in card and "AUC, replaced against" in card
     assert "After step" not in (exported / "README.md").read_text()
     whole, early = (xlme.load(folder).judge("kalo mi") for folder in (run, copy))
     assert whole == early

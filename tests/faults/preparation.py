@@ -94,7 +94,7 @@ def _killed(case: FaultCase, stage: Callable[..., list[str]]) -> str:
 
 
 def verify_finds(case: FaultCase) -> str:
-    """`data_prep verify` names a shard of which a bit was flipped."""
+    """`xlme prep verify` names a shard of which a bit was flipped."""
     copy = case.folder / "mixed"
     shutil.copytree(case.data, copy)
     path = case.rng.choice(sorted(copy.glob("*/*.arrow")))

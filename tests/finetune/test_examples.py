@@ -170,6 +170,7 @@ def questions(*answers: dict[str, object]) -> str:
             squad("It was Ann.", 6, "Ann"),
             "question q1: its context does not read 'Ann' at character 6",
         ),
+        ("xquad", "xquad.en.json", squad("Ann.", -4, "Ann"), "its context does not read 'Ann' at character -4"),
         ("xquad", "xquad.en.json", squad("Ann", 0, "Ann").replace('"Who?"', "3"), "question q1: not in SQuAD's format"),
         ("xquad", "xquad.en.json", squad("Ann \ud83d", 0, "Ann"), "question q1: not in SQuAD's format"),
         ("xquad", "xquad.en.json", "[" * 100_000, "xquad.en.json is not in SQuAD's JSON format"),

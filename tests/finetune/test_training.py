@@ -1,7 +1,7 @@
 """Order, loss and learning rates of fine-tuning, and the scores."""
 
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +139,16 @@ def test_the_rate_falls_from_layer_to_layer() -> None:
         assert value == expected, name
     set_learning_rate(plain := build_optimizer(model, OptimizerConfig(), objective), 8.0)
     assert {group["lr"] for group in plain.param_groups} == {8.0}
+
+
+def test_every_setting_of_the_optimizer_reaches_it() -> None:
+    """Those of `TuningConfig` under their names; the others are Adam's usual ones."""
+    given = {"learning_rate": 3e-4, "weight_decay": 0.03, "clip": 0.7, "layer_decay": 0.8}
+    tuning = TuningConfig(batch=8, epochs=1, warmup=0.25, **given).completed(TASKS["pawsx"], SMALL)
+    optimizer = settings("pawsx", tuning, SMALL, EngineConfig(kind="plain"), TrainConfig(), 1, 80, "").optimizer
+    assert asdict(optimizer) == given | {
+        "warmup_steps": 2, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "discriminator_rate": 1.0
+    }  # fmt: skip
 
 
 def test_the_published_grids() -> None:

@@ -2,12 +2,15 @@
 
 import itertools
 import json
+import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from xlme_ds.cli import parse
 from xlme_ds.config import EngineConfig, Training
+from xlme_ds.counting import count_parameters
 from xlme_ds.plan.__main__ import PlanSettings, main
 from xlme_ds.plan.layout import ParallelLayout
 from xlme_ds.plan.memory import peak
@@ -212,7 +215,13 @@ def test_the_command_takes_a_number_of_gpus(capsys: pytest.CaptureFixture[str]) 
         (["--gpu", "a999"], "--gpu a999 is not known: choose one of h200"),
         (["--dollars-per-hour", "0"], "--dollars-per-hour 0.0: it must be positive"),
         (["--budget", "500"], "--budget needs the price of a GPU: add --dollars-per-hour"),
+        (["--dollars-per-hour", "inf"], "--dollars-per-hour inf: it must be positive"),
         (["--budget", "0", "--dollars-per-hour", "1"], "--budget 0.0: it must be positive"),
+        (["--budget", "inf", "--dollars-per-hour", "1"], "--budget inf: it must be positive"),
+        (["--budget", "1e300", "--dollars-per-hour", "1e-300"], "--budget 1e+300 buys inf hours of a GPU: lower it"),
+        (["--budget", "1e-9", "--dollars-per-hour", "1"], "--budget 1e-09 does not buy a step"),
+        (["--gpu", "80,inf"], "--gpu 80,inf: memory and TFLOP/s must be positive"),
+        (["--gpu", "nan,100"], "--gpu nan,100: memory and TFLOP/s must be positive"),
         (["--utilisation", "1.5"], "--utilisation 1.5: it must be above 0"),
         (
             ["--engine.kind", "pipeline", "--engine.deepspeed", "pipe_zero1", "--gpus", "3"],
@@ -294,9 +303,20 @@ def test_what_a_budget_buys(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert cost["parameters"]["discriminator"] == model["parameters"]
     base = found["recipes"]["base"]
     assert base["share"] == pytest.approx(found["flops"] / plan(recipe("base"))["flops"]["standard"]["both"])
+    assert base["gpu_hours"] * base["share"] == pytest.approx(200)
     lines = printed(capsys, *words)
     assert lines[0].startswith("$500 buys 200 GPU-hours of h100-80g (1.04 days on 8 GPUs): a discriminator of 1.75G")
     assert "Hoffmann et al. (2022" in " ".join(lines)
+
+
+def test_a_budgets_settings_are_those_that_were_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """With the settings of the command line, and from a file."""
+    (path := tmp_path / "my run.toml").write_text('recipe = "base"\n[data]\nmono_rows = 64\n', encoding="utf-8")
+    given = ["--config", str(path), "--objective.name", "corrective", "--model.width=896"]
+    model = command(capsys, "--budget", "100", *given, "--dollars-per-hour=2")["model"]
+    run = parse("plan", PlanSettings, "", shlex.split(model["settings"])).run
+    assert (run.data.mono_rows, run.objective.name, run.train.steps) == (64, "corrective", model["steps"])
+    assert model["parameters"] == count_parameters(run)["discriminator"] and run.model.width == 64 * run.model.heads
 
 
 def test_a_budget_grows_the_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -551,6 +551,10 @@ def test_runs_without_records(tmp_path: Path) -> None:
         write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "c.html").read_text(encoding="utf-8")
     ).text
     assert "No run has logged an evaluation" in text and "No step has been logged" in text
+    for out, fault in (("a", "Is a directory"), ("none/c.html", "No such file or directory")):
+        with pytest.raises(OSError, match=fault) as raised:
+            write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / out)
+        assert raised.value.filename == str(tmp_path / out), "not a temporary name"
 
 
 @pytest.mark.parametrize(
@@ -559,6 +563,7 @@ def test_runs_without_records(tmp_path: Path) -> None:
         ([], "name one run with --run, or several with --runs"),
         (["--run", "a", "--runs", "a", "b"], "name one run with --run, or several with --runs"),
         (["--runs", "a"], "--runs names 1 of the runs to set side by side: name 2 to 8"),
+        (["--runs", "a", "b/../a"], "--runs names a run twice: name each once"),
         (["--runs", "a", "b"], "a is not a folder"),
     ],
 )

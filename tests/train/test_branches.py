@@ -35,7 +35,7 @@ from xlme_ds.data.shards import RowStore
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.evaluate.showcase import _data_of
 from xlme_ds.export.__main__ import export_run
-from xlme_ds.io.files import read_json
+from xlme_ds.io.files import read_json, write_json
 from xlme_ds.models import tiles
 from xlme_ds.plan.planner import plan
 from xlme_ds.train.records import audit_lines
@@ -180,12 +180,13 @@ def test_a_finished_run_is_made_longer(config: RunConfig, data: tuple[Path, Path
     (out / "finished.json").unlink()  # as if it had been stopped in its report, and then been made longer
     RunFolder(out).begin(longer(config, 10), {}, 1, {})
     assert not (out / "model/model.safetensors").exists(), "weights of step 8 are not the model of a run of 10 steps"
-    shutil.copy(stable / "config.json", out)
+    write_json(out / "config.json", read_json(stable / "config.json", dict) | {"started": "long ago"})
     pretrain(longer(config, 10), data, out)
     straight = pretrain(longer(config, 10), data, stable.with_name("straight"))
     assert weights(out) == weights(straight) and records(out) == records(straight)
     assert read_json(out / "finished.json", dict) == {"format": 1, "steps": 10}
-    assert from_json(RunConfig, read_json(out / "config.json", dict)["config"]).train.steps == 10
+    stored = read_json(out / "config.json", dict)
+    assert from_json(RunConfig, stored["config"]).train.steps == 10 and stored["started"] == "long ago"
 
 
 @pytest.mark.parametrize("steps", [6, 7])
@@ -196,7 +197,9 @@ def test_a_run_is_made_shorter_than_its_records(
     out = stable.with_name(f"shorter{steps}")
     shutil.copytree(stable, out)
     forget(out, 8)
+    (out / "dimensions.jsonl").write_text('{"step": 1, "layer_0": 3.0}\n{"step": 8, "layer_0": 3.0}\n')
     pretrain(longer(config, steps), data, out)
+    assert steps == 7 or (out / "dimensions.jsonl").read_text() == '{"step": 1, "layer_0": 3.0}\n'
     assert [line["step"] for line in records(out)] == list(range(1, steps + 1))
     assert records(out) == records(stable)[:steps]
     with pytest.raises(SharedError, match="the run is finished and stays as it is"):

@@ -508,14 +508,17 @@ def test_a_run_that_ended_before_its_first_checkpoint_was_whole_starts_anew(data
     folder = RunFolder(tmp_path / "run")
     (folder.path / "checkpoints" / "step_00000002.partial").mkdir(parents=True)
     recorded = "".join(f'{{"step": {step}}}\n' for step in range(1, 6))
-    (folder.path / "metrics.jsonl").write_text(recorded)
+    kinds = [f"{name}.jsonl" for name in ("metrics", "heldout", "heldout_languages", "dimensions", "faults")]
+    for kind in kinds:
+        (folder.path / kind).write_text(recorded)
     (folder.path / "metrics.jsonl.1").write_text("of the try before")
     assert train_here(data, config, folder, loader)
     (folder.path / "checkpoints" / "latest.json").stat()
     ours, theirs = ((path / "metrics.jsonl").read_text().splitlines() for path in (folder.path, tmp_path / "alone"))
     assert [json.loads(line)["loss"] for line in ours] == [json.loads(line)["loss"] for line in theirs]
     assert (folder.path / "metrics.jsonl.1").read_text() == "of the try before"
-    assert (folder.path / "metrics.jsonl.2").read_text() == recorded
+    aside = [folder.path / f"{kind}.{2 if kind == 'metrics.jsonl' else 1}" for kind in kinds]
+    assert [path.read_text() for path in aside] == [recorded] * len(kinds)
     for whole in (folder.path / "checkpoints").glob("step_*"):
         shutil.rmtree(whole)
     with pytest.raises(ValueError, match="has records but no usable checkpoint"):

@@ -55,13 +55,13 @@ def test_they_are_the_entropy_of_the_singular_values(tmp_path: Path, objective: 
 
 
 def test_a_collapse_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also where the run resumes after it was told."""
+    """Also where the run resumes before the collapse, and after it was told."""
     folder = write_data(tmp_path, rows=5)
     config = tiny({"kind": "plain"}, 8, steps=9)
     train = replace(config.train, eval_every=3)
     stats = StepStats({}, 1.0, 1e-3)
     engine = build_engine(config, *(Loader(folder, config.data, config.seed, 0.15) for _ in range(2)), None)
-    for steps in (range(1, 7), range(7, 10)):
+    for steps in (range(1, 4), range(4, 7), range(7, 10)):
         watching = Dimensions(tmp_path, engine, train, steps[0] - 1, 0, Console(9, 0, ()), None)
         for step in steps:
             if step > 3:  # all but one number of the last layer's states becomes the same for every token
@@ -79,3 +79,6 @@ def test_a_collapse_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [line["step"] for line in lines] == [1, 3, 6, 9] and lines[-1]["layer_3"] == 1.0
     events = EventAccumulator(str(tmp_path / "tensorboard/dimensions")).Reload().Scalars("layer_3")
     assert [(each.step, pytest.approx(each.value)) for each in events] == [(e["step"], e["layer_3"]) for e in lines]
+    (tmp_path / "dimensions.jsonl").write_text('{"step": 1}\n{"step": 3, "layer_0": null}\n')
+    with pytest.raises(ValueError, match=r"dimensions\.jsonl has no dimensions of step 3: restore or remove"):
+        Dimensions(tmp_path, engine, train, 9, 0, Console(9, 0, ()), None)

@@ -318,6 +318,9 @@ def test_another_runs_checkpoint_is_refused_and_kept(data: Path, copy: Path, tmp
     shutil.copytree(other / "checkpoints/step_00000006", stray)
     with pytest.raises(SharedError, match=r"step_00000006 was saved by another run: move it out of this folder"):
         again(data, copy)
+    for step in (None, 6):  # what evaluation, export, fine-tuning and branches read
+        with pytest.raises(ValueError, match="step_00000006 was saved by another run: move it out of this folder"):
+            complete_checkpoint(copy, step)
     stray.rename(copy / "checkpoints/step_00000001")
     assert again(data, copy, short(steps=8, keep_last=1, keep_every=0))
     assert sorted(path.name for path in (copy / "checkpoints").glob("step*")) == ["step_00000001", "step_00000008"]
@@ -408,11 +411,15 @@ def test_checkpoints_that_were_kept_for_good_are_named_before_they_go(
     assert again(data, out, dataclasses.replace(every, train=dataclasses.replace(every.train, steps=8), schedule=WSD))
     longer = dataclasses.replace(every, schedule=WSD)
     again(data, out, longer)
-    assert "train.keep_every" not in capsys.readouterr().out
-    seldom = dataclasses.replace(longer.train, keep_every=8, keep_last=2, steps=14)
+    said = capsys.readouterr().out
+    assert "train.keep_every" not in said and "train.eval_rows" not in said
+    seldom = dataclasses.replace(longer.train, keep_every=8, keep_last=2, steps=14, eval_rows=7)
     again(data, out, dataclasses.replace(longer, train=seldom))
     names = "step_00000002, step_00000004, step_00000006"
-    assert f"train.keep_every was 2 and is 8: the next save deletes {names}, copy" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"train.keep_every was 2 and is 8: the next save deletes {names}, copy" in said
+    rows = longer.train.eval_rows
+    assert f"train.eval_rows was {rows} and is 7: later held-out losses are of other rows" in said
 
 
 def test_a_step_has_one_record(data: Path, copy: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

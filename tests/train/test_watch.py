@@ -86,7 +86,7 @@ def test_records_by_formula(plain: Path, config: RunConfig) -> None:
         assert line["flops_per_s"] == pytest.approx(steps_a_second * flops_per_step(config, row_tokens))
         peak = line["flops_per_s"] / line["peak_fraction"]
         assert peak == pytest.approx(lines[0]["flops_per_s"] / lines[0]["peak_fraction"]) and 1e8 < peak < 1e15
-        assert 0 < line["data_wait"] < 1 and 0 < line["memory_gib"] <= most
+        assert 0 < line["data_wait"] < 1 and most / 20 < line["memory_gib"] <= most
 
 
 def test_tokens_are_those_that_were_read(folder: Path, config: RunConfig) -> None:

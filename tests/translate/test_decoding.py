@@ -104,7 +104,7 @@ def test_beam_one_is_greedy(changes: dict[str, object]) -> None:
     assert any(len(one) < limit for one, limit in zip(expected, limits, strict=True))
 
 
-@pytest.mark.parametrize(("beam", "penalty"), [(3, 1.0), (4, 0.3)])
+@pytest.mark.parametrize(("beam", "penalty"), [(3, 0.3), (4, 1.0)])
 def test_beams_are_those_of_a_sorted_list(beam: int, penalty: float) -> None:
     model = ending()
     expected = [best_of(model, source, beam, penalty) for source in SOURCES]

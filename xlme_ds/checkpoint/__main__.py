@@ -1,4 +1,4 @@
-"""Command line: `python -m xlme_ds.checkpoint list|check|convert|weights --run DIR`, for the checkpoints of a run that
+"""`xlme checkpoint list|check|convert|weights --run DIR`, for the checkpoints of a run that
 is not running; `average --model ...` for the means of models.
 
 Resuming needs none of it: every engine reads every checkpoint as it is.

@@ -66,7 +66,7 @@ class RunScores:
 
     @classmethod
     def read(cls, system: System, data: Path, tuning_seeds: Sequence[int]) -> Self:
-        """Read the scores from the run's folder, and the passes over the data from the manifests of `data_prep mix`."""
+        """Read the scores from the run's folder, and the passes over the data from the manifests of `xlme prep mix`."""
         trained, untrained = scores(system.model / SCORES, tuning_seeds)
         losses, by_language = heldout_losses(system.model / SCORES)
         tasks = {"mono": 0, "para": 0}

@@ -18,9 +18,9 @@ class CompareSettings:
     """Floating-point operations of a run, forward and backward, by the planner's count; every system has a run for
     each, with a learning rate that ends with it."""
     data_folder: Annotated[Path, tyro.conf.arg(name="data")]
-    """Folder that `data_prep mix` wrote."""
+    """Folder that `xlme prep mix` wrote."""
     heldout: Path
-    """Folder that `data_prep mix` wrote of text kept out of training, for losses; its pairs test retrieval."""
+    """Folder that `xlme prep mix` wrote of text kept out of training, for losses; its pairs test retrieval."""
     out: Path
     """Folder for runs, scores, tables and plot; give it again to continue."""
     rows: int = 4096

@@ -30,7 +30,7 @@ class Layout:
         return np.concatenate([[self.opening], *sides, [EOS]]).astype(np.int32)
 
 
-# By their names in `data_prep mix --layout` and `model.layout`; under xlm positions restart on the second side.
+# By their names in `xlme prep mix --layout` and `model.layout`; under xlm positions restart on the second side.
 LAYOUTS = {"xlme": Layout(BOS, (EOS,)), "xlm": Layout(EOS, (EOS, EOS))}
 
 

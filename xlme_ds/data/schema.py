@@ -5,10 +5,10 @@ imports; this one needs no library but pyarrow.
 
 Three kinds of shard exist, all uncompressed Arrow IPC files, so that reading is a memory map:
 
-* documents - written by `data_prep encode`, one record a document, its token ids ending in `</s>`. The values buffer of
+* documents - written by `xlme prep encode`, one record a document, its token ids ending in `</s>`. The values buffer of
   the column is therefore the language's token stream, and a training row is a slice of it.
-* pairs - written by `data_prep encode`, one record a translation pair, both sides without special tokens.
-* rows - written by `data_prep mix` in training order; what training reads.
+* pairs - written by `xlme prep encode`, one record a translation pair, both sides without special tokens.
+* rows - written by `xlme prep mix` in training order; what training reads.
 """
 
 import hashlib

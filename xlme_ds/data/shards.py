@@ -203,7 +203,7 @@ class RowStore:
         self.manifest: Manifest = read_manifest(self.folder)
         if self.manifest.stage != "mix":
             raise ValueError(
-                f"{folder} was written by the stage {self.manifest.stage}: name the folder that `data_prep mix` wrote"
+                f"{folder} was written by the stage {self.manifest.stage}: name the folder that `xlme prep mix` wrote"
             )
         self.row_tokens: int = self.manifest.settings["row_tokens"]
         self.rows = self.manifest.rows
@@ -280,7 +280,7 @@ class RowStore:
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise ValueError(
-                f"{self._path(number)} cannot be read ({why}): check the folder with `python -m data_prep verify`, "
+                f"{self._path(number)} cannot be read ({why}): check the folder with `xlme prep verify`, "
                 "restore the file or mix again"
             ) from None
 

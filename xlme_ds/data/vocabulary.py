@@ -44,7 +44,7 @@ class Vocabulary:
         self.path = path = Path(model) / MODEL_FILE if Path(model).is_dir() else Path(model)
         if not path.exists():
             raise ValueError(
-                f"{path} does not exist: make it with `python -m data_prep vocab`, or name a SentencePiece model file"
+                f"{path} does not exist: make it with `xlme prep vocab`, or name a SentencePiece model file"
             )
         try:
             self.processor = spm.SentencePieceProcessor(model_file=str(path))

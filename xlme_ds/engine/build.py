@@ -121,7 +121,7 @@ def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> L
 
 
 def _require_split(unseen: Loader, trained: Loader) -> None:
-    """Raise ValueError where held-out rows of `data_prep encode --split` are in training data, or evaluated rows were
+    """Raise ValueError where held-out rows of `xlme prep encode --split` are in training data, or evaluated rows were
     not held out; folders without a split pass."""
     for (task, store), (phase, folder) in product(
         unseen.stores.items(), zip(trained.phases, trained.folders, strict=True)

@@ -21,6 +21,7 @@ from torch.distributed import distributed_c10d
 
 from ..config import EngineConfig, TrainConfig
 from ..io.errors import in_words
+from ..run_commands import AGENT_STORE
 
 TORCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Below the range of ports that systems assign; two jobs that share a node get different ones.
@@ -41,10 +42,17 @@ def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
             raise ValueError(
                 f"RANK is set, {' and '.join(missing)} not: set all five as a launcher does, or unset RANK"
             )
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"):
+            if not environment[name].isdecimal():
+                raise ValueError(f"{name} is {environment[name]!r}: a launcher sets a number, else unset RANK")
         if int(environment["WORLD_SIZE"]) < tasks:
             raise ValueError(
                 f"srun started {tasks} processes, but WORLD_SIZE is {environment['WORLD_SIZE']}: unset RANK and "
                 "WORLD_SIZE, which srun's own variables replace"
+            )
+        if int(environment["RANK"]) >= int(environment["WORLD_SIZE"]):
+            raise ValueError(
+                f"RANK is {environment['RANK']}, and WORLD_SIZE {environment['WORLD_SIZE']}: ranks count from 0"
             )
         return {name: environment[name] for name in TORCH_VARIABLES}
     if tasks > 1:
@@ -148,6 +156,7 @@ def _printing_if_slow(message: str) -> Iterator[None]:
 
 
 def _alone() -> dict[str, str]:
+    os.environ.pop(AGENT_STORE, None)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

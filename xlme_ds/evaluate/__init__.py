@@ -1,5 +1,9 @@
 """Evaluation without fine-tuning: for every test of `xlme evaluate` a function that returns what the command writes as
-JSON. A model is the folder of a run, RUN@STEP for one of its checkpoints, or an export; several are a list.
+JSON. A model is the folder of a run, RUN@STEP for one of its checkpoints, or an export; several are a list. All raise
+ValueError for unsuitable models and data.
+
+`layer`: the one that tables quote, 0 for the embeddings; by default three quarters of the depth. Every layer is scored.
+`which`: the encoder of a run that has two. `random`: untrained models of the same shapes are scored, too.
 
 xlme.evaluate.pairs("runs/base", "heldout")["models"][0]["overall"]
 """

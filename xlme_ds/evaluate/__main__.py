@@ -1,4 +1,4 @@
-"""Command line: `python -m xlme_ds.evaluate tatoeba|pairs|align|losses|perplexity|words --model DIR --data DIR`.
+"""`xlme evaluate tatoeba|pairs|align|losses|perplexity|words --model DIR --data DIR`.
 
 Sentence retrieval and word alignment with the vectors of every layer, losses and perplexity on held-out text by
 language, and the words of the lookup table, for one model or several side by side.

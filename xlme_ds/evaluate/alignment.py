@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..cli import progress
 from ..data.schema import LAYOUTS
 from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import TextEncoder, Which
@@ -51,13 +52,10 @@ def align(
     which: Which | None = None,
     random: bool = False,
 ) -> dict[str, Any]:
-    """Word alignment, scored against the links in the folder `data`; returns what `xlme evaluate align` writes as JSON,
-    and its options mean the same.
-
-    Raises ValueError for unsuitable models and data.
-    """
+    """Word alignment, scored against links made by hand: `data` has folders named a-b, each with test.a, test.b and
+    alignv2.txt or align.txt. `apart`: the sentences of a pair are read as items of their own."""
     compared, gold = load_encoders(models, layer, random, which), read_gold(Path(data))
-    scored = [model.facts | score_tests(model.encoder, model.vocabulary, gold, apart) for model in compared]
+    scored = [model.facts | score_tests(model.encoder, model.vocabulary, gold, apart, model.name) for model in compared]
     reading = "each sentence read alone" if apart else "a pair read as one item"
     return {"test": "align", "reading": reading, "models": scored}
 
@@ -245,16 +243,19 @@ def _size(pair: tuple[Subwords, Subwords]) -> int:
 
 
 def score_tests(
-    model: TextEncoder, vocabulary: Vocabulary, gold: Mapping[str, list[GoldPair]], apart: bool
+    model: TextEncoder, vocabulary: Vocabulary, gold: Mapping[str, list[GoldPair]], apart: bool, name: str
 ) -> dict[str, Any]:
     """The scores of one model on every test and their means, and how many pairs had to be cut."""
-    tests = {name: align_test(model, vocabulary, test, apart, tuple(name.split("-", 1))) for name, test in gold.items()}
+    tests = {
+        pair: align_test(model, vocabulary, test, apart, tuple(pair.split("-", 1)))
+        for pair, test in progress(gold.items(), len(gold), "tests", name)
+    }
     cut = sum(test.pop("cut") for test in tests.values())
     return {
-        "overall": {name: np.mean([test[name] for test in tests.values()], axis=0).tolist() for name in _MEASURES},
+        "overall": {key: np.mean([test[key] for test in tests.values()], axis=0).tolist() for key in _MEASURES},
         "tests": tests,
         "cut": cut,
-        "pairs": {name: len(test) for name, test in gold.items()},
+        "pairs": {pair: len(test) for pair, test in gold.items()},
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..cli import progress
 from ..config import ObjectiveConfig
 from ..data.rows import TASKS
 from ..data.shards import RowStore
@@ -21,17 +22,14 @@ _AT_ONCE = 16  # rows
 
 
 def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, random: bool = False) -> dict[str, Any]:
-    """Losses on the first `rows` rows of each task of the folder `data`, as a whole and by language; returns what
-    `xlme evaluate losses` writes as JSON, and its options mean the same.
-
-    Raises ValueError for unsuitable models and data.
-    """
+    """Losses on the first `rows` rows of each task of the data folder `data`, as a whole and by language, with masks
+    drawn from `seed`."""
     folder = Path(data)
     tasks = [task for task, name in enumerate(TASKS) if (folder / name).is_dir()]
     if rows < 1:
         raise ValueError(f"--rows {rows} leaves nothing to read: it must be at least 1")
     if not tasks:
-        raise ValueError(f"{folder} has neither mono/ nor para/: name a data folder that `data_prep mix` wrote")
+        raise ValueError(f"{folder} has neither mono/ nor para/: name a data folder that `xlme prep mix` wrote")
     scored = []
     for model in load_predictors(models, random):
         stores = {task: RowStore(folder / TASKS[task], model.cfg.language_embeddings) for task in tasks}
@@ -56,7 +54,8 @@ def _losses(model: Predictor, stores: Mapping[int, RowStore], rows: int, seed: i
     for task, store in stores.items():
         objective.check_rows(store, "compare")
         collate = objective.batches(store, "compare")
-        for first in range(0, min(rows, store.rows), _AT_ONCE):
+        starts = range(0, min(rows, store.rows), _AT_ONCE)
+        for first in progress(starts, len(starts), f"batches of {TASKS[task]}", model.name):
             numbers = np.arange(first, min(first + _AT_ONCE, rows, store.rows))
             batch = collate([(task, store.read(numbers), numbers)], seed, fraction, 0).to(device)
             output = model.model(batch)

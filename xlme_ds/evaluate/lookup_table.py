@@ -71,11 +71,8 @@ class JudgedPairs(NamedTuple):
 
 
 def words(models: Models, data: Path | str, *, which: Which | None = None, random: bool = False) -> dict[str, Any]:
-    """Words and their translations in the lookup table, by the tests in the folder `data`; returns what `xlme evaluate
-    words` writes as JSON, and its options mean the same.
-
-    Raises ValueError for unsuitable models and data.
-    """
+    """Words and their translations in the lookup table: `data` has SemEval-2017's en-de.test.data.txt and
+    en-de.test.gold.txt, or dictionaries such as en-de.txt."""
     compared = load_encoders(models, None, random, which)
     judged, dictionaries = read_word_tests(Path(data))
     scored = []

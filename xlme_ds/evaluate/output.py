@@ -97,6 +97,8 @@ class CommonOptions:
             console = terminal(120)
             for table in tables:
                 table.show(console)
+            if self.out is not None:
+                print(self.out / f"{results['test']}.json")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..cli import progress
 from ..config import ObjectiveConfig
 from ..data.collate import collate
 from ..data.rows import TASKS, UNK, Rows
@@ -35,11 +36,9 @@ def perplexity(
     unigram: Path | str | None = None,
     random: bool = False,
 ) -> dict[str, Any]:
-    """Perplexity by language of the monolingual rows in the folder `data`; returns what `xlme evaluate perplexity`
-    writes as JSON, and its options mean the same.
-
-    Raises ValueError for unsuitable models and data.
-    """
+    """Perplexity by language of monolingual text: `data` is a data folder that holds mono/, of which `limit` rows of a
+    language are read (all), `passes` times with other masks drawn from `seed`. `unigram`: a data folder on which a
+    unigram model is counted, to compare with."""
     for name, value in (("passes", passes), ("limit", limit)):
         if value is not None and value < 1:
             raise ValueError(f"--{name} {value} leaves nothing to read: it must be at least 1")
@@ -53,7 +52,8 @@ def perplexity(
     counted = None if unigram is None else unigram_costs_by_language(open_text(Path(unigram)), store, limit)
     scored = []
     for model in predictors:
-        costs = mean_costs(model, open_text(Path(data), model.cfg.language_embeddings), seed, passes, limit)
+        text = open_text(Path(data), model.cfg.language_embeddings)
+        costs = mean_costs(model, text, seed, sum(rows.values()), passes, limit)
         description: dict[str, Any] = {"model": model.name, "folder": str(model.folder), "step": model.step}
         description |= {"term": model.objective.terms[0]} | trained_on(model, store)
         scored.append(description | perplexities(costs, tokens_per_character))
@@ -67,7 +67,7 @@ def open_text(folder: Path, languages: Sequence[str] = ()) -> RowStore:
     """The monolingual rows of a mixed data folder; `languages`: see `RowStore`. Raises ValueError where there are
     none, and for rows that hold sentences of several languages."""
     if not (folder / "mono").is_dir():
-        raise ValueError(f"{folder} has no mono/: name a data folder that `data_prep mix` wrote, with monolingual rows")
+        raise ValueError(f"{folder} has no mono/: name a data folder that `xlme prep mix` wrote, with monolingual rows")
     store = RowStore(folder / "mono", languages)
     if store.manifest.settings.get("sentences"):
         raise ValueError(
@@ -159,15 +159,16 @@ def require_readable(predictor: Predictor, store: RowStore) -> None:
 
 
 @torch.no_grad()
-def mean_costs(predictor: Predictor, store: RowStore, seed: int, passes: int = 1, limit: int | None = None) -> Costs:
-    """A model's costs of the first `limit` rows of a language; masks are a function of (seed, pass, row), the same for
-    all models."""
+def mean_costs(predictor: Predictor, store: RowStore, seed: int, total: int, passes: int, limit: int | None) -> Costs:
+    """A model's costs of the first `limit` rows of a language, `total` rows in all; masks are a function of (seed,
+    pass, row), the same for all models."""
     totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
     device = next(predictor.model.parameters()).device
     # The share that is masked is the same for every model, whatever it was trained with, but for those that predict
     # every token.
     fraction = 1.0 if predictor.objective.mask_fraction == 1.0 else ObjectiveConfig().mask_fraction
-    for language, rows, records in rows_by_language(store, limit):
+    batches = rows_by_language(store, limit)
+    for language, rows, records in progress(batches, total, "rows", predictor.name, lambda item: len(item[2])):
         for number in range(passes):  # a further pass has row numbers of its own, as in training
             batch = collate([(TASKS.index("mono"), rows, records + number * store.rows)], seed, fraction).to(device)
             sums = predictor.objective.sums(predictor.model(batch), batch)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..cli import progress
 from ..data.schema import EOS, LAYOUTS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
@@ -53,11 +54,8 @@ _PAIR_FILE = re.compile(rf"(.*\.)?({PIVOT}-(?P<after>[^.]+)|(?P<before>[^.]+)-{P
 def tatoeba(
     models: Models, data: Path | str, *, layer: int | None = None, which: Which | None = None, random: bool = False
 ) -> dict[str, Any]:
-    """Sentence retrieval on the Tatoeba test set in the folder `data`; returns what `xlme evaluate tatoeba` writes as
-    JSON, and its options mean the same.
-
-    Raises ValueError for unsuitable models and data.
-    """
+    """Sentence retrieval on the Tatoeba test set: `data` has LASER's files, tatoeba.xxx-eng.xxx and
+    tatoeba.xxx-eng.eng."""
     compared, text = load_encoders(models, layer, random, which), read_tatoeba(Path(data))
     scored = []
     for model in compared:
@@ -66,7 +64,7 @@ def tatoeba(
             language: ([encode(line) for line in ours], [encode(line) for line in theirs])
             for language, (ours, theirs) in text.items()
         }
-        scored.append(model.facts | retrieval_scores(model.encoder, groups))
+        scored.append(model.facts | retrieval_scores(model.encoder, groups, model.name))
     return {"test": "tatoeba", "models": scored}
 
 
@@ -79,7 +77,8 @@ def pairs(
     which: Which | None = None,
     random: bool = False,
 ) -> dict[str, Any]:
-    """Sentence retrieval on translation pairs kept out of training: `xlme evaluate pairs`."""
+    """Sentence retrieval on translation pairs kept out of training: `data` is a data folder that holds para/, or has
+    line-aligned text, X.en-de.en with X.en-de.de or en-de.txt.zip; `limit` pairs of a language are read."""
     if limit < 1:
         raise ValueError(f"--limit {limit} leaves no pair: it must be at least 1")
     scored = []
@@ -90,7 +89,8 @@ def pairs(
             raise ValueError(f"{data} has no language with {SMALLEST} pairs or more: an accuracy needs candidates")
         few = {code: len(a) for code, (a, _) in every.items() if code not in groups}
         note_of_training = trained_on(model, RowStore(Path(data) / "para")) if (Path(data) / "para").is_dir() else {}
-        scored.append(model.facts | note_of_training | retrieval_scores(model.encoder, groups) | {"too_few": few})
+        scores = retrieval_scores(model.encoder, groups, model.name)
+        scored.append(model.facts | note_of_training | scores | {"too_few": few})
     return {"test": "pairs", "models": scored}
 
 
@@ -247,14 +247,14 @@ def accuracies(ours: np.ndarray, theirs: np.ndarray, block: int = 1024) -> tuple
     return float((forward == own).mean()), float((backward == own).mean())
 
 
-def retrieve(model: TextEncoder, groups: Groups, centred: bool = False) -> dict[str, Any]:
-    """Accuracies by layer, by language and averaged over the languages.
+def retrieve(model: TextEncoder, groups: Groups, centred: bool = False, name: str = "") -> dict[str, Any]:
+    """Accuracies by layer, by language and averaged over the languages; lines of progress begin with `name`.
 
     `centred` adds those of centred vectors, and `dimensions`, in how many dimensions these vary (`effective_rank`).
     """
     vectors = (
         (language, sentence_vectors(model, [*a, *b], languages=[PIVOT] * len(a) + [language] * len(b)))
-        for language, (a, b) in groups.items()
+        for language, (a, b) in progress(groups.items(), len(groups), "languages", name)
     )
     return ranked(vectors, centred)
 
@@ -285,9 +285,9 @@ def mean_over(languages: Mapping[str, Mapping[str, Sequence[float]]], chosen: Se
     }
 
 
-def retrieval_scores(model: TextEncoder, groups: Groups) -> dict[str, Any]:
+def retrieval_scores(model: TextEncoder, groups: Groups, name: str) -> dict[str, Any]:
     """Accuracies of one model with those over the papers' sets of languages, and how many sentences had to be cut."""
-    scores = retrieve(model, groups, centred=True)
+    scores = retrieve(model, groups, True, name)
     longest = model.cfg.max_positions - 2
     cut = sum(len(sentence) > longest for group in groups.values() for side in group for sentence in side)
     there = {name: [code for code in codes if code in groups] for name, codes in SETS.items()}

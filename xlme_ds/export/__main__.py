@@ -1,4 +1,4 @@
-"""Command line: `python -m xlme_ds.export --run DIR --to DIR` writes a trained model as a Hugging Face folder.
+"""`xlme export --run DIR --to DIR` writes a trained model as a Hugging Face folder.
 
 `--from-hf DIR` in place of `--run` takes XLM-R, as Hugging Face stores it. Commands that read a run folder read such a
 folder too.

@@ -16,8 +16,9 @@ def run(
     seed: int = 1,
     **tuning: Any,
 ) -> dict[str, Any] | None:
-    """Fine-tune `model` on the `task` in the folders `data`, and return the scores of every language, which `out` has
-    as scores.json; None where a signal stopped it. `tuning`: settings such as learning_rate (`xlme finetune --help`).
+    """Fine-tune `model` (a run, RUN@STEP, or an export) on the `task` in the folders `data`, which hold XTREME's files,
+    and return the scores of every language, which `out` has as scores.json; None where a signal stopped it. `tuning`:
+    settings such as learning_rate=3e-5 (`xlme finetune --help`); the others are the published ones.
 
     A second call resumes. Raises ValueError for a mistake in the settings or the data.
     """

@@ -167,7 +167,13 @@ def settings(
             model=replace(model, compile="none"),  # every batch has a length of its own
             data=DataConfig(tuning.batch, 0, tuning.micro_batch),
             optimizer=OptimizerConfig(
-                tuning.learning_rate, warmup, 0.9, 0.999, 1e-8, tuning.weight_decay, tuning.clip, tuning.layer_decay
+                learning_rate=tuning.learning_rate,
+                warmup_steps=warmup,
+                beta2=0.999,
+                epsilon=1e-8,
+                weight_decay=tuning.weight_decay,
+                clip=tuning.clip,
+                layer_decay=tuning.layer_decay,
             ),
             engine=engine,
             train=replace(train, steps=steps),

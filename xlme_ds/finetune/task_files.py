@@ -267,7 +267,7 @@ def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
         identity = entry.get("id") if isinstance(entry, dict) else entry
         raise ValueError(f"{path}, question {identity}: not in SQuAD's format: {error!r}") from None
     for text, start in question.answers:
-        if context[start : start + len(text)] != text:
+        if start < 0 or context[start : start + len(text)] != text:
             raise ValueError(f"{path}, question {question.id}: its context does not read {text!r} at character {start}")
     return question
 

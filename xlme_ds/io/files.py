@@ -5,8 +5,10 @@ import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,13 +33,12 @@ def replacing(path: Path, flush: bool = True) -> Iterator[IO[bytes]]:
             file.flush()
             if flush:
                 os.fsync(file.fileno())
-        try:
-            os.replace(temporary, path)
-        except OSError as error:  # `path` is a folder, say
-            raise OSError(error.errno, error.strerror, str(path)) from None
-    except BaseException:
+        os.replace(temporary, path)
+    except BaseException as error:
         with suppress(OSError):
             temporary.unlink()
+        if isinstance(error, OSError) and error.filename == str(temporary):
+            raise OSError(error.errno, error.strerror, str(path)) from None
         raise
 
 
@@ -120,7 +121,7 @@ def _checksum(value: Mapping[str, Any], context: str) -> str:
 def read_json(path: Path, kind: type) -> Any:
     """The value of a JSON file that holds a `kind`. Raises ValueError in one sentence for any other content."""
     try:
-        value = json.loads(path.read_bytes().decode("utf-8"))
+        value = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=partial(_unique, path))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} line {error.lineno} is not JSON ({error.msg}): restore or remove the file") from None
     except UnicodeDecodeError:
@@ -132,6 +133,14 @@ def read_json(path: Path, kind: type) -> Any:
             f"{path} holds a JSON {type(value).__name__}, not a {kind.__name__}: restore the file or remove it"
         )
     return value
+
+
+def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of `pairs`. Raises ValueError for a name that it has twice, of which Python keeps the last."""
+    names = Counter(name for name, _ in pairs)
+    if len(names) < len(pairs):
+        raise ValueError(f"{path} has {max(names, key=names.__getitem__)} twice in one object: remove one")
+    return dict(pairs)
 
 
 def file_sha256(path: Path) -> str:

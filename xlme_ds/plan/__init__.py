@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 def run(
     config: "RunConfig", gpus: int | None = None, gpu: str = "a100-80g", utilisation: float = 0.4, layouts: int = 4
 ) -> dict[str, Any]:
-    """The plan that `xlme plan --json` prints: the cost of `config` on GPUs, and the fastest `layouts`."""
+    """The plan that `xlme plan --json` prints: the cost of `config` on `gpus` GPUs (by default the fewest that hold a
+    copy of the model), and the fastest `layouts`.
+
+    `gpu`: h200, h100, a100, a100-40g, v100, a10, or "memory in GiB,bf16 TFLOP/s". `utilisation`: share of the peak that
+    arithmetic reaches. Among the keys: `days`, `gpu_hours`, `tokens_per_s`, `memory_per_gpu_gib`, `fits`, `parameters`
+    and `flops` of `config` as it is; `layouts`, a list of dictionaries with the same keys, each with the `settings`
+    that choose it.
+    """
     from .planner import plan  # it loads torch
     from .speed import gpu_of
 

@@ -2,13 +2,15 @@
 figures behind them; with `--budget` the model that an amount of money buys."""
 
 import json
+import math
+import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 import tyro
 
-from ..cli import fail, parse, program
+from ..cli import fail, parse, program, without
 from ..config import RunConfig
 from .budget import bought
 from .planner import plan
@@ -54,7 +56,9 @@ def main(arguments: list[str] | None = None) -> None:
         gpu = gpu_of(settings.gpu)
         if settings.budget is not None:
             assert settings.dollars_per_hour is not None
-            result = bought(settings.run, settings.budget, settings.dollars_per_hour, gpu, settings.utilisation)
+            own = (f"--{field.name.replace('_', '-')}" for field in fields(PlanSettings))
+            money = settings.budget, settings.dollars_per_hour
+            result = bought(settings.run, shlex.join(without(words, *own)), *money, gpu, settings.utilisation)
         else:
             listed = settings.layouts if settings.json else _ALL
             result = plan(settings.run, settings.gpus, gpu, settings.utilisation, listed)
@@ -76,9 +80,9 @@ def _check(settings: PlanSettings) -> None:
         raise ValueError(f"--layouts {settings.layouts}: it must be at least 1")
     if not 0 < settings.utilisation <= 1:
         raise ValueError(f"--utilisation {settings.utilisation}: it must be above 0 and at most 1")
-    if price is not None and not price > 0:
+    if price is not None and not 0 < price < math.inf:
         raise ValueError(f"--dollars-per-hour {price}: it must be positive")
-    if budget is not None and not budget > 0:
+    if budget is not None and not 0 < budget < math.inf:
         raise ValueError(f"--budget {budget}: it must be positive")
     if budget is not None and price is None:
         raise ValueError("--budget needs the price of a GPU: add --dollars-per-hour")

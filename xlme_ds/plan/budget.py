@@ -22,16 +22,22 @@ _HEAD = 64  # width of a head in all of XLM-E's sizes
 _HEADS = range(4, 65)  # of the models that are considered
 
 
-def bought(run: RunConfig, dollars: float, dollars_per_hour: float, gpu: GPU, utilisation: float) -> dict[str, Any]:
-    """The model that `dollars` buy, in the shapes of XLM-E with the data and the vocabulary of `run`, and the share of
-    each published recipe."""
+def bought(
+    run: RunConfig, flags: str, dollars: float, dollars_per_hour: float, gpu: GPU, utilisation: float
+) -> dict[str, Any]:
+    """The model that `dollars` buy, in the shapes of XLM-E with the data and the vocabulary of `run`, which `flags`
+    give, and the share of each published recipe. Raises ValueError when they do not buy a step."""
     gpu = computing_in(gpu, run.engine.precision)
     gpu_hours = dollars / dollars_per_hour
     flops = gpu_hours * 3600 * gpu.tflops * 1e12 * utilisation
+    if not flops < math.inf:
+        raise ValueError(f"--budget {dollars:g} buys {gpu_hours:g} hours of a GPU: lower it")
     # The larger the model, the fewer tokens a parameter.
     first = bisect_left(_HEADS, True, key=lambda heads: _ratio(_shaped(run, heads, flops)) <= TOKENS_A_PARAMETER)
     sizes = [_shaped(run, _HEADS[place], flops) for place in (first - 1, first) if 0 <= place < len(_HEADS)]
     model = min(sizes, key=lambda size: abs(math.log(_ratio(size) / TOKENS_A_PARAMETER)))
+    if not model["steps"]:
+        raise ValueError(f"--budget {dollars:g} does not buy a step of the smallest model: raise it")
     return {
         "dollars": dollars,
         "gpu_hours": gpu_hours,
@@ -39,7 +45,7 @@ def bought(run: RunConfig, dollars: float, dollars_per_hour: float, gpu: GPU, ut
         "flops": flops,
         "utilisation": utilisation,
         "rule": RULE,
-        "model": model,
+        "model": model | {"settings": f"{flags} {model['settings']}"},
         "recipes": {name: _share(RECIPES[name], gpu_hours, flops) for name in _PUBLISHED},
     }
 
@@ -73,7 +79,7 @@ def _shaped(run: RunConfig, heads: int, flops: float) -> dict[str, Any]:
         "layer_parameters": counts[main] - counts["embedding"],
         "tokens": steps * int(sum(run.data.mean_rows)) * row_tokens,
         "steps": steps,
-        "settings": f"--recipe {run.name} {' '.join(options)}",
+        "settings": " ".join(options),
     }
 
 

@@ -35,6 +35,7 @@ sent during
 | ZeRO-3 | all of compute |
 """
 
+import math
 from dataclasses import dataclass
 
 from ..config import RunConfig
@@ -103,7 +104,7 @@ def gpu_of(text: str) -> GPU:
     except ValueError:
         names = ", ".join(GPUS)
         raise ValueError(f'--gpu {text} is not known: choose one of {names}, or give "memory_gib,tflops"') from None
-    if memory <= 0 or tflops <= 0:
+    if not (0 < memory < math.inf and 0 < tflops < math.inf):
         raise ValueError(f"--gpu {text}: memory and TFLOP/s must be positive")
     return GPU(text, memory, tflops)
 

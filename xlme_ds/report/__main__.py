@@ -1,4 +1,4 @@
-"""Command line: `xlme report --run DIR` writes `DIR/report.html`, during training from its newest checkpoint;
+"""`xlme report --run DIR` writes `DIR/report.html`, during training from its newest checkpoint;
 `--runs DIR DIR ...` a page of several runs, `xtreme --runs DIR … --out DIR` the XTREME tables."""
 
 import os

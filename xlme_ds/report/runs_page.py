@@ -21,6 +21,8 @@ def write_comparison(runs: Sequence[Path], out: Path) -> Path:
     most = len(figures.RUNS)
     if not 2 <= len(runs) <= most:
         raise ValueError(f"--runs names {len(runs)} of the runs to set side by side: name 2 to {most}")
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise ValueError("--runs names a run twice: name each once")
     files = dict(zip(_names(runs), map(RunFiles, runs), strict=True))
     page = checked("a file of the runs", lambda: _page_of(files))
     with replacing(out) as file:

@@ -171,8 +171,14 @@ class Dimensions(Callback):
         self.warned = False
         if console is not None:
             self.logs = (MetricsLog(run, "dimensions", start, tracker),)
-            for line in self.logs[0].path.read_bytes().splitlines():
-                self._warning(json.loads(line))  # of before a resume
+            for line in self.logs[0].path.read_bytes().splitlines():  # of before a resume
+                values = json.loads(line)
+                if not all(isinstance(value, int | float) for value in values.values()):
+                    raise ValueError(
+                        f"{self.logs[0].path} has no dimensions of step {values['step']}: restore or remove that line"
+                    )
+                if len(values) > 1:  # none where they were not finite
+                    self._warning(values)
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
@@ -388,7 +394,7 @@ class Guard(Callback):
             self.fault = (
                 f"{self.in_a_row} steps in a row, up to step {done}, were left out, the last for its {reason}; its "
                 f"rows are {'; '.join(rows)}, those of the others are in faults.jsonl: look at them with "
-                "`python -m data_prep show`, or start a run with a lower optimizer.learning_rate"
+                "`xlme prep show`, or start a run with a lower optimizer.learning_rate"
             )
 
 

@@ -260,7 +260,7 @@ class Console:
         return "  ".join(f"{name} {values[name]:.3f}" for name in self.terms if name in values)
 
 
-# Which rows every step read, for `python -m xlme_ds.audit`.
+# Which rows every step read, for `xlme audit`.
 #
 # `attempts.jsonl` there has a line for every start of the run, {`start`: steps done by then, `world`}; its number is
 # the attempt. `rank_RRRRR.jsonl` has a line a step, {`attempt`, `step`, `rows`: {task: [[first row, CRC-32 of the

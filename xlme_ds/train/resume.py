@@ -38,7 +38,7 @@ def resume(
     run = broadcast(on_all_ranks(lambda: folder.identity(config, newest, saved)))
     tolerance = PROBE_TOLERANCE[resolve_precision(config.engine)]
     if newest is not None:
-        on_all_ranks(lambda: _warn_of_deletions(config.train, folder, checkpoints) if engine.rank == 0 else None)
+        on_all_ranks(lambda: _warn_of_changes(config.train, folder, checkpoints) if engine.rank == 0 else None)
         return checkpoints.load(engine, newest, read(saved["step"]), tolerance), saved
     on_all_ranks(lambda: _begin_anew(config, folder, checkpoints, bool(complaints)) if engine.rank == 0 else None)
     if isinstance(config, RunConfig) and config.start.take == "state":
@@ -64,8 +64,16 @@ def _require_records(config: Training, folder: RunFolder, checkpoints: Checkpoin
         raise ValueError(f"{folder.path} has records but no usable checkpoint: restore one, or choose another --out")
 
 
-def _warn_of_deletions(config: TrainConfig, folder: RunFolder, checkpoints: Checkpoints) -> None:
-    """Name the checkpoints that were to be kept for good and that the next save deletes."""
+def _warn_of_changes(config: TrainConfig, folder: RunFolder, checkpoints: Checkpoints) -> None:
+    """Report another number of held-out rows, and name the checkpoints that were to be kept for good and that the next
+    save deletes."""
+    rows = int(folder.last_started_with("eval_rows", config.eval_rows))
+    if rows != config.eval_rows:
+        print(
+            f"{folder.path}: train.eval_rows was {rows} and is {config.eval_rows}: later held-out losses are "
+            "of other rows",
+            flush=True,
+        )
     before, now = int(folder.last_started_with("keep_every", 0)), config.keep_every
     gone = [
         checkpoint.name

@@ -43,7 +43,7 @@ _MAY_CHANGE = (
 )
 _MUST_STAY = ("engine.precision",)
 FINISHED = "finished.json"  # written last
-RECORDS = ("metrics", "heldout", "heldout_languages", "faults")
+RECORDS = ("metrics", "heldout", "heldout_languages", "dimensions", "faults")
 _PACKAGES = ("torch", "deepspeed", "sentencepiece", "pyarrow", "numpy", "numba")
 
 

@@ -111,7 +111,7 @@ def _load_ours(folder: Path) -> tuple[TextEncoder, Vocabulary]:
         (SENTENCEPIECE_FILE, (folder / SENTENCEPIECE_FILE).exists()),
     ):
         if not exists:
-            raise ValueError(f"{folder} has no {name}: copy it from the folder that `python -m xlme_ds.export` wrote")
+            raise ValueError(f"{folder} has no {name}: copy it from the folder that `xlme export` wrote")
     state = read_model(folder / WEIGHTS_FILE)
     state = without_prefix(state, PREFIX) if PREFIX + EMBEDDING in state else state
     try:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..checkpoint.state_files import WEIGHTS, StateReader, fault_of, state_files
+from ..checkpoint.state_files import WEIGHTS, StateReader, fault_of, read_state, state_files
 from ..cli import note
 from ..config import ModelConfig, ObjectiveConfig
 from ..data.vocabulary import MODEL_FILE, Vocabulary
@@ -16,7 +16,7 @@ from ..io.files import replacing, to_disk
 from ..models.electra import block_sizes
 from ..models.text_encoder import TextEncoder, Which, encoder_of, take_encoder
 from ..objectives import objective_of
-from .settings import RunSettings, mismatch, read_config, read_settings, read_vocabulary, without_prefix
+from .settings import CONFIG_FILE, RunSettings, mismatch, read_config, read_settings, read_vocabulary, without_prefix
 from .weights import WEIGHTS_FILE, read_weights, save_weights
 
 MODEL_FOLDER = "model"  # in a run folder: the vocabulary, and after the last step the weights, in float32
@@ -129,6 +129,7 @@ def complete_checkpoint(run: Path, step: int | None = None) -> Path:
         if step is None or saved_step(folder) == step:
             fault = fault_of(folder)
             if fault is None:
+                _require_own(folder, run)
                 return folder
             if checkpoints_of(run) != checkpoints:
                 return complete_checkpoint(run, step)
@@ -143,6 +144,13 @@ def complete_checkpoint(run: Path, step: int | None = None) -> Path:
         f"{run} has no complete checkpoint of step {step}: "
         + (f"it has those of step {names}" if names else "it has none at all, wait for its first")
     )
+
+
+def _require_own(checkpoint: Path, run: Path) -> None:
+    """Raise ValueError for a checkpoint that another run saved."""
+    identity = read_config(run).get("run") if (run / CONFIG_FILE).exists() else None
+    if identity not in (None, read_state(checkpoint).get("run")):
+        raise ValueError(f"{checkpoint} was saved by another run: move it out of this folder")
 
 
 def read_checkpoint(folder: Path, settings: RunSettings) -> dict[str, Tensor]:

@@ -11,7 +11,10 @@ def lines(
     model: Path | str, text: Sequence[str], source: str, target: str, beam: int = 4, length_penalty: float = 1.0
 ) -> list[str]:
     """The lines `text` translated from the language `source` into `target`, by a model trained for objective.name mt.
-    Raises ValueError for another model or an unknown code of a language."""
+
+    `beam`: hypotheses that are followed; 1 takes the likeliest token each time. `length_penalty`: above 1 prefers
+    longer translations. Raises ValueError for another model or an unknown code of a language.
+    """
     from .text import load_translator, translate_lines
 
     translator = load_translator(Path(model))

@@ -1,4 +1,4 @@
-"""Command line: `xlme translate --model RUN --source FILE --from CODE --to CODE --out FILE` translates line by line."""
+"""`xlme translate --model RUN --source FILE --from CODE --to CODE --out FILE` translates line by line."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ class TranslateSettings:
     out: Path | None = None
     """File to write, a line for each of the source."""
     pairs: Path | None = None
-    """In place of --out, a folder of pairs that `data_prep encode --para` reads: back-translation. The same command
+    """In place of --out, a folder of pairs that `xlme prep encode --para` reads: back-translation. The same command
     resumes after a stop."""
     beam: int = 4
     """Hypotheses of a sentence at a time; 1 takes the most likely token each time, and is fastest."""
@@ -42,7 +42,7 @@ class TranslateSettings:
     reference: Path | None = None
     """A human translation, line by line: prints BLEU and chrF."""
     trained_on: tuple[Path, ...] = ()
-    """Folders that `data_prep mix` wrote: prints how many lines of source and --reference are in them."""
+    """Folders that `xlme prep mix` wrote: prints how many lines of source and --reference are in them."""
 
 
 def main(arguments: list[str] | None = None) -> None:

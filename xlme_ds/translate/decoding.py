@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from ..cli import progress
 from ..data.rows import EOS, LAYOUTS, PAD
 from .model import TranslationModel
 from .sides import Side
@@ -42,7 +43,8 @@ def translate(
     translations: list[list[int]] = [[] for _ in sources]
     order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
     most = max(_LOGITS // (model.cfg.vocabulary * beam), 1)
-    for numbers in _batches(order, sources, beam, most):
+    batches = _batches(order, sources, beam, most)
+    for numbers in progress(batches, len(sources), "sentences", amount=len):
         limits = [min(longest_translation(len(sources[number])), model.cfg.max_positions) for number in numbers]
         searches = [Search(limit, beam, length_penalty) for limit in limits]
         _search(model, [sources[number] for number in numbers], languages, searches)

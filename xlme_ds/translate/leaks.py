@@ -19,7 +19,7 @@ def seen_lines(
     folders: Sequence[Path], sides: Sequence[Sequence[np.ndarray]], vocabulary: Vocabulary
 ) -> list[set[int]]:
     """Numbers of the lines of every side of a test set (token ids) that are a side of a pair, or a sentence, in
-    `folders` that `data_prep mix` wrote. All their rows are read.
+    `folders` that `xlme prep mix` wrote. All their rows are read.
 
     Raises ValueError for rows of another vocabulary, and where there are no pairs and no sentences.
     """

@@ -1,4 +1,4 @@
-"""Offline back-translation: a file of text becomes pairs that `data_prep encode --para` reads, each line next to its
+"""Offline back-translation: a file of text becomes pairs that `xlme prep encode --para` reads, each line next to its
 translation.
 
 FOLDER/back_<to>.a-b.a, .b               the pairs, once complete

@@ -1,0 +1,121 @@
+"""Remove near duplicates among the documents of each language, by datatrove's MinHash (the extra `minhash`).
+
+    OUT/mono/<lang>.jsonl.gz    the documents that stay, for `encode --mono OUT/mono`
+
+A language is one task: its documents are read twice, for their signatures and to be written.
+"""
+
+import contextlib
+import gzip
+import io
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import version
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from data_prep.filters.clean import Counts, doubts
+from data_prep.parallel import on_root, run_tasks
+from data_prep.progress import say, warn
+from data_prep.readers import Input, documents, find_documents
+from data_prep.store import Stage, new_file
+from xlme_ds.io.folders import make_folder
+
+_NO_SPACES = ("ja", "km", "lo", "my", "my_zaw", "th", "zh-Hans", "zh-Hant")  # their characters are taken as words
+
+
+@dataclass(frozen=True)
+class MinhashConfig:
+    """Remove documents that differ little from another one of their language, with datatrove's MinHash: 14 buckets of 8
+    hashes of 5 words, so documents that share about three quarters of those count as near duplicates."""
+
+    mono: Path
+    """Folder of <lang>.txt[.xz|.gz|.bz2|.zst] (a paragraph per line, an empty line between documents), <lang>.jsonl[…]
+    or <lang>.parquet (a document per record, its text in the field `text`)."""
+    out: Path
+    """Folder to write: mono/<lang>.jsonl.gz."""
+    processes: int = 1
+    """Worker processes on this machine, each for one language at a time; under MPI the ranks work instead."""
+
+
+def run(config: MinhashConfig) -> None:
+    """Write the languages that are not written yet. Raises ValueError where datatrove is missing, or for bad input."""
+    stage, languages = on_root(lambda: _plan(config))
+    with stage.open():
+        stage.finished(config.processes)
+        sizes = [sum(source.size for source in inputs) for _, inputs in languages]
+        results = run_tasks(partial(_write, stage), languages, sizes, config.processes, "minhash")
+        on_root(lambda: shutil.rmtree(stage.folder / "work", ignore_errors=True))
+    for (name, _), result in zip(languages, results, strict=True):
+        on_root(partial(say, f"{name}: {result['documents']:,} documents, {result['removed']:,} of them removed"))
+
+
+def _plan(config: MinhashConfig) -> tuple[Stage, list[tuple[str, list[Input]]]]:
+    try:
+        import datatrove.pipeline.dedup  # noqa: F401
+    except ImportError as error:
+        raise ValueError(f"minhash needs the package datatrove ({error}): pip install 'xlme-ds[minhash]'") from None
+    sources = find_documents(config.mono)
+    for path in (path for source in sources for path in source.paths):
+        if path.pipe:
+            raise ValueError(f"{path} is a named pipe, but documents are read twice: store it as a file")
+    languages = [(name, list(inputs)) for name, inputs in groupby(sources, lambda source: source.name)]
+    settings = {"datatrove": version("datatrove"), "inputs": [[source.name, source.files] for source in sources]}
+    return Stage(config.out, "minhash", settings), languages
+
+
+def _write(stage: Stage, language: tuple[str, Sequence[Input]]) -> dict[str, Any]:
+    """Write the documents of one language that stay; the result has their numbers."""
+    name, inputs = language
+    result = stage.task_result(name)
+    if result is None:
+        work, counts = stage.folder / "work" / name, Counts("documents")
+        shutil.rmtree(work, ignore_errors=True)
+        make_folder(work)
+        path, written = stage.folder / "mono" / f"{name}.jsonl.gz", 0
+        with new_file(path) as file, gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
+            for text in _without_near_duplicates(name, inputs, work, counts):
+                packed.write(json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n")
+                written += 1
+        for doubt in doubts(counts.paragraphs_in, counts.repaired):
+            warn(f"{' and '.join(str(source.paths[0]) for source in inputs)}: {doubt}")
+        shard = asdict(file.shard(path, stage.folder))
+        result = {"files": [shard], "documents": counts.units_in, "removed": counts.units_in - written}
+        stage.finish_task(name, result)
+        shutil.rmtree(work)
+    return result
+
+
+def _without_near_duplicates(language: str, inputs: Sequence[Input], work: Path, counts: Counts) -> Iterator[str]:
+    """The documents that stay, one of each cluster, in their order; `counts` is of all that were read."""
+    from datatrove.data import Document
+    from datatrove.pipeline.dedup import minhash
+    from datatrove.utils.hashing import HashConfig
+    from datatrove.utils.word_tokenizers import WhitespaceTokenizer
+    from loguru import logger
+
+    logger.disable("datatrove")
+
+    class Words(WhitespaceTokenizer):
+        def word_tokenize(self, text: str) -> list[str]:
+            return list("".join(text.split())) if language in _NO_SPACES else text.split()
+
+    def texts(counted: Counts) -> Iterator[Document]:
+        for source in inputs:
+            for number, paragraphs in enumerate(documents(source, counted)):
+                yield Document("\n".join(paragraphs), str(number))
+
+    signatures, buckets, remove = (str(work / part) for part in ("signatures", "buckets", "remove"))
+    settings = minhash.MinhashConfig(hash_config=HashConfig(hash_fc="sha1"))
+    minhash.MinhashDedupSignature(signatures, settings, Words())(texts(Counts("documents")))
+    for bucket in range(settings.num_buckets):
+        finder = minhash.MinhashDedupBuckets(signatures, buckets, config=settings)
+        finder(None, bucket, settings.num_buckets)
+    with contextlib.redirect_stderr(io.StringIO()):  # the bar of tqdm
+        minhash.MinhashDedupCluster(buckets, remove, settings)(None)
+    for document in minhash.MinhashDedupFilter(remove)(texts(counts)):
+        yield document.text

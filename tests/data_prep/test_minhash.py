@@ -1,0 +1,96 @@
+"""Near duplicates: which documents datatrove's MinHash removes, from the files that `encode` reads to such files."""
+
+import gzip
+import importlib.util
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.minhash import MinhashConfig, run
+from xlme_ds.data.schema import read_manifest
+
+needs_datatrove = pytest.mark.skipif(
+    importlib.util.find_spec("datatrove") is None, reason="datatrove is missing: pip install 'xlme-ds[minhash]'"
+)
+Prep = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def original(words: str, length: int, seed: int) -> list[str]:
+    """Words of a document that shares hardly five in a row with any of another seed."""
+    return [str(word) for word in np.random.default_rng(seed).choice(words.split(), length)]
+
+
+GERMAN = "alle menschen sind frei und gleich an würde rechten geboren sie vernunft gewissen begabt sollen einander"
+CHINESE = " ".join("人人生而自由在尊严和权利上一律平等他们赋有理性良心并应以兄弟关系的精神相对待")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Twenty documents a language; every one has a copy with one word changed, and German's are of two paragraphs."""
+    (tmp_path / "mono").mkdir()
+    german, chinese = [], []
+    for seed in range(20):
+        words = original(GERMAN, 120, seed)
+        german += ["\n".join([" ".join(words[:60]), " ".join([*words[60:], ending])]) for ending in ("eins", "zwei")]
+        characters = "".join(original(CHINESE, 200, seed))
+        chinese += [characters, characters[:-1] + "无"]
+    (tmp_path / "mono/de.txt").write_text("\n\n".join(german) + "\n", encoding="utf-8")
+    with gzip.open(tmp_path / "mono/zh-Hans.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps({"text": text, "id": number}) + "\n" for number, text in enumerate(chinese))
+    return tmp_path / "mono"
+
+
+def texts(path: Path) -> list[str]:
+    """The documents in a file of the stage."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [json.loads(line)["text"] for line in file]
+
+
+@needs_datatrove
+def test_one_of_each_pair_of_near_duplicates_stays(corpus: Path, tmp_path: Path, vocab: Path, data_prep: Prep) -> None:
+    """`encode` reads what is left; the bytes do not depend on the number of processes."""
+    out = tmp_path / "out"
+    done = data_prep("minhash", "--mono", corpus, "--out", out, "--processes", 2)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "de: 40 documents, 20 of them removed",
+        "zh-Hans: 40 documents, 20 of them removed",
+    ]
+    german = texts(out / "mono/de.jsonl.gz")
+    assert {text.rpartition(" ")[0] for text in german} == {
+        text.rpartition(" ")[0] for text in (corpus / "de.txt").read_text(encoding="utf-8").split("\n\n")
+    }
+    assert len(german) == len(texts(out / "mono/zh-Hans.jsonl.gz")) == 20
+    assert not (out / "work").exists()
+    run(MinhashConfig(corpus, tmp_path / "alone"))
+    for name in ("de", "zh-Hans"):
+        path = f"mono/{name}.jsonl.gz"
+        assert (out / path).read_bytes() == (tmp_path / "alone" / path).read_bytes()
+    done = data_prep("encode", "--mono", out / "mono", "--vocab", vocab, "--out", tmp_path / "encoded")
+    assert done.returncode == 0, done.stderr
+    counts = read_manifest(tmp_path / "encoded/mono").counts["by_language"]
+    assert (counts["de"]["documents"], counts["de"]["paragraphs"], counts["zh-Hans"]["documents"]) == (20, 40, 20)
+
+
+@needs_datatrove
+def test_a_damaged_file_is_written_again(corpus: Path, tmp_path: Path) -> None:
+    config = MinhashConfig(corpus, tmp_path / "out")
+    run(config)
+    path = config.out / "mono/de.jsonl.gz"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    other = (config.out / "mono/zh-Hans.jsonl.gz").stat().st_mtime_ns
+    run(config)
+    assert path.read_bytes() == whole and (config.out / "mono/zh-Hans.jsonl.gz").stat().st_mtime_ns == other
+
+
+@pytest.mark.skipif(importlib.util.find_spec("datatrove") is not None, reason="datatrove is there")
+def test_without_datatrove_a_sentence_says_how_to_get_it(corpus: Path, tmp_path: Path, data_prep: Prep) -> None:
+    done = data_prep("minhash", "--mono", corpus, "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert "minhash needs the package datatrove" in done.stderr and "pip install 'xlme-ds[minhash]'" in done.stderr
+    assert not (tmp_path / "out").exists()
