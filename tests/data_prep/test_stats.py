@@ -118,9 +118,12 @@ def test_page_and_table(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_the_page_is_written_whoever_reads_the_tables(prepared: Path, tmp_path: Path) -> None:
-    with open("/dev/full", "wb", buffering=0) as full, redirect_stdout(io.TextIOWrapper(full, write_through=True)):
-        with pytest.raises(OSError, match="No space left"):
-            run(config(prepared, tmp_path))
+    with (
+        open("/dev/full", "wb", buffering=0) as full,
+        redirect_stdout(io.TextIOWrapper(full, write_through=True)),
+        pytest.raises(OSError, match="No space left"),
+    ):
+        run(config(prepared, tmp_path))
     assert (tmp_path / "stats.html").exists()
 
 
