@@ -37,6 +37,12 @@ SMALL = ModelConfig(
     head_chunk=5,
 )
 
+# ModernBERT's body: the first and the third layer are global, the others see 4 tokens on each side.
+MODERN = dict(
+    body="modern", norm="pre", embedding_norm=True, absolute_positions=False, relative_bias="none", local_window=8,
+    global_every=2,
+)  # fmt: skip
+
 
 def lively(module: Module, seed: int = 0, std: float = 0.3) -> Module:
     """Fill every parameter with N(0, std²), LayerNorm weights around 1: nothing is zero or alike by chance."""

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
+from transformers import ModernBertConfig
 
 from data_prep.mix.mix import MixConfig
 from tests.small import SMALL, lively, model
@@ -20,6 +21,7 @@ from xlme_ds.finetune.settings import TuningConfig, grid, settings
 from xlme_ds.objectives import objective_of
 from xlme_ds.recipes import RECIPES, ernie_m, recipe
 from xlme_ds.train.schedule import learning_rate
+from xlme_ds.trained.modernbert import modernbert_config
 
 # XLM-E, Tables 8 (generator) and 9 (discriminator). "250K" is XLM-R's vocabulary, 250,002 with `<mask>`; "500K" is
 # 2^19.
@@ -45,7 +47,7 @@ SETTLED = {
 ALL = dict(
     max_positions=512, absolute_positions=True, layout="xlme", language_embeddings=(), dropout=0.0,
     attention_dropout=0.0,
-    embedding_norm=False, decoder="xlm", decoder_layers=0,
+    embedding_norm=False, decoder="xlm", decoder_layers=0, body="xlme",
     norm_epsilon=1e-5, relative_bias="gated", embedding_sharing="tied", masked_head="dense",
     init_std=0.02,
 )  # fmt: skip
@@ -178,8 +180,11 @@ EXPECTED: dict[str, dict[str, Any]] = {
     ),
 }
 ENGINES = {"zero1": ("deepspeed", 1), "zero2": ("deepspeed", 2), "zero3": ("deepspeed", 3), "pipe": ("pipeline", 1)}
-# These change speed and memory, not the curve.
-FREE = ("vocabulary_blocks", "kernels", "compile", "head_chunk", "activation_checkpointing")
+# These change speed and memory, not the curve; or only ModernBERT's body reads them.
+FREE = (
+    *("vocabulary_blocks", "kernels", "compile", "head_chunk", "activation_checkpointing"),
+    *("local_window", "global_every", "rotary_base", "local_rotary_base"),
+)
 NOT_READ = (
     "generator_layers",
     "relative_buckets",
@@ -210,7 +215,8 @@ def stated(run: RunConfig) -> dict[str, Any]:
 
 
 def test_every_recipe_is_stated() -> None:
-    assert EXPECTED.keys() == RECIPES.keys() - {"quickstart"}  # whose settings were chosen by trial
+    others = {"quickstart", *MODERN}  # chosen by trial; see below
+    assert EXPECTED.keys() == RECIPES.keys() - others
     assert all(run.name == name for name, run in RECIPES.items())
 
 
@@ -227,6 +233,22 @@ def test_a_recipe_is_its_papers_tables(name: str) -> None:
     assert run.engine.deepspeed == "auto" if name in ("base", "large", "xl") else zero_stage(run.engine) == stage
     assert run.seed == 1
     assert not run.start.folder or name.startswith("continue_xlmr"), "which would be something else without it"
+
+
+MODERN = ("modern_base", "modern_base_mlm")
+
+
+@pytest.mark.parametrize("name", MODERN)
+def test_modern_base_is_modernbert_base(name: str) -> None:
+    """The size and shape that transformers has as ModernBERT's defaults, next to another vocabulary."""
+    run, theirs = recipe(name), ModernBertConfig()
+    ours, config = modernbert_config(run.model), theirs.to_dict()
+    assert {key: value for key, value in ours.items() if config.get(key, value) != value}.keys() <= {
+        "vocab_size",
+        *("cls_token_id", "sep_token_id"),
+    }
+    assert 3 * run.model.generator_layers <= run.model.discriminator_layers + 2
+    assert run.objective.name == ("mlm" if name.endswith("mlm") else "electra")
 
 
 SCHEDULES = {

@@ -33,6 +33,7 @@ Factor = Annotated[float, Range("be above 0, up to 1", lambda value: 0 < value <
 Buckets = Annotated[
     int, Range("be even and at least 4 (half for each direction)", lambda value: value >= 4 and value % 2 == 0)
 ]
+Window = Annotated[int, Range("be even and at least 2", lambda value: value >= 2 and value % 2 == 0)]
 Stages = Annotated[int, Range("be at least 2, or use engine.kind deepspeed", lambda value: value >= 2)]
 
 
@@ -82,6 +83,19 @@ class ModelConfig:
     """Rows of the learned absolute position table; also the longest item."""
     absolute_positions: bool = True
     """Add a learned position embedding to every token; off: only the relative bias shows the order."""
+    body: Literal["xlme", "modern"] = "xlme"
+    """xlme: the layers of XLM-R and XLM-E; modern: those of ModernBERT, with rotary positions, GeGLU, local and global
+    attention, and no biases. It has only one `norm`, `relative_bias` and the like: start from a recipe `modern_*`."""
+    local_window: Window = 128
+    """modern: tokens that a position sees in a local layer, half of them on each side of it."""
+    global_every: Count = 3
+    """modern: attention is global in every layer whose number, from 0, is a multiple of this, and local in the
+    others."""
+    rotary_base: Positive = 160_000.0
+    """modern: base of the rotary positions in global layers; raise it before training on longer rows (ModernBERT:
+    10,000 at rows of 1,024)."""
+    local_rotary_base: Positive = 10_000.0
+    """modern: base of the rotary positions in local layers."""
     layout: Literal["xlme", "xlm"] = "xlme"
     """Special tokens around the two sides of an item; must be the `--layout` that the data were mixed with."""
     language_embeddings: tuple[str, ...] = ()
@@ -135,6 +149,11 @@ class ModelConfig:
     """Vocabulary entries whose logits are computed at a time; lower it if the softmax runs out of memory."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: far less memory for about a third more computing."""
+
+    @property
+    def biases(self) -> bool:
+        """Whether linear maps and norms have a bias, the output layers of heads aside."""
+        return self.body == "xlme"
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,9 @@ from .trained.settings import read_config, read_settings, read_vocabulary
 from .trained.weights import read_weights
 
 _MAY_DIFFER = ("discriminator_layers", "init_std", "layout", "language_embeddings")
-# Settings of a model that must be those of the one that it starts from.
-SHAPE = [name for name in EXPORTED_SETTINGS if name not in _MAY_DIFFER]
+# Settings of a model that must be those of the one that it starts from; its rotary base may be raised.
+_BODY = ("body", "local_window", "global_every", "local_rotary_base")
+SHAPE = [*_BODY, *(name for name in EXPORTED_SETTINGS if name not in _MAY_DIFFER)]
 _BY_TOKEN = ("embedding_", "difference_", "masked_head.bias", "token_head.bias")  # parameters with a row for every id
 
 
@@ -272,7 +273,8 @@ def _check_start(folder: Path, there: ModelConfig, config: RunConfig, its: Vocab
         )
     for name in SHAPE:
         setting, ours = getattr(there, name), getattr(here, name)
-        if setting != ours and not (there.relative_bias == "none" and name.startswith("relative_")):
+        table = {"max_positions": there.absolute_positions}.get(name, True)  # without one they are a bound of the data
+        if setting != ours and table and not (there.relative_bias == "none" and name.startswith("relative_")):
             raise ValueError(f"{model} has {name} {setting}, model.{name} is {ours}: set it to the same")
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from .config import EngineConfig, RunConfig, Training
 from .data.order import phases, plan_step
 from .engine_file import check_engine_file, choose_engine, deepspeed_settings
+from .models.layers import layer_class
 from .models.tiles import HEAD_SIZES
 from .objectives import objective_of
 
@@ -78,6 +79,7 @@ def _check_model(config: Training) -> None:
             f"model.vocabulary {model.vocabulary} does not split into model.vocabulary_blocks "
             f"{model.vocabulary_blocks}: use {-(-model.vocabulary // block)}"
         )
+    layer_class(model).check(model)
     if model.kernels == "triton" and head_size not in HEAD_SIZES:
         sizes = f"heads of size 16, 32, 64 or 128, model.width / model.heads is {head_size}"
         raise ValueError(f"model.kernels triton takes {sizes}: set it to auto")

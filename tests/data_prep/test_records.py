@@ -516,8 +516,12 @@ def described(folder: Path, name: str) -> list[Input]:
     return corpus_inputs(read_corpora([str(folder / "guide.toml")], [f"{name}={folder / name}"])[0])
 
 
-def test_what_datatrove_writes_through_the_description_of_the_guide(tmp_path: Path) -> None:
-    """Files in the shape of its JsonlWriter: a file a task, and metadata in an object of their own."""
+def test_files_that_datatrove_wrote(tmp_path: Path) -> None:
+    """In the shape of its JsonlWriter: a file a task, and metadata in an object of their own."""
+    (tmp_path / "corpus.toml").write_text(
+        'name = "deduplicated"\nformat = "jsonl"\nfiles = "{lang}/*.jsonl.gz"\nlanguages = "any"\n'
+    )
+    place = f"deduplicated={tmp_path / 'deduplicated'}"
     for code in ("de", "sw"):
         (tmp_path / "deduplicated" / code).mkdir(parents=True)
         for task in range(2):
@@ -531,9 +535,8 @@ def test_what_datatrove_writes_through_the_description_of_the_guide(tmp_path: Pa
             ]
             lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows).encode()
             (tmp_path / "deduplicated" / code / f"{task:05d}.jsonl.gz").write_bytes(gzip.compress(lines))
-    found = [
-        (source.name, list(documents(source, Counts("documents")))) for source in described(tmp_path, "deduplicated")
-    ]
+    sources = corpus_inputs(read_corpora([str(tmp_path / "corpus.toml")], [place])[0])
+    found = [(source.name, list(documents(source, Counts("documents")))) for source in sources]
     assert found == [
         (code, [[f"{code} {task}", f"line {i}"] for i in range(3)]) for code in ("de", "sw") for task in range(2)
     ]

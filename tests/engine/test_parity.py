@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from tests.engine.worker import STEPS, tiny
 from tests.launch import run_ranks
 from tests.rows import write_data
+from tests.small import MODERN
 from xlme_ds.data.loader import Loader
 from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
@@ -52,6 +53,8 @@ MT = dict(objective="mt", language_embeddings=("fr", "en", "de"), dropout=0.1, a
 INTERLEAVED = dict(objective="mt", language_embeddings=("fr", "en", "de"), decoder="interleaved", vocabulary_blocks=3)
 # Denoising ends in the middle of the run.
 SENTENCES = dict(denoising=("0:1", "2:0"), back_translation=("0:0.5", "4:1"), **MT)
+# ModernBERT's body in both networks: the second layer is local.
+MODERN_BODY = dict(**MODERN, embedding_sharing="gdes", vocabulary_blocks=3, dropout=0.1)
 BF16 = dict(precision="bf16")
 NOTHING_STAYS = dict(deepspeed="zero3_cpu")  # small parameters are gathered as large ones are
 DUAL = dict(pipeline_schedule="dualpipev")
@@ -75,7 +78,7 @@ def pipe(
     return dict(engine=common | (engine or {}), micro_batch=micro_batch, **settings)
 
 
-# By number of processes; the first sixteen are the references.
+# By number of processes; the first seventeen are the references.
 CASES: dict[int, dict[str, dict[str, object]]] = {
     1: {
         "plain": plain(),
@@ -91,6 +94,7 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "plain, rates": plain(**RATES),
         "plain, all tokens": plain(**ALL_TOKENS),
         "plain, corrective": plain(**CORRECTIVE),
+        "plain, modern": plain(**MODERN_BODY),
         "plain, MT": plain(**MT),
         "plain, interleaved": plain(**INTERLEAVED),
         "plain, sentences": plain(**SENTENCES),
@@ -127,6 +131,8 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "zero3 on 2, all tokens": zero(3, 2, **ALL_TOKENS),
         "bf16 zero1 on 2, all tokens": zero(1, 2, BF16, **ALL_TOKENS),
         "zero3 on 2, corrective": zero(3, 2, **CORRECTIVE),
+        "zero3 on 2, modern, compiled, checkpointing": zero(3, 2, compile="layers", **MODERN_BODY, **CHECKPOINTING),
+        "bf16 zero1 on 2, modern": zero(1, 2, BF16, **MODERN_BODY),
         "zero3 on 2, XLM, checkpointing": zero(3, 2, **XLM, **CHECKPOINTING),
         "zero1 on 2, MT": zero(1, 2, **MT),
         "zero3 on 2, MT, checkpointing": zero(3, 2, **MT, **CHECKPOINTING),
@@ -153,6 +159,7 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "pipeline of 2, all tokens": pipe(2, 2, **ALL_TOKENS),
         "dualpipev of 2, all tokens": pipe(2, 2, DUAL, **ALL_TOKENS),
         "pipeline of 2, corrective": pipe(2, 2, **CORRECTIVE),
+        "pipeline of 2, modern": pipe(2, 2, **MODERN_BODY),
         "pipeline of 2, XLM": pipe(2, 2, **XLM),
         "dualpipev of 2, MLM": pipe(2, 2, DUAL, **MLM),
         "dualpipev of 2, XLM": pipe(2, 2, DUAL, **XLM),
@@ -192,6 +199,7 @@ def reference(name: str) -> str:
         "rates",
         "all tokens",
         "corrective",
+        "modern",
         "MT",
         "interleaved",
         "sentences",

@@ -33,6 +33,7 @@ from transformers import (
 import xlme_ds as xlme
 from tests.evaluate.folders import write_run
 from tests.launch import ROOT, environment
+from tests.small import MODERN
 from xlme_ds.checkpoint import __main__ as checkpoint
 from xlme_ds.checkpoint.state_files import COMPLETE, STATE
 from xlme_ds.config import ModelConfig
@@ -175,10 +176,10 @@ def test_a_long_sentence_is_cut_to_the_longest_item(exported: Path) -> None:
     assert model.encode("kalo " * 200).shape == (32,)
 
 
-@pytest.mark.parametrize("bias", ["gated", "none"])
+@pytest.mark.parametrize("shape", ["xlme", "xlm_roberta", "modernbert"])
 @pytest.mark.parametrize("task", ["ner", "xnli", "xquad"])
-def test_a_fine_tuned_run(tmp_path: Path, task: str, bias: str) -> None:
-    """With transformers' own classes where there is no relative bias."""
+def test_a_fine_tuned_run(tmp_path: Path, task: str, shape: str) -> None:
+    """With transformers' own classes where it has some."""
     from xlme_ds.finetune.objective import TaskModel
 
     auto: Any = {
@@ -186,7 +187,8 @@ def test_a_fine_tuned_run(tmp_path: Path, task: str, bias: str) -> None:
         "xnli": AutoModelForSequenceClassification,
         "xquad": AutoModelForQuestionAnswering,
     }[task]
-    run = write_run(tmp_path / "run", relative_bias=bias)
+    settings: dict[str, Any] = {"xlm_roberta": {"relative_bias": "none"}, "modernbert": MODERN}.get(shape, {})
+    run = write_run(tmp_path / "run", **settings)
     cfg, kind, labels = load_run(run).model, TASKS[task].kind, TASKS[task].labels
     ours = TaskModel(cfg, kind, len(labels) or 2).eval()
     initialise(ours, seed=3, std=0.1)
@@ -207,8 +209,8 @@ def test_a_fine_tuned_run(tmp_path: Path, task: str, bias: str) -> None:
     assert "| language | f1 | em |\n|---|---|---|\n| de | 61.2 | 50.0 |\n" in card
     of = "training examples held out" if task == "ner" else "dev sets"
     assert f"Scores on {of}, which settings are chosen on (en, fr): f1 71.2, em 60.0. One of 9 settings.\n" in card
-    theirs = auto.from_pretrained(tmp_path / "out", **({"trust_remote_code": True} if bias == "gated" else {}))
-    assert type(theirs).__module__.startswith("transformers.models.xlm_roberta") == (bias == "none")
+    theirs = auto.from_pretrained(tmp_path / "out", trust_remote_code=shape == "xlme")
+    assert type(theirs).__module__.startswith(f"transformers.models.{shape}") == (shape != "xlme")
     hidden, inside = ours.encoder(TOKENS, *one_item_a_row(TOKENS)), TOKENS != 1
     found, expected = theirs(TOKENS, inside.long()), ours.head(hidden[:, 0] if task == "xnli" else hidden)
     logits = torch.stack([found.start_logits, found.end_logits], -1) if kind == "span" else found.logits

@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoModelForQuestionAnswering
 
 import xlme_ds as xlme
 from tests.evaluate.folders import write_run
-from tests.small import lively
+from tests.small import MODERN, lively
 from xlme_ds.export import onnx_model
 from xlme_ds.export.__main__ import main
 from xlme_ds.finetune.downstream_tasks import TASKS
@@ -59,9 +59,10 @@ def test_languages_and_positions_that_restart(tmp_path: Path) -> None:
     compare(tmp_path / "x", AutoModel, ("last_hidden_state",), language_ids=torch.tensor([1, 0, 1]))
 
 
-def test_the_head_of_a_task(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", [{"relative_bias": "none"}, MODERN], ids=["xlm-roberta", "modernbert"])
+def test_the_head_of_a_task(tmp_path: Path, shape: dict[str, Any]) -> None:
     """Of a native model."""
-    run, tuned = write_run(tmp_path / "run", relative_bias="none"), tmp_path / "tuned"
+    run, tuned = write_run(tmp_path / "run", **shape), tmp_path / "tuned"
     settings = json.loads((run / "config.json").read_text())
     tuning = {"train_languages": ["en"], "batch": 8, "epochs": 1, "dropout": 0.1, "layer_decay": 1.0}
     settings["config"] |= {"task": "xquad", "tuning": tuning}

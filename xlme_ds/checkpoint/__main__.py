@@ -22,7 +22,7 @@ from ..data.vocabulary import MODEL_FILE
 from ..folders import at_step, checkpoints_of, is_checkpoint_name, saved_step
 from ..io.errors import in_words
 from ..io.folders import made_whole
-from ..trained.exports import DIFFERENCE, DIFFERENCE_FILE, GENERATOR_FOLDER, SENTENCEPIECE_FILE, embedding_name
+from ..trained.exports import DIFFERENCE, DIFFERENCE_FILE, GENERATOR_FOLDER, embedding_name
 from ..trained.runs import (
     MODEL_FOLDER,
     TrainedRun,
@@ -32,7 +32,7 @@ from ..trained.runs import (
     read_checkpoint,
     write_model,
 )
-from ..trained.settings import CONFIG_FILE, read_config, read_settings, read_vocabulary
+from ..trained.settings import CONFIG_FILE, SENTENCEPIECE_FILE, read_config, read_settings, read_vocabulary
 from ..trained.weights import WEIGHTS_FILE, read_weights, save_weights
 from .checkpoints import seal
 from .state_files import StateReader, StateWriter, fault_of, merge_state, read_state, state_file, state_files

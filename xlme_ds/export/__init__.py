@@ -21,8 +21,8 @@ def run(
     onnx: bool = False,
 ) -> Path:
     """Write the model of a run (of one of its checkpoints: RUN@STEP) as the folder `to`, and return that; one encoder
-    alone with `which`, cut after `layer` if it is given. `model_type`: by default `xlm-roberta` for a model of XLM-R's
-    shape, else `xlme`. `onnx`: write model.onnx too.
+    alone with `which`, cut after `layer` if it is given. `model_type`: by default `xlm-roberta` or `modernbert` for
+    a model of that shape, else `xlme`. `onnx`: write model.onnx too.
 
     Raises ValueError when the folder holds no model, and when `to` exists.
     """

@@ -15,8 +15,10 @@ from ..finetune.downstream_tasks import TASKS, Kind
 from ..folders import at_step
 from ..models.text_encoder import TextEncoder, Which
 from ..objectives import objective_of
+from ..trained.native import FORMATS
 from ..trained.runs import load_run, main_encoder
-from ..trained.xlm_roberta import XLM_ROBERTA, other_than_xlm_roberta, read_xlm_roberta, read_xlm_roberta_heads
+from ..trained.settings import MODEL_TYPE
+from ..trained.xlm_roberta import read_xlm_roberta, read_xlm_roberta_heads
 from .card import render_card, run_card
 from .exported_folder import write_folder
 from .exported_model import Architecture, Exported, ModelType
@@ -47,9 +49,9 @@ class ExportSettings:
     which: Which | None = None
     """This encoder of `--run` alone, without a head; by default the whole model."""
     model_type: ModelType | None = None
-    """`xlm-roberta` loads everywhere without code of ours; `xlme` has its code in the folder (trust_remote_code). By
-    default `xlm-roberta` for every model of XLM-R's shape: post-LN, learned positions, no relative bias, no
-    languages."""
+    """`xlm-roberta` and `modernbert` load everywhere without code of ours; `xlme` has its code in the folder
+    (trust_remote_code). By default `xlm-roberta` for every model of XLM-R's shape: post-LN, learned positions, no
+    relative bias, no languages; `modernbert` for model.body modern."""
     onnx: bool = False
     """Write model.onnx too: the last hidden states, after fine-tuning the logits. Needs onnx and onnxscript."""
 
@@ -103,16 +105,22 @@ def export_run(
 
 
 def _form(model: Exported, model_type: ModelType | None, onnx: bool) -> ModelType:
-    """`model_type`, by default XLM-R's for a model of its shape.
+    """`model_type`, by default one that transformers has a class for, if the model has its shape.
 
-    Raises ValueError where that is XLM-R's and the shape is another, and where `onnx` cannot be written.
+    Raises ValueError for a form that cannot hold the model, and where `onnx` cannot be written.
     """
     if onnx:
         require_onnx(model)
-    differs = model.whole.has if model.whole else other_than_xlm_roberta(model.encoder.cfg)
-    if model_type == XLM_ROBERTA and differs:
-        raise ValueError(f"the model has {differs}, which XLM-R does not have: leave out --model-type {XLM_ROBERTA}")
-    return model_type or ("xlme" if differs else "xlm-roberta")
+    cfg, leave_out = model.encoder.cfg, f"leave out --model-type {model_type}"
+    differing = {name: model.whole.has if model.whole else native.differs(cfg) for name, native in FORMATS.items()}
+    if model_type in FORMATS and differing[model_type]:
+        lacks = f"{differing[model_type]}, which {FORMATS[model_type].model} does not have"
+        raise ValueError(f"the model has {lacks}: {leave_out}")
+    if model_type == MODEL_TYPE and cfg.body != "xlme":
+        raise ValueError(f"the model has body {cfg.body}, which our classes do not have: {leave_out}")
+    if model_type is not None:
+        return model_type
+    return next((cast(ModelType, name) for name, lacks in differing.items() if not lacks), "xlme")
 
 
 def export_xlm_roberta(

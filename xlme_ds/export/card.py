@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from ..models.text_encoder import Which
 from ..report.files import RunFiles, read_optional
-from ..trained.xlm_roberta import XLM_ROBERTA
+from ..trained.native import FORMATS
 from .exported_model import Exported, ModelType
 
 _TASKS = {"mono": "monolingual text", "para": "translation pairs"}
@@ -33,14 +33,14 @@ def render_card(
 ) -> str:
     """The card of a model called `name`, with a `generator` or without; `about` is Markdown that follows its first
     lines."""
-    encoder, native = model.encoder, model_type == XLM_ROBERTA
+    encoder, native = model.encoder, FORMATS.get(model_type)
     return _render(
         "card.md.jinja",
         name=name,
         cfg=encoder.cfg,
         parameters=sum(parameter.numel() for parameter in encoder.parameters()),
         auto_class=Markup(_auto_class(model)),
-        native=native,
+        native=native.model if native else "",
         trust=Markup("" if native else ", trust_remote_code=True"),
         further=model.whole.config(encoder.cfg) if model.whole else {},
         about=Markup(about.strip()),

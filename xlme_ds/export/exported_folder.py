@@ -21,15 +21,9 @@ from ..trained.exports import (
     WHICH,
     export_state,
 )
-from ..trained.settings import CONFIG_FILE, MODEL_TYPE
-from ..trained.weights import WEIGHTS_FILE, save_weights
-from ..trained.xlm_roberta import (
-    REPLACED_HEAD_FILE,
-    SENTENCEPIECE_FILE,
-    XLM_ROBERTA,
-    xlm_roberta_config,
-    xlm_roberta_state,
-)
+from ..trained.native import FORMATS, NativeFormat
+from ..trained.settings import CONFIG_FILE, MODEL_TYPE, SENTENCEPIECE_FILE
+from ..trained.weights import REPLACED_HEAD_FILE, WEIGHTS_FILE, save_weights
 from .exported_model import Exported, ModelType
 from .onnx_model import write_onnx
 from .tokenizer import tokenizer_files
@@ -82,7 +76,8 @@ def _write_one(folder: Path, model: Exported, vocabulary: Vocabulary, model_type
     for name, content in tokenizer_files(vocabulary, cfg.max_positions, layout).items():
         write_json(folder / name, content)
     shutil.copyfile(vocabulary.path, folder / SENTENCEPIECE_FILE)
-    config, state = (_as_xlm_roberta if model_type == XLM_ROBERTA else _as_xlme)(folder, model)
+    native = FORMATS.get(model_type)
+    config, state = _as_native(folder, model, native) if native else _as_xlme(folder, model)
     write_json(folder / CONFIG_FILE, _common(model) | config | {"vocabulary_sha256": vocabulary.sha256})
     _write_state(state, folder / WEIGHTS_FILE)
 
@@ -96,14 +91,14 @@ def _as_xlme(folder: Path, model: Exported) -> tuple[dict[str, Any], dict[str, T
     return _config(model), export_state(model.encoder) | _head(model)
 
 
-def _as_xlm_roberta(folder: Path, model: Exported) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Settings and parameters for transformers' XLM-R; a discriminator's head goes into a file of its own."""
+def _as_native(folder: Path, model: Exported, native: NativeFormat) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Settings and parameters for a class of transformers; a discriminator's head goes into a file of its own."""
     ending, head = model.architecture.removeprefix("XLME"), _head(model)
     if ending == "ForPreTraining":
         _write_state(head, folder / REPLACED_HEAD_FILE)
         ending = "Model"
-    config = xlm_roberta_config(model.encoder.cfg) | {"architectures": [f"XLMRoberta{ending}"]}
-    return config, xlm_roberta_state(model.encoder, ending, head)
+    config = native.config(model.encoder.cfg) | {"architectures": [f"{native.classes}{ending}"]}
+    return config, native.state(model.encoder, ending, head)
 
 
 def _head(model: Exported) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from ..models.text_encoder import TextEncoder, Which
 from ..trained.exports import WholeModel
 from ..translate.exports import TRANSLATION_MODEL
 
-ModelType = Literal["xlme", "xlm-roberta"]
+ModelType = Literal["xlme", "xlm-roberta", "modernbert"]
 Architecture = Literal[
     "XLMEModel",
     "XLMEForPreTraining",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.schema import BOS, EOS, UNK
-from ..trained.xlm_roberta import XLM_ROBERTA
+from ..trained.native import FORMATS
 from .exported_model import Architecture, Exported, ModelType
 
 ONNX_FILE = "model.onnx"
@@ -81,9 +81,9 @@ def _loaded(folder: Path, model: Exported, model_type: ModelType) -> nn.Module:
     """The model in `folder`, without its head where that is one of pre-training."""
     import transformers
 
-    if model_type == XLM_ROBERTA:
+    if native := FORMATS.get(model_type):
         ending = model.architecture.removeprefix("XLME").replace("ForPreTraining", "Model")
-        kind = getattr(transformers, f"XLMRoberta{ending}")
+        kind = getattr(transformers, native.classes + ending)
     else:
         from .remote import modeling_xlme
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig, OptimizerConfig
 from ..models.dropout import APART, derive, drop
+from ..models.layers import norm_of
 from ..models.text_encoder import TextEncoder
 from ..objectives.protocol import Objective
 from .downstream_tasks import Kind
@@ -29,8 +30,8 @@ _BELOW = (
 
 
 class TaskModel(nn.Module):
-    """An encoder, and a head: for tokens and spans one linear layer on every token, for pairs dense, tanh and linear on
-    `<s>`.
+    """An encoder, and a head on every token, for pairs on `<s>`: XLM-R's, for tokens and spans linear, for pairs dense,
+    tanh and linear; or ModernBERT's, dense, GELU, norm and linear.
 
     The encoder is trained further, with this dropout in place of pre-training's; attention weights are not dropped.
     """
@@ -39,7 +40,12 @@ class TaskModel(nn.Module):
         super().__init__()
         self.kind = kind
         self.encoder = TextEncoder(replace(cfg, dropout=dropout, attention_dropout=0.0))
-        before = {"dense": nn.Linear(cfg.width, cfg.width), "tanh": nn.Tanh()} if kind == "pair" else {}
+        before: dict[str, nn.Module] = {}
+        if cfg.body == "modern":
+            dense = nn.Linear(cfg.width, cfg.width, bias=False)
+            before = {"dense": dense, "gelu": nn.GELU(), "norm": norm_of(cfg)}
+        elif kind == "pair":
+            before = {"dense": nn.Linear(cfg.width, cfg.width), "tanh": nn.Tanh()}
         self.head = nn.Sequential(OrderedDict(**before, output=nn.Linear(cfg.width, labels)))
         self.dropout = dropout
 

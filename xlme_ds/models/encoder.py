@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from .attention import RelativePositionTable, item_mask
 from .dropout import derive, drop
-from .layers import LayerNorm, layer_class
+from .layers import layer_class, norm_of
 
 
 class _Lookup(torch.autograd.Function):
@@ -117,8 +117,8 @@ class Encoder(nn.Module):
         # Post-LN normalises the input of the first layer; pre-LN the output of the last, and that input on request.
         input_norm, output_norm = cfg.norm == "post" or cfg.embedding_norm, cfg.norm == "pre"
         self.run_layer: Callable[..., Tensor] = run_layer  # `execution.wrap_layers` may replace it
-        self.input_norm = LayerNorm(cfg.width, eps=cfg.norm_epsilon) if input_norm else None
-        self.output_norm = LayerNorm(cfg.width, eps=cfg.norm_epsilon) if output_norm else None
+        self.input_norm = norm_of(cfg) if input_norm else None
+        self.output_norm = norm_of(cfg) if output_norm else None
 
     def _layer(self, number: int) -> nn.Module:
         return layer_class(self.cfg).build(self.cfg, number)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..data.rows import UNK
-from .layers import LayerNorm
+from .layers import norm_of
 from .masked_head import MaskedTokens, masked_softmax
 
 _NEVER = -1e30  # logit of tokens that must not be predicted: their weight is an exact 0; infinity could give a NaN
@@ -40,8 +40,8 @@ class MaskedLanguageModelHead(nn.Module):
         self.kernels = cfg.kernels
         self.z_loss, self.temperature = z_loss, temperature
         between = cfg.masked_head == "dense"
-        self.dense = nn.Linear(cfg.width, cfg.width) if between else None
-        self.norm = LayerNorm(cfg.width, eps=cfg.norm_epsilon) if between else None
+        self.dense = nn.Linear(cfg.width, cfg.width, bias=cfg.biases) if between else None
+        self.norm = norm_of(cfg) if between else None
         self.bias = nn.Parameter(torch.empty(cfg.vocabulary))
 
     def forward(

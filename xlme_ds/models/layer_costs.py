@@ -51,10 +51,10 @@ def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     per_head = tokens * cfg.heads * (gates + (FLOAT if batch.fused and not dropping else 0))
     norms = 4 * tokens * (FLOAT if batch.fused else batch.element)
     dropped = 2 * tokens * cfg.width if cfg.dropout else 0
-    return (wide_tensors + feed_forward) * batch.element + _score_bytes(cfg, batch) + per_head + norms + dropped
+    return (wide_tensors + feed_forward) * batch.element + score_bytes(cfg, batch) + per_head + norms + dropped
 
 
-def _score_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+def score_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     """Saved bytes of all pairs of a query and a key: the bias for torch's fused kernel; else nothing.
 
     Attention with dropout saves the weights before and after it, a mask of a byte, and on the CPU the mask of items.

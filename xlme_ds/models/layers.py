@@ -1,9 +1,10 @@
 """The Transformer layer, post-LN (Base) or pre-LN (Large and XL), with its count of operations and of saved bytes.
 
-`layer_class` chooses the class of an encoder's layers. B rows, H heads, T tokens, D width, K head size; of a linear map
-N tokens, I inputs, O outputs.
+`layer_class` chooses the class of an encoder's layers, this one or `modern.py`'s. B rows, H heads, T tokens, D width,
+K head size; of a linear map N tokens, I inputs, O outputs.
 """
 
+import pkgutil
 from collections.abc import Callable
 
 import torch
@@ -46,7 +47,8 @@ class _Linear(torch.autograd.Function):
         size = max(_TOKENS, -(-len(x_NI) // _PIECES))
         for number, (part_NI, part_NO) in enumerate(zip(x_NI.split(size), grad_NO.split(size), strict=True)):
             torch.addmm(grad_weight, part_NO.t(), part_NI, beta=min(number, 1), out=grad_weight)
-        return (grad_NO @ weight_OI).view_as(x), grad_weight, grad_NO.sum(0)
+        grad_bias = grad_NO.sum(0) if ctx.needs_input_grad[2] else None
+        return (grad_NO @ weight_OI).view_as(x), grad_weight, grad_bias
 
 
 class LayerNorm(nn.LayerNorm):
@@ -83,7 +85,12 @@ class _LayerNorm(torch.autograd.Function):
             sums_2D[0] += x_ND.sub_(mean_N1).mul_(scale_N1).mul_(grad_ND).sum(0)
             sums_2D[1] += grad_ND.sum(0)
         grad_weight_D, grad_bias_D = sums_2D.to(weight_D.dtype)
-        return grad_x, grad_weight_D, grad_bias_D, None
+        return grad_x, grad_weight_D, grad_bias_D if ctx.needs_input_grad[2] else None, None
+
+
+def norm_of(cfg: ModelConfig) -> LayerNorm:
+    """A layer norm of the model's width."""
+    return LayerNorm(cfg.width, eps=cfg.norm_epsilon, bias=cfg.biases)
 
 
 class Attention(nn.Module):
@@ -93,8 +100,8 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = cfg.heads
         self.dropout = cfg.attention_dropout
-        self.qkv = Linear(cfg.width, 3 * cfg.width)
-        self.output = Linear(cfg.width, cfg.width)
+        self.qkv = Linear(cfg.width, 3 * cfg.width, bias=cfg.biases)
+        self.output = Linear(cfg.width, cfg.width, bias=cfg.biases)
         self.gate = Gate(cfg.heads, cfg.width // cfg.heads) if cfg.relative_bias == "gated" else None
 
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
@@ -123,10 +130,14 @@ class TransformerLayer(nn.Module):
         self.pre_norm = cfg.norm == "pre"
         self.dropout = cfg.dropout
         self.attention = Attention(cfg) if attention is None else attention
-        self.attention_norm = LayerNorm(cfg.width, eps=cfg.norm_epsilon)
-        self.up = Linear(cfg.width, cfg.feed_forward)
-        self.down = Linear(cfg.feed_forward, cfg.width)
-        self.feed_forward_norm = LayerNorm(cfg.width, eps=cfg.norm_epsilon)
+        self.attention_norm: nn.Module = norm_of(cfg)
+        self.up = Linear(cfg.width, cfg.feed_forward, bias=cfg.biases)
+        self.down = Linear(cfg.feed_forward, cfg.width, bias=cfg.biases)
+        self.feed_forward_norm = norm_of(cfg)
+
+    @staticmethod
+    def check(cfg: ModelConfig) -> None:
+        """Raise ValueError for settings of a model that this kind of layer does not have; here all are possible."""
 
     @classmethod
     def build(cls, cfg: ModelConfig, number: int) -> nn.Module:
@@ -154,6 +165,10 @@ class TransformerLayer(nn.Module):
         return x_BTD if keys_B is None else drop(x_BTD, self.dropout, derive(keys_B, place))
 
 
+_CLASSES = {"xlme": "xlme_ds.models.layers:TransformerLayer", "modern": "xlme_ds.models.modern:ModernLayer"}
+
+
 def layer_class(cfg: ModelConfig) -> type[TransformerLayer]:
-    """The class of an encoder's layers; another kind of layer is chosen here."""
-    return TransformerLayer
+    """The class of an encoder's layers (`model.body`)."""
+    chosen: type[TransformerLayer] = pkgutil.resolve_name(_CLASSES[cfg.body])
+    return chosen

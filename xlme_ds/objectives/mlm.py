@@ -52,11 +52,12 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
             )
         if not self.predicts_all:
             require_masks(run)
-        if run.model.kernels == "triton" and self.masking.allowed is not item_mask:  # their kernel has no other mask
-            raise ValueError(
-                f"model.kernels triton lets a position see its whole item, and objective.name {name} does not: set it "
-                "to auto"
-            )
+        for setting, value, remedy in (("kernels", "triton", "auto"), ("body", "modern", "xlme")):  # no other masks
+            if getattr(run.model, setting) == value and self.masking.allowed is not item_mask:
+                raise ValueError(
+                    f"model.{setting} {value} lets a position see its whole item, and objective.name {name} does not: "
+                    f"set it to {remedy}"
+                )
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> LanguageModel:
         """The pre-training model, or its `part` that a pipeline's stage runs."""

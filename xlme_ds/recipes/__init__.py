@@ -1,7 +1,7 @@
 """Published runs by name. Each recipe is a function that returns one full configuration, which knows its name."""
 
 from ..config import RunConfig
-from . import ernie_m, quickstart, translation, xlm, xlme, xlmr
+from . import ernie_m, modern, quickstart, translation, xlm, xlme, xlmr
 
 # In the order in which commands list them.
 _FUNCTIONS = (
@@ -12,6 +12,7 @@ _FUNCTIONS = (
     *(xlmr.xlmr, xlmr.xlmr_tlm, xlmr.continue_xlmr, xlmr.continue_xlmr_large),
     *(ernie_m.ernie_m, ernie_m.ernie_m_stage2, ernie_m.ernie_m_large, ernie_m.ernie_m_large_stage2),
     *(xlm.xlm, xlm.xlm_clm),
+    *(modern.modern_base, modern.modern_base_mlm),
     *(translation.xlm_mt, translation.xlm_umt, translation.xlme_mt),
 )
 RECIPES: dict[str, RunConfig] = {run.name: run for run in (function() for function in _FUNCTIONS)}

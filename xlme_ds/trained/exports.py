@@ -11,14 +11,15 @@ from torch import Tensor
 from ..config import ModelConfig
 from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import TextEncoder, Which, encoder_of
+from .native import native_format
 from .runs import TrainedEncoder
-from .settings import MODEL_TYPE, mismatch, read_config, read_vocabulary, without_prefix
+from .settings import MODEL_TYPE, SENTENCEPIECE_FILE, mismatch, read_config, read_vocabulary, without_prefix
 from .weights import WEIGHTS_FILE, read_model, shards_of
-from .xlm_roberta import SENTENCEPIECE_FILE, read_xlm_roberta, read_xlm_roberta_heads
 
 GENERATOR_FOLDER = "generator"  # in an export: an export of the generator
 PREFIX = f"{MODEL_TYPE}."  # of the encoder's parameters; AutoModel.save_pretrained leaves it out
 EMBEDDING = "embedding.weight"
+EMBEDDINGS = (EMBEDDING, "word_embeddings.weight", "tok_embeddings.weight")  # those of native formats too
 # The difference between the discriminator's embedding and the generator's (GDES), which cannot be computed from the two
 # because their sum was rounded.
 DIFFERENCE_FILE = "difference.safetensors"
@@ -65,14 +66,14 @@ def export_state(encoder: TextEncoder) -> dict[str, Tensor]:
 
 def embedding_name(state: Iterable[str]) -> str:
     """The name of the token embedding among the parameters of an export."""
-    return next(name for name in state if name.endswith((EMBEDDING, "word_embeddings.weight")))
+    return next(name for name in state if name.endswith(EMBEDDINGS))
 
 
 def read_heads(folder: Path, which: Which | None = None) -> dict[str, Tensor]:
     """The parameters of an export's heads, by name (`masked_head.bias`, …)."""
     folder = folder_of_encoder(folder, which)
-    if read_config(folder).get("model_type") != MODEL_TYPE:
-        return read_xlm_roberta_heads(folder)
+    if (config := read_config(folder)).get("model_type") != MODEL_TYPE:
+        return native_format(config).read_heads(folder)
     return {name: value for name, value in read_model(folder / WEIGHTS_FILE).items() if not name.startswith(PREFIX)}
 
 
@@ -88,12 +89,12 @@ def folder_of_encoder(folder: Path, which: Which | None) -> Path:
 
 
 def load_export(folder: Path) -> TrainedEncoder:
-    """The encoder and the vocabulary in the folder of one encoder, ours or XLM-R's.
+    """The encoder and the vocabulary in the folder of one encoder, ours or one that transformers has a class for.
 
     Raises ValueError if a file is missing or damaged.
     """
-    if read_config(folder).get("model_type") != MODEL_TYPE:
-        encoder, vocabulary = read_xlm_roberta(folder)
+    if (config := read_config(folder)).get("model_type") != MODEL_TYPE:
+        encoder, vocabulary = native_format(config).read(folder)
     else:
         encoder, vocabulary = _load_ours(folder)
     if encoder.cfg.vocabulary != vocabulary.size:

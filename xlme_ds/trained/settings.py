@@ -12,6 +12,7 @@ from ..folders import at_step
 from ..io.files import read_json, read_object
 
 CONFIG_FILE = "config.json"
+SENTENCEPIECE_FILE = "sentencepiece.bpe.model"  # the vocabulary of an export
 MODEL_TYPE = "xlme"  # `model_type` in an export's config.json
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..io.files import read_json
 
 WEIGHTS_FILE = "model.safetensors"
+REPLACED_HEAD_FILE = "replaced_head.safetensors"  # for the discriminator's head transformers has no class
 _CHECKSUM = "crc32"  # its key in the metadata
 
 

@@ -11,12 +11,10 @@ from ..cli import note
 from ..config import ModelConfig
 from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import TextEncoder
-from .settings import CONFIG_FILE, mismatch, read_config, read_vocabulary
-from .weights import WEIGHTS_FILE, read_weights, shards_of
+from .settings import CONFIG_FILE, SENTENCEPIECE_FILE, mismatch, read_config, read_vocabulary
+from .weights import REPLACED_HEAD_FILE, WEIGHTS_FILE, read_weights, shards_of
 
 XLM_ROBERTA = "xlm-roberta"  # `model_type` in config.json
-SENTENCEPIECE_FILE = "sentencepiece.bpe.model"
-REPLACED_HEAD_FILE = "replaced_head.safetensors"  # for the discriminator's head transformers has no class
 _PREFIX = "roberta."  # of the encoder's parameters, where a head is in the same file
 _EMBEDDING = "embeddings.word_embeddings.weight"
 _POSITIONS = "embeddings.position_embeddings.weight"

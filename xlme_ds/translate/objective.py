@@ -124,6 +124,10 @@ class MachineTranslation(MaskedLanguageModelling):
                 f"objective.name {name} knows the language to translate into by its embedding: set "
                 "model.language_embeddings to the languages of the data"
             )
+        if run.model.body != "xlme":
+            raise ValueError(
+                f"model.body {run.model.body} has no decoder, which objective.name {name} needs: set it to xlme"
+            )
         if run.engine.kind == "pipeline":
             raise ValueError(
                 f"engine.kind pipeline does not cut a decoder, which objective.name {name} has: set it to deepspeed"

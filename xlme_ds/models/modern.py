@@ -1,0 +1,222 @@
+"""The layer of ModernBERT (Warner et al., 2024, section 2.1): pre-LN without biases, rotary positions, GeGLU, and
+attention that is global in every third layer and otherwise local.
+
+B rows, H heads, T tokens, D width, K head size; S windows of all rows, C tokens of a window. A local position sees C/2
+tokens on each side of it, so that the C queries of a window need 2C keys: local layers cost as much for rows of any
+length, a token.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..config import ModelConfig
+from . import layer_costs
+from .attention import AttentionBias, Gate, ItemBias, item_bounds, shared_bias
+from .attention_cpu import item_mask
+from .layer_costs import FLOAT, MicroBatch
+from .layers import Linear, TransformerLayer
+
+# The settings that the layer has one value of, by the names in ModelConfig.
+SHAPE: dict[str, Any] = {
+    "norm": "pre",
+    "embedding_norm": True,
+    "absolute_positions": False,
+    "relative_bias": "none",
+    "masked_head": "dense",
+    "attention_dropout": 0.0,
+    "layout": "xlme",
+    "language_embeddings": (),
+}
+
+
+class Windows(NamedTuple):
+    """Attention within windows, by torch's kernels, which never store all scores."""
+
+    # [S, 1, C, 2C] in the type of the queries: 0 where query and key are in one item, at most C/2 apart, else −inf.
+    # A mask of bool would be turned into this in every layer, and saved by each.
+    bias_S1CC: Tensor
+
+    @classmethod
+    def of(cls, groups_BT: Tensor, window: int, dtype: torch.dtype) -> "Windows":
+        """The windows of `window` tokens of rows whose items `groups_BT` numbers; padding of a row sees itself."""
+        queries_BSC, keys_BSC = _cut(F.pad(groups_BT, (0, -groups_BT.shape[1] % window), value=-1), window, value=-1)
+        place = torch.arange(2 * window, device=groups_BT.device)
+        near_CC = (place - window // 2 - place[:window, None]).abs() <= window // 2
+        allowed_BSCC = (queries_BSC[..., None] == keys_BSC[..., None, :]) & near_CC
+        bias_BSCC = torch.zeros((), dtype=dtype, device=groups_BT.device).where(allowed_BSCC, float("-inf"))
+        return cls(bias_BSCC.flatten(0, 1)[:, None])
+
+    def attend(self, qkv_BT3HK: Tensor, gate: Gate | None, dropout: float, keys_B: Tensor | None) -> Tensor:
+        """Attention, [B, T, H, K]; no weights are dropped."""
+        rows, tokens, _, heads, size = qkv_BT3HK.shape
+        window = self.bias_S1CC.shape[2]
+        whole_BT3HK = F.pad(qkv_BT3HK, (0, 0, 0, 0, 0, 0, 0, -tokens % window))
+        # Contiguous, because a view would save the keys and values as well.
+        q_SCHK = whole_BT3HK[:, :, 0].contiguous().view(-1, window, heads, size)
+        k_SCHK, v_SCHK = (_cut(whole_BT3HK[:, :, part], window)[1].flatten(0, 1) for part in (1, 2))
+        # cuDNN's kernel is excluded, as in `attention.fused_attend`.
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION) if qkv_BT3HK.is_cuda else nullcontext():
+            out_SHCK = F.scaled_dot_product_attention(
+                q_SCHK.transpose(1, 2), k_SCHK.transpose(1, 2), v_SCHK.transpose(1, 2), attn_mask=self.bias_S1CC
+            )
+        return out_SHCK.transpose(1, 2).reshape(rows, -1, heads, size)[:, :tokens]
+
+
+def _cut(x_BT: Tensor, window: int, value: float = 0.0) -> tuple[Tensor, Tensor]:
+    """(queries, keys) of the windows of [B, T, …]: [B, S, C, …], and [B, S, 2C, …] with half a window before and after
+    each, beyond the row `value`. T is a multiple of C."""
+    around = (0, 0) * (x_BT.dim() - 2) + (window // 2, window // 2)
+    padded_BT = F.pad(x_BT, around, value=value)
+    halves_BSC = [part.unflatten(1, (-1, window)) for part in (padded_BT[:, :-window], padded_BT[:, window:])]
+    return x_BT.unflatten(1, (-1, window)), torch.cat(halves_BSC, dim=2)
+
+
+class Rotated(NamedTuple):
+    """Attention of queries and keys that are rotated by their positions (Su et al., 2021, equation 34)."""
+
+    cos_BTK: Tensor  # float32, the half of each head's dimensions twice, as in GPT-NeoX
+    sin_BTK: Tensor
+    kernel: AttentionBias | ItemBias | Windows
+
+    def attend(self, qkv_BT3HK: Tensor, gate: Gate | None, dropout: float, keys_B: Tensor | None) -> Tensor:
+        """Attention, [B, T, H, K]."""
+        cos, sin = self.cos_BTK[:, :, None, None], self.sin_BTK[:, :, None, None]
+        q_and_k = qkv_BT3HK[:, :, :2]
+        wide = q_and_k.to(torch.promote_types(q_and_k.dtype, torch.float32))
+        first, second = wide.chunk(2, dim=-1)
+        rotated = wide * cos + torch.cat([-second, first], dim=-1) * sin
+        qkv_BT3HK = torch.cat([rotated.to(qkv_BT3HK.dtype), qkv_BT3HK[:, :, 2:]], dim=2)
+        return self.kernel.attend(qkv_BT3HK, gate, dropout, keys_B)
+
+
+class GlobalAndLocal(NamedTuple):
+    """The inputs that the layers of an encoder share in a pass."""
+
+    whole: Rotated
+    local: Rotated
+
+
+def rotations(positions_BT: Tensor, size: int, base: float) -> tuple[Tensor, Tensor]:
+    """cos and sin of positions times base^(−2i/K) for the dimensions i < K/2, float32 [B, T, K]; K is `size`."""
+    exponents = torch.arange(0, size, 2, dtype=torch.float32, device=positions_BT.device) / size
+    angles = positions_BT[..., None].float() * (1.0 / base**exponents)
+    angles_BTK = torch.cat([angles, angles], dim=-1)
+    return angles_BTK.cos(), angles_BTK.sin()
+
+
+def shared_by_kind(
+    cfg: ModelConfig,
+    groups_BT: Tensor,
+    distance_HW: Tensor | None,
+    dtype: torch.dtype,
+    allowed: Callable[[Tensor], Tensor] = item_mask,
+    row_tokens: int | None = None,
+) -> GlobalAndLocal:
+    """Rotations and kernels of global and of local layers; positions restart at every item.
+
+    The arguments are those of `attention.shared_bias`, which makes the kernel of global layers.
+    """
+    assert allowed is item_mask, "objectives with another mask fail in their checks"
+    whole = shared_bias(cfg, groups_BT, distance_HW, dtype, allowed, row_tokens)
+    first_BT, _ = item_bounds(groups_BT)
+    positions_BT = torch.arange(groups_BT.shape[1], device=groups_BT.device) - first_BT
+    size = cfg.width // cfg.heads
+    return GlobalAndLocal(
+        Rotated(*rotations(positions_BT, size, cfg.rotary_base), whole),
+        Rotated(*rotations(positions_BT, size, cfg.local_rotary_base), Windows.of(groups_BT, cfg.local_window, dtype)),
+    )
+
+
+def _mean(cfg: ModelConfig, whole: float, local: float) -> float:
+    """The mean over a global layer and the local ones after it."""
+    return (whole + (cfg.global_every - 1) * local) / cfg.global_every
+
+
+def operations(cfg: ModelConfig, row_tokens: int) -> float:
+    """Operations of the forward pass, a token, the mean over global and local layers, as `layer_costs.operations`; of a
+    window only the C + 1 keys count that a position sees."""
+    seen = _mean(cfg, row_tokens, min(row_tokens, cfg.local_window + 1))
+    return 2.0 * (4 * cfg.width**2 + 3 * cfg.width * cfg.feed_forward + 2 * seen * cfg.width)
+
+
+def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+    """Bytes that the forward pass of one layer saves for the backward pass, the mean over global and local layers.
+
+    Four tensors of width D around the two norms, and the input of the output projection. A global layer saves q, k and
+    v, a local one q, and 2C keys and values for C tokens. Of the feed-forward network four tensors of width F.
+    """
+    wide = (5 + _mean(cfg, 3, 5)) * batch.tokens * cfg.width
+    whole = layer_costs.score_bytes(cfg, batch)
+    per_head = batch.tokens * cfg.heads * FLOAT
+    statistics = _mean(cfg, per_head * batch.fused, per_head)
+    norms = 4 * batch.tokens * (FLOAT if batch.fused else batch.element)
+    dropped = 2 * batch.tokens * cfg.width if cfg.dropout else 0
+    feed_forward = 4 * batch.tokens * cfg.feed_forward
+    return (wide + feed_forward) * batch.element + _mean(cfg, whole, 0) + statistics + norms + dropped
+
+
+def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+    """Saved bytes that all layers of an encoder share: two rotations in float32, the mask of windows, and what global
+    attention reads."""
+    rotated = 2 * 2 * batch.tokens * (cfg.width // cfg.heads) * FLOAT
+    windows = batch.tokens * 2 * cfg.local_window * batch.element
+    return rotated + windows + layer_costs.shared_bytes(cfg, batch)
+
+
+def backward_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
+    """Bytes of the gradients that the backward pass of one layer holds at its peak: of the four tensors of width F, or
+    of q, k and v and of the keys and values of windows."""
+    local = (3 + 5) * batch.tokens * cfg.width * batch.element
+    feed_forward = 4 * batch.tokens * cfg.feed_forward * batch.element
+    return max(feed_forward, local, layer_costs.backward_bytes(cfg, batch))
+
+
+class ModernLayer(TransformerLayer):
+    """A global or local layer of ModernBERT; see `TransformerLayer`."""
+
+    shared = staticmethod(shared_by_kind)  # type: ignore[assignment]
+    operations = staticmethod(operations)
+    saved_bytes = staticmethod(saved_bytes)
+    shared_bytes = staticmethod(shared_bytes)
+    backward_bytes = staticmethod(backward_bytes)
+
+    def __init__(self, cfg: ModelConfig, number: int):
+        super().__init__(cfg)
+        self.is_global = number % cfg.global_every == 0
+        if number == 0:  # the embedding has just been normalised
+            self.attention_norm = nn.Identity()
+        self.up = Linear(cfg.width, 2 * cfg.feed_forward, bias=False)
+
+    @staticmethod
+    def check(cfg: ModelConfig) -> None:
+        """Raise ValueError for settings of another body."""
+        for name, value in SHAPE.items():
+            actual = getattr(cfg, name)
+            if actual != value:
+                remedy = f"set it to {str(value).lower()}" if value != () else "leave it empty"
+                raise ValueError(f"model.{name} is {actual}, and model.body modern has none of that kind: {remedy}")
+        if cfg.width // cfg.heads % 2:
+            raise ValueError(
+                f"model.width / model.heads is {cfg.width // cfg.heads}, and rotary positions turn pairs of "
+                "dimensions: choose another model.heads"
+            )
+
+    @classmethod
+    def build(cls, cfg: ModelConfig, number: int) -> nn.Module:
+        """The layer at place `number` of an encoder."""
+        return cls(cfg, number)
+
+    def forward(self, x_BTD: Tensor, bias: GlobalAndLocal, keys_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """The layer's output, [B, T, D]; `keys_B`, if given, drop outputs of both sublayers."""
+        return super().forward(x_BTD, bias.whole if self.is_global else bias.local, keys_B)  # type: ignore[arg-type]
+
+    def _feed_forward(self, x_BTD: Tensor) -> Tensor:
+        """GeGLU (Shazeer, 2020)."""
+        shown, gate = self.up(x_BTD).chunk(2, dim=-1)
+        return self.down(F.gelu(shown) * gate)

@@ -1,0 +1,33 @@
+"""Encoders with the body of ModernBERT (`model.body modern`), in its Base size: by XLM-E's objective and by masked
+language modelling, on rows of 1,024 tokens. They are in no paper."""
+
+from dataclasses import replace
+
+from ..config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
+
+MODEL = ModelConfig(
+    vocabulary=250_002,
+    width=768,
+    heads=12,
+    feed_forward=1152,
+    generator_layers=7,
+    discriminator_layers=22,
+    max_positions=8192,
+    body="modern",
+    norm="pre",
+    embedding_norm=True,
+    absolute_positions=False,
+    relative_bias="none",
+)
+
+
+def modern_base() -> RunConfig:
+    """Replaced token detection, with a generator of a third of the layers."""
+    return RunConfig(
+        name="modern_base", model=MODEL, data=DataConfig(1024, 1024, micro_batch=16), engine=EngineConfig()
+    )
+
+
+def modern_base_mlm() -> RunConfig:
+    """Masked and translation language modelling at ModernBERT's mask rate, 30%."""
+    return replace(modern_base(), name="modern_base_mlm", objective=ObjectiveConfig("mlm", mask_fraction=0.3))

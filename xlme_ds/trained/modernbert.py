@@ -1,0 +1,134 @@
+"""ModernBERT in Hugging Face's form and our encoder of `model.body modern`, in both directions: settings and names."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config import ModelConfig
+from ..data.schema import BOS, EOS
+from ..data.vocabulary import Vocabulary
+from ..models.modern import SHAPE
+from ..models.text_encoder import TextEncoder, encoder_of
+from .settings import SENTENCEPIECE_FILE, mismatch, read_config, read_vocabulary, without_prefix
+from .weights import REPLACED_HEAD_FILE, WEIGHTS_FILE, read_model, read_weights
+
+MODERNBERT = "modernbert"  # `model_type` in config.json
+_PREFIX = "model."  # of the encoder's parameters, where a head is in the same file
+_EMBEDDING = "embeddings.tok_embeddings.weight"
+_SETTINGS = {
+    "vocab_size": "vocabulary",
+    "hidden_size": "width",
+    "num_attention_heads": "heads",
+    "intermediate_size": "feed_forward",
+    "num_hidden_layers": "discriminator_layers",
+    "max_position_embeddings": "max_positions",
+    "initializer_range": "init_std",
+    "norm_eps": "norm_epsilon",
+    "local_attention": "local_window",
+    "global_attn_every_n_layers": "global_every",
+    "global_rope_theta": "rotary_base",
+    "local_rope_theta": "local_rotary_base",
+}
+_LAYER = {
+    "attn_norm": "attention_norm",
+    "attn.Wqkv": "attention.qkv",
+    "attn.Wo": "attention.output",
+    "mlp_norm": "feed_forward_norm",
+    "mlp.Wi": "up",
+    "mlp.Wo": "down",
+}
+# The names of a head in the class of the same ending: ModernBertForMaskedLM, …
+_CLASSIFIER = {
+    "head.dense.weight": "head.dense.weight",
+    "head.norm.weight": "head.norm.weight",
+    "classifier.weight": "head.output.weight",
+    "classifier.bias": "head.output.bias",
+}
+_HEADS = {
+    "ForMaskedLM": {
+        "head.dense.weight": "masked_head.dense.weight",
+        "head.norm.weight": "masked_head.norm.weight",
+        "decoder.bias": "masked_head.bias",
+    },
+    **{f"For{task}": _CLASSIFIER for task in ("TokenClassification", "SequenceClassification", "QuestionAnswering")},
+}
+
+
+def other_than_modernbert(cfg: ModelConfig) -> str:
+    """The first setting, with its value, that ModernBERT does not have; empty for a model of its shape."""
+    differing = (name for name, value in {"body": "modern", **SHAPE}.items() if getattr(cfg, name) != value)
+    return next((f"{name} {getattr(cfg, name)}" for name in differing), "")
+
+
+def modernbert_config(cfg: ModelConfig) -> dict[str, Any]:
+    """The settings in ModernBERT's config.json that give a model's shape."""
+    kinds = ["sliding_attention" if n % cfg.global_every else "full_attention" for n in range(cfg.discriminator_layers)]
+    bases = {"full_attention": cfg.rotary_base, "sliding_attention": cfg.local_rotary_base}
+    return {theirs: getattr(cfg, ours) for theirs, ours in _SETTINGS.items()} | {
+        "model_type": MODERNBERT,
+        "hidden_activation": "gelu",
+        "layer_types": kinds,
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
+        "cls_token_id": BOS,
+        "sep_token_id": EOS,
+    }
+
+
+def modernbert_state(encoder: TextEncoder, ending: str, head: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters that transformers saves for the class ModernBert + `ending` (`ForMaskedLM`, …, or `Model`)."""
+    ours = encoder.state_dict()
+    state = {_EMBEDDING: torch.cat(encoder.table).detach()}
+    state |= {theirs: ours[name] for theirs, name in _names(encoder.cfg)}
+    if ending == "Model":
+        return state
+    of_head = {theirs: head[name] for theirs, name in _HEADS[ending].items()}
+    return {_PREFIX + name: value for name, value in state.items()} | of_head
+
+
+def read_modernbert(folder: Path) -> tuple[TextEncoder, Vocabulary]:
+    """The encoder in `folder`, which `xlme export` wrote. Raises ValueError where a file is missing or damaged."""
+    config, state = read_config(folder), _read_state(folder)
+    state = without_prefix(state, _PREFIX) if _PREFIX + _EMBEDDING in state else state
+    try:
+        sizes: dict[str, Any] = {ours: _setting(config, theirs) for theirs, ours in _SETTINGS.items()}
+        cfg = ModelConfig(body="modern", **SHAPE, **sizes)
+        ours = {name: state[theirs] for theirs, name in _names(cfg)}
+        encoder = encoder_of({"embedding_0": state[_EMBEDDING], **ours}, cfg)
+    except (KeyError, RuntimeError) as error:
+        raise mismatch(folder / WEIGHTS_FILE, folder, error) from None
+    return encoder, read_vocabulary(folder, folder / SENTENCEPIECE_FILE)
+
+
+def _setting(config: Mapping[str, Any], name: str) -> Any:
+    """A setting of config.json; transformers itself writes the rotary bases, and which layers are global, otherwise."""
+    kind = {"global_rope_theta": "full_attention", "local_rope_theta": "sliding_attention"}.get(name)
+    if kind:
+        return config["rope_parameters"][kind]["rope_theta"]
+    return config[name]
+
+
+def read_modernbert_heads(folder: Path) -> dict[str, Tensor]:
+    """The masked head in `folder` and the discriminator's under our names, empty where the folder has neither."""
+    state, masked, replaced = _read_state(folder), _HEADS["ForMaskedLM"], folder / REPLACED_HEAD_FILE
+    heads = read_weights(replaced) if replaced.exists() else {}
+    return heads | ({ours: state[theirs] for theirs, ours in masked.items()} if masked.keys() <= state.keys() else {})
+
+
+def _read_state(folder: Path) -> dict[str, Tensor]:
+    state = read_model(folder / WEIGHTS_FILE)
+    if not state:
+        raise ValueError(f"{folder} has no {WEIGHTS_FILE}: copy it from the folder that `xlme export` wrote")
+    return state
+
+
+def _names(cfg: ModelConfig) -> Iterator[tuple[str, str]]:
+    """ModernBERT's name and ours of every parameter but the embedding."""
+    yield "embeddings.norm.weight", "encoder.input_norm.weight"
+    yield "final_norm.weight", "encoder.output_norm.weight"
+    for n in range(cfg.discriminator_layers):
+        for theirs, ours in _LAYER.items():
+            if n or theirs != "attn_norm":  # the embedding has just been normalised
+                yield f"layers.{n}.{theirs}.weight", f"encoder.layers.{n}.{ours}.weight"
