@@ -78,6 +78,14 @@ def test_rows_are_their_text(data: Path, task: str, capsys: pytest.CaptureFixtur
     assert not lines
 
 
+def test_sides_in_xlms_layout(data: Path, vocab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mix.run(mix.MixConfig(data.parent / "encoded", vocab, tmp_path, 0, ROWS, row_tokens=200, layout="xlm"))
+    vocabulary = Vocabulary(vocab)
+    lines = shown(capsys, ShowConfig(tmp_path, "para", rows=ROWS, mask_fraction=0))
+    texts = {line[14:] for line in lines if not line.startswith("para row")}
+    assert texts == {vocabulary.decode(vocabulary.encode(sentence)) for sentence in TEXT}
+
+
 def test_text_without_marks_is_the_decoded_text(data: Path) -> None:
     vocabulary = Vocabulary(data / "vocab")
     for sentence in TEXT:
