@@ -305,10 +305,12 @@ def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:
     one = describe(tmp_path, 'languages = ["de"]', name="two", **shared)
     with pytest.raises(ValueError, match=words.format("corpus one", "corpus two")):
         find_sources(TextConfig(corpus=(str(two), one)))
-    (tmp_path / "deu.txt").symlink_to("de.txt")
-    for listed in ('["de", "de"]', '["de", "deu"]'):
-        with pytest.raises(ValueError, match="named twice for de"):
-            find_sources(TextConfig(corpus=(describe(tmp_path, f"languages = {listed}", name="one", **shared),)))
+    for link in (Path.symlink_to, Path.hardlink_to):
+        link(tmp_path / "deu.txt", tmp_path / "de.txt")
+        for listed in ('["de", "de"]', '["de", "deu"]'):
+            with pytest.raises(ValueError, match="named twice for de"):
+                find_sources(TextConfig(corpus=(describe(tmp_path, f"languages = {listed}", name="one", **shared),)))
+        (tmp_path / "deu.txt").unlink()
     (tmp_path / "all.tmx").write_text(TMX)
     shared |= {"format": "tmx", "files": "all.tmx"}
     several = describe(tmp_path, 'pairs = ["en-de", "en-fr", "de-fr"]', name="one", **shared)

@@ -115,6 +115,14 @@ def test_language_and_start(data: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert [line.split(":")[0] for line in lines if line.startswith("para row")] == ["para row 9", "para row 10"]
 
 
+@pytest.mark.parametrize("rows", [3, 10**30])
+def test_a_language_of_one_task_is_shown(data: Path, capsys: pytest.CaptureFixture[str], rows: int) -> None:
+    run(ShowConfig(data, rows=rows, language="fr"))
+    printed = capsys.readouterr()
+    assert "mono row" in printed.out and "para row" not in printed.out
+    assert printed.err == f"warning: {data / 'para'} has no row in fr from row 0 on: it has {ROWS}\n"
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
