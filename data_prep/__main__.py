@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     stage = importlib.import_module(f"data_prep.{STAGES[name][0]}")
     config = tyro.cli(getattr(stage, f"{name.capitalize()}Config"), args=arguments[1:], prog=f"{_program()} {name}")
     try:
-        on_root(lambda: _check_names(arguments))
+        on_root(lambda: _check_arguments(arguments))
         stage.run(config)
     except (Exception, KeyboardInterrupt) as error:
         return _failed(name, error)
@@ -60,8 +60,12 @@ def _program() -> str:
     return "xlme prep" if Path(sys.argv[0]).name == "xlme" else "python -m data_prep"
 
 
-def _check_names(arguments: list[str]) -> None:
-    """Names that are not UTF-8 reach Python with lone surrogates, which neither Arrow nor JSON can hold."""
+def _check_arguments(arguments: list[str]) -> None:
+    """Raise ValueError for a second folder of text, which tyro would take in place of the first, and for names that are
+    not UTF-8: they reach Python with lone surrogates, which neither Arrow nor JSON can hold."""
+    for flag in ("--mono", "--para"):
+        if sum(argument.partition("=")[0] == flag for argument in arguments) > 1:
+            raise ValueError(f"{flag} is given twice: put the files into one folder, or describe more by --corpus")
     for argument in arguments:
         if argument.encode(errors="ignore").decode() != argument:
             raise ValueError(f"{argument} is not a name in UTF-8: rename it")

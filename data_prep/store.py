@@ -162,6 +162,12 @@ def _readable(path: Path, context: str = "") -> dict[str, Any] | None:
         return None
 
 
+def unfinished(folder: Path, stage: str) -> bool:
+    """Whether `stage` has begun to write into the folder, and not marked it as complete."""
+    begun = _readable(folder / "settings.json")
+    return begun is not None and begun["stage"] == stage and not (folder / "manifest.json").exists()
+
+
 def recorded(folder: Path, stage: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]] | None:
     """The results of finished tasks by name; None where settings.json is damaged, or has not these settings.
 

@@ -18,10 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "build" / "docs"
 _COLUMNS = 74  # of a command on a page, where more would be cut off; longer ones are folded before an option
 _BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)^(?P=indent)```$", re.M | re.S)
-_PYTHON = """# Python
-
-`import xlme_ds as xlme` has all below. Importing it loads no torch. Errors that you can correct are ValueErrors, whose
-sentence says how. Dictionaries of scores are the commands' [JSON](data-formats.md#result-files).
+_PYTHON = """Errors that you can correct are ValueErrors, whose sentence says how. Dictionaries of scores are the
+commands' [JSON](data-formats.md#result-files). Runs are [these folders](run-folder.md), recipes [these](recipes.md).
 """
 _SIGNATURE = re.compile(r"def \w+(?P<parameters>\(.*?\)(?: -> .*?)?):\n", re.S)
 _QUOTED = re.compile(r"(?<=: |> )\"([\w |.]+)\"")  # a type whose module is not imported
@@ -119,7 +117,7 @@ def python() -> str:
     from xlme_ds.export.exported_model import ModelType
     from xlme_ds.models.text_encoder import Which
 
-    pages = [_PYTHON]
+    pages = [f"# Python\n\n{_text(xlme)}", _PYTHON]
     for name in ("recipe", "plan", "pretrain", "load", "evaluate", "finetune", "export", "translate"):
         member = getattr(xlme, name)
         if not isinstance(member, ModuleType):

@@ -44,6 +44,7 @@ def test_costs_of_parts_by_hand() -> None:
     work = Work(3, 1, before=10, softmax_first=100, softmax_last=1000, head=10_000, layer_ahead=0.5, softmax_ahead=50)
     assert stage_costs(work, (1, 2), False) == [3 + 0.5 + 30 + 400, 6 + 1 + 4000 + 30_000 + 50]
     assert stage_costs(work, (1, 2), True) == [4 + 0.5 + 40 + 400, 8 + 1 + 4000 + 30_000 + 50]
+    assert process_costs([1, 10, 100, 1000], 2) == [1 + 1000, 10 + 100]  # DualPipeV: the parts go to and fro
 
 
 def test_the_softmax_counts() -> None:

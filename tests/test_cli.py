@@ -86,6 +86,7 @@ def test_recipes_are_legal(name: str) -> None:
     ("broken", "message"),
     [
         (replace(recipe("quickstart"), data=DataConfig(0, 0, 1)), "both 0"),
+        (RunConfig("x", data=DataConfig(8, 4, 4, alternate=True)), "data.alternate needs as many rows of both tasks"),
         (replace(recipe("quickstart"), model=ModelConfig(relative_buckets=7)), "model.relative_buckets is 7"),
         (replace(recipe("quickstart"), train=TrainConfig(steps=10)), "optimizer.warmup_steps"),
         (RunConfig("x", model=ModelConfig(init_std=0.0)), "model.init_std is 0"),
@@ -94,6 +95,7 @@ def test_recipes_are_legal(name: str) -> None:
             RunConfig("x", objective=ObjectiveConfig(pseudo_fractions=(0.5, math.nan))),
             r"objective.pseudo_fractions is \(0.5, nan\): each must be above 0, up to 1",
         ),
+        (RunConfig("x", model=ModelConfig(language_embeddings=("de", "en", "de"))), "names a language twice"),
         (RunConfig("x", model=ModelConfig(norm_epsilon=0.0)), "model.norm_epsilon is 0"),
         (RunConfig("x", model=ModelConfig(attention_dropout=1.0)), "model.attention_dropout is 1.0"),
         (

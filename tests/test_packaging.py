@@ -1,5 +1,6 @@
 """The wheel carries every module, the DeepSpeed configs and the report's template; the pinned set fits the ranges."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -88,6 +89,19 @@ def test_commands_of_a_wheel(wheel: Path, tmp_path: Path) -> None:
     assert all(f"\n  {name}" in xlme() for name in ("quickstart", "pretrain", "export"))
     assert "env.sh" in xlme("slurm", "--to", ".") and (tmp_path / "slurm/pretrain_xl.sh").stat().st_size
     assert "2,398,715,713" in xlme("plan", "--recipe", "xl_zero3")
+
+
+@pytest.mark.skipif("CI" not in os.environ, reason="it installs torch and all else anew: set CI=true")
+def test_a_wheel_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+    """Its requirements suffice: nothing conflicts, and a command that builds a model runs."""
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "empty"], check=True)
+    pip = [tmp_path / "empty/bin/python", "-m", "pip"]
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    for command in ([*pip, "install", "-q", "-c", ROOT / "constraints.txt", wheel], [*pip, "check"]):
+        subprocess.run(command, check=True, cwd=tmp_path, env=alone)
+    plan = [tmp_path / "empty/bin/xlme", "plan", "--recipe", "base", "--gpus", "8"]
+    done = subprocess.run(plan, cwd=tmp_path, env=alone, capture_output=True, text=True)
+    assert done.stdout.startswith("base on 8 ×"), done.stderr
 
 
 def test_pinned_set_fits_the_ranges(wheel: Path) -> None:

@@ -4,6 +4,7 @@ import xlme_ds as xlme
 
 xlme.pretrain(xlme.recipe("quickstart"), data="mixed", out="runs/mine")
 model = xlme.load("runs/mine")
+model.judge("Everyone has the right to life, liberty and Recht of person.")
 scores = xlme.evaluate.pairs("runs/mine", "heldout")
 xlme.export.run("runs/mine", "exports/mine")
 

@@ -131,7 +131,8 @@ def _short_help(prog: str, command: type, description: str, run: RunConfig) -> s
             renamed = [mark.name for mark in getattr(hints[field.name], "__metadata__", ()) if getattr(mark, "name", 0)]
             flag = "--" + (renamed or [field.name.replace("_", "-")])[0]
             needed += f" {flag} {flag[2:].upper()}" if field.default is MISSING else ""
-            own.append((flag, helps[field.name]))
+            shows = field.default is not MISSING and not isinstance(field.default, bool) and field.default
+            own.append((f"{flag} {field.default}" if shows else flag, helps[field.name]))
     shown = []
     for name in _OFTEN_SET:
         section, _, key = name.rpartition(".")

@@ -177,6 +177,9 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
         lines = counts["paragraphs_in"] if task.mono else 2 * counts["pairs_in"]
         for doubt in doubts(lines, counts["repaired"], counts["tokens"], counts["unknown"]):
             warn(f"{' and '.join(map(str, task.source.paths))}: {doubt}")
+    left_out = (counts.get("removed", counts["dropped"]).get(HELD_OUT_TEXT) for counts in by_language.values())
+    if "without" in stage.settings and not any(left_out):
+        warn(f"no text of {stage.folder} is a line of --without: do its files have the sentences alone, one a line?")
     write_manifest(
         stage.folder,
         Manifest(

@@ -30,6 +30,7 @@ from data_prep.readers.reader import Paragraphs
 from data_prep.store import Stage, write_arrow
 from xlme_ds.data.schema import DOCUMENTS, PAIRS
 from xlme_ds.data.vocabulary import Vocabulary
+from xlme_ds.io.files import file_sha256
 from xlme_ds.io.folders import make_folder
 
 STAGED = "staged"
@@ -80,6 +81,9 @@ def encode_inputs(
     shared = SharedWork(shared_folder, member)
     by_name, vocabulary = {task.name: task for task in tasks}, _vocabulary(vocab)
     held_out = HeldOutText.read(without, vocabulary) if without else None
+    wanted = [stage.settings["vocabulary_sha256"], *stage.settings.get("without", ())]
+    if [vocabulary.sha256, *sorted(map(file_sha256, without))] != wanted:
+        raise ValueError(f"{' or '.join(map(str, (vocab, *without)))} changed since the command began: give it again")
 
     def work(name: str, number: int, block: TextBlock) -> None:
         encode_block(stage, by_name[name], vocabulary, number, block, held_out)

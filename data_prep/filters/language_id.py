@@ -64,6 +64,8 @@ class FastText:
         try:
             self._model: Any = fasttext.load_model(path)
             self.labels: Sequence[str] = self._model.get_labels()
+            if not (self._model.is_quantized() or _ends_with(path, self._model.get_output_matrix())):
+                raise ValueError("it is cut off")  # which fastText does not look for
         except (ValueError, RuntimeError, MemoryError) as error:
             raise ValueError(f"{path} is no model of fastText ({error}): fetch it again") from None
         self.name = f"fastText {file_sha256(Path(path))}"
@@ -75,6 +77,14 @@ class FastText:
             sum(float(share) for label, share in zip(*line, strict=True) if label in labels)
             for line in zip(all_labels, all_shares, strict=True)
         ]
+
+
+def _ends_with(path: str, matrix: np.ndarray) -> bool:
+    """Whether a file's last bytes are these numbers, some, as float32."""
+    end = matrix.astype("<f4").tobytes()
+    with open(path, "rb") as file:
+        file.seek(max(file.seek(0, 2) - len(end), 0))
+        return file.read() == end != b""
 
 
 @cache

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from data_prep.languages import language_of
 from data_prep.parallel import on_root
-from data_prep.progress import shown
+from data_prep.progress import shown, warn
 from data_prep.store import is_whole, read_arrow
 from xlme_ds.data.corrupt import corrupt
 from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, Rows, Shard, read_manifest, row_schema
@@ -78,11 +78,15 @@ def _run(config: ShowConfig) -> None:
         raise ValueError(f"--mask-fraction is {fraction}: it must be at least 0 and below 1")
     if not tasks:
         raise ValueError(f"{config.data} holds neither mono/manifest.json nor para/manifest.json: run mix first")
-    for task in tasks:
-        _show(config, task)
+    nothing = list(filter(None, [_show(config, task) for task in tasks]))
+    if len(nothing) == len(tasks):
+        raise ValueError(nothing[0])
+    for sentence in nothing:
+        warn(sentence)
 
 
-def _show(config: ShowConfig, task: str) -> None:
+def _show(config: ShowConfig, task: str) -> str:
+    """Print rows of a task; where none fits, a sentence that says so."""
     folder, console = config.data / task, Console(highlight=False)
     manifest = read_manifest(folder)
     if manifest.stage != "mix":
@@ -96,12 +100,11 @@ def _show(config: ShowConfig, task: str) -> None:
     if language is not None and language not in manifest.languages:
         raise ValueError(f"{config.data} has no text in {language}: its languages are {' '.join(manifest.languages)}")
     row: ShownRow | None = None
-    for row in islice(rows_from(folder, manifest, config.start, language), config.rows):
+    for row in islice(rows_from(folder, manifest, config.start, language), min(config.rows, manifest.rows)):
         for line in _describe(row, task, vocabulary, config, marks=not console.is_terminal):
             console.print(line, soft_wrap=not console.is_terminal)
-    if row is None:
-        row_name = f"row in {config.language}" if config.language else "row"
-        raise ValueError(f"{folder} has no {row_name} from row {config.start} on: it has {manifest.rows}")
+    row_name = f"row in {config.language}" if config.language else "row"
+    return "" if row else f"{folder} has no {row_name} from row {config.start} on: it has {manifest.rows}"
 
 
 def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None) -> Iterator[ShownRow]:

@@ -71,6 +71,8 @@ def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
 
     width = None if Console().is_terminal else 160  # a file has room for every column
     console = Console(width=width, markup=False, emoji=False)  # names may have brackets
+    page = config.out / "stats.html"  # first: who reads the tables may stop, as head does
+    write_file(page, html(sections, read_manifest(config.data / sections[0].task)).encode(), config.out)
     for section in sections:
         histograms = [*section.lengths.values(), np.sum(list(section.lengths.values()), axis=0)]
         medians = ({"median tokens": f"{median(histogram):,}+"} for histogram in histograms)
@@ -78,8 +80,6 @@ def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
         console.print(_table(TITLES[section.task], rows))
         for losses in section.losses:
             console.print(_table(losses.title, losses.rows))
-    page = config.out / "stats.html"
-    write_file(page, html(sections, read_manifest(config.data / sections[0].task)).encode(), config.out)
     console.print(f"open {shown(str(page))}", soft_wrap=True, markup=False)
 
 

@@ -130,7 +130,13 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
 
 
 def _check_neighbour(config: MixConfig, vocabulary: str, tasks: Sequence[str]) -> None:
-    """Raise ValueError if --out has rows of one of `tasks` that training could not read with the new rows."""
+    """Raise ValueError if --out has rows of one of `tasks` that training could not read with the new rows, or another
+    vocabulary's own folder where the copy is to be."""
+    trained = config.out / "vocab"
+    if (trained / "manifest.json").exists() and read_manifest(trained).vocabulary_sha256 != vocabulary:
+        raise ValueError(
+            f"{trained} is the folder of another vocabulary, which would be replaced: choose another --out"
+        )
     for folder in (config.out / task for task in tasks):
         if (folder / "manifest.json").exists():
             there = read_manifest(folder)

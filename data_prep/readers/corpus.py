@@ -111,7 +111,7 @@ def _check_doubles(inputs: list[Input]) -> None:
     names: dict[tuple[object, ...], str] = {}
     for source in inputs:
         by = f"corpus {source.corpus}" if source.corpus else "--mono or --para"
-        paths = [str(path.local.resolve() if path.local else path) for path in source.paths]
+        paths = list(map(_file, source.paths))
         key = (source.name, *sorted(paths))
         text = (*sorted(paths), source.members, source.columns, repr(source.filters.get("column")))
         first = names.setdefault(text, source.name)
@@ -126,6 +126,15 @@ def _check_doubles(inputs: list[Input]) -> None:
                 "would count twice: name it once"
             )
         seen_by[key] = by
+
+
+def _file(place: Place) -> str:
+    """A name of the file that is the same for all links to it, symbolic or hard."""
+    path = place.local
+    if path is None or not path.exists():
+        return str(path or place)
+    status = path.stat()
+    return f"{status.st_dev} {status.st_ino}" if status.st_nlink > 1 else str(path.resolve())
 
 
 def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> list[Input]:

@@ -23,6 +23,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from data_prep.readers.decompress import CHUNK, ENDINGS, decompressed
+from data_prep.store import unfinished
 
 MAX_LINE = 100_000  # bytes
 MAX_ROW = 500_000  # bytes of a row of a .tsv file: the URLs of pages are in it too
@@ -113,9 +114,12 @@ def files_in(folder: str, deep: bool = False) -> list[Place]:
     its name or of that of a folder it is in.
 
     Named pipes, links that lead nowhere and subfolders too: `Place.size` fails for those that cannot be read. Raises
-    ValueError when `folder` is no folder.
+    ValueError when `folder` is no folder, and for the output of a `minhash` that did not finish.
     """
     system, root = filesystem(folder)
+    for out in (Path(root), Path(root).parent) if isinstance(system, fs.LocalFileSystem) else ():
+        if unfinished(out, "minhash"):
+            raise ValueError(f"{folder} lacks documents, for minhash did not finish: give the command of {out} again")
     try:
         if isinstance(system, fs.LocalFileSystem):  # Arrow's own listing leaves out links that lead nowhere
             names = list(_local_names(root, deep))

@@ -49,9 +49,7 @@ class JsonLines(RecordFile):
 
     def records(self, place: Place, texts: Sequence[str], others: Sequence[str] = ()) -> Iterator[Record]:
         """The fields of each object; of nested ones by their path."""
-        nowhere = dict[
-            str, ValueError
-        ]()  # a record may lack one of the others, as it may have null there; not all of them
+        nowhere = dict[str, str]()  # a record may lack one of the others, as it may have null there; not all of them
         columns_seen = set[str]()
         for number, line in enumerate(split_lines(read_text(place), _LONGEST), 1):
             if not line or line.isspace():
@@ -74,13 +72,13 @@ class JsonLines(RecordFile):
                 try:
                     values.append(_field(record, column, where))
                     columns_seen.add(column)
-                except _NoFieldError as error:
-                    nowhere.setdefault(column, error)
+                except KeyError as error:
+                    nowhere.setdefault(column, error.args[0])
                     values.append(None)
             yield [_text(record, column, where) for column in texts], values
         for column, first in nowhere.items():
             if column not in columns_seen:
-                raise first
+                raise ValueError(first)
 
 
 class _Doubled(dict[str, Any]):
@@ -96,11 +94,8 @@ def _object(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return unique if len(unique) == len(fields) else _Doubled(fields)
 
 
-class _NoFieldError(ValueError):
-    """A record lacks a field."""
-
-
 def _field(record: dict[str, Any], column: str, where: str) -> Any:
+    """The value of a field. Raises KeyError where the record lacks it, ValueError where it has it twice."""
     inside: Any = record
     while isinstance(inside, dict):
         here = column in inside
@@ -110,11 +105,14 @@ def _field(record: dict[str, Any], column: str, where: str) -> Any:
         if here:
             return inside[name]
         inside = inside.get(name)
-    raise _NoFieldError(f"{where} has no field {column or name!r}, but {', '.join(record)}: {_ADVICE}")
+    raise KeyError(f"{where} has no field {column or name!r}, but {', '.join(record)}: {_ADVICE}")
 
 
 def _text(record: dict[str, Any], column: str, where: str) -> str:
-    text = _field(record, column, where)
+    try:
+        text = _field(record, column, where)
+    except KeyError as error:
+        raise ValueError(error.args[0]) from None
     if not isinstance(text, str):
         value = json.dumps(text)[:40]
         raise ValueError(f"{where}: field {column!r} is {value}, not a string: remove that line, or {_ADVICE}")

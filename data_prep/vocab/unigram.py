@@ -84,7 +84,9 @@ class UnigramPath:
 
     def __init__(self, text: WordCounts, coverage: float, largest: int = 0):
         """Train on words; characters beyond the share `coverage` of all occurrences are unknown. `largest`: pieces of
-        the largest vocabulary asked for."""
+        the largest vocabulary asked for. Raises ValueError where there are no words."""
+        if not len(text.words):
+            raise ValueError("the sampled lines have nothing but white space and invisible characters: take more text")
         words = _read_words(text, coverage)
         self.characters = len(words.alphabet)
         longer, occurrences = _seeds(words, max(_SEEDS, _SEEDS_A_PIECE * largest))
@@ -110,19 +112,22 @@ class UnigramPath:
         """The vocabulary of `size` pieces, or of all if there are fewer; all characters are among them. `least`: longer
         pieces of fewer expected occurrences are left out, so that there may be fewer."""
         while self.size > max(size, self.characters):
-            self._prune(max(size, self.characters, int(self.size * _SHRINK)))
-            self._settle(_LEAST_EXPECTED if self.size > size else 0.0)
+            self._prune(max(size, self.characters, int(self.size * _SHRINK)), size)
+            self._settle(_LEAST_EXPECTED if self.size > size else 0.0, size)
         if least:
             self._settle(least)
         pieces = dict(zip(self._pieces, self._scores[1:].tolist(), strict=True))
         return Unigrams(pieces, self._score, int(self._frequencies.sum()))
 
-    def _settle(self, least: float = _LEAST_EXPECTED) -> None:
-        """Maximise the likelihood, and find the best segmentations."""
+    def _settle(self, least: float = _LEAST_EXPECTED, fewest: int = 0) -> None:
+        """Maximise the likelihood, without the longer pieces of fewer than `least` expected occurrences as far as
+        `fewest` pieces are left, and find the best segmentations."""
         for _ in range(_ROUNDS):
             expected = np.zeros(len(self._scores))
             expect(*self._arguments(), expected)
-            expected = np.maximum(self._keep(expected >= least, expected)[1:], _LEAST_EXPECTED)
+            to_keep, first = expected >= least, 1 + self.characters
+            to_keep[first + np.argsort(-expected[first:], kind="stable")[: max(fewest - self.characters, 0)]] = True
+            expected = np.maximum(self._keep(to_keep, expected)[1:], _LEAST_EXPECTED)
             scores = _digamma(expected) - _digamma(expected.sum()[None])  # favours frequent pieces, as in SentencePiece
             self._scores = np.append(scores.min() - UNKNOWN_PENALTY, scores)
         self._frequencies = np.zeros(len(self._scores))
@@ -131,13 +136,14 @@ class UnigramPath:
     def _arguments(self) -> tuple[Numbers, ...]:
         return self._text.starts, self._counts, self._text.fan, self._text.arcs, self._lengths, self._scores
 
-    def _prune(self, size: int) -> None:
-        """Keep the characters and the longer pieces without which the text's log-probability would fall most."""
+    def _prune(self, size: int, fewest: int) -> None:
+        """Keep the characters and the longer pieces without which the text's log-probability would fall most; those
+        without which it would not fall only as far as `fewest` pieces need them."""
         own, first = self._own, self.characters + 1
         losses = find_losses(own.starts, own.fan, own.arcs, self._lengths, self._scores, self._frequencies, first)
         to_keep = np.zeros(len(self._scores), bool)
         best = np.argsort(-losses, kind="stable")[: size - self.characters]
-        to_keep[first + best[losses[best] > -np.inf]] = True
+        to_keep[first + best[(losses[best] > -np.inf) | (np.arange(len(best)) < fewest - self.characters)]] = True
         self._keep(to_keep, self._scores)
 
     def _keep(self, to_keep: Numbers, values: Numbers) -> Numbers:

@@ -5,6 +5,7 @@ import json
 import lzma
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 import time
@@ -18,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_prep.encode.encode import EncodeConfig, _plans, run
+from data_prep.encode.encode import EncodeConfig, _plans, _run_plan, run
 from data_prep.encode.encode_input import EncodeTask, begin_input, discard_changed, encode_block
 from data_prep.encode.shared_work import SharedWork
 from data_prep.readers import READERS, find_documents
@@ -247,6 +248,24 @@ def test_no_file_is_removed_that_encode_did_not_write(vocab: Path, tmp_path: Pat
     )
     with pytest.raises(ValueError, match=r"out/mono/en/000-part\.txt is in .*/out/mono, where the shards would be"):
         run(EncodeConfig(vocab, tmp_path / "out", corpus=(str(tmp_path / "c.toml"),)))
+
+
+@pytest.mark.parametrize(
+    ("name", "more"), [("sentencepiece.model", b"\n\4\n\2zq"), ("test.txt", b"\nsecond line")], ids=["piece", "line"]
+)
+def test_files_that_change_after_the_command_began_are_an_error(
+    corpus: tuple[Path, Path], vocab: Path, tmp_path: Path, name: str, more: bytes
+) -> None:
+    """Else the ids would be another vocabulary's than the manifest says, or test lines would be encoded."""
+    shutil.copy(vocab / "sentencepiece.model", tmp_path)
+    (tmp_path / "test.txt").write_text("one line")
+    config = EncodeConfig(tmp_path, tmp_path / "out", mono=corpus[0], without=(tmp_path / "test.txt",))
+    size, plans = _plans(config)
+    stage, tasks = plans["mono"]
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes() + more)
+    with stage.open(), pytest.raises(ValueError, match="changed since the command began: give it again"):
+        _run_plan(config, "mono", stage, tasks, size)
+    assert not (stage.folder / "manifest.json").exists()
 
 
 def test_text_to_leave_out_is_no_pipe(vocab: Path, tmp_path: Path) -> None:

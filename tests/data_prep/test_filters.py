@@ -127,6 +127,16 @@ def test_a_model_file_that_cannot_be_read(tmp_path: Path) -> None:
         labels_of("en", str(tmp_path / "m.bin"))
 
 
+def test_a_model_file_that_is_cut_off_is_an_error(fasttext_model: str, tmp_path: Path) -> None:
+    """fastText reads it, and its labels would be wrong."""
+    data = Path(fasttext_model).read_bytes()
+    for number, size in enumerate((len(data) - 1, len(data) - 4000, len(data) // 2)):
+        path = tmp_path / f"{number}.bin"
+        path.write_bytes(data[:size])
+        with pytest.raises(ValueError, match=rf"{number}\.bin is no model of fastText \(.*\): fetch it again"):
+            labels_of("en", str(path))
+
+
 def test_encode_names_a_model_file_by_its_bytes(
     fasttext_model: str, vocab: Path, tmp_path: Path, data_prep: Callable[..., "subprocess.CompletedProcess[str]"]
 ) -> None:

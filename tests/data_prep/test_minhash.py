@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep.encode.encode import EncodeConfig
+from data_prep.encode.encode import run as encode
 from data_prep.minhash import MinhashConfig, run
 from xlme_ds.data.schema import read_manifest
 
@@ -74,6 +76,23 @@ def test_one_of_each_pair_of_near_duplicates_stays(corpus: Path, tmp_path: Path,
     assert done.returncode == 0, done.stderr
     counts = read_manifest(tmp_path / "encoded/mono").counts["by_language"]
     assert (counts["de"]["documents"], counts["de"]["paragraphs"], counts["zh-Hans"]["documents"]) == (20, 40, 20)
+
+
+@needs_datatrove
+def test_languages_that_are_not_written_yet_are_missed(corpus: Path, tmp_path: Path, vocab: Path) -> None:
+    """Else `encode` would take those of a run that ended early for all."""
+    whole = (corpus / "zh-Hans.jsonl.gz").read_bytes()
+    (corpus / "zh-Hans.jsonl.gz").write_bytes(whole[:-9] + whole[-8:] + b" ")
+    with pytest.raises(ValueError, match=r"zh-Hans\.jsonl\.gz cannot be read"):
+        run(MinhashConfig(corpus, tmp_path / "out"))
+    assert [path.name for path in (tmp_path / "out/mono").glob("*.gz")] == ["de.jsonl.gz"]
+    config = EncodeConfig(vocab, tmp_path / "encoded", mono=tmp_path / "out/mono")
+    with pytest.raises(ValueError, match="out/mono lacks documents, for minhash did not finish: give the command of"):
+        encode(config)
+    (corpus / "zh-Hans.jsonl.gz").write_bytes(whole)
+    run(MinhashConfig(corpus, tmp_path / "out"))
+    encode(config)
+    assert set(read_manifest(tmp_path / "encoded/mono").counts["by_language"]) == {"de", "zh-Hans"}
 
 
 @needs_datatrove

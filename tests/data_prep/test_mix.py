@@ -24,6 +24,8 @@ from data_prep.inspect.verify import run as run_verify
 from data_prep.mix.mix import MixConfig, run
 from data_prep.store import write_arrow
 from data_prep.vocab.model_file import serialize
+from data_prep.vocab.vocab import VocabConfig
+from data_prep.vocab.vocab import run as train
 from xlme_ds.data.schema import BOS, DOCUMENTS, EOS, PAD, PAIRS, Manifest, read_manifest, row_schema, write_manifest
 from xlme_ds.io.files import file_sha256, write_signed
 
@@ -517,6 +519,16 @@ def test_another_vocabulary_is_refused(corpus: Corpus, tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="is not the vocabulary that"):
         run(replace(corpus.config(tmp_path / "out", mono_rows=10), vocab=tmp_path / "other.model"))
+
+
+def test_the_folder_of_another_vocabulary_is_not_written_to(corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/de.txt").write_text("abcdefghijklm ba\n", encoding="utf-8")
+    train(VocabConfig(mono=tmp_path / "text", out=tmp_path / "vocab", size=19))
+    before = file_sha256(tmp_path / "vocab/sentencepiece.model")
+    with pytest.raises(ValueError, match="vocab is the folder of another vocabulary, which would be replaced"):
+        run(corpus.config(tmp_path, mono_rows=10))
+    assert file_sha256(tmp_path / "vocab/sentencepiece.model") == before and not (tmp_path / "mono").exists()
 
 
 def test_rows_that_could_not_be_read_together_are_refused(corpus: Corpus, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from data_prep.filters.clean import Counts
+from data_prep.parallel import UserError, explain
 from data_prep.readers import READERS, Input, documents, find_documents, pairs
 from data_prep.readers.corpus import TextConfig, corpus_inputs, find_sources
 from data_prep.readers.corpus_files import Place
@@ -155,8 +156,9 @@ GOOD = b'{"text": "a"}\n'
 )  # fmt: skip
 def test_what_is_no_sound_json_lines_is_an_error_with_its_line(tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "de.jsonl").write_bytes(data)
-    with pytest.raises(ValueError, match=rf"de\.jsonl, {message}"):
+    with pytest.raises(ValueError, match=rf"de\.jsonl, {message}") as error:
         read(tmp_path / "de.jsonl")
+    assert isinstance(explain(error.value), UserError)  # else the command ends in a traceback
 
 
 def test_odd_but_sound_json_lines_are_read(tmp_path: Path) -> None:
@@ -514,8 +516,12 @@ def described(folder: Path, name: str) -> list[Input]:
     return corpus_inputs(read_corpora([str(folder / "guide.toml")], [f"{name}={folder / name}"])[0])
 
 
-def test_what_datatrove_writes_through_the_description_of_the_guide(tmp_path: Path) -> None:
-    """Files in the shape of its JsonlWriter: a file a task, and metadata in an object of their own."""
+def test_files_that_datatrove_wrote(tmp_path: Path) -> None:
+    """In the shape of its JsonlWriter: a file a task, and metadata in an object of their own."""
+    (tmp_path / "corpus.toml").write_text(
+        'name = "deduplicated"\nformat = "jsonl"\nfiles = "{lang}/*.jsonl.gz"\nlanguages = "any"\n'
+    )
+    place = f"deduplicated={tmp_path / 'deduplicated'}"
     for code in ("de", "sw"):
         (tmp_path / "deduplicated" / code).mkdir(parents=True)
         for task in range(2):
@@ -529,9 +535,8 @@ def test_what_datatrove_writes_through_the_description_of_the_guide(tmp_path: Pa
             ]
             lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows).encode()
             (tmp_path / "deduplicated" / code / f"{task:05d}.jsonl.gz").write_bytes(gzip.compress(lines))
-    found = [
-        (source.name, list(documents(source, Counts("documents")))) for source in described(tmp_path, "deduplicated")
-    ]
+    sources = corpus_inputs(read_corpora([str(tmp_path / "corpus.toml")], [place])[0])
+    found = [(source.name, list(documents(source, Counts("documents")))) for source in sources]
     assert found == [
         (code, [[f"{code} {task}", f"line {i}"] for i in range(3)]) for code in ("de", "sw") for task in range(2)
     ]

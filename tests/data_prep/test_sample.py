@@ -40,6 +40,9 @@ def test_another_package_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"SOURCE\.md is not of the sample corpus, which would replace it"):
         run(SampleConfig(tmp_path))
     assert (tmp_path / "SOURCE.md").read_text() == "# My corpus"
+    (tmp_path / "SOURCE.md").write_bytes("# für mich".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"SOURCE\.md is not of the sample corpus, which would replace it"):
+        run(SampleConfig(tmp_path))
 
 
 def test_no_network_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,14 @@ def test_rows_are_their_text(data: Path, task: str, capsys: pytest.CaptureFixtur
     assert not lines
 
 
+def test_sides_in_xlms_layout(data: Path, vocab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mix.run(mix.MixConfig(data.parent / "encoded", vocab, tmp_path, 0, ROWS, row_tokens=200, layout="xlm"))
+    vocabulary = Vocabulary(vocab)
+    lines = shown(capsys, ShowConfig(tmp_path, "para", rows=ROWS, mask_fraction=0))
+    texts = {line[14:] for line in lines if not line.startswith("para row")}
+    assert texts == {vocabulary.decode(vocabulary.encode(sentence)) for sentence in TEXT}
+
+
 def test_text_without_marks_is_the_decoded_text(data: Path) -> None:
     vocabulary = Vocabulary(data / "vocab")
     for sentence in TEXT:
@@ -105,6 +113,14 @@ def test_language_and_start(data: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert [int(line.split()[2][:-1]) for line in lines if "row" in line.split()[:2]] == french
     lines = shown(capsys, ShowConfig(data, "para", rows=2, start=9))
     assert [line.split(":")[0] for line in lines if line.startswith("para row")] == ["para row 9", "para row 10"]
+
+
+@pytest.mark.parametrize("rows", [3, 10**30])
+def test_a_language_of_one_task_is_shown(data: Path, capsys: pytest.CaptureFixture[str], rows: int) -> None:
+    run(ShowConfig(data, rows=rows, language="fr"))
+    printed = capsys.readouterr()
+    assert "mono row" in printed.out and "para row" not in printed.out
+    assert printed.err == f"warning: {data / 'para'} has no row in fr from row 0 on: it has {ROWS}\n"
 
 
 @pytest.mark.parametrize(

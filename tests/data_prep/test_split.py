@@ -178,7 +178,7 @@ def test_normal_forms_are_cut_as_their_lines(vocab: Path, lines: list[str]) -> N
 
 
 def test_a_test_set_is_left_out_in_every_form(
-    in_all_forms: tuple[Path, list[str]], vocab: Path, tmp_path: Path
+    in_all_forms: tuple[Path, list[str]], vocab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Twenty of forty sentences; also where some letters are unknown, which the model reads as one another."""
     folder, sentences = in_all_forms
@@ -191,6 +191,11 @@ def test_a_test_set_is_left_out_in_every_form(
         for task, name in (("mono", "fr"), ("para", "en-fr")):
             counts = read_manifest(tmp_path / form / task).counts["by_language"][name]
             assert counts["dropped"] == {"held_out_text": 20}, form
+    assert "is a line of --without" not in capsys.readouterr().err
+    (tmp_path / "test.csv").write_text("".join(f'1,"{sentence}"\n' for sentence in sentences[:20]))
+    run(in_form(replace(asked, without=(tmp_path / "test.csv",), out=tmp_path / "csv"), folder, next(iter(FORMS))))
+    warned = capsys.readouterr().err
+    assert all(f"{task} is a line of --without: do its files have" in warned for task in ("mono", "para"))
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "fr.txt").write_text("ᛏ rights\n\nᛏ equal\n")
     run(replace(asked, mono=tmp_path / "odd", out=tmp_path / "unknown"))

@@ -1,6 +1,8 @@
 """`stats` shows the counts of the manifests."""
 
+import io
 from collections import Counter
+from contextlib import redirect_stdout
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -113,6 +115,16 @@ def test_page_and_table(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "1 (4.00%)" in page.cells and "1 (4.00%)" in printed  # of 25 pairs, the one with an empty side
     # shares and lengths of both tasks, and what the pairs lost
     assert len(page.sources) == 5 and all(source.startswith("data:image/svg+xml;base64,") for source in page.sources)
+
+
+def test_the_page_is_written_whoever_reads_the_tables(prepared: Path, tmp_path: Path) -> None:
+    with (
+        open("/dev/full", "wb", buffering=0) as full,
+        redirect_stdout(io.TextIOWrapper(full, write_through=True)),
+        pytest.raises(OSError, match="No space left"),
+    ):
+        run(config(prepared, tmp_path))
+    assert (tmp_path / "stats.html").exists()
 
 
 def test_what_looks_like_markup_is_text_on_the_page(prepared: Path) -> None:

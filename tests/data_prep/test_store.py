@@ -25,7 +25,7 @@ from data_prep.mix.encoded import read_batches
 from data_prep.parallel import RetryError, UserError, explain
 from data_prep.readers import find_pairs
 from data_prep.readers.corpus_files import Place, read_text
-from data_prep.store import Stage
+from data_prep.store import Stage, write_file
 from data_prep.vocab import vocab, vocap
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -384,6 +384,23 @@ def test_what_cannot_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch: 
     )
 
 
+def test_records_that_are_nested_too_deeply_are_written_again(corpus: Corpus, tmp_path: Path) -> None:
+    corpus.encode(tmp_path)
+    expected = tree(tmp_path)
+    for name in ("settings.json", "manifest.json", "tasks/en-de-000.json"):
+        (tmp_path / "para" / name).write_text("[" * 200_000)
+        corpus.encode(tmp_path)
+        assert tree(tmp_path) == expected, name
+
+
+def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "00000.arrow").mkdir()
+    with pytest.raises(OSError) as error:
+        write_file(tmp_path / "00000.arrow", b"x", tmp_path)
+    assert words_of(error.value) == f"{tmp_path / '00000.arrow'}: Is a directory: remove it, or name a file"
+    assert [path.name for path in tmp_path.iterdir()] == ["00000.arrow"]
+
+
 def test_an_output_that_cannot_be_written(corpus: Corpus, tmp_path: Path, small_disk: Callable[[int], Path]) -> None:
     (tmp_path / "file").write_text("mine")
     for out, words in (
@@ -440,6 +457,13 @@ def test_errors_of_the_command_line(corpus: Corpus, tmp_path: Path, data_prep: R
     assert (done.returncode, done.stderr) == (
         2,
         "data_prep encode: error: in\\udcff is not a name in UTF-8: rename it\n",
+    )
+
+    text = "--mono", corpus.folder / "mono", f"--mono={corpus.folder}/para"
+    done = data_prep("encode", *text, "--vocab", corpus.vocab, "--out", tmp_path / "out")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "data_prep encode: error: --mono is given twice: put the files into one folder, or describe more by --corpus\n",
     )
 
     flags = [

@@ -18,9 +18,12 @@ import data_prep.vocab.line_sample as line_sample
 from data_prep.readers import Input
 from data_prep.sampling import hashed, key_of
 from data_prep.store import Stage
+from data_prep.vocab import unigram
 from data_prep.vocab.extension import extend
 from data_prep.vocab.line_sample import sample_lines, sampled_inputs
+from data_prep.vocab.unigram import UnigramPath
 from data_prep.vocab.vocab import VocabConfig, run
+from data_prep.vocab.word_counts import count_words
 from tests.rows import train_vocabulary
 from xlme_ds.data.schema import read_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
@@ -329,6 +332,25 @@ def test_too_large_a_size_names_the_largest_that_works(corpus: Path, tmp_path: P
     assert Vocabulary(tmp_path / "largest").size == largest
     with pytest.raises(ValueError, match="no more than"):
         run(config(corpus, tmp_path / "beyond", size=largest + 1))
+
+
+@pytest.mark.parametrize("shrink", [0.75, 0.95])
+def test_every_size_up_to_the_largest_is_reached(monkeypatch: pytest.MonkeyPatch, shrink: float) -> None:
+    """Words of stems, so that some pieces are not needed where others are: 2 of these sizes lacked some."""
+    monkeypatch.setattr(unigram, "_SHRINK", shrink)
+    rng = np.random.default_rng(6)
+    stems = ["".join(rng.choice(list("abcdefgh"), rng.integers(1, 4))) for _ in range(30)]
+    text = count_words([" ".join("".join(rng.choice(stems, rng.integers(1, 5))) for _ in range(150))])
+    for size in range(100, UnigramPath(text, 1.0).size + 1):
+        assert len(UnigramPath(text, 1.0, size).at(size).pieces) == size
+
+
+def test_lines_without_a_visible_character_are_an_error(vocab: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/de.txt").write_text("\u200b\n\u200b \u200b\n", encoding="utf-8")
+    for number, model in enumerate((None, vocab)):
+        with pytest.raises(ValueError, match="the sampled lines have nothing but white space and invisible characters"):
+            run(VocabConfig(mono=tmp_path / "in", out=tmp_path / f"out{number}", model=model, size=500))
 
 
 def test_too_small_a_size_for_the_characters(corpus: Path, tmp_path: Path) -> None:

@@ -177,12 +177,14 @@ def test_every_language_counts_the_same() -> None:
 
 def test_groups_leave_out_repetitions_and_small_languages(tmp_path: Path) -> None:
     store = RowStore(write_data(tmp_path / "data", rows=40) / "para")
-    groups = group_by_language([*packed_pairs(store), *packed_pairs(store)])
+    pairs = list(packed_pairs(store))
+    one_side = [pair._replace(first=pair.first[:-1]) for pair in pairs]  # their second side repeats
+    groups = group_by_language([*pairs, *pairs, *one_side])
     assert set(groups) == {"de", "fr"}
     for ours, theirs in groups.values():
         for side in (ours, theirs):
             assert len({ids.tobytes() for ids in side}) == len(ours) == len(theirs)
-    assert group_by_language(list(packed_pairs(store))[:3]) == {}
+    assert group_by_language(pairs[:3]) == {}
 
 
 def write_sides(folder: Path, name: str, ours: list[str], theirs: list[str], language: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from deepspeed.runtime.pipe.schedule import BackwardPass, ForwardPass, TrainSchedule
 
 from xlme_ds.cli import parse
 from xlme_ds.config import EngineConfig, Training
@@ -185,6 +186,16 @@ def test_the_pipelines_bubble_counted_by_hand(gpus: int, stages: int, idle: tupl
     assert of["bubble"] == pytest.approx(of["compute"] * waiting / working) and of["compute"] > 0
     assert of["step"] == pytest.approx(of["compute"] * (1 + waiting / working) + of["transfer"] + of["offload"])
     assert of["tokens_per_s"] == pytest.approx(2 * 2048 * 512 / of["step"])
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 16])
+def test_a_stage_holds_as_many_micro_batches_as_in_deepspeeds_schedule(micro_batches: int) -> None:
+    run = parse("plan", PlanSettings, "", ["--recipe", "large_pipe", "--engine.pipeline-stages", "4"]).run
+    layout = replace(ParallelLayout.of(run, 4, "bf16", 512), accumulation=micro_batches)
+    for stage in range(4):
+        commands = itertools.chain(*TrainSchedule(micro_batches, 4, stage).steps())
+        held = itertools.accumulate(isinstance(one, ForwardPass) - isinstance(one, BackwardPass) for one in commands)
+        assert layout.in_flight(stage) == max(held)
 
 
 def test_gpus_by_name_and_by_figures() -> None:

@@ -197,9 +197,10 @@ def test_a_line_is_printed_at_once(options: list[str]) -> None:
     assert subprocess.run(words, cwd=ROOT, env=variables, capture_output=True, text=True).stderr == "lost?\n"
 
 
-def test_closed_streams_are_no_error() -> None:
+@pytest.mark.parametrize("streams", [">&- 2>&-", ">/dev/full 2>/dev/full"])
+def test_streams_that_are_closed_or_on_a_full_disk_are_no_error(streams: str) -> None:
     code = "from xlme_ds.train.stop import StopRequest; stop = StopRequest(); print('nowhere'); stop.release()"
-    words = f'"{sys.executable}" -c "{code}" >&- 2>&-'
+    words = f'"{sys.executable}" -c "{code}" {streams}'
     assert subprocess.run(words, shell=True, cwd=ROOT, env=environment()).returncode == 0
 
 

@@ -30,8 +30,8 @@ class Measure(NamedTuple):
 
 
 MEASURES = {
-    "pos": Measure("parts of speech, F1 of other languages than English"),
-    "ner": Measure("entities, F1 of other languages than English"),
+    "pos": Measure("parts of speech, F1, non-English languages"),
+    "ner": Measure("entities, F1, non-English languages"),
     "align": Measure("word alignment, error rate", higher_is_better=False),
     "pairs_centred": Measure("retrieval of held-out pairs, centred, accuracy@1"),
     "tatoeba_centred": Measure("Tatoeba, centred, accuracy@1"),

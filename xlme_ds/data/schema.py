@@ -163,7 +163,7 @@ def read_manifest(folder: Path) -> Manifest:
         fields["languages"] = tuple(fields["languages"])
         fields["shards"] = tuple(Shard(**shard) for shard in fields["shards"])
         manifest = Manifest(**fields)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"{path} is not a readable manifest ({error}): delete it and give the command that wrote {folder} again"
         ) from None

@@ -163,8 +163,10 @@ def _retrieval(
     else:
         untrained = objective.build(config.model)
         initialise(untrained, config.seed, config.model.init_std)
-        retrieval["before"] = retrieve(take_encoder(untrained.state_dict(), config.model, which), groups)
-    retrieval["after"] = retrieve(take_encoder(state, config.model, which), groups)
+        retrieval["before"] = retrieve(
+            take_encoder(untrained.state_dict(), config.model, which), groups, name="retrieval, untrained"
+        )
+    retrieval["after"] = retrieve(take_encoder(state, config.model, which), groups, name="retrieval")
     return {"retrieval.json": retrieval}
 
 

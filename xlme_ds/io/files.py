@@ -101,7 +101,10 @@ def write_signed(path: Path, value: Mapping[str, Any], context: str = "", flush:
 
 def read_signed(path: Path, context: str = "") -> dict[str, Any]:
     """The object that `write_signed` wrote. Raises ValueError when it is damaged or of another format."""
-    value = json.loads(path.read_bytes())
+    try:
+        value = json.loads(path.read_bytes())
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError("it holds no object")
     if value.pop(_CHECKSUM, None) != _checksum(value, context):

@@ -117,13 +117,14 @@ class StopRequest:
 
 
 class _Unbreakable(io.FileIO):
-    """Drops what is written once nobody can read it: the terminal, or a program like tee, has ended."""
+    """Drops what is written once nobody can read it: the terminal, or a program like tee, has ended; or while the disk
+    of a log is full, which alone ends no run."""
 
     def write(self, block: Any, /) -> int:
         try:
             return super().write(block)
         except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EIO):
+            if error.errno not in (errno.EPIPE, errno.EIO, errno.ENOSPC, errno.EDQUOT):
                 raise
             return len(block)
 
