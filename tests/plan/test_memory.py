@@ -9,6 +9,7 @@ import pytest
 from tests.launch import run_ranks
 from tests.plan.measure import run_config
 from tests.rows import write_data
+from tests.small import MODERN
 from xlme_ds.plan.layout import ParallelLayout
 from xlme_ds.plan.memory import peak
 from xlme_ds.plan.speed import communication
@@ -47,6 +48,7 @@ DEEP = TINY | dict(generator_layers=4, discriminator_layers=20)
 LARGE_LIKE = MIDDLE | dict(norm="pre", vocabulary_blocks=4, activation_checkpointing=True)
 MT = MIDDLE | dict(language_embeddings=("de", "en", "fr"))
 SHORT = MT | dict(width=256, feed_forward=1024, max_positions=48)  # translations are written token by token
+MODERN_LIKE = MIDDLE | MODERN | dict(local_window=16)
 PIPE = dict(kind="pipeline", pipeline_stages=2)
 
 # name: ranks, ZeRO stage, precision, rows of (mono, para, micro-batch), model, engine
@@ -75,6 +77,8 @@ CASES: dict[str, tuple[int, int, str, tuple[int, int, int], dict[str, Any], dict
         MIDDLE | dict(dropout=0.1, attention_dropout=0.1, language_embeddings=("de", "en", "fr"), relative_bias="none"),
         {},
     ),
+    "middle zero2 bf16, modern": (1, 2, "bf16", (4, 4, 4), MODERN_LIKE, {}),
+    "middle zero3 bf16, modern, on 2": (2, 3, "bf16", (8, 8, 4), MODERN_LIKE, {}),
     "middle zero1 bf16, CLM": (1, 1, "bf16", (8, 0, 8), MIDDLE, {}),
     "middle zero2 bf16, MT": (1, 2, "bf16", (0, 8, 8), MT, {}),
     "middle zero2 bf16, MT, dropout": (
