@@ -8,7 +8,7 @@ model.judge("Everyone has the right to life, liberty and Recht of person.")
 scores = xlme.evaluate.pairs("runs/mine", "heldout")
 xlme.export.run("runs/mine", "exports/mine")
 
-`plan`, `finetune` and `translate` are such packages, too: `xlme.plan.run(...)`, `xlme.finetune.run(...)`,
+`evaluate`, `export`, `plan`, `finetune` and `translate` are modules: `xlme.plan.run(...)`, `xlme.finetune.run(...)`,
 `xlme.translate.lines(...)`.
 """
 
@@ -46,9 +46,9 @@ def pretrain(
     """Train `config` on the folder `data` of `xlme prep mix` into the run folder `out`, and return that; `data` may be
     several folders, those of `data.phase_steps`. `heldout`: a data folder of text that is not trained on.
 
-    It does what the command `xlme pretrain` does, in this process: on one rank, or as one of those that a launcher
-    started. A second call resumes. A signal to stop saves and returns; called outside the main thread, it leaves
-    signals alone. Raises ValueError for a mistake in the settings or the data.
+    It does what the command `xlme pretrain` does, in this process: on one rank, or as one of those that the launcher of
+    DeepSpeed or torch started. A second call resumes. A signal to stop saves and returns; called outside the main
+    thread, it leaves signals alone. Raises ValueError for a mistake in the settings or the data.
     """
     from . import api
 
@@ -56,10 +56,15 @@ def pretrain(
 
 
 def load(folder: Path | str, device: str = "cpu") -> "TextModel":
-    """The model in the folder of a run, or of an export, on a `device` of torch, such as cuda. Raises ValueError when
-    there is none.
+    """The model in the folder of a run, or of an export, on a `device` of torch, such as cuda.
 
-    A run that is not finished counts as its newest checkpoint; RUN@STEP names another one.
+    model = xlme.load("runs/mine")
+    model.encode(["Hello.", "Hallo."])  # vectors of sentences, float32 [2, width]
+    model.fill("Everyone has the <mask> to education.")
+    model.judge("Everyone has the right to life, liberty and Recht of person.")
+
+    A run that is not finished counts as its newest checkpoint; RUN@STEP names another one. Raises ValueError when there
+    is no model.
     """
     from .api import TextModel
 

@@ -68,7 +68,7 @@ class ModelConfig:
     """
 
     vocabulary: Count = 250_002
-    """Vocabulary size, `<pad>` and `<mask>` included; must equal that of the data."""
+    """Vocabulary size, `<pad>` and `<mask>` included; must equal that of the data (`xlme prep vocab --size`)."""
     width: Count = 768
     """Hidden size (Base 768, Large 1,024, XL 1,536); a multiple of `heads`."""
     heads: Count = 12
@@ -353,7 +353,8 @@ class Training:
     name: str
     """Name of the run in its report and records."""
     seed: int = 1
-    """Seeds initial weights, masked positions and the generator's samples; change it to repeat a run."""
+    """Seeds initial weights, masked positions and the generator's samples; change it for an independent second
+    run."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -267,6 +267,8 @@ def test_in_python(base: Path, tmp_path: Path) -> None:
     assert found is not None and found["mean"] == scores(tmp_path / "one")["mean"]
     assert xlme.finetune.run("ner", base, [data], tmp_path / "two", **fixed) is not None
     again = xlme.finetune.run("ner", str(base), str(data), str(tmp_path / "one"), **fixed)
+    with pytest.raises(ValueError, match="tuning has no setting learning_rat: choose one of learning_rate, "):
+        xlme.finetune.run("ner", base, data, tmp_path / "no", learning_rat=1e-5)
     assert again is not None and again["languages"] == found["languages"]
 
 

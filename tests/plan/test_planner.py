@@ -284,7 +284,7 @@ def test_micro_batches_that_are_equally_fast_are_one_layout(capsys: pytest.Captu
     assert len({(way["settings"], way["tokens_per_s"]) for way in ways}) == len(ways)
     assert ways[0]["settings"] == layouts[0]["settings"] and ways[0]["micro_batches"] == [128, 64, 32, 16, 8, 4, 2, 1]
     lines = printed(capsys, "--recipe", "base", "--gpus", "8", "--gpu", "h100")
-    assert "equally fast: --data.micro-batch 1, 2, 4, 8, 16, 32, 64" in lines[:6]
+    assert "equally fast by the count: --data.micro-batch 1, 2, 4, 8, 16, 32, 64" in lines[:6]
 
 
 def test_a_small_model_has_no_time_of_zero(capsys: pytest.CaptureFixture[str]) -> None:

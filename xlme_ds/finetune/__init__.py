@@ -4,6 +4,7 @@ xlme.finetune.run("ner", "runs/base", "xtreme/panx", "runs/base-ner")["mean"]
 """
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ def run(
 ) -> dict[str, Any] | None:
     """Fine-tune `model` (a run, RUN@STEP, or an export) on the `task` in the folders `data`, which hold XTREME's files,
     and return the scores of every language, which `out` has as scores.json; None where a signal stopped it. `tuning`:
-    settings such as learning_rate=3e-5 (`xlme finetune --help`); the others are the published ones.
+    settings of `xlme finetune --tuning.…`, such as learning_rate=3e-5; the others are the published ones.
 
     A second call resumes. Raises ValueError for a mistake in the settings or the data.
     """
@@ -26,6 +27,10 @@ def run(
     from .__main__ import run_all
     from .settings import FinetuneSettings, TuningConfig, jobs
 
+    known = [field.name for field in fields(TuningConfig)]
+    for name in tuning:
+        if name not in known:
+            raise ValueError(f"tuning has no setting {name}: choose one of {', '.join(known)}")
     folders = [data] if isinstance(data, str | Path) else data
     settings = FinetuneSettings(
         task, Path(model), tuple(map(Path, folders)), Path(out), seeds=(seed,), tuning=TuningConfig(**tuning)

@@ -97,7 +97,8 @@ class FinetuneSettings:
     model: Path
     """Folder of a pre-training run (RUN@STEP: of one of its checkpoints), or of an export."""
     data: tuple[Path, ...]
-    """Folders with the task's files by their usual names; questions may be trained on those of another folder."""
+    """Folders with the task's files by XTREME's names, such as train-en.tsv and test-de.tsv of `ner`. With two folders
+    for a task of questions, one holds the training files."""
     out: Path
     """Folder for scores, predictions and weights; one below it for each run if there are several. Give it again to
     resume."""

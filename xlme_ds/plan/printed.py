@@ -95,7 +95,7 @@ def _answer(result: Mapping[str, Any], ways: Sequence[Mapping[str, Any]], dollar
 
 def _settings(way: Mapping[str, Any]) -> str:
     others = ", ".join(str(number) for number in sorted(way["micro_batches"])[:-1])
-    return way["settings"] + (f"\nequally fast: --data.micro-batch {others}" if others else "")
+    return way["settings"] + (f"\nequally fast by the count: --data.micro-batch {others}" if others else "")
 
 
 def _time(days: float) -> str:
