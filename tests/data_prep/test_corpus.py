@@ -343,6 +343,23 @@ def test_text_is_of_one_language(
         assert len(find_sources(TextConfig(corpus=(path,)))["para"].inputs) == 2
 
 
+def test_a_column_says_the_language(tmp_path: Path) -> None:
+    """One file for two languages, whose records a filter of a column divides; the same filter twice is an error."""
+    (tmp_path / "all.jsonl").write_text('{"text": "a", "code": "en"}\n{"text": "b", "code": "de"}\n')
+    for second, error in (("de", ""), ("en", "is named for en and for de")):
+        paths = []
+        for name, code in (("en", "en"), ("de", second)):
+            lines = f'languages = ["{name}"]\n[filters.column]\ncode.one_of = ["{code}"]'
+            (tmp_path / name).mkdir(exist_ok=True)
+            values = dict(name=name, where=str(tmp_path), format="jsonl", files="all.jsonl")
+            paths.append(describe(tmp_path / name, lines, **values))
+        if error:
+            with pytest.raises(ValueError, match=error):
+                find_sources(TextConfig(corpus=tuple(paths)))
+        else:
+            assert len(find_sources(TextConfig(corpus=tuple(paths)))["mono"].inputs) == 2
+
+
 @pytest.mark.parametrize("layout", ["cc100", "tsv"])
 def test_a_star_after_a_code_that_may_have_a_country(tmp_path: Path, layout: str) -> None:
     """The longest reading counts, and no file of a language is left out."""

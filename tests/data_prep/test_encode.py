@@ -129,11 +129,12 @@ def test_changed_settings_are_refused(corpus: tuple[Path, Path], vocab: Path, tm
     before = tree(config.out)
     with pytest.raises(ValueError, match=r"max_pair_tokens was 509, now 60\): choose another output folder, or delete"):
         run(replace(config, max_pair_tokens=60))
-    (corpus[0] / "en.txt").write_text("changed")
-    with pytest.raises(
-        ValueError, match=r"en\.txt had \d+ bytes when it was encoded into .*, now it has 7: restore it"
-    ):
-        run(config)
+    text = (corpus[0] / "en.txt").read_text()
+    for changed in ("changed", f"{text}One line more.\n"):
+        (corpus[0] / "en.txt").write_text(changed)
+        told = rf"en\.txt had \d+ bytes when it was encoded into .*, now it has {len(changed.encode())}: restore it"
+        with pytest.raises(ValueError, match=told):
+            run(config)
     assert tree(config.out) == before
 
 

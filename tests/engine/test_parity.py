@@ -40,7 +40,8 @@ CLM = dict(objective="clm")
 TEMPERED = dict(
     generator_temperature=0.7, generator_keep_fraction=0.15, z_loss=1e-2, random_fakes=("0:1", "2:0"),
 )  # fmt: skip
-RATES = dict(discriminator_rate=0.3)
+# So much decay that four steps without it would show.
+RATES = dict(discriminator_rate=0.3, weight_decay=0.5)
 RTS = dict(objective="rts", vocabulary_blocks=3)
 ALL_TOKENS = dict(objective="all_tokens", vocabulary_blocks=3)
 CORRECTIVE = dict(objective="corrective", vocabulary_blocks=3, embedding_sharing="gdes")

@@ -58,6 +58,7 @@ def tiny(
     generator_keep_fraction: float = 0.0,
     random_fakes: Sequence[str] = (),
     discriminator_rate: float = 1.0,
+    weight_decay: float = 0.01,
     z_loss: float = 0.0,
     denoising: Sequence[str] = (),
     back_translation: Sequence[str] = (),
@@ -82,7 +83,10 @@ def tiny(
         engine=EngineConfig(**{"precision": "fp32"} | engine),
         train=TrainConfig(steps=steps, log_every=1),
         optimizer=OptimizerConfig(
-            learning_rate=1e-3, warmup_steps=min(5, steps // 2), discriminator_rate=discriminator_rate
+            learning_rate=1e-3,
+            warmup_steps=min(5, steps // 2),
+            weight_decay=weight_decay,
+            discriminator_rate=discriminator_rate,
         ),
     )
     return validate(run)

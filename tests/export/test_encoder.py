@@ -290,6 +290,8 @@ def test_the_vocabulary_may_be_resized(folder: Path, tmp_path: Path, part: str, 
             assert after.shape[-1] == size + change
             if change > 0:
                 torch.testing.assert_close(after[..., size:].mean(), before.mean(), rtol=0, atol=0.5)
+                bias = found.masked_head.bias
+                torch.testing.assert_close(bias[size:], bias[:size].mean().expand(change), rtol=0, atol=1e-6)
 
 
 def test_dropout_is_a_setting(folder: Path) -> None:
