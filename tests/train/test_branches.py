@@ -42,6 +42,7 @@ from xlme_ds.train.records import audit_lines
 from xlme_ds.train.run_folder import RunFolder, branched
 from xlme_ds.trained.encoders import load_encoder
 from xlme_ds.trained.runs import load_run
+from xlme_ds.trained.weights import WEIGHTS_FILE, read_weights, save_weights
 
 SHARES = (0.3, 0.15)
 Run = Callable[..., Path]
@@ -272,8 +273,16 @@ def test_an_average_is_the_mean(stable: Path, capsys: pytest.CaptureFixture[str]
         mean = load_encoder(stable.with_name("mean_export"), which).encoder
         for name, value in mean.named_parameters():
             torch.testing.assert_close(value, (both[0][name] + both[1][name]) / 2, rtol=1e-6, atol=1e-8)
+    # A tensor of another shape, which would be broadcast.
+    weights = stable.with_name("odd") / WEIGHTS_FILE
+    shutil.copytree(exports[0], weights.parent)
+    state = read_weights(weights)
+    shortened = next(name for name in state if name.endswith("input_norm.weight"))
+    weights.unlink()
+    save_weights(state | {shortened: state[shortened][:1].clone()}, weights)
     capsys.readouterr()
     for arguments, words in (
+        (["--model", str(exports[1]), "--model", str(weights.parent)], f"differs from {exports[1]}"),
         (["--model", names[0]], "two or more models, each once"),
         (["--model", names[0], "--model", names[0], "--model", names[1]], "two or more models, each once"),
         (["--model", names[0], "--model", str(exports[0])], "is an export and others are runs"),

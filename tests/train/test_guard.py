@@ -119,6 +119,19 @@ def test_limit_is_six_sigma_over_the_last_128_steps_and_comes_back_on_resume() -
     assert ours.state["norms"][-2:] == [2.0, 9.0] and ours.norm_limit() > 5.3
 
 
+def test_the_second_interrupt_stops_at_once() -> None:
+    """The first one, like another signal, asks for a stop after the step."""
+    stop = StopRequest()
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.raise_signal(number)
+            assert stop.received == signal.Signals(number).name
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        stop.release()
+
+
 @pytest.fixture(autouse=True)
 def signals() -> Iterator[None]:
     """Training takes the signals over; the next test has them as they were."""
