@@ -24,6 +24,13 @@ STAGES = {
 }
 
 
+_EXAMPLE = (
+    "vocab --mono mono --out vocab --size 32000",
+    "encode --mono mono --para para --vocab vocab --out encoded",
+    "mix --encoded encoded --vocab vocab --out mixed --mono-rows 200000 --para-rows 50000",
+)
+
+
 def main(arguments: list[str]) -> int:
     """Run one stage; the exit code is 2 where a user has to do something first, 1 where another try may help.
 
@@ -102,10 +109,10 @@ def _usage(arguments: list[str]) -> int:
     wants_help = bool(arguments) and arguments[0] in ("-h", "--help")
     lines = [f"data_prep: error: there is no stage {arguments[0]!r}"] if arguments and not wants_help else []
     lines += [f"usage: {_program()} STAGE --flags (STAGE --help lists them)", "stages, in the order of use:"]
-    print(
-        "\n".join([*lines, *(f"  {name:<8}{about}" for name, (_, about) in STAGES.items())]),
-        file=sys.stdout if wants_help else sys.stderr,
-    )
+    lines += [f"  {name:<8}{about}" for name, (_, about) in STAGES.items()]
+    lines += ["for example, with texts such as mono/en.txt and para/en-de.txt.zip:"]
+    lines += [f"  {_program()} {stage}" for stage in _EXAMPLE]
+    print("\n".join(lines), file=sys.stdout if wants_help else sys.stderr)
     return 0 if wants_help else 2
 
 

@@ -140,12 +140,12 @@ def _short_help(prog: str, command: type, description: str, run: RunConfig) -> s
         about = help_of(type(settings))[key].partition(". ")[0]
         value = getattr(settings, key)
         shown.append((f"--{name.replace('_', '-')} {'' if isinstance(value, bool) else value}", about))
-    source = run.name if run.name != "custom" else "XLM-E Base"
+    source = f"their values in {run.name}" if run.name != "custom" else "the defaults of all recipes"
     return "\n".join(
         [
             f"usage: {prog} --recipe NAME{needed} [--section.key value ...]\n\n{description.strip()}\n",
             *(_entry(*pair) for pair in own),
-            f"\nSettings that are often set, with their values in {source}:\n",
+            f"\nSettings that are often set, with {source}:\n",
             *(_entry(*pair) for pair in shown),
             "\n--help-all lists all settings.",
         ]

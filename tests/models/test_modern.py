@@ -140,7 +140,12 @@ def test_saved_bytes_are_autograds(dtype: torch.dtype) -> None:
             return tensor
 
         with saved_tensors_hooks(keep, lambda tensor: tensor):
-            layer(torch.randn(rows, tokens, cfg.width).to(dtype).requires_grad_(), shared)
+            layer(
+                torch.randn(rows, tokens, cfg.width, generator=torch.Generator().manual_seed(number))
+                .to(dtype)
+                .requires_grad_(),
+                shared,
+            )
         saved.append(sum(sizes.values()))
     batch = MicroBatch(rows, tokens, rows * tokens, dtype.itemsize, fused=False, triton=False, pairs=0)
     assert layer_class(cfg).saved_bytes(cfg, batch) == pytest.approx(sum(saved) / 3, rel=0.01)
