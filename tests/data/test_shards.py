@@ -184,7 +184,7 @@ def test_a_shard_without_an_index_is_one_clear_error(tmp_path: Path) -> None:
         ({"format": 2}, "it has format 2, this version reads 1"),
         ({"more": 1}, "more"),
         (None, "no object"),
-        ("[" * 100_000, "recursion"),
+        ("[" * 100_000, "nested too deeply"),
     ],
 )
 def test_a_manifest_of_other_types_is_one_sentence(tmp_path: Path, changes: dict | str | None, words: str) -> None:
