@@ -117,9 +117,6 @@ def files_in(folder: str, deep: bool = False) -> list[Place]:
     ValueError when `folder` is no folder, and for the output of a `minhash` that did not finish.
     """
     system, root = filesystem(folder)
-    for out in (Path(root), Path(root).parent) if isinstance(system, fs.LocalFileSystem) else ():
-        if unfinished(out, "minhash"):
-            raise ValueError(f"{folder} lacks documents, for minhash did not finish: give the command of {out} again")
     try:
         if isinstance(system, fs.LocalFileSystem):  # Arrow's own listing leaves out links that lead nowhere
             names = list(_local_names(root, deep))
@@ -132,6 +129,9 @@ def files_in(folder: str, deep: bool = False) -> list[Place]:
                 f"{folder} is not a folder: name the one that holds the corpus files, named as en.txt"
             ) from None
         raise ValueError(f"{folder} cannot be listed ({error}): check the name and your access to it") from None
+    for out in (Path(root), Path(root).parent) if isinstance(system, fs.LocalFileSystem) else ():
+        if unfinished(out, "minhash"):
+            raise ValueError(f"{folder} lacks documents, for minhash did not finish: give the command of {out} again")
     return [Place(folder, name) for name in sorted(names) if not any(p.startswith(".") for p in Path(name).parts)]
 
 
