@@ -15,26 +15,31 @@ from xlme_ds.config import EngineConfig
 from xlme_ds.engine import bf16_gradients
 from xlme_ds.engine.bf16_gradients import spare_passes
 from xlme_ds.engine.ranks import start_process_group
+from xlme_ds.models.encoder import lookup
 
 STEPS = 6
 
 
 class Sometimes(nn.Module):
-    """Its second layer has a part in every other step, so that it often has no gradient."""
+    """Its second layer has a part in every other step, so that it often has no gradient; that of its table comes
+    sparse where ours add it up."""
 
-    def __init__(self) -> None:
+    def __init__(self, sparse: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
+        self.sparse = sparse
         self.always, self.sometimes = nn.Linear(48, 48), nn.Linear(48, 1)
+        self.table = nn.Parameter(torch.randn(8, 48))
 
     def forward(self, x: Tensor, step: int) -> Tensor:
         """A loss that grows to spite the clipping."""
-        hidden = self.always(x).tanh()
+        places = (torch.arange(len(x)) + step) % len(self.table)
+        hidden = self.always(x + lookup(places, [self.table], self.sparse)).tanh()
         return (self.sometimes(hidden) if step % 2 else hidden).float().pow(2).sum()
 
 
 def train(spare: bool, immediate: bool, micro_batches: int = 2, halved: bool = False) -> dict[str, Any]:
-    module = Sometimes()
+    module = Sometimes(sparse=spare)
     settings = {
         "train_micro_batch_size_per_gpu": 4,
         "gradient_accumulation_steps": micro_batches,
