@@ -273,8 +273,10 @@ def _check_start(folder: Path, there: ModelConfig, config: RunConfig, its: Vocab
         )
     for name in SHAPE:
         setting, ours = getattr(there, name), getattr(here, name)
-        table = {"max_positions": there.absolute_positions}.get(name, True)  # without one they are a bound of the data
-        if setting != ours and table and not (there.relative_bias == "none" and name.startswith("relative_")):
+        # A model without a table of positions, or of a relative bias, has no parameters of that size.
+        without = name == "max_positions" and not there.absolute_positions
+        without |= name.startswith("relative_") and there.relative_bias == "none"
+        if setting != ours and not without:
             raise ValueError(f"{model} has {name} {setting}, model.{name} is {ours}: set it to the same")
 
 

@@ -1,5 +1,5 @@
-"""`xlme checkpoint list|check|convert|weights --run DIR`, for the checkpoints of a run that
-is not running; `average --model ...` for the means of models.
+"""`xlme checkpoint list|check|convert|weights --run DIR`, for the checkpoints of a run that is not running; `average
+--model ...` for the means of models.
 
 Resuming needs none of it: every engine reads every checkpoint as it is.
 """

@@ -103,7 +103,7 @@ def read_modernbert(folder: Path) -> tuple[TextEncoder, Vocabulary]:
 
 
 def _setting(config: Mapping[str, Any], name: str) -> Any:
-    """A setting of config.json; transformers itself writes the rotary bases, and which layers are global, otherwise."""
+    """A setting of config.json; transformers itself writes the rotary bases in `rope_parameters` alone."""
     kind = {"global_rope_theta": "full_attention", "local_rope_theta": "sliding_attention"}.get(name)
     if kind:
         return config["rope_parameters"][kind]["rope_theta"]
