@@ -47,7 +47,7 @@ STEPS: tuple[Step, ...] = (
     ("base_zero1", 32, {"compile": "none"}),
     ("base_zero1", 64, {"compile": "graphs"}),
     ("large_zero2", 16, {}),
-    ("base_zero1", 32, {"compile": "layers"}),
+    ("modern_base", 32, {}),
 )
 LATER_STEPS: tuple[Step, ...] = (
     ("xl_zero3", 16, {"activation_checkpointing": True}),
@@ -61,10 +61,12 @@ LATER_STEPS: tuple[Step, ...] = (
 )
 QUICK_STEPS: tuple[Step, ...] = (
     ("base_zero1", 1, {"compile": "layers"}),
+    ("modern_base", 1, {}),
     ("large_zero2", 2, {"activation_checkpointing": True}),
 )
 PARITY = (
     "relative position table", "attention with gated bias and item mask", "token lookup", "masked head", "whole model",
+    "whole model, modern",
 )  # fmt: skip
 PARITY_ON_A_GPU = ("attention in Triton kernels, twice", "masked head in Triton kernels, twice")
 

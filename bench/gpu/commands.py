@@ -16,6 +16,12 @@ from data_prep.__main__ import main as data_prep
 from xlme_ds.run_commands import environment
 
 STEPS, SAVED, KILLED = 60, 20, 33  # of a run that is killed: all, from one checkpoint to the next, at the kill
+RUNS = {  # that are killed, by name: a recipe and settings
+    "default": "--recipe quickstart",
+    "graphs": "--recipe quickstart --model.compile graphs",
+    "not compiled": "--recipe quickstart --model.compile none",
+    "modern": "--recipe modern_base --model.generator-layers 2",
+}
 TAGS = ("NOUN", "VERB", "ADJ", "ADV", "DET")
 _FIRST = "pretrain, by the launcher"
 _API = """import sys, xlme_ds
@@ -37,7 +43,7 @@ def write_text(folder: Path) -> None:
         return [" ".join(word if language == "en" else word[::-1] for word in sentence) for sentence in text]
 
     for part in ("mono", "para", "tags"):
-        (folder / part).mkdir(parents=True)
+        (folder / part).mkdir(parents=True, exist_ok=True)
     pairs = sentences(1000)
     for language, name in (("de", "source"), ("en", "reference")):
         paragraphs = lines(sentences(1000), language)
@@ -195,38 +201,39 @@ def smoke(folder: Path, seconds: float, quick: bool) -> Iterator[Figures]:
         time.sleep(0.05)
 
 
-def resume(folder: Path, seconds: float, modes: Sequence[str], quick: bool) -> Iterator[Figures]:
+def resume(folder: Path, seconds: float, runs: Sequence[str], quick: bool) -> Iterator[Figures]:
     """Compare an undisturbed run with one that is killed and resumed, bit for bit: losses, norms and weights.
 
-    `modes` are values of `model.compile`; their runs train at the same time.
+    `runs` are names in `RUNS`; all train at the same time.
     """
     deadline, small = time.monotonic() + seconds, Small(folder / "data", quick)
     small.prepare()
 
-    def start(mode: str, run: Path) -> Command:
+    def start(name: str, run: Path) -> Command:
         arguments = _xlme(
-            f"pretrain --recipe quickstart {small.settings(8)} --engine.deepspeed zero1 --train.steps {STEPS} "
+            f"pretrain {RUNS[name]} {small.settings(8)} --engine.deepspeed zero1 --train.steps {STEPS} "
             f"--train.log-every 1 --train.save-every {SAVED} --data {small.folder}/xlme_train --out {run}"
         )
-        arguments += [] if mode == "default" else ["--model.compile", mode]
         return Command(arguments, run.with_suffix(".log"), deadline - time.monotonic())
 
     (folder / "resume").mkdir(parents=True)
-    alone, killed = ({mode: folder / "resume" / f"{mode}_{end}" for mode in modes} for end in ("alone", "killed"))
-    undisturbed, first = ({mode: start(mode, run) for mode, run in runs.items()} for runs in (alone, killed))
+    alone, killed = (
+        {name: folder / "resume" / f"{name.replace(' ', '_')}_{end}" for name in runs} for end in ("alone", "killed")
+    )
+    undisturbed, first = ({name: start(name, run) for name, run in group.items()} for group in (alone, killed))
     second: dict[str, tuple[int, Command]] = {}
-    while len(second) < len(modes):
-        for mode in [mode for mode in modes if mode not in second]:
-            if len(_lines(killed[mode])) >= KILLED or first[mode].result() is not None:
-                first[mode].process.kill()
-                first[mode].process.wait()
-                second[mode] = len(_lines(killed[mode])), start(mode, killed[mode])
+    while len(second) < len(runs):
+        for name in [name for name in runs if name not in second]:
+            if len(_lines(killed[name])) >= KILLED or first[name].result() is not None:
+                first[name].process.kill()
+                first[name].process.wait()
+                second[name] = len(_lines(killed[name])), start(name, killed[name])
         time.sleep(0.005)
-    for mode, (step, resumed) in second.items():
-        results = {"alone": undisturbed[mode].wait(), "resumed": resumed.wait()}
-        failed = [f"{name}: {result['failed']}" for name, result in results.items() if "failed" in result]
-        row = {"failed": "; ".join(failed)} if failed else _compared(alone[mode], killed[mode])
-        yield {"compile": mode, "killed_after_step": step} | row
+    for name, (step, resumed) in second.items():
+        results = {"alone": undisturbed[name].wait(), "resumed": resumed.wait()}
+        failed = [f"{end}: {result['failed']}" for end, result in results.items() if "failed" in result]
+        row = {"failed": "; ".join(failed)} if failed else _compared(alone[name], killed[name])
+        yield {"run": name, "killed_after_step": step} | row
 
 
 def _lines(run: Path) -> list[Figures]:

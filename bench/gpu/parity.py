@@ -34,6 +34,11 @@ SMALL = ModelConfig(
     max_positions=192, head_chunk=256, init_std=0.05,
 )  # fmt: skip
 
+MODERN = replace(
+    SMALL, body="modern", norm="pre", embedding_norm=True, absolute_positions=False, relative_bias="none",
+    generator_layers=3, discriminator_layers=3, local_window=64,
+)  # fmt: skip
+
 
 def parity(case: Case, device: Device, dtype: str) -> Figures:
     """Run `case` both ways; names the tensor that is worst relative to its bound."""
@@ -152,13 +157,13 @@ def _masked_head(device: torch.device, dtype: torch.dtype, kernels: str, blocks:
     return tensors
 
 
-def electra(device: torch.device, dtype: torch.dtype) -> Tensors:
+def electra(device: torch.device, dtype: torch.dtype, cfg: ModelConfig) -> Tensors:
     """The whole model, forward and backward; in bf16, whose samples are others, the losses and the gradient's norm."""
     objective = ElectraObjective(ObjectiveConfig())
-    model = objective.build(SMALL)
-    initialise(model, 0, SMALL.init_std)
+    model = objective.build(cfg)
+    initialise(model, 0, cfg.init_std)
     model = model.bfloat16().to(device, dtype)
-    batch = synthetic_batch((3, 3), SMALL.max_positions, SMALL.vocabulary).to(device)
+    batch = synthetic_batch((3, 3), cfg.max_positions, cfg.vocabulary).to(device)
     output = model(batch)
     losses = objective.sums(output, batch).double() / objective.counts(batch)
     (losses * objective.weights.to(device)).sum().backward()
@@ -173,7 +178,8 @@ CASES: dict[str, Case] = {
     "attention with gated bias and item mask": partial(attention, kernels="torch"),
     "token lookup": token_lookup,
     "masked head": partial(masked_head, kernels="torch"),
-    "whole model": electra,
+    "whole model": partial(electra, cfg=SMALL),
+    "whole model, modern": partial(electra, cfg=MODERN),
 }
 ON_A_GPU: dict[str, Case] = {  # elsewhere they would compare the CPU with itself
     "attention in Triton kernels, twice": partial(attention, kernels="triton"),

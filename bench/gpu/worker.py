@@ -69,8 +69,8 @@ class Measurements:
         commands = importlib.import_module("bench.gpu.commands")
         if section == "smoke":
             return commands.smoke(self.folder, seconds, self.quick)
-        modes = ("default", "graphs") if self.device.kind == "cuda" else ("default",)
-        return commands.resume(self.folder, seconds, modes, self.quick)
+        names = list(commands.RUNS) if self.device.kind == "cuda" else ["default"]
+        return commands.resume(self.folder, seconds, names, self.quick)
 
     def _run(self, case: Figures) -> Any:
         settings = {key: value for key, value in case["settings"].items() if key != "engine"}

@@ -62,6 +62,13 @@ def test_half_precision(measured: Any, rows: str) -> None:
 
 
 @needs_triton
+@pytest.mark.parametrize("rows", ROWS)
+def test_local_layers_of_the_modern_body(measured: Any, rows: str) -> None:
+    """Windows of 8 tokens, which end inside items and inside tiles."""
+    assert max(measured["local"][rows].values()) < FP32, measured["local"][rows]
+
+
+@needs_triton
 @pytest.mark.parametrize("heads", ["heads of 64", "heads of 128"])
 def test_heads_of_other_sizes(measured: Any, heads: str) -> None:
     assert max(measured[heads].values()) < FP16, measured[heads]

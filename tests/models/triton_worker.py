@@ -18,12 +18,13 @@ from torch import Tensor
 from bench.gpu.kernels import KERNELS, expected, launches
 from bench.gpu.kernels import inputs as inputs_of_shape
 from tests.plan.test_activations import layout, saved_by_a_layer
-from tests.small import SMALL, model, usual_batch
+from tests.small import MODERN, SMALL, model, usual_batch
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.engine.build import _check_kernels
 from xlme_ds.models import attention_triton, masked_head_triton
 from xlme_ds.models.attention import Gate, ItemBias, RelativePositionTable, plain_attend, shared_bias
 from xlme_ds.models.kernel_check import check_kernels
+from xlme_ds.models.modern import shared_by_kind
 from xlme_ds.models.tiles import TABLE, Tiling
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.plan import activations
@@ -106,6 +107,20 @@ def error(rows: list[list[int]], kind: str, dtype: torch.dtype, size: int = 16) 
     return {name: float((found[name] - value).abs().max() / value.abs().max()) for name, value in expected.items()}
 
 
+def local(rows: list[list[int]]) -> dict[str, float]:
+    """Errors of a local layer of the modern body, output and gradient, against torch's windows in float64."""
+    segments_BT = segments(rows)
+    given = inputs("none", *segments_BT.shape, torch.float32)["qkv"]
+    found = []
+    for kernels, qkv in (("triton", given), ("torch", given.detach().double().requires_grad_())):
+        cfg = replace(SMALL, width=32, heads=2, kernels=kernels, **MODERN)  # type: ignore[arg-type]
+        out = shared_by_kind(cfg, segments_BT, None, qkv.dtype).local.attend(qkv, None, 0.0, None)
+        weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+        found.append((out.detach(), *torch.autograd.grad((out * weights).sum(), [qkv])))
+    pairs = zip(("output", "qkv"), *found, strict=True)
+    return {name: float((ours - theirs).abs().max() / theirs.abs().max()) for name, ours, theirs in pairs}
+
+
 def poisoned() -> dict[str, bool]:
     """Items of whole tiles, every number of the second one NaN: a tile of two items that was computed would spread
     them."""
@@ -186,6 +201,7 @@ def main() -> None:
         "plain": error(ROWS["whole tiles"], "plain", torch.float32),
         "none": error(ROWS["whole tiles"], "none", torch.float32),
         "forms": forms(),
+        "local": {name: local(rows) for name, rows in ROWS.items()},
         "poisoned": poisoned(),
         "traced": traced(),
         "whole model": whole_model(),

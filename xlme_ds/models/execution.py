@@ -59,7 +59,9 @@ def compiled(function: Callable[..., Any], how: str) -> Callable[..., Any]:
     """`function` compiled as one graph for the shapes of its inputs, again for each other shape; torch raises an error
     for more than eight shapes in a process.
 
-    `graphs` also replays it as a CUDA graph. Inductor's code for an aligned parameter reads others without a check
+    `graphs` also replays it as a CUDA graph. Inductor chooses sums' order without timing them, so that a run that is
+    resumed has the bits of one left alone. Its code for an aligned parameter reads others without a check
     (pytorch#193054): engines align all parameters (`engine/placement.py`).
     """
-    return torch.compile(function, fullgraph=True, dynamic=False, mode="reduce-overhead" if how == "graphs" else None)
+    options = {"deterministic": True, "triton.cudagraphs": how == "graphs"}
+    return torch.compile(function, fullgraph=True, dynamic=False, options=options)

@@ -36,7 +36,7 @@ SHAPE: dict[str, Any] = {
 
 
 class Windows(NamedTuple):
-    """Attention within windows, by torch's kernels, which never store all scores."""
+    """Attention within windows by torch's kernels, which never store all scores; the Triton kernels read bounds."""
 
     # [S, 1, C, 2C] in the type of the queries: 0 where query and key are in one item, at most C/2 apart, else −inf.
     # A mask of bool would be turned into this in every layer, and saved by each.
@@ -124,12 +124,18 @@ def shared_by_kind(
     """
     assert allowed is item_mask, "objectives with another mask fail in their checks"
     whole = shared_bias(cfg, groups_BT, distance_HW, dtype, allowed, row_tokens)
-    first_BT, _ = item_bounds(groups_BT)
-    positions_BT = torch.arange(groups_BT.shape[1], device=groups_BT.device) - first_BT
-    size = cfg.width // cfg.heads
+    first_BT, end_BT = item_bounds(groups_BT)
+    place_T = torch.arange(groups_BT.shape[1], dtype=torch.int32, device=groups_BT.device)
+    local: ItemBias | Windows
+    if isinstance(whole, ItemBias):  # the kernels skip the tiles that no position of a tile sees
+        half = cfg.local_window // 2
+        local = whole._replace(first_BT=first_BT.maximum(place_T - half), end_BT=end_BT.minimum(place_T + half + 1))
+    else:
+        local = Windows.of(groups_BT, cfg.local_window, dtype)
+    size, positions_BT = cfg.width // cfg.heads, place_T - first_BT
     return GlobalAndLocal(
         Rotated(*rotations(positions_BT, size, cfg.rotary_base), whole),
-        Rotated(*rotations(positions_BT, size, cfg.local_rotary_base), Windows.of(groups_BT, cfg.local_window, dtype)),
+        Rotated(*rotations(positions_BT, size, cfg.local_rotary_base), local),
     )
 
 
@@ -148,10 +154,10 @@ def operations(cfg: ModelConfig, row_tokens: int) -> float:
 def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     """Bytes that the forward pass of one layer saves for the backward pass, the mean over global and local layers.
 
-    Four tensors of width D around the two norms, and the input of the output projection. A global layer saves q, k and
-    v, a local one q, and 2C keys and values for C tokens. Of the feed-forward network four tensors of width F.
+    Four tensors of width D around the two norms, and the input of the output projection; q, k and v, in a local layer
+    of torch's kernels q, and 2C keys and values for C tokens. Of the feed-forward network four tensors of width F.
     """
-    wide = (5 + _mean(cfg, 3, 5)) * batch.tokens * cfg.width
+    wide = (5 + _mean(cfg, 3, 3 if batch.triton else 5)) * batch.tokens * cfg.width
     whole = layer_costs.score_bytes(cfg, batch)
     per_head = batch.tokens * cfg.heads * FLOAT
     statistics = _mean(cfg, per_head * batch.fused, per_head)
@@ -162,17 +168,17 @@ def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
 
 
 def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
-    """Saved bytes that all layers of an encoder share: two rotations in float32, the mask of windows, and what global
-    attention reads."""
+    """Saved bytes that all layers of an encoder share: two rotations in float32, the bounds or the mask of windows, and
+    what global attention reads."""
     rotated = 2 * 2 * batch.tokens * (cfg.width // cfg.heads) * FLOAT
-    windows = batch.tokens * 2 * cfg.local_window * batch.element
+    windows = batch.tokens * 2 * (FLOAT if batch.triton else cfg.local_window * batch.element)
     return rotated + windows + layer_costs.shared_bytes(cfg, batch)
 
 
 def backward_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     """Bytes of the gradients that the backward pass of one layer holds at its peak: of the four tensors of width F, or
-    of q, k and v and of the keys and values of windows."""
-    local = (3 + 5) * batch.tokens * cfg.width * batch.element
+    of q, k and v and, with torch's kernels, of the keys and values of windows."""
+    local = (3 if batch.triton else 3 + 5) * batch.tokens * cfg.width * batch.element
     feed_forward = 4 * batch.tokens * cfg.feed_forward * batch.element
     return max(feed_forward, local, layer_costs.backward_bytes(cfg, batch))
 
