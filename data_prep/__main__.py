@@ -8,7 +8,8 @@ import traceback
 from pathlib import Path
 
 from data_prep.parallel import RetryError, TaskError, UserError, abort, explain, is_root, launched_rank, on_root
-from data_prep.progress import escape_unknown_characters, shown
+from data_prep.progress import shown
+from xlme_ds.io.output import open_output
 
 # In the order of use. The module is imported when its stage is asked for, so a worker process is light.
 STAGES = {
@@ -36,7 +37,7 @@ def main(arguments: list[str]) -> int:
 
     An error that a user can act on is one line on stderr; a mistake in this program keeps its traceback.
     """
-    escape_unknown_characters()
+    open_output()
     if not arguments or arguments[0] not in STAGES:
         return _usage(arguments)
     import tyro

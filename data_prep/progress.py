@@ -3,9 +3,6 @@
 Progress is a bar on a terminal, else a plain line every few seconds.
 """
 
-import io
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -19,12 +16,6 @@ from rich.text import Text
 _PLAIN_SECONDS = 10.0
 
 
-def escape_unknown_characters() -> None:
-    """Have stdout write a character that its encoding lacks, as ASCII and Latin-1 terminals do, as `\\u2581`."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-
-
 def shown(words: str) -> str:
     """`words` on one line that does nothing to a terminal: line ends, escapes and broken characters, as names of files
     may have them, are written as Python would."""
@@ -32,12 +23,8 @@ def shown(words: str) -> str:
 
 
 def say(words: str) -> None:
-    """Print a result on stdout. If its reader has ended (`verify | head`), the program ends as by SIGPIPE."""
-    try:
-        print(shown(words), flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still in the buffer goes there
-        sys.exit(128 + signal.SIGPIPE)
+    """Print a result on stdout."""
+    print(shown(words), flush=True)
 
 
 def warn(words: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 # Before torch is loaded. Two files run at a time on two cores: threads of theirs would spin while they wait for a core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from xlme_ds.engine.ranks import TORCH_VARIABLES
+from xlme_ds.run_commands import TORCH_VARIABLES
 
 # Files that take minutes, the longest first: `make test` runs two files at a time, and both ends come together.
 LONG = (

@@ -14,7 +14,7 @@ import pytest
 import xlme_ds as xlme
 from tests.launch import ROOT, python
 from xlme_ds.api import TextModel
-from xlme_ds.launch import LAUNCHED
+from xlme_ds.run_commands import LAUNCHED
 
 # The lab log has commands of earlier commits.
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "lab")]

@@ -24,7 +24,7 @@ FLOORS = {
     "xlme_ds.models": 1,
     "xlme_ds.settings_file": 1,
     "xlme_ds.cli": 2,
-    "xlme_ds.run_commands": 2,
+    "xlme_ds.run_commands": 1,
     "xlme_ds.objectives": 2,
     "xlme_ds.counting": 3,
     "xlme_ds.trained": 3,
@@ -60,7 +60,7 @@ FLOORS = {
 }
 SHARED_WITH_DATA_PREP = {
     f"xlme_ds.data.{name}" for name in ("schema", "vocabulary", "corrupt", "shards", "compiled")
-} | {f"xlme_ds.io.{name}" for name in ("errors", "files", "folders")}
+} | {f"xlme_ds.io.{name}" for name in ("errors", "files", "folders", "output")}
 
 
 def module_name(path: Path) -> str:

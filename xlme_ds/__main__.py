@@ -6,6 +6,7 @@ import sys
 
 from . import __version__
 from .cli import fail
+from .io.output import open_output
 
 # Command -> module whose `main` takes the arguments, and a line about it; in the order of use.
 COMMANDS = {
@@ -30,6 +31,7 @@ COMMANDS = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; without one, list them all."""
+    open_output()
     words = sys.argv[1:] if arguments is None else arguments
     if not words or words[0] in ("-h", "--help"):
         lines = [f"  {name:<12}{about}" for name, (_, about) in COMMANDS.items()]

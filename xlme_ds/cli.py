@@ -2,7 +2,6 @@
 overrides."""
 
 import inspect
-import io
 import os
 import shlex
 import sys
@@ -15,7 +14,9 @@ from typing import TypeVar, get_type_hints
 
 from .config import RunConfig
 from .io.errors import in_words
+from .io.output import open_output
 from .recipes import RECIPES, recipe
+from .run_commands import LAUNCHED, TORCH_VARIABLES
 from .settings_file import help_of, read, with_values
 
 Command = TypeVar("Command")
@@ -46,12 +47,14 @@ _OFTEN_SET = (
 def program(command: str) -> str:
     """How `command` was called: `xlme plan`, `python -m xlme_ds plan`, or `python -m xlme_ds.plan`.
 
-    Every command begins with this call: it has stdout write a character that an ASCII or Latin-1 terminal lacks as
-    `\\u2581`, and tyro join the lines of a setting's docstring.
+    Every command begins with this call: it opens stdout, has tyro join the lines of a setting's docstring, and drops a
+    launcher's variables where no launcher starts the command: they are left over, and would silence it.
     """
     _join_docstring_lines()
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    open_output()
+    if command not in LAUNCHED:
+        for name in TORCH_VARIABLES:
+            os.environ.pop(name, None)
     called = Path(sys.argv[0])
     if called.name == "xlme":
         return f"xlme {command}"

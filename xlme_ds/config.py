@@ -21,20 +21,25 @@ class Range:
     wording: str
     """Completes the error "SETTING is VALUE: it must …"."""
     contains: Callable[[float], bool]
-    finite: bool = True
-    """Whether infinity is an error."""
+    most: float = 1e9
+    """The largest; a larger number would overflow somewhere, or would take for ever."""
 
 
 Count = Annotated[int, Range("be at least 1", lambda value: value >= 1)]
+Size = Annotated[int, Range("be at least 1", lambda value: value >= 1, most=2**20)]
+Parts = Annotated[int, Range("be at least 1", lambda value: value >= 1, most=1_000)]
+Seed = Annotated[int, Range("not be negative", lambda value: value >= 0, most=2**63 - 1)]
 NotNegative = Annotated[Number, Range("not be negative", lambda value: value >= 0)]
 Positive = Annotated[float, Range("be positive", lambda value: value > 0)]
+Bound = Annotated[float, Range("be positive", lambda value: value > 0, most=math.inf)]
 BelowOne = Annotated[float, Range("be at least 0 and below 1", lambda value: 0 <= value < 1)]
 Factor = Annotated[float, Range("be above 0, up to 1", lambda value: 0 < value <= 1)]
 Buckets = Annotated[
-    int, Range("be even and at least 4 (half for each direction)", lambda value: value >= 4 and value % 2 == 0)
+    int,
+    Range("be even and at least 4 (half for each direction)", lambda value: value >= 4 and value % 2 == 0, most=2**20),
 ]
 Window = Annotated[int, Range("be even and at least 2", lambda value: value >= 2 and value % 2 == 0)]
-Stages = Annotated[int, Range("be at least 2, or use engine.kind deepspeed", lambda value: value >= 2)]
+Stages = Annotated[int, Range("be at least 2, or use engine.kind deepspeed", lambda value: value >= 2, most=1_000)]
 
 
 def weight_at(points: Sequence[str], step: int) -> float:
@@ -69,17 +74,17 @@ class ModelConfig:
 
     vocabulary: Count = 250_002
     """Vocabulary size, `<pad>` and `<mask>` included; must equal that of the data (`xlme prep vocab --size`)."""
-    width: Count = 768
+    width: Size = 768
     """Hidden size (Base 768, Large 1,024, XL 1,536); a multiple of `heads`."""
-    heads: Count = 12
+    heads: Size = 12
     """Attention heads of a layer; XLM-E's heads have size 64, so change it with `width`."""
-    feed_forward: Count = 3072
+    feed_forward: Size = 3072
     """Inner size of the feed-forward network; four times `width` in all published sizes."""
-    generator_layers: Count = 4
+    generator_layers: Parts = 4
     """Transformer layers of the generator: a third (Base) to a sixth (XL) of the discriminator's."""
-    discriminator_layers: Count = 12
+    discriminator_layers: Parts = 12
     """Transformer layers of the discriminator, the model that is used after pre-training, or of the only encoder."""
-    max_positions: Count = 512
+    max_positions: Size = 512
     """Rows of the learned absolute position table; also the longest item."""
     absolute_positions: bool = True
     """Add a learned position embedding to every token; off: only the relative bias shows the order."""
@@ -101,7 +106,7 @@ class ModelConfig:
     language_embeddings: tuple[str, ...] = ()
     """Codes of the languages with a learned embedding, which is added to their tokens; name every language of the
     data, or none (XLM-E has none)."""
-    decoder_layers: NotNegative[int] = 0
+    decoder_layers: Annotated[int, Range("not be negative", lambda value: value >= 0, most=1_000)] = 0
     """Layers of the decoder of a translation model; 0: as many as the encoder has, or half as many where they are
     interleaved."""
     decoder: Literal["xlm", "interleaved"] = "xlm"
@@ -125,7 +130,7 @@ class ModelConfig:
     ablation)."""
     relative_buckets: Buckets = 32
     """Distance buckets of the relative bias, both directions together; more for longer rows."""
-    relative_max_distance: int = 128
+    relative_max_distance: Count = 128
     """Distance in tokens from which on all distances share the last bucket."""
     embedding_sharing: Literal["tied", "gdes"] = "tied"
     """tied: both networks learn one embedding; gdes: the discriminator adds its own difference to a gradient-stopped
@@ -133,7 +138,7 @@ class ModelConfig:
     masked_head: Literal["dense", "linear"] = "dense"
     """Head before the output projection, which is tied to the embedding: dense, GELU and norm, as in BERT and XLM-R,
     or none (linear), as in XLM."""
-    vocabulary_blocks: Count = 1
+    vocabulary_blocks: Parts = 1
     """Store the embedding as this many parameters. One is fastest on a GPU; more make the buffers of offloading
     engines smaller (XL on NVMe: 16). A run may be resumed with another number."""
     init_std: Positive = 0.02
@@ -244,7 +249,7 @@ class OptimizerConfig:
     """Added to AdamW's divisor; change it only to follow another paper."""
     weight_decay: NotNegative[float] = 0.01
     """Weight decay, decoupled as in AdamW; biases and norms have none."""
-    clip: Annotated[float, Range("be positive", lambda value: value > 0, finite=False)] = 2.0
+    clip: Bound = 2.0
     """Largest global gradient norm; larger gradients are scaled down to it."""
     discriminator_rate: Positive = 1.0
     """Learning rate of the parameters that only the discriminator has, as a multiple of `learning_rate`; below 1 its
@@ -336,7 +341,7 @@ class TrainConfig:
     spike_sigma: NotNegative[float] = 0.0
     """Skip steps whose gradient norm is this many standard deviations above the mean of the last 128; 0: never. Try 6,
     as OLMo-core, if the loss jumps."""
-    watchdog_minutes: NotNegative[float] = 30.0
+    watchdog_minutes: Annotated[float, Range("not be negative", lambda value: value >= 0, most=525_600)] = 30.0
     """Minutes after which a process that finishes no step, save or part of the start ends the run and reports where it
     stands; 0: never."""
     wandb: str = ""
@@ -352,7 +357,7 @@ class Training:
 
     name: str
     """Name of the run in its report and records."""
-    seed: int = 1
+    seed: Seed = 1
     """Seeds initial weights, masked positions and the generator's samples; change it for an independent second
     run."""
     model: ModelConfig = field(default_factory=ModelConfig)

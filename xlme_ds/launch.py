@@ -4,9 +4,9 @@ import os
 import sys
 
 from .cli import fail, take_flag
-from .run_commands import environment, launch
+from .io.output import open_output
+from .run_commands import LAUNCHED, environment, launch
 
-LAUNCHED = ("pretrain", "finetune")
 USAGE = f"""usage: xlme launch [--gpus N] [DEEPSPEED OPTIONS] COMMAND --flags
 
 Run COMMAND ({" or ".join(LAUNCHED)}) on N processes of this machine, one a GPU, or on N of each machine of a hostfile.
@@ -30,6 +30,7 @@ def command(words: list[str]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Become the launcher; a user's mistake ends in one sentence and exit code 2."""
+    open_output()
     words = sys.argv[1:] if arguments is None else arguments
     if not words or words[0] in ("-h", "--help"):
         print(USAGE)

@@ -57,9 +57,11 @@ def main(arguments: list[str] | None = None) -> None:
     # The number of masked positions is another in every batch: blocks of many sizes would leave gaps that none fits.
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # read once, when torch is loaded
-    stop = StopRequest()  # before torch is loaded, which takes a while: a job may be told to leave at any time
+    words = sys.argv[1:] if arguments is None else arguments
+    # Before torch is loaded, which takes a while: a job may be told to leave at any time.
+    stop = None if {"-h", "--help", "--help-all", "--dry-run"} & set(words) else StopRequest()
     try:
-        words, branch = take_flag(sys.argv[1:] if arguments is None else arguments, "--branch")
+        words, branch = take_flag(words, "--branch")
         parent = None if branch is None else _branched(Path(branch), take_flag(words, "--out")[1])
         command = parse(program("pretrain"), Pretrain, __doc__ or "", words, parent)
         if parent is not None and "--schedule.decay-steps" in _flags(words) and "--train.steps" not in _flags(words):

@@ -14,18 +14,21 @@ from typing import IO
 
 # By this torchrun has its processes meet at a store of its own: those that it did not start wait there for ever.
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+TORCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # a launcher's, for each process
+LAUNCHED = ("pretrain", "finetune")  # the commands that a launcher starts
 _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 def environment() -> dict[str, str]:
     """Ours, with the programs of this Python's folder first; Python imports nothing from the current folder, which may
-    hold a module of any name, and these packages from where they are; a store of torchrun's is not theirs."""
+    hold a module of any name, and these packages from where they are; a launcher's variables are not theirs."""
     ours, places = str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if ours not in (*places, *map(os.path.realpath, site.getsitepackages())):
         places.append(ours)
     path = {"PYTHONPATH": os.pathsep.join(filter(None, places)), "PYTHONSAFEPATH": "1"}
     path["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {name: value for name, value in os.environ.items() if name != AGENT_STORE} | path
+    launchers = (AGENT_STORE, *TORCH_VARIABLES)
+    return {name: value for name, value in os.environ.items() if name not in launchers} | path
 
 
 def launch(module: str, processes: int | None, arguments: Sequence[str], options: Sequence[str] = ()) -> list[str]:

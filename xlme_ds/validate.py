@@ -4,9 +4,8 @@ Each check raises ValueError with one sentence that names the setting and a reme
 the ranges and choices of `xlme_ds.config`; the functions here check relations between settings.
 """
 
-import math
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .config import EngineConfig, RunConfig, Training
 from .data.order import phases, plan_step
@@ -33,11 +32,11 @@ def validate(config: Config, world: int | None = None) -> Config:
             return config
         check_processes(config.engine, world)
         config = choose_engine(config, world)
+    check_ranges(config)
     for section in fields(config):
         settings = getattr(config, section.name)
         if is_dataclass(settings):
-            for name, hint in get_type_hints(type(settings), include_extras=True).items():
-                _check_value(f"{section.name}.{name}", getattr(settings, name), hint)
+            check_ranges(settings, f"{section.name}.")
     _check_model(config)
     if isinstance(config, RunConfig):
         _check_objective(config)
@@ -49,8 +48,18 @@ def validate(config: Config, world: int | None = None) -> Config:
     return config
 
 
+def check_ranges(settings: Any, prefix: str = "") -> None:
+    """Check each setting of a dataclass against the choices or the range in its type; `prefix` is its section's."""
+    for name, hint in get_type_hints(type(settings), include_extras=True).items():
+        _check_value(f"{prefix}{name}", getattr(settings, name), hint)
+
+
 def _check_value(name: str, value: Any, hint: Any) -> None:
     """Check one setting, or each number of a tuple, against the choices or the range in its type `hint`."""
+    if get_origin(hint) is Union:  # of a type and None
+        if value is None:
+            return
+        hint = get_args(hint)[0]
     if get_origin(hint) is Literal and value not in get_args(hint):
         raise ValueError(f"{name} {value} is not known: choose one of {', '.join(get_args(hint))}")
     is_tuple = get_origin(hint) is tuple
@@ -59,8 +68,8 @@ def _check_value(name: str, value: Any, hint: Any) -> None:
         for number in value if is_tuple else (value,):
             if not allowed.contains(number):
                 raise ValueError(f"{start} {allowed.wording}")
-            if allowed.finite and number == math.inf:
-                raise ValueError(f"{start} be finite")
+            if number > allowed.most:
+                raise ValueError(f"{start} be at most {allowed.most:,.0f}")
 
 
 def _check_model(config: Training) -> None:

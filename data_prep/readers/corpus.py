@@ -8,7 +8,7 @@ from typing import Any
 
 from tyro.conf import UseAppendAction
 
-from data_prep.filters.clean import LANGUAGE, MODEL, SCRIPT
+from data_prep.filters.clean import EXACT_DUPLICATES, LANGUAGE, MODEL, SCRIPT
 from data_prep.filters.language_id import identifier, labels_of
 from data_prep.languages import LANGUAGES, in_order, language_of
 from data_prep.progress import warn
@@ -17,6 +17,7 @@ from data_prep.readers.corpus_files import Place, files_in
 from data_prep.readers.description import CorpusDescription, read_corpora
 from data_prep.readers.file_names import Codes, FileNames, filled, languages_of
 from xlme_ds.data.schema import TASKS
+from xlme_ds.io.files import file_sha256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,7 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
         if inputs:
             _warn_of_others(inputs)
             _check_doubles(inputs)
+            _warn_of_copies(inputs)
             inputs.sort(key=lambda source: source.name)  # stable
             sources[task] = Sources(tuple(inputs), settings)
     return sources
@@ -126,6 +128,26 @@ def _check_doubles(inputs: list[Input]) -> None:
                 "would count twice: name it once"
             )
         seen_by[key] = by
+
+
+def _warn_of_copies(inputs: list[Input]) -> None:
+    """Warn of files of one language or pair, such as en.txt and eng.txt, that have the same bytes."""
+    by_sizes: dict[tuple[object, ...], list[Input]] = {}
+    for source in inputs:
+        if source.size and not source.filters.get(EXACT_DUPLICATES) and all(map(_is_local_file, source.paths)):
+            by_sizes.setdefault((source.name, *sorted(size for _, size in source.files)), []).append(source)
+    for alike in (sources for sources in by_sizes.values() if len(sources) > 1):
+        first: dict[tuple[object, ...], Input] = {}
+        for source in alike:
+            checksums = sorted(file_sha256(path.local) for path in source.paths if path.local)
+            same = first.setdefault((*checksums, source.columns, repr(source.filters.get("column"))), source)
+            if same is not source:
+                these, those = (" and ".join(map(str, one.paths)) for one in (source, same))
+                warn(f"the text of {these} counts twice as {source.name}, for {those} has the same bytes: remove one")
+
+
+def _is_local_file(place: Place) -> bool:
+    return place.local is not None and not place.pipe
 
 
 def _file(place: Place) -> str:

@@ -292,6 +292,31 @@ def test_a_row_is_never_cut_in_two(tmp_path: Path) -> None:
         assert dict(counts.dropped) == {"long_line": 1, "malformed": 2}  # both have a column too many
 
 
+def test_two_spellings_of_a_language_are_one_and_copies_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """en.txt next to eng.txt: two texts are one language; the same bytes are reported, in pairs too."""
+    mono, para = tmp_path / "mono", tmp_path / "para"
+    mono.mkdir()
+    para.mkdir()
+    for name, text in (("en.txt", "ab"), ("eng.txt", "xy"), ("de.txt", "ab"), ("fr.txt", ""), ("fra.txt", "")):
+        (mono / name).write_text(text)
+    for name, text in (("a.de-en.de", "x"), ("a.de-en.en", "y"), ("b.eng-deu.deu", "x"), ("b.eng-deu.eng", "z")):
+        (para / name).write_text(text)
+    sources = find_sources(TextConfig(mono=mono, para=para))
+    assert [source.name for source in sources["mono"].inputs] == ["de", "en", "en", "fr", "fr"]
+    assert [source.name for source in sources["para"].inputs] == ["en-de", "en-de"]
+    assert capsys.readouterr().err == ""
+    (mono / "eng.txt").write_text("ab")
+    (para / "b.eng-deu.eng").write_text("y")
+    find_sources(TextConfig(mono=mono, para=para))
+    assert capsys.readouterr().err.splitlines() == [
+        f"warning: the text of {mono}/eng.txt counts twice as en, for {mono}/en.txt has the same bytes: remove one",
+        f"warning: the text of {para}/b.eng-deu.eng and {para}/b.eng-deu.deu counts twice as en-de, for "
+        f"{para}/a.de-en.de and {para}/a.de-en.en has the same bytes: remove one",
+    ]
+
+
 def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:
     """By the flags, by two descriptions, by two spellings of a list or through a link; but one file may be of two
     pairs."""

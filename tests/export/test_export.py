@@ -104,6 +104,35 @@ def test_a_flipped_bit_in_weights_is_found(
             reads(damaged)
 
 
+def test_a_changed_file_next_to_the_weights_of_an_export_is_found(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By what reads it: the settings and the vocabulary; by the check: every file that another library reads."""
+    for name in ("config.json", "sentencepiece.bpe.model", "tokenizer.json", "modeling_xlme.py"):
+        folder = tmp_path / name
+        shutil.copytree(exported, folder)
+        content = (folder / name).read_bytes()
+        changes = [content[: len(content) // 2], content + b" "]
+        if name == "config.json":  # without any effect on the shapes
+            settings = json.loads(content)
+            changes = [json.dumps(settings | {key: value}).encode() for key, value in (
+                ("num_attention_heads", 2), ("layer_norm_eps", 0.1), ("relative_max_distance", 9), ("norm", "pre"),
+            )]  # fmt: skip
+        for changed in changes:
+            (folder / name).write_bytes(changed)
+            with pytest.raises(SystemExit):
+                checkpoint.main(["check", "--run", str(folder)])
+            assert f"{folder}/{name} " in capsys.readouterr().out
+            if name in ("config.json", "sentencepiece.bpe.model"):
+                with pytest.raises(ValueError, match=rf"{folder}/{name} "):
+                    load_encoder(folder)
+        (folder / name).write_bytes(content)
+        checkpoint.main(["check", "--run", str(folder)])
+    config = tmp_path / "config.json" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"problem_type": "regression"}))
+    load_encoder(config.parent)
+
+
 def test_the_head_of_a_causal_model_is_no_masked_one(tmp_path: Path) -> None:
     run = write_run(tmp_path / "clm", objective="clm")
     main(["--run", str(run), "--to", str(tmp_path / "exported")])

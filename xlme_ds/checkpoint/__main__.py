@@ -22,7 +22,7 @@ from ..data.vocabulary import MODEL_FILE
 from ..folders import at_step, checkpoints_of, is_checkpoint_name, saved_step
 from ..io.errors import in_words
 from ..io.folders import made_whole
-from ..trained.exports import DIFFERENCE, DIFFERENCE_FILE, GENERATOR_FOLDER, embedding_name
+from ..trained.exports import DIFFERENCE, DIFFERENCE_FILE, GENERATOR_FOLDER, embedding_name, require_exported_files
 from ..trained.runs import (
     MODEL_FOLDER,
     TrainedRun,
@@ -33,7 +33,7 @@ from ..trained.runs import (
     write_model,
 )
 from ..trained.settings import CONFIG_FILE, SENTENCEPIECE_FILE, read_config, read_settings, read_vocabulary
-from ..trained.weights import WEIGHTS_FILE, read_weights, save_weights
+from ..trained.weights import WEIGHTS_FILE, read_metadata, read_weights, save_weights
 from .checkpoints import seal
 from .state_files import StateReader, StateWriter, fault_of, merge_state, read_state, state_file, state_files
 
@@ -69,7 +69,7 @@ def check(run: Path) -> None:
     for path in models:
         try:
             read_weights(path)
-            _require_vocabulary(path.parent)
+            _require_neighbours(path)
             print(f"{path.relative_to(run)}  {path.stat().st_size / 2**20:,.1f} MiB")
         except (ValueError, OSError) as error:
             sound = False
@@ -78,10 +78,14 @@ def check(run: Path) -> None:
         sys.exit(1)
 
 
-def _require_vocabulary(folder: Path) -> None:
-    """Raise ValueError where the vocabulary next to a model is not the one that it was trained with."""
+def _require_neighbours(weights: Path) -> None:
+    """Raise ValueError where the vocabulary next to a model is not the one that it was trained with, or a file of an
+    export has changed."""
+    folder = weights.parent
     of_export = (folder / CONFIG_FILE).exists()
     read_vocabulary(folder if of_export else folder.parent, folder / (SENTENCEPIECE_FILE if of_export else MODEL_FILE))
+    if of_export and weights.name == WEIGHTS_FILE:
+        require_exported_files(folder)
 
 
 def convert(run: Path, out: Path, step: int | None = None) -> None:
@@ -182,14 +186,14 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
     prints = [""] * len(models)
     for name in names:
         mean, checksums = _mean([folder / name for folder in models], read_weights)
-        save_weights(mean, out / name, {"format": "pt"})
+        save_weights(mean, out / name, read_metadata(out / name))
         prints = [before + one for before, one in zip(prints, checksums, strict=True)]
     _refuse_twins(models, prints)
     if (out / DIFFERENCE_FILE).exists():  # the mean of sums is rounded otherwise than the sum of means
         of_generator, state = (read_weights(folder / WEIGHTS_FILE) for folder in (out / GENERATOR_FOLDER, out))
         difference = read_weights(out / DIFFERENCE_FILE)[DIFFERENCE]
         state[embedding_name(state)] = of_generator[embedding_name(of_generator)] + difference
-        save_weights(state, out / WEIGHTS_FILE, {"format": "pt"})
+        save_weights(state, out / WEIGHTS_FILE, read_metadata(out / WEIGHTS_FILE))
     if (card := out / "README.md").exists():
         names_of = ", ".join(f"`{folder.name}`" for folder in models)
         notice = f"The weights are the mean of those of {names_of}. What follows is the card of the first."

@@ -21,12 +21,12 @@ from torch.distributed import distributed_c10d
 
 from ..config import EngineConfig, TrainConfig
 from ..io.errors import in_words
-from ..run_commands import AGENT_STORE
+from ..run_commands import AGENT_STORE, TORCH_VARIABLES
 
-TORCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Below the range of ports that systems assign; two jobs that share a node get different ones.
 _FIRST_PORT, _PORTS = 10_000, 20_000
 _LONG = 10.0  # seconds of waiting after which a message is printed
+_UNSET = f"the environment has another job's variables: unset {' '.join(TORCH_VARIABLES)}"
 _TRY = 1_009  # a requeued job takes another port: the one of the last try may still be in use
 
 
@@ -123,12 +123,20 @@ def start_process_group(
         check_deepspeed()
         with (
             loading_extensions(),
-            _printing_if_slow(f"rank {rank} waits for the others of {world} at {address}:{port}"),
+            _printing_if_slow(
+                f"rank {rank} waits for the others of {world} at {address}:{port}; if no launcher started it, {_UNSET}"
+            ),
         ):
             deepspeed.init_distributed("nccl" if on_gpu() else "gloo", verbose=False, timeout=timeout)
     except ValueError as error:
         raise SharedError(str(error), prints=os.environ["LOCAL_RANK"] == "0") from None
-    except dist.DistNetworkError as error:
+    except (dist.DistStoreError, dist.DistNetworkError) as error:
+        if "timed out" in str(error).lower() or "timeout" in str(error).lower():
+            raise SharedError(
+                f"rank {rank} waited {timeout.total_seconds() / 60:g} minutes for the others of {world} at "
+                f"{address}:{port}: start them too, or, where no launcher started this one, {_UNSET}",
+                prints=True,
+            ) from None
         if "EADDRINUSE" not in str(error):  # other trouble with the network may be over at the next try
             raise
         raise SharedError(

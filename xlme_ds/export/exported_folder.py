@@ -1,5 +1,6 @@
 """An encoder as a folder that Hugging Face transformers and sentence-transformers load."""
 
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,13 +12,15 @@ from torch import Tensor
 
 from ..data.schema import BOS, EOS, LAYOUTS, PAD
 from ..data.vocabulary import Vocabulary
-from ..io.files import write_json
+from ..io.files import file_sha256, write_json
 from ..io.folders import made_whole
 from ..trained.exports import (
     DIFFERENCE,
     DIFFERENCE_FILE,
     EXPORTED_SETTINGS,
     GENERATOR_FOLDER,
+    METADATA_FILES,
+    METADATA_SETTINGS,
     WHICH,
     export_state,
 )
@@ -79,7 +82,11 @@ def _write_one(folder: Path, model: Exported, vocabulary: Vocabulary, model_type
     native = FORMATS.get(model_type)
     config, state = _as_native(folder, model, native) if native else _as_xlme(folder, model)
     write_json(folder / CONFIG_FILE, _common(model) | config | {"vocabulary_sha256": vocabulary.sha256})
-    _write_state(state, folder / WEIGHTS_FILE)
+    files = (path for path in folder.iterdir() if path.name != CONFIG_FILE and not path.name.startswith("."))
+    written = {path.name: file_sha256(path) for path in files if path.is_file()}
+    shape = {name: value for name, value in config.items() if name not in ("architectures", "auto_map")}
+    metadata = {METADATA_FILES: written, METADATA_SETTINGS: shape}
+    _write_state(state, folder / WEIGHTS_FILE, {name: json.dumps(of, sort_keys=True) for name, of in metadata.items()})
 
 
 def _as_xlme(folder: Path, model: Exported) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -113,8 +120,9 @@ def _head(model: Exported) -> dict[str, Tensor]:
     return head
 
 
-def _write_state(state: Mapping[str, Tensor], path: Path) -> None:
-    save_weights({name: value.float().contiguous() for name, value in state.items()}, path, {"format": "pt"})
+def _write_state(state: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    state = {name: value.float().contiguous() for name, value in state.items()}
+    save_weights(state, path, {"format": "pt", **(metadata or {})})
 
 
 def _write_difference(folder: Path, state: Mapping[str, Tensor]) -> None:

@@ -22,13 +22,13 @@ from .settings import FinetuneSettings, Job, jobs
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
-    stop = StopRequest()
     options = without_launcher(sys.argv[1:] if arguments is None else arguments)
+    stop = StopRequest() if not {"-h", "--help", "--list"} & set(options) else None
     command = tyro.cli(FinetuneSettings, prog=program("finetune"), description=__doc__, args=options)
     if not command.seeds:
         fail("xlme_ds.finetune", ValueError("--seeds has no number: name at least one"))
     todo = jobs(command)
-    if command.list:
+    if command.list or stop is None:
         print("\n".join(str(job.out) for job in todo))
         return
     if command.number is not None:
@@ -52,7 +52,13 @@ def run_all(command: FinetuneSettings, todo: list[Job], stop: StopRequest) -> li
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
     from ..engine.ranks import SharedError, broadcast, on_all_ranks, process_group
     from ..trained.runs import pin_step
+    from ..validate import check_ranges
 
+    try:
+        for section, prefix in ((command, "--"), (command.tuning, "tuning."), (command.train, "train.")):
+            check_ranges(section, prefix)
+    except ValueError as error:  # which every rank finds alike
+        raise SharedError(str(error)) from None
     if command.engine.kind == "pipeline":
         raise SharedError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
     # The ranks join once for all runs, because DeepSpeed keeps its process groups.

@@ -1,6 +1,6 @@
 """The settings of fine-tuning: of the command, of each of its runs, and of a published grid."""
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import ceil
 from pathlib import Path
@@ -8,47 +8,59 @@ from typing import Annotated, Literal, Self
 
 import tyro
 
-from ..config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, TrainConfig, Training
+from ..config import (
+    BelowOne,
+    Bound,
+    Count,
+    DataConfig,
+    EngineConfig,
+    Factor,
+    ModelConfig,
+    NotNegative,
+    OptimizerConfig,
+    Seed,
+    TrainConfig,
+    Training,
+)
 from ..validate import validate
 from .downstream_tasks import TASKS, DownstreamTask
 
 _TRAIN = TrainConfig(log_every=20, eval_every=0, save_every=500, keep_last=1, keep_every=0)
-_POSITIVE = ("learning_rate", "batch", "epochs", "clip", "stride", "micro_batch")
 
 
 @dataclass(frozen=True)
 class TuningConfig:
     """Settings of one run; 0 takes the task's first published value (XLM-E, Table 11)."""
 
-    learning_rate: float = 0.0
+    learning_rate: NotNegative[float] = 0.0
     """Peak learning rate; 0: the task's first published one. Small models want a higher one (5e-4 at width 128)."""
-    batch: int = 0
+    batch: NotNegative[int] = 0
     """Examples that one step reads (windows, for questions); 0: the task's."""
-    epochs: int = 0
+    epochs: NotNegative[int] = 0
     """Times that the training examples are read; 0: the task's first published number."""
-    warmup: float | None = None
+    warmup: NotNegative[float] | None = None
     """Share of the steps in which the learning rate rises; None: the task's published one, a tenth, or XNLI's 12,500
     steps."""
-    layer_decay: float = 1.0
+    layer_decay: Factor = 1.0
     """Factor by which the learning rate falls from each layer to the one below it (ERNIE-M: 0.8 or 0.9); 1: none."""
-    dropout: float = 0.1
+    dropout: BelowOne = 0.1
     """Dropout of the embedded tokens, of each sublayer's output and of the head's input."""
-    weight_decay: float = 0.0
+    weight_decay: NotNegative[float] = 0.0
     """Weight decay, decoupled as in AdamW (ERNIE-M on CoNLL: 0.01)."""
-    clip: float = 1.0
+    clip: Bound = 1.0
     """Largest global gradient norm; larger gradients are scaled down to it."""
-    max_tokens: int = 0
+    max_tokens: NotNegative[int] = 0
     """Longest input in tokens; 0: the task's (128, for questions 384), or the model's longest if that is less."""
-    stride: int = 128
+    stride: Count = 128
     """Tokens from the start of one window over a long context to the next, at most half a window; fewer make more
     windows."""
-    question_tokens: int = 64
+    question_tokens: NotNegative[int] = 64
     """Tokens of a question that are kept, at most a quarter of `max_tokens`."""
-    micro_batch: int = 32
+    micro_batch: Count = 32
     """Examples that one process runs at once; lower it if memory runs out, the result stays the same."""
     train_languages: tuple[str, ...] = ("en",)
     """Languages whose training sets are read; `all`: every one in --data (translate-train-all)."""
-    train_examples: int = 0
+    train_examples: NotNegative[int] = 0
     """Read only this many training examples of each language, from the start, for a quick try; 0: all."""
     held_out: bool = False
     """Train on nine tenths and use the rest as dev set; --grid does so if --data has no dev set to choose on."""
@@ -66,12 +78,6 @@ class TuningConfig:
             question_tokens=min(self.question_tokens, longest // 4),
             stride=min(self.stride, longest // 2),
         )
-        numbers = {name: value for name, value in asdict(done).items() if isinstance(value, int | float)}
-        for name, value in numbers.items():
-            if not value > 0 and (value != 0 or name in _POSITIVE):  # nor a NaN
-                raise ValueError(f"tuning.{name} is {value}: it must be {'positive' if value else 'above 0'}")
-        if not 0 <= done.dropout < 1:
-            raise ValueError(f"tuning.dropout is {done.dropout}: it must be at least 0 and below 1")
         if longest < 16:
             raise ValueError(f"tuning.max_tokens {longest} leaves no room for text: raise it to at least 16")
         return done
@@ -105,7 +111,7 @@ class FinetuneSettings:
     random: bool = False
     """Start from random weights in the model's shape, drawn with its run's seed if it has one, to see what training
     gives."""
-    seeds: tuple[int, ...] = (1,)
+    seeds: tuple[Seed, ...] = (1,)
     """Seeds of the head's weights, the order of examples and dropout; one run for each."""
     grid: bool = False
     """Run every published setting of the task (XLM-E, Table 11) that --tuning does not fix."""

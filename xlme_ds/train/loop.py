@@ -27,7 +27,7 @@ from typing_extensions import override
 from ..checkpoint.checkpoints import Checkpoints
 from ..config import TrainConfig, Training
 from ..engine.engine import Engine, StepStats
-from ..engine.ranks import TORCH_VARIABLES, on_all_ranks, raise_on_all_ranks
+from ..engine.ranks import on_all_ranks, raise_on_all_ranks
 from ..io.errors import in_words
 from ..io.files import naming, write_text
 from ..run_commands import environment
@@ -316,11 +316,14 @@ class Show(Callback):
                 self.process.communicate()
 
     def _start(self) -> None:
-        alone = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        inherited = {name: value for name, value in environment().items() if name not in TORCH_VARIABLES}
+        variables = environment() | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         command = [sys.executable, "-W", "ignore", "-c", _PAGE, str(self.run), str(os.getpid())]
         self.process = subprocess.Popen(
-            command, env=inherited | alone, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
         )
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, self.process.pid, _NICENESS)

@@ -48,6 +48,16 @@ def _checksum(state: Mapping[str, Tensor]) -> str:
     return f"{crc:08x}"
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """What a safetensors file says besides its tensors, without their checksum. Raises ValueError for another file."""
+    try:
+        with safe_open(path, "pt") as file:
+            metadata: dict[str, str] = file.metadata() or {}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file: {error}") from None
+    return {name: value for name, value in metadata.items() if name != _CHECKSUM}
+
+
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file. Raises ValueError for another file, and where the file holds a checksum (every
     file of `save_weights` does) that is not that of its tensors."""

@@ -1,0 +1,72 @@
+"""Commands whose output cannot be written, and commands that find the variables of another job's launcher."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launch import ROOT, distributed, environment, free_port
+from tests.rows import train_vocabulary, write_data
+
+COMMANDS = (
+    "--help", "--version", "prep --help", "prep mix --help", "pretrain --help", "pretrain --help-all",
+    "finetune --help", "launch --help", "evaluate --help", "config --recipe quickstart", "plan --recipe base_zero1",
+)  # fmt: skip
+
+
+def sh(line: str, **variables: object) -> tuple[int, str]:
+    """The exit code of a line of bash, and its stderr."""
+    done = subprocess.run(
+        ["bash", "-c", line.replace("xlme ", f"{sys.executable} -W ignore -m xlme_ds ")],
+        cwd=ROOT, env=environment(**variables), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_output_that_cannot_be_written(command: str) -> None:
+    code, errors = sh(f"xlme {command} > /dev/full")
+    assert (code, errors) == (1, "error: stdout cannot be written: No space left on device\n")
+    code, errors = sh(f"xlme {command} | true; exit ${{PIPESTATUS[0]}}")
+    assert (code, errors) == (128 + signal.SIGPIPE, "")
+    assert sh(f"xlme {command} >&-") == (0, "")
+
+
+def test_a_closed_stdout_is_no_file_of_ours(tmp_path: Path) -> None:
+    """The first file that a program opens would have its number."""
+    code = (
+        "from xlme_ds.io.output import open_output; open_output(); import os\n"
+        f"file = open({str(tmp_path / 'file')!r}, 'w'); print('for nobody'); os.write(1, b'nor this')"
+    )
+    assert sh(f'{sys.executable} -c "{code}" >&-') == (0, "")
+    assert (tmp_path / "file").read_text() == ""
+
+
+def test_variables_of_another_launcher_do_not_silence_a_command() -> None:
+    code, errors = sh("xlme plan --recipe none", **distributed(1, 2, free_port()))
+    assert code == 2 and "recipe none is not known" in errors
+
+
+def test_a_run_that_waits_for_processes_that_nobody_started(tmp_path: Path) -> None:
+    """Under the variables of a job that has ended: of its first rank, and of another one."""
+    vocabulary = train_vocabulary(tmp_path / "vocab")
+    write_data(tmp_path / "mixed", rows=8, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    words = [
+        "-m", "xlme_ds.pretrain", "--recipe", "quickstart", "--data", str(tmp_path / "mixed"), "--out",
+        str(tmp_path / "run"), "--model.vocabulary", str(vocabulary.size), "--train.watchdog-minutes", "0.01",
+    ]  # fmt: skip
+    waiting = [
+        subprocess.Popen(
+            [sys.executable, *words], cwd=ROOT, env=environment(**distributed(rank, 2, free_port())),
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    for rank, process in enumerate(waiting):
+        errors = process.communicate(timeout=300)[1]
+        assert process.returncode == 2 and "Traceback" not in errors, errors
+        assert f"rank {rank} waited 1.01 minutes for the others of 2 at 127.0.0.1:" in errors.splitlines()[-1]
+        assert errors.rstrip().endswith("unset RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,56 @@
+"""The legal numbers of every setting: the last one that is allowed, and the first that is not."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import is_dataclass, replace
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+
+from xlme_ds.config import Range, RunConfig, Training
+from xlme_ds.finetune.settings import FinetuneConfig
+from xlme_ds.validate import check_ranges, validate
+
+# Checks of relations between settings bound these: a sum of steps, a number of layers, a fraction below 1.
+RELATIONS = {"objective.mask_fraction", "data.phase_steps", "data.phase_mask_fractions", "engine.balance"}
+
+
+def numbers(kind: type, prefix: str = "") -> Iterator[tuple[str, type, Range | None]]:
+    """Every numeric setting of a dataclass and its sections, with its type and its range."""
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        hint = get_args(hint)[0] if get_origin(hint) in (Union, tuple) else hint
+        plain = get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
+        if is_dataclass(hint):
+            yield from numbers(hint, f"{prefix}{name}.")
+        elif plain in (int, float):
+            yield prefix + name, plain, next(iter(getattr(hint, "__metadata__", ())), None)
+
+
+SETTINGS = {name: (plain, allowed) for kind in (RunConfig, FinetuneConfig) for name, plain, allowed in numbers(kind)}
+
+
+def test_every_number_has_a_range() -> None:
+    assert {name for name, (_, allowed) in SETTINGS.items() if allowed is None} == RELATIONS
+    assert len(SETTINGS) >= 70
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS.keys() - RELATIONS))
+def test_numbers_at_and_beyond_the_end_of_a_range(name: str) -> None:
+    plain, allowed = SETTINGS[name]
+    config: Training = FinetuneConfig("x") if name.startswith("tuning") else RunConfig("x")
+    section, _, key = name.rpartition(".")
+    settings: Any = getattr(config, section) if section else config
+    several = isinstance(getattr(settings, key), tuple)
+    beyond: list[float] = [math.nan, -math.inf, -1] if plain is float else [-1]
+    assert allowed is not None
+    if allowed.most < math.inf and allowed.contains(int(allowed.most) + 1):
+        beyond += [int(allowed.most) + 1, 10**30, *([math.inf] * (plain is float))]
+    if several:
+        assert allowed.contains(1)
+    for value in beyond:
+        changed = replace(settings, **{key: (1, value) if several else value})
+        with pytest.raises(ValueError, match=rf"{name} is .*{'each' if several else 'it'} must "):
+            validate(replace(config, **{section: changed}) if section else changed)
+    last = min(allowed.most, 1e9) if allowed.contains(min(allowed.most, 1e9)) else None
+    if last is not None:
+        check_ranges(replace(settings, **{key: (plain(last),) if several else plain(last)}))
