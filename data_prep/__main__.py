@@ -25,6 +25,9 @@ STAGES = {
 }
 
 
+_MOST = {"processes": 1_024, "seed": 2**63 - 1, "block_bytes": 2**31 - 1, "rows_per_shard": 10**9}
+_MOST |= dict.fromkeys(("mono_rows", "para_rows"), 10**11)
+
 _EXAMPLE = (
     "vocab --mono mono --out vocab --size 32000",
     "encode --mono mono --para para --vocab vocab --out encoded",
@@ -58,6 +61,7 @@ def main(arguments: list[str]) -> int:
     config = tyro.cli(getattr(stage, f"{name.capitalize()}Config"), args=arguments[1:], prog=f"{_program()} {name}")
     try:
         on_root(lambda: _check_arguments(arguments))
+        on_root(lambda: _check_numbers(config))
         stage.run(config)
     except (Exception, KeyboardInterrupt) as error:
         return _failed(name, error)
@@ -77,6 +81,14 @@ def _check_arguments(arguments: list[str]) -> None:
     for argument in arguments:
         if argument.encode(errors="ignore").decode() != argument:
             raise ValueError(f"{argument} is not a name in UTF-8: rename it")
+
+
+def _check_numbers(config: object) -> None:
+    """Raise ValueError for a number that is larger than any that a stage can use; each stage checks the smallest."""
+    for name, value in vars(config).items():
+        most = _MOST.get(name, 10**15)
+        if isinstance(value, int | float) and value > most:
+            raise ValueError(f"--{name.replace('_', '-')} is {value}: it must be at most {most:,}")
 
 
 def _failed(stage: str, error: BaseException) -> int:

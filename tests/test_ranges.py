@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
+from importlib import import_module
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
+from data_prep.__main__ import STAGES
+from data_prep.__main__ import main as prepare
 from xlme_ds.config import Range, RunConfig, Training
 from xlme_ds.finetune.settings import FinetuneConfig
 from xlme_ds.validate import check_ranges, validate
@@ -54,3 +57,23 @@ def test_numbers_at_and_beyond_the_end_of_a_range(name: str) -> None:
     last = min(allowed.most, 1e9) if allowed.contains(min(allowed.most, 1e9)) else None
     if last is not None:
         check_ranges(replace(settings, **{key: (plain(last),) if several else plain(last)}))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_number_that_no_stage_of_preparation_can_use(stage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each flag alone; nothing is read before."""
+    kind = getattr(import_module(f"data_prep.{STAGES[stage][0]}"), f"{stage.capitalize()}Config")
+    needed = [word for field in fields(kind) if field.default is MISSING for word in (_flag(field.name), "nowhere")]
+    flags = [_flag(name) for name, hint in get_type_hints(kind).items() if hint in (int, float)]
+    for flag in flags:
+        for value in (str(10**30), *(["inf"] if get_type_hints(kind)[flag[2:].replace("-", "_")] is float else [])):
+            assert prepare([stage, *needed, flag, value]) == 2
+            assert f"data_prep {stage}: error: {flag} is " in (said := capsys.readouterr().err), said
+            assert ": it must be at most " in said
+    if "--processes" in flags:
+        assert prepare([stage, *needed, "--processes", "1025"]) == 2
+        assert "--processes is 1025: it must be at most 1,024" in capsys.readouterr().err
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -233,6 +233,10 @@ def test_the_command_takes_a_number_of_gpus(capsys: pytest.CaptureFixture[str]) 
         (["--budget", "1e-9", "--dollars-per-hour", "1"], "--budget 1e-09 does not buy a step"),
         (["--gpu", "80,inf"], "--gpu 80,inf: memory and TFLOP/s must be positive"),
         (["--gpu", "nan,100"], "--gpu nan,100: memory and TFLOP/s must be positive"),
+        (["--budget", "1e30", "--dollars-per-hour", "1"], "--budget 1e+30 buys 1e+30 hours of a GPU: lower it"),
+        (["--gpu", "1e308,1e308"], "--gpu 1e308,1e308: memory and TFLOP/s must be positive, from 0.001 to 1,000,000"),
+        (["--gpu", "80,1e-320"], "memory and TFLOP/s must be positive, from 0.001"),
+        (["--utilisation", "1e-320"], "--utilisation 1e-320: it must be above 0 (1e-6 at least)"),
         (["--utilisation", "1.5"], "--utilisation 1.5: it must be above 0"),
         (
             ["--engine.kind", "pipeline", "--engine.deepspeed", "pipe_zero1", "--gpus", "3"],

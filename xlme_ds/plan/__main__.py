@@ -78,8 +78,8 @@ def _check(settings: PlanSettings) -> None:
         raise ValueError(f"--gpus {gpus}: it must be at least 1")
     if settings.layouts < 1:
         raise ValueError(f"--layouts {settings.layouts}: it must be at least 1")
-    if not 0 < settings.utilisation <= 1:
-        raise ValueError(f"--utilisation {settings.utilisation}: it must be above 0 and at most 1")
+    if not 1e-6 <= settings.utilisation <= 1:
+        raise ValueError(f"--utilisation {settings.utilisation}: it must be above 0 (1e-6 at least) and at most 1")
     if price is not None and not 0 < price < math.inf:
         raise ValueError(f"--dollars-per-hour {price}: it must be positive")
     if budget is not None and not 0 < budget < math.inf:

@@ -17,6 +17,7 @@ RULE = (
     "published for replaced token detection. Encoders are mostly smaller and trained for longer: see the recipes"
 )
 TOKENS_A_PARAMETER = 20
+_MOST_HOURS = 1e12  # of a GPU; more give steps that cannot be counted
 _PUBLISHED = ("base", "large", "xl")
 _HEAD = 64  # width of a head in all of XLM-E's sizes
 _HEADS = range(4, 65)  # of the models that are considered
@@ -30,7 +31,7 @@ def bought(
     gpu = computing_in(gpu, run.engine.precision)
     gpu_hours = dollars / dollars_per_hour
     flops = gpu_hours * 3600 * gpu.tflops * 1e12 * utilisation
-    if not flops < math.inf:
+    if gpu_hours > _MOST_HOURS:
         raise ValueError(f"--budget {dollars:g} buys {gpu_hours:g} hours of a GPU: lower it")
     # The larger the model, the fewer tokens a parameter.
     first = bisect_left(_HEADS, True, key=lambda heads: _ratio(_shaped(run, heads, flops)) <= TOKENS_A_PARAMETER)

@@ -35,7 +35,6 @@ sent during
 | ZeRO-3 | all of compute |
 """
 
-import math
 from dataclasses import dataclass
 
 from ..config import RunConfig
@@ -104,8 +103,8 @@ def gpu_of(text: str) -> GPU:
     except ValueError:
         names = ", ".join(GPUS)
         raise ValueError(f'--gpu {text} is not known: choose one of {names}, or give "memory_gib,tflops"') from None
-    if not (0 < memory < math.inf and 0 < tflops < math.inf):
-        raise ValueError(f"--gpu {text}: memory and TFLOP/s must be positive")
+    if not (1e-3 <= memory <= 1e6 and 1e-3 <= tflops <= 1e6):
+        raise ValueError(f"--gpu {text}: memory and TFLOP/s must be positive, from 0.001 to 1,000,000")
     return GPU(text, memory, tflops)
 
 
