@@ -133,6 +133,23 @@ def test_a_changed_file_next_to_the_weights_of_an_export_is_found(
     load_encoder(config.parent)
 
 
+def test_changed_settings_of_a_finished_run_are_found(run: Path, tmp_path: Path) -> None:
+    """Those that change what the model computes, and no others."""
+    shutil.copytree(run, tmp_path / "run")
+    config = tmp_path / "run" / "config.json"
+    content = json.loads(config.read_text())
+    for name, value, changes in (("heads", 8, True), ("norm_epsilon", 0.1, True), ("head_chunk", 7, False)):
+        settings = content["config"] | {"model": content["config"]["model"] | {name: value}}
+        config.write_text(json.dumps(content | {"config": settings}))
+        if changes:
+            with pytest.raises(
+                ValueError, match=rf"config\.json has {name} {value}, and model\.safetensors was written"
+            ):
+                load_run(tmp_path / "run")
+        else:
+            load_run(tmp_path / "run")
+
+
 def test_the_head_of_a_causal_model_is_no_masked_one(tmp_path: Path) -> None:
     run = write_run(tmp_path / "clm", objective="clm")
     main(["--run", str(run), "--to", str(tmp_path / "exported")])

@@ -25,6 +25,7 @@ from ..io.folders import made_whole
 from ..trained.exports import DIFFERENCE, DIFFERENCE_FILE, GENERATOR_FOLDER, embedding_name, require_exported_files
 from ..trained.runs import (
     MODEL_FOLDER,
+    OF_RUNNING,
     TrainedRun,
     complete_checkpoint,
     in_blocks,
@@ -132,7 +133,7 @@ def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = 
     state = read_checkpoint(source, settings)
     with made_whole(out, "--out") as partial:
         shutil.copyfile(run / CONFIG_FILE, partial / CONFIG_FILE)
-        write_model(partial / MODEL_FOLDER, state, vocabulary.path)
+        write_model(partial / MODEL_FOLDER, settings.model, state, vocabulary.path)
     print(f"{out}: the model of {source.name}")
 
 
@@ -171,7 +172,7 @@ def _average_runs(models: Sequence[Path], out: Path) -> None:
     state, prints = _mean(models, state_of)
     _refuse_twins(models, prints)
     shutil.copyfile(at_step(models[0])[0] / CONFIG_FILE, out / CONFIG_FILE)
-    write_model(out / MODEL_FOLDER, state, first.vocabulary.path)
+    write_model(out / MODEL_FOLDER, first.model, state, first.vocabulary.path)
 
 
 def _average_exports(models: Sequence[Path], out: Path) -> None:
@@ -201,13 +202,10 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
         card.write_text(f"{front}{notice}\n\n{text}", encoding="utf-8")
 
 
-_OF_RUNNING = {"kernels", "compile", "head_chunk", "activation_checkpointing", "vocabulary_blocks", "init_std"}
-
-
 def _require_alike(folder: Path, its: Mapping[str, Any], first: Path, theirs: Mapping[str, Any]) -> None:
     """Raise ValueError for a model with other settings than the first, those of execution apart."""
     for key in sorted(its.keys() | theirs.keys()):
-        if its.get(key) != theirs.get(key) and key not in _OF_RUNNING and key != "_name_or_path":
+        if its.get(key) != theirs.get(key) and key not in OF_RUNNING and key != "_name_or_path":
             raise ValueError(
                 f"{folder} has {key} {its.get(key)}, {first} has {theirs.get(key)}: average models of one kind"
             )

@@ -35,7 +35,7 @@ def showcase(run: Path, config: RunConfig, state: State, data: Sequence[Path], h
     """Write model/, retrieval.json, samples.json and languages.json into the run folder, from a whole float32 state;
     `data`: the folder of each phase."""
     vocabulary = Vocabulary(data[0] / "vocab")
-    write_model(run / MODEL_FOLDER, state, vocabulary.path)
+    write_model(run / MODEL_FOLDER, config.model, state, vocabulary.path)
     _write(run, _shown(config, state, vocabulary, data, heldout, config.train.steps))
 
 

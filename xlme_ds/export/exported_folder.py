@@ -18,15 +18,14 @@ from ..trained.exports import (
     DIFFERENCE,
     DIFFERENCE_FILE,
     EXPORTED_SETTINGS,
+    FILES,
     GENERATOR_FOLDER,
-    METADATA_FILES,
-    METADATA_SETTINGS,
     WHICH,
     export_state,
 )
 from ..trained.native import FORMATS, NativeFormat
 from ..trained.settings import CONFIG_FILE, MODEL_TYPE, SENTENCEPIECE_FILE
-from ..trained.weights import REPLACED_HEAD_FILE, WEIGHTS_FILE, save_weights
+from ..trained.weights import REPLACED_HEAD_FILE, SETTINGS, WEIGHTS_FILE, save_weights
 from .exported_model import Exported, ModelType
 from .onnx_model import write_onnx
 from .tokenizer import tokenizer_files
@@ -85,7 +84,7 @@ def _write_one(folder: Path, model: Exported, vocabulary: Vocabulary, model_type
     files = (path for path in folder.iterdir() if path.name != CONFIG_FILE and not path.name.startswith("."))
     written = {path.name: file_sha256(path) for path in files if path.is_file()}
     shape = {name: value for name, value in config.items() if name not in ("architectures", "auto_map")}
-    metadata = {METADATA_FILES: written, METADATA_SETTINGS: shape}
+    metadata = {FILES: written, SETTINGS: shape}
     _write_state(state, folder / WEIGHTS_FILE, {name: json.dumps(of, sort_keys=True) for name, of in metadata.items()})
 
 

@@ -80,7 +80,8 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
             if not train(engine, config, folder, loader, None, info, stop, watchdog):
                 return None
             state = engine.full_state()
-            on_all_ranks(lambda: write_model(weights.parent, state, saved.vocabulary.path) if rank == 0 else None)
+            whole = weights.parent, config.model, state, saved.vocabulary.path
+            on_all_ranks(lambda: write_model(*whole) if rank == 0 else None)
         watchdog.close()  # scoring takes as long as it takes
         # No predictions of other tests may stay from before: the folder is ready to submit.
         old = job.out / "predictions"

@@ -1,7 +1,7 @@
 """Exported models, in Hugging Face's form: its names, which `xlme_ds.export` writes, and how to read one."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from .settings import (
     read_vocabulary,
     without_prefix,
 )
-from .weights import WEIGHTS_FILE, read_metadata, read_model, shards_of
+from .weights import WEIGHTS_FILE, read_metadata, read_model, require_settings, shards_of
 
 GENERATOR_FOLDER = "generator"  # in an export: an export of the generator
 PREFIX = f"{MODEL_TYPE}."  # of the encoder's parameters; AutoModel.save_pretrained leaves it out
@@ -54,8 +54,7 @@ EXPORTED_SETTINGS = {
     "layout": "layout",
     "language_embeddings": "languages",
 }
-# The keys in the metadata of an export's weights, values as JSON: the settings of config.json, and each file's SHA-256.
-METADATA_SETTINGS, METADATA_FILES = "settings", "files"
+FILES = "files"  # the key in the metadata of an export's weights of the other files' SHA-256, as JSON
 WHICH = "which"  # the key in config.json of the encoder's kind; absent after fine-tuning and for XLM-R's weights
 
 
@@ -106,7 +105,8 @@ def load_export(folder: Path) -> TrainedEncoder:
     Raises ValueError if a file is missing or damaged.
     """
     config = read_config(folder)
-    _require_exported_settings(folder, config)
+    if (weights := folder / WEIGHTS_FILE).exists():
+        require_settings(weights, config, folder / CONFIG_FILE)
     if config.get("model_type") != MODEL_TYPE:
         encoder, vocabulary = native_format(config).read(folder)
     else:
@@ -119,24 +119,10 @@ def load_export(folder: Path) -> TrainedEncoder:
     return TrainedEncoder(encoder, vocabulary)
 
 
-def _require_exported_settings(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raise ValueError where config.json has other settings than when the weights were written. Weights that
-    transformers saved do not say."""
-    weights = folder / WEIGHTS_FILE
-    if not weights.exists():
-        return
-    for name, value in json.loads(read_metadata(weights).get(METADATA_SETTINGS, "{}")).items():
-        if name in config and config[name] != value:
-            raise ValueError(
-                f"{folder / CONFIG_FILE} has {name} {config[name]!r}, and {weights.name} was written with "
-                f"{value!r}: restore the file, or export again"
-            )
-
-
 def require_exported_files(folder: Path) -> None:
     """Raise ValueError where a file of an export is missing or has changed since the weights were written."""
-    _require_exported_settings(folder, read_config(folder))
-    for name, checksum in json.loads(read_metadata(folder / WEIGHTS_FILE).get(METADATA_FILES, "{}")).items():
+    require_settings(folder / WEIGHTS_FILE, read_config(folder), folder / CONFIG_FILE)
+    for name, checksum in json.loads(read_metadata(folder / WEIGHTS_FILE).get(FILES, "{}")).items():
         if file_sha256(folder / name) != checksum:
             raise ValueError(f"{folder / name} has changed since the export (checksum): restore the file")
 

@@ -1,6 +1,8 @@
 """The model of a run: of its last step, of its newest complete checkpoint, or of the step that RUN@STEP names."""
 
+import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,9 +19,11 @@ from ..models.electra import block_sizes
 from ..models.text_encoder import TextEncoder, Which, encoder_of, take_encoder
 from ..objectives import objective_of
 from .settings import CONFIG_FILE, RunSettings, mismatch, read_config, read_settings, read_vocabulary, without_prefix
-from .weights import WEIGHTS_FILE, read_weights, save_weights
+from .weights import SETTINGS, WEIGHTS_FILE, read_weights, require_settings, save_weights
 
 MODEL_FOLDER = "model"  # in a run folder: the vocabulary, and after the last step the weights, in float32
+# Settings of a model that do not change what it computes.
+OF_RUNNING = {"kernels", "compile", "head_chunk", "activation_checkpointing", "vocabulary_blocks", "init_std"}
 
 
 class TrainedEncoder(NamedTuple):
@@ -83,6 +87,7 @@ def load_run(folder: Path) -> TrainedRun:
     (run, step), settings = at_step(folder), read_settings(folder)
     weights = run / MODEL_FOLDER / WEIGHTS_FILE
     if step is None and weights.exists():
+        require_settings(weights, read_config(run)["config"]["model"], run / CONFIG_FILE)
         state = read_weights(weights)
     elif settings.task:
         raise ValueError(f"{run} was fine-tuned, and {weights} does not exist: start its command again, to its end")
@@ -176,13 +181,14 @@ def _checkpoint(run: Path, step: int | None, settings: RunSettings) -> tuple[int
             # The run deleted it meanwhile, for a newer one.
 
 
-def write_model(folder: Path, state: Mapping[str, Tensor], vocabulary: Path) -> None:
+def write_model(folder: Path, model: ModelConfig, state: Mapping[str, Tensor], vocabulary: Path) -> None:
     """Write the folder `model` of a run: a copy of the SentencePiece file, and the float32 parameters of the whole
     model, which mark the folder as complete."""
+    settings = {name: value for name, value in asdict(model).items() if name not in OF_RUNNING}
     write_vocabulary(folder, vocabulary)
     weights = folder / WEIGHTS_FILE
     partial = weights.with_name(f"{weights.name}.tmp")
-    save_weights(state, partial)
+    save_weights(state, partial, {SETTINGS: json.dumps(settings, sort_keys=True)})
     to_disk(partial)
     partial.rename(weights)
 

@@ -5,6 +5,7 @@ import json
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,6 +17,7 @@ from ..io.files import read_json
 WEIGHTS_FILE = "model.safetensors"
 REPLACED_HEAD_FILE = "replaced_head.safetensors"  # for the discriminator's head transformers has no class
 _CHECKSUM = "crc32"  # its key in the metadata
+SETTINGS = "settings"  # the key of the settings in config.json with which the weights were written, as JSON
 
 
 def save_weights(state: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
@@ -56,6 +58,16 @@ def read_metadata(path: Path) -> dict[str, str]:
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file: {error}") from None
     return {name: value for name, value in metadata.items() if name != _CHECKSUM}
+
+
+def require_settings(path: Path, settings: Mapping[str, Any], config: Path) -> None:
+    """Raise ValueError where the `settings` in the file `config` are not those with which the weights at `path` were
+    written. Weights that another library wrote do not say."""
+    for name, value in json.loads(read_metadata(path).get(SETTINGS, "{}")).items():
+        if name in settings and settings[name] != value:
+            raise ValueError(
+                f"{config} has {name} {settings[name]!r}, and {path.name} was written with {value!r}: restore the file"
+            )
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
