@@ -50,23 +50,16 @@ def test_variables_of_another_launcher_do_not_silence_a_command() -> None:
 
 
 def test_a_run_that_waits_for_processes_that_nobody_started(tmp_path: Path) -> None:
-    """Under the variables of a job that has ended: of its first rank, and of another one."""
+    """Under the variables of a job that has ended; train.watchdog_minutes bounds the wait."""
     vocabulary = train_vocabulary(tmp_path / "vocab")
     write_data(tmp_path / "mixed", rows=8, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
-    words = [
-        "-m", "xlme_ds.pretrain", "--recipe", "quickstart", "--data", str(tmp_path / "mixed"), "--out",
-        str(tmp_path / "run"), "--model.vocabulary", str(vocabulary.size), "--train.watchdog-minutes", "0.01",
-    ]  # fmt: skip
-    waiting = [
-        subprocess.Popen(
-            [sys.executable, *words], cwd=ROOT, env=environment(**distributed(rank, 2, free_port())),
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    for rank, process in enumerate(waiting):
-        errors = process.communicate(timeout=300)[1]
-        assert process.returncode == 2 and "Traceback" not in errors, errors
-        assert f"rank {rank} waited 1.01 minutes for the others of 2 at 127.0.0.1:" in errors.splitlines()[-1]
-        assert errors.rstrip().endswith("unset RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT")
-    assert not (tmp_path / "run").exists()
+    words = f"--recipe quickstart --data {tmp_path}/mixed --out {tmp_path}/run --model.vocabulary {vocabulary.size}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "xlme_ds.pretrain", *words.split()], cwd=ROOT,
+        env=environment(**distributed(0, 2, free_port())), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    said = next(line for line in process.stderr if "waits for the others of 2 at 127.0.0.1:" in line)
+    process.kill()
+    process.communicate()
+    assert said.endswith("unset RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT\n")

@@ -7,7 +7,7 @@ the ranges and choices of `xlme_ds.config`; the functions here check relations b
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from .config import EngineConfig, RunConfig, Training
+from .config import EngineConfig, Range, RunConfig, Training
 from .data.order import phases, plan_step
 from .engine_file import check_engine_file, choose_engine, deepspeed_settings
 from .models.layers import layer_class
@@ -64,7 +64,8 @@ def _check_value(name: str, value: Any, hint: Any) -> None:
         raise ValueError(f"{name} {value} is not known: choose one of {', '.join(get_args(hint))}")
     is_tuple = get_origin(hint) is tuple
     start = f"{name} is {value}: {'each' if is_tuple else 'it'} must"
-    for allowed in getattr(get_args(hint)[0] if is_tuple else hint, "__metadata__", ()):
+    marks = getattr(get_args(hint)[0] if is_tuple else hint, "__metadata__", ())
+    for allowed in (mark for mark in marks if isinstance(mark, Range)):
         for number in value if is_tuple else (value,):
             if not allowed.contains(number):
                 raise ValueError(f"{start} {allowed.wording}")

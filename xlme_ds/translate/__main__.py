@@ -1,13 +1,14 @@
 """`xlme translate --model RUN --source FILE --from CODE --to CODE --out FILE` translates line by line."""
 
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from ..cli import fail, note, program
-from ..io.files import file_sha256, write_text
+from ..io.files import write_text
 from ..trained.weights import weights_sha256
 from .leaks import seen_lines
 from .pairs import PairFolder
@@ -132,7 +133,7 @@ def _write_pairs(
     settings: TranslateSettings, folder: Path, translator: Translator, lines: list[str], languages: tuple[int, int]
 ) -> None:
     pairs = PairFolder(folder, settings.from_language, settings.to_language)
-    made_of = {"weights": weights_sha256(translator.model), "source": file_sha256(settings.source),
+    made_of = {"weights": weights_sha256(translator.model), "source": sha256("\n".join(lines).encode()).hexdigest(),
                "beam": settings.beam,
                "length_penalty": settings.length_penalty}  # fmt: skip
     if pairs.begin(made_of):
