@@ -115,7 +115,10 @@ def test_recipes_are_legal(name: str) -> None:
             replace(recipe("xlmr"), optimizer=OptimizerConfig(discriminator_rate=0.5)),
             "optimizer.discriminator_rate 0.5 is for .* objective.name mlm trains one network: leave it at 1",
         ),
-        (RunConfig("x", optimizer=OptimizerConfig(learning_rate=math.inf)), "learning_rate is inf: it must be finite"),
+        (
+            RunConfig("x", optimizer=OptimizerConfig(learning_rate=math.inf)),
+            "learning_rate is inf: it must be at most 1,0",
+        ),
         (RunConfig("x", start=StartConfig(take="state")), "start.take state .* start.folder"),
         (
             RunConfig("x", engine=EngineConfig(pipeline_stages=4)),
