@@ -13,18 +13,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import tyro
-
 from ..cli import fail, program, without_launcher
 from ..train.stop import StopRequest
-from .settings import FinetuneSettings, Job, jobs
+from .settings import FinetuneSettings, Job, jobs, parse
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
     stop = StopRequest()
     options = without_launcher(sys.argv[1:] if arguments is None else arguments)
-    command = tyro.cli(FinetuneSettings, prog=program("finetune"), description=__doc__, args=options)
+    try:
+        command = parse(program("finetune"), options, __doc__ or "")
+    except ValueError as error:
+        fail("xlme_ds.finetune", error)
     if not command.seeds:
         fail("xlme_ds.finetune", ValueError("--seeds has no number: name at least one"))
     todo = jobs(command)
