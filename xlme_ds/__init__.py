@@ -27,7 +27,7 @@ __all__ = ["TextModel", "evaluate", "export", "finetune", "load", "plan", "pretr
 
 
 def recipe(name: str) -> "RunConfig":
-    """The configuration of a published run (`xlme pretrain --help` names them); `dataclasses.replace` changes it.
+    """The configuration of a published run (`xlme pretrain --help` describes them); `dataclasses.replace` changes it.
 
     from dataclasses import replace
     config = xlme.recipe("quickstart")

@@ -1,10 +1,9 @@
-"""Fine-tuning: `xlme finetune --task NAME --model DIR --data DIR [DIR …] --out DIR [--section.key value …]` on one
-process, after `xlme launch --gpus N` on several.
+"""Fine-tune a model: `xlme finetune --task NAME --model DIR --data DIR [DIR …] --out DIR [--section.key value …]` on
+one process, `xlme launch --gpus N finetune …` on several.
 
-Trains on English, scores every language that has
-labels, writes predictions of all of them and scores.json; a second call with the same folder resumes. With several
-seeds or --grid every run has a folder of its own in --out, and --number N does the N-th of them alone, as a job array
-does.
+Trains on English, scores every language that has labels, and writes predictions and scores.json; a second call with the
+same folder resumes. With several seeds or --grid every run has its own folder in --out, and --number N does only the
+N-th run, as a job array does.
 """
 
 import sys

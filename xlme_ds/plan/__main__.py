@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
     if "--budget" in flags and not flags & {"--recipe", "--config"}:
         words = ["--recipe", "base", *words]
     own = (f"--{field.name.replace('_', '-')}" for field in fields(PlanSettings))
-    given = shlex.join(without(words, *own))
+    recipe_flags = shlex.join(without(words, *own))
     try:
         settings = parse(program("plan"), PlanSettings, DESCRIPTION, words)
         _check(settings)
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
         if settings.budget is not None:
             assert settings.dollars_per_hour is not None
             money = settings.budget, settings.dollars_per_hour
-            result = bought(settings.run, given, *money, gpu, settings.utilisation)
+            result = bought(settings.run, recipe_flags, *money, gpu, settings.utilisation)
         else:
             listed = settings.layouts if settings.json else _ALL
             result = plan(settings.run, settings.gpus, gpu, settings.utilisation, listed)
@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
     elif settings.budget is not None:
         print_budget(result)
     else:
-        print_plan(result, given, settings.layouts, settings.dollars_per_hour)
+        print_plan(result, recipe_flags, settings.layouts, settings.dollars_per_hour)
         if settings.details:
             print_details(result)
         else:

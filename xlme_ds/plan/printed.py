@@ -13,15 +13,15 @@ from .speed import DAY
 _MICRO_BATCH = re.compile(r"--data\.micro-batch (\d+)")
 
 
-def print_plan(result: dict[str, Any], given: str, layouts: int, dollars_per_hour: float | None) -> None:
-    """Print the fastest layout, the command that trains with it and the settings `given`, and other layouts, `layouts`
+def print_plan(result: dict[str, Any], recipe_flags: str, layouts: int, dollars_per_hour: float | None) -> None:
+    """Print the fastest layout, the command that trains with it and `recipe_flags`, and other layouts, `layouts`
     in all."""
     ways = distinct(result["layouts"])[:layouts]
     hardware = result["hardware"]
     print(_answer(result, ways, dollars_per_hour) + "\n")
     if ways:
         launched = "" if hardware["gpus"] == 1 else f"launch --gpus {hardware['gpus']} "
-        print(f"  xlme {launched}pretrain {given} {ways[0]['settings']} --data DATA --out OUT")
+        print(f"  xlme {launched}pretrain {recipe_flags} {ways[0]['settings']} --data DATA --out OUT")
         if same := sorted(ways[0]["micro_batches"])[:-1]:
             print(f"equally fast by the count: --data.micro-batch {', '.join(map(str, same))}")
     if ways[1:]:
