@@ -74,7 +74,7 @@ def test_steps_under_deepspeed_lose_as_the_plain_ones(tmp_path: Path) -> None:
     for engine in ("deepspeed", "plain"):
         (tmp_path / engine).mkdir()
         runs.append(measured(tmp_path / engine, "--engine", engine, "--sections", "matmul", "steps")["steps"])
-    assert {case["recipe"] for case in runs[0]} == {"base_zero1", "large_zero2"}
+    assert {case["recipe"] for case in runs[0]} == {"base_zero1", "large_zero2", "modern_base"}
     for ours, plain in zip(*runs, strict=True):
         assert ours["tokens_per_s"] > 0 and ours["fraction_of_matmul_peak"] > 0 and 0 < ours["padding"] < 0.5
         # λ · 2 ln 2 of an untrained discriminator and 2 ln V of the generator, a few steps later
