@@ -344,6 +344,7 @@ def test_words_on_two_ranks_and_after_a_stop(base: Path, tmp_path: Path) -> None
 def test_pairs_over_seeds_as_a_job_array_does(base: Path, tmp_path: Path) -> None:
     data = write_pairs(tmp_path / "pawsx")
     more = ["--seeds", 1, 2, "--tuning.epochs", 20, "--tuning.batch", 16, "--tuning.dropout", 0]
+    more += ["--engine.kind", "plain"]
     listed = finetune(words(base, "pawsx", data, tmp_path / "out", *more, "--list"))
     assert listed.stdout.split() == [str(tmp_path / "out" / "seed1"), str(tmp_path / "out" / "seed2")]
     assert finetune(words(base, "pawsx", data, tmp_path / "out", *more, "--number", 1)).returncode == 0
