@@ -1,14 +1,12 @@
 """bench/at_scale.sh end to end in small: stopped on the way and called again."""
 
 import lzma
-import os
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 from tests.finetune.tasks import write_entities
-from tests.launch import ROOT
+from tests.launch import FORKED_PYTHON, ROOT, Python, environment
 from tests.translate.test_command import english, german, sentences
 from xlme_ds.compare.results import read_results
 from xlme_ds.trained.settings import read_config
@@ -54,10 +52,10 @@ def test_in_small(tmp_path: Path) -> None:
             "--own",
             "xlme: --optimizer.learning-rate 1e-3 --objective.generator-keep-fraction 0.15",
         ]
-        place = os.environ | SMALL | {"PYTHON": sys.executable}
+        place = environment(**SMALL, **Python.forking(), PYTHON=FORKED_PYTHON)
         return subprocess.run(words, cwd=tmp_path, env=place, capture_output=True, text=True)
 
-    first = call("0.05")  # three seconds: not even the first run
+    first = call("0.03")  # two seconds: not even the first run
     assert first.returncode == 75 and "call it again with the same OUT" in first.stdout, first.stderr
     assert not (tmp_path / "out/compare/compare.json").exists()
     last = call("9")
