@@ -1,18 +1,20 @@
 """bench/at_scale.sh end to end in small: stopped on the way and called again."""
 
 import lzma
+import os
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 from tests.finetune.tasks import write_entities
-from tests.launch import FORKED_PYTHON, ROOT, Python, environment
+from tests.launch import ROOT
 from tests.translate.test_command import english, german, sentences
 from xlme_ds.compare.results import read_results
 from xlme_ds.trained.settings import read_config
 
 SMALL = {
-    "RECIPES": "xlme",
+    "RECIPES": "xlmr_tlm,xlme",
     "BUDGETS": "1e9", "SEEDS": "1", "TUNING_SEEDS": "1", "VOCABULARY": "46", "ROWS": "4", "MICRO": "2",
     "TRAIN_ROWS": "64", "HELDOUT_ROWS": "8", "HELDOUT_SHARE": "0.2", "PROCESSES": "1", "WARMUP": "2", "LOG": "5",
     "MODEL": "--model.width 16 --model.heads 2 --model.feed-forward 32 --model.discriminator-layers 2 "
@@ -52,16 +54,16 @@ def test_in_small(tmp_path: Path) -> None:
             "--own",
             "xlme: --optimizer.learning-rate 1e-3 --objective.generator-keep-fraction 0.15",
         ]
-        place = environment(**SMALL, **Python.forking(), PYTHON=FORKED_PYTHON)
+        place = os.environ | SMALL | {"PYTHON": sys.executable}
         return subprocess.run(words, cwd=tmp_path, env=place, capture_output=True, text=True)
 
-    first = call("0.03")  # two seconds: not even the first run
+    first = call("0.05")  # three seconds: not even the first run
     assert first.returncode == 75 and "call it again with the same OUT" in first.stdout, first.stderr
     assert not (tmp_path / "out/compare/compare.json").exists()
     last = call("9")
     assert last.returncode == 0 and "entities, F1" in last.stdout and "call it again" not in last.stdout, last.stderr
     runs = read_results(tmp_path / "out/compare/compare.json")
-    assert [run.system for run in runs] == ["xlme"]
+    assert [run.system for run in runs] == ["xlmr_tlm", "xlme"]
     config = read_config(next((tmp_path / "out/compare/runs").glob("xlme-*/seed1")))["config"]
     assert (config["optimizer"]["learning_rate"], config["objective"]["generator_keep_fraction"]) == (1e-3, 0.15)
     assert all(run.scores.keys() == {"pairs", "pairs_centred", "pos", "ner"} for run in runs)

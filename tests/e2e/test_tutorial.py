@@ -2,9 +2,10 @@
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
-from tests.launch import FORKED_PYTHON, ROOT, Python, environment
+from tests.launch import ROOT, environment
 
 
 def test_every_command_of_the_tutorial(tmp_path: Path) -> None:
@@ -18,12 +19,11 @@ def test_every_command_of_the_tutorial(tmp_path: Path) -> None:
     for python, block in blocks:
         if not python and not block.startswith(("python ", "for ", "xlme ")):
             continue  # what a command prints, or a listing
-        script = re.sub(r"^( *)xlme ", r"\1python -m xlme_ds ", block, flags=re.M)
-        script = re.sub(r"^( *)python ", rf"\1{FORKED_PYTHON} ", script, flags=re.M)
-        script = script.replace("steps 500", "steps 2 --optimizer.warmup-steps 1")
-        command = [FORKED_PYTHON, "-c", block] if python else ["bash", "-euc", script]
-        place = environment(**Python.forking())
-        done = subprocess.run(command, cwd=tmp_path, env=place, text=True, capture_output=True)
+        script = re.sub(r"^( *)xlme ", r"\1python -m xlme_ds ", block, flags=re.M).replace(
+            "steps 500", "steps 2 --optimizer.warmup-steps 1"
+        )
+        command = [sys.executable, "-c", block] if python else ["bash", "-euc", script]
+        done = subprocess.run(command, cwd=tmp_path, env=environment(), text=True, capture_output=True)
         assert done.returncode == 0, f"{script}\n{done.stderr[-3000:]}"
         said += done.stdout
     assert "no fault" in said and "tutorial/export" in said

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.finetune.tasks import write_base, write_entities
-from tests.launch import ROOT, environment, python
+from tests.launch import ROOT, environment
 from tests.slurm.cluster import SLURM_CONF, SMALL, Cluster, Job, slurm, wait_until
 from xlme_ds.run_commands import environment as run_environment
 from xlme_ds.run_commands import launch
@@ -48,7 +48,8 @@ def words(**changes: object) -> list[str]:
 
 def every_row_was_read_once(out: Path, data: Path) -> bool:
     """What the run's own records prove, up to its newest checkpoint."""
-    done = python("-m", "xlme_ds.audit", "--run", str(out), "--data", str(data))
+    command = [sys.executable, "-m", "xlme_ds.audit", "--run", str(out), "--data", str(data)]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return "each once" in done.stdout
 
