@@ -372,6 +372,7 @@ def test_questions_from_another_sets_training_file(base: Path, tmp_path: Path) -
     [
         (["--tuning.train-languages", "sw"], "no training set of sw in --data, only of de, en"),
         (["--engine.kind", "pipeline"], "engine.kind pipeline is for pre-training"),
+        (["--train.steps=5"], "--train.steps is for pre-training and has no effect here: leave it out"),
         (["--task", "xquad"], "no file of the task there"),
         (["--tuning.dropout", "1"], "tuning.dropout is 1.0: it must be at least 0 and below 1"),
         (

@@ -86,9 +86,12 @@ class ZeroEngine(Engine):
     def _update(self, context: StepContext) -> float:
         self._context = context
         self.engine.step()
-        if context.applied is None:  # DeepSpeed has left the step out
-            return float(self.engine.get_global_grad_norm())
-        return self._norm  # to read it again would wait until a GPU has done the update
+        return self._norm_of(context)
+
+    def _norm_of(self, context: StepContext) -> float:
+        """The norm of the step's gradients; to read it again would wait until a GPU has done the update."""
+        left_out = context.applied is None  # by DeepSpeed itself
+        return float(self.engine.get_global_grad_norm()) if left_out else self._norm
 
     def _reduce(self, values: Tensor) -> Tensor:
         dist.all_reduce(values, group=None if values.is_cuda else self._hosts)
