@@ -93,26 +93,26 @@ def commands() -> str:
 def recipes() -> str:
     """Every recipe with its sizes."""
     from xlme_ds.counting import count_parameters
-    from xlme_ds.recipes import RECIPES
+    from xlme_ds.recipes import RECIPES, SUMMARIES
 
     lines = [
         "# Recipes\n\nA recipe is every setting of a run, in `xlme_ds/recipes/`. Layers are the generator's and the",
         "discriminator's; objectives with one encoder use the second number.\n",
-        "| recipe | parameters in training, M | layers | width | objective | steps |",
-        "|---|---|---|---|---|---|",
+        "| recipe | | parameters in training, M | layers | width | objective | steps |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, run in RECIPES.items():
         millions, model = count_parameters(run)["trained_total"] / 1e6, run.model
         layers = f"{model.generator_layers} + {model.discriminator_layers}"
-        objective, steps = run.objective.name, run.train.steps
-        lines.append(f"| `{name}` | {millions:,.0f} | {layers} | {model.width} | {objective} | {steps:,} |")
+        sizes = f"{millions:,.0f} | {layers} | {model.width} | {run.objective.name} | {run.train.steps:,}"
+        lines.append(f"| `{name}` | {SUMMARIES[name]} | {sizes} |")
     return "\n".join(lines) + "\n"
 
 
 def python() -> str:
     """Every public object of `xlme_ds`, in the order of use, and the types of what its functions take and return."""
     import xlme_ds as xlme
-    from xlme_ds.api import ScoredPiece, TextModel
+    from xlme_ds.api import ScoredPiece
     from xlme_ds.config import RunConfig
     from xlme_ds.export.exported_model import ModelType
     from xlme_ds.models.text_encoder import Which
@@ -126,8 +126,8 @@ def python() -> str:
         public = getattr(member, "__all__", [key for key, value in vars(member).items() if _is_own(value, member)])
         pages.append(f"## xlme.{name}\n\n{_text(member)}")
         pages += [_function(f"xlme.{name}.{key}", getattr(member, key), "###") for key in public]
-    pages.append(f"## TextModel\n\n`xlme.load` returns one. {_text(TextModel)}")
-    pages += [_function(f"model.{name}", getattr(TextModel, name), "###") for name in ("encode", "fill", "judge")]
+    pages.append(f"## xlme.TextModel\n\n`xlme.load` returns one. {_text(xlme.TextModel)}")
+    pages += [_function(f"model.{name}", getattr(xlme.TextModel, name), "###") for name in ("encode", "fill", "judge")]
     pages.append(f"## ScoredPiece\n\nA named tuple ({', '.join(ScoredPiece._fields)}). {_text(ScoredPiece)}")
     choices = {"Models": "Path | str | Sequence[Path | str]", "Which": Which, "ModelType": ModelType}
     pages.append("## Types\n\n```python")

@@ -74,7 +74,7 @@ def test_steps_under_deepspeed_lose_as_the_plain_ones(tmp_path: Path) -> None:
     for engine in ("deepspeed", "plain"):
         (tmp_path / engine).mkdir()
         runs.append(measured(tmp_path / engine, "--engine", engine, "--sections", "matmul", "steps")["steps"])
-    assert {case["recipe"] for case in runs[0]} == {"base_zero1", "large_zero2"}
+    assert {case["recipe"] for case in runs[0]} == {"base_zero1", "large_zero2", "modern_base"}
     for ours, plain in zip(*runs, strict=True):
         assert ours["tokens_per_s"] > 0 and ours["fraction_of_matmul_peak"] > 0 and 0 < ours["padding"] < 0.5
         # λ · 2 ln 2 of an untrained discriminator and 2 ln V of the generator, a few steps later
@@ -101,7 +101,7 @@ def test_nan_is_no_parity() -> None:
     assert not parity(case, CPU, "fp32")["ok"] and parity(case, CPU, "bf16")["ok"]
 
 
-# Faults of a GPU, simulated: of ten comparisons one hangs, one fails and one crashes.
+# Faults of a GPU, simulated: of twelve comparisons one hangs, one fails and one crashes.
 FAULTS = """
 import sys
 if "bench.gpu.worker" in sys.orig_argv:
@@ -120,7 +120,7 @@ def test_a_case_that_hangs_fails_or_crashes_costs_no_other(tmp_path: Path) -> No
     assert got.pop(("relative position table", "bf16")) == "no end after 6 s"
     assert got.pop(("token lookup", "bf16")) == "RuntimeError: an illegal memory access was encountered"
     assert got.pop(("whole model", "bf16")) == "the process ended with code -6"
-    assert len(got) == 7 and set(got.values()) == {True}
+    assert len(got) == 9 and set(got.values()) == {True}
 
 
 def test_nothing_begins_after_the_time_given(tmp_path: Path) -> None:

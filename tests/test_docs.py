@@ -13,7 +13,6 @@ import pytest
 
 import xlme_ds as xlme
 from tests.launch import ROOT, python
-from xlme_ds.api import TextModel
 from xlme_ds.run_commands import LAUNCHED
 
 # The lab log has commands of earlier commits.
@@ -143,7 +142,7 @@ def test_the_reference_has_every_public_object(generate: ModuleType) -> None:
     """Each with a sentence; and every setting."""
     sections = dict(re.findall(r"^#+ (\S+)\n\n(.*?)(?=^#|\Z)", generate.python(), re.M | re.S))
     models = [
-        f"model.{name}" for name, value in vars(TextModel).items() if inspect.isfunction(value) and name[0] != "_"
+        f"model.{name}" for name, value in vars(xlme.TextModel).items() if inspect.isfunction(value) and name[0] != "_"
     ]
     tests = [f"xlme.evaluate.{name}" for name in xlme.evaluate.__all__]
     for name in (*(f"xlme.{name}" for name in xlme.__all__), *models, *tests, "xlme.plan.run", "xlme.export.from_hf"):

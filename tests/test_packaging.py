@@ -74,11 +74,13 @@ def test_configs_are_found_beside_the_installed_package(wheel: Path, tmp_path: P
 def test_commands_of_a_wheel(wheel: Path, tmp_path: Path) -> None:
     """Outside of the checkout: the list of commands, the job scripts, and a plan with one of ds_configs."""
     environment = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", environment], check=True)
+    bare = ["--system-site-packages", "--without-pip"]
+    subprocess.run([sys.executable, "-m", "venv", *bare, environment], check=True)
     there = Path(sys.prefix) / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
     (site,) = environment.glob("lib/*/site-packages")
     (site / "packages.pth").write_text(f"{there}\n")
-    subprocess.run([environment / "bin/python", "-m", "pip", "install", "-q", "--no-deps", wheel], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", environment / "bin/python"]
+    subprocess.run([*pip, "install", "-q", "--no-deps", wheel], check=True)
 
     def xlme(*words: str) -> str:
         command = [environment / "bin/xlme", *words]
@@ -86,7 +88,8 @@ def test_commands_of_a_wheel(wheel: Path, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert all(f"\n  {name}" in xlme() for name in ("quickstart", "pretrain", "export"))
+    listed = xlme()
+    assert all(f"\n  {name}" in listed for name in ("quickstart", "pretrain", "export"))
     assert "env.sh" in xlme("slurm", "--to", ".") and (tmp_path / "slurm/pretrain_xl.sh").stat().st_size
     assert "2,398,715,713" in xlme("plan", "--recipe", "xl_zero3")
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import tomllib
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from tests.launch import python
 from xlme_ds.config import OptimizerConfig, RunConfig
 from xlme_ds.io.files import write_object
 from xlme_ds.plan.__main__ import PlanSettings
-from xlme_ds.recipes import RECIPES, recipe
+from xlme_ds.recipes import RECIPES, SUMMARIES, recipe
 from xlme_ds.settings_file import read, with_values, written
 
 
@@ -131,10 +132,12 @@ def test_one_source_of_settings(tmp_path: Path) -> None:
 
 def test_help_shows_the_settings_that_people_set() -> None:
     short = python("-m", "xlme_ds", "pretrain", "--help").stdout
-    assert len(short.splitlines()) < 60 and short.count("\n  --") == 7 + 15
+    assert len(short.splitlines()) < 60 + len(RECIPES) and short.count("\n  --") == 7 + 15
     assert "--train.steps 125000" in short and "--data" in short and "--help-all" in short
     assert "relative-buckets" not in short
     of_recipe = python("-m", "xlme_ds", "pretrain", "--recipe", "quickstart", "-h").stdout
     assert f"--train.steps {recipe('quickstart').train.steps} " in of_recipe
+    for name, summary in SUMMARIES.items():
+        assert re.search(rf"^  {name} +{re.escape(summary)}$", short, re.M), name
     whole = python("-m", "xlme_ds", "pretrain", "--help-all").stdout
     assert "--model.relative-buckets" in whole and len(whole.splitlines()) > 300

@@ -9,7 +9,7 @@ scores = xlme.evaluate.pairs("runs/mine", "heldout")
 xlme.export.run("runs/mine", "exports/mine")
 
 `evaluate`, `export`, `plan`, `finetune` and `translate` are modules: `xlme.plan.run(...)`, `xlme.finetune.run(...)`,
-`xlme.translate.lines(...)`.
+`xlme.translate.lines(...)`. `load` returns a `TextModel`.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from .config import RunConfig
 
 __version__ = "0.1.0"
-__all__ = ["evaluate", "export", "finetune", "load", "plan", "pretrain", "recipe", "translate"]
+__all__ = ["TextModel", "evaluate", "export", "finetune", "load", "plan", "pretrain", "recipe", "translate"]
 
 
 def recipe(name: str) -> "RunConfig":
-    """The configuration of a published run (`xlme pretrain --help` names them); `dataclasses.replace` changes it.
+    """The configuration of a published run (`xlme pretrain --help` describes them); `dataclasses.replace` changes it.
 
     from dataclasses import replace
     config = xlme.recipe("quickstart")
@@ -76,7 +76,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """The packages whose functions are used by `xlme.evaluate` and others, when they are first named."""
+    """A module such as `xlme.evaluate`, or `TextModel`, imported when it is first named."""
     if name not in __all__:
         raise AttributeError(f"module {__name__} has no attribute {name}")
-    return import_module(f".{name}", __name__)
+    return import_module(".api", __name__).TextModel if name == "TextModel" else import_module(f".{name}", __name__)

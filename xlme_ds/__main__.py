@@ -12,7 +12,7 @@ from .io.output import open_output
 COMMANDS = {
     "quickstart": ("xlme_ds.quickstart", "fetch sample text, prepare it, train a small model and draw its report"),
     "prep": ("data_prep.__main__", "prepare text for training, stage by stage: encode, mix, verify, ..."),
-    "plan": ("xlme_ds.plan.__main__", "count memory, operations and days of a recipe on given GPUs"),
+    "plan": ("xlme_ds.plan.__main__", "time, memory and cost of a recipe on given GPUs, and the command to train it"),
     "config": ("xlme_ds.print_config", "print the settings of a recipe as a commented file for --config"),
     "pretrain": ("xlme_ds.pretrain", "pre-train a recipe, or continue a run"),
     "launch": ("xlme_ds.launch", "run pretrain or finetune on several GPUs, by DeepSpeed's launcher"),

@@ -196,10 +196,11 @@ class TextModel:
 
     def encode(self, sentences: str | Sequence[str], layer: int = -1, language: str = "") -> np.ndarray:
         """Sentence vectors, float32 [N, D], or of one string [D]: the mean hidden state of `layer` over the tokens
-        (XLM-E section 4.6).
+        (XLM-E section 4.6). Sentences longer than the model reads are cut.
 
-        `layer`: 0 is the embedding, -1 the last; the paper's retrieval reads layer 9 of 12. Sentences longer than the
-        model's longest item are cut.
+        `layer`: 0 is the embedding, -1 the last, which sentence-transformers reads from an export and fine-tuning on
+        pairs trains; `xlme evaluate` quotes three quarters of the depth, the paper's layer 9 of 12 for encoders that
+        are not fine-tuned.
         """
         encoder, vocabulary = self._encoder
         if not -1 <= layer <= encoder.cfg.discriminator_layers:

@@ -15,7 +15,7 @@ from typing import TypeVar, get_type_hints
 from .config import RunConfig
 from .io.errors import in_words
 from .io.output import open_output
-from .recipes import RECIPES, recipe
+from .recipes import RECIPES, SUMMARIES, recipe
 from .run_commands import LAUNCHED, TORCH_VARIABLES
 from .settings_file import help_of, read, with_values
 
@@ -128,7 +128,7 @@ def _settings_of(path: Path) -> RunConfig:
 def _short_help(prog: str, command: type, description: str, run: RunConfig) -> str:
     """Usage, the command's own options, and the settings that people set, with their values in `run`."""
     helps, hints = help_of(command), get_type_hints(command, include_extras=True)
-    own, needed = [("--recipe NAME", _RECIPES), ("--config FILE", _CONFIG)], ""
+    own, needed = [("--recipe NAME", "One of the recipes below."), ("--config FILE", _CONFIG)], ""
     for field in fields(command):
         if field.name != "run":
             renamed = [mark.name for mark in getattr(hints[field.name], "__metadata__", ()) if getattr(mark, "name", 0)]
@@ -150,6 +150,8 @@ def _short_help(prog: str, command: type, description: str, run: RunConfig) -> s
             *(_entry(*pair) for pair in own),
             f"\nSettings that are often set, with {source}:\n",
             *(_entry(*pair) for pair in shown),
+            "\nRecipes:\n",
+            *(f"  {name:<20} {summary}" for name, summary in SUMMARIES.items()),
             "\n--help-all lists all settings.",
         ]
     )

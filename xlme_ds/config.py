@@ -42,6 +42,10 @@ Window = Annotated[int, Range("be even and at least 2", lambda value: value >= 2
 Stages = Annotated[int, Range("be at least 2, or use engine.kind deepspeed", lambda value: value >= 2, most=1_000)]
 
 
+# Metadata of settings that only pre-training reads: `xlme finetune` has no option for them.
+PRETRAINING_ONLY = {"only": "pretraining"}
+
+
 def weight_at(points: Sequence[str], step: int) -> float:
     """The weight of a loss term in `step`, from points such as 0:1 100000:0.1 300000:0.
 
@@ -287,12 +291,12 @@ class EngineConfig:
     """Type in which gradients are added, when computing in bf16 under ZeRO-1 or ZeRO-3; bf16 takes half the memory,
     and its error grows with the processes. auto and fp32: over the processes in fp32; over a step's micro-batches in
     fp32 too (auto under ZeRO-1: bf16 where there is only one)."""
-    pipeline_stages: Stages = 2
+    pipeline_stages: Stages = field(default=2, metadata=PRETRAINING_ONLY)
     """Processes that share one copy of the model under engine.kind pipeline; more for a model that does not fit."""
-    pipeline_schedule: Literal["1f1b", "dualpipev"] = "1f1b"
+    pipeline_schedule: Literal["1f1b", "dualpipev"] = field(default="1f1b", metadata=PRETRAINING_ONLY)
     """dualpipev has fewer idle slots: a process holds two parts of the model, and a step needs two micro-batches for
     each stage."""
-    balance: tuple[int, ...] = ()
+    balance: tuple[int, ...] = field(default=(), metadata=PRETRAINING_ONLY)
     """Layers of the discriminator, or of the only encoder, in each part of the pipeline; empty: balanced by counted
     operations. Set it if measurements show a slower stage. The first part may have none."""
     offload_optimizer: Literal["none", "cpu", "nvme"] = "none"
@@ -317,15 +321,15 @@ class EngineConfig:
 class TrainConfig:
     """Length and cadence of a run, in optimizer steps."""
 
-    steps: Count = 125_000
+    steps: Count = field(default=125_000, metadata=PRETRAINING_ONLY)
     """Optimizer steps of the whole run; fixed once the run has begun, unless the learning rate of the finished steps
     stays the same (schedule wsd before its decay, inverse_sqrt)."""
     log_every: Count = 10
     """Steps between two lines on the terminal and in `metrics.jsonl`."""
-    eval_every: NotNegative[int] = 5_000
+    eval_every: NotNegative[int] = field(default=5_000, metadata=PRETRAINING_ONLY)
     """Steps between two evaluations on held-out text, which also update the report page; the last step has one too. 0:
     only the last step has one."""
-    eval_rows: Count = 512
+    eval_rows: Count = field(default=512, metadata=PRETRAINING_ONLY)
     """Held-out rows of each task that an evaluation reads, from the start; more give steadier figures."""
     save_every: Count = 2_500
     """Steps between two checkpoints: a fault costs no more."""
@@ -346,7 +350,7 @@ class TrainConfig:
     stands; 0: never."""
     wandb: str = ""
     """Weights & Biases project that also receives the records (`pip install wandb`); empty: none."""
-    audit: bool = False
+    audit: bool = field(default=False, metadata=PRETRAINING_ONLY)
     """Record in `audit/` which rows each step read, with checksums of their tokens; `xlme audit` checks
     them."""
 

@@ -1,9 +1,9 @@
-"""Pre-training: `xlme pretrain --recipe NAME --data DIR --out DIR [--section.key value ...]` on one process, after
-`xlme launch --gpus N` on several. A second call with the same folder resumes.
+"""Pre-train a model: `xlme pretrain --recipe NAME --data DIR --out DIR [--section.key value ...]` on one process,
+`xlme launch --gpus N pretrain …` on several. A second call with the same folder resumes.
 
 `--config FILE` in place of `--recipe`: the settings that `xlme config` printed, or a run's config.json.
 `--branch RUN@STEP` in place of `--recipe`: a new run with that run's settings continues from its checkpoint, with the
-optimizer's state; `--schedule.name wsd --schedule.decay-steps N` lets the learning rate fall in N steps, the last ones.
+optimizer's state; with `--schedule.name wsd --schedule.decay-steps N` its learning rate falls over N steps, its last.
 """
 
 import os

@@ -38,7 +38,7 @@ NEEDED = {
 }
 SECTIONS = ("matmul", "parity", "steps", "kernels", "resume", "peers", "smoke", "profile")
 SHARED = ("machine", "matmul", "parity")  # sections whose cases share a process
-LONGEST = {"kernels": 110.0, "resume": 110.0, "smoke": 110.0}  # seconds on a GPU
+LONGEST = {"kernels": 110.0, "resume": 150.0, "smoke": 150.0}  # seconds on a GPU
 Step = tuple[str, int, Figures]
 """Recipe, rows of each task in a micro-batch, and settings of the model, or the engine, that differ from the recipe."""
 STEPS: tuple[Step, ...] = (

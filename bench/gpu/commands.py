@@ -107,7 +107,8 @@ class Command:
     def __init__(self, arguments: Sequence[str], log: Path, seconds: float):
         self.log, self.begin, self.seconds = log, time.monotonic(), seconds
         with log.open("a") as file:
-            env = environment() | {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // 8, 1))}  # several run at a time
+            share = str(max((os.cpu_count() or 1) // 8, 1))  # several run at a time
+            env = environment() | dict.fromkeys(("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), share)
             self.process = subprocess.Popen(arguments, stdout=file, stderr=subprocess.STDOUT, env=env)
 
     def result(self) -> Figures | None:

@@ -202,7 +202,7 @@ def peers(device: Device, engine: str, rounds: int, quick: bool, seconds: float)
     micro_batch = 1 if quick else 32
     own = "ours, by default"
     runs = dict.fromkeys(PEERS, run_config("base_zero1", micro_batch, micro_batch, quick))
-    runs = {own: run_config("base_zero1", 2 * micro_batch, micro_batch, quick)} | runs
+    runs = {own: run_config("base_zero1", 2 * micro_batch, 2 * micro_batch, quick)} | runs
     steps: dict[str, Callable[[], object]] = {}
     for name, run in runs.items():
         try:

@@ -59,8 +59,8 @@ class EncodeConfig(TextConfig):
     heldout_share: float = 0.001
     """Share of the documents, and of the pairs, that are held out; give the same for both parts."""
     without: UseAppendAction[tuple[Path, ...]] = ()
-    """UTF-8 text, for example a side of a test set: paragraphs, and pairs of which either side, that have the token ids
-    of one of its lines are dropped and counted; may be given several times."""
+    """UTF-8 text, such as a side of a test set. Paragraphs whose token ids are those of one of its lines are dropped
+    and counted, and pairs with such a side; may be given several times."""
     sentences: bool = False
     """Make every paragraph of monolingual text a record of its own, for `mix --sentences`."""
 

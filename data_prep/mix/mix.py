@@ -76,7 +76,7 @@ class MixConfig:
     into: str = ""
     """Language to translate into: the second side of every pair that has it. The first side of other pairs is drawn."""
     rows_per_shard: int = 65536
-    """Rows of every shard but the last; a file is about 2 KB times as large, for rows of 512 tokens."""
+    """Rows of every shard but the last; a row of 512 tokens takes about 2 KB."""
     processes: int = 1
     """Worker processes on this machine; the output is the same for any number. Under MPI the ranks work instead."""
 

@@ -211,6 +211,8 @@ def test_runs_of_two_places_count_once() -> None:
         ({"tatoeba": Path("nowhere")}, "nowhere holds no file named tatoeba"),
         ({"pairs": Path("nowhere")}, "nowhere holds no pairs with en"),
         ({"tuning": "--tuning.epochs '1"}, "--tuning --tuning.epochs '1: No closing quotation"),
+        ({"tuning": "--train.steps 5"}, "--train.steps is for pre-training and has no effect here"),
+        ({"tuning": "--tuning.epochs 1"}, "--tuning and --tuning-seeds are for --pos and --ner"),
         ({"tuning": "--grid"}, "--tuning --grid may have --tuning., --engine. and --train. settings alone"),
     ],
 )
@@ -303,6 +305,9 @@ def test_seeds_are_a_number_for_each_budget(compared: tuple[Path, list[str], str
 def test_what_cannot_be_compared(name: str, budget: float, rows: int, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         system(name, 1, Budget(budget, rows, 512), [], {}, tmp_path)
+    for flag in ("--train.steps", "--train.save-every", "--seed"):
+        with pytest.raises(ValueError, match=f"{flag} follows from --budgets and --seeds: leave it out"):
+            system("xlme", 1, Budget(1e18, 8, 512), [], {"xlme": [f"{flag}=5"]}, tmp_path)
 
 
 @pytest.mark.parametrize(

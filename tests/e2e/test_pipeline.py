@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.launch import ROOT, environment, free_port
+from tests.launch import ROOT, environment, free_port, run_ranks
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.trained.runs import load_run
 
@@ -32,16 +32,19 @@ OVERRIDES = {
 }
 
 
-def command(folder: Path, out: Path, processes: int, **changes: object) -> subprocess.CompletedProcess[str]:
+def arguments(folder: Path, out: Path, **changes: object) -> list[str]:
     vocabulary = json.loads((folder / "data/mono/manifest.json").read_text())["vocabulary_size"]
     settings = OVERRIDES | {"model.vocabulary": vocabulary} | changes
-    launcher = (
-        f"deepspeed --num_gpus {processes} --master_port {free_port()} --module xlme_ds.pretrain --recipe quickstart"
-    )
     folders = ["--data", str(folder / "data"), "--heldout", str(folder / "heldout"), "--out", str(out)]
     words = [word for key, value in settings.items() for word in (f"--{key}", *str(value).split())]
+    return ["xlme_ds.pretrain", "--recipe", "quickstart", *folders, *words]
+
+
+def launched(*command: str) -> subprocess.CompletedProcess[str]:
+    """Two ranks by the real launcher."""
+    launcher = f"deepspeed --num_gpus 2 --master_port {free_port()} --module"
     return subprocess.run(
-        [*launcher.split(), *folders, *words], cwd=ROOT, env=environment(), text=True, capture_output=True, timeout=600
+        [*launcher.split(), *command], cwd=ROOT, env=environment(), text=True, capture_output=True, timeout=600
     )
 
 
@@ -57,11 +60,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_two_stages_train_and_report(folder: Path) -> None:
     out = folder / "run"
-    rehearsed = command(folder, out, 2, **{"engine.balance": "1 2", "dry-run": ""})
+    words = arguments(folder, out, **{"engine.balance": "1 2"})
+    rehearsed, _ = run_ranks(2, ["-m", *words, "--dry-run"])
     assert rehearsed.returncode == 0 and "a dry run: nothing was written" in rehearsed.stdout, rehearsed.stderr
     assert "2 processes, pipeline pipe_zero1, fp32" in rehearsed.stdout and "GiB a process" in rehearsed.stdout
     assert not out.exists()
-    result = command(folder, out, 2, **{"engine.balance": "1 2"})
+    result = launched(*words)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     assert "embedding, generator, layer 0 (" in result.stdout and "| layers 1-2 (" in result.stdout
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -80,7 +84,7 @@ def test_two_stages_train_and_report(folder: Path) -> None:
     assert (out / "report.html").exists() and (out / "model" / "model.safetensors").exists()
     found = load_run(out.with_name("run@12")).state
     assert all(torch.equal(found[name], value) for name, value in load_run(out).state.items())
-    again = command(folder, out, 2, **{"engine.balance": "1 2"})
+    again, _ = run_ranks(2, ["-m", *words])
     assert again.returncode == 0 and "all 12 steps are done" in again.stdout, again.stdout + again.stderr
 
 
@@ -96,6 +100,7 @@ def test_two_stages_train_and_report(folder: Path) -> None:
     ],
 )
 def test_a_mistake_is_one_sentence(folder: Path, processes: int, changes: dict[str, object], message: str) -> None:
-    result = command(folder, folder / f"wrong{processes}", processes, **changes)
-    assert result.returncode == 2
-    assert message in result.stderr and "Traceback" not in result.stderr
+    ranks = run_ranks(processes, ["-m", *arguments(folder, folder / f"wrong{processes}", **changes)])
+    said = "".join(rank.stderr for rank in ranks)
+    assert [rank.returncode for rank in ranks] == [2] * processes
+    assert message in said and "Traceback" not in said

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.launch import ROOT, environment, python
+from tests.launch import FORKED_PYTHON, ROOT, Python, environment, python
 from xlme_ds import quickstart
 from xlme_ds.data.schema import read_manifest
 
@@ -33,10 +33,11 @@ def run(command: list[str]) -> str:
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("quickstart") / "run"
     out.mkdir()
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
+    printed, place = io.StringIO(), environment(**Python.forking())
+    with contextlib.redirect_stdout(printed), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(FORKED_PYTHON))
         for stage in quickstart.preparation(out / "data", processes=2):
-            quickstart.run_stage(stage, out / "data", environment())
+            quickstart.run_stage(stage, out / "data", place)
     lines = printed.getvalue().splitlines()
     assert len(lines) == 8 and re.match(r"encode encoded/train/mono: 91 inputs, .*; encoded/train/para: 90 ", lines[2])
     assert (out / "data/prepare.log").read_text().count("-m data_prep ") == len(lines)
@@ -100,7 +101,7 @@ def test_second_call_says_it_is_complete(out: Path) -> None:
     (out.with_name("shorter") / ".quickstart").touch()
     with pytest.raises(ValueError, match=r"was started with train\.steps 4, the quickstart has another"):
         quickstart.begin(out.with_name("shorter"), fresh=False)
-    said = run([sys.executable, *command])
+    said = python(*command).stdout
     assert "is complete; open" in said and (out / "report.html").stat().st_mtime_ns == before
     (out / "config.json").write_text(written)
 

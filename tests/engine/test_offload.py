@@ -96,7 +96,6 @@ ODD = dict(
 DISK = dict(offload_optimizer="nvme", offload_parameters="nvme")
 PLACES: dict[int, dict[str, dict[str, str]]] = {
     1: {
-        "all on the CPU": dict(offload_optimizer="cpu", offload_parameters="cpu"),
         "optimizer on the disk": dict(offload_optimizer="nvme"),
         "parameters on the disk": dict(offload_optimizer="cpu", offload_parameters="nvme"),
         "all on the disk": DISK,

@@ -34,7 +34,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     found: dict[int, list[dict[str, Any]]] = {}
     for world, engines in ENGINES.items():
         # DeepSpeed builds no other engine after a pipeline's.
-        cases = {f"{name}, {rule}": (rule, engine) for name, engine in engines.items() for rule in RULES}
+        rules = RULES if world == 1 else RULES[1:]  # test_parity.py has AdamW under every engine
+        cases = {f"{name}, {rule}": (rule, engine) for name, engine in engines.items() for rule in rules}
         (folder / f"{world}.json").write_text(json.dumps(cases))
         done = run_ranks(world, [worker, str(folder / f"{world}.json"), str(data), str(folder / f"out{world}")])
         assert all(one.returncode == 0 for one in done), "\n".join(one.stderr[-3000:] for one in done)
@@ -47,7 +48,7 @@ def test_the_rules_differ(ranks: list[dict[str, Any]]) -> None:
     assert abs(ranks[0]["plain, RAdam"][-1] / ranks[0]["plain, AdamW"][-1] - 1) > 2e-2
 
 
-@pytest.mark.parametrize("rule", RULES[:3])
+@pytest.mark.parametrize("rule", RULES[1:3])
 @pytest.mark.parametrize("engine", PARALLEL)
 def test_every_engine_takes_it(ranks: list[dict[str, Any]], engine: str, rule: str) -> None:
     # bf16 has 8 bits of fraction, and the first steps of Adam take the sign of the smallest gradients, too.

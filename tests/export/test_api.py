@@ -103,7 +103,8 @@ def test_a_device(run: Path) -> None:
 
 def test_what_the_package_shows() -> None:
     shown = [name for name in dir(xlme) if not name.startswith("_")]
-    assert set(shown) == {"recipe", "plan", "pretrain", "load", "evaluate", "finetune", "export", "translate"}
+    modules = {"plan", "evaluate", "finetune", "export", "translate"}
+    assert set(shown) == {"recipe", "pretrain", "load", "TextModel", *modules} and xlme.TextModel is TextModel
     assert all(getattr(xlme, name).__doc__ for name in shown)
     with pytest.raises(AttributeError, match="has no attribute fintune"):
         xlme.fintune  # noqa: B018

@@ -14,9 +14,10 @@ def campaign(folder: Path, layout: str, *kinds: str) -> dict:
     return json.loads(done.stdout)
 
 
-def test_six_faults(tmp_path: Path) -> None:
-    """Two of them mount small file systems, which needs root."""
-    kinds = ["rank hangs", "shard damaged between two starts", "told to stop", "gradient not a number"]
+def test_four_faults(tmp_path: Path) -> None:
+    """Two of them mount small file systems, which needs root. e2e/test_resume.py stops a run, test_bad_steps.py has the
+    gradients that are no numbers."""
+    kinds = ["rank hangs", "shard damaged between two starts"]
     kinds += ["disk full", "checkpoints read only"] * (os.geteuid() == 0)
     figures = campaign(tmp_path, "zero3", *kinds)
     assert {key: figures[key] for key in ("faults", "survived", "lost_rows", "silent_changes")} == {

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import warnings
 from dataclasses import replace
@@ -22,7 +21,7 @@ from seqeval.metrics import f1_score
 
 import xlme_ds as xlme
 from tests.finetune.tasks import write_base, write_entities, write_pairs, write_questions
-from tests.launch import ROOT, Python, distributed, environment, free_port, python, run_ranks
+from tests.launch import FORKED_PYTHON, ROOT, Python, distributed, environment, free_port, python, run_ranks
 from xlme_ds.config import EngineConfig
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.finetune.__main__ import _run, score_table
@@ -344,6 +343,7 @@ def test_words_on_two_ranks_and_after_a_stop(base: Path, tmp_path: Path) -> None
 def test_pairs_over_seeds_as_a_job_array_does(base: Path, tmp_path: Path) -> None:
     data = write_pairs(tmp_path / "pawsx")
     more = ["--seeds", 1, 2, "--tuning.epochs", 20, "--tuning.batch", 16, "--tuning.dropout", 0]
+    more += ["--engine.kind", "plain"]
     listed = finetune(words(base, "pawsx", data, tmp_path / "out", *more, "--list"))
     assert listed.stdout.split() == [str(tmp_path / "out" / "seed1"), str(tmp_path / "out" / "seed2")]
     assert finetune(words(base, "pawsx", data, tmp_path / "out", *more, "--number", 1)).returncode == 0
@@ -372,6 +372,7 @@ def test_questions_from_another_sets_training_file(base: Path, tmp_path: Path) -
     [
         (["--tuning.train-languages", "sw"], "no training set of sw in --data, only of de, en"),
         (["--engine.kind", "pipeline"], "engine.kind pipeline is for pre-training"),
+        (["--train.steps=5"], "--train.steps is for pre-training and has no effect here: leave it out"),
         (["--task", "xquad"], "no file of the task there"),
         (["--tuning.dropout", "1"], "tuning.dropout is 1.0: it must be at least 0 and below 1"),
         (
@@ -417,10 +418,10 @@ def test_a_job_has_ended_when_every_run_of_its_grid_has_scores(tmp_path: Path) -
     for name, does in (("srun", saves), ("scontrol", "echo told $*")):
         (tools / name).write_text(f"#!/bin/bash\n{does}\n")
         (tools / name).chmod(0o755)
-    variables = {"PATH": f"{tools}:{os.environ['PATH']}", "XLME_PYTHON": sys.executable, "SLURM_SUBMIT_DIR": str(ROOT),
+    variables = {"PATH": f"{tools}:{os.environ['PATH']}", "XLME_PYTHON": FORKED_PYTHON, "SLURM_SUBMIT_DIR": str(ROOT),
                  "SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0", "XLME_TASKS": "pos",
                  "XLME_SEEDS": "1", "XLME_SETTINGS": "--grid", "XLME_OUT": str(tmp_path / "out"),
-                 "XLME_SUBMITTED": "1"}  # fmt: skip
+                 "XLME_SUBMITTED": "1"} | Python.forking()  # fmt: skip
 
     def job() -> str:
         command = ["bash", "slurm/finetune.sh"]

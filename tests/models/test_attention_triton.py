@@ -55,10 +55,9 @@ def test_other_inputs(measured: Any, case: str) -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("rows", ROWS)
-def test_half_precision(measured: Any, rows: str) -> None:
+def test_half_precision(measured: Any) -> None:
     # Were nothing rounded the errors would be fp32's: the comparison would not be of fp16.
-    assert 1e-5 < max(measured["fp16"][rows].values()) < FP16, measured["fp16"][rows]
+    assert 1e-5 < max(measured["fp16"].values()) < FP16, measured["fp16"]
 
 
 @needs_triton
@@ -116,9 +115,8 @@ def test_bf16_in_the_interpreter_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_triton
 def test_the_check_runs_in_the_interpreter(measured: Any) -> None:
-    right, attention, head = measured["checked before a run"]
-    assert right == ""
-    assert "kernels of the attention are wrong on this cpu" in attention and "vocabulary softmax are wrong" in head
+    right, attention = measured["checked before a run"]
+    assert right == "" and "kernels of the attention are wrong on this cpu" in attention
 
 
 @needs_triton

@@ -25,17 +25,17 @@ OPTIONS = {
 VARIANTS = [(kernel, options, "") for kernel, options in OPTIONS.items()]
 VARIANTS += [(kernels._group_sums, kernels.OF_TILES, "TEMPERED"), (kernels._gradient, kernels.OF_TILES, "PENALISED")]
 rows = []
+WIDTH = 1536  # of Base and Large a kernel differs in the number of its rounds alone
 for gpu in TARGETS:
-    for width in (768, 1024, 1536):
-        choices = {"TEMPERED": False, "PENALISED": False}
-        values = {"BM": kernels.POSITIONS, "BK": kernels.columns(width), "D": width}
-        for kernel, options, chosen in VARIANTS:
-            values |= choices | ({chosen: True} if chosen else {})
-            constants = {name: value for name, value in values.items() if name in kernel.arg_names}
-            types = {name: "constexpr" if name in constants else "i32" for name in kernel.arg_names}
-            types |= {name: "fp32" for name in ("inverse", "twice_z") if name in types}
-            types |= {name: kind for kind, names in POINTERS.items() for name in names & types.keys()}
-            rows.append({"width": width, "chosen": chosen, **report(kernel, types, constants, {"width"}, options, gpu)})
+    choices = {"TEMPERED": False, "PENALISED": False}
+    values = {"BM": kernels.POSITIONS, "BK": kernels.columns(WIDTH), "D": WIDTH}
+    for kernel, options, chosen in VARIANTS:
+        values |= choices | ({chosen: True} if chosen else {})
+        constants = {name: value for name, value in values.items() if name in kernel.arg_names}
+        types = {name: "constexpr" if name in constants else "i32" for name in kernel.arg_names}
+        types |= {name: "fp32" for name in ("inverse", "twice_z") if name in types}
+        types |= {name: kind for kind, names in POINTERS.items() for name in names & types.keys()}
+        rows.append({"chosen": chosen, **report(kernel, types, constants, {"width"}, options, gpu)})
 print(json.dumps(rows))
 """
 
@@ -43,7 +43,7 @@ print(json.dumps(rows))
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="the package triton is not installed")
 def test_kernels_compile_and_fit(tmp_path: Path) -> None:
     kernels = reports(COMPILE, tmp_path)
-    assert len(kernels) == 30
+    assert len(kernels) == 10
     for kernel in kernels:
         assert kernel["atomics"] == 0, "two runs would differ"
         assert kernel["blocks_per_multiprocessor"] >= 2, kernel

@@ -44,10 +44,10 @@ WORDY = dict(
     max_positions=64,
     head_chunk=64,
 )
-DEEP = TINY | dict(generator_layers=4, discriminator_layers=20)
+DEEP = TINY | dict(generator_layers=2, discriminator_layers=10)
 LARGE_LIKE = MIDDLE | dict(norm="pre", vocabulary_blocks=4, activation_checkpointing=True)
 MT = MIDDLE | dict(language_embeddings=("de", "en", "fr"))
-SHORT = MT | dict(width=256, feed_forward=1024, max_positions=48)  # translations are written token by token
+SHORT = MT | dict(width=256, feed_forward=1024, max_positions=32)  # translations are written token by token
 MODERN_LIKE = MIDDLE | MODERN | dict(local_window=16)
 PIPE = dict(kind="pipeline", pipeline_stages=2)
 
@@ -110,8 +110,8 @@ def engine_file(folder: Path, stage: int, few: bool) -> str:
     if stage == 3:
         zero |= {"stage3_prefetch_bucket_size": 25_000, "stage3_param_persistence_threshold": 1000}
     if few:
-        zero |= {"stage3_prefetch_bucket_size": 10_000, "stage3_max_live_parameters": 700_000}
-        zero |= {"stage3_max_reuse_distance": 300_000}
+        zero |= {"stage3_prefetch_bucket_size": 10_000, "stage3_max_live_parameters": 350_000}
+        zero |= {"stage3_max_reuse_distance": 150_000}
     path = folder / f"zero{stage}{' few' * few}.json"
     path.write_text(json.dumps({"zero_optimization": zero}))
     return str(path)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from xlme_ds.plan.memory import peak
 from xlme_ds.plan.planner import plan
 from xlme_ds.plan.printed import distinct
 from xlme_ds.plan.speed import GPU, GPUS, communication, gpu_of, speed
-from xlme_ds.recipes import RECIPES, recipe
+from xlme_ds.recipes import RECIPES, SUMMARIES, recipe
 from xlme_ds.validate import validate
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
@@ -75,8 +76,12 @@ def test_settings_are_ready_for_the_command_line(command: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "quickstart"])
 def test_recipes_fit_the_gpus_they_are_for(name: str) -> None:
-    result = plan(recipe(name), 64, gpu_of("a100-80g"), layouts=0)
-    assert result["fits"], result["memory_per_gpu_gib"]
+    """By their summaries: as "4 or more GPUs of 24 GB"."""
+    machine = re.search(r"\((?:(\d+) or more )?GPUs of (\d+) GB\)\.$", SUMMARIES[name])
+    assert machine is not None, SUMMARIES[name]
+    for gpus in (int(machine[1] or 1), 64):
+        result = plan(recipe(name), gpus, gpu_of(f"{machine[2]},300"), layouts=0)
+        assert result["fits"], (gpus, result["memory_per_gpu_gib"])
 
 
 @pytest.mark.parametrize(
@@ -268,12 +273,15 @@ def test_the_first_line_is_the_answer(capsys: pytest.CaptureFixture[str], monkey
     (best, *_) = plan(recipe("large"), 64, gpu_of("h100"))["layouts"]
     days, hours = best["days"], best["gpu_hours"]
     assert hours == pytest.approx(days * 24 * 64, rel=1e-3)
-    first, _, settings, *_ = printed(capsys, *words, "--dollars-per-hour", "2.5")
+    first, _, launched, *_ = printed(capsys, *words, "--dollars-per-hour", "2.5")
     said = f"large on 64 × h100-80g: {printed_days(days)}, {best['memory_per_gpu_gib']['total']:.1f} GiB a GPU, "
     assert first == said + f"{hours:,.0f} GPU-hours, ${2.5 * hours:,.0f} (assumed: 40% of peak)"
-    assert settings == best["settings"]
+    assert launched == (f"  xlme launch --gpus 64 pretrain --recipe large {best['settings']} --data DATA --out OUT")
     lines = printed(capsys, *words)
-    assert "$" not in lines[0] and sum(line.startswith("│ --engine.kind") for line in lines) == 3
+    assert "$" not in lines[0] and len([line for line in lines if "GiB a GPU: --engine.kind" in line]) == 3
+    assert len(lines) < 15
+    details = printed(capsys, *words, "--details")
+    assert details[:8] == lines[:8] and any("large: parameters" in line for line in details)
 
 
 def printed_days(days: float) -> str:

@@ -1,10 +1,10 @@
-"""Systems under equal training: `xlme compare --recipes A,B,C+D --budgets FLOPS … --data DIR --heldout DIR
+"""Compare recipes at equal compute: `xlme compare --recipes A,B,C+D --budgets FLOPS … --data DIR --heldout DIR
 --out DIR -- …`.
 
-Trains every recipe to the same numbers of operations, each with its whole schedule, scores the models, and writes
-compare.md, compare.json and the plot. `C+D` is C for half of a budget and D, started from its weights, for the other.
-Settings after `--` are those of `xlme_ds.pretrain` and go to all alike. Every run and test is a command, printed first;
-finished ones are skipped, if their settings and data are still the same.
+Trains every recipe for the same numbers of operations, each with its whole schedule, scores the models, and writes
+compare.md, compare.json and the plot. `C+D` is C for half of a budget, then D from its weights for the other half.
+Settings of `xlme pretrain` after `--` apply to all recipes. Every run and test is a command, printed first; finished
+ones are skipped if their settings and data have not changed.
 """
 
 import math

@@ -9,15 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from ..cli import program
 from ..data.schema import TASKS as ROWS
 from ..data.vocabulary import Vocabulary
 from ..evaluate.alignment import read_gold
 from ..evaluate.retrieval import heldout_pairs, read_tatoeba
 from ..finetune.downstream_tasks import TASKS
-from ..finetune.settings import FinetuneSettings, TuningConfig
+from ..finetune.settings import TuningConfig, parse
 from ..finetune.task_files import choose, find, labelled, read
 from ..io.files import file_sha256, read_object, write_object
 from ..objectives import objective_of
@@ -45,10 +43,12 @@ def require_tests(settings: CompareSettings) -> None:
         raise ValueError(f"--tuning {settings.tuning}: {error}") from None
     ours = ["--task", "pos", "--model", ".", "--data", ".", "--out", "."]
     prog = program("compare --tuning")
-    plain, tuned_settings = (tyro.cli(FinetuneSettings, prog=prog, args=[*ours, *more]) for more in ([], options))
+    plain, tuned_settings = (parse(prog, [*ours, *more]) for more in ([], options))
     with_defaults = replace(tuned_settings, tuning=plain.tuning, engine=plain.engine, train=plain.train)
     if with_defaults != plain:
         raise ValueError(f"--tuning {settings.tuning} may have --tuning., --engine. and --train. settings alone")
+    if settings.pos is settings.ner is None and (options or settings.tuning_seeds != 1):
+        raise ValueError("--tuning and --tuning-seeds are for --pos and --ner: name a folder of one, or leave them out")
 
 
 def require_labels(folder: Path, task: str) -> None:

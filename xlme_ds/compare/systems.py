@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 
 import tyro
 
-from ..cli import parse, program
+from ..cli import parse, program, without
 from ..config import RunConfig
 from ..counting import flops_per_step
 from ..first_weights import SHAPE
@@ -97,8 +97,11 @@ def system(
 
     `settings` are those of all recipes, `own` those of single ones. Runs with the same past have the same folder, so
     that they are made once. Raises ValueError for an unknown recipe, for rows that do not divide as the recipe's do,
-    and for a budget too small for a step.
+    for settings that follow from the budget, and for a budget too small for a step.
     """
+    for flag in ("--train.steps", "--train.save-every", "--seed"):
+        if any(without(words, flag) != list(words) for words in (settings, *own.values())):
+            raise ValueError(f"{flag} follows from --budgets and --seeds: leave it out")
     parts = [(part, _rows(part, budget.rows)) for part in name.split("+")]
     share = budget._replace(flops=budget.flops / len(parts))
     legs: list[Leg] = []

@@ -107,7 +107,7 @@ class PipelineEngine(ZeroEngine):
         self.engine.module.loss_fn = partial(self._scheduled_loss, context)
         self.engine.train_batch((tensors, tensors) for tensors in [batch.tensors() for batch in batches])
         self._tied.share()
-        return float(self.engine.get_global_grad_norm())
+        return self._norm_of(context)
 
     def _forward(self, context: StepContext, batches: list[Batch]) -> None:
         for _, alike in itertools.groupby(batches, lambda batch: batch.tokens_BT.shape):

@@ -57,6 +57,7 @@ class ZeroEngine(Engine):
         # DeepSpeed divides by the accumulation steps and averages over the ranks; our losses are terms of one sum.
         self._undo_averaging = engine.dp_world_size * engine.gradient_accumulation_steps()
         self._context: StepContext | None = None  # of the update, for `_guarded`
+        self._norm = 0.0  # of its gradients
         # Every kind of DeepSpeed's optimizers calls torch's, some of them for one buffer after the other.
         for inner in (engine.optimizer.optimizer, getattr(engine.optimizer, "backup_optimizer", None)):
             if inner is not None:
@@ -72,7 +73,8 @@ class ZeroEngine(Engine):
         context = self._context
         assert context is not None
         if context.applied is None:
-            context.applied = self._accepts(context, float(self.optimizer._global_grad_norm))
+            self._norm = float(self.optimizer._global_grad_norm)
+            context.applied = self._accepts(context, self._norm)
         if context.applied:
             take_step()
 
@@ -84,7 +86,12 @@ class ZeroEngine(Engine):
     def _update(self, context: StepContext) -> float:
         self._context = context
         self.engine.step()
-        return float(self.engine.get_global_grad_norm())
+        return self._norm_of(context)
+
+    def _norm_of(self, context: StepContext) -> float:
+        """The norm of the step's gradients; to read it again would wait until a GPU has done the update."""
+        left_out = context.applied is None  # by DeepSpeed itself
+        return float(self.engine.get_global_grad_norm()) if left_out else self._norm
 
     def _reduce(self, values: Tensor) -> Tensor:
         dist.all_reduce(values, group=None if values.is_cuda else self._hosts)

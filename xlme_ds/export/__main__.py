@@ -49,7 +49,7 @@ class ExportSettings:
     which: Which | None = None
     """This encoder of `--run` alone, without a head; by default the whole model."""
     model_type: ModelType | None = None
-    """`xlm-roberta` and `modernbert` load everywhere without code of ours; `xlme` has its code in the folder
+    """`xlm-roberta` and `modernbert` load everywhere without our code; `xlme` has its code in the folder
     (trust_remote_code). By default `xlm-roberta` for every model of XLM-R's shape: post-LN, learned positions, no
     relative bias, no languages; `modernbert` for model.body modern."""
     onnx: bool = False

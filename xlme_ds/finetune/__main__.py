@@ -1,10 +1,9 @@
-"""Fine-tuning: `xlme finetune --task NAME --model DIR --data DIR [DIR …] --out DIR [--section.key value …]` on one
-process, after `xlme launch --gpus N` on several.
+"""Fine-tune a model: `xlme finetune --task NAME --model DIR --data DIR [DIR …] --out DIR [--section.key value …]` on
+one process, `xlme launch --gpus N finetune …` on several.
 
-Trains on English, scores every language that has
-labels, writes predictions of all of them and scores.json; a second call with the same folder resumes. With several
-seeds or --grid every run has a folder of its own in --out, and --number N does the N-th of them alone, as a job array
-does.
+Trains on English, scores every language that has labels, and writes predictions and scores.json; a second call with the
+same folder resumes. With several seeds or --grid every run has its own folder in --out, and --number N does only the
+N-th run, as a job array does.
 """
 
 import sys
@@ -13,18 +12,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import tyro
-
 from ..cli import fail, program, without_launcher
 from ..train.stop import StopRequest
-from .settings import FinetuneSettings, Job, jobs
+from .settings import FinetuneSettings, Job, jobs, parse
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
     options = without_launcher(sys.argv[1:] if arguments is None else arguments)
-    stop = StopRequest() if not {"-h", "--help", "--list"} & set(options) else None
-    command = tyro.cli(FinetuneSettings, prog=program("finetune"), description=__doc__, args=options)
+    stop = StopRequest() if not {"-h", "--help", "--help-all", "--list"} & set(options) else None
+    try:
+        command = parse(program("finetune"), options, __doc__ or "")
+    except ValueError as error:
+        fail("xlme_ds.finetune", error)
     if not command.seeds:
         fail("xlme_ds.finetune", ValueError("--seeds has no number: name at least one"))
     todo = jobs(command)

@@ -104,8 +104,6 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
     command, task = job.command, TASKS[job.command.task]
     engine = replace(command.engine, precision=resolve_precision(command.engine))
     check_processes(engine, world)
-    if command.train.audit:
-        raise ValueError("train.audit is for pre-training, whose rows have numbers: leave it off")
     if task.kind == "tokens" and importlib.util.find_spec("seqeval") is None:
         raise ValueError("tags are scored by seqeval, which is missing: pip install --use-pep517 seqeval")
     validate(Training(command.task, engine=engine))

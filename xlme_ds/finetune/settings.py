@@ -1,14 +1,18 @@
 """The settings of fine-tuning: of the command, of each of its runs, and of a published grid."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import product
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_type_hints
 
 import tyro
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
+from ..cli import without
 from ..config import (
+    PRETRAINING_ONLY,
     BelowOne,
     Bound,
     Count,
@@ -22,6 +26,7 @@ from ..config import (
     TrainConfig,
     Training,
 )
+from ..settings_file import help_of
 from ..validate import validate
 from .downstream_tasks import TASKS, DownstreamTask
 
@@ -122,6 +127,31 @@ class FinetuneSettings:
     tuning: TuningConfig = field(default_factory=TuningConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     train: TrainConfig = field(default_factory=lambda: _TRAIN)
+
+
+_OPTIONS = ConstructorRegistry()
+
+
+@_OPTIONS.struct_rule
+def _section_without_pretraining(section: StructTypeInfo) -> StructConstructorSpec | None:
+    """The options of a section of settings that pre-training has too: those that it alone reads are left out."""
+    if section.type not in (EngineConfig, TrainConfig):
+        return None
+    default = section.default if isinstance(section.default, section.type) else section.type()
+    hints, helps = get_type_hints(section.type), help_of(section.type)
+    names = [setting.name for setting in fields(section.type) if setting.metadata != PRETRAINING_ONLY]
+    options = [StructFieldSpec(name, hints[name], getattr(default, name), helps[name]) for name in names]
+    return StructConstructorSpec(partial(replace, default), tuple(options))
+
+
+def parse(prog: str, arguments: list[str], description: str = "") -> FinetuneSettings:
+    """The command line `arguments`. Raises ValueError for a setting that only pre-training reads."""
+    for section, kind in (("engine", EngineConfig), ("train", TrainConfig)):
+        for setting in fields(kind):
+            flag = f"--{section}.{setting.name}".replace("_", "-")
+            if setting.metadata == PRETRAINING_ONLY and without(arguments, flag) != arguments:
+                raise ValueError(f"{flag} is for pre-training and has no effect here: leave it out")
+    return tyro.cli(FinetuneSettings, prog=prog, description=description, args=arguments, registry=_OPTIONS)
 
 
 @dataclass(frozen=True)

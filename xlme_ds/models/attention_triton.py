@@ -272,26 +272,30 @@ def _backward_distances(  # type: ignore[no-untyped-def]
     c = tl.arange(0, N)
     bias = _bias(skewed + h * SKEWED * width, offset * N, width, N, N)
     acc = tl.zeros([N, N], tl.float32)
-    for n in range(0, tl.minimum(SUMMED_ROWS, rows - batch * SUMMED_ROWS)):
-        row = (batch * SUMMED_ROWS + n) * tokens
-        q, vectors, outputs = qkv + (row * 3 * heads + h) * K, row * heads + h * tokens, (row * heads + h) * K
-        firsts, ends = first + row, end + row
-        of_rows = lse + vectors, gate + vectors, grad + outputs, delta + vectors
-        low, high = tl.maximum(0, -offset), tl.minimum(tiles, tiles - offset)
-        if (tl.load(ends) == tokens) & EVEN:  # one item
-            for tile in range(low, high):
-                start, begin = tile * N, (tile + offset) * N
+    first_row, summed = batch * SUMMED_ROWS, tl.minimum(SUMMED_ROWS, rows - batch * SUMMED_ROWS).to(tl.int32)
+    low, high = tl.maximum(0, -offset), tl.minimum(tiles, tiles - offset)
+    several = 0  # rows of several items, or of a length that no tile divides
+    for n in range(0, summed):
+        several += ((tl.load(end + (first_row + n) * tokens) < tokens) | (not EVEN)).to(tl.int32)
+    for step in range(0, tl.where(several == 0, summed * (high - low), 0)):  # one loop, so that loads run ahead
+        row, start = (first_row + step // (high - low)) * tokens, (low + step % (high - low)) * N
+        acc += _distance_tile(
+            qkv + (row * 3 * heads + h) * K, first + row, end + row, lse + row * heads + h * tokens,
+            gate + row * heads + h * tokens, grad + (row * heads + h) * K, delta + row * heads + h * tokens,
+            bias, start, start + offset * N, factor, tokens, heads, N, K, GATED, True, False,
+        )  # fmt: skip
+    for n in range(0, tl.where(several > 0, summed, 0)):
+        row = (first_row + n) * tokens
+        firsts, ends, vectors = first + row, end + row, row * heads + h * tokens
+        for tile in range(low, high):
+            start, begin = tile * N, (tile + offset) * N
+            last = tl.minimum(start + N, tokens) - 1
+            if (begin < tl.load(ends + last)) & (begin + N > tl.load(firsts + start)):
                 acc += _distance_tile(
-                    q, firsts, ends, *of_rows, bias, start, begin, factor, tokens, heads, N, K, GATED, EVEN, False
-                )
-        else:
-            for tile in range(low, high):
-                start, begin = tile * N, (tile + offset) * N
-                last = tl.minimum(start + N, tokens) - 1
-                if (begin < tl.load(ends + last)) & (begin + N > tl.load(firsts + start)):
-                    acc += _distance_tile(
-                        q, firsts, ends, *of_rows, bias, start, begin, factor, tokens, heads, N, K, GATED, EVEN, True
-                    )
+                    qkv + (row * 3 * heads + h) * K, firsts, ends, lse + vectors, gate + vectors,
+                    grad + (row * heads + h) * K, delta + vectors, bias, start, begin,
+                    factor, tokens, heads, N, K, GATED, EVEN, True,
+                )  # fmt: skip
     # Row r turned left by r + 1: column c has distance c + 1 where the row did not wrap, c + 1 − N where it did.
     turn = c[:, None] + c[None, :] + 1
     turned = tl.gather(acc, turn % N, 1)

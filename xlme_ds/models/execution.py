@@ -63,5 +63,9 @@ def compiled(function: Callable[..., Any], how: str) -> Callable[..., Any]:
     resumed has the bits of one left alone. Its code for an aligned parameter reads others without a check
     (pytorch#193054): engines align all parameters (`engine/placement.py`).
     """
-    options = {"deterministic": True, "triton.cudagraphs": how == "graphs"}
-    return torch.compile(function, fullgraph=True, dynamic=False, options=options)
+    return torch.compile(
+        function,
+        fullgraph=True,
+        dynamic=False,
+        options={"deterministic": True, "triton.cudagraphs": how == "graphs"},
+    )

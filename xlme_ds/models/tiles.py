@@ -12,7 +12,7 @@ HEAD_SIZES = (16, 32, 64, 128)  # head sizes that the attention kernels support
 GROUP = 128  # consecutive ids whose exponentials the vocabulary softmax sums, in any kernel
 
 SKEWED = 128  # rows of attention's table of distances: the largest tile
-SUMMED_ROWS = 8  # rows of a batch whose gradients of distances one program adds up
+SUMMED_ROWS = 2  # rows of a batch whose gradients of distances one program adds up
 
 
 class Tiling(NamedTuple):

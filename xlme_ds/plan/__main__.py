@@ -1,5 +1,5 @@
-"""The planner's command line: `xlme plan --recipe NAME` prints time, memory and cost of a run on GPUs, then the
-figures behind them; with `--budget` the model that an amount of money buys."""
+"""The planner's command line: `xlme plan --recipe NAME` prints time, memory and cost of a run on GPUs and the command
+for it; with `--budget` the model that an amount of money buys."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from ..cli import fail, parse, program, without
 from ..config import RunConfig
 from .budget import bought
 from .planner import plan
-from .printed import print_budget, print_plan
+from .printed import print_budget, print_details, print_plan
 from .speed import UTILISATION, gpu_of
 
 DESCRIPTION = "Cost of a recipe on a number of GPUs, and the best ways to run it. Nothing is run."
@@ -40,6 +40,8 @@ class PlanSettings:
     vocabulary of the recipe (by default base)."""
     layouts: int = 4
     """Layouts to list, the fastest first."""
+    details: bool = False
+    """Print parameters, operations and memory by part too."""
     json: bool = False
     """Print the same figures as JSON."""
 
@@ -50,15 +52,16 @@ def main(arguments: list[str] | None = None) -> None:
     flags = {word.partition("=")[0] for word in words}
     if "--budget" in flags and not flags & {"--recipe", "--config"}:
         words = ["--recipe", "base", *words]
+    own = (f"--{field.name.replace('_', '-')}" for field in fields(PlanSettings))
+    recipe_flags = shlex.join(without(words, *own))
     try:
         settings = parse(program("plan"), PlanSettings, DESCRIPTION, words)
         _check(settings)
         gpu = gpu_of(settings.gpu)
         if settings.budget is not None:
             assert settings.dollars_per_hour is not None
-            own = (f"--{field.name.replace('_', '-')}" for field in fields(PlanSettings))
             money = settings.budget, settings.dollars_per_hour
-            result = bought(settings.run, shlex.join(without(words, *own)), *money, gpu, settings.utilisation)
+            result = bought(settings.run, recipe_flags, *money, gpu, settings.utilisation)
         else:
             listed = settings.layouts if settings.json else _ALL
             result = plan(settings.run, settings.gpus, gpu, settings.utilisation, listed)
@@ -69,7 +72,11 @@ def main(arguments: list[str] | None = None) -> None:
     elif settings.budget is not None:
         print_budget(result)
     else:
-        print_plan(result, settings.layouts, settings.dollars_per_hour)
+        print_plan(result, recipe_flags, settings.layouts, settings.dollars_per_hour)
+        if settings.details:
+            print_details(result)
+        else:
+            print("\n--details prints parameters, operations and memory by part.")
 
 
 def _check(settings: PlanSettings) -> None:
@@ -84,6 +91,8 @@ def _check(settings: PlanSettings) -> None:
         raise ValueError(f"--dollars-per-hour {price}: it must be positive")
     if budget is not None and not 0 < budget < math.inf:
         raise ValueError(f"--budget {budget}: it must be positive")
+    if settings.details and (budget is not None or settings.json):
+        raise ValueError("--details is for a plan in words: leave it out with --budget and --json")
     if budget is not None and price is None:
         raise ValueError("--budget needs the price of a GPU: add --dollars-per-hour")
 

@@ -1,4 +1,4 @@
-"""Output of `xlme plan`: the answer in one line, other layouts, and their figures as tables."""
+"""Output of `xlme plan`: the answer in one line, its command, other layouts, and on request the figures as tables."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,26 +13,29 @@ from .speed import DAY
 _MICRO_BATCH = re.compile(r"--data\.micro-batch (\d+)")
 
 
-def print_plan(result: dict[str, Any], layouts: int, dollars_per_hour: float | None) -> None:
-    """Print the plan, with `layouts` of its layouts."""
-    console = Console(markup=False, emoji=False)
+def print_plan(result: dict[str, Any], recipe_flags: str, layouts: int, dollars_per_hour: float | None) -> None:
+    """Print the fastest layout, the command that trains with it and `recipe_flags`, and other layouts, `layouts`
+    in all."""
     ways = distinct(result["layouts"])[:layouts]
-    console.print(_answer(result, ways, dollars_per_hour) + "\n", highlight=False, soft_wrap=True)
+    hardware = result["hardware"]
+    print(_answer(result, ways, dollars_per_hour) + "\n")
+    if ways:
+        launched = "" if hardware["gpus"] == 1 else f"launch --gpus {hardware['gpus']} "
+        print(f"  xlme {launched}pretrain {recipe_flags} {ways[0]['settings']} --data DATA --out OUT")
+        if same := sorted(ways[0]["micro_batches"])[:-1]:
+            print(f"equally fast by the count: --data.micro-batch {', '.join(map(str, same))}")
     if ways[1:]:
-        rows = [
-            (
-                _settings(way),
-                f"{way['memory_per_gpu_gib']['total']:.1f}",
-                f"{way['tokens_per_s']:,}",
-                _time(way["days"]),
-            )
-            for way in ways[1:]
-        ]
-        console.print(_table("other layouts", ("settings", "GiB", "tokens/s", "time"), rows))
-        console.print()
+        print("\nother layouts:")
+    for way in ways[1:]:
+        print(f"  {_time(way['days'])}, {way['memory_per_gpu_gib']['total']:.1f} GiB a GPU: {way['settings']}")
+
+
+def print_details(result: dict[str, Any]) -> None:
+    """Print the objective, and parameters, operations and memory by part."""
+    console = Console(markup=False, emoji=False)
     objective = result["objective"]
     terms = ", ".join(f"{name} ({objective['quantities'][name]['title']})" for name in objective["terms"])
-    console.print(f"{result['recipe']}: {objective['description']}; loss = {terms}\n", highlight=False)
+    console.print(f"\n{result['recipe']}: {objective['description']}; loss = {terms}\n", highlight=False)
     for part in (_parameters, _operations, _own_layout):
         table, note = part(result)
         console.print(table)
@@ -79,23 +82,17 @@ def distinct(layouts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _answer(result: Mapping[str, Any], ways: Sequence[Mapping[str, Any]], dollars_per_hour: float | None) -> str:
-    """Time, memory, GPU-hours and cost of the fastest layout, and its settings."""
+    """Time, memory, GPU-hours and cost of the fastest layout."""
     hardware = result["hardware"]
     start = f"{result['recipe']} on {hardware['gpus']} × {hardware['gpu']}: "
     if not ways:
         return start + "no layout fits: take more GPUs, larger ones, or offload"
-    best = ways[0]
-    hours = best["gpu_hours"]
+    best, hours = ways[0], ways[0]["gpu_hours"]
     cost = "" if dollars_per_hour is None else f", ${_whole(hours * dollars_per_hour)}"
     return (
         f"{start}{_time(best['days'])}, {best['memory_per_gpu_gib']['total']:.1f} GiB a GPU, {_whole(hours)} GPU-hours"
-        f"{cost} (assumed: {result['assumptions']['utilisation']:.0%} of peak)\n\n{_settings(best)}"
+        f"{cost} (assumed: {result['assumptions']['utilisation']:.0%} of peak)"
     )
-
-
-def _settings(way: Mapping[str, Any]) -> str:
-    others = ", ".join(str(number) for number in sorted(way["micro_batches"])[:-1])
-    return way["settings"] + (f"\nequally fast by the count: --data.micro-batch {others}" if others else "")
 
 
 def _time(days: float) -> str:

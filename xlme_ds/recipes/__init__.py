@@ -16,6 +16,8 @@ _FUNCTIONS = (
     *(translation.xlm_mt, translation.xlm_umt, translation.xlme_mt),
 )
 RECIPES: dict[str, RunConfig] = {run.name: run for run in (function() for function in _FUNCTIONS)}
+# What each trains and on what machine: its docstring's first line.
+SUMMARIES = {function.__name__: (function.__doc__ or "").partition("\n")[0] for function in _FUNCTIONS}
 
 
 def recipe(name: str) -> RunConfig:

@@ -13,7 +13,7 @@ from .xlmr import MODEL
 
 
 def ernie_m() -> RunConfig:
-    """First stage, Base."""
+    """ERNIE-M Base, first stage, on text and pairs, from an XLM-R (GPUs of 24 GB)."""
     return RunConfig(
         name="ernie_m",
         model=replace(MODEL, dropout=0.1, attention_dropout=0.1),
@@ -27,7 +27,7 @@ def ernie_m() -> RunConfig:
 
 
 def ernie_m_large() -> RunConfig:
-    """First stage, Large."""
+    """ERNIE-M Large, first stage, on text and pairs, from an XLM-R (2 or more GPUs of 24 GB)."""
     smaller = ernie_m()
     return replace(
         smaller,
@@ -40,12 +40,12 @@ def ernie_m_large() -> RunConfig:
 
 
 def ernie_m_stage2() -> RunConfig:
-    """Second stage, Base."""
+    """ERNIE-M Base, second stage, on text alone, from a run of the first (GPUs of 24 GB)."""
     return _second_stage(ernie_m())
 
 
 def ernie_m_large_stage2() -> RunConfig:
-    """Second stage, Large."""
+    """ERNIE-M Large, second stage, on text alone, from a run of the first (GPUs of 24 GB)."""
     return _second_stage(ernie_m_large())
 
 

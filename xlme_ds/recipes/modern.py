@@ -22,12 +22,12 @@ MODEL = ModelConfig(
 
 
 def modern_base() -> RunConfig:
-    """Replaced token detection, with a generator of a third of the layers."""
+    """XLM-E's objective with ModernBERT's body, the generator a third as deep (GPUs of 40 GB)."""
     return RunConfig(
         name="modern_base", model=MODEL, data=DataConfig(1024, 1024, micro_batch=16), engine=EngineConfig()
     )
 
 
 def modern_base_mlm() -> RunConfig:
-    """Masked and translation language modelling at ModernBERT's mask rate, 30%."""
+    """Masked and translation language modelling with ModernBERT's body and mask rate, 30% (GPUs of 24 GB)."""
     return replace(modern_base(), name="modern_base_mlm", objective=ObjectiveConfig("mlm", mask_fraction=0.3))

@@ -14,7 +14,10 @@ from .xlme import BASE
 
 
 def xlm_mt() -> RunConfig:
-    """Supervised translation; about 2,000 tokens on each of eight GPUs a step, betas and warm-up of XLM's code."""
+    """XLM's translation, trained on pairs (GPUs of 24 GB).
+
+    About 2,000 tokens on each of eight GPUs a step, betas and warm-up of XLM's code.
+    """
     encoder = xlm()
     return RunConfig(
         name="xlm_mt",
@@ -30,7 +33,7 @@ def xlm_mt() -> RunConfig:
 
 
 def xlm_umt() -> RunConfig:
-    """Translation without pairs: denoising, which fades, and back-translation."""
+    """XLM's translation without pairs: denoising, which fades, and back-translation (GPUs of 24 GB)."""
     supervised = xlm_mt()
     return replace(
         supervised,
@@ -42,7 +45,10 @@ def xlm_umt() -> RunConfig:
 
 
 def xlme_mt() -> RunConfig:
-    """XLM-E Base with DeltaLM's decoder (Ma et al., 2021), which starts from the discriminator too; XLM's training."""
+    """XLM's translation with XLM-E Base as encoder and DeltaLM's decoder (GPUs of 24 GB).
+
+    The decoder (Ma et al., 2021) starts from the discriminator too.
+    """
     return replace(
         xlm_mt(),
         name="xlme_mt",

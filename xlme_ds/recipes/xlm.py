@@ -13,7 +13,7 @@ XNLI_LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "t
 
 
 def xlm() -> RunConfig:
-    """Masked and translation language modelling in turns."""
+    """XLM for XNLI: masked and translation language modelling in turns (GPUs of 24 GB)."""
     return RunConfig(
         name="xlm",
         model=ModelConfig(
@@ -42,7 +42,7 @@ def xlm() -> RunConfig:
 
 
 def xlm_clm() -> RunConfig:
-    """Causal language modelling on monolingual rows."""
+    """XLM for XNLI: causal language modelling on text alone (GPUs of 24 GB)."""
     return replace(
         xlm(),
         name="xlm_clm",

@@ -1,8 +1,8 @@
 """XLM-E as published (Tables 8 to 10) in three sizes, and its ablations (Table 2).
 
-`base`, `large` and `xl` run on any number of GPUs of 80 GB, within 3% of the fastest layout that the planner finds for
-8, 64 and 512 A100s. Names with an engine (`large_zero2`) use that one engine, smaller micro-batches and less memory:
-`zero` partitions the state of a process, `pipe` cuts the model into stages.
+`base`, `large` and `xl` run on any number of GPUs of 80 GB, which chooses their ZeRO stage, within 3% of the fastest
+layout that the planner finds for 8, 64 and 512 A100s. Names with an engine (`large_zero2`) use that one engine, smaller
+micro-batches and less memory: `zero` partitions the state of a process, `pipe` cuts the model into stages.
 """
 
 from dataclasses import replace
@@ -40,61 +40,64 @@ def _run(name: str, model: ModelConfig, micro_batch: int, engine: EngineConfig) 
 
 
 def base() -> RunConfig:
-    """Base; the number of processes chooses the ZeRO stage."""
+    """XLM-E Base, 279M parameters (GPUs of 80 GB)."""
     return _run("base", BASE, 64, EngineConfig(deepspeed="auto"))
 
 
 def large() -> RunConfig:
-    """Large; the number of processes chooses the ZeRO stage."""
+    """XLM-E Large, 840M parameters (GPUs of 80 GB)."""
     return _run("large", LARGE, 32, EngineConfig(deepspeed="auto"))
 
 
 def xl() -> RunConfig:
-    """XL; the number of processes chooses the ZeRO stage."""
+    """XLM-E XL, 2.2B parameters (GPUs of 80 GB)."""
     return _run("xl", XL, 8, EngineConfig(deepspeed="auto"))
 
 
 def base_zero1() -> RunConfig:
-    """Base, which fits one GPU: only the optimizer is partitioned."""
+    """XLM-E Base under ZeRO-1, which partitions only the optimizer (GPUs of 24 GB)."""
     return _run("base_zero1", BASE, 16, EngineConfig())
 
 
 def large_zero2() -> RunConfig:
-    """Large with partitioned gradients and optimizer."""
+    """XLM-E Large under ZeRO-2, which partitions gradients and optimizer (2 or more GPUs of 24 GB)."""
     return _run("large_zero2", LARGE, 8, EngineConfig(deepspeed="zero2"))
 
 
 def large_pipe() -> RunConfig:
-    """Large in two stages: the embedding, the generator and a few layers; the other layers."""
+    """XLM-E Large as a pipeline of two stages (4 or more GPUs of 24 GB).
+
+    The first has the embedding, the generator and a few layers.
+    """
     return _run("large_pipe", LARGE, 8, EngineConfig("pipeline", "pipe_zero1", pipeline_stages=2))
 
 
 def xl_zero3() -> RunConfig:
-    """XL with weights, gradients and optimizer partitioned."""
+    """XLM-E XL under ZeRO-3, which partitions weights, gradients and optimizer (4 or more GPUs of 24 GB)."""
     return _run("xl_zero3", replace(XL, activation_checkpointing=True), 4, EngineConfig(deepspeed="zero3"))
 
 
 def xl_pipe() -> RunConfig:
-    """XL in four stages and data parallel, with only the optimizer partitioned (ZeRO-1)."""
+    """XLM-E XL as a pipeline of four stages, and data parallel under ZeRO-1 (8 or more GPUs of 24 GB)."""
     engine = EngineConfig("pipeline", "pipe_zero1", pipeline_stages=4)
     return _run("xl_pipe", replace(XL, activation_checkpointing=True), 4, engine)
 
 
 def xlme() -> RunConfig:
-    """Base, under the name that comparisons give it."""
+    """XLM-E Base as `base_zero1`, under the name that comparisons give it (GPUs of 24 GB)."""
     return replace(base_zero1(), name="xlme")
 
 
 def xlme_no_trtd() -> RunConfig:
-    """Base without translation replaced token detection: it reads no translation pairs (Table 2)."""
+    """XLM-E Base without translation replaced token detection, so without pairs: Table 2 (GPUs of 24 GB)."""
     return replace(xlme(), name="xlme_no_trtd", data=DataConfig(2048, 0, micro_batch=16))
 
 
 def xlme_no_gate() -> RunConfig:
-    """Base without translation replaced token detection and without the gated relative position bias (Table 2)."""
+    """XLM-E Base without pairs and without the gated relative position bias: Table 2 (GPUs of 24 GB)."""
     return replace(xlme_no_trtd(), name="xlme_no_gate", model=replace(BASE, relative_bias="none"))
 
 
 def xlme_all_tokens() -> RunConfig:
-    """Base whose discriminator predicts every token instead of judging it: the gain of a loss at every token."""
+    """XLM-E Base whose discriminator predicts every token instead of judging it, a control (GPUs of 24 GB)."""
     return replace(xlme(), name="xlme_all_tokens", objective=ObjectiveConfig("all_tokens"))

@@ -30,7 +30,7 @@ MODEL = ModelConfig(
 
 
 def xlmr() -> RunConfig:
-    """Masked language modelling on monolingual rows."""
+    """XLM-R Base in XLM-E's setup: masked language modelling on text alone (GPUs of 24 GB)."""
     return RunConfig(
         name="xlmr",
         model=MODEL,
@@ -41,15 +41,16 @@ def xlmr() -> RunConfig:
 
 
 def xlmr_tlm() -> RunConfig:
-    """XLM-R with translation language modelling: the paper compares XLM-E with it under equal training."""
+    """XLM-R Base with translation language modelling, the paper's baseline for XLM-E (GPUs of 24 GB)."""
     return replace(xlmr(), name="xlmr_tlm", data=DataConfig(2048, 2048, micro_batch=16))
 
 
 def continue_xlmr() -> RunConfig:
-    """XLM-E Base from XLM-R Base, at the rate at which ERNIE-M continues from XLM-R.
+    """XLM-E Base from the weights of XLM-R Base (GPUs of 24 GB).
 
-    Rates for training from scratch are more than twice as high and would undo what the weights have learned. The
-    warm-up is short, because only the discriminator's head and the biases, which begin at 0, are new.
+    The learning rate is that at which ERNIE-M continues from XLM-R. Rates for training from scratch are more than
+    twice as high and would undo what the weights have learned. The warm-up is short, because only the
+    discriminator's head and the biases, which begin at 0, are new.
     """
     return RunConfig(
         name="continue_xlmr",
@@ -63,7 +64,7 @@ def continue_xlmr() -> RunConfig:
 
 
 def continue_xlmr_large() -> RunConfig:
-    """XLM-E Large in XLM-R Large's shape, from its weights."""
+    """XLM-E in XLM-R Large's shape, from its weights (GPUs of 24 GB)."""
     smaller = continue_xlmr()
     return replace(
         smaller,

@@ -33,11 +33,11 @@ def draw(run: Path | None = None, runs: tuple[Path, ...] = (), out: Path = Path(
     """Write the report page of a run, or one that sets several side by side; `xtreme --help` explains the XTREME
     tables.
 
-    Of a run that is not finished, its sentences and retrieval are brought up to date from its newest checkpoint first.
+    For an unfinished run, sentences and retrieval are first computed from its newest checkpoint.
 
     Args:
-        run: Run folder, of a run that is finished, going on, or stopped; the page is `report.html` in it.
-        runs: In place of it several run folders: results, settings that differ, curves over each other.
+        run: Folder of a run, finished, running or stopped; the page is `report.html` in it.
+        runs: Several run folders in place of one: results, settings that differ, and their curves in shared charts.
         out: The page of several runs.
 
     Returns:
