@@ -91,7 +91,7 @@ def test_commands_of_a_wheel(wheel: Path, tmp_path: Path) -> None:
     listed = xlme()
     assert all(f"\n  {name}" in listed for name in ("quickstart", "pretrain", "export"))
     assert "env.sh" in xlme("slurm", "--to", ".") and (tmp_path / "slurm/pretrain_xl.sh").stat().st_size
-    assert "2,398,715,713" in xlme("plan", "--recipe", "xl_zero3")
+    assert "2,398,715,713" in xlme("plan", "--recipe", "xl_zero3", "--details")
 
 
 @pytest.mark.skipif("CI" not in os.environ, reason="it installs torch and all else anew: set CI=true")

@@ -186,7 +186,7 @@ def test_the_command_prints_json_with_overrides() -> None:
 
 
 def test_the_command_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--recipe", "xl_zero3"])
+    main(["--recipe", "xl_zero3", "--details"])
     printed = capsys.readouterr().out
     for words in ("trained_total", "2,168,381,569", "524,288", "the paper's"):
         assert words in printed

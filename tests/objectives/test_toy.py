@@ -65,7 +65,7 @@ def test_it_shows_itself(tmp_path: Path) -> None:
     card = (tmp_path / "export/README.md").read_text()
     assert all(f"| {title} in nats a token, monolingual text |" in card for title in TITLES)
     assert "Pre-trained for a toy of the tests" in card and "unigram model, monolingual text" in card
-    planned = run("xlme_ds.plan", *settings, "--engine.kind", "deepspeed", "--gpus", "1")
+    planned = run("xlme_ds.plan", *settings, "--engine.kind", "deepspeed", "--gpus", "1", "--details")
     assert all(title in planned for title in TITLES) and "a toy of the tests" in planned
 
 

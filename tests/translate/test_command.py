@@ -5,6 +5,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 import shutil
 from dataclasses import replace
 from importlib.util import find_spec
@@ -357,6 +358,26 @@ def test_pairs_are_of_the_weights_that_began_them(run: Path, folder: Path, capsy
     with pytest.raises(SystemExit):
         command([*words, str(here)])
     assert "same has pairs of other text, another model or other settings" in capsys.readouterr().err
+
+
+def test_pairs_of_another_stream_fail(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe has been read when its text is recorded: other text from a second one does not count as complete."""
+
+    def piped(text: str) -> None:
+        reading, writing = os.pipe()
+        os.write(writing, text.encode())
+        os.close(writing)
+        words = f"translate --model {run} --source /dev/fd/{reading} --from en --to de --beam 1".split()
+        try:
+            command([*words, "--pairs", str(folder / "piped")])
+        finally:
+            os.close(reading)
+
+    first, second = (folder / "test.en").read_text().splitlines()[:2]
+    piped(first + "\n")
+    with pytest.raises(SystemExit):
+        piped(second + "\n")
+    assert "piped has pairs of other text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("to", ["--out", "--pairs"])
