@@ -132,6 +132,12 @@ def test_nothing_begins_after_the_time_given(tmp_path: Path) -> None:
     assert report.figures["matmul"] == [{"dtype": "fp32", "left_out": "the time given by --minutes is up"}]
 
 
+def test_a_case_that_the_time_given_cuts_is_no_failure(tmp_path: Path) -> None:
+    """The first comparison sleeps past the end."""
+    figures = measured(tmp_path, "--sections", "parity", "--minutes", "0.3", first=FAULTS)
+    assert {case.get("left_out") for case in figures["parity"]} == {"the time given by --minutes is up"}
+
+
 def test_memory_that_is_too_little_is_no_failure(tmp_path: Path) -> None:
     report = gpu.Report(tmp_path, {})
     report.add("steps", {"case": 1, "out_of_memory": "CUDA out of memory"})

@@ -39,6 +39,7 @@ NEEDED = {
 SECTIONS = ("matmul", "parity", "steps", "kernels", "resume", "peers", "smoke", "profile")
 SHARED = ("machine", "matmul", "parity")  # sections whose cases share a process
 LONGEST = {"kernels": 110.0, "resume": 150.0, "smoke": 150.0}  # seconds on a GPU
+_NO_TIME = {"left_out": "the time given by --minutes is up"}
 Step = tuple[str, int, Figures]
 """Recipe, rows of each task in a micro-batch, and settings of the model, or the engine, that differ from the recipe."""
 STEPS: tuple[Step, ...] = (
@@ -164,7 +165,7 @@ class Bench:
         if missing:
             return self.report.add(section, labels | {"left_out": f"not installed: {', '.join(missing)}"})
         if time.monotonic() >= self.deadline:
-            return self.report.add(section, labels | {"left_out": "the time given by --minutes is up"})
+            return self.report.add(section, labels | _NO_TIME)
         if self.shared is not None and section not in SHARED:
             self.shared.close()
             self.shared = None
@@ -180,6 +181,7 @@ class Bench:
         failed = False
         for row in worker.rows(case, limit):
             failed = failed or "failed" in row
+            row = _NO_TIME if "failed" in row and time.monotonic() >= self.deadline else row
             took = {} if section == "machine" else {"took_s": time.monotonic() - begin}
             self.report.add(section, labels | row | took)
             begin = time.monotonic()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch._inductor import config as inductor
 
 from tests.small import SMALL, language_model, model, usual_batch
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
@@ -145,3 +146,11 @@ def test_graphs_exclude_other_settings() -> None:
     if not on_gpu():
         with pytest.raises(SharedError, match=r"graphs needs a GPU that computes in bf16: set it to layers or none"):
             assemble(RunConfig("test", model=graphs), *[None] * 4)  # type: ignore[arg-type]
+
+
+def test_inductor_chooses_the_order_of_sums_without_timing() -> None:
+    """Timed, it might choose another at the next start, and a resumed run would leave its curve."""
+    modes: list[bool] = []
+    with inductor.patch(post_grad_custom_post_pass=lambda graph: modes.append(inductor.deterministic)):
+        compiled(lambda x: x.sin().sum(0), "layers")(torch.ones(3, 2))
+    assert modes == [True]
