@@ -87,7 +87,7 @@ def load_run(folder: Path) -> TrainedRun:
     (run, step), settings = at_step(folder), read_settings(folder)
     weights = run / MODEL_FOLDER / WEIGHTS_FILE
     if step is None and weights.exists():
-        require_settings(weights, json.loads(json.dumps(asdict(settings.model))), run / CONFIG_FILE)
+        require_settings(weights, read_config(run)["config"]["model"], run / CONFIG_FILE)
         state = read_weights(weights)
     elif settings.task:
         raise ValueError(f"{run} was fine-tuned, and {weights} does not exist: start its command again, to its end")
