@@ -71,7 +71,7 @@ def test_benchmarks_are_listed_and_run() -> None:
     assert not {"measure", "gpu.worker", "workers"} & set(names)
     assert all(line.split(maxsplit=1)[1:] for line in listed.splitlines()[2:])
     done = real("bench", "step", "--help")
-    assert done.returncode == 0 and "--rounds" in done.stdout, done.stderr
+    assert done.returncode == 0 and "usage: xlme bench step" in done.stdout, done.stderr
     assert "did you mean `xlme bench loader`?" in xlme("bench", "loder").stderr
 
 

@@ -40,7 +40,7 @@ class Quickstart:
     out: Path
     """Run folder; the prepared data go into its subfolder data/."""
     fresh: bool = False
-    """Delete what is in the run folder first; refused for a folder that the quickstart did not make."""
+    """Delete what is in the run folder first; an error for a folder that the quickstart did not make."""
     processes: int = 2
     """Training processes, and workers of data preparation."""
 

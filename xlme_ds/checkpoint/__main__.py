@@ -140,7 +140,7 @@ def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = 
 def average(models: Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.arg(name="model")], out: Path) -> None:
     """Write the mean of the weights of several models as a model of its own, which every command reads.
 
-    `xlme evaluate losses` compares it with its parts.
+    Compare it with its parts by `xlme evaluate losses`.
 
     Args:
         models: A run, one of its checkpoints (RUN@STEP), or an export; all of one kind and shape, each once.

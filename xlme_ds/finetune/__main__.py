@@ -59,8 +59,6 @@ def run_all(command: FinetuneSettings, todo: list[Job], stop: StopRequest) -> li
             check_ranges(section, prefix)
     except ValueError as error:  # which every rank finds alike
         raise SharedError(str(error)) from None
-    if command.engine.kind == "pipeline":
-        raise SharedError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
     # The ranks join once for all runs, because DeepSpeed keeps its process groups.
     with process_group(command.engine, command.train.watchdog_minutes) as (rank, world):
         # All runs and ranks start from the same checkpoint, of a run that may still train.

@@ -30,8 +30,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def draw(run: Path | None = None, runs: tuple[Path, ...] = (), out: Path = Path("runs.html")) -> Path:
-    """Write the report page of a run, or one that sets several side by side; `xtreme --help` explains the XTREME
-    tables.
+    """Write the report page of a run, or one that sets several side by side; `xlme report xtreme --help`
+    explains the XTREME tables.
 
     For an unfinished run, sentences and retrieval are first computed from its newest checkpoint.
 
