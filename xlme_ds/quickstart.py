@@ -1,4 +1,4 @@
-"""The ten-minute run: sample corpus, data preparation, pre-training, report. `make pretrain` calls it.
+"""Train a small model on sample text: corpus, data preparation, pre-training, report. `make pretrain` calls it.
 
 Every step is a command that a large run uses; data/prepare.log has the commands and what they print. Finished steps
 are skipped.
