@@ -208,7 +208,7 @@ def main(words: list[str] | None = None) -> None:
         with lock(out):
             begin(out, arguments.fresh)
     except (ValueError, OSError) as error:
-        fail("xlme_ds.quickstart", error)
+        fail("xlme quickstart", error)
     # The quickstart is a run for processors, also where there is a GPU: its ZeRO settings and sizes are chosen for
     # them.
     settings = environment() | {"DS_ACCELERATOR": "cpu"}
@@ -223,7 +223,7 @@ def main(words: list[str] | None = None) -> None:
             try:
                 run_stage(stage, data, settings)
             except OSError as error:
-                fail("xlme_ds.quickstart", error)
+                fail("xlme quickstart", error)
     if finished.exists():
         print(f"{out} is complete; open {out / 'report.html'} (make pretrain FRESH=1 starts over)")
         return

@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog=program("checkpoint"), args=arguments)
     except (ValueError, OSError) as error:
-        fail("xlme_ds.checkpoint", error)
+        fail("xlme checkpoint", error)
 
 
 def listing(run: Path) -> None:

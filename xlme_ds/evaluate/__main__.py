@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
             config=(tyro.conf.FlagCreatePairsOff,),
         )
     except (ValueError, OSError) as error:
-        fail("xlme_ds.evaluate", error)
+        fail("xlme evaluate", error)
 
 
 def tatoeba(options: OfLayers) -> None:

@@ -24,9 +24,9 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         command = parse(program("finetune"), options, __doc__ or "")
     except ValueError as error:
-        fail("xlme_ds.finetune", error)
+        fail("xlme finetune", error)
     if not command.seeds:
-        fail("xlme_ds.finetune", ValueError("--seeds has no number: name at least one"))
+        fail("xlme finetune", ValueError("--seeds has no number: name at least one"))
     todo = jobs(command)
     if command.list or stop is None:
         print("\n".join(str(job.out) for job in todo))
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
     if command.number is not None:
         if not 0 <= command.number < len(todo):
             fail(
-                "xlme_ds.finetune",
+                "xlme finetune",
                 ValueError(f"--number is {command.number}: there are {len(todo)} runs, counted from 0"),
             )
         todo = [todo[command.number]]
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         run_all(command, todo, stop)
     except SharedError as error:
-        fail("xlme_ds.finetune", error)
+        fail("xlme finetune", error)
 
 
 def run_all(command: FinetuneSettings, todo: list[Job], stop: StopRequest) -> list[dict[str, Any] | None]:

@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> None:
         else:
             print(tyro.cli(draw, prog=program("report"), args=words))
     except (ValueError, OSError) as error:
-        fail("xlme_ds.report", error)
+        fail("xlme report", error)
 
 
 def draw(run: Path | None = None, runs: tuple[Path, ...] = (), out: Path = Path("runs.html")) -> Path:
@@ -75,7 +75,7 @@ def draw_for(folder: str, parent: str) -> None:
         if trouble:
             raise ValueError(trouble)
     except (ValueError, OSError) as error:
-        fail("xlme_ds.report", error)
+        fail("xlme report", error)
 
 
 def _update(run: Path) -> str | None:
