@@ -42,7 +42,7 @@ def test_a_terminal_shows_text_and_inputs(vocab: Path, tmp_path: Path, sentences
     reader.join()
     assert done.returncode == 0, shown.decode()
     lines = re.findall(r"encode mono: \d+ MB of text, \d of 3 inputs finished", shown.decode())
-    assert lines[-1] == "encode mono: 5 MB of text, 3 of 3 inputs finished"
+    assert lines[-1] == "encode mono: 12 MB of text, 3 of 3 inputs finished"
     assert len(set(lines)) > 1
 
 

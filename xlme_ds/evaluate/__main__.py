@@ -73,7 +73,7 @@ def losses(options: OfAll, rows: int = 512, seed: int = 1) -> None:
 
     Args:
         rows: Rows of each task that are read, from the start.
-        seed: Of the masks.
+        seed: Seed of the masks.
     """
     results = heldout_losses.losses(options.models, options.data, rows=rows, seed=seed, random=options.random)
     options.deliver(results, heldout_losses.loss_tables(results))
@@ -88,7 +88,7 @@ def perplexity(
 
     Args:
         passes: How often the rows are read, each time with other masks; the same ones for every model.
-        seed: Of the masks.
+        seed: Seed of the masks.
         limit: Rows of a language that are read, from the start; by default all.
         unigram: Data folder that holds mono/, of training: a unigram model counted there has a column, too.
     """
