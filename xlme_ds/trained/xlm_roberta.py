@@ -12,7 +12,7 @@ from ..config import ModelConfig
 from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import TextEncoder
 from .settings import CONFIG_FILE, SENTENCEPIECE_FILE, mismatch, read_config, read_vocabulary
-from .weights import REPLACED_HEAD_FILE, WEIGHTS_FILE, read_weights, shards_of
+from .weights import REPLACED_HEAD_FILE, WEIGHTS_FILE, read_weights, require_finite, shards_of
 
 XLM_ROBERTA = "xlm-roberta"  # `model_type` in config.json
 _PREFIX = "roberta."  # of the encoder's parameters, where a head is in the same file
@@ -172,6 +172,7 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} does not hold weights alone: {str(error).splitlines()[0]}") from None
     if not isinstance(state, dict):
         raise ValueError(f"{path} does not hold weights alone, but a {type(state).__name__}")
+    require_finite(state, path)
     return state
 
 
