@@ -11,16 +11,12 @@
 The sides run in turns; a ratio is the median of the turns' ratios. MB are 10^6 bytes of cleaned UTF-8.
 """
 
-import os
-import sys
-
-if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):  # run as a file: it would hide the library's `tokenize`
-    sys.path[0] = os.path.dirname(sys.path[0])
-
 import lzma
+import os
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -28,7 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -40,21 +36,15 @@ from data_prep.encode.encode import run as encode
 from data_prep.filters.clean import clean_line
 from data_prep.languages import canonical
 from data_prep.parallel import barrier, is_root
+from xlme_ds.cli import fail
 from xlme_ds.data.schema import EOS
 from xlme_ds.data.vocabulary import Vocabulary
 
 PART = 500_000  # bytes of text of every language for `datasets.map`
-_WARM_LANGUAGES = (
-    "de",
-    "en",
-    "es",
-    "fr",
-    "it",
-    "nl",
-    "pt",
-    "ru",
-)  # a task for every rank, so that each loads its model
+_WARM_LANGUAGES = "de en es fr it nl pt ru"  # a task for every rank, so that each loads its model
 _ENDING = ".txt.xz"
+Seconds = tuple[float, ...]
+"""Time by the clock, and of this process's CPU, which other work on the machine disturbs less."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +58,11 @@ class TokenizeSettings:
     side: tuple[str, ...] = ()  # used by the command itself
 
 
-class Seconds(NamedTuple):
-    """Time by the clock, and of this process's CPU, which other work on the machine disturbs less."""
-
-    wall: float
-    cpu: float
-
-
 def timed(work: Callable[[], Any]) -> tuple[Seconds, Any]:
     """The time of `work`, and its result."""
     wall, cpu = time.perf_counter(), time.process_time()
     result = work()
-    return Seconds(time.perf_counter() - wall, time.process_time() - cpu), result
+    return (time.perf_counter() - wall, time.process_time() - cpu), result
 
 
 def corpus_files(mono: Path) -> dict[str, list[Path]]:
@@ -136,7 +119,7 @@ class TokenizeBench:
         for language, documents in self.documents.items():
             text = "\n".join(line for document in documents for line in document).encode()[:PART]
             self.part_bytes += (scratch / "part" / f"{language}.txt").write_bytes(text.decode(errors="ignore").encode())
-        for code in _WARM_LANGUAGES:
+        for code in _WARM_LANGUAGES.split():
             text = "All human beings are born free and equal in dignity and rights.\n"
             (scratch / "warm" / f"{code}.txt").write_text(text)
 
@@ -152,7 +135,6 @@ class TokenizeBench:
                 self.mismatches += mismatches(by_document, self.scratch / "encoded/mono" / language)
         seconds["encode, two ranks"] = self._encode(self.mono, ranks=2)
         seconds["encode, part"] = self._encode(self.scratch / "part", ranks=1)
-        shutil.rmtree(self.scratch / "hugging_face", ignore_errors=True)
         seconds["datasets.map"] = self._child([], "map", self.scratch / "part", self.scratch / "hugging_face")
         return seconds
 
@@ -161,33 +143,29 @@ class TokenizeBench:
         mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
         if mpiexec is None:
             raise ValueError("there is no mpiexec: install the extra mpi, or load the cluster's MPI")
-        for old in ("encoded", "warmed"):
-            shutil.rmtree(self.scratch / old, ignore_errors=True)
+        shutil.rmtree(self.scratch / "warmed", ignore_errors=True)
         return self._child([mpiexec, "-n", str(ranks)], "encode", mono, self.scratch / "encoded")
 
-    def _child(self, launcher: list[str], *side: str | Path) -> Seconds:
-        """Run one side in its own process; the last line of its output has its times."""
+    def _child(self, launcher: list[str], side: str, source: Path, out: Path) -> Seconds:
+        """Run one side in its own process, into a new folder; the last line of its output has its times."""
+        shutil.rmtree(out, ignore_errors=True)
         command = [*launcher, sys.executable, "-m", "bench.tokenize", "--vocab", str(self.vocab), "--side"]
         one_thread = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
         done = subprocess.run(
-            [*command, *map(str, side)], cwd=ROOT, env=os.environ | one_thread | offline, capture_output=True, text=True
-        )
+            [*command, side, str(source), str(out)], cwd=ROOT, env=os.environ | one_thread | offline,
+            capture_output=True, text=True,
+        )  # fmt: skip
         if done.returncode:
-            raise ValueError(f"{' '.join(map(str, side))} ended with code {done.returncode}: {done.stderr.strip()}")
-        return Seconds(*map(float, done.stdout.splitlines()[-1].split()))
+            raise ValueError(f"{side} {source} {out} ended with code {done.returncode}: {done.stderr.strip()}")
+        return tuple(map(float, done.stdout.splitlines()[-1].split()))
 
 
 def encode_side(vocab: Path, mono: Path, out: Path) -> Seconds:
     """Stage encode on the MPI ranks of this launch."""
     encode(EncodeConfig(vocab=vocab, out=out.parent / "warmed", mono=out.parent / "warm"))  # loads the model
     barrier()
-
-    def work() -> None:
-        encode(EncodeConfig(vocab=vocab, out=out, mono=mono))
-        barrier()
-
-    return timed(work)[0]
+    return timed(lambda: (encode(EncodeConfig(vocab=vocab, out=out, mono=mono)), barrier()))[0]
 
 
 def map_side(vocab: Path, text: Path, folder: Path) -> Seconds:
@@ -217,7 +195,7 @@ def summary(bench: TokenizeBench, rounds: Sequence[dict[str, Seconds]]) -> Figur
 
     def speed(side: str) -> float:
         size = bench.part_bytes if side in ("encode, part", "datasets.map") else bench.bytes
-        return round(statistics.median(size / 1e6 / seconds[side].wall for seconds in rounds), 3)
+        return round(statistics.median(size / 1e6 / seconds[side][0] for seconds in rounds), 3)
 
     return {
         "mismatches": bench.mismatches,
@@ -250,7 +228,7 @@ def main() -> None:
             rounds = [bench.round(compare=not number) for number in range(settings.rounds)]
             figures = summary(bench, rounds) | {"load_before": load}
     except ValueError as error:
-        sys.exit(f"bench.tokenize: error: {error}")
+        fail("bench.tokenize", error)
     show(figures, settings.json)
 
 

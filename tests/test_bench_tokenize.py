@@ -37,9 +37,8 @@ def test_every_side_runs(corpus: Path) -> None:
     pytest.importorskip("datasets", reason="the extra bench is not installed")
     if not (Path(sys.executable).parent / "mpiexec").exists() and not shutil.which("mpiexec"):
         pytest.skip("there is no mpiexec: install the mpich wheel")
-    # As a file: its folder is then on the path, and its name is one of the standard library's.
     flags = f"--json --corpus {corpus} --vocab {corpus} --rounds 1".split()
-    command = [sys.executable, "bench/tokenize.py", *flags]
+    command = [sys.executable, "-m", "bench.tokenize", *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)

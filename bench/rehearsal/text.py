@@ -11,7 +11,6 @@ corpus descriptions, and counted in planted/FILE.json; planted/FILE.npy has hash
 duplicates are sought in all files of a pair.
 """
 
-import argparse
 import lzma
 import random
 import re
@@ -26,6 +25,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
+import tyro
 
 from data_prep.languages import letters, scripts_of
 from data_prep.parallel import on_root, run_tasks
@@ -281,20 +281,21 @@ def _write_archive(name: str, path: Path, blocks: Iterator[list[tuple[list[bytes
             side.unlink()
 
 
-def main() -> None:
-    """Write the corpus; finished files are not written again."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gigabytes", type=float, required=True, help="text in 10⁹ bytes, all files together")
-    parser.add_argument("--source", type=Path, required=True, help="folder with mono/ and para/ of real text")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=1, help="on this machine; under MPI the ranks work instead")
-    options = parser.parse_args()
-    corpus = files(options.gigabytes)
-    write = partial(write_text, source=options.source, out=options.out, seed=options.seed)
-    run_tasks(write, corpus, [file.text_bytes for file in corpus], options.processes, "text")
-    on_root(lambda: say(f"{options.out}: {len(corpus)} files, {options.gigabytes} GB of text"))
+def write_corpus(gigabytes: float, source: Path, out: Path, seed: int = 0, processes: int = 1) -> None:
+    """Write the corpus; finished files are not written again.
+
+    Args:
+        gigabytes: text in 10⁹ bytes, all files together
+        source: folder with mono/ and para/ of real text
+        out: a folder
+        seed: of the text
+        processes: on this machine; under MPI the ranks work instead
+    """
+    corpus = files(gigabytes)
+    write = partial(write_text, source=source, out=out, seed=seed)
+    run_tasks(write, corpus, [file.text_bytes for file in corpus], processes, "text")
+    on_root(lambda: say(f"{out}: {len(corpus)} files, {gigabytes} GB of text"))
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(write_corpus, prog="python -m bench.rehearsal.text", description=__doc__)
