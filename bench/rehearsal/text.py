@@ -106,11 +106,11 @@ def files(gigabytes: float) -> list[TextFile]:
 
 @dataclass(frozen=True)
 class Language:
-    """Words with the space after them, and real lines as their numbers; -1 is a word in another script."""
+    """Different words with the space after them, real lines of words, and all words of all lines."""
 
     words: list[str]
-    lines: list[list[int]]
-    tokens: list[int]  # numbers of all words of all lines
+    lines: list[list[str]]  # a word in another script is empty
+    occurrences: list[str]
 
     @classmethod
     def of(cls, lines: Sequence[str], language: str) -> "Language":
@@ -122,25 +122,22 @@ class Language:
         split = [cut.findall(_SPACES.sub(" ", _CONTROL.sub("", line))) for line in lines]
         distinct = list(dict.fromkeys(chain.from_iterable(split)))
         right, of_any = letters(distinct, scripts_of(language))
-        words = [word for word, good in zip(distinct, right == of_any, strict=True) if good]
-        numbers = {word: number for number, word in enumerate(words)}
-        numbered = [[numbers.get(word, -1) for word in line] for line in split]
-        return cls(words, numbered, [number for line in numbered for number in line if number >= 0])
+        words = dict.fromkeys(word for word, good in zip(distinct, right == of_any, strict=True) if good)
+        in_script = [[word if word in words else "" for word in line] for line in split]
+        return cls(list(words), in_script, [word for line in in_script for word in line if word])
 
     def line(self, rng: random.Random, number: int, least: int) -> str:
         """A line like real line `number`, of `least` bytes or more."""
         parts = []
         for word in self.lines[number]:
             kind = rng.random()
-            if word < 0 or kind < _OTHER:
-                parts.append(self.words[rng.choice(self.tokens)])
-            elif kind < _OTHER + _NEW:
-                parts.append(self._new_form(rng))
+            if not word or kind < _OTHER:
+                parts.append(rng.choice(self.occurrences))
             else:
-                parts.append(self.words[word])
+                parts.append(self._new_form(rng) if kind < _OTHER + _NEW else word)
         text = "".join(parts).strip()
         while len(text.encode()) < least:
-            text = f"{text} {self.words[rng.choice(self.tokens)]}".strip()
+            text = f"{text} {rng.choice(self.occurrences)}".strip()
         return text
 
     def _new_form(self, rng: random.Random) -> str:
