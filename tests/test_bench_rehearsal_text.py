@@ -10,12 +10,14 @@ from random import Random
 import numpy as np
 import pytest
 
+from bench.rehearsal.checks import ALPHA, mixed_rows
 from bench.rehearsal.text import CC100, Language, Planter, TextFile, files, repeated, write_text
 from data_prep.encode.encode import EncodeConfig
 from data_prep.encode.encode import run as encode
 from data_prep.vocab.vocab import VocabConfig
 from data_prep.vocab.vocab import run as vocab
-from xlme_ds.data.schema import read_manifest
+from tests.rows import write_data
+from xlme_ds.data.schema import read_manifest, write_manifest
 
 SOURCE = Path(__file__).resolve().parents[2] / "shared" / "data" / "corpus"
 CORPORA = ("cc100", "opus", "ccaligned")
@@ -114,3 +116,22 @@ def test_duplicates_and_equal_sides_are_the_planted_ones() -> None:
     sides = [sides for block in pairs.blocks(100_000) for sides, _ in block]
     assert sum(one.lower() == two.lower() for one, two in sides) == pairs.damaged["identical_sides"] > 0
     assert len(sides) == pairs.lines > 1000
+
+
+@pytest.mark.parametrize("more", [0, 3, -3])
+def test_a_language_that_is_used_too_often_or_too_seldom_is_found(tmp_path: Path, more: int) -> None:
+    folder = write_data(tmp_path, rows=40) / "mono"
+    available, sampled = {"de": 1000, "en": 200}, 300
+    share = 1 / (1 + (200 / 1000) ** ALPHA)
+    used = {"de": round(sampled * share) + more, "en": sampled - round(sampled * share) - more}
+    of_code = {"repeat": 1.0, "share_before": 0.5, "share_after": 0.5}
+    counts = {code: {"available": number, "used": used[code]} | of_code for code, number in available.items()}
+    manifest = read_manifest(folder)
+    write_manifest(folder, replace(manifest, counts={"by_language": counts, "sampled": sampled, "fill": 1.0}))
+    if not more:
+        assert mixed_rows(tmp_path, "mono", 40)["worst_share"] <= 0.5
+        with pytest.raises(ValueError, match="holds 40 rows, 41 were asked for"):
+            mixed_rows(tmp_path, "mono", 41)
+        return
+    with pytest.raises(ValueError, match=r"(de|en) is used"):
+        mixed_rows(tmp_path, "mono", 40)
