@@ -80,9 +80,9 @@ def write_json(path: Path, value: Any, flush: bool = True) -> None:
     write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n", flush)
 
 
-def write_object(path: Path, value: Mapping[str, Any], flush: bool = True) -> None:
+def write_object(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON object with the number of the format of this package's files."""
-    write_json(path, {"format": FORMAT, **value}, flush)
+    write_json(path, {"format": FORMAT, **value})
 
 
 def read_object(path: Path) -> dict[str, Any]:
