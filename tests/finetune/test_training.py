@@ -181,6 +181,15 @@ def test_runs_of_a_command_know_how_many_settings_there_are() -> None:
     assert [job.out for job in jobs(replace(command, grid=False, seeds=(7,)))] == [Path("out")]
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_every_run_of_a_grid_has_a_folder_of_its_own(task: str) -> None:
+    of = TASKS[task]
+    command = FinetuneSettings(task, Path("run"), (Path("data"),), Path("out"), seeds=(1, 2), grid=True)  # type: ignore[arg-type]
+    every = jobs(command)
+    assert len({job.out for job in every}) == len(every)
+    assert len(every) == 2 * len(of.learning_rates) * len(of.batches) * len(of.epochs)
+
+
 def test_steps_and_warm_up() -> None:
     def of(task: str, examples: int, warmup: float | None = None) -> tuple[int, int]:
         tuning = TuningConfig(warmup=warmup).completed(TASKS[task], SMALL)
