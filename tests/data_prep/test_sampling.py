@@ -267,10 +267,10 @@ def test_shares_that_are_rounded_are_a_whole(lines: tuple[str, ...]) -> None:
 
 def test_the_least_hashes_are_found_with_all_that_repeat_them() -> None:
     """Of all batches together, however they are cut."""
-    hashes = np.random.default_rng(0).integers(0, 40, 300).astype(np.uint64)
+    hashes = np.random.default_rng(0).integers(0, 40, 1000).astype(np.uint64)
     bound = np.unique(hashes)[9]  # of ten
-    for size in (1, 7, 300):
+    for size in (1, 7, 400):
         least = Least(10)
-        among = np.concatenate([least.among(hashes[i : i + size]) for i in range(0, 300, size)])
+        among = np.concatenate([least.among(hashes[i : i + size]) for i in range(0, 1000, size)])
         assert among[hashes <= bound].all() and least.limit >= bound
         assert least.limit < 39, "and not all are held"

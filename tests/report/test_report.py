@@ -15,7 +15,7 @@ from xlme_ds.config import ObjectiveConfig
 from xlme_ds.objectives import described
 from xlme_ds.report import by_language, figures, run_page
 from xlme_ds.report.__main__ import main
-from xlme_ds.report.files import RunFiles, read_steps
+from xlme_ds.report.files import RunFiles
 from xlme_ds.report.run_page import write_report
 from xlme_ds.report.runs_page import write_comparison
 
@@ -475,13 +475,6 @@ def test_not_a_number_is_left_out(run: Path) -> None:
     assert len(left) == 2 and left[1][1] < left[0][1]
     text = Page((run / "report.html").read_text(encoding="utf-8")).text
     assert not re.search(r"\bnan\b|\bNone\b", text)
-
-
-def test_of_a_step_that_was_logged_twice_the_later_record_counts(tmp_path: Path) -> None:
-    write_lines(tmp_path / "metrics.jsonl", [{"step": step, "place": place} for place, step in enumerate((1, 3, 2, 3))])
-    assert read_steps(tmp_path / "metrics.jsonl") == [
-        {"step": 1, "place": 0}, {"step": 2, "place": 2}, {"step": 3, "place": 3}
-    ]  # fmt: skip
 
 
 def test_a_branch_lacks_no_records_of_its_parents_steps(tmp_path: Path) -> None:
