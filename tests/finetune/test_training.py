@@ -204,6 +204,15 @@ def test_steps_and_warm_up() -> None:
     assert of("xnli", 6_400) == (2_000, 1_000)
 
 
+def test_windows_overlap_by_half_and_leave_room_for_the_context() -> None:
+    most = SMALL.max_positions
+    for longest, stride, question in ((most, most // 2, most // 4), (17, 8, 4)):
+        done = TuningConfig(max_tokens=longest).completed(TASKS["xquad"], SMALL)
+        assert (done.max_tokens, done.stride, done.question_tokens) == (longest, stride, question)
+    done = TuningConfig(max_tokens=16, stride=8, question_tokens=3).completed(TASKS["xquad"], SMALL)
+    assert (done.stride, done.question_tokens) == (8, 3)
+
+
 def test_batches_of_any_length_are_not_compiled_for() -> None:
     tuning = TuningConfig().completed(TASKS["ner"], SMALL)
     model = replace(SMALL, compile="layers")
