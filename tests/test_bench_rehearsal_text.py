@@ -105,7 +105,7 @@ def test_no_word_fills_a_row() -> None:
 
 def test_duplicates_and_equal_sides_are_the_planted_ones() -> None:
     """Lines that are equal after cleaning are counted, and no others; the words are spaces and one letter."""
-    language = Language(["a  ", "a", "A "], [[0, 1], [1, 2]], [0, 1, 2])
+    language = Language(["a  ", "a", "A "], [["a  ", "a"], ["a", "A "]], ["a  ", "a", "A "])
     mono = Planter(Random(1), [language], ("script",), "x")
     lines = [sides[0] for block in mono.blocks(100_000, [3]) for sides, _ in block]
     kept = [line for line in lines if line not in (b"", b"x")]

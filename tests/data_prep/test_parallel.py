@@ -1,6 +1,7 @@
 import importlib
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from data_prep.parallel import RetryError, TaskError, UserError, run_tasks
+from data_prep.parallel import RetryError, TaskError, UserError, explain, run_tasks
 
 HERE = Path(__file__).resolve().parent
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
@@ -63,6 +64,19 @@ def test_an_interrupt_is_for_the_parent_alone(tasks: ModuleType) -> None:
             assert run_tasks(tasks.handler_of_interrupts, [0, 1], [1, 1], processes, "test") == [handler] * 2
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_too_many_processes_are_named(tasks: ModuleType) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = set(range(10_000)) - set(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (sorted(free)[16], before[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files") as raised:
+            run_tasks(tasks.square, [1] * 40, [1] * 40, 40, "test")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert "use fewer processes, or raise the limit of open files" in str(explain(raised.value))
+    assert not multiprocessing.active_children()
 
 
 def test_processes_must_be_positive(tasks: ModuleType) -> None:

@@ -388,6 +388,7 @@ def test_questions_from_another_sets_training_file(base: Path, tmp_path: Path) -
         ),
         (["--number", "3"], "--number is 3: there are 1 runs"),
         (["--seeds"], "--seeds has no number: name at least one"),
+        (["--seeds", "1", "2", "1"], "--seeds names a number twice: name each once"),
         ([], "out has model but no config.json, which says how it was trained: restore it"),
     ],
 )

@@ -365,6 +365,9 @@ def test_mistakes_are_named_and_nothing_is_written(runs: Path, tmp_path: Path) -
     assert "another split" in fault(runs, extra)
     write_scores(extra, "ner", {})
     assert "scores of no language" in fault(extra)
+    for wrong in (float("nan"), -1.0, 500.0):
+        write_scores(extra, "ner", same | {"de": {"f1": wrong}})
+        assert "extra/scores.json has a score that is no percentage" in fault(extra)
     (extra / "scores.json").write_text('{"format": 1, "task": "ner"}')
     assert "extra/scores.json lacks 'metric'" in fault(extra)
     (extra / "scores.json").write_text("{")
@@ -372,6 +375,18 @@ def test_mistakes_are_named_and_nothing_is_written(runs: Path, tmp_path: Path) -
     (extra / "scores.json").unlink()
     (extra / "align.json").write_text((runs / "align.json").read_text())
     assert "has scores of ours, and so has" in fault(runs, extra)
+
+
+def test_alignments_of_sentences_read_alone_are_another_row(runs: Path) -> None:
+    align = json.loads((runs / "align.json").read_text()) | {"reading": "each sentence read alone"}
+    align["models"][0]["tests"] = {"de-en": {"aer": [0.2, 0.2]}}
+    (runs / "apart").mkdir()
+    (runs / "apart" / "align.json").write_text(json.dumps(align))
+    rows = ours(tables(gather([runs])), "table6")
+    assert {name: cells["en-de"].values for name, cells in rows.items()} == {
+        "ours, layer 1 of 1": (50.0,),
+        "ours, each sentence read alone, layer 1 of 1": (20.0,),
+    }
 
 
 def test_the_two_directions_of_an_alignment_do_not_share_a_cell(runs: Path) -> None:

@@ -13,11 +13,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..io.files import read_object
+from ..io.files import files_below, read_object
 
 ENGLISH = "en"
 METRICS = ("f1", "em", "accuracy")
 FILES = ("scores.json", "tatoeba.json", "align.json")
+ALONE = "each sentence read alone"  # the reading of `evaluate align --apart`
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ def gather(folders: Iterable[Path]) -> list[Model]:
                 if len(untrained.get(name, ())) > 1:
                     name += f", as {names.get(os.path.normpath(folder), folder)}"
                 name += _apart("weights", str(scores.get("weights", "")), weights[_model_path(scores)])
+                name += f", {ALONE}" * (content.get("reading") == ALONE)
                 model = models.setdefault(name, Model(name))
                 if getattr(model, path.stem) is not None:
                     raise ValueError(f"{path} has scores of {model.name}, and so has a file before it: name one")
@@ -111,7 +113,7 @@ def gather(folders: Iterable[Path]) -> list[Model]:
 def _result_files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder: --runs takes folders that hold {', '.join(FILES)}")
-    found = [path for name in FILES for path in folder.rglob(name)]
+    found = [path for name in FILES for path in files_below(folder, name)]
     if not found:
         raise ValueError(f"{folder} holds no {', '.join(FILES)}: fine-tune or evaluate a model into it first")
     return found
@@ -194,6 +196,8 @@ def _read_run(path: Path, content: Mapping[str, Any]) -> TaskRun:
     unlabelled = tuple(sorted(content.get("unlabelled", ())))
     if not (languages or unlabelled) or not metrics:
         raise ValueError(f"{path} has scores of no language: write it again or leave it out")
+    if not all(0 <= score < 101 for scores in languages.values() for score in scores):  # nor a NaN
+        raise ValueError(f"{path} has a score that is no percentage: write it again or leave it out")
     dev, dev_name = None, ""
     if of_dev := content.get("dev"):
         dev, codes = float(of_dev["mean"][metrics[0]]), sorted(of_dev["languages"])
