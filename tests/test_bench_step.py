@@ -1,7 +1,6 @@
 """The step bench: its contenders learn, and its processes answer."""
 
 from itertools import count
-from pathlib import Path
 
 import pytest
 
@@ -9,8 +8,6 @@ from bench.measure import by_turns
 from bench.peers.steps import HuggingFaceStep, PeerStep, PlainTorchStep
 from bench.step import sized
 from bench.workers import Worker
-from bench.xl_step import both
-from xlme_ds.recipes import recipe
 
 
 @pytest.mark.parametrize("contender", [HuggingFaceStep, PlainTorchStep])
@@ -45,12 +42,3 @@ def test_a_contender_answers() -> None:
     worker.close()
     assert all(answer["s"] > 0 for answer in answers) and answers[1]["memory"] >= answers[0]["memory"] > 0
     assert worker.process.returncode == 0
-
-
-def test_folders_of_others_are_not_deleted(tmp_path: Path) -> None:
-    for name in ("swap", "checkpoints"):
-        (tmp_path / name).mkdir()
-        with pytest.raises(ValueError, match=r"that are not of this measurement, which would delete them"):
-            both([], recipe("quickstart"), tmp_path)
-        assert [path.name for path in tmp_path.iterdir()] == [name]
-        (tmp_path / name).rmdir()
