@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..config import ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, StartConfig
 from ..data.batch import Batch
 from ..data.collate import Collate, Purpose
-from ..data.order import StepPlan
+from ..data.order import Phase, StepPlan
 from ..models.layer_costs import MicroBatch
 from ..models.pipeline import Part, Work
 from ..models.text_encoder import Which
@@ -63,6 +63,10 @@ class BatchSource(Protocol):
 
     plan: StepPlan
     row_tokens: int  # tokens of a row; the mean, where they differ
+
+    @property
+    def phases(self) -> Sequence[Phase]:
+        """The phases of the run."""
 
     @property
     def fingerprints(self) -> dict[str, str]:
