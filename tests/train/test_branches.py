@@ -264,7 +264,7 @@ def test_rows_become_longer(config: RunConfig, data: tuple[Path, Path], tmp_path
     longer = write_data(tmp_path / "longer", 30, row_tokens=64, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
     shutil.copytree(data[0] / "vocab", longer / "vocab")
     phases = replace(config.data, phase_mask_fractions=(), phase_rotary_bases=(50.0,))
-    model = replace(config.model, max_positions=64, rotary_base=5e3, **MODERN)
+    model = replace(config.model, max_positions=64, rotary_base=5e3, init_std=0.3, **MODERN)
     modern = replace(config, model=model, data=phases, train=replace(config.train, eval_every=1))
     run = pretrain(modern, [data[0], longer], tmp_path / "run", heldout=data[1])
     assert examine(run, (data[0], longer)) == ([], "26 mono rows and 26 para rows of 8 steps")
