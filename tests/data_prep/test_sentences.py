@@ -180,11 +180,11 @@ def test_items_are_documents(vocab: Path, tmp_path: Path) -> None:
     cut = replace(asked, out=tmp_path / "cut", documents=False)
     mix(cut)
     assert not read_manifest(cut.out / "mono").packed
-    btmlm = RunConfig(
-        "x",
-        ModelConfig(vocabulary.size, max_positions=64),
-        ObjectiveConfig("btmlm", pseudo_fractions=(0.1,)),
-        DataConfig(8, 0, 8),
+    btmlm = replace(
+        RunConfig("x"),
+        model=ModelConfig(vocabulary.size, max_positions=64),
+        data=DataConfig(8, 0, 8),
+        objective=ObjectiveConfig("btmlm", pseudo_fractions=(0.1,)),
     )
     with pytest.raises(ValueError, match="mixed with --documents, and this objective reads what was mixed without"):
         open_data(btmlm, asked.out)
