@@ -1,12 +1,12 @@
-"""Compares the loader with those of other libraries: rows a second, and the time to the first batch.
+"""Compares the loader with that of Hugging Face's `datasets`: rows a second, and the time to the first batch.
 
     python -m bench.loader --data DIR [--quick] [--json]     # DIR: what `xlme prep mix` wrote
 
 A pass goes from opening the data to its last row, in one process without workers, with one thread of torch and cached
-files. The contenders run in turns (`bench/peers/loaders.py` says how each reads). A peer that is not installed is left
-out, and named. The peers' rows lie on the disk in reading order, which helps them. Ours has masks that are exact and
-repeatable (15% of each item, without replacement, a function of the row's number), and checks every shard's SHA-256
-before it is used; the others check nothing.
+files. The two run in turns (`bench/peers/loaders.py` says how the peer reads); without the peer, ours runs alone. The
+peer's rows lie on the disk in reading order, which helps it. Ours has masks that are exact and repeatable (15% of each
+item, without replacement, a function of the row's number), and checks every shard's SHA-256 before it is used; the
+other checks nothing.
 """
 
 import os
@@ -25,14 +25,15 @@ import torch
 import tyro
 
 from bench.measure import Figures, by_turns, show
-from bench.peers.loaders import MASK_FRACTION, PEERS, ROWS, Tensors
+from bench.peers.loaders import MASK_FRACTION, ROWS, Tensors, missing, peer_batches, write_rows
+from xlme_ds.cli import fail
 from xlme_ds.config import DataConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import TASKS
 from xlme_ds.data.shards import RowStore
 
 OF_A_TASK = ROWS // 2  # rows of each task in a micro-batch, as in Base
-OURS = "ours"
+OURS, PEER = "ours", "datasets"
 KINDS = ("lean", "bare", "customary")
 
 
@@ -62,23 +63,21 @@ def our_batches(data: Path, rows: int, kind: str) -> Iterator[Tensors]:
 
 
 def in_training_order(data: Path, rows: int) -> np.ndarray:
-    """Tokens int32 [2 · rows, T] as the peers store them: batch after batch, 16 rows of each task in each."""
+    """Tokens int32 [2 · rows, T] as the peer stores them: batch after batch, 16 rows of each task in each."""
     parts = [RowStore(data / task).read(np.arange(rows)).tokens for task in TASKS]
     row_tokens = parts[0].shape[1]
     return np.concatenate([part.reshape(-1, OF_A_TASK, row_tokens) for part in parts], axis=1).reshape(-1, row_tokens)
 
 
 def race(data: Path, rows: int, rounds: int, scratch: Path) -> Figures:
-    """Run every contender that is installed, in turns."""
+    """Run ours and the peer, if it is installed, in turns; a ratio is the median of the turns' ratios."""
     tokens = in_training_order(data, rows)
     checksum = int(tokens.sum(dtype="int64"))
-    left_out = {name: reason for name, peer in PEERS.items() if (reason := peer.missing())}
     contenders: dict[str, Callable[[str], Iterator[Tensors]]] = {OURS: partial(our_batches, data, rows)}
-    for name, peer in PEERS.items():
-        if name not in left_out:
-            folder = scratch / name.split()[0]
-            peer.write(folder, tokens)
-            contenders[name] = partial(peer.batches, folder)
+    left_out = missing()
+    if not left_out:
+        write_rows(scratch / PEER, tokens)
+        contenders[PEER] = partial(peer_batches, scratch / PEER)
     sides = {
         (name, kind): partial(one_pass, name, batches, kind, checksum)
         for name, batches in contenders.items()
@@ -91,21 +90,18 @@ def race(data: Path, rows: int, rounds: int, scratch: Path) -> Figures:
             figure: statistics.median(turn[name, kind][figure] for turn in turns) for figure in first
         }
 
-    def ratio(kind: str, figure: str, ours: str = "lean") -> float | None:
-        """Median over the turns of ours over the best peer's figure; None without peers."""
-        peers = [name for name in contenders if name != OURS]
-        if not peers:
+    def ratio(ours: str, peer: str, figure: str = "rows_per_s") -> float | None:
+        if left_out:
             return None
-        best = max(peers, key=lambda name: medians[name][kind][figure])
-        return statistics.median(turn[OURS, ours][figure] / turn[best, kind][figure] for turn in turns)
+        return statistics.median(turn[OURS, ours][figure] / turn[PEER, peer][figure] for turn in turns)
 
     return {
-        "ratio_vs_best_peer": ratio("lean", "rows_per_s"),
-        "ratio_vs_best_peer_in_cpu_time": ratio("lean", "rows_per_cpu_s"),
-        "ratio_vs_best_customary": ratio("customary", "rows_per_s"),
-        "ratio_vs_best_bare": ratio("bare", "rows_per_s", "bare"),
+        "ratio_vs_datasets": ratio("lean", "lean"),
+        "ratio_vs_datasets_in_cpu_time": ratio("lean", "lean", "rows_per_cpu_s"),
+        "ratio_vs_customary": ratio("lean", "customary"),
+        "ratio_vs_bare": ratio("bare", "bare"),
         "contenders": medians,
-        "left_out": left_out,
+        "left_out": {PEER: left_out} if left_out else {},
         "rows": len(tokens),
     }
 
@@ -141,7 +137,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch, redirect_stdout(sys.stderr):
             figures = race(settings.data, rows, rounds, Path(scratch)) | {"load_before": load}
     except (ValueError, OSError) as error:
-        sys.exit(f"bench.loader: error: {error}")
+        fail("bench.loader", error)
     show(figures, settings.json)
 
 

@@ -1,6 +1,7 @@
 """Shared by all benches: rounds by turns, memory of the process, and figures with their commit, machine and date."""
 
 import json
+import math
 import os
 import platform
 import re
@@ -34,10 +35,15 @@ def memory(field: str) -> int:
     raise ValueError(f"/proc/self/status has no {field}: this measurement needs Linux")
 
 
-def by_turns(sides: Mapping[Key, Callable[[], Any]], rounds: int, warm_up: int = 1) -> list[dict[Key, Any]]:
+def by_turns(
+    sides: Mapping[Key, Callable[[], Any]], rounds: int, warm_up: int = 1, deadline: float = math.inf
+) -> list[dict[Key, Any]]:
     """Results of all sides in `rounds` rounds, after `warm_up` rounds that do not count: other work on the machine
-    slows every side of a round alike."""
-    return [{name: side() for name, side in sides.items()} for _ in range(warm_up + rounds)][warm_up:]
+    slows every side of a round alike. After the first, none begins later than `deadline` (time.monotonic)."""
+    turns: list[dict[Key, Any]] = []
+    while len(turns) < warm_up + rounds and (not turns or time.monotonic() <= deadline):
+        turns.append({name: side() for name, side in sides.items()})
+    return turns[warm_up:]
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -12,9 +12,9 @@ set over its size before the model was built. Rows are synthetic: two of text, t
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import tyro
@@ -28,6 +28,7 @@ from xlme_ds.counting import flops_per_step
 
 Size = Literal["base", "middle", "tiny"]
 PRODUCT = 2.0 * 4096**3  # operations
+WARM_UP = 2  # rounds that do not count
 
 
 @dataclass(frozen=True)
@@ -48,49 +49,34 @@ def sized(size: Size) -> RunConfig:
     return run_config("base_zero1", 2, 2, size == "tiny", **(middle if size == "middle" else {}))
 
 
-class OurStep:
-    """The engine of the run, DeepSpeed's ZeRO-1 on one process."""
-
-    def __init__(self, run: RunConfig):
-        self.engine = built(run, Device("cpu"), "deepspeed")
-
-    def step(self) -> None:
-        """One optimizer step."""
-        self.engine.train_batch(0, RATE, detailed=False)
+def our_step(run: RunConfig) -> Callable[[], object]:
+    """A step of the run's engine, DeepSpeed's ZeRO-1 on one process."""
+    engine = built(run, Device("cpu"), "deepspeed")
+    return lambda: engine.train_batch(0, RATE, detailed=False)
 
 
-class MatrixProduct:
+def matrix_product(run: RunConfig) -> Callable[[], object]:
     """A bf16 product of 4096 x 4096 x 4096; its rate is the peak."""
-
-    def __init__(self, run: RunConfig):
-        self.a, self.b = (torch.randn(4096, 4096).bfloat16() for _ in range(2))
-
-    def step(self) -> None:
-        """One product."""
-        torch.mm(self.a, self.b)
+    a, b = (torch.randn(4096, 4096).bfloat16() for _ in range(2))
+    return lambda: torch.mm(a, b)
 
 
 PEERS = {"huggingface": HuggingFaceStep, "plain_torch": PlainTorchStep}
-CONTENDERS: dict[str, Any] = {"ours": OurStep, "matmul": MatrixProduct} | PEERS
+CONTENDERS = ("ours", "matmul", *PEERS)
 
 
 def contender(name: str, size: Size) -> Callable[[object], list[Figures]]:
     """Build a contender; the function takes a step, and returns its seconds and the memory so far."""
     torch.manual_seed(0)
-    before = memory("VmRSS")
-    built = CONTENDERS[name](sized(size))
+    before, run = memory("VmRSS"), sized(size)
+    one_step = PEERS[name](run).step if name in PEERS else (our_step if name == "ours" else matrix_product)(run)
 
     def step(_: object) -> list[Figures]:
         begin = time.perf_counter()
-        built.step()
+        one_step()
         return [{"s": time.perf_counter() - begin, "memory": memory("VmHWM") - before}]
 
     return step
-
-
-def taken_in_turns(workers: Mapping[str, Worker], rounds: int) -> list[dict[str, Figures]]:
-    """The answers of all workers in `rounds` rounds, after two that warm up and do not count."""
-    return by_turns({name: worker.ask for name, worker in workers.items()}, rounds, warm_up=2)
 
 
 def measure(size: Size, rounds: int) -> Figures:
@@ -106,7 +92,7 @@ def measure(size: Size, rounds: int) -> Figures:
             name: Worker("bench.step", "--contender", name, "--sizes", size, **environment)
             for name in ("ours", peer, "matmul")
         }
-        turns = taken_in_turns(workers, rounds)
+        turns = by_turns({name: worker.ask for name, worker in workers.items()}, rounds, WARM_UP)
         for name, worker in workers.items():
             worker.close()
             answers[name] += [turn[name] for turn in turns]

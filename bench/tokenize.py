@@ -11,16 +11,12 @@
 The sides run in turns; a ratio is the median of the turns' ratios. MB are 10^6 bytes of cleaned UTF-8.
 """
 
-import os
-import sys
-
-if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):  # run as a file: it would hide the library's `tokenize`
-    sys.path[0] = os.path.dirname(sys.path[0])
-
 import lzma
+import os
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -28,33 +24,25 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import tyro
 
-from bench.measure import ROOT, Figures, show
+from bench.measure import ROOT, Figures, by_turns, show
 from data_prep.encode.encode import EncodeConfig
 from data_prep.encode.encode import run as encode
 from data_prep.filters.clean import clean_line
 from data_prep.languages import canonical
 from data_prep.parallel import barrier, is_root
-from xlme_ds.data.schema import EOS
+from xlme_ds.cli import fail
 from xlme_ds.data.vocabulary import Vocabulary
 
 PART = 500_000  # bytes of text of every language for `datasets.map`
-_WARM_LANGUAGES = (
-    "de",
-    "en",
-    "es",
-    "fr",
-    "it",
-    "nl",
-    "pt",
-    "ru",
-)  # a task for every rank, so that each loads its model
+_WARM_LANGUAGES = "de en es fr it nl pt ru"  # a task for every rank, so that each loads its model
 _ENDING = ".txt.xz"
+Seconds = Sequence[float]
+"""Time by the clock, and of this process's CPU, which other work on the machine disturbs less."""
 
 
 @dataclass(frozen=True)
@@ -68,169 +56,119 @@ class TokenizeSettings:
     side: tuple[str, ...] = ()  # used by the command itself
 
 
-class Seconds(NamedTuple):
-    """Time by the clock, and of this process's CPU, which other work on the machine disturbs less."""
-
-    wall: float
-    cpu: float
-
-
-def timed(work: Callable[[], Any]) -> tuple[Seconds, Any]:
-    """The time of `work`, and its result."""
+def timed(work: Callable[[], Any]) -> Seconds:
+    """The time of `work`."""
     wall, cpu = time.perf_counter(), time.process_time()
-    result = work()
-    return Seconds(time.perf_counter() - wall, time.process_time() - cpu), result
+    work()
+    return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def corpus_files(mono: Path) -> dict[str, list[Path]]:
-    """The files of a folder by language. Raises ValueError if it has none."""
-    files: dict[str, list[Path]] = {}
+def read_lines(mono: Path) -> dict[str, list[str]]:
+    """The cleaned lines of a folder's files by language, without the stage's own reader. Raises ValueError if there
+    are none."""
+    lines: dict[str, list[str]] = {}
     for path in sorted(mono.glob(f"*{_ENDING}")):
-        files.setdefault(canonical(path.name.removesuffix(_ENDING)), []).append(path)
-    if not files:
+        with lzma.open(path) as file:
+            cleaned = (clean_line(raw.rstrip(b"\n"), Counter()) for raw in file)
+            lines.setdefault(canonical(path.name.removesuffix(_ENDING)), []).extend(filter(None, cleaned))
+    if not lines:
         raise ValueError(f"{mono} holds no <lang>{_ENDING} to measure: name a folder with mono/ in it by --corpus")
-    return files
+    return lines
 
 
-def documents_of(path: Path) -> list[list[str]]:
-    """The cleaned lines of every document, read without the stage's own reader."""
-    documents: list[list[str]] = [[]]
-    with lzma.open(path) as file:
-        for raw in file:
-            line = clean_line(raw.rstrip(b"\n"), Counter())
-            if line:
-                documents[-1].append(line)
-            elif documents[-1]:
-                documents.append([])
-    return [document for document in documents if document]
-
-
-def mismatches(documents: Sequence[Sequence[np.ndarray]], folder: Path) -> int:
-    """Lines whose ids in the shards of `folder` differ from SentencePiece's ids of each line of each document."""
-    shards = [pa.ipc.open_file(pa.memory_map(str(path))).read_all() for path in sorted(folder.glob("*.arrow"))]
-    stored = [list_.values.to_numpy() for table in shards for list_ in table.column("tokens")]
-    end = np.array([EOS], dtype=np.int32)
-    expected = [[Vocabulary.from_pieces(ids) for ids in lines] for lines in documents if any(map(len, lines))]
-    wrong = sum(len(lines) for lines in expected[len(stored) :]) + max(len(stored) - len(expected), 0)
-    for lines, ids in zip(expected, stored, strict=False):
-        if not np.array_equal(np.concatenate([*lines, end]), ids):
-            parts = np.split(ids, np.cumsum([len(line) for line in lines]))[: len(lines)]
-            wrong += max(sum(not np.array_equal(a, b) for a, b in zip(lines, parts, strict=True)), 1)
-    return wrong
-
-
-class TokenizeBench:
-    """A corpus in memory, a vocabulary, and a scratch folder."""
-
-    def __init__(self, settings: TokenizeSettings, scratch: Path):
-        self.vocab, self.mono, self.scratch = settings.vocab, settings.corpus / "mono", scratch
-        self.vocabulary = Vocabulary(settings.vocab)
-        self.documents = {
-            language: [document for path in paths for document in documents_of(path)]
-            for language, paths in corpus_files(self.mono).items()
-        }
-        self.lines = [line for documents in self.documents.values() for document in documents for line in document]
-        self.bytes, self.part_bytes, self.mismatches = sum(len(line.encode()) for line in self.lines), 0, 0
-        (scratch / "part").mkdir()
-        (scratch / "warm").mkdir()
-        for language, documents in self.documents.items():
-            text = "\n".join(line for document in documents for line in document).encode()[:PART]
-            self.part_bytes += (scratch / "part" / f"{language}.txt").write_bytes(text.decode(errors="ignore").encode())
-        for code in _WARM_LANGUAGES:
-            text = "All human beings are born free and equal in dignity and rights.\n"
-            (scratch / "warm" / f"{code}.txt").write_text(text)
-
-    def round(self, compare: bool) -> dict[str, Seconds]:
-        """Run every side once; with `compare` every line's ids are compared with the shards'."""
-        encode_one = self.vocabulary.processor.encode
-        alone, ids = timed(lambda: [np.array(encode_one(line), dtype=np.int32) for line in self.lines])
-        seconds = {"sentencepiece": alone, "encode, one rank": self._encode(self.mono, ranks=1)}
-        if compare:
-            next_ids = iter(ids)
-            for language, documents in self.documents.items():
-                by_document = [[next(next_ids) for _ in document] for document in documents]
-                self.mismatches += mismatches(by_document, self.scratch / "encoded/mono" / language)
-        seconds["encode, two ranks"] = self._encode(self.mono, ranks=2)
-        seconds["encode, part"] = self._encode(self.scratch / "part", ranks=1)
-        shutil.rmtree(self.scratch / "hugging_face", ignore_errors=True)
-        seconds["datasets.map"] = self._child([], "map", self.scratch / "part", self.scratch / "hugging_face")
-        return seconds
-
-    def _encode(self, mono: Path, ranks: int) -> Seconds:
-        """Run the stage on MPI ranks, with the launcher of this environment first."""
-        mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-        if mpiexec is None:
-            raise ValueError("there is no mpiexec: install the extra mpi, or load the cluster's MPI")
-        for old in ("encoded", "warmed"):
-            shutil.rmtree(self.scratch / old, ignore_errors=True)
-        return self._child([mpiexec, "-n", str(ranks)], "encode", mono, self.scratch / "encoded")
-
-    def _child(self, launcher: list[str], *side: str | Path) -> Seconds:
-        """Run one side in its own process; the last line of its output has its times."""
-        command = [*launcher, sys.executable, "-m", "bench.tokenize", "--vocab", str(self.vocab), "--side"]
-        one_thread = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-        done = subprocess.run(
-            [*command, *map(str, side)], cwd=ROOT, env=os.environ | one_thread | offline, capture_output=True, text=True
-        )
-        if done.returncode:
-            raise ValueError(f"{' '.join(map(str, side))} ended with code {done.returncode}: {done.stderr.strip()}")
-        return Seconds(*map(float, done.stdout.splitlines()[-1].split()))
+def run_side(vocab: Path, launcher: list[str], side: str, source: Path, out: Path) -> Seconds:
+    """Run one side in its own process, into a new folder; the last line of its output has its times."""
+    for folder in (out, out.parent / "warmed"):
+        shutil.rmtree(folder, ignore_errors=True)
+    command = [*launcher, sys.executable, "-m", "bench.tokenize", "--vocab", vocab, "--side", side, source, out]
+    one_thread = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    env = os.environ | one_thread | offline
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(f"{side} {source} {out} ended with code {done.returncode}: {done.stderr.strip()}")
+    return tuple(map(float, done.stdout.splitlines()[-1].split()))
 
 
 def encode_side(vocab: Path, mono: Path, out: Path) -> Seconds:
     """Stage encode on the MPI ranks of this launch."""
     encode(EncodeConfig(vocab=vocab, out=out.parent / "warmed", mono=out.parent / "warm"))  # loads the model
     barrier()
-
-    def work() -> None:
-        encode(EncodeConfig(vocab=vocab, out=out, mono=mono))
-        barrier()
-
-    return timed(work)[0]
+    return timed(lambda: (encode(EncodeConfig(vocab=vocab, out=out, mono=mono)), barrier()))
 
 
-def map_side(vocab: Path, text: Path, folder: Path) -> Seconds:
+def map_side(vocab: Path, text: Path, out: Path) -> Seconds:
     """`datasets.map` with the fast tokenizer over the plain files of `text`, in one process and thread."""
     from datasets import load_dataset
     from transformers import XLMRobertaTokenizer
 
-    folder.mkdir()
-    shutil.copy(Vocabulary(vocab).path, folder / "sentencepiece.bpe.model")
-    tokenizer = XLMRobertaTokenizer.from_pretrained(str(folder))
+    out.mkdir()
+    shutil.copy(Vocabulary(vocab).path, out / "sentencepiece.bpe.model")
+    tokenizer = XLMRobertaTokenizer.from_pretrained(str(out))
     assert tokenizer.is_fast
     files = sorted(map(str, text.iterdir()))
-    lines = load_dataset("text", data_files=files, split="train", cache_dir=str(folder / "cache"))
+    lines = load_dataset("text", data_files=files, split="train", cache_dir=str(out / "cache"))
 
     def ids(batch: dict[str, Any]) -> dict[str, Any]:
         return {"tokens": tokenizer(batch["text"], add_special_tokens=False, return_attention_mask=False)["input_ids"]}
 
     ids({"text": ["warm"]})
-    return timed(lambda: lines.map(ids, batched=True, remove_columns=["text"]))[0]
+    return timed(lambda: lines.map(ids, batched=True, remove_columns=["text"]))
 
 
-def summary(bench: TokenizeBench, rounds: Sequence[dict[str, Seconds]]) -> Figures:
-    """Ratios and rates over the rounds, and the size of the corpus."""
+def measure(settings: TokenizeSettings, scratch: Path) -> Figures:
+    """Run all sides in turns; ratios and rates over the rounds, and the size of the corpus."""
+    # the launcher of this environment first
+    mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if mpiexec is None:
+        raise ValueError("there is no mpiexec: install the extra mpi, or load the cluster's MPI")
+    mono, part, warm = settings.corpus / "mono", scratch / "part", scratch / "warm"
+    by_language, vocabulary = read_lines(mono), Vocabulary(settings.vocab)
+    lines = [line for of_language in by_language.values() for line in of_language]
+    part.mkdir()
+    warm.mkdir()
+    for language, of_language in by_language.items():
+        text = "\n".join(of_language).encode()[:PART].decode(errors="ignore")
+        (part / f"{language}.txt").write_text(text, encoding="utf-8")
+    for code in _WARM_LANGUAGES.split():
+        (warm / f"{code}.txt").write_text("All human beings are born free and equal in dignity and rights.\n")
+
+    def encoded(ranks: int, source: Path = mono) -> Callable[[], Seconds]:
+        launcher = [mpiexec, "-n", str(ranks)]
+        return lambda: run_side(settings.vocab, launcher, "encode", source, scratch / "encoded")
+
+    encode_one = vocabulary.processor.encode
+    turns = by_turns(
+        {
+            "sentencepiece": lambda: timed(lambda: [np.array(encode_one(line), dtype=np.int32) for line in lines]),
+            "encode, one rank": encoded(1),
+            "encode, two ranks": encoded(2),
+            "encode, part": encoded(1, part),
+            "datasets.map": lambda: run_side(settings.vocab, [], "map", part, scratch / "mapped"),
+        },
+        settings.rounds,
+        warm_up=0,
+    )
 
     def ratio(slower: str, faster: str, clock: int = 0) -> float:
-        return round(statistics.median(seconds[slower][clock] / seconds[faster][clock] for seconds in rounds), 3)
+        return round(statistics.median(turn[slower][clock] / turn[faster][clock] for turn in turns), 3)
 
-    def speed(side: str) -> float:
-        size = bench.part_bytes if side in ("encode, part", "datasets.map") else bench.bytes
-        return round(statistics.median(size / 1e6 / seconds[side].wall for seconds in rounds), 3)
-
+    megabytes = sum(len(line.encode()) for line in lines) / 1e6
+    part_megabytes = sum(path.stat().st_size for path in part.iterdir()) / 1e6
+    sizes = {side: part_megabytes if side in ("encode, part", "datasets.map") else megabytes for side in turns[0]}
     return {
-        "mismatches": bench.mismatches,
         "encode_stage_fraction_of_sentencepiece": ratio("sentencepiece", "encode, one rank"),
         "encode_stage_fraction_in_cpu_time": ratio("sentencepiece", "encode, one rank", clock=1),
         "two_rank_scaling": ratio("encode, one rank", "encode, two ranks"),
         "ratio_vs_datasets_map": ratio("datasets.map", "encode, part"),
-        "megabytes_per_second": {side: speed(side) for side in rounds[0]},
-        "languages": len(bench.documents),
-        "lines": len(bench.lines),
-        "megabytes": round(bench.bytes / 1e6, 3),
-        "vocabulary": bench.vocabulary.size,
-        "rounds": len(rounds),
+        "megabytes_per_second": {
+            side: round(statistics.median(size / turn[side][0] for turn in turns), 3) for side, size in sizes.items()
+        },
+        "languages": len(by_language),
+        "lines": len(lines),
+        "megabytes": round(megabytes, 3),
+        "vocabulary": vocabulary.size,
+        "rounds": settings.rounds,
     }
 
 
@@ -246,11 +184,9 @@ def main() -> None:
     load = round(os.getloadavg()[0], 2)
     try:
         with tempfile.TemporaryDirectory() as scratch, redirect_stdout(sys.stderr):
-            bench = TokenizeBench(settings, Path(scratch))
-            rounds = [bench.round(compare=not number) for number in range(settings.rounds)]
-            figures = summary(bench, rounds) | {"load_before": load}
+            figures = measure(settings, Path(scratch)) | {"load_before": load}
     except ValueError as error:
-        sys.exit(f"bench.tokenize: error: {error}")
+        fail("bench.tokenize", error)
     show(figures, settings.json)
 
 

@@ -59,10 +59,10 @@ class Worker:
         except BrokenPipeError:
             yield {"failed": f"the process ended with code {self.process.wait()} before this case"}
 
-    def ask(self, case: Any = None) -> Figures:
-        """The one row of a case; ends the program if the process fails."""
+    def ask(self) -> Figures:
+        """The one row of the next case; ends the program if the process fails."""
         self.load(600)
-        (row,) = self.rows(case, 3600)
+        (row,) = self.rows(None, 3600)
         if "failed" in row:
             sys.exit(f"error: {' '.join(map(str, self.process.args))}: {row['failed']}")  # type: ignore[arg-type]
         return row

@@ -11,12 +11,13 @@ Without `--data` the rows are of the sample corpus. Their vocabulary may be smal
 over all of the model's.
 """
 
-import json
+import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -47,7 +48,6 @@ class XlStepArguments:
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
     # folder that `xlme prep mix` wrote; without it rows of the sample corpus are made in `out`
     data_folder: Annotated[Path | None, tyro.conf.arg(name="data")] = None
-    part: str = ""  # used by the command itself: first or second
 
 
 def small(run: RunConfig, folder: Path) -> RunConfig:
@@ -117,54 +117,51 @@ def work(config: RunConfig, data: Path, out: Path, first: bool) -> tuple[float, 
     return loss, norm
 
 
-def both(arguments: list[str], run: RunConfig, out: Path) -> dict[str, tuple[float, float]]:
+def both(run: RunConfig, data: Path, out: Path) -> list[tuple[float, float]]:
     """Run the two processes one after the other; returns loss and gradient norm of the step that both took."""
     parameters = count_parameters(run)["trained_total"]
-    needed, mark = parameters * _BYTES, out / ".xl_step"
+    needed, free = parameters * _BYTES, shutil.disk_usage(out).free
+    disk = f"{needed / 1e9:.0f} GB of disk needed, {free / 1e9:.0f} free"
+    print(f"{parameters / 1e9:.3f}B parameters; {disk}; {', '.join(stamp().values())}", flush=True)
+    if free < needed:
+        raise ValueError(f"{out} has {free / 1e9:.0f} GB free, {needed / 1e9:.0f} are needed: name another --out")
+    results = []
+    for part in ("first", "second"):
+        shutil.rmtree(out / "swap", ignore_errors=True)
+        (out / "swap").mkdir()
+        print(f"-- {part} process", flush=True)
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            results.append(pool.submit(work, run, data, out, part == "first").result())
+    shutil.rmtree(out / "swap")
+    shutil.rmtree(out / "checkpoints")
+    return results
+
+
+def claim(out: Path) -> None:
+    """Mark a folder as one of this measurement. Raises ValueError if it has a swap or checkpoints of another."""
     out.mkdir(parents=True, exist_ok=True)
+    mark = out / ".xl_step"
     if not mark.exists() and any((out / name).exists() for name in ("swap", "checkpoints")):
         raise ValueError(
             f"{out} has a swap or checkpoints that are not of this measurement, which would delete them: "
             "name another --out"
         )
     mark.touch()
-    free = shutil.disk_usage(out).free
-    disk = f"{needed / 1e9:.0f} GB of disk needed, {free / 1e9:.0f} free"
-    print(f"{parameters / 1e9:.3f}B parameters; {disk}; {', '.join(stamp().values())}", flush=True)
-    if free < needed:
-        raise ValueError(f"{out} has {free / 1e9:.0f} GB free, {needed / 1e9:.0f} are needed: name another --out")
-    results = {}
-    for part in ("first", "second"):
-        shutil.rmtree(out / "swap", ignore_errors=True)
-        (out / "swap").mkdir()
-        print(f"-- {part} process", flush=True)
-        command = [sys.executable, "-W", "ignore", "-m", "bench.xl_step", *arguments, "--part", part]
-        done = subprocess.run(command, env=os.environ | {"DS_ACCELERATOR": "cpu"})
-        if done.returncode:
-            raise ValueError(f"the {part} process ended with code {done.returncode}")
-        results[part] = tuple(json.loads((out / f"{part}.json").read_text()))
-    shutil.rmtree(out / "swap")
-    shutil.rmtree(out / "checkpoints")
-    return results
 
 
 def main() -> None:
-    """Run both processes, or one of them."""
+    """Take the steps, and compare the third of both processes."""
     arguments = sys.argv[1:] if "--recipe" in sys.argv else ["--recipe", "xl_zero3", *sys.argv[1:]]
+    os.environ |= {"DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}  # of the processes
     try:
         command = parse("python -m bench.xl_step", XlStepArguments, __doc__ or "", arguments)
         run = validate(small(command.run, command.out))
-        if command.part:
-            assert command.data_folder is not None
-            last = work(run, command.data_folder, command.out, command.part == "first")
-            (command.out / f"{command.part}.json").write_text(json.dumps(last))
-            return
-        if command.data_folder is None:
-            arguments += ["--data", str(sample_rows(command.out / "data", run.model.max_positions))]
-        results = both(arguments, run, command.out)
-    except ValueError as error:
+        claim(command.out)
+        data = command.data_folder or sample_rows(command.out / "data", run.model.max_positions)
+        results = both(run, data, command.out)
+    except (ValueError, BrokenProcessPool) as error:
         fail("bench.xl_step", error)
-    for name, ours, theirs in zip(("loss", "gradient norm"), results["first"], results["second"], strict=True):
+    for name, ours, theirs in zip(("loss", "gradient norm"), *results, strict=True):
         print(f"step {STEPS}: {name} {ours:.6f} without a stop, {theirs:.6f} after loading")
         if not abs(theirs - ours) <= _TOLERANCE * abs(ours):
             sys.exit(f"bench.xl_step: error: the third steps' {name} differs by {abs(theirs - ours) / abs(ours):.1e}")

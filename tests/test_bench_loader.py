@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from bench import loader as bench
-from bench.loader import OURS, in_training_order, our_batches, race
-from bench.peers.loaders import PEERS, peer_batch
+from bench.loader import OURS, PEER, in_training_order, our_batches, race
+from bench.peers.loaders import missing, peer_batch, peer_batches, write_rows
 from tests.rows import write_data
 from xlme_ds.data.schema import PAD, UNK
 
@@ -32,33 +32,29 @@ def test_a_quick_run_has_its_figures(tmp_path: Path) -> None:
     figures = json.loads(done.stdout)
     assert figures["rows"] == 512
     contenders = figures["contenders"]
-    assert set(contenders) == {OURS} | set(PEERS) - set(figures["left_out"])
-    for name, reason in figures["left_out"].items():
-        assert "pip install" in reason and PEERS[name].missing() == reason
+    assert set(contenders) == {OURS, PEER} - set(figures["left_out"])
+    assert figures["left_out"] == ({PEER: missing()} if missing() else {})
     for kinds in contenders.values():
         assert 0 < kinds["lean"]["masked_per_row"] < 0.2 * 512
         assert kinds["bare"]["rows_per_s"] > 0 < kinds["lean"]["first_batch_ms"]
-    peers = [kinds["lean"]["rows_per_s"] for name, kinds in contenders.items() if name != OURS]
-    assert (figures["ratio_vs_best_peer"] is None) == (not peers)
-    if peers:
-        expected = contenders[OURS]["lean"]["rows_per_s"] / max(peers)
-        assert expected / 3 < figures["ratio_vs_best_peer"] < expected * 3
+    if missing():
+        assert figures["ratio_vs_datasets"] is None and "pip install" in missing()
+    else:
+        expected = contenders[OURS]["lean"]["rows_per_s"] / contenders[PEER]["lean"]["rows_per_s"]
+        assert expected / 3 < figures["ratio_vs_datasets"] < expected * 3
     assert sorted(path.name for path in data.iterdir()) == ["mono", "para"]
 
 
-@pytest.mark.parametrize("name", PEERS)
-def test_a_peer_makes_our_batches(data: Path, tmp_path: Path, name: str) -> None:
-    if why := PEERS[name].missing():
-        pytest.skip(why)
-    folder = tmp_path / "peer"
-    PEERS[name].write(folder, in_training_order(data, 64))
-    ours, theirs = list(our_batches(data, 64, "lean")), list(PEERS[name].batches(folder, "lean"))
+@pytest.mark.skipif(missing() != "", reason=missing())
+def test_the_peer_makes_our_batches(data: Path, tmp_path: Path) -> None:
+    write_rows(tmp_path / "peer", in_training_order(data, 64))
+    ours, theirs = list(our_batches(data, 64, "lean")), list(peer_batches(tmp_path / "peer", "lean"))
     assert len(ours) == len(theirs) == 4
     for one, other in zip(ours, theirs, strict=True):
         for part in (0, 2, 3):
             assert torch.equal(one[part], other[part])
     for kind in ("bare", "customary"):
-        ids = torch.cat([batch[0] for batch in PEERS[name].batches(folder, kind)])
+        ids = torch.cat([batch[0] for batch in peer_batches(tmp_path / "peer", kind)])
         assert torch.equal(ids, torch.cat([batch[0] for batch in ours]))
 
 
@@ -87,6 +83,6 @@ def test_other_rows_are_an_error(data: Path, tmp_path: Path, monkeypatch: pytest
             yield ids + (ids == PAD), *rest
 
     monkeypatch.setattr(bench, "our_batches", wrong)
-    monkeypatch.setattr(bench, "PEERS", {})
+    monkeypatch.setattr(bench, "missing", lambda: "left out")
     with pytest.raises(ValueError, match="ours read other rows"):
         race(data, 16, 1, tmp_path)

@@ -10,12 +10,14 @@ from random import Random
 import numpy as np
 import pytest
 
+from bench.rehearsal.checks import mixed_rows
 from bench.rehearsal.text import CC100, Language, Planter, TextFile, files, repeated, write_text
 from data_prep.encode.encode import EncodeConfig
 from data_prep.encode.encode import run as encode
 from data_prep.vocab.vocab import VocabConfig
 from data_prep.vocab.vocab import run as vocab
-from xlme_ds.data.schema import read_manifest
+from tests.rows import write_data
+from xlme_ds.data.schema import read_manifest, write_manifest
 
 SOURCE = Path(__file__).resolve().parents[2] / "shared" / "data" / "corpus"
 CORPORA = ("cc100", "opus", "ccaligned")
@@ -103,7 +105,7 @@ def test_no_word_fills_a_row() -> None:
 
 def test_duplicates_and_equal_sides_are_the_planted_ones() -> None:
     """Lines that are equal after cleaning are counted, and no others; the words are spaces and one letter."""
-    language = Language(["a  ", "a", "A "], [[0, 1], [1, 2]], [0, 1, 2])
+    language = Language(["a  ", "a", "A "], [["a  ", "a"], ["a", "A "]], ["a  ", "a", "A "])
     mono = Planter(Random(1), [language], ("script",), "x")
     lines = [sides[0] for block in mono.blocks(100_000, [3]) for sides, _ in block]
     kept = [line for line in lines if line not in (b"", b"x")]
@@ -114,3 +116,20 @@ def test_duplicates_and_equal_sides_are_the_planted_ones() -> None:
     sides = [sides for block in pairs.blocks(100_000) for sides, _ in block]
     assert sum(one.lower() == two.lower() for one, two in sides) == pairs.damaged["identical_sides"] > 0
     assert len(sides) == pairs.lines > 1000
+
+
+@pytest.mark.parametrize(("first", "others"), [(11, "11 11 11 10 10 10 10 10"), (14, "10 " * 8), (7, "11 " * 7 + "10")])
+def test_a_language_that_is_used_too_often_or_too_seldom_is_found(tmp_path: Path, first: int, others: str) -> None:
+    """Of nine alike, while all others have their share of 94 to one."""
+    folder = write_data(tmp_path, rows=40) / "mono"
+    of_code = {"available": 1000, "repeat": 1.0, "share_before": 1 / 9, "share_after": 1 / 9}
+    counts = {f"l{number}": of_code | {"used": used} for number, used in enumerate([first, *map(int, others.split())])}
+    manifest = read_manifest(folder)
+    write_manifest(folder, replace(manifest, counts={"by_language": counts, "sampled": 94, "fill": 1.0}))
+    if first == 11:
+        assert mixed_rows(tmp_path, "mono", 40)["worst_share"] < 1
+        with pytest.raises(ValueError, match="holds 40 rows, 41 were asked for"):
+            mixed_rows(tmp_path, "mono", 41)
+    else:
+        with pytest.raises(ValueError, match=f"l0 is used {first} times"):
+            mixed_rows(tmp_path, "mono", 40)

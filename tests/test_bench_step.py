@@ -1,11 +1,12 @@
 """The step bench: its contenders learn, and its processes answer."""
 
-from typing import Any
+from itertools import count
 
 import pytest
 
+from bench.measure import by_turns
 from bench.peers.steps import HuggingFaceStep, PeerStep, PlainTorchStep
-from bench.step import sized, taken_in_turns
+from bench.step import sized
 from bench.workers import Worker
 
 
@@ -29,18 +30,10 @@ def test_peers_learn(contender: type[PeerStep]) -> None:
     assert losses[-1] < losses[0] - 0.1
 
 
-def test_the_first_two_rounds_do_not_count() -> None:
-    class Counting:
-        def __init__(self, before: int):
-            self.asked = before
-
-        def ask(self) -> dict[str, int]:
-            self.asked += 1
-            return {"round": self.asked}
-
-    workers: Any = {"ours": Counting(0), "peer": Counting(10)}
-    expected = [{"ours": {"round": n}, "peer": {"round": 10 + n}} for n in (3, 4, 5)]
-    assert taken_in_turns(workers, 3) == expected
+def test_rounds_that_warm_up_do_not_count() -> None:
+    ours, peer = count(1), count(11)
+    expected = [{"ours": n, "peer": 10 + n} for n in (3, 4, 5)]
+    assert by_turns({"ours": lambda: next(ours), "peer": lambda: next(peer)}, 3, warm_up=2) == expected
 
 
 def test_a_contender_answers() -> None:

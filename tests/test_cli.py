@@ -181,6 +181,8 @@ def test_an_embedding_that_does_not_go_through_the_buffers_to_nvme() -> None:
         (dict(model=dict(relative_max_distance=9)), dict(model=dict(relative_max_distance=8))),
         (dict(objective=dict(random_fraction=0.5, keep_fraction=0.5)),
          dict(objective=dict(random_fraction=0.5, keep_fraction=0.51))),
+        (dict(objective=dict(name="electra", random_fakes=("0:0.5", "5:1"))),
+         dict(objective=dict(name="electra", random_fakes=("0:0.5", "5:1.01")))),
         (dict(model=dict(vocabulary_blocks=25)), dict(model=dict(vocabulary_blocks=26))),
         (dict(optimizer=dict(clip=math.inf)), dict(optimizer=dict(learning_rate=math.inf))),
         (dict(model=dict(relative_buckets=4)), dict(model=dict(relative_buckets=5))),

@@ -153,11 +153,8 @@ class Bench:
 
     def __init__(self, report: Report, common: Figures, deadline: float, patience: float):
         self.report, self.common, self.deadline, self.patience = report, common, deadline, patience
-        self.next = self._worker()
+        self.next = Worker("bench.gpu.worker")
         self.shared: Worker | None = None  # by the cases of `SHARED`
-
-    def _worker(self) -> Worker:
-        return Worker("bench.gpu.worker", json.dumps(self.common))
 
     def run(self, section: str, labels: Figures) -> None:
         """Measure one case, and add its rows."""
@@ -171,15 +168,15 @@ class Bench:
             self.shared = None
         worker = self.shared
         if worker is None:
-            worker, self.next = self.next, self._worker()
+            worker, self.next = self.next, Worker("bench.gpu.worker")
         worker.load(self.deadline - time.monotonic())
         if section not in SHARED:  # a step took 1.2 times as long while another process loaded
             self.next.load(self.deadline - time.monotonic())
         begin, limit = time.monotonic(), min(self.patience, self.deadline - time.monotonic())
         seconds = min(LONGEST.get(section, limit) if self.common["device"] == "cuda" else limit, limit - 2)
-        case = {"section": section, "matmul_tflops": self.report.matmul_tflops(), "seconds": seconds} | labels
+        case = self.common | {"section": section, "matmul_tflops": self.report.matmul_tflops(), "seconds": seconds}
         failed = False
-        for row in worker.rows(case, limit):
+        for row in worker.rows(case | labels, limit):
             failed = failed or "failed" in row
             row = _NO_TIME if "failed" in row and time.monotonic() >= self.deadline else row
             took = {} if section == "machine" else {"took_s": time.monotonic() - begin}

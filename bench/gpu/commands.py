@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from bench.measure import Figures
@@ -56,93 +56,74 @@ def write_text(folder: Path) -> None:
         (folder / "tags" / f"{name}.tsv").write_text("\n".join(tagged))
 
 
-@dataclass(frozen=True)
-class Small:
-    """Folder of the data, and the size of the models: on a GPU with heads of 64, as in Base."""
-
-    folder: Path
-    quick: bool
-
-    @property
-    def row_tokens(self) -> int:
-        """Tokens of a row."""
-        return 64 if self.quick else 256
-
-    def settings(self, rows: int) -> str:
-        """Settings of a model, and rows of each task in a step and in a micro-batch."""
-        width, rows = (32, 2) if self.quick else (256, rows)
-        return (
-            f"--model.vocabulary 1000 --model.max-positions {self.row_tokens} --model.width {width} --model.heads 4 "
-            f"--model.feed-forward {4 * width} --model.discriminator-layers 2 --model.init-std 0.05 "
-            f"--optimizer.warmup-steps 2 --data.mono-rows {rows} --data.para-rows {rows} --data.micro-batch {rows}"
-        )
-
-    def prepare(self) -> None:
-        """Write the text and the rows of all commands, once."""
-        folder = self.folder
-        if (folder / "done").exists():
-            return
-        write_text(folder / "text")
-        text = f"--mono {folder}/text/mono --para {folder}/text/para"
-        vocab = f"--vocab {folder}/vocab"
-        mix = f"mix {vocab} --row-tokens {self.row_tokens}"
-        stages = [
-            f"vocab {text} --size 1000 --sentences 4000 --out {folder}/vocab",
-            f"encode --mono {folder}/text/mono --sentences {vocab} --out {folder}/encoded/alone",
-            f"{mix} --mono-rows 640 --sentences --layout xlm --encoded {folder}/encoded/alone --out {folder}/sentences",
-        ]
-        for part, rows in (("train", 640), ("heldout", 16)):
-            encoded = f"{folder}/encoded/{part}"
-            stages += [f"encode {text} {vocab} --max-pair-tokens 61 --out {encoded} --split {part} --heldout-share 0.1"]
-            mixed = f"{mix} --mono-rows {rows} --para-rows {rows} --encoded {encoded}"
-            stages += [f"{mixed} --layout {layout} --out {folder}/{layout}_{part}" for layout in ("xlme", "xlm")]
-        for stage in stages:
-            data_prep(stage.split())
-        (folder / "done").touch()
+def _row_tokens(quick: bool) -> int:
+    return 64 if quick else 256
 
 
-class Command:
-    """A process whose output goes to a file; it is killed after `seconds`."""
+def _settings(rows: int, quick: bool) -> str:
+    """Settings of a model, with heads of 64 on a GPU as in Base, and rows of each task in a step and a micro-batch."""
+    width, rows = (32, 2) if quick else (256, rows)
+    return (
+        f"--model.vocabulary 1000 --model.max-positions {_row_tokens(quick)} --model.width {width} --model.heads 4 "
+        f"--model.feed-forward {4 * width} --model.discriminator-layers 2 --model.init-std 0.05 "
+        f"--optimizer.warmup-steps 2 --data.mono-rows {rows} --data.para-rows {rows} --data.micro-batch {rows}"
+    )
 
-    def __init__(self, arguments: Sequence[str], log: Path, seconds: float):
-        self.log, self.begin, self.seconds = log, time.monotonic(), seconds
-        with log.open("a") as file:
-            share = str(max((os.cpu_count() or 1) // 8, 1))  # several run at a time
-            env = environment() | dict.fromkeys(("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), share)
-            self.process = subprocess.Popen(arguments, stdout=file, stderr=subprocess.STDOUT, env=env)
 
-    def result(self) -> Figures | None:
-        """The end of its output or how it failed, and its seconds; None while it runs."""
-        took = time.monotonic() - self.begin
-        if self.process.poll() is None and took > self.seconds:
-            self.process.kill()
-            self.process.wait()
-            return {"failed": f"no end after {self.seconds:.0f} s", "seconds": took}
-        if self.process.returncode is None:
-            return None
-        output = " / ".join(self.log.read_text(errors="replace").split("\n")[-4:]).strip(" /")
-        if self.process.returncode:
-            return {"failed": f"exit code {self.process.returncode}: {output[-600:]}", "seconds": took}
-        return {"said": output[-160:], "seconds": took}
+def prepare(folder: Path, quick: bool) -> None:
+    """Write the text and the rows of all commands, once."""
+    if (folder / "done").exists():
+        return
+    write_text(folder / "text")
+    text = f"--mono {folder}/text/mono --para {folder}/text/para"
+    vocab = f"--vocab {folder}/vocab"
+    mix = f"mix {vocab} --row-tokens {_row_tokens(quick)}"
+    stages = [
+        f"vocab {text} --size 1000 --sentences 4000 --out {folder}/vocab",
+        f"encode --mono {folder}/text/mono --sentences {vocab} --out {folder}/encoded/alone",
+        f"{mix} --mono-rows 640 --sentences --layout xlm --encoded {folder}/encoded/alone --out {folder}/sentences",
+    ]
+    for part, rows in (("train", 640), ("heldout", 16)):
+        encoded = f"{folder}/encoded/{part}"
+        stages += [f"encode {text} {vocab} --max-pair-tokens 61 --out {encoded} --split {part} --heldout-share 0.1"]
+        mixed = f"{mix} --mono-rows {rows} --para-rows {rows} --encoded {encoded}"
+        stages += [f"{mixed} --layout {layout} --out {folder}/{layout}_{part}" for layout in ("xlme", "xlm")]
+    for stage in stages:
+        data_prep(stage.split())
+    (folder / "done").touch()
 
-    def wait(self) -> Figures:
-        """Its result, once it has ended."""
-        while (result := self.result()) is None:
-            time.sleep(0.05)
-        return result
+
+def _start(arguments: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
+    share = str(max((os.cpu_count() or 1) // 8, 1))  # several run at a time
+    env = environment() | dict.fromkeys(("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), share)
+    with log.open("a") as file:
+        return subprocess.Popen(arguments, stdout=file, stderr=subprocess.STDOUT, env=env)
+
+
+def _run(arguments: Sequence[str], log: Path, deadline: float) -> Figures:
+    """The end of a command's output, or how it failed, and its seconds; it is killed at `deadline`."""
+    begin, process = time.monotonic(), _start(arguments, log)
+    try:
+        process.wait(max(deadline - begin, 0))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return {"failed": f"no end after {deadline - begin:.0f} s", "seconds": time.monotonic() - begin}
+    output = " / ".join(log.read_text(errors="replace").split("\n")[-4:]).strip(" /")
+    failed = {"failed": f"exit code {process.returncode}: {output[-600:]}"}
+    return (failed if process.returncode else {"said": output[-160:]}) | {"seconds": time.monotonic() - begin}
 
 
 def _xlme(arguments: str) -> list[str]:
     return [sys.executable, "-W", "ignore", "-m", "xlme_ds", *arguments.split()]
 
 
-def _commands(small: Small, out: Path) -> dict[str, tuple[str, list[str]]]:
+def _commands(data: Path, out: Path, quick: bool) -> dict[str, tuple[str, list[str]]]:
     """Every command by its name: the name of the command that must run before it, and its arguments."""
-    data = small.folder
     launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "1", "--module", "xlme_ds.pretrain"]
     steps = "--train.steps 20 --train.log-every 9 --train.eval-every 20"
-    xlme = f"--recipe quickstart {small.settings(8)} {steps} --data {data}/xlme_train --heldout {data}/xlme_heldout"
-    xlm = f"pretrain {small.settings(16)} --model.language-embeddings de en"
+    xlme = f"--recipe quickstart {_settings(8, quick)} {steps} --data {data}/xlme_train --heldout {data}/xlme_heldout"
+    xlm = f"pretrain {_settings(16, quick)} --model.language-embeddings de en"
     pairs = f"{xlm} {steps} --data {data}/xlm_train --heldout {data}/xlm_heldout"
     text, heldout, tuning = f"{data}/text", f"{data}/xlme_heldout", "--task pos --tuning.epochs 1"
     commands = {
@@ -174,32 +155,28 @@ def _commands(small: Small, out: Path) -> dict[str, tuple[str, list[str]]]:
 
 def smoke(folder: Path, seconds: float, quick: bool) -> Iterator[Figures]:
     """Run every command, several at a time, each after the one that it needs; yields the result of each."""
-    deadline, out, small = time.monotonic() + seconds, folder / "smoke", Small(folder / "data", quick)
-    small.prepare()
-    waiting = _commands(small, out)
+    deadline, out = time.monotonic() + seconds, folder / "smoke"
+    prepare(folder / "data", quick)
+    waiting = _commands(folder / "data", out, quick)
     out.mkdir(exist_ok=True)
-    running: dict[str, Command] = {}
     results: dict[str, Figures] = {"": {}}
-    while waiting or running:
-        ended = {name: result for name, command in running.items() if (result := command.result()) is not None}
-        for name in ended:
-            del running[name]
-        for name, (before, arguments) in list(waiting.items()):
-            if before not in results:
-                continue
-            if not results[before].keys().isdisjoint(("failed", "left_out")):
-                ended[name] = {"left_out": f"it needs what failed: {before}"}
-            elif time.monotonic() > deadline:
-                ended[name] = {"left_out": "the time of this section is up"}
-            elif len(running) < max((os.cpu_count() or 1) // 2, 1):
-                log = out / f"{name.replace(' ', '_')}.log"
-                running[name] = Command(arguments, log, deadline - time.monotonic())
-            else:
-                continue
-            del waiting[name]
-        results |= ended
-        yield from ({"command": name} | result for name, result in ended.items())
-        time.sleep(0.05)
+    running: dict[Future[Figures], str] = {}
+
+    def result(name: str, before: str, arguments: list[str]) -> Figures:
+        if not results[before].keys().isdisjoint(("failed", "left_out")):
+            return {"left_out": f"it needs what failed: {before}"}
+        if time.monotonic() > deadline:
+            return {"left_out": "the time of this section is up"}
+        return _run(arguments, out / f"{name.replace(' ', '_')}.log", deadline)
+
+    with ThreadPoolExecutor(max((os.cpu_count() or 1) // 2, 1)) as pool:
+        while waiting or running:
+            for name in [name for name, (before, _) in waiting.items() if before in results]:
+                running[pool.submit(result, name, *waiting.pop(name))] = name
+            for ended in wait(running, return_when=FIRST_COMPLETED).done:
+                name = running.pop(ended)
+                results[name] = ended.result()
+                yield {"command": name} | results[name]
 
 
 def resume(folder: Path, seconds: float, runs: Sequence[str], quick: bool) -> Iterator[Figures]:
@@ -207,34 +184,37 @@ def resume(folder: Path, seconds: float, runs: Sequence[str], quick: bool) -> It
 
     `runs` are names in `RUNS`; all train at the same time.
     """
-    deadline, small = time.monotonic() + seconds, Small(folder / "data", quick)
-    small.prepare()
-
-    def start(name: str, run: Path) -> Command:
-        arguments = _xlme(
-            f"pretrain {RUNS[name]} {small.settings(8)} --engine.deepspeed zero1 --train.steps {STEPS} "
-            f"--train.log-every 1 --train.save-every {SAVED} --data {small.folder}/xlme_train --out {run}"
-        )
-        return Command(arguments, run.with_suffix(".log"), deadline - time.monotonic())
-
+    deadline = time.monotonic() + seconds
+    prepare(folder / "data", quick)
     (folder / "resume").mkdir(parents=True)
-    alone, killed = (
-        {name: folder / "resume" / f"{name.replace(' ', '_')}_{end}" for name in runs} for end in ("alone", "killed")
-    )
-    undisturbed, first = ({name: start(name, run) for name, run in group.items()} for group in (alone, killed))
-    second: dict[str, tuple[int, Command]] = {}
-    while len(second) < len(runs):
-        for name in [name for name in runs if name not in second]:
-            if len(_lines(killed[name])) >= KILLED or first[name].result() is not None:
-                first[name].process.kill()
-                first[name].process.wait()
-                second[name] = len(_lines(killed[name])), start(name, killed[name])
-        time.sleep(0.005)
-    for name, (step, resumed) in second.items():
-        results = {"alone": undisturbed[name].wait(), "resumed": resumed.wait()}
-        failed = [f"{end}: {result['failed']}" for end, result in results.items() if "failed" in result]
-        row = {"failed": "; ".join(failed)} if failed else _compared(alone[name], killed[name])
-        yield {"run": name, "killed_after_step": step} | row
+
+    def train(name: str, run: Path) -> tuple[list[str], Path]:
+        arguments = (
+            f"pretrain {RUNS[name]} {_settings(8, quick)} --engine.deepspeed zero1 --train.steps {STEPS} "
+            f"--train.log-every 1 --train.save-every {SAVED} --data {folder}/data/xlme_train --out {run}"
+        )
+        return _xlme(arguments), run.with_suffix(".log")
+
+    def kill_and_resume(name: str, run: Path) -> tuple[int, Figures]:
+        first = _start(*train(name, run))
+        while first.poll() is None and len(_lines(run)) < KILLED and time.monotonic() < deadline:
+            time.sleep(0.005)
+        first.kill()
+        first.wait()
+        return len(_lines(run)), _run(*train(name, run), deadline)
+
+    with ThreadPoolExecutor(2 * len(runs)) as pool:
+        started = []
+        for name in runs:
+            alone, killed = (folder / "resume" / f"{name.replace(' ', '_')}_{end}" for end in ("alone", "killed"))
+            undisturbed = pool.submit(_run, *train(name, alone), deadline)
+            started.append((name, alone, killed, undisturbed, pool.submit(kill_and_resume, name, killed)))
+        for name, alone, killed, undisturbed, resumed in started:
+            step, result = resumed.result()
+            results = {"alone": undisturbed.result(), "resumed": result}
+            failed = [f"{end}: {result['failed']}" for end, result in results.items() if "failed" in result]
+            row = {"failed": "; ".join(failed)} if failed else _compared(alone, killed)
+            yield {"run": name, "killed_after_step": step} | row
 
 
 def _lines(run: Path) -> list[Figures]:

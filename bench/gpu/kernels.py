@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bench.measure import Figures, by_turns
 from xlme_ds.models.attention import item_bounds
 from xlme_ds.models.tiles import TABLE, Tiling
 
-Row = dict[str, Any]
 SHAPE = 64, 12, 512, 64  # rows, half of them one item and the others pairs; heads; tokens; size of a head
 PRODUCT = 2.0 * 64 * 12 * 512**2 * 64  # operations of Q Kᵀ
 TILES = ((64, 32), (32, 64), (64, 64), (128, 32), (32, 128), (128, 64), (64, 128), (64, 16), (16, 64))
@@ -172,7 +172,7 @@ def expected(tensors: dict[str, Any]) -> dict[str, list[Tensor]]:
     }  # fmt: skip
 
 
-def _compile(kernel: str, form: Tiling) -> Row:
+def _compile(kernel: str, form: Tiling) -> Figures:
     """Compile a form into the cache that all processes share; the row says if it does not fit the GPU, or fails."""
     try:
         torch.set_num_threads(1)
@@ -191,22 +191,24 @@ def _start() -> None:
     _small.update(inputs(torch.device("cuda"), *SHAPE))
 
 
+def _milliseconds(run: Callable[[], object]) -> float:
+    """The time of a run, a mean of several that are launched together."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(LAUNCHES):
+        run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / LAUNCHES
+
+
 def _medians(runs: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, float]:
-    """Median milliseconds of each run, by turns, without warming up."""
-    times: dict[Any, list[float]] = {key: [] for key in runs}
-    for _ in range(rounds):
-        for key, run in runs.items():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            for _ in range(LAUNCHES):
-                run()
-            end.record()
-            end.synchronize()
-            times[key].append(begin.elapsed_time(end) / LAUNCHES)
-    return {key: float(np.median(values)) for key, values in times.items()}
+    """Median milliseconds of each run, by turns."""
+    turns = by_turns({key: partial(_milliseconds, run) for key, run in runs.items()}, rounds, warm_up=0)
+    return {key: float(np.median([turn[key] for turn in turns])) for key in runs}
 
 
-def tournament(device: torch.device, seconds: float, table: Path) -> Iterator[Row]:
+def tournament(device: torch.device, seconds: float, table: Path) -> Iterator[Figures]:
     """A row for every form, and one for torch's attention; no comparison begins after `seconds`.
 
     Writes the winners to `table`.
@@ -219,7 +221,7 @@ def tournament(device: torch.device, seconds: float, table: Path) -> Iterator[Ro
     products = {"_forward": 2, "_backward_queries": 3, "_backward_keys": 4, "_backward_distances": 2}
     winners: dict[str, Tiling] = {}
     for kernel in KERNELS:
-        rows: dict[Tiling, Row] = {form: compiled[kernel, form] for form in forms(kernel)}
+        rows: dict[Tiling, Figures] = {form: compiled[kernel, form] for form in forms(kernel)}
         for form in [form for form, row in rows.items() if not row]:
             if time.monotonic() - started > seconds:
                 rows[form] |= {"left_out": "no time"}
@@ -247,7 +249,7 @@ def _write(winners: dict[str, Tiling], table: Path) -> None:
     table.write_text(json.dumps(forms_by_gpu, indent=1) + "\n", encoding="utf-8")
 
 
-def torch_attention(tensors: dict[str, Any]) -> Iterator[Row]:
+def torch_attention(tensors: dict[str, Any]) -> Iterator[Figures]:
     """Times torch's flash attention without bias and mask."""
     q, k, v = (part.transpose(1, 2).contiguous().requires_grad_() for part in tensors["qkv"].unbind(2))
     grad = tensors["grad"].transpose(1, 2).contiguous()

@@ -4,7 +4,7 @@ The inputs are exact in bf16. An error is the largest difference over the refere
 share that differs. B rows, T tokens, M masked positions, D width, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -19,6 +19,7 @@ from xlme_ds.config import ModelConfig, ObjectiveConfig
 from xlme_ds.models.attention import RelativePositionTable, shared_bias, spread
 from xlme_ds.models.encoder import lookup
 from xlme_ds.models.init import initialise
+from xlme_ds.models.kernel_check import random_numbers, with_gradients
 from xlme_ds.models.layers import Attention
 from xlme_ds.models.masked_head import masked_softmax
 from xlme_ds.objectives.electra import ElectraObjective
@@ -59,25 +60,10 @@ def _error(value: Tensor, reference: Tensor) -> float:
     return float((value.double() - reference).abs().max()) / scale
 
 
-def _fill(shape: tuple[int, ...], seed: int, std: float, device: torch.device, dtype: torch.dtype) -> Tensor:
-    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * std
-    return values.bfloat16().to(device, dtype).requires_grad_()
-
-
 def _fill_module(module: nn.Module, std: float, device: torch.device, dtype: torch.dtype) -> nn.Module:
     for seed, parameter in enumerate(module.parameters()):
-        parameter.data = _fill(tuple(parameter.shape), seed, std, device, dtype).data
+        parameter.data = random_numbers(tuple(parameter.shape), seed, std, device, dtype).data
     return module
-
-
-def _with_gradients(outputs: Tensors, inputs: Mapping[str, Tensor]) -> Tensors:
-    """`outputs`, and the gradients of a sum of all their numbers with a different weight for each."""
-    total = torch.zeros((), dtype=torch.float64, device=next(iter(outputs.values())).device)
-    for value in outputs.values():
-        weights = torch.linspace(0.5, 2.0, value.numel(), dtype=torch.float64, device=value.device)
-        total = total + (value.double().flatten() * weights).sum()
-    gradients = torch.autograd.grad(total, list(inputs.values()))
-    return outputs | {f"gradient of {name}": grad for name, grad in zip(inputs, gradients, strict=True)}
 
 
 def _run_twice(run: Callable[[], Tensors], kernels: str) -> Tensors:
@@ -94,14 +80,14 @@ def attention(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors
     cfg = replace(SMALL, kernels=kernels)  # type: ignore[arg-type]
     module = _fill_module(Attention(SMALL), 0.1, device, dtype)
     table = _fill_module(RelativePositionTable(SMALL.heads, 32, 128), 0.5, device, dtype)
-    x_BTD = _fill((3, 192, SMALL.width), 9, 1.0, device, dtype)
+    x_BTD = random_numbers((3, 192, SMALL.width), 9, 1.0, device, dtype)
     rows = [[70, 50, 60, 12], [192], [1, 100, 91]]  # the last item of the first row is padding
     segments_BT = torch.tensor([np.repeat((1, 2, 3, 0)[: len(row)], row).tolist() for row in rows], device=device)
     inputs = {"x": x_BTD, "table": table.weight, **dict(module.named_parameters())}
 
     def run() -> Tensors:
         out_BTD = module(x_BTD, shared_bias(cfg, segments_BT, table(192), dtype))
-        return _with_gradients({"output": out_BTD}, inputs)
+        return with_gradients({"output": out_BTD}, inputs)
 
     return _run_twice(run, kernels)
 
@@ -114,19 +100,19 @@ def relative_table(device: torch.device, dtype: torch.dtype) -> Tensors:
         module = _fill_module(RelativePositionTable(2, buckets, reach), 1.0, device, dtype)
         outputs[f"{buckets} buckets"] = spread(module(512)).to(dtype)
         weights[f"{buckets} buckets"] = module.weight
-    return _with_gradients(outputs, weights)
+    return with_gradients(outputs, weights)
 
 
 def token_lookup(device: torch.device, dtype: torch.dtype) -> Tensors:
     """A frequent token among others, in one block and in three; torch's gradient has one kernel up to 3,072 ids."""
     outputs: Tensors = {}
     for ids in (2048, 8192):
-        table = _fill((600, 64), ids, 1.0, device, dtype)
+        table = random_numbers((600, 64), ids, 1.0, device, dtype)
         tokens = torch.randint(600, (ids,), generator=torch.Generator().manual_seed(0)).to(device)
         tokens[: ids // 2] = 7
         for blocks in (1, 3):
             out = lookup(tokens.view(8, -1), table.split(600 // blocks))
-            tensors = _with_gradients({"output": out}, {"table": table})
+            tensors = with_gradients({"output": out}, {"table": table})
             outputs |= {f"{key}, {ids} ids, {blocks} blocks": value for key, value in tensors.items()}
     return outputs
 
@@ -141,15 +127,18 @@ def masked_head(device: torch.device, dtype: torch.dtype, kernels: str) -> Tenso
 
 
 def _masked_head(device: torch.device, dtype: torch.dtype, kernels: str, blocks: int) -> Tensors:
-    hidden, table = _fill((300, 144), 1, 1.0, device, dtype), _fill((3000, 144), 2, 0.2, device, dtype)
-    bias = _fill((3000,), 3, 0.5, device, dtype)
+    hidden, table = (
+        random_numbers((300, 144), 1, 1.0, device, dtype),
+        random_numbers((3000, 144), 2, 0.2, device, dtype),
+    )
+    bias = random_numbers((3000,), 3, 0.5, device, dtype)
     g = torch.Generator().manual_seed(4)
     targets, uniforms = torch.randint(3000, (300,), generator=g).to(device), torch.rand(300, generator=g).to(device)
     head = masked_softmax(hidden, table.split(3000 // blocks), bias, targets, uniforms, 256, kernels)
     cdf = (hidden.detach().double() @ table.detach().double().t() + bias.detach().double()).softmax(1).cumsum(1)
     high = cdf.gather(1, head.sample_M[:, None]).squeeze(1)
     low = torch.where(head.sample_M > 0, cdf.gather(1, (head.sample_M - 1).clamp(min=0)[:, None]).squeeze(1), 0.0)
-    tensors = _with_gradients({"loss": head.nll_M}, {"hidden": hidden, "table": table, "bias": bias})
+    tensors = with_gradients({"loss": head.nll_M}, {"hidden": hidden, "table": table, "bias": bias})
     outside = (low - uniforms).clamp(min=0) + (uniforms - high).clamp(min=0)
     tensors["uniforms outside their sample's share of the CDF"] = outside
     if dtype != torch.bfloat16 or device.type == "cuda":  # a CPU rounds logits, which moves borders by whole shares

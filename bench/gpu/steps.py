@@ -8,13 +8,14 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from bench.measure import Figures
+from bench.measure import Figures, by_turns
 from bench.peers.steps import RATE, Compiled, MaskedPositions, ModernBert
 from bench.synthetic import SyntheticSource
 from xlme_ds.config import DataConfig, RunConfig
@@ -215,15 +216,12 @@ def peers(device: Device, engine: str, rounds: int, quick: bool, seconds: float)
         except Exception as error:
             steps.pop(name, None)
             yield {"step": name, "failed": f"{type(error).__name__}: {str(error)[:300]}"}
-    turns: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(2 * rounds):
-        if turn and time.monotonic() > deadline:
-            break
-        for name, run_step in steps.items():
-            turns[name].append(device.seconds(run_step, rounds=1, warm_up=0))
-    rates = {name: step_tokens(runs[name]) / statistics.median(times) for name, times in turns.items()}
+    once = {name: partial(device.seconds, run_step, 1, 0) for name, run_step in steps.items()}
+    turns = by_turns(once, 2 * rounds, 0, deadline)
+    tokens = {name: step_tokens(runs[name]) for name in steps}
+    rates = {name: tokens[name] / statistics.median(turn[name] for turn in turns) for name in steps}
     for name, rate in rates.items():
-        slowest = step_tokens(runs[name]) / max(turns[name])
+        slowest = tokens[name] / max(turn[name] for turn in turns)
         faster = next(iter(rates.values())) / rate
         yield {"step": name, "tokens_per_s": rate, "slowest": slowest, "ours_is_faster": faster}
 

@@ -1,16 +1,16 @@
-"""Loaders of other libraries: `datasets`, and Megatron's indexed dataset.
+"""The loader of Hugging Face's `datasets`.
 
-*Lean*, a peer makes the batch that the model needs with the least work that we could think of: masks drawn with 15% for
+*Lean*, it makes the batch that the model needs with the least work that we could think of: masks drawn with 15% for
 each token from torch's generator, positions and segments computed from the ids of a whole batch at once. *Customary*,
 it is read row by row through torch's DataLoader, and transformers' DataCollatorForLanguageModeling masks (no positions,
 no segments). *Bare* is reading alone.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,64 +55,27 @@ def peer_batch(kind: str, rows: Any) -> Tensors:
     return tokens, chosen.flatten().nonzero().squeeze(1), torch.from_numpy(positions), torch.from_numpy(segments)
 
 
-def _write_megatron(folder: Path, tokens: np.ndarray) -> None:
-    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-
-    folder.mkdir()
-    builder = IndexedDatasetBuilder(str(folder / "rows.bin"), dtype=np.int32)
-    for row in torch.from_numpy(tokens):
-        builder.add_item(row)
-        builder.end_document()
-    builder.finalize(str(folder / "rows.idx"))
+def missing() -> str:
+    """Why the peer cannot run here; empty if it can."""
+    absent = [module for module in ("datasets", "transformers") if find_spec(module) is None]
+    return f"left out, module {absent[0]} is not there: pip install datasets transformers tokenizers" if absent else ""
 
 
-def _open_megatron(folder: Path) -> Any:
-    from megatron.core.datasets.indexed_dataset import IndexedDataset
-
-    return IndexedDataset(str(folder / "rows"), mmap=True)
-
-
-def _write_datasets(folder: Path, tokens: np.ndarray) -> None:
+def write_rows(folder: Path, tokens: np.ndarray) -> None:
+    """Store the rows [N, T] in reading order."""
     from datasets import Dataset, Features, List, Value
 
     features = Features({"tokens": List(Value("int32"), length=tokens.shape[1])})
     Dataset.from_dict({"tokens": tokens}, features=features).save_to_disk(str(folder))
 
 
-def _open_datasets(folder: Path) -> Any:
+def peer_batches(folder: Path, kind: str) -> Iterator[Tensors]:
+    """One pass over the rows from front to back, opened anew: in slices unless customary."""
     from datasets import load_from_disk
 
-    return load_from_disk(str(folder)).with_format("numpy")
-
-
-class LoaderPeer(NamedTuple):
-    """A library that stores rows and reads them by number."""
-
-    needs: str  # the module that it imports
-    package: str  # what to install for it
-    write: Callable[[Path, np.ndarray], None]  # store the rows [N, T] in reading order
-    open: Callable[[Path], Any]  # the dataset; an item is a row of ids, alone or as `tokens`
-
-    def missing(self) -> str:
-        """Why it cannot run here; empty if it can."""
-        absent = [module for module in (self.needs, "transformers") if find_spec(module) is None]
-        return f"left out, module {absent[0]} is not there: pip install {self.package}" if absent else ""
-
-    def batches(self, folder: Path, kind: str) -> Iterator[Tensors]:
-        """One pass over the rows from front to back, opened anew; `datasets` reads slices unless customary."""
-        data = self.open(folder)
-
-        def together(rows: list[Any]) -> Tensors:
-            return peer_batch(kind, [row["tokens"] if isinstance(row, dict) else row for row in rows])
-
-        if self.needs == "datasets" and kind != "customary":
-            for first in range(0, len(data), ROWS):
-                yield peer_batch(kind, data[first : first + ROWS]["tokens"])
-        else:
-            yield from DataLoader(data, ROWS, collate_fn=together)
-
-
-PEERS = {
-    "datasets": LoaderPeer("datasets", "datasets transformers tokenizers", _write_datasets, _open_datasets),
-    "megatron indexed dataset": LoaderPeer("megatron", "--no-deps megatron-core", _write_megatron, _open_megatron),
-}
+    data = load_from_disk(str(folder)).with_format("numpy")
+    if kind == "customary":
+        yield from DataLoader(data, ROWS, collate_fn=lambda rows: peer_batch(kind, [row["tokens"] for row in rows]))
+    else:
+        for first in range(0, len(data), ROWS):
+            yield peer_batch(kind, data[first : first + ROWS]["tokens"])

@@ -106,43 +106,34 @@ def _lines(path: Path) -> list[str]:
 
 
 def tasks_of(folder: Path) -> list[Any]:
-    """mteb's tasks with the data that `folder` has for them.
+    """mteb's tasks with the data that `folder` has for them in place of their own, for the pairs of languages of both.
 
     Raises ValueError, naming the file, on damaged ones, and on a folder that has none.
     """
+    import mteb
     from datasets import Dataset
 
-    tasks = []
+    tasks = {name: mteb.get_task(name) for name in (*PAIRS, *PARALLEL)}
+    pairs: dict[str, set[str]] = {}
     for name, read in PAIRS.items():
-        texts = dict(read(folder))
-        columns = {pair: {"sentence1": first, "sentence2": second} for pair, (first, second) in texts.items()}
-        tasks += _task(name, set(texts), {pair: {"test": Dataset.from_dict(both)} for pair, both in columns.items()})
+        texts = {pair: {"sentence1": first, "sentence2": second} for pair, (first, second) in read(folder)}
+        pairs[name] = set(texts)
+        tasks[name].dataset = {pair: {"test": Dataset.from_dict(columns)} for pair, columns in texts.items()}
     for name, (split, find) in PARALLEL.items():
-        files = dict(sorted(find(folder, _languages(name))))
+        languages = {language for pair in tasks[name].hf_subsets for language in pair.split("-")}
+        files = dict(sorted(find(folder, languages)))
         sentences = {language: _lines(path) for language, path in files.items()}
         for one, other in pairwise(sentences):
             require_same_length(sentences[one], files[one], sentences[other], files[other])
-        pairs = {f"{one}-{other}" for one, other in permutations(sentences, 2)}
-        tasks += _task(name, pairs, {split: Dataset.from_dict(sentences)})
-    if not tasks:
+        pairs[name] = {f"{one}-{other}" for one, other in permutations(sentences, 2)}
+        tasks[name].dataset = {split: Dataset.from_dict(sentences)}
+    for name, task in tasks.items():
+        task.hf_subsets = [pair for pair in task.hf_subsets if pair in pairs[name]]
+        task.data_loaded = True
+    having = [task for task in tasks.values() if task.hf_subsets]
+    if not having:
         raise ValueError(f"{folder} has no files of Tatoeba, BUCC, FLORES-200 or NTREX-128: name the folder above them")
-    return tasks
-
-
-def _languages(name: str) -> set[str]:
-    import mteb
-
-    return {language for pair in mteb.get_task(name).hf_subsets for language in pair.split("-")}
-
-
-def _task(name: str, pairs: set[str], dataset: dict[str, Any]) -> list[Any]:
-    """mteb's task of that name with `dataset` in place of its own, for those of `pairs` that it has; none without."""
-    import mteb
-
-    task = mteb.get_task(name)
-    task.hf_subsets = [pair for pair in task.hf_subsets if pair in pairs]
-    task.dataset, task.data_loaded = dataset, True
-    return [task] if task.hf_subsets else []
+    return having
 
 
 def evaluate(model: Path, data: Path) -> list[Any]:

@@ -11,7 +11,6 @@ stages, and a table is printed at the end.
 Unless --keep is given, text and encoded shards are deleted as soon as nothing needs them.
 """
 
-import argparse
 import json
 import os
 import random
@@ -22,14 +21,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
 
 from bench.measure import ROOT, listing, markdown, stamp
 from bench.rehearsal import checks
 from bench.rehearsal.text import files
+from xlme_ds.cli import fail
 from xlme_ds.io.files import write_json
 
 STEPS, STOP_AT = 20, 8
@@ -54,19 +57,27 @@ def ids_of(gigabytes: float) -> int:
 class Rehearsal:
     """Settings of a rehearsal."""
 
-    gigabytes: float
-    source: Path
-    out: Path
-    ids: int
-    seed: int = 0
-    rows: int = 10_000_000
-    sentences: int = 1_000_000
-    keep: bool = False
-    kills: bool = True
-    options: Sequence[str] = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--mem=0")
-    ways: Sequence[Callable[["BatchJob"], None]] = ()
-    """More ways to disturb a job than SIGKILL to a rank and to a step."""
-    rows_per_shard: int = 65_536
+    gigabytes: float  # text before compression
+    source: Path = ROOT.parent / "shared/data/corpus"  # real text: mono/, para/
+    out: Path = Path("runs/rehearsal")  # folder, on a file system of all nodes
+    ids: int | None = None  # ids of vocap's vocabulary; by default what the text fills, up to 524,288
+    seed: int = 0  # seed of the text, the order and the moments of the kills
+    rows: int = 10_000_000  # rows of each task to mix
+    sentences: int = 1_000_000  # most lines of a language for vocap; vocab samples ten times as many of all
+    keep: bool = False  # delete neither text nor encoded shards
+    kills: bool = True  # kill jobs
+    # options of sbatch, after --
+    options: tyro.conf.Positional[tuple[str, ...]] = (
+        "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--mem=0",
+    )  # fmt: skip
+    # more ways to disturb a job than SIGKILL to a rank and to a step
+    ways: Annotated[Sequence[Callable[["BatchJob"], None]], tyro.conf.Suppress] = ()
+    rows_per_shard: int = 65_536  # of mix
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids of vocap's vocabulary."""
+        return ids_of(self.gigabytes) if self.ids is None else self.ids
 
     @property
     def corpora(self) -> list[str]:
@@ -81,7 +92,6 @@ class BatchJob:
     """A batch job of the rehearsal."""
 
     number: int
-    log: Path
 
     def field(self, name: str) -> str:
         """A field of `scontrol show job`; empty if Slurm does not know it."""
@@ -99,6 +109,22 @@ class BatchJob:
         """Send SIGKILL to all ranks."""
         slurm("scancel", "--signal=KILL", f"{self.number}.0")
 
+    def restart(self, way: Callable[["BatchJob"], None]) -> str:
+        """Kill the job in a `way`, and wait until Slurm has requeued it; returns the name of the way."""
+        restarts = int(self.field("Restarts") or 0)
+        way(self)
+        deadline = time.time() + 120  # a rank that had ended before the signal leads to no restart
+        while time.time() < deadline and self.field("JobState") not in OVER:
+            if int(self.field("Restarts") or 0) > restarts:
+                return way.__name__
+            time.sleep(0.2)
+        return "none: too late"
+
+    def save_and_requeue(self) -> str:
+        """Send the signal that comes before a time limit."""
+        slurm("scancel", "--signal=USR1", str(self.number))
+        return "save and requeue"
+
 
 def slurm(*command: str, **variables: object) -> str:
     """The output of one of Slurm's commands. Raises ValueError if sbatch fails."""
@@ -111,35 +137,17 @@ def slurm(*command: str, **variables: object) -> str:
     return done.stdout
 
 
-@dataclass
-class Killer:
-    """Kills a job once, `seconds` after it finishes its first task."""
+def delayed(out: Path, seconds: float) -> Callable[[], bool]:
+    """A function that says whether `seconds` have passed since the stage with this folder finished a task."""
+    before, due = finished_tasks(out), inf
 
-    job: BatchJob
-    out: Path
-    way: Callable[[BatchJob], None]
-    seconds: float
-    kills: list[str] = field(default_factory=list)
+    def ready() -> bool:
+        nonlocal due
+        if due == inf and finished_tasks(out) != before:
+            due = time.time() + seconds
+        return time.time() >= due
 
-    def __post_init__(self) -> None:
-        self.before, self.due = finished_tasks(self.out), 0.0
-
-    def __call__(self) -> None:
-        """Kill the job if it is time, and wait until Slurm has requeued it."""
-        if self.kills or (not self.due and finished_tasks(self.out) == self.before):
-            return
-        self.due = self.due or time.time() + self.seconds
-        if time.time() < self.due:
-            return
-        restarts = int(self.job.field("Restarts") or 0)
-        self.way(self.job)
-        deadline = time.time() + 120  # a rank that had ended before the signal leads to no restart
-        while time.time() < deadline and self.job.field("JobState") not in OVER:
-            if int(self.job.field("Restarts") or 0) > restarts:
-                self.kills.append(self.way.__name__)
-                return
-            time.sleep(0.2)
-        self.kills.append("none: too late")
+    return ready
 
 
 def finished_tasks(out: Path) -> int:
@@ -162,7 +170,7 @@ class Jobs:
             self.done = json.loads(self.path.read_text())
             if self.done["settings"] != settings:
                 raise ValueError(f"{self.path} is of another rehearsal: choose another --out, or delete that folder")
-        rehearsal.out.mkdir(parents=True, exist_ok=True)
+        (self.out / "logs").mkdir(parents=True, exist_ok=True)
 
     def once(self, part: str, name: str, work: Callable[[], Any]) -> None:
         """Do the work of a stage or check and store its result, unless it is stored."""
@@ -171,87 +179,82 @@ class Jobs:
             self.done[part][name] = work()
             write_json(self.path, self.done)
 
-    def submit(self, name: str, script: Sequence[str], **variables: object) -> BatchJob:
-        """`sbatch` of a script."""
-        log = self.out / "logs" / f"{name}-%j.out"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        options = [f"--job-name=rehearsal-{name}", f"--output={log}", *self.rehearsal.options]
-        output = slurm("sbatch", "--parsable", *options, *script, OMP_NUM_THREADS=1, **variables)
-        number = int(output.strip().split(";")[0])
-        return BatchJob(number, Path(str(log).replace("%j", str(number))))
+    def job(
+        self,
+        name: str,
+        script: Sequence[str],
+        out: Path | None,
+        kill: Callable[[BatchJob], str] | None = None,
+        ready: Callable[[], bool] = lambda: True,
+        **variables: object,
+    ) -> None:
+        """Run a script by sbatch, and kill it once when it is `ready`; stores its seconds, files in `out` and kills.
 
-    def wait(self, job: BatchJob, disturb: Callable[[], None] = lambda: None) -> None:
-        """Wait for the end of a job, and disturb it meanwhile. Raises ValueError if it fails."""
-        while (state := job.field("JobState")) not in OVER:
-            disturb()
-            time.sleep(0.2)
-        if state != "COMPLETED":
-            raise ValueError(f"job {job.number} ended as {state}: see {job.log}")
-
-    def stage(self, name: str, flags: Sequence[object], out: Path | None = None) -> None:
-        """A stage of data preparation; `name` may have a part after a dot, for its second call."""
-        kind = name.split(".")[0]
-        arguments = [kind, *map(str, flags), *(["--out", str(out)] if out else [])]
+        Raises ValueError if it fails.
+        """
 
         def work() -> dict[str, Any]:
-            begin, job = time.time(), self.submit(name, ["slurm/stage.sh", *arguments])
-            disturb: Any = None
-            if self.rehearsal.kills and kind in RESUMABLE and out is not None and not name.endswith("many"):
-                ways = (BatchJob.kill_rank, BatchJob.kill_step, *self.rehearsal.ways)
-                share = random.Random(f"{self.rehearsal.seed} {name}").random()
-                way = ways[len(self.done["stages"]) % len(ways)]
-                disturb = Killer(job, out, way, share * min(30 * self.rehearsal.gigabytes, 600))
-            self.wait(job, disturb or (lambda: None))
-            return taken(begin, out, disturb.kills if disturb else [])
+            begin, log = time.time(), self.out / "logs" / f"{name}-%j.out"
+            options = [f"--job-name=rehearsal-{name}", f"--output={log}", *self.rehearsal.options]
+            output = slurm("sbatch", "--parsable", *options, *script, OMP_NUM_THREADS=1, **variables)
+            job, kills = BatchJob(int(output.strip().split(";")[0])), list[str]()
+            while (state := job.field("JobState")) not in OVER:
+                if self.rehearsal.kills and kill and not kills and ready():
+                    kills.append(kill(job))
+                time.sleep(0.2)
+            if state != "COMPLETED":
+                raise ValueError(f"job {job.number} ended as {state}: see {str(log).replace('%j', str(job.number))}")
+            written = sum(path.is_file() for path in out.rglob("*")) if out else 0
+            return {"seconds": time.time() - begin, "files": written, "kills": kills}
 
         self.once("stages", name, work)
 
-    def text(self) -> dict[str, Any]:
+    def stage(self, name: str, flags: Sequence[object], out: Path | None = None) -> None:
+        """A stage of data preparation; `name` may have a part after a dot, for its second call."""
+        kind, rehearsal = name.split(".")[0], self.rehearsal
+        script = ["slurm/stage.sh", kind, *map(str, flags), *(["--out", str(out)] if out else [])]
+        if kind not in RESUMABLE or out is None or name.endswith("many"):
+            return self.job(name, script, out)
+        ways = (BatchJob.kill_rank, BatchJob.kill_step, *rehearsal.ways)
+        way = ways[len(self.done["stages"]) % len(ways)]
+        share = random.Random(f"{rehearsal.seed} {name}").random()
+        ready = delayed(out, share * min(30 * rehearsal.gigabytes, 600))
+        self.job(name, script, out, lambda job: job.restart(way), ready)
+
+    def text(self) -> None:
         """Write the corpus, over all ranks."""
-        begin, text = time.time(), self.out / "text"
-        flags = ["-m", "bench.rehearsal.text", "--gigabytes", self.rehearsal.gigabytes, "--out", text]
+        flags = ["-m", "bench.rehearsal.text", "--gigabytes", self.rehearsal.gigabytes, "--out", self.out / "text"]
         flags += ["--source", self.rehearsal.source.resolve(), "--seed", self.rehearsal.seed]
         run = shlex.join(map(str, flags))
         script = f'. slurm/job.sh; begin /dev/null; srun --mpi=$XLME_MPI_TYPE "${{python[@]}}" {run}'
-        self.wait(self.submit("text", [f"--wrap=exec bash -c {shlex.quote(script)}"]))
-        return taken(begin, text, [])
+        self.job("text", [f"--wrap=exec bash -c {shlex.quote(script)}"], self.out / "text")
 
-    def train(self) -> dict[str, Any]:
+    def train(self) -> None:
         """Train twenty narrow steps of Base's recipe with the whole vocabulary, stopped and resumed."""
-        out, begin = self.out / "run", time.time()
-        settings = TRAINING | {"model.vocabulary": self.rehearsal.ids}
+        out = self.out / "run"
+        settings = TRAINING | {"model.vocabulary": self.rehearsal.vocabulary}
         flags = ["--train.audit", *(word for key, value in settings.items() for word in (f"--{key}", str(value)))]
-        script = ["--gpus-per-node=1", "slurm/pretrain_base.sh", *flags]
-        job = self.submit("train", script, XLME_DATA=self.out / "mixed", XLME_OUT=out, XLME_HELDOUT="")
-        kills: list[str] = []
 
-        def disturb() -> None:
+        def ready() -> bool:
             log = out / "metrics.jsonl"
-            if self.rehearsal.kills and not kills and log.exists() and log.read_text().count("\n") >= STOP_AT:
-                slurm("scancel", "--signal=USR1", str(job.number))
-                kills.append("save and requeue")
+            return log.exists() and log.read_text().count("\n") >= STOP_AT
 
-        self.wait(job, disturb)
-        return taken(begin, out, kills)
-
-
-def taken(begin: float, out: Path | None, kills: list[str]) -> dict[str, Any]:
-    """Seconds since `begin`, files written, and kills."""
-    written = sum(path.is_file() for path in out.rglob("*")) if out else 0
-    return {"seconds": time.time() - begin, "files": written, "kills": kills}
+        self.job("train", ["--gpus-per-node=1", "slurm/pretrain_base.sh", *flags], out, BatchJob.save_and_requeue,
+                 ready, XLME_DATA=self.out / "mixed", XLME_OUT=out, XLME_HELDOUT="")  # fmt: skip
 
 
 def prepare(rehearsal: Rehearsal) -> Jobs:
     """Rehearse data preparation, from text to rows."""
     jobs, out, corpus = Jobs(rehearsal), rehearsal.out, files(rehearsal.gigabytes)
     stage, check, vocap = jobs.stage, partial(jobs.once, "checks"), ["--vocab", out / "vocap"]
-    jobs.once("stages", "text", jobs.text)
+    ids = rehearsal.vocabulary
+    jobs.text()
     check("slice", lambda: checks.cut_slice(out / "text", out / "slice", rehearsal.gigabytes))
-    curves = ["--shrink", 0.5, "--largest", max(rehearsal.ids // 4, 16), "--step", max(rehearsal.ids // 500, 1)]
-    sentences = ["--sentences", rehearsal.sentences, *(curves if rehearsal.ids < 100_000 else [])]
-    stage("vocap", [*rehearsal.corpora, "--size", rehearsal.ids, *sentences], out / "vocap")
+    curves = ["--shrink", 0.5, "--largest", max(ids // 4, 16), "--step", max(ids // 500, 1)]
+    sentences = ["--sentences", rehearsal.sentences, *(curves if ids < 100_000 else [])]
+    stage("vocap", [*rehearsal.corpora, "--size", ids, *sentences], out / "vocap")
     sentences = ["--sentences", 10 * rehearsal.sentences]
-    stage("vocab", [*rehearsal.corpora, "--size", min(250_002, rehearsal.ids // 2 + 2), *sentences], out / "vocab")
+    stage("vocab", [*rehearsal.corpora, "--size", min(250_002, ids // 2 + 2), *sentences], out / "vocab")
     stage("encode", [*rehearsal.corpora, *vocap], out / "encoded")
     check("planted", lambda: checks.planted(out / "text", corpus, out / "encoded"))
     if not rehearsal.keep:
@@ -278,7 +281,7 @@ def prepare(rehearsal: Rehearsal) -> Jobs:
 def run(rehearsal: Rehearsal) -> dict[str, Any]:
     """Rehearse everything; returns the contents of OUT/rehearsal.json."""
     jobs, out = prepare(rehearsal), rehearsal.out
-    jobs.once("stages", "train", jobs.train)
+    jobs.train()
     jobs.once("checks", "audit", lambda: checks.audit(out / "run", out / "mixed"))
     # As many shards as the whole corpus has, of a slice of the text.
     folder, vocap, part = out / "many", ["--vocab", out / "vocap"], jobs.done["checks"]["slice"]
@@ -303,33 +306,17 @@ def report(done: dict[str, Any], gigabytes: float, rows: int) -> str:
     return f"{table}\n{listing({'gigabytes': gigabytes, 'rows of a task': rows} | stamp())}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Rehearse, and print the table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.rehearsal", description=(__doc__ or "").split("\n")[0])
-    add = parser.add_argument
-    add("--gigabytes", type=float, required=True, help="text before compression")
-    add("--source", type=Path, default=ROOT.parent / "shared/data/corpus", help="real text: mono/, para/")
-    add("--out", type=Path, default=Path("runs/rehearsal"), help="folder, on a file system of all nodes")
-    add("--seed", type=int, default=0, help="seed of the text, the order and the moments of the kills")
-    add("--ids", type=int, help=f"ids of vocap's vocabulary; by default what the text fills, up to {IDS:,}")
-    add("--rows", type=int, default=10_000_000, help="rows of each task to mix")
-    add("--sentences", type=int, default=1_000_000,
-        help="most lines of a language for vocap; vocab samples ten times as many of all")  # fmt: skip
-    add("--keep", action="store_true", help="delete neither text nor encoded shards")
-    add("--no-kills", dest="kills", action="store_false", help="kill no job")
-    add("options", nargs="*", help="options of sbatch, after --", default=list(Rehearsal.options))
-    args = vars(parser.parse_args(argv))
-    args["out"] = args["out"].resolve()
-    args["ids"] = ids_of(args["gigabytes"]) if args["ids"] is None else args["ids"]
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Rehearse, and print the table; a user's mistake ends it with one sentence and exit code 2."""
+    rehearsal = tyro.cli(Rehearsal, prog="python -m bench.rehearsal", description=__doc__, args=arguments)
+    rehearsal = replace(rehearsal, out=rehearsal.out.resolve())
     try:
         if shutil.which("sbatch") is None:
             raise ValueError("sbatch is not here: start it on a login node of a Slurm cluster")
-        print(report(run(Rehearsal(**args)), args["gigabytes"], args["rows"]))
+        print(report(run(rehearsal), rehearsal.gigabytes, rehearsal.rows))
     except (ValueError, OSError) as error:
-        print(f"bench.rehearsal: error: {error}", file=sys.stderr)
-        return 2
-    return 0
+        fail("bench.rehearsal", error)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

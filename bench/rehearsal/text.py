@@ -11,7 +11,6 @@ corpus descriptions, and counted in planted/FILE.json; planted/FILE.npy has hash
 duplicates are sought in all files of a pair.
 """
 
-import argparse
 import lzma
 import random
 import re
@@ -26,6 +25,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
+import tyro
 
 from data_prep.languages import letters, scripts_of
 from data_prep.parallel import on_root, run_tasks
@@ -106,11 +106,11 @@ def files(gigabytes: float) -> list[TextFile]:
 
 @dataclass(frozen=True)
 class Language:
-    """Words with the space after them, and real lines as their numbers; -1 is a word in another script."""
+    """Different words with the space after them, real lines of words, and all words of all lines."""
 
     words: list[str]
-    lines: list[list[int]]
-    tokens: list[int]  # numbers of all words of all lines
+    lines: list[list[str]]  # a word in another script is empty
+    occurrences: list[str]
 
     @classmethod
     def of(cls, lines: Sequence[str], language: str) -> "Language":
@@ -122,25 +122,22 @@ class Language:
         split = [cut.findall(_SPACES.sub(" ", _CONTROL.sub("", line))) for line in lines]
         distinct = list(dict.fromkeys(chain.from_iterable(split)))
         right, of_any = letters(distinct, scripts_of(language))
-        words = [word for word, good in zip(distinct, right == of_any, strict=True) if good]
-        numbers = {word: number for number, word in enumerate(words)}
-        numbered = [[numbers.get(word, -1) for word in line] for line in split]
-        return cls(words, numbered, [number for line in numbered for number in line if number >= 0])
+        words = dict.fromkeys(word for word, good in zip(distinct, right == of_any, strict=True) if good)
+        in_script = [[word if word in words else "" for word in line] for line in split]
+        return cls(list(words), in_script, [word for line in in_script for word in line if word])
 
     def line(self, rng: random.Random, number: int, least: int) -> str:
         """A line like real line `number`, of `least` bytes or more."""
         parts = []
         for word in self.lines[number]:
             kind = rng.random()
-            if word < 0 or kind < _OTHER:
-                parts.append(self.words[rng.choice(self.tokens)])
-            elif kind < _OTHER + _NEW:
-                parts.append(self._new_form(rng))
+            if not word or kind < _OTHER:
+                parts.append(rng.choice(self.occurrences))
             else:
-                parts.append(self.words[word])
+                parts.append(self._new_form(rng) if kind < _OTHER + _NEW else word)
         text = "".join(parts).strip()
         while len(text.encode()) < least:
-            text = f"{text} {self.words[rng.choice(self.tokens)]}".strip()
+            text = f"{text} {rng.choice(self.occurrences)}".strip()
         return text
 
     def _new_form(self, rng: random.Random) -> str:
@@ -281,20 +278,21 @@ def _write_archive(name: str, path: Path, blocks: Iterator[list[tuple[list[bytes
             side.unlink()
 
 
-def main() -> None:
-    """Write the corpus; finished files are not written again."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gigabytes", type=float, required=True, help="text in 10⁹ bytes, all files together")
-    parser.add_argument("--source", type=Path, required=True, help="folder with mono/ and para/ of real text")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=1, help="on this machine; under MPI the ranks work instead")
-    options = parser.parse_args()
-    corpus = files(options.gigabytes)
-    write = partial(write_text, source=options.source, out=options.out, seed=options.seed)
-    run_tasks(write, corpus, [file.text_bytes for file in corpus], options.processes, "text")
-    on_root(lambda: say(f"{options.out}: {len(corpus)} files, {options.gigabytes} GB of text"))
+def write_corpus(gigabytes: float, source: Path, out: Path, seed: int = 0, processes: int = 1) -> None:
+    """Write the corpus; finished files are not written again.
+
+    Args:
+        gigabytes: text in 10⁹ bytes, all files together
+        source: folder with mono/ and para/ of real text
+        out: a folder
+        seed: of the text
+        processes: on this machine; under MPI the ranks work instead
+    """
+    corpus = files(gigabytes)
+    write = partial(write_text, source=source, out=out, seed=seed)
+    run_tasks(write, corpus, [file.text_bytes for file in corpus], processes, "text")
+    on_root(lambda: say(f"{out}: {len(corpus)} files, {gigabytes} GB of text"))
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(write_corpus, prog="python -m bench.rehearsal.text", description=__doc__)

@@ -12,10 +12,10 @@ import numpy as np
 from data_prep.filters.clean import clean_lines, doubts
 from data_prep.readers.corpus_files import Place, read_text
 from xlme_ds.data.vocabulary import Vocabulary
+from xlme_ds.io.files import require_line_feeds
 
 OTHER_SPLIT = "other_split"
 HELD_OUT_TEXT = "held_out_text"
-_LONE_CR = re.compile(rb"\r(?!\n|$)")
 _MARKUP = re.compile(r".*\t.*|\{.*\}|<.*>")  # a line of a table, of JSON Lines, of XML
 
 
@@ -68,8 +68,7 @@ def _lines(path: Path, data: bytes) -> list[str]:
         raise ValueError(f"{path} is not UTF-8: convert it")
     if not lines:
         raise ValueError(f"{path} has no text, {nothing}: name the file of the test set")
-    if len(_LONE_CR.findall(data)) > data.count(b"\n"):
-        raise ValueError(f"{path} ends its lines by carriage returns alone, {nothing}: end them by line feeds")
+    require_line_feeds(data, path)
     if 2 * sum(map(bool, map(_MARKUP.fullmatch, lines))) > len(lines):
         raise ValueError(
             f"the lines of {path} are a table's, JSON or XML, {nothing}: store the sentences alone, one a line"

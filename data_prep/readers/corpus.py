@@ -248,5 +248,5 @@ def _warn_of_unread(corpus: CorpusDescription, names: FileNames, inputs: Sequenc
             warn(f"{len(left)} {what} are not read as {corpus.name}: {_some(left)}")
 
 
-def _some(names: Sequence[str], limit: int = 8) -> str:
-    return ", ".join(names[:limit]) + (" …" if len(names) > limit else "")
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (" …" if len(names) > 8 else "")

@@ -2,6 +2,7 @@
 refused."""
 
 import json
+import shutil
 import subprocess
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -142,6 +143,29 @@ def test_done_is_not_done_again(compared: tuple[Path, list[str], str]) -> None:
         done = run(*compared[1])
     assert done.returncode == 2 and "another process is still working in" in done.stderr and "$ " not in done.stdout
     assert (compared[0] / "out/compare.md").exists()
+
+
+def test_data_are_known_by_names_and_bytes(tmp_path: Path) -> None:
+    """Also where neither a name nor a size changes."""
+    folders = [tmp_path / str(number) for number in range(5)]
+    contents = ({"a": "1"}, {"a": "2"}, {"b": "1"}, {"a": "1", "b": ""}, {"x/a": "1"})
+    for folder, files in zip(folders, contents, strict=True):
+        for name, content in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(content)
+    assert len(set(map(files_as_they_are, folders))) == len(folders)
+    shutil.copytree(folders[0], tmp_path / "copy")
+    assert files_as_they_are(tmp_path / "copy") == files_as_they_are(folders[0])
+
+
+@pytest.mark.parametrize("share", [0.4, 0.6, 1.4, 1.6])
+def test_a_budget_is_met_to_the_nearest_step(tmp_path: Path, share: float) -> None:
+    (leg,) = system("xlme", 1, Budget(1e18, 8, 512), [], {}, tmp_path).legs
+    one = system("xlme", 1, Budget((20 + share) * leg.step_flops, 8, 512), [], {}, tmp_path)
+    assert one.legs[0].config.train.steps == 20 + round(share)
+    assert one.flops == pytest.approx((20 + round(share)) * leg.step_flops)
+    both = system("xlmr_tlm+ernie_m", 1, Budget(1e18, 8, 512), [], {}, tmp_path)
+    assert both.flops == pytest.approx(1e18, abs=sum(leg.step_flops for leg in both.legs) / 2)
 
 
 def test_what_was_made_otherwise_is_not_taken_for_this(compared: tuple[Path, list[str], str], tmp_path: Path) -> None:

@@ -107,6 +107,20 @@ def test_a_damaged_file_is_written_again(corpus: Path, tmp_path: Path) -> None:
     assert path.read_bytes() == whole and (config.out / "mono/zh-Hans.jsonl.gz").stat().st_mtime_ns == other
 
 
+@needs_datatrove
+def test_an_input_of_another_size_is_another_one(corpus: Path, tmp_path: Path) -> None:
+    config = MinhashConfig(corpus, tmp_path / "out")
+    run(config)
+    text = (corpus / "de.txt").read_bytes()
+    (corpus / "de.txt").write_bytes(text + b"ein satz\n")
+    with pytest.raises(ValueError, match="was begun with other settings"):
+        run(config)
+    (corpus / "de.txt").write_bytes(text)
+    (corpus / "en.txt").write_text("a sentence")
+    with pytest.raises(ValueError, match="was begun with other settings"):
+        run(config)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("datatrove") is not None, reason="datatrove is there")
 def test_without_datatrove_a_sentence_says_how_to_get_it(corpus: Path, tmp_path: Path, data_prep: Prep) -> None:
     done = data_prep("minhash", "--mono", corpus, "--out", tmp_path / "out")

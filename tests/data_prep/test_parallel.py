@@ -1,6 +1,7 @@
 import importlib
 import multiprocessing
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from data_prep.parallel import RetryError, TaskError, UserError, run_tasks
+from data_prep.parallel import RetryError, TaskError, UserError, explain, run_tasks
 
 HERE = Path(__file__).resolve().parent
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
@@ -51,6 +52,19 @@ def test_a_failure_ends_the_tasks_that_still_run(tasks: ModuleType) -> None:
 def test_a_killed_worker_is_an_error_and_no_hang(tasks: ModuleType) -> None:
     with pytest.raises(RetryError, match=r"^a worker of test died with exit code -9:"):
         run_tasks(tasks.killed, [0, 1, 2], [1, 1, 1], 2, "test")
+    assert not multiprocessing.active_children()
+
+
+def test_too_many_processes_are_named(tasks: ModuleType) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = set(range(10_000)) - set(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (sorted(free)[16], before[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files") as raised:
+            run_tasks(tasks.square, [1] * 40, [1] * 40, 40, "test")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert "use fewer processes, or raise the limit of open files" in str(explain(raised.value))
     assert not multiprocessing.active_children()
 
 

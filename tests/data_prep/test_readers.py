@@ -19,8 +19,9 @@ from pyarrow import fs
 from data_prep.filters.clean import Counts
 from data_prep.languages import canonical, language_of
 from data_prep.parallel import RetryError, explain
-from data_prep.readers import READERS, documents, find_documents, find_pairs, pairs, split_pair
+from data_prep.readers import READERS, Input, documents, find_documents, find_pairs, pairs, split_pair
 from data_prep.readers.corpus_files import MAX_LINE, Place, cut_blocks, files_in, read_text
+from data_prep.readers.reader import PairReader
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
 
@@ -107,6 +108,9 @@ def test_a_long_line_is_cut_and_no_character_lost(tmp_path: Path) -> None:
 def test_a_document_of_over_a_million_characters_is_cut_between_lines(tmp_path: Path) -> None:
     found, counts = read_documents(tmp_path, b"short\n\n" + (b"x" * 90_000 + b"\n") * 13 + b"\nlast\n")
     assert list(map(len, found)) == [1, 11, 2, 1] and counts.repaired == {"long_document": 1}
+    for lines, parts in ((10, [10]), (11, [10, 1])):  # a part may have just a million
+        found, counts = read_documents(tmp_path, (b"x" * 100_000 + b"\n") * lines)
+        assert list(map(len, found)) == parts and counts.repaired["long_document"] == len(parts) - 1
 
 
 def test_memory_does_not_grow_with_the_line(tmp_path: Path) -> None:
@@ -441,12 +445,39 @@ def test_pairs_of_plain_files_whose_codes_have_hyphens(tmp_path: Path) -> None:
         split_pair("en-fr-ca", "x")
 
 
-def test_a_pair_with_a_long_line_is_dropped(tmp_path: Path) -> None:
-    (tmp_path / "X.de-en.de").write_text("a\n" + "b" * (MAX_LINE + 1) + "\nc\n")
+def read_blocks(source: Input, size: int) -> tuple[list[tuple[str, str]], Counts]:
+    counts, reader = Counts("pairs"), READERS[source.format]
+    assert isinstance(reader, PairReader)
+    blocks = reader.blocks(source, size)
+    return [(a, b) for block in blocks for a, b, _ in reader.pairs(source, block, counts)], counts
+
+
+@pytest.mark.parametrize("size", [1, 4, 1 << 20])
+@pytest.mark.parametrize("place", range(3))
+def test_a_pair_with_a_long_line_is_dropped(tmp_path: Path, place: int, size: int) -> None:
+    """Also after the last pair that fills a block."""
+    lines, numbers = ["a", "c"], ["1", "2", "3"]
+    lines.insert(place, "b" * (MAX_LINE + 1))
+    (tmp_path / "X.de-en.de").write_text("\n".join([*lines, ""]))
     (tmp_path / "X.de-en.en").write_text("1\n2\n3\n")
-    found, counts = read_pairs(tmp_path)
-    assert found == [("1", "a"), ("3", "c")]
-    assert counts.dropped == {"long_line": 1}
+    del numbers[place]
+    (source,) = find_pairs(tmp_path)
+    found, counts = read_blocks(source, size)
+    assert found == list(zip(numbers, "ac", strict=True))
+    assert (counts.units_in, counts.dropped) == (3, {"long_line": 1})
+
+
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_what_follows_the_last_pair_is_counted(tmp_path: Path, size: int) -> None:
+    sides = "".join(f'<tuv xml:lang="{code}"><seg>{text}</seg></tuv>' for code, text in (("en", "1"), ("de", "a")))
+    comment = f"<!--{' ' * (1 << 20)}\1-->"
+    for rest, dropped, repaired in (("<tu/>", 1, 0), (comment, 0, 1), (f"{comment}<tu/>", 1, 1)):
+        (tmp_path / "x.tmx").write_text(f"<tmx><tu>{sides}</tu>{rest}</tmx>")
+        source = Input("en-de", ("en", "de"), (Place(str(tmp_path), "x.tmx"),), format="tmx")
+        found, counts = read_blocks(source, size)
+        assert found == [("1", "a")]
+        assert (counts.units_in, counts.dropped["malformed"]) == (1 + dropped, dropped)
+        assert counts.repaired["control_character"] == repaired
 
 
 def test_sides_of_different_length_are_one_error_with_both_counts(tmp_path: Path) -> None:

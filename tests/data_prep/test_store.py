@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import io
+import json
 import os
 import resource
 import shutil
@@ -146,6 +147,32 @@ def test_what_a_manifest_vouches_for_is_on_the_disk_before_it(
     getattr(corpus, stage)(tmp_path / "out")
     for folder in [path for path in (tmp_path / "out").rglob("*") if path.is_dir() and any(path.glob("*.arrow"))]:
         assert {folder.stat().st_ino, folder.parent.stat().st_ino} <= synced
+
+
+def test_markers_of_blocks_go_after_that_of_their_input_is_on_the_disk(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash may take what is not on the disk, in any order."""
+    synced, removed = set[int](), dict[str, int]()  # shards of the inputs whose blocks' markers went
+    fsync, unlink = os.fsync, os.unlink
+
+    def synced_too(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def checked(path: Path, **where: int) -> None:
+        task, *block = Path(path).stem.split(".")
+        if Path(path).parent.name == "tasks" and block and block[0].isdecimal():
+            marker = Path(path).with_name(f"{task}.json")
+            shards = json.loads(marker.read_text())["shards"]
+            assert len(shards) < 2 or marker.stat().st_ino in synced, path
+            removed[task] = len(shards)
+        unlink(path, **where)
+
+    monkeypatch.setattr(os, "fsync", synced_too)
+    monkeypatch.setattr(os, "unlink", checked)
+    corpus.encode(tmp_path / "out")
+    assert set(removed) == {"de-000", "en-000", "en-de-000"} and max(removed.values()) > 1
 
 
 @pytest.fixture

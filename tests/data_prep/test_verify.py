@@ -143,6 +143,10 @@ def test_a_truncated_a_missing_and_a_stray_file(copied: Path) -> None:
     path.with_name("00007.arrow").unlink()
     with pytest.raises(ValueError, match=r"00001\.arrow is missing"):
         run(VerifyConfig(copied / "data"))
+    shard = next((copied / "encoded/mono/de").glob("*.arrow"))
+    shutil.copy(shard, shard.with_name("009-00000.arrow"))
+    with pytest.raises(ValueError, match=r"mono/de/009-00000\.arrow is not in the manifest"):
+        run(VerifyConfig(copied / "encoded"))
 
 
 def test_a_file_that_is_no_arrow_file_although_its_checksum_is_right(copied: Path) -> None:
@@ -350,6 +354,7 @@ FORGED = [
     ("data/para", of(languages=("en", "de")), "has the languages en de, not de en"),
     ("data/mono", swapped, "lists the shards in another order"),
     ("data/mono", setting(alpha=0.5), "says alpha 0.5, which samples other amounts"),
+    ("data/mono", counted("", "sampled"), "says alpha .*, which samples other amounts"),
     ("data/mono", setting(seed=1), "settings.json is damaged, or has other settings than"),
     ("data/para", setting(seed=1), "settings.json is damaged, or has other settings than"),
     ("data/mono", of(vocabulary_size=999), "has a vocabulary of 999 ids, but"),

@@ -224,7 +224,7 @@ def test_mistakes_end_in_one_sentence_and_exit_code_2(
     assert "has no config.json" in fault("tatoeba", "--model", str(tmp_path), *data)
     assert "--layer 3 does not exist in" in fault("tatoeba", "--model", str(run), "--layer", "3", *data)
     assert "have the same name" in fault("tatoeba", "--model", str(run), "--model", str(run), *data)
-    assert "--limit 0" in fault("pairs", "--model", str(run), "--limit", "0", *data)
+    assert "it must be at least 5" in fault("pairs", "--model", str(run), "--limit", "4", *data)
     (tmp_path / "X.en-de.en").write_text("kalo\n")
     (tmp_path / "X.en-de.de").write_text("kalo\n")
     broken = write_run(tmp_path / "broken")

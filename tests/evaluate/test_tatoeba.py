@@ -59,6 +59,8 @@ def test_faults_are_named(tmp_path: Path) -> None:
     assert "deu-eng.eng line 2 is empty" in fault()
     write_tatoeba(tmp_path / "t", "deu", [], [])
     assert "deu-eng.eng is empty" in fault()
+    (tmp_path / "t/tatoeba.deu-eng.eng").write_bytes(b"kalo.\rmiter.\r")
+    assert "deu-eng.eng ends its lines by carriage returns alone" in fault()
     write_tatoeba(tmp_path / "t", "deu", ["one", "two"], ["eins", "zwei"])
     (tmp_path / "t/tatoeba.deu-eng.deu").write_bytes("eins\nfünf\n".encode("latin-1"))
     assert "deu-eng.deu line 2 is not UTF-8" in fault()

@@ -161,6 +161,7 @@ def questions(*answers: dict[str, object]) -> str:
         ("ner", "train-en.tsv", "a\tB-CITY\n", "train-en.tsv, line 1: tag 'B-CITY' is none of O, B-PER"),
         ("ner", "train-en.tsv", b"a\tO\n\xff\tO\n", "train-en.tsv, line 2: not UTF-8"),
         ("ner", "train-en.tsv", "\n\n", "train-en.tsv is empty"),
+        ("ner", "train-en.tsv", "a\tO\rb\tO\r", "train-en.tsv ends its lines by carriage returns alone"),
         ("xnli", "train-en.tsv", "a\tb\tneutral\na\tneutral\n", "train-en.tsv, line 2: 2 columns"),
         ("pawsx", "train-en.tsv", "a\tb\t2\n", "train-en.tsv, line 1: label '2' is none of 0, 1"),
         ("xquad", "xquad.en.json", "[]", "xquad.en.json is not in SQuAD's JSON format"),
@@ -193,11 +194,17 @@ def test_files_are_found_by_their_usual_names(tmp_path: Path) -> None:
         ("train-v1.1.json", "en", "train", False),
         ("tydiqa.goldp.sw.train.json", "sw", "train", False),
     }
+    for name in (".snapshot", ".ipynb_checkpoints/old"):
+        (tmp_path / "a" / name).mkdir(parents=True)
+        (tmp_path / "a" / name / "xquad.fr.json").write_text("{}")
+    assert len(find(TASKS["xquad"], [tmp_path])) == 3
     (tmp_path / "b" / "xquad.de.json").write_text("{}")
     with pytest.raises(ValueError, match="are both the test set of de"):
         find(TASKS["xquad"], [tmp_path])
-    with pytest.raises(ValueError, match="no file of the task"):
+    with pytest.raises(ValueError, match=r"no file of the task there, expected names like train-en\.tsv"):
         find(TASKS["ner"], [tmp_path / "a"])
+    examples = {"dev-context-en-question-en.json", "tydiqa.goldp.en.train.json", "xquad.en.json", "eng.train"}
+    assert {task.file_name for task in TASKS.values()} == examples | {"train-en.tsv"}
 
 
 def test_xtremes_download_as_a_whole(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tests.rows import train_vocabulary
 from xlme_ds.data.schema import BOS, EOS, LAYOUTS
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.finetune.downstream_tasks import TASKS
-from xlme_ds.finetune.features import IGNORED, featurise
+from xlme_ds.finetune.features import IGNORED, Feature, featurise
 from xlme_ds.finetune.settings import TuningConfig
 from xlme_ds.finetune.task_files import Question, Sentence, TextPair
 
@@ -45,6 +45,9 @@ def test_a_long_sentence_is_cut_between_words_and_loses_none(vocabulary: Vocabul
     assert all(len(feature.ids) <= 16 and feature.example == 1 for feature in features)
     found = [TASKS["ner"].labels[feature.labels[place]] for feature in features for place in feature.places]
     assert found == sentence.tags
+    for feature, following in pairwise(features):
+        first, *others = [*following.places, len(following.ids) - 1]
+        assert len(feature.ids) + others[0] - first > 16, "the next word would not fit"
 
 
 @pytest.mark.parametrize("sizes", [(2, 3), (40, 3), (3, 40), (40, 40), (7, 30)])
@@ -102,6 +105,21 @@ def test_windows_cover_the_context_and_lead_back_to_it(vocabulary: Vocabulary) -
             assert answer in context[feature.places[first, 0] : feature.places[last, 1]]
     assert covered == set(range(len(ids)))
     assert 0 < labelled < len(features)
+
+
+def test_a_window_more_is_there_where_the_context_needs_it(vocabulary: Vocabulary) -> None:
+    """They begin every 6 tokens; the last one is the first that reaches the end."""
+    question, words = "ter dor", ["kalo"] * 40
+    room = int((_windows(vocabulary, question, words)[0].places[:, 0] >= 0).sum())
+    sizes = [len(vocabulary.encode(" ".join(words[:number]))) for number in range(1, 40)]
+    assert room < max(sizes) and any((size - room) % 6 == 0 for size in sizes if size > room) and room in sizes
+    for number, size in enumerate(sizes, 1):
+        expected = 1 + max(0, -(-(size - room) // 6))
+        assert len(_windows(vocabulary, question, words[:number])) == expected, size
+
+
+def _windows(vocabulary: Vocabulary, question: str, context: list[str]) -> list[Feature]:
+    return featurise([Question("q", question, " ".join(context), [])], TASKS["xquad"], vocabulary, WINDOWS)
 
 
 def test_an_answer_in_text_without_spaces_ends_where_it_ends(vocabulary: Vocabulary) -> None:

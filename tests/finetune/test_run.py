@@ -22,13 +22,15 @@ from seqeval.metrics import f1_score
 import xlme_ds as xlme
 from tests.finetune.tasks import write_base, write_entities, write_pairs, write_questions
 from tests.launch import FORKED_PYTHON, ROOT, Python, distributed, environment, free_port, python, run_ranks
-from xlme_ds.config import EngineConfig
+from xlme_ds.config import EngineConfig, ModelConfig, from_json
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.finetune.__main__ import _run, score_table
 from xlme_ds.finetune.finetune_run import finetune as finetune_here
 from xlme_ds.finetune.settings import _TRAIN, FinetuneSettings, Job, TuningConfig
+from xlme_ds.io.files import read_object
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
+from xlme_ds.models.pipeline import encoder_forward
 from xlme_ds.report.xtreme import gather
 from xlme_ds.report.xtreme_tables import tables
 from xlme_ds.train.run_folder import RunFolder
@@ -265,6 +267,11 @@ def test_in_python(base: Path, tmp_path: Path) -> None:
     found = xlme.finetune.run("ner", base, data, tmp_path / "one", **fixed)
     assert found is not None and found["mean"] == scores(tmp_path / "one")["mean"]
     assert xlme.finetune.run("ner", base, [data], tmp_path / "two", **fixed) is not None
+    lines = [json.loads(line) for line in (tmp_path / "one/metrics.jsonl").read_text().splitlines()]
+    config = read_object(tmp_path / "one/config.json")["config"]
+    model, tokens = from_json(ModelConfig, config["model"]), lines[-1]["tokens"] / lines[-1]["step"] / 8  # of an input
+    forward = encoder_forward(model, model.discriminator_layers, round(tokens))
+    assert lines[-1]["flops_per_s"] / lines[-1]["tokens_per_s"] == pytest.approx(3 * forward), "of a token"
     again = xlme.finetune.run("ner", str(base), str(data), str(tmp_path / "one"), **fixed)
     with pytest.raises(ValueError, match="tuning has no setting learning_rat: choose one of learning_rate, "):
         xlme.finetune.run("ner", base, data, tmp_path / "no", learning_rat=1e-5)
@@ -381,6 +388,7 @@ def test_questions_from_another_sets_training_file(base: Path, tmp_path: Path) -
         ),
         (["--number", "3"], "--number is 3: there are 1 runs"),
         (["--seeds"], "--seeds has no number: name at least one"),
+        (["--seeds", "1", "2", "1"], "--seeds names a number twice: name each once"),
         ([], "out has model but no config.json, which says how it was trained: restore it"),
     ],
 )

@@ -58,6 +58,20 @@ def test_an_epoch_reads_every_example_once_whatever_the_ranks() -> None:
     assert [another.rows_of(step) for step in range(2)] != [loaders[0].rows_of(step) for step in range(2)]
 
 
+@pytest.mark.parametrize("kind", ["tokens", "pair", "span"])
+def test_all_that_is_trained_on_is_in_the_fingerprint(kind: str) -> None:
+    def fingerprint(changed: list[Feature]) -> dict[str, str]:
+        return TaskLoader(changed, kind, DataConfig(2, 0, 2), 1, 0, 1).fingerprints
+
+    every = features(kind)
+    last = every[-1]
+    changes = {"ids": last.ids + (last.ids == last.ids[-2]), "labels": last.labels + 1, "language": 1}
+    prints = [fingerprint([*every[:-1], last._replace(**{name: value})]) for name, value in changes.items()]
+    prints += [fingerprint(every), fingerprint(every[::-1]), fingerprint(every[:-1])]
+    assert len({tuple(one.items()) for one in prints}) == len(prints)
+    assert fingerprint(features(kind)) == fingerprint(every)
+
+
 def test_every_epoch_has_an_order_and_dropout_of_its_own() -> None:
     every = features("pair")
     ones = TaskLoader(every, "pair", DataConfig(1, 0, 1), 1, 0, 1)

@@ -16,11 +16,13 @@ from xlme_ds.models.attention import (
     Gate,
     RelativePositionTable,
     bucket,
+    causal_mask,
     fused_attend,
     item_mask,
     plain_attend,
     shared_bias,
     spread,
+    takes_triton,
 )
 from xlme_ds.models.layers import Attention
 
@@ -113,6 +115,21 @@ def test_attention_equals_the_papers_equations(kind: str, dtype: torch.dtype) ->
     # Rounding of sums of ~30 terms of size ~1: a few hundred units in the last place.
     bound = 1e-12 if dtype == torch.float64 else 3e-5
     torch.testing.assert_close(actual.double(), expected, atol=bound, rtol=0)
+
+
+def test_when_attention_runs_in_the_triton_kernels() -> None:
+    """They know items, four sizes of heads, and no dropout; `auto` takes them for 16 bits on a GPU alone."""
+    of_size = {size: replace(SMALL, width=2 * size, heads=2) for size in range(8, 257, 8)}
+    assert [size for size in of_size if takes_triton(of_size[size], item_mask, True, True)] == [16, 32, 64, 128]
+    auto = replace(SMALL, width=64, heads=2)
+    for cfg, on_gpu, half, taken in (
+        (auto, True, True, True), (auto, True, False, False), (auto, False, True, False),
+        (replace(auto, kernels="triton"), True, False, True), (replace(auto, kernels="triton"), False, True, False),
+        (replace(auto, kernels="torch"), True, True, False), (replace(auto, dropout=0.1), True, True, True),
+    ):  # fmt: skip
+        assert takes_triton(cfg, item_mask, on_gpu, half) == taken, (cfg.kernels, on_gpu, half)
+        assert not takes_triton(cfg, causal_mask, on_gpu, half)
+        assert not takes_triton(replace(cfg, attention_dropout=0.1), item_mask, on_gpu, half)
 
 
 def test_the_bias_matters() -> None:

@@ -125,7 +125,7 @@ def test_wrong_kernels_fail_before_a_run(measured: Any) -> None:
     assert right == ""
     assert "kernels of the attention are wrong on this cpu (output by" in attention
     assert "set model.kernels to torch" in attention
-    assert "kernels of the vocabulary softmax are wrong" in head and "the gradient of" in head
+    assert "kernels of the vocabulary softmax are wrong" in head and "gradient of" in head
 
 
 def test_bounds_agree_with_the_mask() -> None:

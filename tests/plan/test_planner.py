@@ -107,6 +107,17 @@ def test_the_engine_follows_the_micro_batches_of_a_step() -> None:
         validate(Training("xnli", engine=EngineConfig(deepspeed="auto")))
 
 
+def test_memory_is_that_of_the_phase_that_predicts_most() -> None:
+    run = recipe("base")
+
+    def memory(*fractions: float) -> float:
+        steps = (1000,) * (len(fractions) - 1)
+        data = replace(run.data, phase_steps=steps, phase_mask_fractions=fractions)
+        return sum(peak(ParallelLayout.of(replace(run, data=data), 8, "fp32", 512))[1].values())
+
+    assert memory(0.15, 0.5) == memory(0.5, 0.15) == memory(0.5) > memory(0.15)
+
+
 def test_exposed_bytes_counted_by_hand() -> None:
     """XL on 64 GPUs, 4 micro-batches: Ψ parameters, of which τ are in tables, whose part of 63/64 is sent."""
     run, gpu = recipe("xl"), GPU("slow", 1000, 1e6, link=1, network=1)  # computing takes no time, sending all of it

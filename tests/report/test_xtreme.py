@@ -365,6 +365,9 @@ def test_mistakes_are_named_and_nothing_is_written(runs: Path, tmp_path: Path) -
     assert "another split" in fault(runs, extra)
     write_scores(extra, "ner", {})
     assert "scores of no language" in fault(extra)
+    for wrong in (float("nan"), -1.0, 500.0):
+        write_scores(extra, "ner", same | {"de": {"f1": wrong}})
+        assert "extra/scores.json has a score that is no percentage" in fault(extra)
     (extra / "scores.json").write_text('{"format": 1, "task": "ner"}')
     assert "extra/scores.json lacks 'metric'" in fault(extra)
     (extra / "scores.json").write_text("{")

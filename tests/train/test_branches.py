@@ -146,6 +146,8 @@ def test_a_branch_outlives_its_parents_checkpoint(data: tuple[Path, Path], stabl
     parent, out = stable.with_name("parent"), stable.with_name("orphan")
     shutil.copytree(stable, parent)
     pretrain(branched(Path(f"{parent}@6")), data, out)
+    for other in (parent.with_name("stable@6"), parent.with_name("parent@4")):
+        assert branched(other, out).start.folder == str(other), "settings of another branch are those of its parent"
     shutil.rmtree(parent / "checkpoints" / "step_00000006")
     (parent / "config.json").write_text("{}")
     again = branched(Path(f"{parent}@6"), out)

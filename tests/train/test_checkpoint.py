@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import zlib
 from collections.abc import Callable
@@ -23,14 +24,15 @@ from tests.rows import write_data
 from tests.small import lively
 from xlme_ds.checkpoint import __main__ as commands
 from xlme_ds.checkpoint import state_files
-from xlme_ds.checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, complete
-from xlme_ds.checkpoint.state_files import StateWriter, state_file
+from xlme_ds.checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, complete, seal
+from xlme_ds.checkpoint.state_files import StateWriter, read_state, state_file
 from xlme_ds.config import RunConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.rows import PAD
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.engine import Engine
 from xlme_ds.engine.ranks import SharedError
+from xlme_ds.io.files import read_object
 from xlme_ds.models.text_encoder import LanguageModel
 from xlme_ds.objectives import objective_of
 from xlme_ds.train.inputs import pretraining
@@ -440,6 +442,8 @@ def test_converted_checkpoint_is_read_like_any(data: Path, tmp_path: Path, capsy
     trained.train_batch(0, 1e-3, False)
     run, other = tmp_path / "run", Checkpoints(tmp_path / "other", 3, 0)
     folder = save(Checkpoints(run, 3, 0), trained, 1)
+    listed = read_object(folder / "complete.json")
+    seal(folder, read_state(folder) | {"world": 2}, {STATE_FILE: listed[STATE_FILE]})  # as if two processes had saved
     commands.main(["convert", "--run", str(run), "--out", str(other.folder / folder.name)])
     assert other.newest() == (other.folder / folder.name, [])
     loaded = engine(data)
@@ -449,7 +453,8 @@ def test_converted_checkpoint_is_read_like_any(data: Path, tmp_path: Path, capsy
     ours, theirs = loaded.full_state(), trained.full_state()
     assert all((ours[name] == theirs[name]).all() for name in theirs)
     commands.main(["check", "--run", str(run)])
-    assert "step_00000001" in capsys.readouterr().out
+    commands.main(["list", "--run", str(tmp_path / "other")])
+    assert re.findall(r"step_00000001 .* saved by (\d) ", capsys.readouterr().out) == ["2", "1"]
     (folder / STATE_FILE).write_bytes(b"")
     with pytest.raises(SystemExit) as end:
         commands.main(["check", "--run", str(run)])

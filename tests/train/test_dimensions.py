@@ -79,6 +79,13 @@ def test_a_collapse_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [line["step"] for line in lines] == [1, 3, 6, 9] and lines[-1]["layer_3"] == 1.0
     events = EventAccumulator(str(tmp_path / "tensorboard/dimensions")).Reload().Scalars("layer_3")
     assert [(each.step, pytest.approx(each.value)) for each in events] == [(e["step"], e["layer_3"]) for e in lines]
+    (tmp_path / "branch").mkdir()
+    branch = Dimensions(tmp_path / "branch", engine, train, 7, 7, Console(9, 0, ()), None)
+    for step in (8, 9):
+        branch.after_step(step, stats)
+    branch.close(9)
+    written = (tmp_path / "branch" / "dimensions.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in written] == [8, 9], "the first step of a branch, too"
     (tmp_path / "dimensions.jsonl").write_text('{"step": 1}\n{"step": 3, "layer_0": null}\n')
     with pytest.raises(ValueError, match=r"dimensions\.jsonl has no dimensions of step 3: restore or remove"):
         Dimensions(tmp_path, engine, train, 9, 0, Console(9, 0, ()), None)

@@ -444,6 +444,7 @@ def test_missing_steps_in_words() -> None:
     assert missing_steps([1, 5, 9], 1, 10) == "2 to 4, 6 to 8, 10"
     assert missing_steps(range(0, 100, 2), 1, 99).endswith("17, 19 and 40 more stretches")
     assert missing_steps([2, 4], 2, 5) == ""
+    assert missing_steps([40], 10, 45, done=7) == "10 to 30" and missing_steps([20], 10, 20, done=10) == ""
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from xlme_ds.engine.engine import StepStats
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.train.inputs import pretraining
-from xlme_ds.train.loop import Guard
+from xlme_ds.train.loop import Callback, Guard, fit
+from xlme_ds.train.records import StepLines
 from xlme_ds.train.run import train
 from xlme_ds.train.run_folder import RunFolder
 from xlme_ds.train.stop import StopRequest, Watchdog
@@ -94,6 +95,25 @@ def test_bad_steps_in_a_row_end_the_run_and_name_their_rows(data: Path, tmp_path
         run(data, out, config(), bad={2, 3, 5, 6, 7})
     assert [fault["step"] for fault in lines(out / "faults.jsonl")] == [3, 4, 6, 7, 8]
     assert run(data, out, config(), bad={8, 9}), "it goes on behind them, and counts in a row anew"
+
+
+class Last(Callback):
+    """Writes a record when the run ends."""
+
+    def __init__(self, log: StepLines):
+        self.logs = (log,)
+
+    def close(self, done: int) -> None:
+        self.logs[0].write({"step": done})
+
+
+def test_a_record_that_cannot_be_written_at_the_end_is_an_error(data: Path, tmp_path: Path) -> None:
+    of, log = config(), StepLines(tmp_path, "last", 12)
+    log.path.unlink()
+    log.path.mkdir()
+    engine = build_engine(of, Loader(data, of.data, of.seed, 0.15), None)
+    with pytest.raises(SharedError, match=r"last\.jsonl: Is a directory"):
+        fit(engine, of, guard(), [Last(log)], 12, StopRequest(), Watchdog(0, rank=0))
 
 
 def stats(norm: float, applied: bool = True) -> StepStats:

@@ -37,6 +37,7 @@ from xlme_ds.data.shards import RowStore
 from xlme_ds.evaluate.heldout_losses import losses
 from xlme_ds.evaluate.predicted_tokens import perplexity
 from xlme_ds.io.files import read_json, write_json
+from xlme_ds.io.folders import lock
 from xlme_ds.trained.encoders import load_encoder
 from xlme_ds.trained.runs import load_run
 from xlme_ds.translate.leaks import seen_lines
@@ -133,6 +134,13 @@ def test_new_sentences_are_translated(
     assert chrf.startswith("chrF2|") and chrf.endswith(f" = {corpus_chrf(lines, [expected]).score:.2f}")
     text = (folder / f"test.{source}").read_text().splitlines()
     assert xlme.translate.lines(run, text[:5], source, target) == lines[:5]
+    for given, said in (
+        ({"text": "haus"}, "is one string"),
+        ({"beam": 0}, "--beam 0"),
+        ({"length_penalty": 1e9}, "10"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            xlme.translate.lines(**{"model": run, "text": text, "source": source, "target": target} | given)  # type: ignore[arg-type]
 
 
 def test_every_line_has_one_line(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -340,6 +348,15 @@ def test_pairs_of_another_format_fail(tmp_path: Path) -> None:
         pairs.begin({"beam": 1})
 
 
+def test_one_process_writes_pairs(run: Path, tmp_path: Path) -> None:
+    pairs = PairFolder(tmp_path, "de", "en")
+    assert pairs.begin({})
+    with lock(pairs.parts), pytest.raises(ValueError, match="another process is still working in"):
+        pairs.write(load_translator(run), ["haus"], (0, 1), 1, 1.0)
+    pairs.write(load_translator(run), ["haus"], (0, 1), 1, 1.0)
+    assert not pairs.parts.exists() and not pairs.begin({})
+
+
 def test_pairs_are_of_the_weights_that_began_them(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another model in the same folder is refused, the same one in another folder goes on; empty translations are
     counted."""
@@ -522,6 +539,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
         "--out {folder}/last.en --reference {folder}/last.en",
         "--out {folder}/last.en is the reference: name another",
     ),
+    "a link": ("--out {folder}/link", "--out {folder}/link is no regular file: name another"),
     "a folder": ("--out {folder}/data", "--out {folder}/data is a folder: name a file in it"),
     "no text": ("--source {folder}/blank", "{folder}/blank has no text: name another --source"),
     "no lines": ("--source {folder}/empty", "{folder}/empty has no text: name another --source"),
@@ -539,6 +557,8 @@ def test_a_mistake_is_one_sentence_and_nothing_is_written(
     mistake: str, run: Path, without_decoder: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "bytes").write_bytes(b"abc\xff")
+    (folder / "link").unlink(missing_ok=True)
+    (folder / "link").symlink_to("/dev/null")
     for name, text in (("short", "one\n"), ("last.en", "one\n"), ("blank", "\n \n"), ("empty", "")):
         (folder / name).write_text(text)
     packed = bytearray(gzip.compress(b"haus " * 50))
@@ -592,3 +612,6 @@ def test_weights_that_are_no_numbers_translate_nothing(run: Path, folder: Path) 
 def test_a_line_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes("one\rtwo\u2028three\nfour\r\n".encode())
     assert read_lines(tmp_path / "x") == ["one\rtwo\u2028three", "four"]
+    (tmp_path / "x").write_bytes(b"one\rtwo")
+    with pytest.raises(ValueError, match="x ends its lines by carriage returns alone: end them by line feeds"):
+        read_lines(tmp_path / "x")

@@ -22,7 +22,7 @@ from ..trained.encoders import initial_encoder, load_encoder, load_encoder_and_s
 from ..trained.exports import GENERATOR_FOLDER, read_heads
 from ..trained.runs import TrainedRun, load_run
 from ..trained.settings import objective_and_seed, of_export, read_config
-from ..trained.weights import require_finite, weights_sha256
+from ..trained.weights import weights_sha256
 
 _HEAD = "masked_head."
 
@@ -89,11 +89,11 @@ def load_encoders(
         if layer is not None and not 0 <= layer <= depth:
             raise ValueError(f"--layer {layer} does not exist in {folder}: it has layers 0 (embeddings) to {depth}")
         chosen = paper_layer(depth) if layer is None else layer
-        encoder = _ready(encoder, folder)
+        encoder = _ready(encoder)
         encoders.append(ComparedEncoder(name + which_name, folder, encoder, encoder.cfg, vocabulary, chosen, step))
     for like, objective_name, seed, name in _starts(encoders, which_name) if untrained else []:
         encoder = initial_encoder(like.cfg, objective_name, seed, which)
-        encoders.append(like._replace(name=name, step=None, untrained=True, encoder=_ready(encoder, like.folder)))
+        encoders.append(like._replace(name=name, step=None, untrained=True, encoder=_ready(encoder)))
     return encoders
 
 
@@ -118,13 +118,11 @@ def load_predictors(models: Models, untrained: bool) -> list[Predictor]:
             )
         model = objective.build(run.model)
         run.load_into(model)
-        predictors.append(
-            Predictor(name, folder, objective, _ready(model, folder), run.model, run.vocabulary, run.step)
-        )
+        predictors.append(Predictor(name, folder, objective, _ready(model), run.model, run.vocabulary, run.step))
     for like, _, seed, name in _starts(predictors) if untrained else []:
         model = like.objective.build(like.cfg)
         initialise(model, seed, like.cfg.init_std)
-        predictors.append(like._replace(name=name, step=None, untrained=True, model=_ready(model, like.folder)))
+        predictors.append(like._replace(name=name, step=None, untrained=True, model=_ready(model)))
     return predictors
 
 
@@ -172,10 +170,8 @@ def _named(models: Models) -> list[tuple[Path, str]]:
     return list(zip(folders, names, strict=True))
 
 
-def _ready(model: Model, folder: Path) -> Model:
-    """The model on its device. Raises ValueError for weights that are not numbers, with which every nearest neighbour
-    is the first."""
-    require_finite(model, folder)
+def _ready(model: Model) -> Model:
+    """The model on its device."""
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 

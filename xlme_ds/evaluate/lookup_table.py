@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ..data.schema import UNK
+from ..io.files import files_below
 from ..models.text_encoder import Which
 from ..trained.runs import TrainedEncoder
 from .compared_models import Models, load_encoders
@@ -92,9 +93,9 @@ def read_word_tests(folder: Path) -> tuple[dict[str, JudgedPairs], dict[str, lis
 
     Raises ValueError, naming file and line, on damaged files, and on a folder that has no test.
     """
-    similarity = _by_name(folder.rglob(f"*{_DATA}"), _DATA)
-    dictionaries = _by_name((path for path in folder.rglob("*.txt") if _DICTIONARY.fullmatch(path.name)), ".txt")
-    keys = {path.name.removesuffix(_GOLD): path for path in folder.rglob(f"*{_GOLD}")}
+    similarity = _by_name(files_below(folder, f"*{_DATA}"), _DATA)
+    dictionaries = _by_name((path for path in files_below(folder, "*.txt") if _DICTIONARY.fullmatch(path.name)), ".txt")
+    keys = {path.name.removesuffix(_GOLD): path for path in files_below(folder, f"*{_GOLD}")}
     tests = (
         {name: _read_judged(path) for name, path in similarity.items()},
         {name: _read_pairs(path, None) for name, path in dictionaries.items()},

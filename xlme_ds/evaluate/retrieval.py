@@ -79,8 +79,8 @@ def pairs(
 ) -> dict[str, Any]:
     """Sentence retrieval on translation pairs kept out of training: `data` is a data folder that holds para/, or has
     line-aligned text, X.en-de.en with X.en-de.de or en-de.txt.zip; `limit` pairs of a language are read."""
-    if limit < 1:
-        raise ValueError(f"--limit {limit} leaves no pair: it must be at least 1")
+    if limit < SMALLEST:
+        raise ValueError(f"--limit {limit} leaves too few pairs for an accuracy: it must be at least {SMALLEST}")
     scored = []
     for model in load_encoders(models, layer, random, which):
         every = group_by_language(heldout_pairs(Path(data), model.vocabulary), smallest=1)

@@ -4,12 +4,15 @@ import codecs
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..io.files import require_line_feeds
+
 
 def split_lines(data: bytes, name: object) -> list[str]:
-    """The lines of UTF-8 text without their ends. Raises ValueError for no text, and, naming the line, for text in
-    another encoding."""
+    """The lines of UTF-8 text without their ends. Raises ValueError for no text, for lines without line feeds, and,
+    naming the line, for text in another encoding."""
     if not data:
         raise ValueError(f"{name} is empty: fetch it again")
+    require_line_feeds(data, name)
     data = data.removeprefix(codecs.BOM_UTF8)  # some editors write it first, it is no part of the text
     try:
         text = data.decode("utf-8")

@@ -109,6 +109,8 @@ def _form(model: Exported, model_type: ModelType | None, onnx: bool) -> ModelTyp
 
     Raises ValueError for a form that cannot hold the model, and where `onnx` cannot be written.
     """
+    if model_type not in (None, MODEL_TYPE, *FORMATS):
+        raise ValueError(f"--model-type {model_type} is not known: choose one of {', '.join((MODEL_TYPE, *FORMATS))}")
     if onnx:
         require_onnx(model)
     cfg, leave_out = model.encoder.cfg, f"leave out --model-type {model_type}"

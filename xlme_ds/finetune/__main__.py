@@ -25,8 +25,10 @@ def main(arguments: list[str] | None = None) -> None:
         command = parse(program("finetune"), options, __doc__ or "")
     except ValueError as error:
         fail("xlme_ds.finetune", error)
-    if not command.seeds:
-        fail("xlme_ds.finetune", ValueError("--seeds has no number: name at least one"))
+    seeds = command.seeds
+    if not seeds or len(set(seeds)) < len(seeds):
+        said = "names a number twice: name each once" if seeds else "has no number: name at least one"
+        fail("xlme_ds.finetune", ValueError(f"--seeds {said}"))
     todo = jobs(command)
     if command.list or stop is None:
         print("\n".join(str(job.out) for job in todo))

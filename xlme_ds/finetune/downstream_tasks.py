@@ -1,6 +1,7 @@
 """The tasks of XTREME that XLM-E is fine-tuned on, and CoNLL's NER: kind of prediction, file names, labels, published
 grids."""
 
+import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -39,6 +40,12 @@ class DownstreamTask:
     train_files: tuple[str, ...] = ()
     max_tokens: int = 128
     warmup_steps: int = 0
+
+    @property
+    def file_name(self) -> str:
+        """A name that its files may have."""
+        name = self.files[0].replace(_LANGUAGE, "en").replace("(?P=language)", "en").replace("\\", "")
+        return re.sub(r"\(\?P<\w+>(\w+)[^)]*\)", r"\1", name)
 
 
 _QUESTIONS = DownstreamTask(

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..io.files import files_below, require_line_feeds
 from .downstream_tasks import DownstreamTask
 from .settings import TuningConfig
 
@@ -97,7 +98,7 @@ def find(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
     for folder in folders:
         # The task's own folders in XTREME's download; another folder is looked through as it is.
         parts = [folder / name for name in task.folders if (folder / name).is_dir()] or [folder]
-        for path in (path for part in parts for path in sorted(part.rglob("*"))):
+        for path in (path for part in parts for path in files_below(part)):
             for pattern, own in patterns:
                 match = re.fullmatch(pattern, path.name)
                 if match is None:
@@ -113,7 +114,7 @@ def find(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
                     )
     if not files:
         raise ValueError(
-            f"{', '.join(map(str, folders))}: no file of the task there, expected names like {task.files[0]}"
+            f"{', '.join(map(str, folders))}: no file of the task there, expected names like {task.file_name}"
         )
     return list(files.values())
 
@@ -175,6 +176,7 @@ def _lines(path: Path) -> list[tuple[int, str]]:
 
 def _text(path: Path) -> str:
     content = path.read_bytes()
+    require_line_feeds(content, path)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

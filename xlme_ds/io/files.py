@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -14,6 +15,7 @@ from typing import IO, Any
 
 FORMAT = 1  # the key `format` of every JSON file that this package writes and reads again; readers take no other
 TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # names that `replacing` gives
+_LONE_CR = re.compile(rb"\r(?!\n|$)")
 _CHECKSUM = "sha256"  # the key of an object's checksum of itself
 
 
@@ -78,9 +80,9 @@ def write_json(path: Path, value: Any, flush: bool = True) -> None:
     write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n", flush)
 
 
-def write_object(path: Path, value: Mapping[str, Any], flush: bool = True) -> None:
+def write_object(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON object with the number of the format of this package's files."""
-    write_json(path, {"format": FORMAT, **value}, flush)
+    write_json(path, {"format": FORMAT, **value})
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -141,6 +143,25 @@ def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(names) < len(pairs):
         raise ValueError(f"{path} has {max(names, key=names.__getitem__)} twice in one object: remove one")
     return dict(pairs)
+
+
+def require_regular(path: Path, option: str) -> None:
+    """Raise ValueError for a link, a device or a pipe at `path`, which a file written under another name would
+    replace."""
+    if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+        raise ValueError(f"{option} {path} is no regular file: name another")
+
+
+def require_line_feeds(data: bytes, name: object) -> None:
+    """Raise ValueError for text whose lines end in carriage returns alone: it would be read as one line."""
+    if len(_LONE_CR.findall(data)) > data.count(b"\n"):
+        raise ValueError(f"{name} ends its lines by carriage returns alone: end them by line feeds")
+
+
+def files_below(folder: Path, pattern: str = "*") -> list[Path]:
+    """What has such a name in `folder` and below it, sorted; nothing hidden, by a dot at the start of a name."""
+    found = (path for path in folder.rglob(pattern) if path != folder)
+    return sorted(path for path in found if not any(p.startswith(".") for p in path.relative_to(folder).parts))
 
 
 def file_sha256(path: Path) -> str:

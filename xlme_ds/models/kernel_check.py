@@ -4,6 +4,7 @@ A wrong number from another GPU, driver or compiler then stops the run instead o
 are compiled for the sizes that the run needs, so the check takes little of its time.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -35,7 +36,8 @@ def check_kernels(cfg: ModelConfig, device: torch.device, dtype: torch.dtype = t
                 )
 
 
-def _numbers(shape: tuple[int, ...], seed: int, std: float, device: torch.device, dtype: torch.dtype) -> Tensor:
+def random_numbers(shape: tuple[int, ...], seed: int, std: float, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Normal random numbers that take a gradient, the same in every type."""
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * std
     return values.bfloat16().to(device, dtype).requires_grad_()  # numbers that every type can hold
 
@@ -45,20 +47,20 @@ def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> di
     size, tokens = cfg.width // cfg.heads, sum(_ITEMS)
     small = replace(cfg, width=2 * size, heads=2)
     segments_BT = torch.repeat_interleave(torch.tensor([1, 2, 3, 0]), torch.tensor(_ITEMS))[None].to(device)
-    qkv_BT3HK = _numbers((1, tokens, 3, 2, size), 0, 1.0, device, dtype)
+    qkv_BT3HK = random_numbers((1, tokens, 3, 2, size), 0, 1.0, device, dtype)
     table = RelativePositionTable(2, cfg.relative_buckets, cfg.relative_max_distance)
-    table.weight.data = _numbers((cfg.relative_buckets, 2), 1, 0.5, device, dtype).data
+    table.weight.data = random_numbers((cfg.relative_buckets, 2), 1, 0.5, device, dtype).data
     bias = shared_bias(small, segments_BT, None if cfg.relative_bias == "none" else table(tokens), dtype)
     gate = Gate(2, size).to(device, dtype) if cfg.relative_bias == "gated" else None
     inputs = {"q, k, v": qkv_BT3HK} | ({} if cfg.relative_bias == "none" else {"the distance bias": table.weight})
     for seed, (name, parameter) in enumerate(gate.named_parameters() if gate is not None else ()):
-        parameter.data = _numbers(tuple(parameter.shape), 2 + seed, 0.5, device, dtype).data
+        parameter.data = random_numbers(tuple(parameter.shape), 2 + seed, 0.5, device, dtype).data
         inputs[name] = parameter
     exact = device.type == "cpu" and dtype == torch.float64
     if not exact and not isinstance(bias, ItemBias):
         return {}
     out = bias.attend(qkv_BT3HK, gate, 0.0, None)
-    return _with_gradients("output", out, inputs)
+    return with_gradients({"output": out}, inputs)
 
 
 def _head(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -66,15 +68,20 @@ def _head(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[st
     width, std = cfg.width, cfg.width**-0.5
     shapes = {"hidden": ((200, width), 1.0), "table": ((1000, width), 2 * std), "bias": ((1000,), 0.5)}
     inputs = {
-        name: _numbers(shape, seed, std, device, dtype) for seed, (name, (shape, std)) in enumerate(shapes.items())
+        name: random_numbers(shape, seed, std, device, dtype)
+        for seed, (name, (shape, std)) in enumerate(shapes.items())
     }
     g = torch.Generator().manual_seed(0)
     targets, uniforms = torch.randint(1000, (200,), generator=g).to(device), torch.rand(200, generator=g).to(device)
     tokens = masked_softmax(inputs["hidden"], [inputs["table"]], inputs["bias"], targets, uniforms, 512, cfg.kernels)
-    return _with_gradients("loss", tokens.nll_M, inputs)
+    return with_gradients({"loss": tokens.nll_M}, inputs)
 
 
-def _with_gradients(name: str, out: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    weights = torch.linspace(0.5, 2.0, out.numel(), device=out.device).view_as(out)
-    gradients = torch.autograd.grad((out.float() * weights).sum(), list(inputs.values()))
-    return {name: out, **{f"the gradient of {key}": grad for key, grad in zip(inputs, gradients, strict=True)}}
+def with_gradients(outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`outputs`, and the gradients of a sum of all their numbers with a different weight for each."""
+    total = torch.zeros((), dtype=torch.float64, device=next(iter(outputs.values())).device)
+    for value in outputs.values():
+        weights = torch.linspace(0.5, 2.0, value.numel(), dtype=torch.float64, device=value.device)
+        total = total + (value.double().flatten() * weights).sum()
+    gradients = torch.autograd.grad(total, list(inputs.values()))
+    return {**outputs, **{f"gradient of {name}": grad for name, grad in zip(inputs, gradients, strict=True)}}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cli import number
-from ..io.files import replacing
+from ..io.files import replacing, require_regular
 from ..train.run_folder import flatten
 from . import figures
 from .files import RunFiles, render
@@ -23,6 +23,7 @@ def write_comparison(runs: Sequence[Path], out: Path) -> Path:
         raise ValueError(f"--runs names {len(runs)} of the runs to set side by side: name 2 to {most}")
     if len({run.resolve() for run in runs}) < len(runs):
         raise ValueError("--runs names a run twice: name each once")
+    require_regular(out, "--out")
     files = dict(zip(_names(runs), map(RunFiles, runs), strict=True))
     page = checked("a file of the runs", lambda: _page_of(files))
     with replacing(out) as file:

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..io.files import read_object
+from ..io.files import files_below, read_object
 
 ENGLISH = "en"
 METRICS = ("f1", "em", "accuracy")
@@ -111,7 +111,7 @@ def gather(folders: Iterable[Path]) -> list[Model]:
 def _result_files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder: --runs takes folders that hold {', '.join(FILES)}")
-    found = [path for name in FILES for path in folder.rglob(name)]
+    found = [path for name in FILES for path in files_below(folder, name)]
     if not found:
         raise ValueError(f"{folder} holds no {', '.join(FILES)}: fine-tune or evaluate a model into it first")
     return found
@@ -194,6 +194,8 @@ def _read_run(path: Path, content: Mapping[str, Any]) -> TaskRun:
     unlabelled = tuple(sorted(content.get("unlabelled", ())))
     if not (languages or unlabelled) or not metrics:
         raise ValueError(f"{path} has scores of no language: write it again or leave it out")
+    if not all(0 <= score < 101 for scores in languages.values() for score in scores):  # nor a NaN
+        raise ValueError(f"{path} has a score that is no percentage: write it again or leave it out")
     dev, dev_name = None, ""
     if of_dev := content.get("dev"):
         dev, codes = float(of_dev["mean"][metrics[0]]), sorted(of_dev["languages"])

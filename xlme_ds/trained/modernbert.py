@@ -16,6 +16,7 @@ from .settings import SENTENCEPIECE_FILE, mismatch, read_config, read_vocabulary
 from .weights import REPLACED_HEAD_FILE, WEIGHTS_FILE, read_model, read_weights
 
 MODERNBERT = "modernbert"  # `model_type` in config.json
+MODERNBERT_SHAPE: dict[str, Any] = {"body": "modern", **SHAPE}  # the settings that it has no choice of
 _PREFIX = "model."  # of the encoder's parameters, where a head is in the same file
 _EMBEDDING = "embeddings.tok_embeddings.weight"
 _SETTINGS = {
@@ -57,12 +58,6 @@ _HEADS = {
 }
 
 
-def other_than_modernbert(cfg: ModelConfig) -> str:
-    """The first setting, with its value, that ModernBERT does not have; empty for a model of its shape."""
-    differing = (name for name, value in {"body": "modern", **SHAPE}.items() if getattr(cfg, name) != value)
-    return next((f"{name} {getattr(cfg, name)}" for name in differing), "")
-
-
 def modernbert_config(cfg: ModelConfig) -> dict[str, Any]:
     """The settings in ModernBERT's config.json that give a model's shape."""
     kinds = ["sliding_attention" if n % cfg.global_every else "full_attention" for n in range(cfg.discriminator_layers)]
@@ -94,7 +89,7 @@ def read_modernbert(folder: Path) -> tuple[TextEncoder, Vocabulary]:
     state = without_prefix(state, _PREFIX) if _PREFIX + _EMBEDDING in state else state
     try:
         sizes: dict[str, Any] = {ours: _setting(config, theirs) for theirs, ours in _SETTINGS.items()}
-        cfg = ModelConfig(body="modern", **SHAPE, **sizes)
+        cfg = ModelConfig(**MODERNBERT_SHAPE, **sizes)
         ours = {name: state[theirs] for theirs, name in _names(cfg)}
         encoder = encoder_of({"embedding_0": state[_EMBEDDING], **ours}, cfg)
     except (KeyError, RuntimeError) as error:

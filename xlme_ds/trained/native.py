@@ -18,18 +18,23 @@ class NativeFormat(NamedTuple):
 
     model: str  # its name in words
     classes: str  # the beginning of the names of its classes
-    differs: Callable[[ModelConfig], str]  # the first setting that it does not have; empty for a model of its shape
+    shape: Mapping[str, Any]  # the settings that it has no choice of
     config: Callable[[ModelConfig], dict[str, Any]]  # the settings that give the shape in config.json
     state: Callable[[TextEncoder, str, Mapping[str, Tensor]], dict[str, Tensor]]  # by ending, with the head
     read: Callable[[Path], tuple[TextEncoder, Vocabulary]]
     read_heads: Callable[[Path], dict[str, Tensor]]
+
+    def differs(self, cfg: ModelConfig) -> str:
+        """The first setting, with its value, that the format does not have; empty for a model of its shape."""
+        differing = (name for name, value in self.shape.items() if getattr(cfg, name) != value)
+        return next((f"{name} {getattr(cfg, name)}" for name in differing), "")
 
 
 FORMATS = {
     xlm_roberta.XLM_ROBERTA: NativeFormat(
         "XLM-R",
         "XLMRoberta",
-        xlm_roberta.other_than_xlm_roberta,
+        xlm_roberta.XLM_ROBERTA_SHAPE,
         xlm_roberta.xlm_roberta_config,
         xlm_roberta.xlm_roberta_state,
         xlm_roberta.read_xlm_roberta,
@@ -38,7 +43,7 @@ FORMATS = {
     modernbert.MODERNBERT: NativeFormat(
         "ModernBERT",
         "ModernBert",
-        modernbert.other_than_modernbert,
+        modernbert.MODERNBERT_SHAPE,
         modernbert.modernbert_config,
         modernbert.modernbert_state,
         modernbert.read_modernbert,

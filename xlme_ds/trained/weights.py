@@ -72,7 +72,7 @@ def require_settings(path: Path, settings: Mapping[str, Any], config: Path) -> N
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file. Raises ValueError for another file, and where the file holds a checksum (every
-    file of `save_weights` does) that is not that of its tensors."""
+    file of `save_weights` does) that is not that of its tensors, and weights that are not finite."""
     try:
         with safe_open(path, "pt") as file:
             stored = (file.metadata() or {}).get(_CHECKSUM)
@@ -84,6 +84,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             f"{path} has changed since it was written (checksum): copy it again, or write it anew (for a run, "
             "start its command again)"
         )
+    require_finite(state, path)
     return state
 
 
@@ -121,10 +122,10 @@ def weights_sha256(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def require_finite(model: nn.Module, folder: Path) -> None:
+def require_finite(state: Mapping[str, Tensor], path: Path) -> None:
     """Raise ValueError, naming the parameter, if a weight is infinite or not a number."""
-    for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
+    for name, value in state.items():
+        if not value.isfinite().all():
             raise ValueError(
-                f"{folder}: {name} is not finite, the training diverged: name an earlier checkpoint's weights"
+                f"{path}: {name} is not finite, the training diverged: name an earlier checkpoint's weights"
             )

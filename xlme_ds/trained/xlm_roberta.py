@@ -12,7 +12,7 @@ from ..config import ModelConfig
 from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import TextEncoder
 from .settings import CONFIG_FILE, SENTENCEPIECE_FILE, mismatch, read_config, read_vocabulary
-from .weights import REPLACED_HEAD_FILE, WEIGHTS_FILE, read_weights, shards_of
+from .weights import REPLACED_HEAD_FILE, WEIGHTS_FILE, read_weights, require_finite, shards_of
 
 XLM_ROBERTA = "xlm-roberta"  # `model_type` in config.json
 _PREFIX = "roberta."  # of the encoder's parameters, where a head is in the same file
@@ -32,7 +32,7 @@ _SETTINGS = {
     "layer_norm_eps": "norm_epsilon",
 }
 # The settings that XLM-R has no choice of.
-_SHAPE: dict[str, Any] = {
+XLM_ROBERTA_SHAPE: dict[str, Any] = {
     "relative_bias": "none",
     "norm": "post",
     "absolute_positions": True,
@@ -68,12 +68,6 @@ _HEADS = {
 }
 _MASKED_HEAD = _HEADS["ForMaskedLM"]
 _NOT_HEADS = "embeddings.", "encoder.", "pooler."  # the pooler is trained with no task of XLM-R's
-
-
-def other_than_xlm_roberta(cfg: ModelConfig) -> str:
-    """The first setting, with its value, that XLM-R does not have; empty for a model of its shape."""
-    differing = (name for name, value in _SHAPE.items() if getattr(cfg, name) != value)
-    return next((f"{name} {getattr(cfg, name)}" for name in differing), "")
 
 
 def xlm_roberta_config(cfg: ModelConfig) -> dict[str, Any]:
@@ -153,7 +147,7 @@ def read_xlm_roberta_heads(folder: Path) -> dict[str, Tensor]:
 def _model_config(config: Mapping[str, Any]) -> ModelConfig:
     config = {"initializer_range": 0.02, **config}
     sizes: dict[str, Any] = {ours: config[theirs] for theirs, ours in _SETTINGS.items()}
-    return ModelConfig(**sizes, **_SHAPE, max_positions=config["max_position_embeddings"] - _FIRST_POSITION)
+    return ModelConfig(**sizes, **XLM_ROBERTA_SHAPE, max_positions=config["max_position_embeddings"] - _FIRST_POSITION)
 
 
 def _read_state(folder: Path) -> tuple[Path, dict[str, Tensor]]:
@@ -172,6 +166,7 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} does not hold weights alone: {str(error).splitlines()[0]}") from None
     if not isinstance(state, dict):
         raise ValueError(f"{path} does not hold weights alone, but a {type(state).__name__}")
+    require_finite(state, path)
     return state
 
 

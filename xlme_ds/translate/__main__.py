@@ -8,14 +8,13 @@ from typing import Annotated
 import tyro
 
 from ..cli import fail, note, program
-from ..io.files import write_text
+from ..io.files import require_regular, write_text
 from ..trained.weights import weights_sha256
 from .leaks import seen_lines
 from .pairs import PairFolder
-from .text import Translator, load_translator, read_lines, scores, translate_lines
+from .text import Translator, check_search, load_translator, read_lines, scores, translate_lines
 
 _NAMED = 5  # most lines that a note names
-_MOST = 10  # largest length penalty: powers of lengths stay well within the floats
 
 
 @dataclass(frozen=True)
@@ -71,12 +70,7 @@ def run(settings: TranslateSettings) -> None:
             )
         scores(reference[:1], reference[:1], settings.to_language)  # whether it is installed
     translator = load_translator(settings.model)
-    most = (translator.vocabulary.size - 5) // 2
-    if settings.beam > most:
-        raise ValueError(
-            f"--beam {settings.beam} is more than a vocabulary of {translator.vocabulary.size} has room for: it can be "
-            f"{most}"
-        )
+    check_search(translator, settings.beam, settings.length_penalty)
     languages = (
         translator.language(settings.from_language, "--from"),
         translator.language(settings.to_language, "--to"),
@@ -105,15 +99,11 @@ def run(settings: TranslateSettings) -> None:
 
 def _check(settings: TranslateSettings) -> None:
     """Raise ValueError for settings that do not fit each other."""
-    out, penalty = settings.out, settings.length_penalty
-    if settings.beam < 1:
-        raise ValueError(f"--beam {settings.beam} follows nothing: it must be at least 1")
+    out = settings.out
     if (out is None) == (settings.pairs is None):
         raise ValueError("--out names a file to write and --pairs a folder: give one of them")
     if settings.pairs is not None and (settings.reference is not None or settings.trained_on):
         raise ValueError("--pairs is for text without a translation: leave out --reference and --trained-on")
-    if not abs(penalty) <= _MOST:  # nor a NaN
-        raise ValueError(f"--length-penalty is {penalty}: it must be from -{_MOST} to {_MOST}, such as 1")
     if out is None:
         return
     if not out.absolute().parent.is_dir():
@@ -123,6 +113,7 @@ def _check(settings: TranslateSettings) -> None:
     read = {"source": settings.source, "reference": settings.reference}
     if overwritten := [name for name, path in read.items() if path and _same(out, path)]:
         raise ValueError(f"--out {out} is the {' and the '.join(overwritten)}: name another file")
+    require_regular(out, "--out")
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..io.files import read_object, write_object, write_text
+from ..io.folders import lock
 from .text import Translator, translate_lines
 
 _LINES = 2000  # of one part
@@ -54,7 +55,13 @@ class PairFolder:
     def write(
         self, translator: Translator, lines: Sequence[str], languages: tuple[int, int], beam: int, penalty: float
     ) -> None:
-        """Translate the missing parts, and write both files."""
+        """Translate the missing parts, and write both files. Raises ValueError when another process does so."""
+        with lock(self.parts):
+            self._write(translator, lines, languages, beam, penalty)
+
+    def _write(
+        self, translator: Translator, lines: Sequence[str], languages: tuple[int, int], beam: int, penalty: float
+    ) -> None:
         numbers = range(0, len(lines), _LINES)
         for first in numbers:
             if not self._part(first).exists():

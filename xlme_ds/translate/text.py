@@ -12,14 +12,15 @@ import numpy as np
 import torch
 
 from ..data.vocabulary import Vocabulary
+from ..io.files import require_line_feeds
 from ..models.text_encoder import language_index
 from ..trained.runs import load_run
 from ..trained.settings import read_config
-from ..trained.weights import require_finite
 from .decoding import longest_source, translate
 from .exports import load_with_decoder
 from .model import TranslationModel
 
+_MOST = 10  # largest length penalty: powers of lengths stay well within the floats
 _STREAMS: dict[str, Callable[[], Any]] = {".xz": lzma.LZMADecompressor, ".bz2": bz2.BZ2Decompressor}
 
 
@@ -51,7 +52,6 @@ def load_translator(folder: Path) -> Translator:
         raise ValueError(f"{folder} was {what} and has no decoder: {advice}")
     model = TranslationModel(run.model)
     run.load_into(model)
-    require_finite(model, folder)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return Translator(folder, model.eval().to(device), run.vocabulary)
 
@@ -59,13 +59,15 @@ def load_translator(folder: Path) -> Translator:
 def read_lines(path: Path) -> list[str]:
     """The lines of a UTF-8 file, plain or .xz, .gz or .bz2. Raises ValueError for other encodings and damaged files."""
     try:
-        text = _text(path).decode("utf-8-sig")  # a line ends at a line feed alone, whatever else is in it
+        data = _text(path)
+        text = data.decode("utf-8-sig")  # a line ends at a line feed alone, whatever else is in it
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 at byte {error.start}: convert it") from None
     except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise ValueError(f"{path} is damaged ({error}): fetch it again") from None
+    require_line_feeds(data, path)
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
@@ -83,6 +85,17 @@ def _text(path: Path) -> bytes:
             raise EOFError("it ends inside of a stream")
         data = stream.unused_data.lstrip(b"\0")  # zero bytes may follow a stream
     return b"".join(parts)
+
+
+def check_search(translator: Translator, beam: int, length_penalty: float) -> None:
+    """Raise ValueError for a search that cannot be made with the translator's vocabulary."""
+    size = translator.vocabulary.size
+    if beam < 1:
+        raise ValueError(f"--beam {beam} follows nothing: it must be at least 1")
+    if beam > (size - 5) // 2:
+        raise ValueError(f"--beam {beam} is more than a vocabulary of {size} has room for: it can be {(size - 5) // 2}")
+    if not abs(length_penalty) <= _MOST:  # nor a NaN
+        raise ValueError(f"--length-penalty is {length_penalty}: it must be from -{_MOST} to {_MOST}, such as 1")
 
 
 class Translated(NamedTuple):
