@@ -182,13 +182,18 @@ def formulas(batch: Any, cfg: ModelConfig, module: Callable[[], str]) -> dict[st
     starts, place_T = torch.arange(0, tokens, tile), torch.arange(tokens)
     number = np.arange(len(starts))
 
+    def tiles(window: int) -> tuple[np.ndarray, np.ndarray]:
+        """The first and the end of the tiles of keys of each tile of queries, which see so far on each side."""
+        firsts, ends = first_BT.maximum(place_T - window), end_BT.minimum(place_T + window + 1)
+        last = ends[:, (starts + tile - 1).clamp(max=tokens - 1)]
+        return (firsts[:, starts] // tile).numpy(), -(-last // tile).numpy()
+
+    of_global, of_local = tiles(tokens), tiles(cfg.local_window // 2)
+
     def share(off: int) -> float:
         layer = re.search(r"layers\.(\d+)", module())
         local = cfg.body == "modern" and layer is not None and int(layer[1]) % cfg.global_every > 0
-        half = cfg.local_window // 2 if local else tokens
-        firsts, ends = first_BT.maximum(place_T - half), end_BT.minimum(place_T + half + 1)
-        low = (firsts[:, starts] // tile).numpy()
-        high = -(-ends[:, (starts + tile - 1).clamp(max=tokens - 1)] // tile).numpy()
+        low, high = of_local if local else of_global
         near = np.minimum(high, number + off + 1) - np.maximum(low, number - off)
         return float(near.sum()) / (len(first_BT) * len(starts) ** 2)
 
