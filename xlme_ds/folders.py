@@ -5,7 +5,7 @@ from pathlib import Path
 
 _PREFIX = "step_"
 _NAME = re.compile(_PREFIX + r"(\d{8,})")
-_AT = re.compile(r"(.+)@(\d+)")
+_AT = re.compile(r"(.+)@(\d+)", re.DOTALL)
 
 
 def checkpoint_name(step: int) -> str:

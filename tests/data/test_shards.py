@@ -222,8 +222,8 @@ def test_a_file_cut_short_after_it_was_opened_is_one_clear_error(tmp_path: Path)
 @pytest.mark.parametrize(
     ("column", "value"),
     [
-        ("tokens", [200] * 32),
-        ("tokens", [-1] * 32),
+        ("tokens", [200]),
+        ("tokens", [-1]),
         ("lengths", [33]),
         ("lengths", [0]),
         ("lengths", [-5, 37]),
@@ -237,7 +237,7 @@ def test_a_file_cut_short_after_it_was_opened_is_one_clear_error(tmp_path: Path)
 def test_rows_that_no_model_can_read(tmp_path: Path, column: str, value: list[int]) -> None:
     folder = write_data(tmp_path / "mixed", 16) / "mono"
     table = pa.ipc.open_file(str(folder / "00000.arrow")).read_all().to_pylist()
-    table[3][column] = value
+    table[3][column] = [*value, *table[3][column][1:]] if column == "tokens" else value
     with pa.OSFile(str(folder / "00000.arrow"), "wb") as file, pa.ipc.new_file(file, row_schema(32)) as writer:
         for start in (0, 8):
             writer.write_batch(pa.RecordBatch.from_pylist(table[start : start + 8], schema=row_schema(32)))

@@ -20,6 +20,10 @@ def fail_on(number: int) -> int:
     return number
 
 
+def handler_of_interrupts(number: int) -> object:
+    return signal.getsignal(signal.SIGINT)
+
+
 def killed(number: int) -> int:
     if number == 1:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -2,33 +2,42 @@ from collections import Counter
 
 import pytest
 
-from data_prep.filters.clean import Counts, add_counts, clean_line
+from data_prep.filters.clean import Counts, add_counts, clean_line, clean_lines
+
+LINES: list[tuple[bytes, str, dict[str, int]]] = [
+    ("Würde 尊厳".encode(), "Würde 尊厳", {}),
+    (b"  a \xc2\xa0", "a", {}),
+    (b"a\xffb", "a\ufffdb", {"invalid_utf8": 1}),
+    (b"a\xed\xa0\x80b", "a\ufffd\ufffd\ufffdb", {"invalid_utf8": 1}),  # a surrogate is no UTF-8
+    (b"a\x00b\x1bc\x7f", "abc", {"control_character": 1}),
+    ("a\u009bb".encode(), "ab", {"control_character": 1}),
+    (b"a\tb", "a\tb", {}),
+    (b"a\r", "a", {"carriage_return": 1}),
+    (b"a\rb\r", "a b", {"carriage_return": 1}),
+    (b"\xef\xbb\xbfa", "a", {"byte_order_mark": 1}),
+    (" \ufeff\u3000\ufeff a\ufeffb".encode(), "a\ufeffb", {"byte_order_mark": 1}),
+    ("\x00\ufeff\ra".encode(), "a", {"byte_order_mark": 1, "carriage_return": 1, "control_character": 1}),
+    (" \ufeff".encode(), "", {"byte_order_mark": 1}),
+    ("a\u2028b\u0085c".encode(), "a\u2028b\u0085c", {}),
+    (b"\x00\r", "", {"carriage_return": 1, "control_character": 1}),
+]
 
 
-@pytest.mark.parametrize(
-    ("raw", "text", "repaired"),
-    [
-        ("Würde 尊厳".encode(), "Würde 尊厳", {}),
-        (b"  a \xc2\xa0", "a", {}),
-        (b"a\xffb", "a\ufffdb", {"invalid_utf8": 1}),
-        (b"a\xed\xa0\x80b", "a\ufffd\ufffd\ufffdb", {"invalid_utf8": 1}),  # a surrogate is no UTF-8
-        (b"a\x00b\x1bc\x7f", "abc", {"control_character": 1}),
-        ("a\u009bb".encode(), "ab", {"control_character": 1}),
-        (b"a\tb", "a\tb", {}),
-        (b"a\r", "a", {"carriage_return": 1}),
-        (b"a\rb\r", "a b", {"carriage_return": 1}),
-        (b"\xef\xbb\xbfa", "a", {"byte_order_mark": 1}),
-        (" \ufeff\u3000\ufeff a\ufeffb".encode(), "a\ufeffb", {"byte_order_mark": 1}),
-        ("\x00\ufeff\ra".encode(), "a", {"byte_order_mark": 1, "carriage_return": 1, "control_character": 1}),
-        (" \ufeff".encode(), "", {"byte_order_mark": 1}),
-        ("a\u2028b\u0085c".encode(), "a\u2028b\u0085c", {}),
-        (b"\x00\r", "", {"carriage_return": 1, "control_character": 1}),
-    ],
-)
+@pytest.mark.parametrize(("raw", "text", "repaired"), LINES)
 def test_a_line_is_repaired_and_the_repair_counted(raw: bytes, text: str, repaired: dict[str, int]) -> None:
     counter: Counter[str] = Counter()
     assert clean_line(raw, counter) == text
     assert counter == repaired
+
+
+@pytest.mark.parametrize("more", [0, 1, 4000])
+def test_many_lines_are_repaired_as_each_of_them(more: int) -> None:
+    """Each between sound lines, and all together."""
+    for lines in (*([line] for line in LINES), LINES, LINES[::-1]):
+        counter = Counter[str]()
+        found = clean_lines(b"\n".join([*[b" fine"] * more, *(raw for raw, *_ in lines), b"fine"]), counter)
+        assert found == ["fine"] * more + [text for _, text, _ in lines] + ["fine"]
+        assert counter == sum((Counter(repaired) for *_, repaired in lines), Counter())
 
 
 def test_lost_units_are_our_own_mistake() -> None:

@@ -145,18 +145,6 @@ def folder_bytes(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def test_a_shard_holds_its_values_and_nothing_else(corpus: Corpus, tmp_path: Path) -> None:
-    """A file written from the values alone has the same bytes: no gap holds what the memory held."""
-    run(corpus.config(tmp_path, mono_rows=700, para_rows=150, rows_per_shard=400))
-    for path in tmp_path.glob("*/*.arrow"):
-        sink = pa.BufferOutputStream()
-        with pa.ipc.open_file(path) as reader, pa.ipc.new_file(sink, reader.schema) as writer:
-            for number in range(reader.num_record_batches):
-                rows = reader.get_batch(number).to_pylist()
-                writer.write_batch(pa.RecordBatch.from_pylist(rows, reader.schema))
-        assert sink.getvalue().to_pybytes() == path.read_bytes(), path
-
-
 def test_alpha_one_and_all_rows_is_one_pass(corpus: Corpus, tmp_path: Path) -> None:
     expected = {row: language for language in corpus.streams for row in corpus.rows(language)}
     run(corpus.config(tmp_path, mono_rows=len(expected), alpha=1.0))

@@ -2,6 +2,7 @@ import importlib
 import multiprocessing
 import os
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,16 @@ def test_a_killed_worker_is_an_error_and_no_hang(tasks: ModuleType) -> None:
     with pytest.raises(RetryError, match=r"^a worker of test died with exit code -9:"):
         run_tasks(tasks.killed, [0, 1, 2], [1, 1, 1], 2, "test")
     assert not multiprocessing.active_children()
+
+
+def test_an_interrupt_is_for_the_parent_alone(tasks: ModuleType) -> None:
+    """Else each worker would print a traceback."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for processes, handler in ((1, signal.default_int_handler), (2, signal.SIG_IGN)):
+            assert run_tasks(tasks.handler_of_interrupts, [0, 1], [1, 1], processes, "test") == [handler] * 2
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_too_many_processes_are_named(tasks: ModuleType) -> None:

@@ -84,6 +84,14 @@ def test_blocks_depend_on_the_bytes_alone(tmp_path: Path) -> None:
     assert all(boundary.search(block[-4:]) for block, cut in blocks[0][:-1] if not cut)
 
 
+def test_a_block_ends_at_the_first_boundary_from_its_last_byte_on() -> None:
+    text, boundary = b"a\n\nbc\n\ndef\n\nghij\n\nk", re.compile(rb"\n\n")
+    ends = [place + 2 for place in range(len(text)) if text[place : place + 2] == b"\n\n"]
+    for size in range(1, len(text)):
+        first = next(cut_blocks([text], size, boundary))[0]
+        assert first == text[: next((end for end in ends if end - 2 >= size - 1), len(text))], size
+
+
 def test_a_named_pipe_is_read_as_it_comes(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "de.txt")
     writer = threading.Thread(target=lambda: (tmp_path / "de.txt").write_text("a\n\nb\n"))

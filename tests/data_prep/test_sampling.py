@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.sampling import Order, hashed, key_of, permute
+from data_prep.sampling import Least, Order, hashed, key_of, permute
 from data_prep.shares import Sampling, apportion, bound_shares, temperature_shares
 
 
@@ -263,3 +263,14 @@ def test_shares_that_are_rounded_are_a_whole(lines: tuple[str, ...]) -> None:
     assert sum(shares) == 1 and [float(share) for share in shares] == pytest.approx([1 / 3] * 3, abs=1e-3)
     with pytest.raises(ValueError, match=r"sum to 1\.001, which leaves nothing"):
         Sampling(0.7, ("a=.3333333", "b=.3333333", "c=.3343334")).shares(["a", "b", "c", "d"], [5, 50, 50, 9], 30)
+
+
+def test_the_least_hashes_are_found_with_all_that_repeat_them() -> None:
+    """Of all batches together, however they are cut."""
+    hashes = np.random.default_rng(0).integers(0, 40, 1000).astype(np.uint64)
+    bound = np.unique(hashes)[9]  # of ten
+    for size in (1, 7, 400):
+        least = Least(10)
+        among = np.concatenate([least.among(hashes[i : i + size]) for i in range(0, 1000, size)])
+        assert among[hashes <= bound].all() and least.limit >= bound
+        assert least.limit < 39, "and not all are held"

@@ -297,6 +297,18 @@ def test_damage_in_a_folder_whose_duplicates_are_being_removed(corpus: Corpus, t
         shutil.rmtree(out)
 
 
+def test_text_that_changes_before_its_duplicates_are_removed(corpus: Corpus, tmp_path: Path) -> None:
+    _interrupt(corpus, tmp_path, 2)
+    path = corpus.folder / "english" / "en.txt"
+    text = path.read_text()
+    path.write_text(f"{text}\n\nMore.\n")
+    try:
+        with pytest.raises(ValueError, match=r"en\.txt had \d+ bytes when it was encoded into .*: restore it"):
+            corpus.encode(tmp_path)
+    finally:
+        path.write_text(text)
+
+
 def _interrupt(corpus: Corpus, out: Path, moment: int) -> None:
     """Stop `encode` where the first marker of a moment is about to be written."""
     endings = ("00002", ".encoded", "00000.final", "00001.final")

@@ -66,7 +66,7 @@ def rewrite(folder: Path, change: Change, shard: int = 0) -> None:
     arrays = [pa.array(columns[field.name], field.type) for field in schema]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
-        writer.write_batch(pa.record_batch(arrays, schema=schema))
+        writer.write_table(pa.Table.from_arrays(arrays, schema=schema), max_chunksize=6)
     data = sink.getvalue().to_pybytes()
     path.write_bytes(data)
     shards = list(manifest.shards)

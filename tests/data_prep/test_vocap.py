@@ -232,6 +232,12 @@ def test_lines_are_thinned_until_their_words_fit_into_memory() -> None:
         assert thinned.words.equals(count_words(lines[::step]).words) and thinned.sentences == 1000 // step
 
 
+def test_a_curve_has_all_sizes_from_the_largest_to_the_least(lines: dict[str, list[str]]) -> None:
+    """Each is four fifths of the one before, of 125 down to just the least; then the characters."""
+    points = [len(point.pieces) for point in curve(count_words(lines["en"]), 125, 64, 0.8, 1.0)]
+    assert points[:-1] == [125, 100, 80, 64] and points[-1] == len({*"".join(lines["en"]), "▁"} - {" "})
+
+
 def test_too_small_a_largest_size_for_the_characters(lines: dict[str, list[str]]) -> None:
     letters = {letter for line in lines["ja"] for letter in f"▁{line}"}
     for largest in (20, len(letters) - 1):

@@ -21,6 +21,7 @@ from xlme_ds.data.corrupt import corrupt
 from xlme_ds.data.schema import UNK, Rows, read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
+from xlme_ds.evaluate import heldout_losses
 from xlme_ds.evaluate.__main__ import main
 from xlme_ds.evaluate.heldout_losses import losses
 from xlme_ds.evaluate.predicted_tokens import perplexity, rows_by_language
@@ -250,6 +251,16 @@ def test_mistakes_end_in_one_sentence(root: Path, tmp_path: Path, capsys: pytest
     (tuned / "config.json").write_text(json.dumps(settings))
     (tuned / "model").symlink_to(run / "model")
     assert "tuned was fine-tuned and predicts no tokens" in fault(tuned, data)
+
+
+def test_losses_are_of_the_rows_that_were_asked_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever number is read at once, also more than are left."""
+    found = []
+    for at_once in (1, 7, 16, 100):
+        monkeypatch.setattr(heldout_losses, "_AT_ONCE", at_once)
+        (scores,) = losses(root / "mlm", root / "heldout", rows=20)["models"]
+        found.append(scores["overall"] | scores["languages"]["mlm"])
+    assert all(one == pytest.approx(found[0], rel=1e-5) for one in found)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES[:2])

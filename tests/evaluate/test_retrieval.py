@@ -3,6 +3,7 @@
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from sklearn.neighbors import NearestNeighbors
 
 from tests.engine.worker import tiny
-from tests.evaluate.folders import sentence
+from tests.evaluate.folders import sentence, write_run
 from tests.rows import LANGUAGES, random_row, train_vocabulary, write_data
 from tests.small import encoder_of
 from xlme_ds.data.schema import BOS, EOS
@@ -23,13 +24,17 @@ from xlme_ds.evaluate.retrieval import (
     mean_over,
     packed_pairs,
     ranked,
+    retrieval_scores,
     retrieve,
 )
+from xlme_ds.evaluate.showcase import _retrieval
 from xlme_ds.evaluate.vectors import hidden_states, sentence_vectors
 from xlme_ds.models.dimensions import effective_rank
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import TextEncoder
+from xlme_ds.trained.runs import load_run
+from xlme_ds.trained.settings import read_run_config
 
 
 @pytest.fixture(scope="module")
@@ -251,3 +256,27 @@ def test_faults_in_pairs_are_named(tmp_path: Path, vocabulary: Vocabulary) -> No
     for place, byte in ((45, 0xFF), (first + 10, 99), (first + 8, 1)):  # of the text, its packing, a password
         (tmp_path / "en-de.txt.zip").write_bytes(sound[:place] + bytes([byte]) + sound[place + 1 :])
         assert "en-de.txt.zip cannot be read" in fault()
+
+
+def test_a_sentence_of_just_the_longest_is_not_cut(model: TextEncoder) -> None:
+    longest = model.cfg.max_positions - 2
+    sides = [
+        [np.arange(4, 4 + size) % 50 + 4 for size in sizes] for sizes in ((3, longest), (longest + 1, longest + 9))
+    ]
+    assert retrieval_scores(model, {"de": (sides[0], sides[1])}, "")["cut"] == 2
+
+
+def test_retrieval_before_training_is_that_of_the_pairs(tmp_path: Path) -> None:
+    """Taken over where a run shows itself again, computed where the pairs are others."""
+    run, heldout = write_run(tmp_path / "run"), tmp_path / "heldout"
+    trained, settings = load_run(run), read_run_config(run)
+    write_data(heldout, rows=60, vocabulary=trained.vocabulary.size, sha256=trained.vocabulary.sha256)
+
+    def shown(earlier: dict[str, Any]) -> dict[str, Any]:
+        return _retrieval(settings, trained.state, heldout, 8, earlier)["retrieval.json"]
+
+    first = shown({})
+    assert first["before"] != first["after"]
+    assert shown(first | {"before": "as it was"}) == first | {"before": "as it was"}
+    others = {code: number + 1 for code, number in first["pairs"].items()}
+    assert shown(first | {"before": "of other pairs", "pairs": others}) == first

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentencepiece import sentencepiece_model_pb2
@@ -52,6 +53,7 @@ from xlme_ds.report.__main__ import main as report
 from xlme_ds.trained.encoders import load_encoder
 from xlme_ds.trained.runs import load_run
 from xlme_ds.trained.settings import read_run_config
+from xlme_ds.trained.weights import read_weights, save_weights
 
 SENTENCES = ["kalo mi ter un", "dorin", "ve sa pe  kalo inun mi", ""]
 TOKENS = torch.tensor([[0, 11, 12, 13, 17, 19, 2], [0, 21, 2, 1, 1, 1, 1]])
@@ -531,3 +533,16 @@ def test_the_guides_commands(
     assert load_encoder(names["folder"]).encoder.cfg.discriminator_layers == 2
     assert names["states"].last_hidden_state.shape[0] == len(names["vectors"]) == 2
     assert load_encoder(tmp_path / "exports/xlmr").encoder.cfg.relative_bias == "none"
+
+
+def test_names_types_and_shapes_of_tensors_are_in_their_checksum(tmp_path: Path) -> None:
+    path, state = tmp_path / "model.safetensors", {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)}
+    save_weights(state, path)
+    assert all(torch.equal(value, state[name]) for name, value in read_weights(path).items())
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    a, b = state.values()
+    for other in ({"a": a.view(3, 2), "b": b}, {"a": a.view(torch.int32), "b": b}, {"a": a, "c": b}, {"b": a, "a": b}):
+        save_file(other, path, metadata)
+        with pytest.raises(ValueError, match="has changed since it was written"):
+            read_weights(path)

@@ -184,3 +184,9 @@ def test_refusals(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "does not hold weights alone" in refusal(capsys, folder, tmp_path / "no")
     (folder / "sentencepiece.bpe.model").unlink()
     assert "has no sentencepiece.bpe.model" in refusal(capsys, folder, tmp_path / "no")
+
+
+def test_it_has_no_generator(folder: Path) -> None:
+    load_encoder(folder, "encoder")
+    with pytest.raises(ValueError, match=r"has no generator: name the run that it was exported from"):
+        load_encoder(folder, "generator")

@@ -131,6 +131,7 @@ def test_f1_counts_words_and_in_chinese_characters() -> None:
     assert compare("red blue blue", ["blue blue green green"], "en", squad_words)[0] == pytest.approx(2 * 2 / 7)
     assert compare("北京市", ["北京"], "zh", mlqa_words)[0] == pytest.approx(2 * 2 / 5)
     assert compare("北京市", ["北京"], "zh", squad_words)[0] == 0
+    assert squad_words("Cat—the—dog, an—") == ["cat—", "—dog", "—"], "a space in place of an article"
     assert compare("x", ["a b", "x y"], "en", squad_words)[0] == pytest.approx(2 / 3), "the best of the right answers"
     assert mlqa_words("2019年5月 abc", "zh") == ["2019", "年", "5", "月", "abc"]
 

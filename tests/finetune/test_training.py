@@ -181,6 +181,15 @@ def test_runs_of_a_command_know_how_many_settings_there_are() -> None:
     assert [job.out for job in jobs(replace(command, grid=False, seeds=(7,)))] == [Path("out")]
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_every_run_of_a_grid_has_a_folder_of_its_own(task: str) -> None:
+    of = TASKS[task]
+    command = FinetuneSettings(task, Path("run"), (Path("data"),), Path("out"), seeds=(1, 2), grid=True)  # type: ignore[arg-type]
+    every = jobs(command)
+    assert len({job.out for job in every}) == len(every)
+    assert len(every) == 2 * len(of.learning_rates) * len(of.batches) * len(of.epochs)
+
+
 def test_steps_and_warm_up() -> None:
     def of(task: str, examples: int, warmup: float | None = None) -> tuple[int, int]:
         tuning = TuningConfig(warmup=warmup).completed(TASKS[task], SMALL)
@@ -193,6 +202,15 @@ def test_steps_and_warm_up() -> None:
     assert of("xnli", 392_702, 0.1) == (122_720, 12_272), "ERNIE-M's, a tenth, where it is asked for"
     assert of("ner", 20_000, 0.0) == (25_000, 0)
     assert of("xnli", 6_400) == (2_000, 1_000)
+
+
+def test_windows_overlap_by_half_and_leave_room_for_the_context() -> None:
+    most = SMALL.max_positions
+    for longest, stride, question in ((most, most // 2, most // 4), (17, 8, 4)):
+        done = TuningConfig(max_tokens=longest).completed(TASKS["xquad"], SMALL)
+        assert (done.max_tokens, done.stride, done.question_tokens) == (longest, stride, question)
+    done = TuningConfig(max_tokens=16, stride=8, question_tokens=3).completed(TASKS["xquad"], SMALL)
+    assert (done.stride, done.question_tokens) == (8, 3)
 
 
 def test_batches_of_any_length_are_not_compiled_for() -> None:

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.rows import write_data
 from tests.small import SMALL, lively, open_batch
 from xlme_ds.config import DataConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.counting import flops_per_step
 from xlme_ds.data.batch import Batch
-from xlme_ds.data.schema import PAD
+from xlme_ds.data.schema import PAD, read_manifest, write_manifest
+from xlme_ds.data.shards import RowStore
 from xlme_ds.models.masked_head import GROUP
 from xlme_ds.models.text_encoder import LanguageModel
 from xlme_ds.objectives import objective_of
@@ -151,6 +155,18 @@ def test_the_language_asked_for_is_a_signal_where_languages_have_embeddings() ->
             first = first_pass(batch)
             asked, otherwise = (LanguageModel.forward(ours, b).predicted_M for b in (first, first_pass(other)))
         assert (asked != otherwise).any() == bool(languages)
+
+
+def test_packed_sentences_are_read_to_compare_alone(tmp_path: Path) -> None:
+    folder = write_data(tmp_path, rows=8) / "mono"
+    objective = objective_of(ObjectiveConfig("btmlm", pseudo_fractions=(0.1,)))
+    for sentences in (False, True):
+        manifest = read_manifest(folder)
+        write_manifest(folder, replace(manifest, settings=manifest.settings | {"sentences": sentences}))
+        for purpose in ("train", "evaluate"):
+            with pytest.raises(ValueError, match="mixed with --sentences") if sentences else nullcontext():
+                objective.check_rows(RowStore(folder), purpose)
+        objective.check_rows(RowStore(folder), "compare")
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from xlme_ds.config import EngineConfig, Training
 from xlme_ds.counting import count_parameters
 from xlme_ds.plan.__main__ import PlanSettings, main
 from xlme_ds.plan.layout import ParallelLayout
-from xlme_ds.plan.memory import peak
-from xlme_ds.plan.planner import plan
+from xlme_ds.plan.memory import _moments, peak
+from xlme_ds.plan.planner import _engines, plan
 from xlme_ds.plan.printed import distinct
 from xlme_ds.plan.speed import GPU, GPUS, communication, gpu_of, speed
 from xlme_ds.recipes import RECIPES, SUMMARIES, recipe
@@ -105,6 +105,22 @@ def test_the_engine_follows_the_micro_batches_of_a_step() -> None:
     assert [validate(recipe("base"), world).engine.deepspeed for world in (16, 32)] == ["zero1", "zero3"]
     with pytest.raises(ValueError, match=r"engine.deepspeed auto is for pre-training: set it to zero1 or zero3"):
         validate(Training("xnli", engine=EngineConfig(deepspeed="auto")))
+
+
+def test_layouts_do_not_depend_on_the_one_that_the_run_has() -> None:
+    own = EngineConfig(
+        kind="pipeline", deepspeed="pipe_zero1", balance=(3, 9), pipeline_stages=2, pipeline_schedule="dualpipev",
+        gradient_precision="bf16", offload_optimizer="cpu", offload_parameters="cpu",
+    )  # fmt: skip
+    assert list(_engines(own, 8)) == list(_engines(EngineConfig(), 8)) and own.nvme_folder == EngineConfig().nvme_folder
+
+
+def test_one_replica_holds_no_copies_for_sums_over_ranks() -> None:
+    """With one micro-batch its gradients are bf16, and sums over ranks would be float32."""
+    run = recipe("base")
+    run = replace(run, engine=replace(run.engine, deepspeed="zero1"), data=replace(run.data, micro_batch=2048))
+    one, two = (_moments(ParallelLayout.of(run, gpus, "bf16", 512), 0) for gpus in (1, 2))
+    assert all(memory["buffers"] == 0 for memory in one.values()) and two["update"]["buffers"] > 0
 
 
 def test_memory_is_that_of_the_phase_that_predicts_most() -> None:
@@ -341,6 +357,8 @@ def test_what_a_budget_buys(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     lines = printed(capsys, *words)
     assert lines[0].startswith("$500 buys 200 GPU-hours of h100-80g (1.04 days on 8 GPUs): a discriminator of 1.75G")
     assert "Hoffmann et al. (2022" in " ".join(lines)
+    (line,) = (line for line in lines if re.match(r"\W*base\W", line))
+    assert f" ${2.5 * base['gpu_hours']:,.0f} " in line and f" {base['gpu_hours']:,.0f} " in line
 
 
 def test_a_budgets_settings_are_those_that_were_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

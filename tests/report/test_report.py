@@ -15,6 +15,7 @@ from xlme_ds.config import ObjectiveConfig
 from xlme_ds.objectives import described
 from xlme_ds.report import by_language, figures, run_page
 from xlme_ds.report.__main__ import main
+from xlme_ds.report.files import RunFiles
 from xlme_ds.report.run_page import write_report
 from xlme_ds.report.runs_page import write_comparison
 
@@ -474,6 +475,17 @@ def test_not_a_number_is_left_out(run: Path) -> None:
     assert len(left) == 2 and left[1][1] < left[0][1]
     text = Page((run / "report.html").read_text(encoding="utf-8")).text
     assert not re.search(r"\bnan\b|\bNone\b", text)
+
+
+def test_a_branch_lacks_no_records_of_its_parents_steps(tmp_path: Path) -> None:
+    settings = {"train": {"log_every": 1, "eval_every": 4}, "start": {"take": "state", "folder": "parent@6"}}
+    for steps, gaps in (((7, 8, 9), {}), ((7, 9), {"metrics.jsonl": "8"})):
+        write_lines(tmp_path / "metrics.jsonl", [metric(step) for step in steps])
+        write_lines(tmp_path / "heldout.jsonl", [heldout(8)])
+        assert run_page._gaps(RunFiles(tmp_path), settings) == gaps
+    assert run_page._gaps(RunFiles(tmp_path), {"train": settings["train"]}) == {
+        "metrics.jsonl": "1 to 6, 8", "heldout.jsonl": "4"
+    }  # fmt: skip
 
 
 def test_smoothing_keeps_straight_lines_and_ends() -> None:

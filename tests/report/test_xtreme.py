@@ -377,6 +377,18 @@ def test_mistakes_are_named_and_nothing_is_written(runs: Path, tmp_path: Path) -
     assert "has scores of ours, and so has" in fault(runs, extra)
 
 
+def test_alignments_of_sentences_read_alone_are_another_row(runs: Path) -> None:
+    align = json.loads((runs / "align.json").read_text()) | {"reading": "each sentence read alone"}
+    align["models"][0]["tests"] = {"de-en": {"aer": [0.2, 0.2]}}
+    (runs / "apart").mkdir()
+    (runs / "apart" / "align.json").write_text(json.dumps(align))
+    rows = ours(tables(gather([runs])), "table6")
+    assert {name: cells["en-de"].values for name, cells in rows.items()} == {
+        "ours, layer 1 of 1": (50.0,),
+        "ours, each sentence read alone, layer 1 of 1": (20.0,),
+    }
+
+
 def test_the_two_directions_of_an_alignment_do_not_share_a_cell(runs: Path) -> None:
     align = json.loads((runs / "align.json").read_text())
     align["models"][0]["tests"]["en-de"] = {"aer": [0.2, 0.2]}

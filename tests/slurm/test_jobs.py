@@ -179,6 +179,18 @@ def test_a_step_that_a_signal_ends_ends_its_stage(tmp_path: Path) -> None:
     assert done.returncode == 128 + signal.SIGUSR1 and "saved nothing new" in done.stderr
 
 
+@pytest.mark.parametrize(("name", "progress"), [("en-000.begun", False), ("en-000.00000", True), ("en-000", True)])
+def test_an_input_that_was_only_begun_is_no_progress(tmp_path: Path, name: str, progress: bool) -> None:
+    tasks = tmp_path / "out/mono/tasks"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/scontrol").write_text("#!/bin/bash\n")
+    (tmp_path / "bin/scontrol").chmod(0o755)
+    ends = f"mkdir -p {tasks}; touch {tasks}/{name}.json; exit 1"
+    done = script(tmp_path, "stage.sh", ends, "encode", "--out", str(tmp_path / "out"))
+    assert done.returncode == 1 and ("requeueing job 7" in done.stdout + done.stderr) == progress
+    assert ("saved nothing new" in done.stderr) == (not progress)
+
+
 def test_held_out_text_that_is_named_is_not_left_out(tmp_path: Path) -> None:
     data, heldout = tmp_path / "mixed", tmp_path / "heldout"
 

@@ -23,6 +23,7 @@ from xlme_ds import quickstart
 from xlme_ds.checkpoint import __main__ as checkpoint
 from xlme_ds.config import EngineConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from xlme_ds.engine.ranks import SharedError
+from xlme_ds.folders import at_step
 from xlme_ds.io.folders import lock, made_whole
 from xlme_ds.report.run_page import write_report
 from xlme_ds.train.run_folder import RunFolder, missing_steps
@@ -139,6 +140,12 @@ def test_a_link_to_the_folder_is_no_second_folder(tmp_path: Path) -> None:
             ):
                 claimed(path, config)
     claimed(tmp_path / "link", config).close()
+
+
+def test_a_step_is_named_whatever_the_runs_name(tmp_path: Path) -> None:
+    assert at_step(tmp_path / "a\nb@c@7") == (tmp_path / "a\nb@c", 7)
+    (tmp_path / "a@7").mkdir()
+    assert at_step(tmp_path / "a@7") == (tmp_path / "a@7", None)
 
 
 def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:

@@ -23,10 +23,12 @@ from safetensors.torch import load_file
 from tests.engine.worker import tiny
 from tests.launch import ROOT, environment, free_port, python
 from tests.rows import train_vocabulary, write_data
+from xlme_ds.config import DataConfig
 from xlme_ds.data.collate import collate
-from xlme_ds.data.loader import HeldOutLoader
+from xlme_ds.data.loader import HeldOutLoader, Loader
 from xlme_ds.data.rows import TASKS
 from xlme_ds.data.shards import RowStore
+from xlme_ds.engine.build import build_engine
 from xlme_ds.folders import checkpoints_of, saved_step
 from xlme_ds.train.inputs import heldout_data
 from xlme_ds.train.run_folder import RunFolder
@@ -70,6 +72,21 @@ def test_held_out_rows_depend_on_the_settings_of_evaluation_alone(
     masked = torch.zeros(batch.tokens_BT.numel(), dtype=torch.bool).index_fill(0, batch.masked_M, True)
     parts = batch.task_B.tolist(), batch.tokens_BT.tolist(), masked.view_as(batch.tokens_BT).tolist()
     assert sorted(found) == sorted(str(row) for row in zip(*parts, strict=True))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_a_rank_reads_twice_counts_in_no_number_of_an_evaluation(tmp_path: Path, rank: int) -> None:
+    """Of two ranks the second has a row less of each task."""
+    config, folder = tiny({"kind": "plain"}, 2), write_data(tmp_path, rows=9)
+    heldout = HeldOutLoader(folder, DataConfig(5, 3, 2), 1, 0.15, rank, 2)
+    engine = build_engine(config, Loader(folder, config.data, 1, 0.15), heldout, None)
+    found, module, objective = engine.eval_batch(0), engine.module.eval(), engine.objective
+    assert heldout.counted.count(False) == 2 * rank
+    batches = [batch for batch, counts in zip(heldout.step(0), heldout.counted, strict=True) if counts]
+    assert torch.equal(found["counts"], sum(objective.counts(batch) for batch in batches))
+    with torch.no_grad():
+        sums = sum(objective.sums(module(batch), batch).double() for batch in batches)
+    assert found["sums"].tolist() == pytest.approx(sums.tolist(), rel=1e-5)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

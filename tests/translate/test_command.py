@@ -34,6 +34,7 @@ from xlme_ds.config import (
 )
 from xlme_ds.data.schema import EOS, PAD
 from xlme_ds.data.shards import RowStore
+from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.evaluate.heldout_losses import losses
 from xlme_ds.evaluate.predicted_tokens import perplexity
 from xlme_ds.io.files import read_json, write_json
@@ -296,9 +297,10 @@ def test_back_translation_is_resumed_and_read(
         with pytest.raises(SystemExit):
             command([*words, str(folder / "parts")])
     assert {path.name[0] for path in (folder / "parts").iterdir()} == {"."}
-    with pytest.raises(SystemExit):
-        command([*words[:-1], "--length-penalty", "2", "--pairs", str(folder / "parts")])
-    assert "has pairs of other text, another model or other settings" in capsys.readouterr().err
+    for changed in (["--length-penalty", "2"], ["--beam", "2"]):
+        with pytest.raises(SystemExit):
+            command([*words[:-1], *changed, "--pairs", str(folder / "parts")])
+        assert "has pairs of other text, another model or other settings" in capsys.readouterr().err
     (folder / "other.en").write_text("\n".join([*lines[:30], "tree", *lines[31:]]))
     other = [*words[:4], str(folder / "other.en"), *words[5:]]
     for begun in ("parts", "whole"):  # and finished
@@ -550,6 +552,18 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "no rows": ("--trained-on {folder}/none", "{folder}/none has neither pairs nor rows of mix --sentences"),
     "reference": ("--reference {folder}/short", "{folder}/short has 1 lines, {folder}/test.de 60"),
 }
+
+
+def test_the_widest_beam(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of half the tokens that a translation may have."""
+    (folder / "one.de").write_text((folder / "test.de").read_text().splitlines()[0])
+    words = f"translate --model {run} --source {folder}/one.de --from de --to en --out {folder}/one.en --beam"
+    most = (Vocabulary(run / "model").size - 5) // 2
+    command([*words.split(), str(most)])
+    assert len((folder / "one.en").read_text().splitlines()) == 1
+    with pytest.raises(SystemExit):
+        command([*words.split(), str(most + 1)])
+    assert f"has room for: it can be {most}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

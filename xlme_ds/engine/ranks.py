@@ -25,6 +25,7 @@ from ..run_commands import AGENT_STORE, TORCH_VARIABLES
 
 # Below the range of ports that systems assign; two jobs that share a node get different ones.
 _FIRST_PORT, _PORTS = 10_000, 20_000
+_DAY = datetime.timedelta(days=1)
 _LONG = 10.0  # seconds of waiting after which a message is printed
 _UNSET = f"the environment has another job's variables: unset {' '.join(TORCH_VARIABLES)}"
 _TRY = 1_009  # a requeued job takes another port: the one of the last try may still be in use
@@ -115,7 +116,7 @@ def start_process_group(
 
     if on_gpu():
         torch.cuda.set_device(_device())
-    timeout = datetime.timedelta(minutes=watchdog_minutes + 1) if watchdog_minutes else datetime.timedelta(days=1)
+    timeout = datetime.timedelta(minutes=watchdog_minutes + 1) if watchdog_minutes else _DAY
     # DeepSpeed makes the groups of its engines without naming a time: torch then takes these, 30 minutes and NCCL's 10.
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
@@ -148,6 +149,13 @@ def start_process_group(
     dist.barrier()
     Path(f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_{address}_{port}_{rank}").unlink(missing_ok=True)
     return rank, world
+
+
+def wait_for_all() -> None:
+    """Let collectives wait for a day from here on: for work that takes one rank longer than others, without a
+    watchdog."""
+    if dist.is_initialized():
+        distributed_c10d._set_pg_timeout(_DAY)
 
 
 @contextmanager

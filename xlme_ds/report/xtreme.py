@@ -18,6 +18,7 @@ from ..io.files import files_below, read_object
 ENGLISH = "en"
 METRICS = ("f1", "em", "accuracy")
 FILES = ("scores.json", "tatoeba.json", "align.json")
+ALONE = "each sentence read alone"  # the reading of `evaluate align --apart`
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ def gather(folders: Iterable[Path]) -> list[Model]:
                 if len(untrained.get(name, ())) > 1:
                     name += f", as {names.get(os.path.normpath(folder), folder)}"
                 name += _apart("weights", str(scores.get("weights", "")), weights[_model_path(scores)])
+                name += f", {ALONE}" * (content.get("reading") == ALONE)
                 model = models.setdefault(name, Model(name))
                 if getattr(model, path.stem) is not None:
                     raise ValueError(f"{path} has scores of {model.name}, and so has a file before it: name one")
