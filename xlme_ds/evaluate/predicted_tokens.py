@@ -66,13 +66,13 @@ def perplexity(
 
 def open_text(folder: Path, languages: Sequence[str] = ()) -> RowStore:
     """The monolingual rows of a mixed data folder; `languages`: see `RowStore`. Raises ValueError where there are
-    none, and for rows that hold sentences of several languages."""
+    none, and for rows that hold texts of several languages."""
     if not (folder / "mono").is_dir():
         raise ValueError(f"{folder} has no mono/: name a data folder that `xlme prep mix` wrote, with monolingual rows")
     store = RowStore(folder / "mono", languages)
-    if store.manifest.settings.get("sentences"):
+    if unit := store.manifest.packed:
         raise ValueError(
-            f"{store.folder} was mixed with --sentences, so its rows have no one language: use `evaluate losses`"
+            f"{store.folder} was mixed with --{unit}, so its rows have no one language: use `evaluate losses`"
         )
     return store
 
