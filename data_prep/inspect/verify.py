@@ -259,7 +259,7 @@ def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Found
     )
     too_long = [entry.get("too_long", 0) for entry in by_name.values()]
     settings = manifest.settings
-    packed = settings["task"] == "para" or "sentences" in settings
+    packed = settings["task"] == "para" or bool(manifest.packed)
     yield (
         min(too_long) >= 0 and (packed or not any(too_long)),
         f"{path} counts text as too long, which is cut into rows: {_again(folder)}",
