@@ -54,7 +54,7 @@ def test_one_process_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch, caps
             try:
                 _device()
             except SharedError as error:
-                fail("xlme_ds.pretrain", error)
+                fail("xlme pretrain", error)
         assert left.value.code == 2
     assert capsys.readouterr().err.count("a node has more processes than the 2 GPUs that they see") == 1
 
