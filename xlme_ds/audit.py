@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         faults, summary = tyro.cli(examine, prog=program("audit"), args=arguments)
     except (ValueError, OSError) as error:
-        fail("xlme_ds.audit", error)
+        fail("xlme audit", error)
     for fault in faults[:_SHOWN]:
         print(fault)
     print(f"{len(faults)} faults in {summary}" if faults else f"{summary}: each once, with the tokens of the data")

@@ -262,7 +262,8 @@ def _write(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, plan: 
     )
     assert manifest.rows == rows
     on_root(partial(write_manifest, stage.folder, manifest))
-    summary = f"{rows:,} rows in {count} shards, {100 * counts['fill']:.1f}% of the tokens are not padding"
+    fill = f"{100 * counts['fill']:.1f}% of the tokens are not padding"
+    summary = f"{rows:,} rows in {count} shard{'s' * (count > 1)}, {fill}"
     on_root(lambda: say(f"{stage.folder}: {summary}"))
 
 
@@ -290,7 +291,7 @@ def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages:
 
 
 def _say_shares(order: Order) -> None:
-    """Print what is sampled of the largest languages or pairs; `stats` shows all."""
+    """Print what is sampled of the largest languages or pairs; `xlme prep stats` shows all."""
     available, name = sum(order.examples), "language" if order.label == "mono" else "pair"
     largest = sorted(range(len(order.names)), key=lambda j: (-order.examples[j], order.names[j]))
     say(f"{name:<12} {'available':>15} {'share before':>12} {'share after':>12} {'repeats':>8}")
@@ -299,7 +300,7 @@ def _say_shares(order: Order) -> None:
         shares = f"{examples / available:>12.3%} {quota / order.total:>12.3%} {quota / max(examples, 1):>7.2f}×"
         say(f"{order.names[j]:<12} {examples:>15,} {shares}")
     if len(largest) > _SHOWN:
-        say(f"… {len(largest) - _SHOWN} more (`stats` shows all)")
+        say(f"… {len(largest) - _SHOWN} more (`xlme prep stats` shows all)")
 
 
 def _counts(plan: MixPlan, task: str, rows: int, results: Sequence[dict[str, Any]]) -> dict[str, Any]:

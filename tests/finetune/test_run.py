@@ -374,6 +374,12 @@ def test_questions_from_another_sets_training_file(base: Path, tmp_path: Path) -
     assert found["metric"] == ["f1", "em"] and found["mean"]["em"] > 80
 
 
+def test_help_offers_what_fine_tuning_takes() -> None:
+    shown = python("-m", "xlme_ds.finetune", "--help").stdout
+    assert "--engine.kind {deepspeed,plain}" in shown and "Execution of the model" in shown
+    assert not [text for text in ("pipeline", "auto: the faster", "frozen") if text in shown]
+
+
 LATE = """
 import datetime, os, time
 import torch.distributed as dist

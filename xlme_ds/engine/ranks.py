@@ -26,7 +26,7 @@ from ..run_commands import AGENT_STORE, TORCH_VARIABLES
 # Below the range of ports that systems assign; two jobs that share a node get different ones.
 _FIRST_PORT, _PORTS = 10_000, 20_000
 _DAY = datetime.timedelta(days=1)
-_LONG = 10.0  # seconds of waiting after which a message is printed
+_LONG = 30.0  # seconds of waiting after which a message is printed: importing on a busy machine takes less
 _UNSET = f"the environment has another job's variables: unset {' '.join(TORCH_VARIABLES)}"
 _TRY = 1_009  # a requeued job takes another port: the one of the last try may still be in use
 
@@ -111,6 +111,7 @@ def start_process_group(
     if engine.kind == "plain" or dist.is_initialized():
         return rank, world
     import deepspeed
+    from deepspeed.comm.torch import build_shm_op
 
     from .deepspeed_compat import check_deepspeed, loading_extensions
 
@@ -122,13 +123,11 @@ def start_process_group(
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
         check_deepspeed()
-        with (
-            loading_extensions(),
-            _printing_if_slow(
-                f"rank {rank} waits for the others of {world} at {address}:{port}; if no launcher started it, {_UNSET}"
-            ),
-        ):
-            deepspeed.init_distributed("nccl" if on_gpu() else "gloo", verbose=False, timeout=timeout)
+        others = f"rank {rank} waits for the others of {world} at {address}:{port}"
+        with loading_extensions():
+            build_shm_op()  # compiled once; not among what is timed here, the wait for other processes
+            with _printing_if_slow(f"{others}; if no launcher started it, {_UNSET}"):
+                deepspeed.init_distributed("nccl" if on_gpu() else "gloo", verbose=False, timeout=timeout)
     except ValueError as error:
         raise SharedError(str(error), prints=os.environ["LOCAL_RANK"] == "0") from None
     except (dist.DistStoreError, dist.DistNetworkError) as error:
