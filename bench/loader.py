@@ -129,7 +129,7 @@ def one_pass(name: str, batches: Callable[[str], Iterator[Tensors]], kind: str, 
 
 def main() -> None:
     """Measure and print the figures, or JSON."""
-    settings = tyro.cli(LoaderSettings, description=__doc__)
+    settings = tyro.cli(LoaderSettings, prog="xlme bench loader", description=__doc__)
     rows, rounds = (min(settings.rows, 2048), 3) if settings.quick else (settings.rows, settings.rounds)
     torch.set_num_threads(1)
     load = round(os.getloadavg()[0], 2)

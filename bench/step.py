@@ -131,7 +131,7 @@ def table(size: str, figures: Figures) -> str:
 
 def main() -> None:
     """Measure, and print tables or JSON; with `--quick` the JSON holds the figures of the middle size."""
-    settings = tyro.cli(StepSettings, description=__doc__)
+    settings = tyro.cli(StepSettings, prog="xlme bench step", description=__doc__)
     if settings.contender:
         answer(lambda: contender(settings.contender, settings.sizes[0]))
         return

@@ -5,7 +5,7 @@ import numpy as np
 from xlme_ds.config import RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.collate import collate
-from xlme_ds.data.order import plan_step
+from xlme_ds.data.order import Phase, plan_step
 from xlme_ds.data.pseudo_parallel import PseudoSides
 from xlme_ds.data.rows import BOS, EOS, PAD, UNK, Rows
 
@@ -48,6 +48,8 @@ def synthetic_batch(
 
 class SyntheticSource:
     """Micro-batches of one process for every step of `run`, the same in each; a `BatchSource`."""
+
+    phases = (Phase(0, 0.0, None),)
 
     def __init__(self, run: RunConfig, row_tokens: int, world: int = 1):
         self.plan = plan_step(run.data, world)

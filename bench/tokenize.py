@@ -174,7 +174,7 @@ def measure(settings: TokenizeSettings, scratch: Path) -> Figures:
 
 def main() -> None:
     """Measure and print the figures, or JSON."""
-    settings = tyro.cli(TokenizeSettings, description=__doc__)
+    settings = tyro.cli(TokenizeSettings, prog="xlme bench tokenize", description=__doc__)
     if settings.side:
         side, source, out = settings.side
         seconds = (encode_side if side == "encode" else map_side)(settings.vocab, Path(source), Path(out))

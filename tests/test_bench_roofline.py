@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.launch import ROOT, environment
+from xlme_ds.models.tiles import tiling
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="fake CUDA tensors need the compiler g++"),
@@ -31,9 +32,9 @@ from xlme_ds.objectives.electra import ElectraObjective
 SMALL = dict(vocabulary=1200, width=64, heads=4, feed_forward=256, generator_layers=1, discriminator_layers=2,
              max_positions=64, head_chunk=512)
 
-def counted(name, micro_batches=1, gpus=1, settings={}, engine=None):
+def counted(name, micro_batches=1, gpus=1, settings={}, engine=None, data={}):
     run = recipe(name)
-    run = replace(run, model=replace(run.model, **SMALL | settings), data=replace(run.data, micro_batch=2))
+    run = replace(run, model=replace(run.model, **SMALL | settings), data=replace(run.data, micro_batch=2, **data))
     if engine:
         run = replace(run, engine=replace(run.engine, deepspeed=engine))
     return figures(Settings(run, micro_batches=micro_batches, gpus=gpus))
@@ -77,6 +78,10 @@ CASES: dict[str, dict[str, Any]] = {
     "clm": {"name": "xlm_clm"},
     "camlm": {"name": "ernie_m"},
     "btmlm": {"name": "ernie_m_stage2"},
+    "modern": {
+        "name": "modern_base_mlm", "data": {"para_rows": 0}, "engine": "zero1",
+        "settings": {"max_positions": 512, "local_window": 64, "global_every": 2},
+    },
     "a number read in each micro-batch": {"name": "base_zero1", "reads": True},
     "a product": {"offset": 24},
     "a product with a bias off the grid": {"offset": 12},
@@ -131,6 +136,16 @@ def test_operations_of_the_products(counted: dict[str, dict[str, Any]]) -> None:
     # Backward torch's kernel has five products, the scores' once more.
     assert attention * 1e12 == pytest.approx(layers * (3 * 2 * tokens * width * 4 * width + 7 * scores), rel=0.02)
     assert parts["replaced head"]["tflops"] * 1e12 == pytest.approx(3 * head, rel=0.02)
+
+
+def test_operations_of_local_layers(counted: dict[str, dict[str, Any]]) -> None:
+    """By hand: of n tiles of keys a tile of queries reads itself and its neighbours, where the layer is local."""
+    rows, row, width, tile = 2, 512, 64, tiling("_forward", 64, 2).queries
+    n = row // tile
+    scores = 9 * 2 * rows * row**2 * width  # of two products forward and seven backward
+    products = 3 * 2 * rows * row * 4 * width**2
+    (found,) = (part["tflops"] for name, part in counted["modern"]["by_part"].items() if name.endswith(": attention"))
+    assert n > 3 and found * 1e12 == pytest.approx(2 * products + scores * (1 + (3 * n - 2) / n**2), rel=0.02)
 
 
 def test_compiled_layers_have_the_same_products_in_less_time(counted: dict[str, dict[str, Any]]) -> None:

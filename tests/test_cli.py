@@ -72,7 +72,7 @@ def test_unknown_override_names_the_nearest() -> None:
 def test_a_mistake_is_one_sentence(arguments: list[str], message: str, tmp_path: Path) -> None:
     result = command(*arguments)
     assert result.returncode == 2, result.stderr
-    assert result.stderr.splitlines()[-1].startswith("xlme_ds.pretrain: error: ")
+    assert result.stderr.splitlines()[-1].startswith("xlme pretrain: error: ")
     assert message in result.stderr and "Traceback" not in result.stderr
 
 

@@ -71,7 +71,7 @@ def test_benchmarks_are_listed_and_run() -> None:
     assert not {"measure", "gpu.worker", "workers"} & set(names)
     assert all(line.split(maxsplit=1)[1:] for line in listed.splitlines()[2:])
     done = real("bench", "step", "--help")
-    assert done.returncode == 0 and "--rounds" in done.stdout, done.stderr
+    assert done.returncode == 0 and "usage: xlme bench step" in done.stdout, done.stderr
     assert "did you mean `xlme bench loader`?" in xlme("bench", "loder").stderr
 
 
@@ -90,7 +90,7 @@ def test_data_without_pairs(tmp_path: Path) -> None:
     words = f"pretrain {model} --train.steps 2 --train.log-every 1 --optimizer.warmup-steps 1"
     words += f" --engine.kind plain --engine.precision fp32 --data {data} --out {tmp_path}/run"
     done = xlme(*words.split())
-    said = f"xlme_ds.pretrain: error: {data} has no pairs: add --data.para-rows 0, or data that have some"
+    said = f"xlme pretrain: error: {data} has no pairs: add --data.para-rows 0, or data that have some"
     assert (done.returncode, done.stderr.splitlines()[-1]) == (2, said)
     done = xlme(*words.split(), "--data.para-rows", "0")
     assert done.returncode == 0 and "mlm" in done.stdout, done.stderr

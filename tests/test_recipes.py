@@ -200,8 +200,9 @@ def stated(run: RunConfig) -> dict[str, Any]:
     assert sections["optimizer"].pop("layer_decay") == 1.0, "it is for fine-tuning"
     assert sections["optimizer"].pop("discriminator_rate") == 1.0, "no paper has two rates"
     data = sections["data"]
-    assert data.keys() == {"mono_rows", "para_rows", "micro_batch", "alternate", "phase_steps", "phase_mask_fractions"}
-    assert not data["phase_steps"] and not data["phase_mask_fractions"], "all read one folder"
+    of_phases = {"phase_steps", "phase_mask_fractions", "phase_rotary_bases"}
+    assert data.keys() == {"mono_rows", "para_rows", "micro_batch", "alternate"} | of_phases
+    assert not any(data[name] for name in of_phases), "all read one folder"
     return {
         "model": {name: value for name, value in sections["model"].items() if name not in without},
         "objective": sections["objective"],

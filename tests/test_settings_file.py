@@ -133,7 +133,8 @@ def test_one_source_of_settings(tmp_path: Path) -> None:
 def test_help_shows_the_settings_that_people_set() -> None:
     short = python("-m", "xlme_ds", "pretrain", "--help").stdout
     assert len(short.splitlines()) < 60 + len(RECIPES) and short.count("\n  --") == 7 + 15
-    assert "--train.steps 125000" in short and "--data" in short and "--help-all" in short
+    assert "--train.steps 125000" in short and "--data DIR " in short and "--help-all" in short
+    assert "--heldout DIR " in short and "the loss curve stays the same.\n" in short
     assert "relative-buckets" not in short
     of_recipe = python("-m", "xlme_ds", "pretrain", "--recipe", "quickstart", "-h").stdout
     assert f"--train.steps {recipe('quickstart').train.steps} " in of_recipe

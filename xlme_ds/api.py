@@ -212,7 +212,8 @@ class TextModel:
 
     @torch.no_grad()
     def fill(self, text: str, top: int = 5, language: str = "") -> list[list[ScoredPiece]]:
-        """For every `<mask>` in `text`, the generator's `top` most likely pieces, the likeliest first.
+        """For every `<mask>` in `text`, the generator's `top` most likely pieces, the likeliest first, each with its
+        `text` and `probability`.
 
         Raises ValueError when there is no `<mask>`, or the model has no masked language model.
         """
@@ -234,7 +235,7 @@ class TextModel:
 
     @torch.no_grad()
     def judge(self, text: str, language: str = "") -> list[ScoredPiece]:
-        """Every token of `text` with the probability that it was replaced, as the discriminator sees it.
+        """Every token of `text` with the `probability` that it was replaced, as the discriminator sees it.
 
         Raises ValueError when the model has no discriminator.
         """

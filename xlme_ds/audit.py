@@ -6,7 +6,6 @@ done again is left out.
 """
 
 import sys
-from bisect import bisect_right
 from collections import defaultdict
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import tyro
 from .checkpoint.checkpoints import Checkpoints
 from .checkpoint.state_files import read_state
 from .cli import fail, program
-from .data.order import StepPlan, phases
+from .data.order import StepPlan, phase_of, phases, plans_of
 from .data.schema import TASKS
 from .data.shards import RowStore
 from .train.records import ATTEMPTS, AUDIT_FOLDER, audit_lines, row_checksums
@@ -31,7 +30,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         faults, summary = tyro.cli(examine, prog=program("audit"), args=arguments)
     except (ValueError, OSError) as error:
-        fail("xlme_ds.audit", error)
+        fail("xlme audit", error)
     for fault in faults[:_SHOWN]:
         print(fault)
     print(f"{len(faults)} faults in {summary}" if faults else f"{summary}: each once, with the tokens of the data")
@@ -52,21 +51,24 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
         raise ValueError(f"{run / AUDIT_FOLDER} does not exist: only a run with --train.audit can be examined")
     steps = int(read_state(newest)["step"])
     config = read_run_config(run)
-    settings, begins = config.data, [phase.first for phase in phases(config.data, 0.0)]
-    if len(begins) != len(data):
-        raise ValueError(f"{run} read {len(begins)} folders, --data names {len(data)}: name them all")
+    settings, of_run = config.data, phases(config.data, 0.0)
+    if len(of_run) != len(data):
+        raise ValueError(f"{run} read {len(of_run)} folders, --data names {len(data)}: name them all")
     first = first_step(config)
     rows = settings.mono_rows, settings.para_rows
-    plan = StepPlan(rows, rows, 1, 1, settings.alternate)
     read = _read_rows(run / AUDIT_FOLDER, steps)
     faults, seen = [], []
     for number, task in enumerate(TASKS):
         if rows[number]:
-            of_steps = {step: numbers for step in range(first, steps) if (numbers := plan.step_rows(step, number))}
             stores = [RowStore(folder / task) for folder in data]
-            faults += _compare(
-                task, of_steps, read[task], {step: stores[bisect_right(begins, step) - 1] for step in of_steps}
-            )
+            whole = StepPlan(rows, rows, 1, 1, settings.alternate)
+            plans = plans_of(of_run, whole, [store.row_tokens for store in stores])
+            of_steps = {
+                step: numbers
+                for step in range(first, steps)
+                if (numbers := plans[phase_of(of_run, step)].step_rows(step, number))
+            }
+            faults += _compare(task, of_steps, read[task], {step: stores[phase_of(of_run, step)] for step in of_steps})
             seen.append(f"{sum(map(len, of_steps.values())):,} {task} rows")
     return faults, f"{' and '.join(seen)} of {steps - first} steps"
 

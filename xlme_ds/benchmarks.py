@@ -3,6 +3,7 @@
 import ast
 import difflib
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -13,8 +14,8 @@ _FOLDER = Path(__file__).parents[1] / "bench"
 
 
 def benchmarks(folder: Path = _FOLDER) -> dict[str, str]:
-    """Benchmarks by name, as in `python -m bench.NAME`, and the first line about each. Raises ValueError where the
-    folder is missing."""
+    """Benchmarks by name, as in `python -m bench.NAME`, and their docstrings up to the first colon or full stop. Raises
+    ValueError where the folder is missing."""
     if not (folder / "step.py").is_file():
         raise ValueError(
             f"there are no benchmarks in {folder}: an installed package has none, run this in a clone of the repository"
@@ -25,7 +26,8 @@ def benchmarks(folder: Path = _FOLDER) -> dict[str, str]:
         if "\nif __name__ ==" in source:
             parts = path.relative_to(folder).with_suffix("").parts
             name = ".".join(part for part in parts if part != "__main__")
-            found[name] = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+            about = " ".join((ast.get_docstring(ast.parse(source)) or "").split())
+            found[name] = re.split("[:.] ", about, maxsplit=1)[0]
     return found
 
 

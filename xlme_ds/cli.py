@@ -1,7 +1,6 @@
 """Command lines of the form `--recipe NAME [--section.key value ...]`: a recipe, or the settings in a file, with
 overrides."""
 
-import inspect
 import os
 import shlex
 import sys
@@ -72,10 +71,10 @@ def called() -> str:
 
 
 def _join_docstring_lines() -> None:
-    """Remove the indentation from docstrings of settings: tyro joins only lines without one."""
+    """Make one line of a setting's docstring: tyro joins only lines without indentation that begin with a letter."""
     from docstring_parser import attrdoc
 
-    attrdoc.ast_get_constant_value = lambda node: inspect.cleandoc(str(getattr(node, "value", "")))
+    attrdoc.ast_get_constant_value = lambda node: " ".join(str(getattr(node, "value", "")).split())
 
 
 def parse(
@@ -133,17 +132,18 @@ def _short_help(prog: str, command: type, description: str, run: RunConfig) -> s
         if field.name != "run":
             renamed = [mark.name for mark in getattr(hints[field.name], "__metadata__", ()) if getattr(mark, "name", 0)]
             flag = "--" + (renamed or [field.name.replace("_", "-")])[0]
-            needed += f" {flag} {flag[2:].upper()}" if field.default is MISSING else ""
-            shows = field.default is not MISSING and not isinstance(field.default, bool) and field.default
-            own.append((f"{flag} {field.default}" if shows else flag, helps[field.name]))
+            value = _placeholder(hints[field.name]) if field.default is MISSING else field.default
+            value = _placeholder(hints[field.name]) if value is None else "" if isinstance(value, bool) else value
+            needed += f" {flag} {value}" if field.default is MISSING else ""
+            own.append((f"{flag} {value}", helps[field.name]))
     shown = []
     for name in _OFTEN_SET:
         section, _, key = name.rpartition(".")
         settings = getattr(run, section) if section else run
         about = help_of(type(settings))[key].partition(". ")[0]
         value = getattr(settings, key)
-        shown.append((f"--{name.replace('_', '-')} {'' if isinstance(value, bool) else value}", about))
-    source = f"their values in {run.name}" if run.name != "custom" else "the defaults of all recipes"
+        shown.append((f"--{name.replace('_', '-')} {'' if isinstance(value, bool) else value or repr(value)}", about))
+    source = f"their values in {run.name}" if run.name != "custom" else "their defaults, which recipes change"
     return "\n".join(
         [
             f"usage: {prog} --recipe NAME{needed} [--section.key value ...]\n\n{description.strip()}\n",
@@ -157,9 +157,15 @@ def _short_help(prog: str, command: type, description: str, run: RunConfig) -> s
     )
 
 
+def _placeholder(kind: object) -> str:
+    """The word for a value of type `kind` in the usage of an option."""
+    names = {Path: "DIR", int: "N", float: "NUMBER"}
+    return next(name for type_, name in names.items() if type_.__name__ in str(kind))
+
+
 def _entry(flag: str, about: str) -> str:
     """An option and its help, which begins in column 38."""
-    lines = textwrap.wrap(about, 80)
+    lines = textwrap.wrap(about.rstrip(".") + ".", 80)
     first = f"  {flag:<35} " if len(flag) < 36 else f"  {flag}\n{'':38}"
     return first + f"\n{'':38}".join(lines)
 

@@ -226,9 +226,12 @@ class DataConfig:
     """Steps read monolingual rows and pairs in turns, as XLM's MLM and TLM; no step reads both."""
     phase_steps: tuple[int, ...] = ()
     """Steps for which each of several `--data` folders is read before the next one; the last is read to the end. May
-    change on resume for what has not been read yet."""
+    change on resume for what has not been read yet. Where rows become k times as long, a step has k times fewer."""
     phase_mask_fractions: tuple[float, ...] = ()
     """objective.mask_fraction of each folder, where it changes during the run (0.3, 0.15, 0.05 in mmBERT)."""
+    phase_rotary_bases: tuple[Positive, ...] = ()
+    """model.rotary_base during each of `phase_steps`, where the run ends with another one (10,000 in ModernBERT, which
+    raises it for rows of 8,192 tokens)."""
 
     @property
     def mean_rows(self) -> tuple[float, float]:

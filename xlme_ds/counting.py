@@ -7,6 +7,7 @@ which takes no memory.
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -29,9 +30,13 @@ def work_of(run: RunConfig, row_tokens: int) -> Work:
     return objective_of(objective).work(run.model, row_tokens)
 
 
-def flops_per_step(run: RunConfig, row_tokens: int) -> float:
-    """Forward and backward of one optimizer step on full rows of `row_tokens` tokens."""
-    return sum(run.data.mean_rows) * row_tokens * work_of(run, row_tokens).training
+def flops_per_step(run: RunConfig, row_tokens: int, of_phases: Sequence[int] = ()) -> float:
+    """Forward and backward of one optimizer step on full rows of `row_tokens` tokens; `of_phases`: the tokens of the
+    rows of each phase, for the mean over all steps, where they differ."""
+    tokens = sum(run.data.mean_rows) * row_tokens
+    shares = phase_shares(phases(run.data, 0.0), run.train.steps) if of_phases else [1.0]
+    works = (work_of(run, length).training for length in of_phases or [row_tokens])
+    return tokens * sum(share * work for share, work in zip(shares, works, strict=True))
 
 
 def paper_forward_per_token(run: RunConfig, row_tokens: int) -> float:

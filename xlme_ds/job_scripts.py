@@ -14,10 +14,10 @@ _FOLDERS = (Path(__file__).parent / "slurm", Path(__file__).parents[1] / "slurm"
 
 @dataclass(frozen=True)
 class SlurmSettings:
-    """Write the job scripts to DIR/slurm; submit them from DIR. What differs between sites is in slurm/env.sh."""
+    """Write the job scripts to the folder slurm/. What differs between sites is in slurm/env.sh."""
 
     to: Path = Path(".")
-    """Folder from which jobs will be submitted."""
+    """Folder in which slurm/ is made, and from which jobs are submitted."""
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
         if parent is not None and "--schedule.decay-steps" in _flags(words) and "--train.steps" not in _flags(words):
             command = replace(command, run=_to_its_end(command.run))
     except ValueError as error:
-        fail("xlme_ds.pretrain", error)
+        fail("xlme pretrain", error)
     from .api import pretrain, rehearse
     from .engine.ranks import SharedError
 
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> None:
         else:
             pretrain(run, data, out, heldout, stop, command.profile)
     except SharedError as error:  # no other: one that a single rank has is a fault of ours, and keeps its traceback
-        fail("xlme_ds.pretrain", error)
+        fail("xlme pretrain", error)
 
 
 if __name__ == "__main__":

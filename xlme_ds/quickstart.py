@@ -1,4 +1,4 @@
-"""The ten-minute run: sample corpus, data preparation, pre-training, report. `make pretrain` calls it.
+"""Train a small model on sample text: corpus, data preparation, pre-training, report. `make pretrain` calls it.
 
 Every step is a command that a large run uses; data/prepare.log has the commands and what they print. Finished steps
 are skipped.
@@ -40,7 +40,7 @@ class Quickstart:
     out: Path
     """Run folder; the prepared data go into its subfolder data/."""
     fresh: bool = False
-    """Delete what is in the run folder first; refused for a folder that the quickstart did not make."""
+    """Delete what is in the run folder first; an error for a folder that the quickstart did not make."""
     processes: int = 2
     """Training processes, and workers of data preparation."""
 
@@ -208,7 +208,7 @@ def main(words: list[str] | None = None) -> None:
         with lock(out):
             begin(out, arguments.fresh)
     except (ValueError, OSError) as error:
-        fail("xlme_ds.quickstart", error)
+        fail("xlme quickstart", error)
     # The quickstart is a run for processors, also where there is a GPU: its ZeRO settings and sizes are chosen for
     # them.
     settings = environment() | {"DS_ACCELERATOR": "cpu"}
@@ -223,7 +223,7 @@ def main(words: list[str] | None = None) -> None:
             try:
                 run_stage(stage, data, settings)
             except OSError as error:
-                fail("xlme_ds.quickstart", error)
+                fail("xlme quickstart", error)
     if finished.exists():
         print(f"{out} is complete; open {out / 'report.html'} (make pretrain FRESH=1 starts over)")
         return

@@ -148,6 +148,11 @@ def _check_data(config: Training) -> None:
             f"data.phase_mask_fractions {' '.join(map(str, fractions))} must be between 0 and 1, and are not for an "
             "objective that predicts every token"
         )
+    if data.phase_rotary_bases and config.model.body != "modern":
+        raise ValueError(
+            f"data.phase_rotary_bases is for rotary positions, and model.body {config.model.body} has none: leave it "
+            "empty"
+        )
     decay = f"schedule.decay_steps {schedule.decay_steps}"
     if schedule.decay_steps and schedule.name != "wsd":
         raise ValueError(f"{decay} is for schedule.name wsd, it is {schedule.name}: leave it 0")

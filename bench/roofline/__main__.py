@@ -44,7 +44,7 @@ from bench.measure import markdown, show, stamp
 from bench.roofline.counted import GPUS, Counter, Formula, sums, total
 from bench.synthetic import SyntheticSource
 from xlme_ds.cli import fail, parse
-from xlme_ds.config import RunConfig
+from xlme_ds.config import ModelConfig, RunConfig
 from xlme_ds.counting import flops_per_step
 from xlme_ds.engine.build import assemble
 from xlme_ds.engine.engine import Engine
@@ -138,11 +138,11 @@ def _part(module: str) -> str:
 
 
 def _attention(share: Callable[[int], float], backward: bool, args: Any, out: Any) -> tuple[float, float, int, str]:
-    """The cost of attention; `share(off)` of the pairs of a query and a key lie in computed tiles at most `off` tiles
-    from the diagonal.
+    """The cost of attention in the layer that runs; `share(off)` of the pairs of a query and a key lie in computed
+    tiles at most `off` tiles from the diagonal.
 
     Forward has two products. Backward has seven, in two kernels that both read q, k, v and the output's gradient; a
-    third kernel, at half of their rate, takes two products for the distances that have their own gradient.
+    third kernel, at half of their rate, takes two products for the distances that have their own gradient, if any.
     """
     rows, tokens, _, heads, size = args[0].shape
     product = 2.0 * rows * heads * tokens**2 * size
@@ -150,7 +150,8 @@ def _attention(share: Callable[[int], float], backward: bool, args: Any, out: An
     if not backward:
         return 2 * product * share(tokens), 4 * one, 1, "forward"
     moved = 16 * one + 4.0 * sum(tensor.numel() for tensor in out[1:])
-    return product * (7 * share(tokens) + 4 * share(args[-1])), moved, 4, "backward"
+    biased = args[4] is not None
+    return product * (7 * share(tokens) + 4 * biased * share(args[-1])), moved, 3 + biased, "backward"
 
 
 def _group_sums(args: Any, out: Any) -> tuple[float, float, int, str]:
@@ -173,17 +174,26 @@ def _logit_gradient(args: Any, out: Any) -> tuple[float, float, int, str]:
     return 2.0 * len(hidden_MD) * rows_CD.numel(), moved, 1, "triton"
 
 
-def formulas(batch: Any) -> dict[str, Formula]:
-    """The costs of our own operators, on rows like those of `batch`."""
+def formulas(batch: Any, cfg: ModelConfig, module: Callable[[], str]) -> dict[str, Formula]:
+    """The costs of our own operators, on rows like those of `batch`; `module()` is the name of the one that runs."""
     tile = tiling("_forward", 64, 2).queries
     first_BT, end_BT = item_bounds(batch.segments_BT)
     tokens = first_BT.shape[1]
-    starts = torch.arange(0, tokens, tile)
-    low = (first_BT[:, starts] // tile).numpy()
-    high = -(-end_BT[:, (starts + tile - 1).clamp(max=tokens - 1)] // tile).numpy()
+    starts, place_T = torch.arange(0, tokens, tile), torch.arange(tokens)
     number = np.arange(len(starts))
 
+    def tiles(window: int) -> tuple[np.ndarray, np.ndarray]:
+        """The first and the end of the tiles of keys of each tile of queries, which see so far on each side."""
+        firsts, ends = first_BT.maximum(place_T - window), end_BT.minimum(place_T + window + 1)
+        last = ends[:, (starts + tile - 1).clamp(max=tokens - 1)]
+        return (firsts[:, starts] // tile).numpy(), -(-last // tile).numpy()
+
+    of_global, of_local = tiles(tokens), tiles(cfg.local_window // 2)
+
     def share(off: int) -> float:
+        layer = re.search(r"layers\.(\d+)", module())
+        local = cfg.body == "modern" and layer is not None and int(layer[1]) % cfg.global_every > 0
+        low, high = of_local if local else of_global
         near = np.minimum(high, number + off + 1) - np.maximum(low, number - off)
         return float(near.sum()) / (len(first_BT) * len(starts) ** 2)
 
@@ -235,7 +245,7 @@ def count(settings: Settings) -> tuple[Counter, RunConfig, float]:
     if run.engine.kind != "deepspeed":
         raise ValueError(f"engine.kind {run.engine.kind} cannot be counted: choose a recipe with DeepSpeed's ZeRO")
     source = SyntheticSource(run, run.model.max_positions, gpus)
-    counter = Counter(GPUS[settings.gpu], formulas(source.batches[0]), _part)
+    counter = Counter(GPUS[settings.gpu], formulas(source.batches[0], run.model, lambda: counter.module()), _part)
     counter.compiled = {"auto": "layers"}.get(run.model.compile, run.model.compile)
     _Gpu.waited = staticmethod(lambda: counter.wait("DeepSpeed's synchronize"))
     with _pretended(gpus), counter:

@@ -229,13 +229,13 @@ class Counter(TorchDispatchMode):
         seconds = max(times * size / rates.memory, flops / getattr(rates, kind), rates.floor * kernels)
         if self.compiled != "none" and not flops and self._in_layer():
             seconds *= _COMPILED
-        part = self.phase or self.part(self._module())
+        part = self.phase or self.part(self.module())
         self.operations.append(Operation(name, part, kernels, size, flops, seconds + rates.gap * kernels))
 
     def _in_layer(self) -> bool:
-        return not self.phase and re.search(r"\blayers\.\d+", self._module()) is not None
+        return not self.phase and re.search(r"\blayers\.\d+", self.module()) is not None
 
-    def _module(self) -> str:
+    def module(self) -> str:
         """The name of the module that runs, in a forward pass, a recomputed one, or a backward pass."""
         node = torch._C._current_autograd_node()
         if node is not None and not self._running:

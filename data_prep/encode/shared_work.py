@@ -155,7 +155,8 @@ class SharedWork:
     def _progress(self, inputs: int, label: str) -> str:
         total = sum(map(_number, self.folder.glob("done-*")))
         finished = len(os.listdir(self.folder / "finished"))
-        return f"encode {label}: {total / 1e9:.2f} GB of text, {finished} of {inputs} inputs finished"
+        size = f"{total / 1e9:,.2f} GB" if total >= 1e9 else f"{total / 1e6:,.0f} MB"
+        return f"encode {label}: {size} of text, {finished} of {inputs} inputs finished"
 
 
 def _number(path: Path) -> int:

@@ -30,7 +30,7 @@ def rules_of(
             sides=sides,
             languages=len(manifest.languages),
             layout=LAYOUTS[manifest.layout],
-            packed=sides == 2 or manifest.settings.get("sentences", False),
+            packed=sides == 2 or bool(manifest.packed),
         )
         return row_schema(manifest.settings["row_tokens"]), faults, partial(_count_rows, sides)
     if folder.name == "para":

@@ -62,7 +62,7 @@ def _section(config: StatsConfig, task: str) -> Section:
     lines = on_root(lambda: lines_of(config.encoded, config.data, task))
     encoded = on_root(lambda: read_manifest(config.encoded / task))
     lengths = length_histograms(config.encoded / task, encoded, config.processes)
-    packed = on_root(lambda: "sentences" in read_manifest(config.data / task).settings)
+    packed = on_root(lambda: bool(read_manifest(config.data / task).packed))
     return Section(task, lines, {line.name: lengths[line.name] for line in lines}, loss_tables(encoded), packed)
 
 

@@ -43,7 +43,8 @@ def run(config: VerifyConfig) -> None:
         shards, check = manifest.shards, partial(_check_shard, folder, manifest)
         counts = run_tasks(check, shards, [s.bytes for s in shards], config.processes, f"verify {folder.name}")
         on_root(partial(_raise_first, _manifest_checks(folder, manifest, counts)))
-        on_root(partial(say, f"{folder}: {len(shards)} shards, {manifest.rows:,} records, no fault"))
+        count = f"{len(shards)} shard{'s' * (len(shards) > 1)}"
+        on_root(partial(say, f"{folder}: {count}, {manifest.rows:,} records, no fault"))
 
 
 def _raise_first(checks: Checks) -> None:
@@ -258,7 +259,7 @@ def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Found
     )
     too_long = [entry.get("too_long", 0) for entry in by_name.values()]
     settings = manifest.settings
-    packed = settings["task"] == "para" or "sentences" in settings
+    packed = settings["task"] == "para" or bool(manifest.packed)
     yield (
         min(too_long) >= 0 and (packed or not any(too_long)),
         f"{path} counts text as too long, which is cut into rows: {_again(folder)}",

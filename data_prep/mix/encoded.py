@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,8 @@ from data_prep.languages import in_order
 from xlme_ds.data.schema import DOCUMENTS, PAIRS, Layout
 from xlme_ds.io.files import naming
 
+# What becomes an item: slices of all text of a shard, or its records.
+Unit = Literal["slices", "sentences", "documents", "pairs"]
 _CHANGED = "it was changed, delete it and give the encode command again"
 _NEAR = 1024  # int32 words, a page: a gap as small as this is read too
 _AT_ONCE = 1 << 18  # words that are read at once, about
@@ -160,42 +163,55 @@ def _word(column: pa.ListArray, number: int, file: pa.Buffer) -> int:
 class EncodedShard:
     """An encoded shard as examples of one group (a language, or a language pair).
 
-    Task mono: `examples` training rows. Pairs, and sentences: those that fit into a row, `tokens` ids in their items
-    (specials included); `unfit` are the others' records, in order. `batches` locate the ids.
+    Slices of a token stream: `examples` training rows. Records that are packed: their items, with `tokens` ids in them,
+    specials included. A record is one item, but for those in `others`, in order: each of them is as many items as
+    `pieces` says, one that is too long for a row none. `batches` locate the ids.
     """
 
     group: str
     examples: int
     tokens: int
     batches: Batches
-    unfit: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    others: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    pieces: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
-    def records(self, examples: np.ndarray) -> np.ndarray:
-        """The records of examples that are pairs or sentences."""
-        fitting_before = self.unfit - np.arange(len(self.unfit))
-        return examples + np.searchsorted(fitting_before, examples, side="right")
+    @property
+    def too_long(self) -> int:
+        """Records that are left out."""
+        return int((self.pieces == 0).sum())
+
+    def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The records of examples that are packed, and which piece of the record each one is."""
+        first = np.append(-1, self.others + np.cumsum(self.pieces - 1) - (self.pieces - 1))  # example of each
+        last = np.searchsorted(first, examples, side="right") - 1  # of the others, that one or one before it
+        record, pieces = np.append(-1, self.others)[last], np.append(1, self.pieces)[last]
+        past = examples - first[last]
+        return np.where(past < pieces, record, record + 1 + past - pieces), np.where(past < pieces, past, 0)
 
 
-def survey(
-    folder: Path, row_tokens: int, layout: Layout, longest: int | None, sentences: bool, name: str
-) -> EncodedShard:
+def survey(folder: Path, row_tokens: int, layout: Layout, longest: int | None, unit: Unit, name: str) -> EncodedShard:
     """Count the examples of the encoded shard `name` (`group/number.arrow`) of task folder `folder`.
 
-    A document shard is cut every `row_tokens` - 2 ids. A last slice of one id is no row: it is the last document's
-    `</s>`. Of `sentences` each is an example, after the token that opens it. `longest`: ids that no pair has more of,
-    where that is known; if all fit, their lengths need not be read.
+    A token stream is cut every `row_tokens` - 2 ids. A last slice of one id is no row: it is the last document's
+    `</s>`. Of documents each is an item or, if it is longer than a row, several. `longest`: ids that no pair has more
+    of, where that is known; if all fit, their lengths need not be read.
     """
     group = name.split("/")[0]
     batches = read_batches(folder / name)
     tokens, records = int(batches.tokens.sum()), int(batches.records.sum())
-    if len(batches.tokens) == 1 and not sentences:
+    if unit == "slices":
         rows, rest = divmod(tokens, row_tokens - 2)
         return EncodedShard(group, rows + (rest > 1), tokens, batches)
-    if longest is not None and longest + layout.pair_specials <= row_tokens:
+    if unit == "pairs" and longest is not None and longest + layout.pair_specials <= row_tokens:
         return EncodedShard(group, records, tokens + layout.pair_specials * records, batches)
-    lengths = batches.all_lengths().sum(0) + (1 if sentences else layout.pair_specials)
-    fits = lengths <= row_tokens
-    return EncodedShard(group, int(fits.sum()), int(lengths[fits].sum()), batches, np.flatnonzero(~fits))
+    # Of a record of monolingual text the last id is `</s>`.
+    specials, texts = (layout.pair_specials, 0) if unit == "pairs" else (2, -1)
+    texts = batches.all_lengths().sum(0) + texts
+    width = row_tokens - specials
+    pieces = -(-texts // width) if unit == "documents" else (texts <= width).astype(np.int64)
+    items = texts[pieces > 0].sum() + specials * pieces.sum()
+    others = np.flatnonzero(pieces != 1)
+    return EncodedShard(group, int(pieces.sum()), int(items), batches, others, pieces[others])
 
 
 def group_languages(group: str, languages: Sequence[str]) -> tuple[int, ...]:

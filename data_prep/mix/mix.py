@@ -15,7 +15,7 @@ from tyro.conf import UseAppendAction
 
 from data_prep.encode.encode import EncodeConfig
 from data_prep.languages import language_of
-from data_prep.mix.encoded import EncodedShard, group_languages, survey
+from data_prep.mix.encoded import EncodedShard, Unit, group_languages, survey
 from data_prep.mix.mixed_rows import (
     BATCH_ROWS,
     BLOCK,
@@ -73,6 +73,9 @@ class MixConfig:
     sentences: bool = False
     """Monolingual rows of whole records, packed as pairs are, for denoising and back-translation; needs `encode
     --sentences`."""
+    documents: bool = False
+    """Monolingual rows of whole documents, packed as pairs are, so that no token sees another document; one longer than
+    a row is cut. Without it a row is a slice of a language's text."""
     into: str = ""
     """Language to translate into: the second side of every pair that has it. The first side of other pairs is drawn."""
     rows_per_shard: int = 65536
@@ -92,8 +95,11 @@ class MixConfig:
             raise ValueError(f"--rows-per-shard is {self.rows_per_shard}: it must be at least 1")
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"--alpha is {self.alpha}: it must be between 0 (uniform) and 1 (natural distribution)")
-        if self.sentences and not self.mono_rows:
-            raise ValueError("--sentences is for monolingual rows, and --mono-rows is 0: leave it out, or give both")
+        for name in ("sentences", "documents"):
+            if getattr(self, name) and not self.mono_rows:
+                raise ValueError(f"--{name} is for monolingual rows, and --mono-rows is 0: leave it out, or give both")
+        if self.sentences and self.documents:
+            raise ValueError("--sentences and --documents both say what monolingual rows hold: give one of them")
         if not 0 <= self.max_repeats < float("inf"):
             raise ValueError(f"--max-repeats is {self.max_repeats}: it must be a number above 0, or 0 for no bound")
 
@@ -166,6 +172,11 @@ def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> Non
         raise ValueError(
             f"{config.encoded / 'mono'} was encoded without --sentences, which mix --sentences needs: encode it so"
         )
+    if config.documents and encoded["mono"].settings.get("sentences", False):
+        raise ValueError(
+            f"{config.encoded / 'mono'} was encoded with --sentences and has no documents: mix it with --sentences, or "
+            "encode it without"
+        )
     for group in Sampling(config.alpha, config.share).set_shares():
         for name in group:
             if name not in all_names:
@@ -204,10 +215,10 @@ def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: 
         "languages": list(languages),
         "batch_rows": BATCH_ROWS,
         "window": WINDOW,
-        "order": ORDER.format(BLOCK["packed" if _packed(config, task) else "cut"], STRETCH),
+        "order": ORDER.format(BLOCK["cut" if _unit(config, task) == "slices" else "packed"], STRETCH),
     }
     settings |= {key: encoded.settings[key] for key in ("split", "heldout_share") if key in encoded.settings}
-    settings |= {"sentences": True} if task == "mono" and config.sentences else {}
+    settings |= {unit: True} if (unit := _unit(config, task)) in ("sentences", "documents") else {}
     settings |= {"into": config.into} if config.into and task == "para" else {}
     sampling = _sampling(config, encoded)
     set_ones = {"share": list(sampling.share), "max_repeats": sampling.max_repeats}
@@ -225,15 +236,17 @@ def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: 
             _write(config, stage, rows, encoded, plan or _plan(config, task, rows, encoded, languages))
 
 
-def _packed(config: MixConfig, task: str) -> bool:
-    """Whether rows hold whole records, instead of slices of one text."""
-    return task == "para" or config.sentences
+def _unit(config: MixConfig, task: str) -> Unit:
+    """What the rows hold: slices of one text, or records that are packed."""
+    if task == "para":
+        return "pairs"
+    return "sentences" if config.sentences else "documents" if config.documents else "slices"
 
 
 def _write(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, plan: MixPlan) -> None:
     task, languages = stage.settings["task"], tuple(stage.settings["languages"])
     first_rows = None
-    if _packed(config, task):
+    if _unit(config, task) != "slices":
         plan, first_rows = fill_rows(stage, plan, rows, config.processes)
     count = -(-rows // config.rows_per_shard)
     sizes = [min(config.rows_per_shard, rows - i * config.rows_per_shard) for i in range(count)]
@@ -249,7 +262,8 @@ def _write(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, plan: 
     )
     assert manifest.rows == rows
     on_root(partial(write_manifest, stage.folder, manifest))
-    summary = f"{rows:,} rows in {count} shards, {100 * counts['fill']:.1f}% of the tokens are not padding"
+    fill = f"{100 * counts['fill']:.1f}% of the tokens are not padding"
+    summary = f"{rows:,} rows in {count} shard{'s' * (count > 1)}, {fill}"
     on_root(lambda: say(f"{stage.folder}: {summary}"))
 
 
@@ -258,26 +272,26 @@ def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages:
     folder = config.encoded / task
     names = [shard.name for shard in encoded.shards]
     sizes = [shard.bytes for shard in encoded.shards]
-    packed = _packed(config, task)
-    look = partial(survey, folder, config.row_tokens, LAYOUTS[config.layout], encoded.settings.get("max_pair_tokens"),
-                   packed and task == "mono")  # fmt: skip
+    unit = _unit(config, task)
+    look = partial(
+        survey, folder, config.row_tokens, LAYOUTS[config.layout], encoded.settings.get("max_pair_tokens"), unit
+    )
     shards: Sequence[EncodedShard] = run_tasks(look, names, sizes, config.processes, f"survey {task}")
     if not any(shard.examples for shard in shards):
         more = "raise --heldout-share" if encoded.settings.get("split") == "heldout" else "encode some text first"
         raise ValueError(f"{folder} has nothing that fills a row of {config.row_tokens} tokens: {more}")
     sampling = _sampling(config, encoded)
     into = languages.index(config.into) if config.into in languages else None
-    plan = plan_rows(shards, config.row_tokens, config.layout, languages, task, sampling, config.seed, packed, into)
-    plan = enough_examples(plan, rows) if packed else with_total(plan, rows)
+    plan = plan_rows(shards, config.row_tokens, config.layout, languages, task, sampling, config.seed, unit, into)
+    plan = with_total(plan, rows) if unit == "slices" else enough_examples(plan, rows)
     on_root(lambda: _say_shares(plan.order))
-    if packed and (left_out := sum(len(shard.unfit) for shard in shards)):
-        what = "pairs" if task == "para" else "sentences"
-        on_root(lambda: warn(f"{folder}: {left_out:,} {what} are too long for a row of {config.row_tokens} tokens"))
+    if left_out := sum(shard.too_long for shard in shards):
+        on_root(lambda: warn(f"{folder}: {left_out:,} {unit} are too long for a row of {config.row_tokens} tokens"))
     return plan
 
 
 def _say_shares(order: Order) -> None:
-    """Print what is sampled of the largest languages or pairs; `stats` shows all."""
+    """Print what is sampled of the largest languages or pairs; `xlme prep stats` shows all."""
     available, name = sum(order.examples), "language" if order.label == "mono" else "pair"
     largest = sorted(range(len(order.names)), key=lambda j: (-order.examples[j], order.names[j]))
     say(f"{name:<12} {'available':>15} {'share before':>12} {'share after':>12} {'repeats':>8}")
@@ -286,7 +300,7 @@ def _say_shares(order: Order) -> None:
         shares = f"{examples / available:>12.3%} {quota / order.total:>12.3%} {quota / max(examples, 1):>7.2f}×"
         say(f"{order.names[j]:<12} {examples:>15,} {shares}")
     if len(largest) > _SHOWN:
-        say(f"… {len(largest) - _SHOWN} more (`stats` shows all)")
+        say(f"… {len(largest) - _SHOWN} more (`xlme prep stats` shows all)")
 
 
 def _counts(plan: MixPlan, task: str, rows: int, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -296,7 +310,7 @@ def _counts(plan: MixPlan, task: str, rows: int, results: Sequence[dict[str, Any
     by_language = {
         name: {
             "available": available,
-            "too_long": sum(len(shard.unfit) for shard in plan.shards if shard.group == name),
+            "too_long": sum(shard.too_long for shard in plan.shards if shard.group == name),
             "used": used[j],
             "repeat": used[j] / available if available else 0.0,
             "share_before": available / sum(order.examples),

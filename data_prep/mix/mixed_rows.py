@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.encode.token_ids import list_array
-from data_prep.mix.encoded import EncodedShard, copy_words, group_languages
+from data_prep.mix.encoded import EncodedShard, Unit, copy_words, group_languages
 from data_prep.mix.packing import pack_shuffled
 from data_prep.sampling import Order, hashed, key_of
 from data_prep.shares import Sampling, apportion
@@ -45,8 +45,8 @@ class MixPlan:
 
     @property
     def specials(self) -> int:
-        """Ids of an item that no record has: a sentence's has its last one."""
-        return self.layout.pair_specials if len(self.group_languages[0]) == 2 else 1
+        """Ids of an item that are not of its text."""
+        return self.layout.pair_specials if len(self.group_languages[0]) == 2 else 2
 
     @cached_property
     def _first(self) -> np.ndarray:
@@ -76,7 +76,7 @@ def plan_rows(
     task: str,
     sampling: Sampling,
     seed: int,
-    packed: bool,
+    unit: Unit,
     into: int | None = None,
 ) -> MixPlan:
     """The plan of a task with no slots yet, which `with_total` gives it."""
@@ -87,7 +87,7 @@ def plan_rows(
     shares = tuple(sampling.shares(tuple(by_group), examples))
     members = tuple(group_languages(group, languages) for group in by_group)
     mean_tokens = max(sum(tokens), 1) / max(sum(examples), 1)
-    block = BLOCK["packed" if packed else "cut"]
+    block = BLOCK["cut" if unit == "slices" else "packed"]
     neighbours = max(int(STRETCH * len(members[0]) / mean_tokens), 1)
     order = Order(tuple(by_group), examples, shares, (), seed, task, block, neighbours)
     return MixPlan(row_tokens, LAYOUTS[layout], members, tuple(shards), tokens, mean_tokens, order, sampling, into)
@@ -108,10 +108,10 @@ class Tally:
 
 
 class SampledPairs(NamedTuple):
-    """Positions of sampled pairs, or sentences, in the encoded shards.
+    """Positions of sampled pairs, or monolingual items, in the encoded shards.
 
-    `starts` and `lengths` are [2, pairs], in the order of the sides in the row, or [1, sentences]. `tokens`: ids of
-    each pair as an item.
+    `starts` and `lengths` are [2, pairs], in the order of the sides in the row, or [1, items]. `tokens`: ids of each
+    pair as an item.
     """
 
     group: np.ndarray
@@ -239,7 +239,12 @@ def _find_pairs(plan: MixPlan, slots: np.ndarray) -> SampledPairs:
     sides = np.array(plan.group_languages)[group]
     starts, lengths = np.empty((2, sides.shape[1], len(slots)), dtype=np.int64)
     for shard, at in plan.by_shard(shards):
-        starts[:, at], lengths[:, at] = shard.batches.bounds(shard.records(example[at]))
+        records, pieces = shard.locate(example[at])
+        starts[:, at], lengths[:, at] = shard.batches.bounds(records)
+        if len(starts) == 1:  # a piece of a text, whose last id is `</s>`
+            before = pieces * (plan.row_tokens - plan.specials)
+            starts[0, at] += before
+            lengths[0, at] = (lengths[0, at] - 1 - before).clip(max=plan.row_tokens - plan.specials)
     swapped = plan.order.swapped(slots) & (sides.shape[1] == 2)
     if plan.into is not None:
         swapped = np.where((sides == plan.into).any(1), sides[:, 0] == plan.into, swapped)
@@ -248,8 +253,8 @@ def _find_pairs(plan: MixPlan, slots: np.ndarray) -> SampledPairs:
 
 
 def _render(plan: MixPlan, pairs: SampledPairs, rows: Sequence[np.ndarray]) -> pa.RecordBatch:
-    """The rows with the given items, each item `<s> e </s> f </s>`, or as else the plan lays them out; of sentences,
-    which have their `</s>`, `<s> x`."""
+    """The rows with the given items, each item `<s> e </s> f </s>`, or as else the plan lays them out; monolingual ones
+    `<s> x </s>`."""
     items = np.concatenate(rows)
     counts = np.array([len(row) for row in rows])
     lengths = pairs.tokens[items]
@@ -265,7 +270,7 @@ def _render(plan: MixPlan, pairs: SampledPairs, rows: Sequence[np.ndarray]) -> p
     if len(starts) == 2:
         for n, separator in enumerate(plan.layout.between):
             flat[after_first + n] = separator
-        flat[at + lengths - 1] = EOS
+    flat[at + lengths - 1] = EOS
     places = np.stack([at + 1, after_first + len(plan.layout.between)])[: len(starts)]
     for shard, same in plan.by_shard(pairs.shard[items]):
         copy_words(shard.batches.path, starts[:, same].ravel(), wide[:, same].ravel(), flat, places[:, same].ravel())

@@ -23,7 +23,7 @@ def enough_examples(plan: MixPlan, rows: int) -> MixPlan:
         if most < rows:
             raise ValueError(
                 f"--{order.label}-rows is {rows:,}, but with --max-repeats {plan.sampling.max_repeats:g} the "
-                f"{'pairs' if order.label == 'para' else 'sentences'} fill {most:,} rows without gaps: raise it, or "
+                f"{'pairs' if order.label == 'para' else 'texts'} fill {most:,} rows without gaps: raise it, or "
                 "ask for fewer rows"
             )
     for _ in range(_ROUNDS):  # the shares under a bound depend on the total, and the total on the shares

@@ -5,6 +5,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.losses import MultipleNegativesRankingLoss
@@ -31,6 +32,7 @@ settings = SentenceTransformerTrainingArguments(
     per_device_train_batch_size=64,
     learning_rate=1e-3,
     batch_sampler="no_duplicates",
+    dataloader_pin_memory=torch.cuda.is_available(),
     logging_steps=10,
     save_strategy="no",
     report_to="none",

@@ -81,7 +81,7 @@ def read_zip(path: Path) -> None:
 def read_shard(path: Path) -> None:
     """As `mix` does, and `stats`."""
     name = f"{path.parent.name}/{path.name}"
-    found = survey(path.parent.parent, 32, LAYOUTS["xlme"], None, True, name)
+    found = survey(path.parent.parent, 32, LAYOUTS["xlme"], None, "sentences", name)
     starts, lengths = found.batches.bounds(found.records(np.arange(found.examples)))
     for begin, size in zip(starts, lengths, strict=True):
         copy_words(path, begin, size, np.zeros(size.sum(), np.int32), np.cumsum(size) - size)

@@ -140,9 +140,61 @@ def test_items_are_sentences(text: Text, encoded: Path, vocab: Path, tmp_path: P
             if sentences == (is_so == "with"):
                 open_data(run, out)
             else:
-                message = f"was mixed {is_so} --sentences, and this objective reads what was mixed {must_be} it"
+                message = (
+                    f"was mixed {is_so} --sentences, and this objective reads what was mixed {must_be} --sentences"
+                )
                 with pytest.raises(ValueError, match=message):
                     open_data(run, out)
+
+
+def test_items_are_documents(vocab: Path, tmp_path: Path) -> None:
+    """Each whole, or, if it is longer than a row, in pieces of a row; a little more than one pass."""
+    rng, vocabulary = np.random.default_rng(1), Vocabulary(vocab)
+    lengths = [1, 2, 30, 7, 200, 55, 3, 3, 90, 12] * 4
+    (tmp_path / "mono").mkdir()
+    pieces: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    for code in ("de", "en"):
+        documents = [[spelt(int(n)) for n in rng.integers(0, 100, words)] for words in lengths]
+        (tmp_path / "mono" / f"{code}.txt").write_text("".join(" ".join(words) + "\n\n" for words in documents))
+        for words in documents:
+            ids = vocabulary.encode(" ".join(words)).tolist()
+            pieces.update((code, tuple(ids[first : first + 62])) for first in range(0, len(ids), 62))
+    run(EncodeConfig(vocab, tmp_path / "encoded", mono=tmp_path / "mono"))
+    fill = sum(number * (len(ids) + 2) for (_, ids), number in pieces.items()) // 64
+    asked = MixConfig(
+        tmp_path / "encoded", vocab, tmp_path / "mixed", mono_rows=fill + fill // 4, row_tokens=64, alpha=1.0,
+        documents=True,
+    )  # fmt: skip
+    mix(asked)
+    verify(VerifyConfig(asked.out))
+    found: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    read = rows(asked.out, "mono", asked.mono_rows)
+    for items, codes in read:
+        for one, code in zip(items, codes, strict=True):
+            assert one[0] == 0 and one[-1] == EOS and EOS not in one[1:-1]
+            found[code, tuple(one[1:-1])] += 1
+    assert found.keys() == pieces.keys() and all(pieces[one] <= found[one] <= 2 * pieces[one] for one in found)
+    assert max(len(items) for items, _ in read) >= 4
+    manifest = read_manifest(asked.out / "mono")
+    assert manifest.counts["fill"] > 0.95 and manifest.packed == "documents"
+    cut = replace(asked, out=tmp_path / "cut", documents=False)
+    mix(cut)
+    assert not read_manifest(cut.out / "mono").packed
+    btmlm = replace(
+        RunConfig("x"),
+        model=ModelConfig(vocabulary.size, max_positions=64),
+        data=DataConfig(8, 0, 8),
+        objective=ObjectiveConfig("btmlm", pseudo_fractions=(0.1,)),
+    )
+    with pytest.raises(ValueError, match="mixed with --documents, and this objective reads what was mixed without"):
+        open_data(btmlm, asked.out)
+    with pytest.raises(ValueError, match="--sentences and --documents both say what monolingual rows hold"):
+        mix(replace(asked, sentences=True))
+    with pytest.raises(ValueError, match="--documents is for monolingual rows, and --mono-rows is 0"):
+        mix(replace(asked, mono_rows=0, para_rows=8))
+    run(EncodeConfig(vocab, tmp_path / "sentences", mono=tmp_path / "mono", sentences=True))
+    with pytest.raises(ValueError, match="was encoded with --sentences and has no documents: mix it with --sentences"):
+        mix(replace(asked, encoded=tmp_path / "sentences", out=tmp_path / "none"))
 
 
 def test_the_language_to_translate_into(text: Text, encoded: Path, vocab: Path, tmp_path: Path) -> None:

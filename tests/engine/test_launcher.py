@@ -117,7 +117,7 @@ def command(**variables: object) -> str:
 
 
 def test_the_command_says_it_in_a_sentence() -> None:
-    assert command(**SCRIPT).startswith("xlme_ds.pretrain: error: this job has 4 tasks, but srun did not")
+    assert command(**SCRIPT).startswith("xlme pretrain: error: this job has 4 tasks, but srun did not")
 
 
 def test_a_port_in_use() -> None:
@@ -125,9 +125,7 @@ def test_a_port_in_use() -> None:
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]
         said = command(**alone, MASTER_PORT=port)
-    assert said.startswith(f"xlme_ds.pretrain: error: port {port} of 127.0.0.1, where the processes meet, is in use"), (
-        said
-    )
+    assert said.startswith(f"xlme pretrain: error: port {port} of 127.0.0.1, where the processes meet, is in use"), said
 
 
 def test_a_store_of_torchrun_that_is_not_its_own() -> None:
@@ -137,7 +135,7 @@ def test_a_store_of_torchrun_that_is_not_its_own() -> None:
 
 def test_no_place_for_extensions() -> None:
     said = command(TORCH_EXTENSIONS_DIR="/proc/sys/nowhere")  # not even for root
-    assert said.startswith("xlme_ds.pretrain: error: /proc/sys/nowhere/") and "set TORCH_EXTENSIONS_DIR" in said, said
+    assert said.startswith("xlme pretrain: error: /proc/sys/nowhere/") and "set TORCH_EXTENSIONS_DIR" in said, said
 
 
 # A rank without torch: writes its parent and that one's parent, and what asked it to stop, if anything does within the

@@ -54,8 +54,11 @@ MT = dict(objective="mt", language_embeddings=("fr", "en", "de"), dropout=0.1, a
 INTERLEAVED = dict(objective="mt", language_embeddings=("fr", "en", "de"), decoder="interleaved", vocabulary_blocks=3)
 # Denoising ends in the middle of the run.
 SENTENCES = dict(denoising=("0:1", "2:0"), back_translation=("0:0.5", "4:1"), **MT)
-# ModernBERT's body in both networks: the second layer is local.
-MODERN_BODY = dict(**MODERN, embedding_sharing="gdes", vocabulary_blocks=3, dropout=0.1)
+# ModernBERT's body in both networks, the second layer local; the last two steps have half as many rows of 64 tokens,
+# and another rotary base.
+MODERN_BODY = dict(
+    **MODERN, embedding_sharing="gdes", vocabulary_blocks=3, dropout=0.1, phase_steps=(2,), phase_rotary_bases=(100.0,),
+)  # fmt: skip
 BF16 = dict(precision="bf16")
 NOTHING_STAYS = dict(deepspeed="zero3_cpu")  # small parameters are gathered as large ones are
 DUAL = dict(pipeline_schedule="dualpipev")
@@ -202,7 +205,9 @@ class Formula(NamedTuple):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(tmp_path_factory.mktemp("rows") / "data", rows=24)  # three steps a pass
+    folder = tmp_path_factory.mktemp("rows")
+    write_data(folder / "longer", rows=12, row_tokens=64)
+    return write_data(folder / "data", rows=24)  # three steps a pass
 
 
 @pytest.fixture(scope="module")

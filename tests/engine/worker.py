@@ -63,6 +63,8 @@ def tiny(
     z_loss: float = 0.0,
     denoising: Sequence[str] = (),
     back_translation: Sequence[str] = (),
+    phase_steps: Sequence[int] = (),
+    phase_rotary_bases: Sequence[float] = (),
     **model: object,
 ) -> RunConfig:
     """A model small enough to train in a second, with every part of a large one."""
@@ -80,7 +82,14 @@ def tiny(
             denoising=tuple(denoising),
             back_translation=tuple(back_translation),
         ),
-        data=DataConfig(0 if objective == "mt" and not denoising else 8, para_rows, micro_batch, alternate),
+        data=DataConfig(
+            0 if objective == "mt" and not denoising else 8,
+            para_rows,
+            micro_batch,
+            alternate,
+            phase_steps=tuple(phase_steps),
+            phase_rotary_bases=tuple(phase_rotary_bases),
+        ),
         engine=EngineConfig(**{"precision": "fp32"} | engine),
         train=TrainConfig(steps=steps, log_every=1),
         optimizer=OptimizerConfig(
@@ -144,7 +153,8 @@ def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> d
     if config.engine.pipeline_schedule == "dualpipev":  # more micro-batches than in training
         heldout = replace(heldout, micro_batch=1)
     read = config.seed, objective.mask_fraction, *share, config.model.language_embeddings, objective_of(objective)
-    loaders = [Loader(data, config.data, *read), HeldOutLoader(data, heldout, *read)]
+    folders = [data, data.with_name("longer")][: 1 + len(config.data.phase_steps)]
+    loaders = [Loader(folders, config.data, *read), HeldOutLoader(data, heldout, *read)]
     engine = build_engine(config, *loaders, likely_specials if objective.name == "btmlm" else None)
     first = FirstStep(engine, config, Path(f"{prefix}.gradients{rank}.safetensors"))
     folder = Path(f"{prefix}.run{rank}")

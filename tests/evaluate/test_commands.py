@@ -216,7 +216,7 @@ def test_mistakes_end_in_one_sentence_and_exit_code_2(
             main(list(arguments))
         assert left.value.code == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("xlme_ds.evaluate: error: ")
+        assert line.startswith("xlme evaluate: error: ")
         return line
 
     data = ["--data", str(tatoeba)]

@@ -106,6 +106,9 @@ def test_what_the_package_shows() -> None:
     modules = {"plan", "evaluate", "finetune", "export", "translate"}
     assert set(shown) == {"recipe", "pretrain", "load", "TextModel", *modules} and xlme.TextModel is TextModel
     assert all(getattr(xlme, name).__doc__ for name in shown)
+    assert [dir(getattr(xlme, name)) for name in sorted(modules)] == [
+        ["align", "losses", "pairs", "perplexity", "tatoeba", "words"], ["from_hf", "run"], ["run"], ["run"], ["lines"]
+    ]  # fmt: skip
     with pytest.raises(AttributeError, match="has no attribute fintune"):
         xlme.fintune  # noqa: B018
     found = xlme.plan.run(xlme.recipe("base"), gpus=8, gpu="h100")

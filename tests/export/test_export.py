@@ -308,7 +308,7 @@ def refusal(capsys: pytest.CaptureFixture[str], to: Path, *arguments: str) -> st
         main([*arguments, "--to", str(to)])
     assert stop.value.code == 2 and sorted(to.parent.iterdir()) == before
     (line,) = capsys.readouterr().err.splitlines()
-    return line.removeprefix("xlme_ds.export: error: ")
+    return line.removeprefix("xlme export: error: ")
 
 
 def test_refusals(run: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -374,6 +374,32 @@ def test_questions_from_another_sets_training_file(base: Path, tmp_path: Path) -
     assert found["metric"] == ["f1", "em"] and found["mean"]["em"] > 80
 
 
+def test_help_offers_what_fine_tuning_takes() -> None:
+    shown = python("-m", "xlme_ds.finetune", "--help").stdout
+    assert "--engine.kind {deepspeed,plain}" in shown and "Execution of the model" in shown
+    assert not [text for text in ("pipeline", "auto: the faster", "frozen") if text in shown]
+
+
+LATE = """
+import datetime, os, time
+import torch.distributed as dist
+from xlme_ds.engine.ranks import gather, wait_for_all
+dist.init_process_group("gloo")
+dist.barrier()
+dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=1))
+wait_for_all()
+time.sleep(3 * (dist.get_rank() == 0))
+print(gather(dist.get_rank()), flush=True)
+os._exit(0)
+"""
+
+
+def test_ranks_wait_for_the_one_that_scores_longest(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(LATE)
+    ranks = run_ranks(2, [str(tmp_path / "late.py")])
+    assert [rank.stdout for rank in ranks] == ["[0, 1]\n"] * 2, ranks
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [

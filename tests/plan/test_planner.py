@@ -328,7 +328,7 @@ def test_micro_batches_that_are_equally_fast_are_one_layout(capsys: pytest.Captu
 
 def test_a_small_model_has_no_time_of_zero(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, "--recipe", "quickstart")
-    assert lines[0].startswith("quickstart on 1 × a100-80g: less than a minute, 0.1 GiB a GPU, 9.3e-05 GPU-hours")
+    assert lines[0].startswith("quickstart on 1 × a100-80g: less than a minute, 0.1 GiB a GPU, under 0.01 GPU-hours")
     assert not any(" 0 days" in line or "0.00 days" in line for line in lines)
     assert plan(recipe("quickstart"))["days"] > 0
 

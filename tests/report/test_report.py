@@ -376,7 +376,7 @@ def test_damaged_file_is_one_sentence(run: Path, name: str, content: str | bytes
     result = python("-m", "xlme_ds.report", "--run", str(run))
     assert result.returncode == 2 and not (run / "report.html").exists()
     (line,) = result.stderr.splitlines()
-    assert line.startswith("xlme_ds.report: error: ") and all(word in line for word in words), line
+    assert line.startswith("xlme report: error: ") and all(word in line for word in words), line
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from tests.launch import TIMED, run_ranks
 from tests.rows import train_vocabulary, write_data
+from tests.small import MODERN
 from xlme_ds.api import pretrain, rehearse
 from xlme_ds.audit import examine
 from xlme_ds.checkpoint import __main__ as checkpoint
@@ -29,14 +30,17 @@ from xlme_ds.config import (
     from_json,
 )
 from xlme_ds.counting import flops_per_step
+from xlme_ds.data.collate import collate
 from xlme_ds.data.loader import unigram_by_language
-from xlme_ds.data.schema import read_manifest, write_manifest
+from xlme_ds.data.schema import TASKS, read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
+from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.evaluate.showcase import _data_of
 from xlme_ds.export.__main__ import export_run
 from xlme_ds.io.files import read_json, write_json
 from xlme_ds.models import tiles
+from xlme_ds.objectives import objective_of
 from xlme_ds.plan.planner import plan
 from xlme_ds.train.records import audit_lines
 from xlme_ds.train.run_folder import RunFolder, branched
@@ -253,6 +257,47 @@ def test_a_phase_is_added(config: RunConfig, data: tuple[Path, Path], stable: Pa
     early = replace(more, data=replace(more.data, phase_steps=(4,)))
     with pytest.raises(SharedError, match=r"data.phase_steps \[5\], this call has \[4\]"):
         pretrain(early, data, begun)
+
+
+def test_rows_become_longer(config: RunConfig, data: tuple[Path, Path], tmp_path: Path) -> None:
+    """Rows twice as long and a higher rotary base from step 5 on: the first step of that phase has the loss of the
+    model of step 5 with that base, on the rows that follow; a resumed run and the models of steps know the base."""
+    vocabulary = Vocabulary(data[0] / "vocab")
+    longer = write_data(tmp_path / "longer", 30, row_tokens=64, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    shutil.copytree(data[0] / "vocab", longer / "vocab")
+    phases = replace(config.data, phase_mask_fractions=(), phase_rotary_bases=(50.0,))
+    model = replace(config.model, max_positions=64, rotary_base=5e3, init_std=0.3, **MODERN)
+    modern = replace(config, model=model, data=phases, train=replace(config.train, eval_every=1))
+    run = pretrain(modern, [data[0], longer], tmp_path / "run", heldout=data[1])
+    assert examine(run, (data[0], longer)) == ([], "26 mono rows and 26 para rows of 8 steps")
+    bases = {step: load_run(Path(f"{run}@{step}")).model.rotary_base for step in (3, 6, 8)}
+    assert bases == {3: 50.0, 6: 5e3, 8: 5e3} and load_run(run).model.rotary_base == 5e3
+
+    logged = {line["step"]: line for line in audit_lines(run / "metrics.jsonl")}
+    assert {line["tokens"] // step for step, line in logged.items()} == {8 * 32}
+    objective = objective_of(modern.objective)
+    five = pretrain(replace(modern, train=replace(modern.train, save_every=5)), [data[0], longer], tmp_path / "five")
+    assert weights(five) == weights(run)
+    losses = {}
+    for base in (50.0, 5e3):
+        whole = objective.build(replace(model, rotary_base=base)).eval()
+        load_run(Path(f"{five}@5")).load_into(whole)
+        rows = [(task, RowStore(longer / name), np.arange(20, 22)) for task, name in enumerate(TASKS)]
+        batch = collate([(task, store.read(these), these) for task, store, these in rows], modern.seed, 0.15)
+        with torch.no_grad():
+            sums = objective.sums(whole(batch), batch)
+        losses[base] = float((objective.weights * sums / objective.counts(batch)).sum())
+    assert logged[6]["loss"] == pytest.approx(losses[5e3], rel=1e-6)
+    assert abs(losses[50.0] / losses[5e3] - 1) > 1e-4, "bases that this model cannot tell apart"
+
+    forget(run, 8)  # the checkpoint of step 6 was saved in the second phase
+    resumed = pretrain(modern, [data[0], longer], run, heldout=data[1])
+    assert weights(resumed) == weights(five)
+    with pytest.raises(SharedError, match=r"data.phase_rotary_bases is for rotary positions, and model.body xlme has"):
+        pretrain(replace(config, data=phases), data, tmp_path / "none")
+    two = replace(phases, phase_rotary_bases=(50.0, 60.0))
+    with pytest.raises(SharedError, match=r"data.phase_rotary_bases has 2 numbers, data.phase_steps 1: it needs one"):
+        pretrain(replace(modern, data=two), [data[0], longer], tmp_path / "none")
 
 
 def test_an_average_is_the_mean(stable: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,7 @@ def test_held_out_rows_depend_on_the_settings_of_evaluation_alone(
     config = replace(
         config, data=replace(config.data, micro_batch=micro_batch), train=replace(config.train, eval_rows=60)
     )
-    data = heldout_data(config, folder)
+    data = heldout_data(config, folder, row_tokens=32)
     assert (data.mono_rows, data.para_rows) == (min(rows, 60), 9)
     found, sizes = [], set()
     for rank in range(world):

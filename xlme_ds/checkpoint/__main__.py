@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog=program("checkpoint"), args=arguments)
     except (ValueError, OSError) as error:
-        fail("xlme_ds.checkpoint", error)
+        fail("xlme checkpoint", error)
 
 
 def listing(run: Path) -> None:
@@ -140,7 +140,7 @@ def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = 
 def average(models: Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.arg(name="model")], out: Path) -> None:
     """Write the mean of the weights of several models as a model of its own, which every command reads.
 
-    `xlme evaluate losses` compares it with its parts.
+    Compare it with its parts by `xlme evaluate losses`.
 
     Args:
         models: A run, one of its checkpoints (RUN@STEP), or an export; all of one kind and shape, each once.

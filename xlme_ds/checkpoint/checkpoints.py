@@ -103,6 +103,7 @@ class Checkpoints:
         files = broadcast(on_all_ranks(lambda: state_files(folder) if engine.rank == 0 else []))
         headers = gather(on_all_ranks(lambda: read_headers(files, engine.rank, engine.world)))
         engine.load(on_all_ranks(lambda: StateReader(files, headers)))
+        engine.enter(state["step"] - 1)  # as the step that was the last one when it was saved
         probe = broadcast(engine.probe_loss())
         if not math.isclose(probe, state["probe"], rel_tol=tolerance):
             raise SharedError(

@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
             for table in deliver(joined({f"--out {settings.out}": runs} | others), settings.out):
                 table.show(console)
     except (ValueError, OSError) as error:
-        fail("xlme_ds.compare", error)
+        fail("xlme compare", error)
 
 
 def planned(settings: CompareSettings, of_all: list[str]) -> list[System]:

@@ -1,6 +1,6 @@
 """Batches of a step for one rank, from a data folder. A loader has no position: the step's number gives the rows."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -11,14 +11,14 @@ from ..config import DataConfig
 from .batch import Batch
 from .collate import BatchMaker, Purpose, RowBatches, collate
 from .corrupt import Parts
-from .order import StepPlan, phase_of, phase_shares, phases, plan_step
+from .order import StepPlan, phase_of, phase_shares, phases, plan_step, plans_of
 from .rows import TASKS, UNK
 from .shards import RowStore, unigram_costs
 
 
 class Loader:
     """Reads `folders` (one subfolder a task) for one of `world` ranks, each folder for the steps of its phase. Row
-    numbers continue from phase to phase.
+    numbers continue from phase to phase; `plan` and `row_tokens` are those of the first.
 
     `languages` as in `RowStore`; `maker` makes the batches, an objective its own. Raises ValueError for folders that do
     not fit each other or the phases.
@@ -44,11 +44,12 @@ class Loader:
         self._stores = self._open(data, languages)  # of each phase
         self.stores = self._stores[0]
         first = next(iter(self.stores.values()))
-        self.row_tokens = first.row_tokens
         self.vocabulary_sha256 = first.manifest.vocabulary_sha256
         self.vocabulary_size = first.manifest.vocabulary_size
         self.layout = first.manifest.layout
-        _require_alike(first, (store for stores in self._stores for store in stores.values()))
+        self.row_lengths = [_row_tokens(first, list(stores.values())) for stores in self._stores]  # of each phase
+        self.row_tokens = self.row_lengths[0]
+        self._plans = plans_of(self.phases, self.plan, self.row_lengths)
         made_by = maker or RowBatches()
         self._collate = [made_by.batches(next(iter(stores.values())), self.purpose) for stores in self._stores]
         # Called after every step is read, with its number and its rows by micro-batch.
@@ -115,6 +116,10 @@ class Loader:
         """The rows that a step reads, by task."""
         return self._stores[phase_of(self.phases, step)]
 
+    def plan_at(self, step: int) -> StepPlan:
+        """The cut of the rows of a step."""
+        return self._plans[phase_of(self.phases, step)]
+
     def shares(self, task: int, steps: int) -> dict[RowStore, float]:
         """The stores that the first `steps` steps read of a task, and the share of their rows that each one gives."""
         shares = dict.fromkeys((stores[task] for stores in self._stores), 0.0)
@@ -126,7 +131,7 @@ class Loader:
         numbered = [
             (task, store, numbers)
             for task, store in self.stores_at(step).items()
-            if len(numbers := self.plan.numbers(step, self.rank, micro_batch, task))
+            if len(numbers := self.plan_at(step).numbers(step, self.rank, micro_batch, task))
         ]
         return [(task, store.read(numbers % store.rows), numbers) for task, store, numbers in numbered]
 
@@ -135,9 +140,9 @@ class Loader:
         ranges = []
         for task in self.stores:
             numbers = (
-                self.plan.step_rows(step, task)
+                self.plan_at(step).step_rows(step, task)
                 if micro_batch is None
-                else self.plan.numbers(step, self.rank, micro_batch, task)
+                else self.plan_at(step).numbers(step, self.rank, micro_batch, task)
             )
             if len(numbers):
                 ranges.append(f"{TASKS[task]} {numbers[0]}" + (f"-{numbers[-1]}" if len(numbers) > 1 else ""))
@@ -162,7 +167,7 @@ class Loader:
         read = [self._read(step, micro) for micro in range(self.plan.accumulation)]
         for task, store in self.stores_at(step + 1).items():
             for micro in range(self.plan.accumulation):
-                coming = self.plan.numbers(step + 1, self.rank, micro, task)
+                coming = self.plan_at(step + 1).numbers(step + 1, self.rank, micro, task)
                 if len(coming):
                     store.ahead(int(coming[0]) % store.rows, int(coming[-1]) % store.rows)
         if self.watch is not None:
@@ -209,15 +214,21 @@ class HeldOutLoader(Loader):
         return [self._collated(step, [part]) for part in read]
 
 
-def _require_alike(first: RowStore, stores: Iterable[RowStore]) -> None:
-    """Raise ValueError where one of `stores` has another vocabulary, row length or layout than `first`."""
+def _row_tokens(first: RowStore, of_phase: Sequence[RowStore]) -> int:
+    """The tokens of a row. Raises ValueError where a phase has several lengths, or another vocabulary or layout than
+    `first`."""
     ours = first.manifest
-    for store in stores:
-        folders, theirs = f"{store.folder} and {first.folder}", store.manifest
+    for store in of_phase:
+        theirs, folders = store.manifest, f"{store.folder} and {first.folder}"
         if (theirs.vocabulary_sha256, theirs.vocabulary_size) != (ours.vocabulary_sha256, ours.vocabulary_size):
             raise ValueError(f"{folders} were encoded with different vocabularies: prepare them together")
-        if (store.row_tokens, theirs.layout) != (first.row_tokens, ours.layout):
-            raise ValueError(f"{folders} have rows of different lengths or layouts: mix them together")
+        if theirs.layout != ours.layout:
+            raise ValueError(f"{folders} have rows of different layouts: mix them together")
+    one, *others = of_phase
+    for other in others:
+        if other.row_tokens != one.row_tokens:
+            raise ValueError(f"{other.folder} and {one.folder} have rows of different lengths: mix them together")
+    return one.row_tokens
 
 
 def unigram_by_language(

@@ -3,12 +3,14 @@
 Step s of a run reads rows [s·B, (s+1)·B) of each task, where B is that task's rows a step. Where tasks alternate it
 reads rows [k·B, (k+1)·B) of one of them, with k = s/2 rounded down. Row numbers never end: number n is record n mod N
 of the data, so a second pass has new numbers, and with them new masks. A run whose data change has phases; row
-numbers continue across their borders, and n is taken modulo the rows of the phase's data.
+numbers continue across their borders, and n is taken modulo the rows of the phase's data. A step has the same number of
+tokens in every phase: where rows are k times as long, B is k times smaller.
 """
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -19,16 +21,18 @@ from .rows import TASKS
 
 
 class Phase(NamedTuple):
-    """Consecutive steps that read one folder: the first of them, and the share of tokens that are predicted."""
+    """Consecutive steps that read one folder: the first of them, the share of tokens that are predicted, and the
+    model's `rotary_base`, None for that of the settings."""
 
     first: int
     mask_fraction: float
+    rotary_base: float | None
 
 
 def phases(data: DataConfig, mask_fraction: float) -> list[Phase]:
     """The phases of a run, whose share of predicted tokens is `mask_fraction` where `data` has no others.
 
-    Raises ValueError for shares of another number of phases.
+    Raises ValueError for shares or rotary bases of another number of phases.
     """
     starts = [0, *accumulate(data.phase_steps)]
     fractions = data.phase_mask_fractions or (mask_fraction,) * len(starts)
@@ -37,7 +41,13 @@ def phases(data: DataConfig, mask_fraction: float) -> list[Phase]:
             f"data.phase_mask_fractions has {len(fractions)} numbers, data.phase_steps are of {len(starts)} folders: "
             "it needs one for each"
         )
-    return [Phase(*phase) for phase in zip(starts, fractions, strict=True)]
+    bases = data.phase_rotary_bases or (None,) * len(data.phase_steps)
+    if len(bases) != len(data.phase_steps):
+        raise ValueError(
+            f"data.phase_rotary_bases has {len(bases)} numbers, data.phase_steps {len(data.phase_steps)}: it needs one "
+            "for each, and the last folder is read with model.rotary_base"
+        )
+    return [Phase(*phase) for phase in zip(starts, fractions, (*bases, None), strict=True)]
 
 
 def phase_shares(of_run: Sequence[Phase], steps: int) -> list[float]:
@@ -55,6 +65,7 @@ class StepPlan:
     """The cut of a step's rows into micro-batches over `world` ranks.
 
     `rows[t]`: task t's rows a step; `micro[t]`: its rows in one micro-batch; `accumulation`: micro-batches a rank runs.
+    Of a phase that begins at step `first`: `read[t]`, the rows that the steps before it read.
     """
 
     rows: tuple[int, ...]
@@ -62,6 +73,8 @@ class StepPlan:
     accumulation: int
     world: int
     alternate: bool = False
+    first: int = 0
+    read: tuple[int, ...] = (0,) * len(TASKS)
 
     @property
     def micro_rows(self) -> int:
@@ -70,11 +83,28 @@ class StepPlan:
 
     def step_rows(self, step: int, task: int) -> range:
         """Row numbers of one step; none for a task without rows, or when it is the other task's turn."""
-        if self.alternate:
-            step, turn = divmod(step, len(TASKS))
-            if turn != task:
-                return range(0)
-        return range(step * self.rows[task], (step + 1) * self.rows[task])
+        if self.alternate and step % len(TASKS) != task:
+            return range(0)
+        first = self._read_before(step, task)
+        return range(first, first + self.rows[task])
+
+    def _read_before(self, step: int, task: int) -> int:
+        """Rows of a task that the steps before `step` read."""
+        turns = [-(-(end - task) // len(TASKS)) if self.alternate else end for end in (self.first, step)]
+        return self.read[task] + (turns[1] - turns[0]) * self.rows[task]
+
+    def followed_by(self, first: int, lengthened: Fraction) -> "StepPlan":
+        """The plan of a phase that begins at step `first`, whose rows are `lengthened` times as long. Raises ValueError
+        where its steps or micro-batches would not have whole rows."""
+        rows, micro = ([count / lengthened for count in counts] for counts in (self.rows, self.micro))
+        if any(count.denominator != 1 for count in (*rows, *micro)):
+            raise ValueError(
+                f"data.phase_steps: from step {first} on rows are {lengthened} times as long, so that a step would "
+                f"have {' + '.join(map(str, rows))} rows and a micro-batch {' + '.join(map(str, micro))}: choose "
+                "data.mono_rows, data.para_rows and data.micro_batch that give whole numbers"
+            )
+        read = tuple(self._read_before(first, task) for task in range(len(self.rows)))
+        return replace(self, rows=tuple(map(int, rows)), micro=tuple(map(int, micro)), first=first, read=read)
 
     def numbers(self, step: int, rank: int, micro_batch: int, task: int) -> np.ndarray:
         """Row numbers, int64, of one micro-batch of one rank."""
@@ -99,3 +129,12 @@ def plan_step(data: DataConfig, world: int) -> StepPlan:
                 "data.micro_batch"
             )
     return StepPlan(rows, tuple(count // pieces for count in rows), accumulation, world, data.alternate)
+
+
+def plans_of(of_run: Sequence[Phase], plan: StepPlan, row_lengths: Sequence[int]) -> list[StepPlan]:
+    """The plan of each phase, of which `plan` is the first; `row_lengths`: tokens of the rows of each. Raises
+    ValueError as `followed_by`."""
+    plans = [plan]
+    for phase, (before, tokens) in zip(of_run[1:], pairwise(row_lengths), strict=True):
+        plans.append(plans[-1].followed_by(phase.first, Fraction(tokens, before)))
+    return plans

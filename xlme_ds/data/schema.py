@@ -87,6 +87,12 @@ class Manifest:
         """Name of the layout of the rows that `mix` wrote."""
         return str(self.settings["layout"])
 
+    @property
+    def packed(self) -> str:
+        """What the monolingual rows that `mix` wrote have several of: sentences, documents, or nothing, where each is a
+        slice of text."""
+        return next((unit for unit in ("sentences", "documents") if self.settings.get(unit)), "")
+
     def shares_text(self, other: "Manifest") -> bool:
         """Whether both have rows of one encoded text, or equal rows."""
         encoded, theirs = self.settings.get("encoded"), other.settings.get("encoded")

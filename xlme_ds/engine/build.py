@@ -99,10 +99,10 @@ def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> L
             f"{folder} was encoded with a vocabulary of {loader.vocabulary_size}, the model has "
             f"{model.vocabulary}: set model.vocabulary to {loader.vocabulary_size}"
         )
-    if loader.row_tokens > model.max_positions:
+    longest, place = max(zip(loader.row_lengths, loader.folders, strict=True))
+    if longest > model.max_positions:
         raise ValueError(
-            f"{folder} has rows of {loader.row_tokens} tokens, model.max_positions is {model.max_positions}: "
-            f"raise it to {loader.row_tokens}"
+            f"{place} has rows of {longest} tokens, model.max_positions is {model.max_positions}: raise it to {longest}"
         )
     if loader.layout != model.layout:
         raise ValueError(

@@ -45,6 +45,7 @@ _SIGNATURES = {
     f"{_ZERO3}._reassign_or_swap_out_partitioned_parameters": "*args, **kwargs",
     f"{_ZERO3}._release_swap_buffers": "self, sub_group_id",
     "runtime.swap_tensor.optimizer_utils:OptimizerSwapper._adjust_for_misaligned_lengths": "self, tensors, offsets",
+    "comm.torch:build_shm_op": "",
     "runtime.pipe.engine:PipelineEngine.reset_activation_shape": "self",
     "runtime.pipe.engine:PipelineEngine._exec_reduce_tied_grads": "self",
 }
@@ -114,7 +115,7 @@ def _load_alone(name: str, **arguments: Any) -> Any:
         return _load(name=name, build_directory=str(folder), **arguments)
 
 
-def _wait_for(file: IO[str], patience: float = 10.0) -> None:
+def _wait_for(file: IO[str], patience: float = 60.0) -> None:
     """Take the lock on `file`; print a message after `patience` seconds of waiting."""
 
     def taken() -> bool:

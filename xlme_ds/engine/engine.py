@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from ..checkpoint.state_files import StateReader, StateWriter
 from ..data.batch import Batch
+from ..data.order import phase_of
 from ..models.dimensions import effective_rank, token_products
+from ..models.encoder import use_rotary_base
 from ..objectives.protocol import BatchSource, Objective, Pretraining
 from .buckets import Bucket, Piece, read_buckets, state_kinds, write_buckets
 from .optimizer import set_learning_rate
@@ -108,11 +110,16 @@ class Engine:
         """All parameters in float32 on the CPU of rank 0, by name; empty on the other ranks."""
         return {name: value.detach().float().cpu().clone() for name, value in self.named_parameters()}
 
+    def enter(self, step: int) -> None:
+        """Compute as step `step` does: with the rotary base of its phase."""
+        use_rotary_base(self.module, self.loader.phases[phase_of(self.loader.phases, step)].rotary_base)
+
     def train_batch(self, step: int, learning_rate: float, detailed: bool, norm_limit: float = math.inf) -> StepStats:
         """Take optimizer step `step` (from 0) on its rows, unless its gradient norm exceeds `norm_limit`.
 
         `detailed` asks for the metrics. Raises SharedError when any rank cannot read its rows.
         """
+        self.enter(step)
         batches, counts = self._read(step)
         objective = self.objective.at(step)
         weights = (objective.weights / counts.clamp(min=1)).float()

@@ -98,6 +98,12 @@ class PipelineEngine(ZeroEngine):
     def _batch(self, tensors: Sequence[Tensor]) -> Batch:
         return Batch.of_tensors(tensors, self._last.added)
 
+    def enter(self, step: int) -> None:
+        """As `Engine.enter`; the rows of a phase may have another length."""
+        super().enter(step)
+        if any(step == phase.first for phase in self.loader.phases):
+            self.engine.reset_activation_shape()
+
     def _read(self, step: int) -> tuple[list[Batch], Tensor]:
         batches, counts = super()._read(step)
         return self._filled(batches, self.engine.gradient_accumulation_steps()), counts

@@ -25,7 +25,8 @@ from ..run_commands import AGENT_STORE, TORCH_VARIABLES
 
 # Below the range of ports that systems assign; two jobs that share a node get different ones.
 _FIRST_PORT, _PORTS = 10_000, 20_000
-_LONG = 10.0  # seconds of waiting after which a message is printed
+_DAY = datetime.timedelta(days=1)
+_LONG = 30.0  # seconds of waiting after which a message is printed: importing on a busy machine takes less
 _UNSET = f"the environment has another job's variables: unset {' '.join(TORCH_VARIABLES)}"
 _TRY = 1_009  # a requeued job takes another port: the one of the last try may still be in use
 
@@ -110,24 +111,23 @@ def start_process_group(
     if engine.kind == "plain" or dist.is_initialized():
         return rank, world
     import deepspeed
+    from deepspeed.comm.torch import build_shm_op
 
     from .deepspeed_compat import check_deepspeed, loading_extensions
 
     if on_gpu():
         torch.cuda.set_device(_device())
-    timeout = datetime.timedelta(minutes=watchdog_minutes + 1) if watchdog_minutes else datetime.timedelta(days=1)
+    timeout = datetime.timedelta(minutes=watchdog_minutes + 1) if watchdog_minutes else _DAY
     # DeepSpeed makes the groups of its engines without naming a time: torch then takes these, 30 minutes and NCCL's 10.
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
         check_deepspeed()
-        with (
-            loading_extensions(),
-            _printing_if_slow(
-                f"rank {rank} waits for the others of {world} at {address}:{port}; if no launcher started it, {_UNSET}"
-            ),
-        ):
-            deepspeed.init_distributed("nccl" if on_gpu() else "gloo", verbose=False, timeout=timeout)
+        others = f"rank {rank} waits for the others of {world} at {address}:{port}"
+        with loading_extensions():
+            build_shm_op()  # compiled once; not among what is timed here, the wait for other processes
+            with _printing_if_slow(f"{others}; if no launcher started it, {_UNSET}"):
+                deepspeed.init_distributed("nccl" if on_gpu() else "gloo", verbose=False, timeout=timeout)
     except ValueError as error:
         raise SharedError(str(error), prints=os.environ["LOCAL_RANK"] == "0") from None
     except (dist.DistStoreError, dist.DistNetworkError) as error:
@@ -148,6 +148,13 @@ def start_process_group(
     dist.barrier()
     Path(f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_{address}_{port}_{rank}").unlink(missing_ok=True)
     return rank, world
+
+
+def wait_for_all() -> None:
+    """Let collectives wait for a day from here on: for work that takes one rank longer than others, without a
+    watchdog."""
+    if dist.is_initialized():
+        distributed_c10d._set_pg_timeout(_DAY)
 
 
 @contextmanager

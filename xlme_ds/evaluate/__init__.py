@@ -35,3 +35,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__} has no attribute {name}")
     return getattr(import_module(f".{_PLACES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

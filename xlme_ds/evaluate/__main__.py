@@ -29,13 +29,13 @@ def main(arguments: list[str] | None = None) -> None:
             config=(tyro.conf.FlagCreatePairsOff,),
         )
     except (ValueError, OSError) as error:
-        fail("xlme_ds.evaluate", error)
+        fail("xlme evaluate", error)
 
 
 def tatoeba(options: OfLayers) -> None:
     """Sentence retrieval on the Tatoeba test set, English with every language that `--data` has.
 
-    `--data`: folder of LASER's v1 files, tatoeba.xxx-eng.xxx and tatoeba.xxx-eng.eng.
+    Its `--data`: folder of LASER's v1 files, tatoeba.xxx-eng.xxx and tatoeba.xxx-eng.eng.
     """
     _deliver_retrieval(retrieval.tatoeba(options.models, options.data, **options.of_encoders), options)
 
@@ -43,7 +43,7 @@ def tatoeba(options: OfLayers) -> None:
 def pairs(options: OfLayers, limit: int = 1000) -> None:
     """Sentence retrieval on translation pairs kept out of training.
 
-    `--data`: data folder that holds para/, or folder of line-aligned text: X.en-de.en with X.en-de.de, or
+    Its `--data`: data folder that holds para/, or folder of line-aligned text: X.en-de.en with X.en-de.de, or
     en-de.txt.zip.
 
     Args:
@@ -55,7 +55,7 @@ def pairs(options: OfLayers, limit: int = 1000) -> None:
 def align(options: OfLayers, apart: bool = False) -> None:
     """Word alignment by optimal transport, scored against links made by hand.
 
-    `--data`: folder of tests named a-b, each with test.a, test.b and alignv2.txt or align.txt; or one such folder.
+    Its `--data`: folder of tests named a-b, each with test.a, test.b and alignv2.txt or align.txt; or one such folder.
 
     Args:
         apart: Read both sentences of a pair as items of their own instead of one.
@@ -69,11 +69,11 @@ def align(options: OfLayers, apart: bool = False) -> None:
 def losses(options: OfAll, rows: int = 512, seed: int = 1) -> None:
     """The losses of pre-training on held-out text under the same masks, as a whole and by language, for any models.
 
-    `--data`: data folder that holds mono/ or para/ or both, encoded with the models' vocabulary.
+    Its `--data`: data folder that holds mono/ or para/ or both, encoded with the models' vocabulary.
 
     Args:
         rows: Rows of each task that are read, from the start.
-        seed: Of the masks.
+        seed: Seed of the masks.
     """
     results = heldout_losses.losses(options.models, options.data, rows=rows, seed=seed, random=options.random)
     options.deliver(results, heldout_losses.loss_tables(results))
@@ -84,11 +84,11 @@ def perplexity(
 ) -> None:
     """Perplexity by language of the tokens that a model predicts in monolingual text: masked ones, or all of them.
 
-    `--data`: data folder that holds mono/, encoded with the models' vocabulary.
+    Its `--data`: data folder that holds mono/, encoded with the models' vocabulary.
 
     Args:
         passes: How often the rows are read, each time with other masks; the same ones for every model.
-        seed: Of the masks.
+        seed: Seed of the masks.
         limit: Rows of a language that are read, from the start; by default all.
         unigram: Data folder that holds mono/, of training: a unigram model counted there has a column, too.
     """
@@ -102,8 +102,8 @@ def perplexity(
 def words(options: OfEncoder) -> None:
     """Words and their translations in the lookup table: cosine, distance, and correlation with people's scores.
 
-    `--data`: folder with SemEval-2017's en-de.test.data.txt and en-de.test.gold.txt, or dictionaries like en-de.txt,
-    also below it.
+    Its `--data`: folder with SemEval-2017's en-de.test.data.txt and en-de.test.gold.txt, or dictionaries like
+    en-de.txt, also below it.
     """
     results = lookup_table.words(options.models, options.data, **options.of_encoders)
     options.deliver(results, lookup_table.word_tables(results))

@@ -16,7 +16,7 @@ from ..data.rows import TASKS
 from ..data.shards import RowStore
 from .compared_models import Models, Predictor, load_predictors, told, trained_on
 from .output import ResultTable
-from .predicted_tokens import require_readable
+from .predicted_tokens import check_seed, require_readable
 
 _AT_ONCE = 16  # rows
 
@@ -28,6 +28,7 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
     tasks = [task for task, name in enumerate(TASKS) if (folder / name).is_dir()]
     if rows < 1:
         raise ValueError(f"--rows {rows} leaves nothing to read: it must be at least 1")
+    check_seed(seed)
     if not tasks:
         raise ValueError(f"{folder} has neither mono/ nor para/: name a data folder that `xlme prep mix` wrote")
     scored = []

@@ -42,6 +42,7 @@ def perplexity(
     for name, value in (("passes", passes), ("limit", limit)):
         if value is not None and value < 1:
             raise ValueError(f"--{name} {value} leaves nothing to read: it must be at least 1")
+    check_seed(seed)
     predictors, store = load_predictors(models, random), open_text(Path(data))
     for model in predictors:
         first = model.objective.quantities[model.objective.terms[0]]
@@ -65,13 +66,13 @@ def perplexity(
 
 def open_text(folder: Path, languages: Sequence[str] = ()) -> RowStore:
     """The monolingual rows of a mixed data folder; `languages`: see `RowStore`. Raises ValueError where there are
-    none, and for rows that hold sentences of several languages."""
+    none, and for rows that hold texts of several languages."""
     if not (folder / "mono").is_dir():
         raise ValueError(f"{folder} has no mono/: name a data folder that `xlme prep mix` wrote, with monolingual rows")
     store = RowStore(folder / "mono", languages)
-    if store.manifest.settings.get("sentences"):
+    if unit := store.manifest.packed:
         raise ValueError(
-            f"{store.folder} was mixed with --sentences, so its rows have no one language: use `evaluate losses`"
+            f"{store.folder} was mixed with --{unit}, so its rows have no one language: use `evaluate losses`"
         )
     return store
 
@@ -136,6 +137,12 @@ def unigram_costs_by_language(train: RowStore, store: RowStore, limit: int | Non
         tokens = rows.tokens[rows.tokens > UNK]
         totals[language] += costs_V[tokens].sum(), len(tokens)
     return _means(totals)
+
+
+def check_seed(seed: int) -> None:
+    """Raise ValueError for a seed that the random counters, of 64 bits, would take for another."""
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"--seed {seed}: it must be at least 0 and below 2^63")
 
 
 def require_readable(predictor: Predictor, store: RowStore) -> None:

@@ -10,6 +10,8 @@ if TYPE_CHECKING:  # it loads torch
     from ..models.text_encoder import Which
     from .exported_model import ModelType
 
+__all__ = ["from_hf", "run"]
+
 
 def run(
     folder: Path | str,
@@ -45,3 +47,7 @@ def from_hf(
 
     export_xlm_roberta(Path(folder), Path(to), layer, model_type, onnx)
     return Path(to)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
             export_xlm_roberta(config.from_hf, config.to, config.layer, config.model_type, config.onnx)
         print(config.to)
     except (ValueError, OSError) as error:
-        fail("xlme_ds.export", error)
+        fail("xlme export", error)
 
 
 def export_run(

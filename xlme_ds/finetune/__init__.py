@@ -8,6 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
+__all__ = ["run"]
+
 
 def run(
     task: Literal["pos", "ner", "conll", "xquad", "mlqa", "tydiqa", "xnli", "pawsx"],
@@ -40,3 +42,7 @@ def run(
         return run_all(settings, jobs(settings), stop)[0]
     finally:
         stop.release()
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -24,11 +24,11 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         command = parse(program("finetune"), options, __doc__ or "")
     except ValueError as error:
-        fail("xlme_ds.finetune", error)
+        fail("xlme finetune", error)
     seeds = command.seeds
     if not seeds or len(set(seeds)) < len(seeds):
         said = "names a number twice: name each once" if seeds else "has no number: name at least one"
-        fail("xlme_ds.finetune", ValueError(f"--seeds {said}"))
+        fail("xlme finetune", ValueError(f"--seeds {said}"))
     todo = jobs(command)
     if command.list or stop is None:
         print("\n".join(str(job.out) for job in todo))
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
     if command.number is not None:
         if not 0 <= command.number < len(todo):
             fail(
-                "xlme_ds.finetune",
+                "xlme finetune",
                 ValueError(f"--number is {command.number}: there are {len(todo)} runs, counted from 0"),
             )
         todo = [todo[command.number]]
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         run_all(command, todo, stop)
     except SharedError as error:
-        fail("xlme_ds.finetune", error)
+        fail("xlme finetune", error)
 
 
 def run_all(command: FinetuneSettings, todo: list[Job], stop: StopRequest) -> list[dict[str, Any] | None]:
@@ -61,8 +61,6 @@ def run_all(command: FinetuneSettings, todo: list[Job], stop: StopRequest) -> li
             check_ranges(section, prefix)
     except ValueError as error:  # which every rank finds alike
         raise SharedError(str(error)) from None
-    if command.engine.kind == "pipeline":
-        raise SharedError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
     # The ranks join once for all runs, because DeepSpeed keeps its process groups.
     with process_group(command.engine, command.train.watchdog_minutes) as (rank, world):
         # All runs and ranks start from the same checkpoint, of a run that may still train.

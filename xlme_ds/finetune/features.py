@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..config import DataConfig
-from ..data.order import plan_step
+from ..data.order import Phase, plan_step
 from ..data.schema import LAYOUTS, PAD, UNK, Layout
 from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import one_item_a_row
@@ -165,6 +165,8 @@ class TaskLoader:
     Step s reads numbers [s·B, (s+1)·B); number n is feature n mod N in the order of epoch n div N, which (seed, epoch)
     give. Within a step they go by length, so that a micro-batch has little padding.
     """
+
+    phases = (Phase(0, 0.0, None),)
 
     def __init__(self, features: Sequence[Feature], kind: Kind, data: DataConfig, seed: int, rank: int, world: int):
         self.features = features

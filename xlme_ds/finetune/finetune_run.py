@@ -15,7 +15,7 @@ from torch import nn
 from ..config import Training
 from ..data.schema import LAYOUTS
 from ..engine.build import assemble, resolve_precision
-from ..engine.ranks import broadcast, gather, on_all_ranks, on_gpu
+from ..engine.ranks import broadcast, gather, on_all_ranks, on_gpu, wait_for_all
 from ..io.files import read_object, write_object
 from ..models.init import GatherParameter, initialise
 from ..models.pipeline import encoder_forward
@@ -82,7 +82,8 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
             state = engine.full_state()
             whole = weights.parent, config.model, state, saved.vocabulary.path
             on_all_ranks(lambda: write_model(*whole) if rank == 0 else None)
-        watchdog.close()  # scoring takes as long as it takes
+        watchdog.close()  # scoring takes as long as it takes, and not equally long on all ranks
+        wait_for_all()
         # No predictions of other tests may stay from before: the folder is ready to submit.
         old = job.out / "predictions"
         on_all_ranks(lambda: shutil.rmtree(old) if rank == 0 and old.exists() else None)

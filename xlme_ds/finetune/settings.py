@@ -1,7 +1,6 @@
 """The settings of fine-tuning: of the command, of each of its runs, and of a published grid."""
 
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from itertools import product
 from math import ceil
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated, Literal, Self, get_type_hints
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
-from ..cli import without
+from ..cli import take_flag, without
 from ..config import (
     PRETRAINING_ONLY,
     BelowOne,
@@ -130,27 +129,46 @@ class FinetuneSettings:
 
 
 _OPTIONS = ConstructorRegistry()
+# Type and help of the settings that have fewer values here than in pre-training.
+_NARROWER = {
+    "kind": (Literal["deepspeed", "plain"], "deepspeed: data parallel with ZeRO; plain: torch on one process."),
+    "deepspeed": (
+        str,
+        "A file of ds_configs/ by name (zero1, zero2, zero3, zero3_cpu …), or a path to a DeepSpeed JSON with engine "
+        "keys only; a higher stage partitions more state.",
+    ),
+}
 
 
 @_OPTIONS.struct_rule
 def _section_without_pretraining(section: StructTypeInfo) -> StructConstructorSpec | None:
-    """The options of a section of settings that pre-training has too: those that it alone reads are left out."""
+    """The options of a section of settings that pre-training has too, without what pre-training alone reads."""
     if section.type not in (EngineConfig, TrainConfig):
         return None
     default = section.default if isinstance(section.default, section.type) else section.type()
     hints, helps = get_type_hints(section.type), help_of(section.type)
+    for name, (kind, about) in _NARROWER.items():
+        if name in hints:
+            hints[name], helps[name] = kind, about
     names = [setting.name for setting in fields(section.type) if setting.metadata != PRETRAINING_ONLY]
     options = [StructFieldSpec(name, hints[name], getattr(default, name), helps[name]) for name in names]
-    return StructConstructorSpec(partial(replace, default), tuple(options))
+
+    def changed(**values: object) -> EngineConfig | TrainConfig:
+        return replace(default, **values)
+
+    changed.__doc__ = section.type.__doc__  # the section's heading in the help
+    return StructConstructorSpec(changed, tuple(options))
 
 
 def parse(prog: str, arguments: list[str], description: str = "") -> FinetuneSettings:
-    """The command line `arguments`. Raises ValueError for a setting that only pre-training reads."""
+    """The command line `arguments`. Raises ValueError for a setting or a value that only pre-training reads."""
     for section, kind in (("engine", EngineConfig), ("train", TrainConfig)):
         for setting in fields(kind):
             flag = f"--{section}.{setting.name}".replace("_", "-")
             if setting.metadata == PRETRAINING_ONLY and without(arguments, flag) != arguments:
                 raise ValueError(f"{flag} is for pre-training and has no effect here: leave it out")
+    if take_flag(arguments, "--engine.kind")[1] == "pipeline":
+        raise ValueError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
     return tyro.cli(FinetuneSettings, prog=prog, description=description, args=arguments, registry=_OPTIONS)
 
 

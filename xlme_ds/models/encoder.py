@@ -7,6 +7,7 @@ B rows, T tokens, D width, H heads, W = 2T−1 distances.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -96,6 +97,13 @@ def run_layer(layer: nn.Module, *inputs: object) -> Tensor:
     return layer(*inputs)
 
 
+def use_rotary_base(model: nn.Module, base: float | None) -> None:
+    """Have the encoders of `model` rotate positions by `base`, or, if it is None, by that of their settings."""
+    for encoder in model.modules():
+        if isinstance(encoder, Encoder):
+            encoder.cfg_of_phase = encoder.cfg if base is None else replace(encoder.cfg, rotary_base=base)
+
+
 class Encoder(nn.Module):
     """Positions, layers and norms of one encoder; the token embedding belongs to the model, because two encoders share
     it."""
@@ -105,6 +113,7 @@ class Encoder(nn.Module):
     def __init__(self, cfg: ModelConfig, layers: int):
         super().__init__()
         self.cfg = cfg
+        self.cfg_of_phase = cfg  # with the rotary base of the steps that are taken now
         self.positions = nn.Parameter(torch.empty(cfg.max_positions, cfg.width)) if cfg.absolute_positions else None
         languages = len(cfg.language_embeddings)
         self.languages = nn.Parameter(torch.empty(languages, cfg.width)) if languages else None
@@ -171,7 +180,8 @@ class Encoder(nn.Module):
 
         `allowed` maps the groups of positions to an attention mask; `row_tokens`: see `AttentionBias`.
         """
-        shared = layer_class(self.cfg).shared(self.cfg, groups_BT, distance_HW, x_BTD.dtype, allowed, row_tokens)
+        cfg = self.cfg_of_phase
+        shared = layer_class(cfg).shared(cfg, groups_BT, distance_HW, x_BTD.dtype, allowed, row_tokens)
         return self.through_layers(x_BTD, shared, keys_B)
 
     def through_layers(self, x_BTD: Tensor, shared: object, keys_B: Tensor | None = None) -> Tensor:
@@ -199,7 +209,8 @@ class Encoder(nn.Module):
         """Hidden states [B, T, D] of the embeddings (index 0) and of every layer; in evaluation mode the last one is
         `forward`'s."""
         distance_HW = self.distances(segments_BT.shape[1])
-        shared = layer_class(self.cfg).shared(self.cfg, segments_BT, distance_HW, embedded_BTD.dtype)
+        cfg = self.cfg_of_phase
+        shared = layer_class(cfg).shared(cfg, segments_BT, distance_HW, embedded_BTD.dtype)
         states = [self.embed(embedded_BTD, positions_BT, languages_BT)]
         for layer in self.layers.values():
             states.append(layer(states[-1], shared))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..config import ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, StartConfig
 from ..data.batch import Batch
 from ..data.collate import Collate, Purpose
-from ..data.order import StepPlan
+from ..data.order import Phase, StepPlan
 from ..models.layer_costs import MicroBatch
 from ..models.pipeline import Part, Work
 from ..models.text_encoder import Which
@@ -63,6 +63,10 @@ class BatchSource(Protocol):
 
     plan: StepPlan
     row_tokens: int  # tokens of a row; the mean, where they differ
+
+    @property
+    def phases(self) -> Sequence[Phase]:
+        """The phases of the run."""
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -192,12 +196,11 @@ def require_masks(run: RunConfig) -> None:
 
 
 def require_sentences(rows: "RowStore", needed: bool) -> None:
-    """Raise ValueError for monolingual rows that hold whole sentences (mix --sentences) where they must not, or that
-    hold none where they are `needed`."""
-    has = bool(rows.manifest.settings.get("sentences"))
-    mixed, must_be = ("with" if sentences else "without" for sentences in (has, needed))
-    if rows.folder.name == "mono" and has != needed:
+    """Raise ValueError for monolingual rows of several texts where an objective reads one text a row, or, where it
+    needs sentences (mix --sentences), for other rows."""
+    wanted, unit = "sentences" if needed else "", rows.manifest.packed
+    if rows.folder.name == "mono" and unit != wanted:
+        mixed, must_be = (f"with --{packed}" if packed else "without --sentences" for packed in (unit, wanted))
         raise ValueError(
-            f"{rows.folder} was mixed {mixed} --sentences, and this objective reads what was mixed {must_be} it: mix "
-            "it again"
+            f"{rows.folder} was mixed {mixed}, and this objective reads what was mixed {must_be}: mix it again"
         )

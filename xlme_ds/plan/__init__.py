@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..config import RunConfig
 
+__all__ = ["run"]
+
 
 def run(
     config: "RunConfig", gpus: int | None = None, gpu: str = "a100-80g", utilisation: float = 0.4, layouts: int = 4
@@ -27,3 +29,7 @@ def run(
     from .speed import gpu_of
 
     return plan(config, gpus, gpu_of(gpu), utilisation, layouts)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
             listed = settings.layouts if settings.json else _ALL
             result = plan(settings.run, settings.gpus, gpu, settings.utilisation, listed)
     except ValueError as error:
-        fail("xlme_ds.plan", error)
+        fail("xlme plan", error)
     if settings.json:
         print(json.dumps(result, indent=1))
     elif settings.budget is not None:

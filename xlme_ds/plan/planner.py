@@ -108,7 +108,7 @@ def _phases(run: RunConfig) -> list[dict[str, float]]:
     a_step = int(sum(run.data.mean_rows)) * run.model.max_positions
     return [
         {"first_step": first, "steps": end - first, "tokens": (end - first) * a_step, "mask_fraction": fraction}
-        for (first, fraction), end in zip(data_phases, ends, strict=True)
+        for (first, fraction, _), end in zip(data_phases, ends, strict=True)
     ]
 
 

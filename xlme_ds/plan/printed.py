@@ -102,7 +102,7 @@ def _time(days: float) -> str:
 
 def _whole(value: float) -> str:
     """A number of hours or dollars."""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}" if value >= 0.01 else "under 0.01"
 
 
 def _table(title: str, columns: Sequence[str], *sections: Iterable[Sequence[str]]) -> Table:

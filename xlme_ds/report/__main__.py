@@ -26,12 +26,12 @@ def main(arguments: list[str] | None = None) -> None:
         else:
             print(tyro.cli(draw, prog=program("report"), args=words))
     except (ValueError, OSError) as error:
-        fail("xlme_ds.report", error)
+        fail("xlme report", error)
 
 
 def draw(run: Path | None = None, runs: tuple[Path, ...] = (), out: Path = Path("runs.html")) -> Path:
-    """Write the report page of a run, or one that sets several side by side; `xtreme --help` explains the XTREME
-    tables.
+    """Write the report page of a run, or one that sets several side by side; `xlme report xtreme --help`
+    explains the XTREME tables.
 
     For an unfinished run, sentences and retrieval are first computed from its newest checkpoint.
 
@@ -75,7 +75,7 @@ def draw_for(folder: str, parent: str) -> None:
         if trouble:
             raise ValueError(trouble)
     except (ValueError, OSError) as error:
-        fail("xlme_ds.report", error)
+        fail("xlme report", error)
 
 
 def _update(run: Path) -> str | None:

@@ -49,14 +49,14 @@ class RunInputs(NamedTuple):
     initial: InitialValues | None  # the first weights; None: all are random
 
 
-def heldout_data(config: RunConfig, folder: Path) -> DataConfig:
-    """The rows of an evaluation: up to `train.eval_rows` from the start of each task."""
+def heldout_data(config: RunConfig, folder: Path, row_tokens: int) -> DataConfig:
+    """The rows of an evaluation: up to `train.eval_rows` from the start of each task, by as many tokens at once as
+    training reads in rows of `row_tokens`."""
     rows_per_step = (config.data.mono_rows, config.data.para_rows)
-    mono, para = (
-        min(RowStore(folder / name).rows, config.train.eval_rows) if rows else 0
-        for name, rows in zip(TASKS, rows_per_step, strict=True)
-    )
-    return DataConfig(mono, para, config.data.micro_batch)
+    stores = [RowStore(folder / name) if rows else None for name, rows in zip(TASKS, rows_per_step, strict=True)]
+    mono, para = (min(store.rows, config.train.eval_rows) if store else 0 for store in stores)
+    longest = max(store.row_tokens for store in stores if store)
+    return DataConfig(mono, para, max(1, config.data.micro_batch * row_tokens // longest))
 
 
 def read_inputs(
@@ -90,7 +90,7 @@ def read_inputs(
     initial = starting_weights(config, Vocabulary(data[0] / "vocab"), sources) if sources else None
     if heldout is None:
         return RunInputs(loader, None, initial)
-    rows = heldout_data(config, heldout)
+    rows = heldout_data(config, heldout, loader.row_tokens)
     return RunInputs(loader, open_data(config, heldout, share, shares, rows, like=loader), initial)
 
 
@@ -104,7 +104,7 @@ def pretraining(
 ) -> RunInfo:
     """The information on a pre-training run; the `root` alone counts the unigram model's losses for it."""
     info = RunInfo(
-        flops_per_step(config, loader.row_tokens),
+        flops_per_step(config, loader.row_tokens, loader.row_lengths),
         count_parameters(config),
         loader.vocabulary_sha256,
         objective=described(config.objective, (config.data.mono_rows, config.data.para_rows)),

@@ -1,7 +1,7 @@
 """The start of a run: the lines that it prints, and what it writes into its folder before the first step."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -45,13 +45,19 @@ def opening(config: Training, out: Path, start: int, loader: BatchSource, world:
         lines.append(f"  {', '.join(names)}: {title} ({unit})")
     changed = _changed_from_recipe(config)
     if isinstance(loader, Loader) and len(loader.phases) > 1:
-        stretches = (f"from step {phase.first} {folder}, {100 * phase.mask_fraction:g}% predicted"
-                 for phase, folder in zip(loader.phases, loader.folders, strict=True))  # fmt: skip
-        lines.append(f"  phases: {'; '.join(stretches)}")
+        lines.append(f"  phases: {'; '.join(_phases(loader))}")
     lines += [f"  not as the recipe: {', '.join(changed)}"] * bool(changed)
     if world == 1 and on_gpu() and (visible := torch.cuda.device_count()) > 1:
         lines.append(f"  one of {visible} GPUs is used: `deepspeed --num_gpus {visible} --module …` uses them all")
     return lines
+
+
+def _phases(loader: Loader) -> Iterator[str]:
+    """Each phase in words."""
+    for phase, folder, tokens in zip(loader.phases, loader.folders, loader.row_lengths, strict=True):
+        rows = f", rows of {tokens} tokens" * (len(set(loader.row_lengths)) > 1)
+        base = f", rotary base {phase.rotary_base:g}" if phase.rotary_base else ""
+        yield f"from step {phase.first} {folder}, {100 * phase.mask_fraction:g}% predicted{rows}{base}"
 
 
 def _changed_from_recipe(config: Training) -> list[str]:

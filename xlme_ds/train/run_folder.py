@@ -287,6 +287,7 @@ def _ahead(theirs: Mapping[str, Any], config: Training, done: int) -> tuple[str,
         data = DataConfig(
             phase_steps=tuple(theirs["data.phase_steps"]),
             phase_mask_fractions=tuple(theirs["data.phase_mask_fractions"]),
+            phase_rotary_bases=tuple(theirs["data.phase_rotary_bases"]),
         )
         fraction = config.objective.mask_fraction
         begun = [

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,14 +11,24 @@ from torch import Tensor, nn
 
 from ..checkpoint.state_files import WEIGHTS, StateReader, fault_of, read_state, state_files
 from ..cli import note
-from ..config import ModelConfig, ObjectiveConfig
+from ..config import ModelConfig, ObjectiveConfig, RunConfig
+from ..data.order import phase_of, phases
 from ..data.vocabulary import MODEL_FILE, Vocabulary
 from ..folders import at_step, checkpoints_of, saved_step
 from ..io.files import replacing, to_disk
 from ..models.electra import block_sizes
 from ..models.text_encoder import TextEncoder, Which, encoder_of, take_encoder
 from ..objectives import objective_of
-from .settings import CONFIG_FILE, RunSettings, mismatch, read_config, read_settings, read_vocabulary, without_prefix
+from .settings import (
+    CONFIG_FILE,
+    RunSettings,
+    mismatch,
+    read_config,
+    read_run_config,
+    read_settings,
+    read_vocabulary,
+    without_prefix,
+)
 from .weights import SETTINGS, WEIGHTS_FILE, read_weights, require_settings, save_weights
 
 MODEL_FOLDER = "model"  # in a run folder: the vocabulary, and after the last step the weights, in float32
@@ -93,6 +103,7 @@ def load_run(folder: Path) -> TrainedRun:
         raise ValueError(f"{run} was fine-tuned, and {weights} does not exist: start its command again, to its end")
     else:
         step, state = _checkpoint(run, step, settings)
+        settings = settings._replace(model=_after(read_run_config(run), step))
         note(f"{run}: reading the model of its checkpoint of step {step}")
     path = run / MODEL_FOLDER / MODEL_FILE
     if not path.exists():
@@ -101,6 +112,13 @@ def load_run(folder: Path) -> TrainedRun:
         )
     state = in_blocks(state, settings.model)  # of a finished run config.json may have other blocks than its weights
     return TrainedRun(folder, state, vocabulary=read_vocabulary(run, path), step=step, **settings._asdict())
+
+
+def _after(config: RunConfig, steps: int) -> ModelConfig:
+    """The model's settings after `steps` steps: with the rotary base of the phase of the last one."""
+    of_run = phases(config.data, config.objective.mask_fraction)
+    base = of_run[phase_of(of_run, max(steps - 1, 0))].rotary_base
+    return config.model if base is None else replace(config.model, rotary_base=base)
 
 
 def in_blocks(state: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:

@@ -6,6 +6,8 @@ xlme.translate.lines("runs/mt", ["A sentence."], "en", "de")
 from collections.abc import Sequence
 from pathlib import Path
 
+__all__ = ["lines"]
+
 
 def lines(
     model: Path | str, text: Sequence[str], source: str, target: str, beam: int = 4, length_penalty: float = 1.0
@@ -23,3 +25,7 @@ def lines(
     check_search(translator, beam, length_penalty)
     languages = translator.language(source, "source"), translator.language(target, "target")
     return translate_lines(translator, text, languages, beam, length_penalty).lines
+
+
+def __dir__() -> list[str]:
+    return __all__

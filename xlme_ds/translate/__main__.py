@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         run(settings)
     except (ValueError, OSError) as error:
-        fail("xlme_ds.translate", error)
+        fail("xlme translate", error)
 
 
 def run(settings: TranslateSettings) -> None:

@@ -42,7 +42,7 @@ def seen_lines(
 def _sides(folder: Path, vocabulary: Vocabulary) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Token ids of some rows at a time, and the first and last places of the sides of their items."""
     stores = [(task, RowStore(folder / name)) for task, name in enumerate(TASKS) if (folder / name).is_dir()]
-    cut = [store for task, store in stores if not task and not store.manifest.settings.get("sentences")]
+    cut = [store for task, store in stores if not task and store.manifest.packed != "sentences"]
     stores = [(task, store) for task, store in stores if store not in cut]
     if not stores:
         raise ValueError(
