@@ -132,4 +132,4 @@ def test_without_datatrove_a_sentence_says_how_to_get_it(corpus: Path, tmp_path:
 
 def test_characters_are_words_in_scripts_without_spaces() -> None:
     spaceless = {"Thai", "Lao", "Khmer", "Myanmar", "Han", "Kana"}
-    assert {*_NO_SPACES} == {code for code in LANGUAGES if spaceless & {*scripts_of(code)}}
+    assert {*_NO_SPACES} == {code for code in LANGUAGES if spaceless & {*scripts_of(code)} and code != "ko"}
