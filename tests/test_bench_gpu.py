@@ -14,6 +14,7 @@ from torch import Tensor
 from bench.gpu import __main__ as gpu
 from bench.gpu.parity import CASES, parity
 from bench.gpu.steps import Device
+from bench.roofline.counted import GPUS
 from bench.synthetic import synthetic_batch
 from tests.launch import environment
 from xlme_ds.data.schema import EOS, PAD
@@ -154,3 +155,13 @@ def test_synthetic_rows_are_packed_rows() -> None:
     items = int(batch.segments_BT.max(1).values.sum())
     assert int((batch.tokens_BT == EOS).sum()) == 2 + 2 * (items - 2)  # one a text, two a pair
     assert batch.tokens_BT.max() < 999
+
+
+def test_rates_of_another_gpu_are_the_same_shares_of_its_data_sheet() -> None:
+    """Of TFLOP/s and TB/s that NVIDIA publishes, dense bf16."""
+    h200, sheets = GPUS["h200"], {"h200": (989, 4.8), "h100": (989, 3.35), "a100": (312, 2.0)}
+    for name, (peak, memory) in sheets.items():
+        of = GPUS[name]
+        assert of.memory / h200.memory == pytest.approx(memory / 4.8)
+        assert of.products / h200.products == of.attention / h200.attention == pytest.approx(peak / 989)
+        assert (of.peak, of.floor) == (peak * 1e12, h200.floor)

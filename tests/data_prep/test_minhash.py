@@ -12,7 +12,8 @@ import pytest
 
 from data_prep.encode.encode import EncodeConfig
 from data_prep.encode.encode import run as encode
-from data_prep.minhash import MinhashConfig, run
+from data_prep.languages import LANGUAGES, scripts_of
+from data_prep.minhash import _NO_SPACES, MinhashConfig, run
 from xlme_ds.data.schema import read_manifest
 
 needs_datatrove = pytest.mark.skipif(
@@ -127,3 +128,8 @@ def test_without_datatrove_a_sentence_says_how_to_get_it(corpus: Path, tmp_path:
     assert done.returncode == 2
     assert "minhash needs the package datatrove" in done.stderr and "pip install 'xlme-ds[minhash]'" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_characters_are_words_in_scripts_without_spaces() -> None:
+    spaceless = {"Thai", "Lao", "Khmer", "Myanmar", "Han", "Kana"}
+    assert {*_NO_SPACES} == {code for code in LANGUAGES if spaceless & {*scripts_of(code)} and code != "ko"}

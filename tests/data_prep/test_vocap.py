@@ -21,7 +21,8 @@ from data_prep.store import Stage, write_file
 from data_prep.vocab import unigram
 from data_prep.vocab.allocation import allocate, concave_hull, piece_order, pool, steps
 from data_prep.vocab.model_file import parse, serialize
-from data_prep.vocab.unigram import UnigramPath, Unigrams
+from data_prep.vocab.unigram import UnigramPath, Unigrams, _read_words, _seeds
+from data_prep.vocab.unigram_loops import LONGEST_WORD
 from data_prep.vocab.vocap import VocapConfig, _chosen, _curve_file, curve, run
 from data_prep.vocab.word_counts import WordCounts, count_words, thinned_words
 from xlme_ds.data.schema import EOS, read_manifest
@@ -230,6 +231,27 @@ def test_lines_are_thinned_until_their_words_fit_into_memory() -> None:
     for memory, step in ((needed, 1), (needed - 1, 2), (needed // 3, 4)):
         thinned = thinned_words(lambda: iter(lines), memory)
         assert thinned.words.equals(count_words(lines[::step]).words) and thinned.sentences == 1000 // step
+
+
+def test_seeds_are_ranked_by_occurrences_times_length(lines: dict[str, list[str]]) -> None:
+    text = count_words(lines["en"])
+    words = {f"▁{word}": int(times) for word, times in zip(text.words.to_pylist(), text.counts, strict=True)}
+    pieces, guesses = _seeds(_read_words(text, 1.0), 300)
+
+    def score(piece: str) -> int:
+        return len(piece) * sum(
+            n * sum(word.startswith(piece, i) for i in range(len(word))) for word, n in words.items()
+        )
+
+    scores = [score(piece) for piece in pieces]
+    assert len(pieces) > 200 and scores == sorted(scores, reverse=True) == guesses[-len(pieces) :].tolist()
+
+
+def test_every_part_of_a_long_word_of_unknown_characters_has_one() -> None:
+    """Of unknown characters in a row one stays, but in each part of a word."""
+    words = _read_words(count_words(["ab " * 9999 + "ж" * (2 * LONGEST_WORD)]), 0.9)
+    sizes = np.diff(words.starts)
+    assert sorted(sizes.tolist()) == [1, 1, 2, 3] and (words.characters == 0).sum() == 3
 
 
 def test_a_curve_has_all_sizes_from_the_largest_to_the_least(lines: dict[str, list[str]]) -> None:

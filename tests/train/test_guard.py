@@ -17,6 +17,7 @@ from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.engine import StepStats
 from xlme_ds.engine.ranks import SharedError
+from xlme_ds.engine.step import StepContext
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.train.inputs import pretraining
 from xlme_ds.train.loop import Callback, Guard, fit
@@ -95,6 +96,18 @@ def test_bad_steps_in_a_row_end_the_run_and_name_their_rows(data: Path, tmp_path
         run(data, out, config(), bad={2, 3, 5, 6, 7})
     assert [fault["step"] for fault in lines(out / "faults.jsonl")] == [3, 4, 6, 7, 8]
     assert run(data, out, config(), bad={8, 9}), "it goes on behind them, and counts in a row anew"
+
+
+def test_norms_that_an_engine_accepts(data: Path) -> None:
+    """Up to the limit; DeepSpeed gives -1 for one that is not finite."""
+    of = config()
+    engine = build_engine(of, Loader(data, of.data, of.seed, 0.15), None)
+    for limit, good, bad in (
+        (math.inf, (0.0, 1e30), (-1.0, math.nan, math.inf)),
+        (2.0, (0.0, 2.0), (-1.0, 2.1, math.nan)),
+    ):
+        context = StepContext(engine.objective, engine.objective.weights, limit, detailed=False)
+        assert [engine._accepts(context, norm) for norm in (*good, *bad)] == [True] * len(good) + [False] * len(bad)
 
 
 class Last(Callback):
