@@ -117,11 +117,11 @@ def _charts(
     points = [point for by_task in curves.values() for line in by_task.values() for point in line]
     (first, last), (low, high) = ((min(values), max(values)) for values in zip(*points, strict=True))
     low, high = min(low, 0.0), max(high, 0.0)
-    height, width = (high - low) or 1.0, (last - first) or 1
+    loss_range, step_range = (high - low) or 1.0, (last - first) or 1
 
     # Without a margin of 2 on every side the box is 96 by 46.
     def place(step: float, value: float) -> str:
-        return f"{2 + 96 * (step - first) / width:.1f},{2 + 46 * (high - value) / height:.1f}"
+        return f"{2 + 96 * (step - first) / step_range:.1f},{2 + 46 * (high - value) / loss_range:.1f}"
 
     charts = [
         {
@@ -135,5 +135,5 @@ def _charts(
     if len(charts) > _SHOWN:
         half = _SHOWN // 2
         groups = {"Best": charts[:half], "Worst": charts[: -half - 1 : -1], "All others": charts[half:-half]}
-    zero = 2 + 46 * high / height
+    zero = 2 + 46 * high / loss_range
     return {"groups": groups, "zero": f"{zero:.1f}", "low": low, "high": high, "first": first, "last": last}
