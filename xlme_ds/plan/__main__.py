@@ -48,14 +48,14 @@ class PlanSettings:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
-    words = sys.argv[1:] if arguments is None else arguments
-    flags = {word.partition("=")[0] for word in words}
+    arguments = sys.argv[1:] if arguments is None else arguments
+    flags = {argument.partition("=")[0] for argument in arguments}
     if "--budget" in flags and not flags & {"--recipe", "--config"}:
-        words = ["--recipe", "base", *words]
+        arguments = ["--recipe", "base", *arguments]
     planner_flags = (f"--{field.name.replace('_', '-')}" for field in fields(PlanSettings))
-    recipe_flags = shlex.join(without(words, *planner_flags))  # for the command that the plan prints
+    recipe_flags = shlex.join(without(arguments, *planner_flags))  # for the command that the plan prints
     try:
-        settings = parse(program("plan"), PlanSettings, DESCRIPTION, words)
+        settings = parse(program("plan"), PlanSettings, DESCRIPTION, arguments)
         _check(settings)
         gpu = gpu_of(settings.gpu)
         if settings.budget is not None:

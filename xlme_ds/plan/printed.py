@@ -98,12 +98,16 @@ def _answer(result: Mapping[str, Any], layouts: Sequence[Mapping[str, Any]], dol
 
 def _time(days: float) -> str:
     """`days` in words: as days, or as hours and minutes below one day."""
-    return f"{days:.3g} days" if days >= 1 else duration(days * DAY) if days * DAY >= 60 else "less than a minute"
+    if days >= 1:
+        return f"{days:.3g} days"
+    return duration(days * DAY) if days * DAY >= 60 else "less than a minute"
 
 
 def _round(value: float) -> str:
     """Hours or dollars as text, rounded to a whole number, or to two digits below 10."""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}" if value >= 0.01 else "under 0.01"
+    if value >= 10:
+        return f"{value:,.0f}"
+    return f"{value:.2g}" if value >= 0.01 else "under 0.01"
 
 
 def _table(title: str, columns: Sequence[str], *sections: Iterable[Sequence[str]]) -> Table:
@@ -119,6 +123,7 @@ def _table(title: str, columns: Sequence[str], *sections: Iterable[Sequence[str]
 
 
 def _parameters(result: dict[str, Any]) -> tuple[Table, str]:
+    """Table of the parameters by component, and a note."""
     parameters = dict(result["parameters"])
     parts = parameters.pop("components"), parameters
     sections = [[(name, f"{size:,}") for name, size in part.items()] for part in parts]
@@ -126,6 +131,7 @@ def _parameters(result: dict[str, Any]) -> tuple[Table, str]:
 
 
 def _operations(result: dict[str, Any]) -> tuple[Table, str]:
+    """Table of the operations by both ways to count them, and a note."""
     standard, paper = result["flops"]["standard"], result["flops"]["paper_convention"]
     rows = [
         ("standard", *(f"{standard[kind]:.3g}" for kind in ("mono", "both", "both_para_half"))),
@@ -145,7 +151,7 @@ def _operations(result: dict[str, Any]) -> tuple[Table, str]:
 
 
 def _own_layout(result: dict[str, Any]) -> tuple[Table, str]:
-    """Memory, time and assumptions of the layout that the recipe itself sets."""
+    """Table of the memory of the layout that the recipe sets, and a note on its time and the assumptions."""
     hardware, memory = result["hardware"], result["memory_per_gpu_gib"]
     title = f"{result['recipe']} on {hardware['gpus']} × {hardware['gpu']}: as the recipe is"
     table = _table(title, list(memory), [[f"{size:.2f}" for size in memory.values()]])
