@@ -77,7 +77,8 @@ def crossing(first: Trend, other: Trend) -> Crossing | None:
     anywhere, or nowhere."""
     at_zero, slope = first.at_zero - other.at_zero, first.slope - other.slope
     (a, b), (_, c) = first.quantile**2 * (first.covariance + other.covariance)
-    # All x at which 0 is in the interval of the difference: (at_zero + slope x)² ≤ a + 2 b x + c x².
+    # x is log10 of the operations. All x at which 0 is in the interval of the difference:
+    # (at_zero + slope x)² ≤ a + 2 b x + c x².
     square, linear, constant = slope**2 - c, at_zero * slope - b, at_zero**2 - a
     if square <= 0:
         return None

@@ -94,17 +94,17 @@ def read_word_tests(folder: Path) -> tuple[dict[str, JudgedPairs], dict[str, lis
     A test is en-de.test.data.txt with its key en-de.test.gold.txt; a dictionary is en-de.txt or en-de.5000-6500.txt.
     Raises ValueError for a damaged file, with its line, and for a folder without any test.
     """
-    similarity = _by_name(files_below(folder, f"*{_DATA}"), _DATA)
+    judged = _by_name(files_below(folder, f"*{_DATA}"), _DATA)
     dictionaries = _by_name((path for path in files_below(folder, "*.txt") if _DICTIONARY.fullmatch(path.name)), ".txt")
     keys = {path.name.removesuffix(_GOLD): path for path in files_below(folder, f"*{_GOLD}")}
     tests = (
-        {name: _read_judged(path) for name, path in similarity.items()},
+        {name: _read_judged(path) for name, path in judged.items()},
         {name: _read_pairs(path, None) for name, path in dictionaries.items()},
     )
     for name, path in sorted(keys.items()):
-        if name not in similarity:
+        if name not in judged:
             raise ValueError(f"{path} is the key of no words: put {name}{_DATA} next to it, or take it away")
-    if not similarity and not dictionaries:
+    if not judged and not dictionaries:
         raise ValueError(
             f"{folder} holds no word pairs: put SemEval's en-de.test.data.txt and en-de.test.gold.txt or a "
             "dictionary en-de.txt there"
