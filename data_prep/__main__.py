@@ -25,7 +25,7 @@ STAGES = {
     "show": ("inspect.show", "print rows as text"),
 }
 
-# The largest value of a setting; 10**15 of the others.
+# The largest value of each setting; for all others it is in `_check_numbers`.
 _MOST = {"processes": 1_024, "seed": 2**63 - 1, "block_bytes": 2**31 - 1, "rows_per_shard": 10**9}
 _MOST |= dict.fromkeys(("mono_rows", "para_rows"), 10**11)
 

@@ -14,7 +14,7 @@ _MICRO_BATCH = re.compile(r"--data\.micro-batch (\d+)")
 
 
 def print_plan(result: dict[str, Any], recipe_flags: str, layouts: int, dollars_per_hour: float | None) -> None:
-    """Print the fastest layout, the command that trains with it and `recipe_flags`, and others: at most `layouts`."""
+    """Print the fastest layout, its training command with `recipe_flags`, and others: at most `layouts` in all."""
     fastest = distinct(result["layouts"])[:layouts]
     hardware = result["hardware"]
     print(_answer(result, fastest, dollars_per_hour) + "\n")
