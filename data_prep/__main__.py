@@ -11,7 +11,8 @@ from data_prep.parallel import RetryError, TaskError, UserError, abort, explain,
 from data_prep.progress import shown
 from xlme_ds.io.output import open_output
 
-# In the order of use. The module is imported when its stage is asked for, so a worker process is light.
+# Module and help of each stage, in the order of use. A module is imported only when its stage runs, so that worker
+# processes are light.
 STAGES = {
     "sample": ("sample", "fetch the sample corpus: the Universal Declaration of Human Rights in 91 languages"),
     "minhash": ("minhash", "remove near duplicates among documents, with datatrove"),
@@ -24,11 +25,11 @@ STAGES = {
     "show": ("inspect.show", "print rows as text"),
 }
 
-
+# The largest value of each setting; for all others it is in `_check_numbers`.
 _MOST = {"processes": 1_024, "seed": 2**63 - 1, "block_bytes": 2**31 - 1, "rows_per_shard": 10**9}
 _MOST |= dict.fromkeys(("mono_rows", "para_rows"), 10**11)
 
-_EXAMPLE = (
+_EXAMPLES = (
     "vocab --mono mono --out vocab --size 32000",
     "encode --mono mono --para para --vocab vocab --out encoded",
     "mix --encoded encoded --vocab vocab --out mixed --mono-rows 200000 --para-rows 50000",
@@ -36,9 +37,9 @@ _EXAMPLE = (
 
 
 def main(arguments: list[str]) -> int:
-    """Run one stage; the exit code is 2 where a user has to do something first, 1 where another try may help.
+    """Run one stage. The exit code is 2 if the user has to change something first, 1 if another try may help.
 
-    An error that a user can act on is one line on stderr; a mistake in this program keeps its traceback.
+    An error that the user can act on is one line on stderr; a mistake in this program keeps its traceback.
     """
     open_output()
     if not arguments or arguments[0] not in STAGES:
@@ -73,8 +74,8 @@ def _program() -> str:
 
 
 def _check_arguments(arguments: list[str]) -> None:
-    """Raise ValueError for a second folder of text, which tyro would take in place of the first, and for names that are
-    not UTF-8: they reach Python with lone surrogates, which neither Arrow nor JSON can hold."""
+    """Raise ValueError for a folder flag that is given twice, since tyro would ignore the first, and for names that are
+    not UTF-8, since Python reads them as lone surrogates, which neither Arrow nor JSON can hold."""
     for flag in ("--mono", "--para"):
         if sum(argument.partition("=")[0] == flag for argument in arguments) > 1:
             raise ValueError(f"{flag} is given twice: put the files into one folder, or describe more by --corpus")
@@ -84,7 +85,7 @@ def _check_arguments(arguments: list[str]) -> None:
 
 
 def _check_numbers(config: object) -> None:
-    """Raise ValueError for a number that is larger than any that a stage can use; each stage checks the smallest."""
+    """Raise ValueError for a number that is too large for any stage. Each stage checks for too small ones itself."""
     for name, value in vars(config).items():
         most = _MOST.get(name, 10**15)
         if isinstance(value, int | float) and value > most:
@@ -92,14 +93,14 @@ def _check_numbers(config: object) -> None:
 
 
 def _failed(stage: str, error: BaseException) -> int:
-    """Print an error once, and end the ranks that do not have it, for they might wait for this one."""
+    """Print an error once, end the ranks that might wait for this one, and return the exit code."""
     on_all_ranks = isinstance(error, UserError | RetryError | TaskError)
     try:
         root = is_root()
-    except ValueError:  # MPI does not join the processes that the launcher started: each of them has this error
+    except ValueError:  # MPI does not connect the launched processes: each of them has this error
         on_all_ranks, root = True, launched_rank() == 0
         if not root:
-            time.sleep(1)  # a launcher that sees one process fail ends the others, and with them the sentence
+            time.sleep(1)  # rank 0 prints first: when one process fails, the launcher ends the others
     explained = explain(error)
     if root or not on_all_ranks:
         print(_message(stage, error, explained), file=sys.stderr, flush=True)
@@ -124,7 +125,7 @@ def _usage(arguments: list[str]) -> int:
     lines += [f"usage: {_program()} STAGE --flags (STAGE --help lists them)", "stages, in the order of use:"]
     lines += [f"  {name:<8}{about}" for name, (_, about) in STAGES.items()]
     lines += ["for example, with texts such as mono/en.txt and para/en-de.txt.zip:"]
-    lines += [f"  {_program()} {stage}" for stage in _EXAMPLE]
+    lines += [f"  {_program()} {example}" for example in _EXAMPLES]
     print("\n".join(lines), file=sys.stdout if wants_help else sys.stderr)
     return 0 if wants_help else 2
 

@@ -15,12 +15,14 @@ from .io.files import read_json, read_object
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The settings in a TOML or JSON file; of a run's config.json those of the run. Raises ValueError."""
+    """The settings in a TOML or JSON file, or those of a run in its config.json. Raises ValueError for another file."""
     try:
         if path.suffix != ".json":
             return tomllib.loads(path.read_text(encoding="utf-8-sig"))
         values: dict[str, Any] = read_json(path, dict)
-        return dict(read_object(path)["config"]) if "config" in values else values
+        if "config" in values:
+            values = dict(read_object(path)["config"])  # a run's: `read_object` also checks the format's number
+        return values
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
     except UnicodeDecodeError:
@@ -32,15 +34,17 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def with_values(settings: Settings, values: Mapping[str, Any], path: Path, section: str = "") -> Settings:
-    """`settings` with the `values` of the file `path` in place. Raises ValueError for an unknown setting, which names
-    the nearest one, and for a value of another type."""
+    """`settings` changed by `values`, which were read from the file `path`.
+
+    Raises ValueError for an unknown setting, with the nearest one in the message, and for a value of the wrong type.
+    """
     hints = get_type_hints(type(settings))
     changed = {}
     for key, value in values.items():
         if key not in hints:
             near = get_close_matches(key, hints, n=1)
-            meant = f"did you mean {section}{near[0]}?" if near else f"choose one of {', '.join(hints)}"
-            raise ValueError(f"{path}: there is no setting {section}{key}: {meant}")
+            advice = f"did you mean {section}{near[0]}?" if near else f"choose one of {', '.join(hints)}"
+            raise ValueError(f"{path}: there is no setting {section}{key}: {advice}")
         if is_dataclass(hints[key]):
             if not isinstance(value, dict):
                 raise ValueError(f"{path}: {key} is {value!r}, it must be a section of settings")
@@ -51,7 +55,7 @@ def with_values(settings: Settings, values: Mapping[str, Any], path: Path, secti
 
 
 def _typed(value: Any, kind: Any, start: str) -> Any:
-    """`value` as a setting of type `kind`. Which of a setting's choices and ranges it is in is checked later."""
+    """`value` as a setting of type `kind`; errors begin with `start`. Choices and ranges are checked later."""
     if get_origin(kind) is tuple:
         if not isinstance(value, list):
             raise ValueError(f"{start}, it must be a list")
@@ -69,11 +73,11 @@ def _typed(value: Any, kind: Any, start: str) -> Any:
 
 
 def help_of(kind: type) -> dict[str, str]:
-    """The help text of each setting of a dataclass, which stands below it in the source, in one line."""
+    """The help text of each setting of a dataclass, in one line: the docstring below it in the source."""
     from docstring_parser import parse_from_object
 
-    parameters = [found for base in reversed(kind.__mro__[:-1]) for found in parse_from_object(base).params]
-    return {found.arg_name: " ".join((found.description or "").split()) for found in parameters}
+    settings = [setting for base in reversed(kind.__mro__[:-1]) for setting in parse_from_object(base).params]
+    return {setting.arg_name: " ".join((setting.description or "").split()) for setting in settings}
 
 
 def written(config: RunConfig) -> str:
@@ -86,6 +90,7 @@ def written(config: RunConfig) -> str:
 
 
 def _section(settings: Any) -> Iterator[str]:
+    """Lines of TOML for the settings of one dataclass, without the sections in it."""
     helps, hints = help_of(type(settings)), get_type_hints(type(settings))
     for name in (field.name for field in fields(settings)):
         value = getattr(settings, name)

@@ -1,5 +1,5 @@
-"""Stage `vocab`: a SentencePiece unigram vocabulary from lines sampled by temperature over languages, or more pieces
-for an existing one."""
+"""Stage `vocab`: train a SentencePiece unigram vocabulary on lines sampled by temperature over languages, or extend an
+existing one by new pieces."""
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from data_prep.vocab.word_counts import count_words
 from xlme_ds.data.schema import Manifest, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
-_SETTINGS = ("size", "alpha", "sentences", "seed", "character_coverage")  # those that shape the bytes
+_SETTINGS = ("size", "alpha", "sentences", "seed", "character_coverage")  # which the bytes of the model depend on
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class VocabConfig(TextConfig):
     """An existing SentencePiece model, such as XLM-R's, to take instead of training one; with text, to extend: its
     pieces keep their ids, and new ones of the text follow up to --size."""
     compare: Path | None = None
-    """Folder of text laid out as for --mono, in the languages of the --model that is extended, to see how much its
-    segmentation changes."""
+    """Folder of text in the old languages, laid out as for --mono: shows how much the extended --model changes their
+    segmentation."""
     size: int = 250002
     """Ids of the whole vocabulary as the model counts them, <pad> and <mask> included; smaller for small models and
     corpora."""
@@ -101,7 +101,7 @@ def _train(config: VocabConfig) -> None:
     stage = Stage(config.out, "vocab", settings)
 
     def quotas(lines: dict[str, int]) -> dict[str, int]:
-        """Lines of each language: in proportion to m^alpha of its m different lines, or all m."""
+        """Lines to sample of each language: in proportion to m^alpha for m different lines, and at most m."""
         shares = apportion(config.sentences, temperature_shares(list(lines.values()), config.alpha))
         return {code: min(quota, lines[code]) for code, quota in zip(lines, shares, strict=True)}
 
@@ -110,12 +110,12 @@ def _train(config: VocabConfig) -> None:
             lines, chosen, files = sample_lines(stage, inputs, quotas, config.sentences, config.seed, config.processes)
             by_language = {
                 code: {
-                    "lines": number,
+                    "lines": count,
                     "sampled": chosen[code],
-                    "share_before": number / sum(lines.values()),
+                    "share_before": count / sum(lines.values()),
                     "share_after": chosen[code] / sum(chosen.values()),
                 }
-                for code, number in lines.items()
+                for code, count in lines.items()
             }
             sentences = read_lines(list(files.values()))
             if old is None:
@@ -133,7 +133,7 @@ def _finish_extended(
     compared: Sequence[Input],
     by_language: Mapping[str, Any],
 ) -> None:
-    """Extend the old vocabulary, and say how the sampled lines, and those to compare, are cut before and after."""
+    """Write the extended vocabulary, and print how it and the old one cut the sampled lines and those of --compare."""
     model = extend(old.path, read_lines(list(files.values())), config.size, config.character_coverage)
     before, changes = old.path.read_bytes(), {}
     lines = {code: partial(read_lines, [path]) for code, path in files.items()}
@@ -148,6 +148,7 @@ def _finish_extended(
 
 
 def _lines_of(sources: Sequence[Input]) -> Iterator[str]:
+    """Filtered lines of monolingual inputs."""
     return (line for source in sources for (side,) in filtered_lines(source, Counts("lines")) for line in side)
 
 
@@ -155,18 +156,19 @@ def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
     """Bytes of a SentencePiece unigram model. Raises ValueError when the text does not allow the size asked for."""
     from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
 
-    size = config.size - len(SPECIALS) - 2  # <pad> and <mask> are ids of the model, not pieces
+    other_ids = len(SPECIALS) + 2  # <pad> and <mask> are ids of the model, not pieces
+    size = config.size - other_ids
     path = UnigramPath(count_words(sentences), config.character_coverage, size)
     trained = path.at(size).pieces
     if path.characters > size:
         raise ValueError(
-            f"--size is {config.size}, but the characters alone need {config.size + path.characters - size}: take "
+            f"--size is {config.size}, but the characters alone need {path.characters + other_ids}: take "
             "a larger size, or lower --character-coverage"
         )
     if len(trained) < size:
         raise ValueError(
             f"--size is {config.size}, but the sampled text allows no more than "
-            f"{config.size + len(trained) - size}: take that, or more text"
+            f"{len(trained) + other_ids}: take that, or more text"
         )
     return serialize(dict(sorted(trained.items(), key=lambda piece: (-piece[1], piece[0]))))
 
@@ -194,7 +196,7 @@ def finish_vocabulary(
 
 
 def discard_work(stage: Stage, *folders: str) -> None:
-    """Remove the working files of a finished stage: its markers first, for they vouch for the files."""
+    """Remove the working files of a finished stage; first the markers, which say that the files are complete."""
     stage.forget_tasks(path.stem for path in (stage.folder / "tasks").glob("*.json"))
     for folder in folders:
         shutil.rmtree(stage.folder / folder, ignore_errors=True)

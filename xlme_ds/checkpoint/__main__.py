@@ -1,7 +1,7 @@
-"""`xlme checkpoint list|check|convert|weights --run DIR`, for the checkpoints of a run that is not running; `average
---model ...` for the means of models.
+"""`xlme checkpoint list|check|convert|weights --run DIR` for the checkpoints of a run that has stopped, and `xlme
+checkpoint average --model ...` for the mean of several models.
 
-Resuming needs none of it: every engine reads every checkpoint as it is.
+Resuming needs none of these: every engine reads every checkpoint as it is.
 """
 
 import re
@@ -41,8 +41,13 @@ from .state_files import StateReader, StateWriter, fault_of, merge_state, read_s
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
-    commands: dict[str, Callable[..., Any]] = {"list": listing, "check": check, "convert": convert, "weights": weights}
-    commands["average"] = average
+    commands: dict[str, Callable[..., Any]] = {
+        "list": listing,
+        "check": check,
+        "convert": convert,
+        "weights": weights,
+        "average": average,
+    }
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog=program("checkpoint"), args=arguments)
     except (ValueError, OSError) as error:
@@ -66,11 +71,12 @@ def check(run: Path) -> None:
         run: Run folder, or an export.
     """
     models = sorted(path for path in run.rglob("*.safetensors") if "checkpoints" not in path.relative_to(run).parts)
+    # An export has models alone; a folder without either fails in `_show`.
     sound = _show(run, checksums=True) if checkpoints_of(run) or not models else True
     for path in models:
         try:
             read_weights(path)
-            _require_neighbours(path)
+            _require_same_files(path)
             print(f"{path.relative_to(run)}  {path.stat().st_size / 2**20:,.1f} MiB")
         except (ValueError, OSError) as error:
             sound = False
@@ -79,9 +85,9 @@ def check(run: Path) -> None:
         sys.exit(1)
 
 
-def _require_neighbours(weights: Path) -> None:
-    """Raise ValueError where the vocabulary next to a model is not the one that it was trained with, or a file of an
-    export has changed."""
+def _require_same_files(weights: Path) -> None:
+    """Raise ValueError if the vocabulary next to a model is not the one that it was trained with, or if a file of an
+    export has changed since the export."""
     folder = weights.parent
     of_export = (folder / CONFIG_FILE).exists()
     read_vocabulary(folder if of_export else folder.parent, folder / (SENTENCEPIECE_FILE if of_export else MODEL_FILE))
@@ -157,6 +163,7 @@ def average(models: Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.a
 
 
 def _average_runs(models: Sequence[Path], out: Path) -> None:
+    """Write the mean of runs as a run folder."""
     first = load_run(models[0])
 
     def kind_of(run: TrainedRun) -> dict[str, Any]:
@@ -169,13 +176,14 @@ def _average_runs(models: Sequence[Path], out: Path) -> None:
         _require_alike(folder, kind_of(run), models[0], kind_of(first))
         return in_blocks(run.state, first.model)
 
-    state, prints = _mean(models, state_of)
-    _refuse_twins(models, prints)
+    state, checksums = _mean(models, state_of)
+    _require_different(models, checksums)
     shutil.copyfile(at_step(models[0])[0] / CONFIG_FILE, out / CONFIG_FILE)
     write_model(out / MODEL_FOLDER, first.model, state, first.vocabulary.path)
 
 
 def _average_exports(models: Sequence[Path], out: Path) -> None:
+    """Write a copy of the first export with the mean weights of all in each of its files."""
     names = sorted(path.relative_to(models[0]) for path in models[0].rglob("*.safetensors"))
     for folder in models:
         _require_alike(folder, read_config(folder), models[0], read_config(models[0]))
@@ -184,48 +192,53 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
         if not names or sorted(path.relative_to(folder) for path in folder.rglob("*.safetensors")) != names:
             raise ValueError(f"{folder} has other files of weights than {models[0]}: average exports of one kind")
     shutil.copytree(models[0], out, dirs_exist_ok=True)
-    prints = [""] * len(models)
+    checksums = [""] * len(models)  # of each model: those of its files, one after the other
     for name in names:
-        mean, checksums = _mean([folder / name for folder in models], read_weights)
+        mean, of_file = _mean([folder / name for folder in models], read_weights)
         save_weights(mean, out / name, read_metadata(out / name))
-        prints = [before + one for before, one in zip(prints, checksums, strict=True)]
-    _refuse_twins(models, prints)
-    if (out / DIFFERENCE_FILE).exists():  # the mean of sums is rounded otherwise than the sum of means
+        checksums = [before + checksum for before, checksum in zip(checksums, of_file, strict=True)]
+    _require_different(models, checksums)
+    if (out / DIFFERENCE_FILE).exists():
+        # The discriminator's embedding is the generator's plus the difference: a mean of such sums, which are rounded,
+        # is not exactly the sum of the two means.
         of_generator, state = (read_weights(folder / WEIGHTS_FILE) for folder in (out / GENERATOR_FOLDER, out))
         difference = read_weights(out / DIFFERENCE_FILE)[DIFFERENCE]
         state[embedding_name(state)] = of_generator[embedding_name(of_generator)] + difference
         save_weights(state, out / WEIGHTS_FILE, read_metadata(out / WEIGHTS_FILE))
     if (card := out / "README.md").exists():
-        names_of = ", ".join(f"`{folder.name}`" for folder in models)
-        notice = f"The weights are the mean of those of {names_of}. What follows is the card of the first."
-        _, front, text = re.split(r"\A(---\n.*?\n---\n+|)", card.read_text(encoding="utf-8"), maxsplit=1, flags=re.S)
-        card.write_text(f"{front}{notice}\n\n{text}", encoding="utf-8")
+        averaged = ", ".join(f"`{folder.name}`" for folder in models)
+        notice = f"The weights are the mean of those of {averaged}. What follows is the card of the first."
+        _, header, text = re.split(r"\A(---\n.*?\n---\n+|)", card.read_text(encoding="utf-8"), maxsplit=1, flags=re.S)
+        card.write_text(f"{header}{notice}\n\n{text}", encoding="utf-8")
 
 
-def _require_alike(folder: Path, its: Mapping[str, Any], first: Path, theirs: Mapping[str, Any]) -> None:
-    """Raise ValueError for a model with other settings than the first, those of execution apart."""
-    for key in sorted(its.keys() | theirs.keys()):
-        if its.get(key) != theirs.get(key) and key not in OF_RUNNING and key != "_name_or_path":
+def _require_alike(folder: Path, settings: Mapping[str, Any], first: Path, expected: Mapping[str, Any]) -> None:
+    """Raise ValueError if the model in `folder` differs from the first in a setting that changes what it computes."""
+    for key in sorted(settings.keys() | expected.keys()):
+        if settings.get(key) != expected.get(key) and key not in OF_RUNNING and key != "_name_or_path":
             raise ValueError(
-                f"{folder} has {key} {its.get(key)}, {first} has {theirs.get(key)}: average models of one kind"
+                f"{folder} has {key} {settings.get(key)}, {first} has {expected.get(key)}: average models of one kind"
             )
 
 
-def _refuse_twins(models: Sequence[Path], prints: Sequence[str]) -> None:
-    for number, one in enumerate(prints):
-        if one in prints[:number]:
+def _require_different(models: Sequence[Path], checksums: Sequence[str]) -> None:
+    """Raise ValueError if two models have the same checksum."""
+    for number, checksum in enumerate(checksums):
+        if checksum in checksums[:number]:
             raise ValueError(
-                f"{models[prints.index(one)]} and {models[number]} have the same weights: name each model once"
+                f"{models[checksums.index(checksum)]} and {models[number]} have the same weights: name each model once"
             )
 
 
 def _mean(places: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> tuple[dict[str, Tensor], list[str]]:
-    """Means of the tensors that `read` gives for each place, one place in memory at a time besides float64 sums; and
-    a checksum of each place's."""
-    sums, kinds, prints = dict[str, Tensor](), dict[str, torch.dtype](), list[str]()
+    """Mean of the tensors that `read` gives for each place, by name, and a checksum of each place's tensors.
+
+    It holds float64 sums in memory instead of the tensors of all places.
+    """
+    sums, dtypes, checksums = dict[str, Tensor](), dict[str, torch.dtype](), list[str]()
     for place in places:
         tensors = read(place)
-        kinds = kinds or {name: value.dtype for name, value in tensors.items()}
+        dtypes = dtypes or {name: value.dtype for name, value in tensors.items()}
         sums = sums or {name: torch.zeros(value.shape, dtype=torch.float64) for name, value in tensors.items()}
         different = [name for name in {**sums, **tensors} if name not in tensors or name not in sums]
         different += [name for name in sums if name in tensors and tensors[name].shape != sums[name].shape]
@@ -235,14 +248,14 @@ def _mean(places: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> 
         for name, value in sorted(tensors.items()):
             sums[name] += value
             digest.update(value.contiguous().view(-1).view(torch.uint8).numpy().data)
-        prints.append(digest.hexdigest())
-    return {name: (value / len(places)).to(kinds[name]) for name, value in sums.items()}, prints
+        checksums.append(digest.hexdigest())
+    return {name: (value / len(places)).to(dtypes[name]) for name, value in sums.items()}, checksums
 
 
 def _show(run: Path, checksums: bool) -> bool:
-    """Print a line for every checkpoint; True when all are sound."""
+    """Print a line for every checkpoint. True if all are sound."""
     sound = True
-    for folder in _all(run):
+    for folder in _checkpoints(run):
         fault = fault_of(folder, checksums=checksums)
         sound &= fault is None
         if fault is None:
@@ -253,7 +266,8 @@ def _show(run: Path, checksums: bool) -> bool:
     return sound
 
 
-def _all(run: Path) -> list[Path]:
+def _checkpoints(run: Path) -> list[Path]:
+    """Folders of the checkpoints of `run`. Raises ValueError if it has none."""
     folders = checkpoints_of(run)
     if not folders:
         raise ValueError(f"{run / 'checkpoints'} has no checkpoint: --run must name a run folder")

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from .segment import Segmenter
 
 MODEL_FILE = "sentencepiece.model"
-# How data_prep and XLM-R train a model; the fast tokenizer of an export (`export/tokenizer.py`) knows no other.
+# Settings by which data_prep and XLM-R train a model. The fast tokenizer of an export (`export/tokenizer.py`) can only
+# reproduce a model with these.
 _TRAINED_WITH = {
     "normalizer_spec": {"add_dummy_prefix": True, "remove_extra_whitespaces": True, "escape_whitespaces": True},
     "trainer_spec": {
@@ -34,8 +35,8 @@ _TRAINED_WITH = {
 class Vocabulary:
     """A SentencePiece model file read as XLM-R reads it: any XLM-R `sentencepiece.bpe.model` can be dropped in.
 
-    Raises ValueError for a model of another kind, whose ids no export would give, and for a file that changed since
-    `data_prep` wrote it: the manifest next to it holds its checksum.
+    Raises ValueError for a model of another kind, whose ids the tokenizer of an export could not give, and for a file
+    that differs from the checksum in the manifest next to it, which `data_prep` wrote.
 
     `size` counts the pieces, `<pad>` and `<mask>`; `mask` is the last id.
     """
@@ -56,10 +57,10 @@ class Vocabulary:
             )
         self.size = self.processor.get_piece_size() + 2
         self.mask = self.size - 1
-        _refuse_other_kinds(path)
+        _require_kind(path)
         if path.with_name("manifest.json").exists():
-            listed = {shard.name: shard.sha256 for shard in read_manifest(path.parent).shards}
-            if listed.get(path.name, self.sha256) != self.sha256:
+            checksums = {shard.name: shard.sha256 for shard in read_manifest(path.parent).shards}
+            if checksums.get(path.name, self.sha256) != self.sha256:
                 raise ValueError(
                     f"{path} changed since it was written (checksum): restore it, or give the command that wrote "
                     f"{path.parent} again"
@@ -75,25 +76,27 @@ class Vocabulary:
         return self.from_pieces(self.processor.encode(text))
 
     def encode_after_mask(self, text: str) -> np.ndarray:
-        """`encode` of text that follows a token: without a space at its start, as the model reads it (U+200B is one to
-        most), it begins no new word."""
+        """int32 ids of text that follows `<mask>`: it begins a new word only if it starts with a space.
+
+        A space is what the model normalises to one, for most models U+200B too.
+        """
         new_word = self._without_prefix.normalize(f"x{text}").startswith("x▁")
         return self.encode(text) if new_word else self.from_pieces(self._without_prefix.encode(text))
 
     @cached_property
     def _without_prefix(self) -> spm.SentencePieceProcessor:
-        """The model without the space that it puts before a text."""
+        """The model without its dummy prefix, the space that it puts before every text."""
         model = proto.ModelProto.FromString(self.path.read_bytes())
         model.normalizer_spec.add_dummy_prefix = False
         return spm.SentencePieceProcessor(model_proto=model.SerializeToString())
 
     def encode_lines(self, lines: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """`encode` of many lines: int32 ids of all of them, and int64 number of ids of each."""
+        """`encode` of many lines: int32 ids of all lines, concatenated, and the int64 number of ids of each."""
         return self.encode_normal(self.normal_forms(lines))
 
     def normal_forms(self, lines: list[str]) -> list[bytes]:
         """The text, in UTF-8, that SentencePiece segments for each line."""
-        # `normalize` calls this for each, which takes and gives bytes.
+        # The function that `normalize` calls for each line; it takes and returns bytes.
         return list(map(self.processor._processor._Normalize, map(str.encode, lines)))  # type: ignore[attr-defined]
 
     def encode_normal(self, forms: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
@@ -107,30 +110,30 @@ class Vocabulary:
         return Segmenter(self.processor)
 
     def encode_with_places(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """int32 ids of `text` and int64 [ids, 2]: first character and last + 1 of each in `text`, white space before it
-        left out."""
+        """int32 ids of `text`, and int64 [ids, 2]: the first character of each in `text`, after white space, and the
+        last + 1."""
         pieces = self.processor.encode(text, return_type="proto").pieces
-        of_byte = np.zeros(len(text.encode("utf-8")) + 1, np.int64)  # the character that begins at a byte
-        of_byte[np.cumsum([0, *(len(character.encode("utf-8")) for character in text)])] = np.arange(len(text) + 1)
-        places = of_byte[np.array([(piece.begin, piece.end) for piece in pieces], np.int64).reshape(-1, 2)]
+        character_at = np.zeros(len(text.encode("utf-8")) + 1, np.int64)  # the character that begins at a byte
+        character_at[np.cumsum([0, *(len(character.encode("utf-8")) for character in text)])] = np.arange(len(text) + 1)
+        places = character_at[np.array([(piece.begin, piece.end) for piece in pieces], np.int64).reshape(-1, 2)]
         for place in places:
             while place[0] < place[1] and text[place[0]].isspace():
                 place[0] += 1
         return self.from_pieces([piece.id for piece in pieces]), places
 
     def begins_with(self, other: "Vocabulary") -> bool:
-        """Whether the first pieces are those of `other`, which so have the same ids in both."""
+        """Whether all pieces of `other` come first here, so that they have the same ids in both."""
         ids = list(range(other.processor.get_piece_size()))
         return self.size >= other.size and self.processor.id_to_piece(ids) == other.processor.id_to_piece(ids)
 
     def cut(self, pieces: Sequence[str]) -> list[np.ndarray]:
-        """int32 ids that this vocabulary cuts each of another one's pieces into, as it would inside a text."""
+        """int32 ids of each of another vocabulary's `pieces`, cut by this one as inside a text."""
         ids, numbers = self._segmenter([piece.encode() for piece in pieces])
         return np.split(ids, np.cumsum(numbers)[:-1]) if len(numbers) else []
 
     @staticmethod
     def from_pieces(piece_ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        """int32 ids for SentencePiece's own ids."""
+        """int32 ids in XLM-R's layout for SentencePiece's own ids."""
         ids = np.asarray(piece_ids, dtype=np.int32) + np.int32(PIECE_OFFSET)
         ids[ids == PIECE_OFFSET] = UNK
         return ids
@@ -148,7 +151,8 @@ class Vocabulary:
         return str(self.processor.id_to_piece(int(token) - PIECE_OFFSET))
 
 
-def _refuse_other_kinds(path: Path) -> None:
+def _require_kind(path: Path) -> None:
+    """Raise ValueError for a model whose ids the tokenizer of an export could not give."""
     model = proto.ModelProto.FromString(path.read_bytes())
     for spec, settings in _TRAINED_WITH.items():
         for name, expected in settings.items():
@@ -159,8 +163,10 @@ def _refuse_other_kinds(path: Path) -> None:
                     f"with {name} {expected}, as XLM-R's"
                 )
     ordinary = proto.ModelProto.SentencePiece.NORMAL
-    for piece in (piece for piece in model.pieces[3:] if piece.type != ordinary or "▁" in piece.piece[1:]):
-        what = "no ordinary one" if piece.type != ordinary else "longer than a word"
-        raise ValueError(
-            f"{path} has the piece {piece.piece!r}, which is {what}, and no export could give its ids: train it without"
-        )
+    for piece in model.pieces[3:]:
+        if piece.type != ordinary or "▁" in piece.piece[1:]:
+            fault = "no ordinary one" if piece.type != ordinary else "longer than a word"
+            raise ValueError(
+                f"{path} has the piece {piece.piece!r}, which is {fault}, and no export could give its ids: train it "
+                "without"
+            )

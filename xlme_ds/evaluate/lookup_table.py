@@ -27,8 +27,6 @@ WordPair = tuple[str, str]
 
 _DATA, _GOLD = ".data.txt", ".gold.txt"
 _DICTIONARY = re.compile(r"[a-z]{2,3}-[a-z]{2,3}(\.\d+-\d+)?\.txt")
-
-
 _UNKNOWN = "unknown: words with a piece that the vocabulary lacks"
 # By the kind of test: a table's title, its first column, the columns of scores with their format, and the notes.
 _TABLES = {
@@ -72,38 +70,41 @@ class JudgedPairs(NamedTuple):
 
 
 def words(models: Models, data: Path | str, *, which: Which | None = None, random: bool = False) -> dict[str, Any]:
-    """Words and their translations in the lookup table: `data` has SemEval-2017's en-de.test.data.txt and
-    en-de.test.gold.txt, or dictionaries such as en-de.txt."""
+    """Scores of the lookup table on judged word pairs and on dictionaries.
+
+    The folder `data` holds SemEval-2017's en-de.test.data.txt and en-de.test.gold.txt, or dictionaries such as
+    en-de.txt, or both.
+    """
     compared = load_encoders(models, None, random, which)
     judged, dictionaries = read_word_tests(Path(data))
     scored = []
     for model in compared:
-        saved = TrainedEncoder(model.encoder, model.vocabulary)
+        trained = TrainedEncoder(model.encoder, model.vocabulary)
         scores = {
-            "similarity": {name: similarity(saved, test) for name, test in judged.items()},
-            "dictionaries": {name: translations(saved, test) for name, test in dictionaries.items()},
+            "similarity": {name: similarity(trained, test) for name, test in judged.items()},
+            "dictionaries": {name: translations(trained, test) for name, test in dictionaries.items()},
         }
         scored.append({"model": model.name, "folder": str(model.folder), "step": model.step} | scores)
     return {"test": "words", "models": scored}
 
 
 def read_word_tests(folder: Path) -> tuple[dict[str, JudgedPairs], dict[str, list[WordPair]]]:
-    """All tests of similarity and all dictionaries in and below `folder`, by name: en-de.test.data.txt with
-    en-de.test.gold.txt (in keys/); en-de.txt, en-de.5000-6500.txt.
+    """All similarity tests and all dictionaries in and below `folder`, by name.
 
-    Raises ValueError, naming file and line, on damaged files, and on a folder that has no test.
+    A test is en-de.test.data.txt with its key en-de.test.gold.txt; a dictionary is en-de.txt or en-de.5000-6500.txt.
+    Raises ValueError for a damaged file, with its line, and for a folder without any test.
     """
-    similarity = _by_name(files_below(folder, f"*{_DATA}"), _DATA)
+    judged = _by_name(files_below(folder, f"*{_DATA}"), _DATA)
     dictionaries = _by_name((path for path in files_below(folder, "*.txt") if _DICTIONARY.fullmatch(path.name)), ".txt")
     keys = {path.name.removesuffix(_GOLD): path for path in files_below(folder, f"*{_GOLD}")}
     tests = (
-        {name: _read_judged(path) for name, path in similarity.items()},
+        {name: _read_judged(path) for name, path in judged.items()},
         {name: _read_pairs(path, None) for name, path in dictionaries.items()},
     )
     for name, path in sorted(keys.items()):
-        if name not in similarity:
+        if name not in judged:
             raise ValueError(f"{path} is the key of no words: put {name}{_DATA} next to it, or take it away")
-    if not similarity and not dictionaries:
+    if not judged and not dictionaries:
         raise ValueError(
             f"{folder} holds no word pairs: put SemEval's en-de.test.data.txt and en-de.test.gold.txt or a "
             "dictionary en-de.txt there"
@@ -112,7 +113,7 @@ def read_word_tests(folder: Path) -> tuple[dict[str, JudgedPairs], dict[str, lis
 
 
 def _by_name(paths: Iterable[Path], ending: str) -> dict[str, Path]:
-    """The files by their names without `ending`. Raises ValueError for two of one name."""
+    """The files by their names without `ending`. Raises ValueError if two have the same name."""
     path_of: dict[str, Path] = {}
     for path in sorted(paths):
         name = path.name.removesuffix(ending)
@@ -122,15 +123,15 @@ def _by_name(paths: Iterable[Path], ending: str) -> dict[str, Path]:
 
 
 def _read_judged(path: Path) -> JudgedPairs:
-    """The pairs of `path` with the scores of its key, which is next to it or, as published, in the folder `keys` next
-    to its own."""
+    """The pairs of `path` with the scores of its key: a file next to it or, as published, in ../keys."""
     name = path.name.removesuffix(_DATA) + _GOLD
-    keys = [key for key in (path.with_name(name), path.parent.parent / "keys" / name) if key.is_file()]
+    keys = [place for place in (path.with_name(name), path.parent.parent / "keys" / name) if place.is_file()]
     if not keys:
         raise ValueError(f"{path} has no key: put {name} next to it, or into {path.parent.parent / 'keys'}")
-    lines = split_lines(keys[0].read_bytes(), keys[0])
+    key = keys[0]
+    lines = split_lines(key.read_bytes(), key)
     pairs = _read_pairs(path, "\t")
-    require_same_length(pairs, path, lines, keys[0])
+    require_same_length(pairs, path, lines, key)
     scores = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -138,18 +139,14 @@ def _read_judged(path: Path) -> JudgedPairs:
         except ValueError:
             scores.append(math.nan)
         if not math.isfinite(scores[-1]):
-            raise ValueError(
-                f"{keys[0]} line {number} is {line.strip()!r}: it must be one number, fetch the file again"
-            )
+            raise ValueError(f"{key} line {number} is {line.strip()!r}: it must be one number, fetch the file again")
     if len(set(scores)) < 2:
-        raise ValueError(
-            f"{keys[0]} has the same score on every line: a correlation needs several, fetch the file again"
-        )
+        raise ValueError(f"{key} has the same score on every line: a correlation needs several, fetch the file again")
     return JudgedPairs(pairs, scores)
 
 
 def _read_pairs(path: Path, separator: str | None) -> list[WordPair]:
-    """The two fields of every line, with a tab between them or any white space (None)."""
+    """The two words of every line, with `separator` between them; None is any white space."""
     pairs = []
     for number, line in enumerate(split_lines(path.read_bytes(), path), start=1):
         fields = [word.strip() for word in line.split(separator)]
@@ -163,29 +160,28 @@ def _read_pairs(path: Path, separator: str | None) -> list[WordPair]:
 
 
 def word_vectors(model: TrainedEncoder, texts: Sequence[str]) -> tuple[np.ndarray, int]:
-    """The words' vectors by the model's embedding, float64 [N, D], and how many words have a piece that the vocabulary
-    lacks (they keep the vector of `<unk>`).
+    """The words' vectors in the model's lookup table, float64 [N, D], and the number of words with an unknown piece.
 
-    Raises ValueError for a word that leaves no piece at all.
+    An unknown piece has the vector of `<unk>`. Raises ValueError for a word that has no piece at all.
     """
     ids, sizes = model.vocabulary.encode_lines(list(texts))
     if not sizes.all():
         raise ValueError(
             f"{texts[int(sizes.argmin())]!r} has no piece in {model.vocabulary.path}: take its pair out of the test"
         )
-    used, place = np.unique(ids, return_inverse=True)
+    used, row = np.unique(ids, return_inverse=True)
     with torch.no_grad():
         tokens = torch.from_numpy(used).long().to(model.encoder.table[0].device)
         table = model.encoder.embed(tokens).double().cpu().numpy()
     starts = np.cumsum(sizes) - sizes
-    vectors_ND = np.add.reduceat(table[place], starts) / sizes[:, None]
+    vectors_ND = np.add.reduceat(table[row], starts) / sizes[:, None]
     return vectors_ND, int(np.maximum.reduceat(ids == UNK, starts).sum())
 
 
 def _pair_vectors(model: TrainedEncoder, pairs: Sequence[WordPair]) -> tuple[np.ndarray, np.ndarray, int]:
-    """The vectors of both sides, [N, D] each, and how many words have an unknown piece."""
-    (ours, a), (theirs, b) = (word_vectors(model, side) for side in zip(*pairs, strict=True))
-    return ours, theirs, a + b
+    """The vectors of the first words and of the second, [N, D] each, and the number of words with an unknown piece."""
+    (first, unknown), (second, more) = (word_vectors(model, side) for side in zip(*pairs, strict=True))
+    return first, second, unknown + more
 
 
 def similarity(model: TrainedEncoder, test: JudgedPairs) -> dict[str, Any]:
@@ -193,8 +189,8 @@ def similarity(model: TrainedEncoder, test: JudgedPairs) -> dict[str, Any]:
 
     The harmonic mean is 0 unless both are positive.
     """
-    ours, theirs, unknown = _pair_vectors(model, test.pairs)
-    cosines = (unit_length(ours) * unit_length(theirs)).sum(1)
+    first, second, unknown = _pair_vectors(model, test.pairs)
+    cosines = (unit_length(first) * unit_length(second)).sum(1)
     judged = np.array(test.scores)
     pearson, spearman = correlation(cosines, judged), correlation(ranks(cosines), ranks(judged))
     score = 2 * pearson * spearman / (pearson + spearman) if min(pearson, spearman) > 0 else 0.0
@@ -204,23 +200,23 @@ def similarity(model: TrainedEncoder, test: JudgedPairs) -> dict[str, Any]:
 def translations(model: TrainedEncoder, pairs: Sequence[WordPair]) -> dict[str, Any]:
     """Mean cosine and mean Euclidean distance between a word and its translation, and precision@1.
 
-    The latter is the share of source words whose nearest target word of the dictionary, by cosine, is one of their
-    translations.
+    Precision@1 is the share of source words for which the nearest target word of the dictionary, by cosine, is one of
+    their translations.
     """
-    ours, theirs, unknown = _pair_vectors(model, pairs)
-    meant: dict[str, set[str]] = {}
+    sources, translated, unknown = _pair_vectors(model, pairs)
+    translations_of: dict[str, set[str]] = {}
     for word, translation in pairs:
-        meant.setdefault(word, set()).add(translation)
+        translations_of.setdefault(word, set()).add(translation)
     targets = sorted({translation for _, translation in pairs})
-    words_ND, targets_ND = (unit_length(word_vectors(model, side)[0]) for side in (list(meant), targets))
+    words_ND, targets_ND = (unit_length(word_vectors(model, side)[0]) for side in (list(translations_of), targets))
     blocks = np.split(words_ND, range(1024, len(words_ND), 1024))  # words whose cosines are computed at a time
     nearest = np.concatenate([(block @ targets_ND.T).argmax(1) for block in blocks])
-    right = [targets[place] in right_words for place, right_words in zip(nearest, meant.values(), strict=True)]
+    right = [targets[place] in allowed for place, allowed in zip(nearest, translations_of.values(), strict=True)]
     return {
-        "cosine": float((unit_length(ours) * unit_length(theirs)).sum(1).mean()),
-        "distance": float(np.linalg.norm(ours - theirs, axis=1).mean()),
+        "cosine": float((unit_length(sources) * unit_length(translated)).sum(1).mean()),
+        "distance": float(np.linalg.norm(sources - translated, axis=1).mean()),
         "precision": float(np.mean(right)),
-        "words": len(meant),
+        "words": len(translations_of),
         "candidates": len(targets),
         "pairs": len(pairs),
         "identical": sum(a == b for a, b in pairs),
@@ -229,21 +225,20 @@ def translations(model: TrainedEncoder, pairs: Sequence[WordPair]) -> dict[str, 
 
 
 def correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Pearson's, of two series [N]; 0 where one does not vary."""
+    """Pearson's correlation of two series [N]; 0 if one of them does not vary."""
     a, b = a - a.mean(), b - b.mean()
     size = float(np.linalg.norm(a) * np.linalg.norm(b))
     return float(a @ b) / size if size > 1e-12 else 0.0
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """The rank of each of N values, from 1; equal ones share the mean of theirs."""
+    """The rank of each of N values, from 1; equal values share the mean of their ranks."""
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(count) - (count - 1) / 2)[place]
 
 
 def word_tables(results: Mapping[str, Any]) -> list[ResultTable]:
-    """A table of the similarity tests and one of the dictionaries, where there are some: a row for each model and
-    test."""
+    """A table of the similarity tests and one of the dictionaries, if there are any: a row for each test and model."""
     tables, models = [], results["models"]
     for kind, (title, first, columns, notes) in _TABLES.items():
         rows = [

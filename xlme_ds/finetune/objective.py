@@ -1,5 +1,5 @@
-"""An encoder with the head of a task, and its cross-entropy as (sum, count): a mean over labelled words, pairs or
-questions of the global batch.
+"""An encoder with the head of a task, and its cross-entropy as (sum, count): the mean is over the labelled words, the
+pairs, or the windows of contexts in the global batch.
 
 B rows, T tokens, D width.
 """
@@ -22,7 +22,7 @@ from .downstream_tasks import Kind
 from .features import IGNORED, TaskBatch
 
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
-# Names of everything before the first layer begin so.
+# Beginnings of the names of the parameters below the first layer.
 _BELOW = (
     "encoder.embedding_",
     *(f"encoder.encoder.{name}" for name in ("positions", "languages", "relative", "input_norm")),
@@ -30,10 +30,11 @@ _BELOW = (
 
 
 class TaskModel(nn.Module):
-    """An encoder, and a head on every token, for pairs on `<s>`: XLM-R's, for tokens and spans linear, for pairs dense,
-    tanh and linear; or ModernBERT's, dense, GELU, norm and linear.
+    """An encoder and a head, which reads every token, or `<s>` alone for pairs.
 
-    The encoder is trained further, with this dropout in place of pre-training's; attention weights are not dropped.
+    The head is XLM-R's: linear for tokens and spans; dense, tanh and linear for pairs. After an encoder of `model.body
+    modern` it is ModernBERT's: dense, GELU, norm and linear. The encoder is trained too, with `dropout` instead of
+    pre-training's, and without dropout of attention weights.
     """
 
     def __init__(self, cfg: ModelConfig, kind: Kind, labels: int, dropout: float = 0.0):
@@ -57,12 +58,12 @@ class TaskModel(nn.Module):
         if self.training:
             hidden_BTD = drop(hidden_BTD, self.dropout, derive(batch.keys_B, APART))
         logits = self.head(hidden_BTD[:, 0] if self.kind == "pair" else hidden_BTD).float()
-        # No answer can be in the padding.
+        # An answer cannot be in the padding.
         return logits.masked_fill((batch.segments_BT == 0)[..., None], -1e4) if self.kind == "span" else logits
 
 
 class TaskObjective(Objective):
-    """The objective of fine-tuning; both ends of a span count half."""
+    """The objective of fine-tuning. Each end of a span counts half."""
 
     terms: tuple[str, ...] = ("loss",)
     statistics_shape: tuple[int, ...] = (1,)
@@ -74,12 +75,12 @@ class TaskObjective(Objective):
         self.weights = torch.ones(1, dtype=torch.float64)
 
     def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
-        """Learning rates by layer (ERNIE-M, Tables 11 and 12): 1 for the head and everything after the last layer,
+        """Factors of the learning rate by layer (ERNIE-M, Tables 11 and 12): 1 for all parameters after the last layer,
         `layer_decay` for the last layer, its square for the one before, and so on down to the embedding."""
         layer_of = {name: int(match[1]) for name in names if (match := _LAYER.search(name))}
         layers = 1 + max(layer_of.values(), default=-1)
-        from_top = {name: layers - layer for name, layer in layer_of.items()}
-        return [cfg.layer_decay ** from_top.get(name, layers + 1 if name.startswith(_BELOW) else 0) for name in names]
+        depths = {name: layers - layer for name, layer in layer_of.items()}  # 1 for the last layer
+        return [cfg.layer_decay ** depths.get(name, layers + 1 if name.startswith(_BELOW) else 0) for name in names]
 
     def build(self, cfg: ModelConfig) -> TaskModel:
         """The encoder with this task's head, uninitialised."""
@@ -87,17 +88,17 @@ class TaskObjective(Objective):
 
     def counts(self, batch: TaskBatch) -> Tensor:
         """float64 [1]: labelled words, pairs or windows."""
-        number = (batch.labels != IGNORED).sum() if self.kind == "tokens" else torch.tensor(len(batch.labels))
-        return number.double().view(1).to(batch.labels.device)
+        count = (batch.labels != IGNORED).sum() if self.kind == "tokens" else torch.tensor(len(batch.labels))
+        return count.double().view(1).to(batch.labels.device)
 
     def sums(self, output: Tensor, batch: TaskBatch) -> Tensor:
-        """float32 [1], with the gradient."""
+        """float32 [1]: the summed cross-entropy, with its gradient."""
         logits, labels = self._flat(output, batch)
         loss = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
         return (loss / 2 if self.kind == "span" else loss).view(1)
 
     def statistics(self, output: Tensor, batch: TaskBatch) -> Tensor:
-        """float64 [1]: how many are right; of spans, ends."""
+        """float64 [1]: the number of right predictions."""
         logits, labels = self._flat(output, batch)
         right = (logits.argmax(-1) == labels).sum().double()
         return (right / 2 if self.kind == "span" else right).view(1)
@@ -107,7 +108,7 @@ class TaskObjective(Objective):
         return {"loss": float(sums / counts.clamp(min=1)), "accuracy": float(statistics / counts.clamp(min=1))}
 
     def _flat(self, output: Tensor, batch: TaskBatch) -> tuple[Tensor, Tensor]:
-        """Logits [N, classes] and labels [N]; the classes of a span are the positions."""
+        """Logits [N, classes] and labels [N]; for spans, N counts both ends and the classes are the positions."""
         if self.kind == "span":
             return output.transpose(1, 2).flatten(0, 1), batch.labels.flatten()
         return output.flatten(0, -2), batch.labels.flatten()

@@ -18,7 +18,7 @@ from .printed import print_budget, print_details, print_plan
 from .speed import UTILISATION, gpu_of
 
 DESCRIPTION = "Cost of a recipe on a number of GPUs, and the best ways to run it. Nothing is run."
-_ALL = 10_000  # layouts, more than there are
+_ALL = 10_000  # layouts: more than any plan has
 
 
 @dataclass(frozen=True)
@@ -48,22 +48,22 @@ class PlanSettings:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
-    words = sys.argv[1:] if arguments is None else arguments
-    flags = {word.partition("=")[0] for word in words}
+    arguments = sys.argv[1:] if arguments is None else arguments
+    flags = {argument.partition("=")[0] for argument in arguments}
     if "--budget" in flags and not flags & {"--recipe", "--config"}:
-        words = ["--recipe", "base", *words]
-    own = (f"--{field.name.replace('_', '-')}" for field in fields(PlanSettings))
-    recipe_flags = shlex.join(without(words, *own))
+        arguments = ["--recipe", "base", *arguments]
+    planner_flags = (f"--{field.name.replace('_', '-')}" for field in fields(PlanSettings))
+    recipe_flags = shlex.join(without(arguments, *planner_flags))  # for the command that the plan prints
     try:
-        settings = parse(program("plan"), PlanSettings, DESCRIPTION, words)
+        settings = parse(program("plan"), PlanSettings, DESCRIPTION, arguments)
         _check(settings)
         gpu = gpu_of(settings.gpu)
         if settings.budget is not None:
             assert settings.dollars_per_hour is not None
-            money = settings.budget, settings.dollars_per_hour
-            result = bought(settings.run, recipe_flags, *money, gpu, settings.utilisation)
+            budget, price = settings.budget, settings.dollars_per_hour
+            result = bought(settings.run, recipe_flags, budget, price, gpu, settings.utilisation)
         else:
-            listed = settings.layouts if settings.json else _ALL
+            listed = settings.layouts if settings.json else _ALL  # `print_plan` merges some, then takes the first
             result = plan(settings.run, settings.gpus, gpu, settings.utilisation, listed)
     except ValueError as error:
         fail("xlme plan", error)
@@ -80,6 +80,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _check(settings: PlanSettings) -> None:
+    """Raise ValueError for a number out of range, and for options that do not go together."""
     gpus, price, budget = settings.gpus, settings.dollars_per_hour, settings.budget
     if gpus is not None and gpus < 1:
         raise ValueError(f"--gpus {gpus}: it must be at least 1")

@@ -1,4 +1,4 @@
-"""Output of `xlme plan`: the answer in one line, its command, other layouts, and on request the figures as tables."""
+"""Output of `xlme plan`: the fastest layout, its command, other layouts, and on request all figures as tables."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,20 +14,19 @@ _MICRO_BATCH = re.compile(r"--data\.micro-batch (\d+)")
 
 
 def print_plan(result: dict[str, Any], recipe_flags: str, layouts: int, dollars_per_hour: float | None) -> None:
-    """Print the fastest layout, the command that trains with it and `recipe_flags`, and other layouts, `layouts`
-    in all."""
-    ways = distinct(result["layouts"])[:layouts]
+    """Print the fastest layout, its training command with `recipe_flags`, and others: at most `layouts` in all."""
+    fastest = distinct(result["layouts"])[:layouts]
     hardware = result["hardware"]
-    print(_answer(result, ways, dollars_per_hour) + "\n")
-    if ways:
+    print(_answer(result, fastest, dollars_per_hour) + "\n")
+    if fastest:
         launched = "" if hardware["gpus"] == 1 else f"launch --gpus {hardware['gpus']} "
-        print(f"  xlme {launched}pretrain {recipe_flags} {ways[0]['settings']} --data DATA --out OUT")
-        if same := sorted(ways[0]["micro_batches"])[:-1]:
-            print(f"equally fast by the count: --data.micro-batch {', '.join(map(str, same))}")
-    if ways[1:]:
+        print(f"  xlme {launched}pretrain {recipe_flags} {fastest[0]['settings']} --data DATA --out OUT")
+        if smaller := sorted(fastest[0]["micro_batches"])[:-1]:
+            print(f"equally fast by the count: --data.micro-batch {', '.join(map(str, smaller))}")
+    if fastest[1:]:
         print("\nother layouts:")
-    for way in ways[1:]:
-        print(f"  {_time(way['days'])}, {way['memory_per_gpu_gib']['total']:.1f} GiB a GPU: {way['settings']}")
+    for layout in fastest[1:]:
+        print(f"  {_time(layout['days'])}, {layout['memory_per_gpu_gib']['total']:.1f} GiB a GPU: {layout['settings']}")
 
 
 def print_details(result: dict[str, Any]) -> None:
@@ -43,11 +42,11 @@ def print_details(result: dict[str, Any]) -> None:
 
 
 def print_budget(result: dict[str, Any]) -> None:
-    """Print what a budget buys."""
+    """Print the model that a budget buys, and the cost of each published recipe."""
     console = Console(markup=False, emoji=False)
     model, hours = result["model"], result["gpu_hours"]
     console.print(
-        f"${_whole(result['dollars'])} buys {_whole(hours)} GPU-hours of {result['gpu']} ({_time(hours / 24 / 8)} on 8 "
+        f"${_round(result['dollars'])} buys {_round(hours)} GPU-hours of {result['gpu']} ({_time(hours / 24 / 8)} on 8 "
         f"GPUs): a discriminator of {number(model['parameters'])} parameters on {number(model['tokens'])} tokens in "
         f"{model['steps']:,} steps\n\n  {model['settings']}\n\n{result['rule']}.\nAssumed: "
         f"{result['utilisation']:.0%} of the GPU's peak, {result['flops']:.3g} FLOP in all.\n",
@@ -59,8 +58,8 @@ def print_budget(result: dict[str, Any]) -> None:
             name,
             number(cost["parameters"]),
             f"{cost['steps']:,}",
-            _whole(cost["gpu_hours"]),
-            f"${_whole(result['dollars'] / cost['share'])}",
+            _round(cost["gpu_hours"]),
+            f"${_round(result['dollars'] / cost['share'])}",
             f"{cost['share']:.0%}" if cost["share"] < 10 else f"{number(cost['share'])} times",
         )
         for name, cost in result["recipes"].items()
@@ -70,43 +69,49 @@ def print_budget(result: dict[str, Any]) -> None:
 
 
 def distinct(layouts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Layouts without those that differ from a listed one in a micro-batch that is as fast; `micro_batches` has all of
-    them."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    """Layouts with those merged that are equally fast and differ only in the micro-batch.
+
+    Each is the first of its group, with the group's micro-batches as `micro_batches`.
+    """
+    groups: dict[tuple[str, int], dict[str, Any]] = {}
     for layout in layouts:
         micro_batch = _MICRO_BATCH.search(layout["settings"])
         assert micro_batch
-        others = _MICRO_BATCH.sub("", layout["settings"]), round(layout["tokens_per_s"], -2)
-        found.setdefault(others, dict(layout) | {"micro_batches": []})["micro_batches"].append(int(micro_batch[1]))
-    return list(found.values())
+        key = _MICRO_BATCH.sub("", layout["settings"]), round(layout["tokens_per_s"], -2)
+        groups.setdefault(key, dict(layout) | {"micro_batches": []})["micro_batches"].append(int(micro_batch[1]))
+    return list(groups.values())
 
 
-def _answer(result: Mapping[str, Any], ways: Sequence[Mapping[str, Any]], dollars_per_hour: float | None) -> str:
-    """Time, memory, GPU-hours and cost of the fastest layout."""
+def _answer(result: Mapping[str, Any], layouts: Sequence[Mapping[str, Any]], dollars_per_hour: float | None) -> str:
+    """Time, memory, GPU-hours and cost of the first of `layouts`, the fastest."""
     hardware = result["hardware"]
     start = f"{result['recipe']} on {hardware['gpus']} × {hardware['gpu']}: "
-    if not ways:
+    if not layouts:
         return start + "no layout fits: take more GPUs, larger ones, or offload"
-    best, hours = ways[0], ways[0]["gpu_hours"]
-    cost = "" if dollars_per_hour is None else f", ${_whole(hours * dollars_per_hour)}"
+    best, hours = layouts[0], layouts[0]["gpu_hours"]
+    cost = "" if dollars_per_hour is None else f", ${_round(hours * dollars_per_hour)}"
     return (
-        f"{start}{_time(best['days'])}, {best['memory_per_gpu_gib']['total']:.1f} GiB a GPU, {_whole(hours)} GPU-hours"
+        f"{start}{_time(best['days'])}, {best['memory_per_gpu_gib']['total']:.1f} GiB a GPU, {_round(hours)} GPU-hours"
         f"{cost} (assumed: {result['assumptions']['utilisation']:.0%} of peak)"
     )
 
 
 def _time(days: float) -> str:
-    """A number of days, or hours and minutes of less than one."""
-    return f"{days:.3g} days" if days >= 1 else duration(days * DAY) if days * DAY >= 60 else "less than a minute"
+    """`days` in words: as days, or as hours and minutes below one day."""
+    if days >= 1:
+        return f"{days:.3g} days"
+    return duration(days * DAY) if days * DAY >= 60 else "less than a minute"
 
 
-def _whole(value: float) -> str:
-    """A number of hours or dollars."""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}" if value >= 0.01 else "under 0.01"
+def _round(value: float) -> str:
+    """Hours or dollars as text, rounded to a whole number, or to two digits below 10."""
+    if value >= 10:
+        return f"{value:,.0f}"
+    return f"{value:.2g}" if value >= 0.01 else "under 0.01"
 
 
 def _table(title: str, columns: Sequence[str], *sections: Iterable[Sequence[str]]) -> Table:
-    """A table of text cells, its sections of rows with a line between them."""
+    """A table of text cells, with a line between the sections of rows."""
     table = Table(title=title, title_justify="left")
     for n, column in enumerate(columns):
         table.add_column(column, justify="right" if n else "left", overflow="fold")
@@ -118,6 +123,7 @@ def _table(title: str, columns: Sequence[str], *sections: Iterable[Sequence[str]
 
 
 def _parameters(result: dict[str, Any]) -> tuple[Table, str]:
+    """Table of the parameters by component, and a note."""
     parameters = dict(result["parameters"])
     parts = parameters.pop("components"), parameters
     sections = [[(name, f"{size:,}") for name, size in part.items()] for part in parts]
@@ -125,6 +131,7 @@ def _parameters(result: dict[str, Any]) -> tuple[Table, str]:
 
 
 def _operations(result: dict[str, Any]) -> tuple[Table, str]:
+    """Table of the operations by both ways to count them, and a note."""
     standard, paper = result["flops"]["standard"], result["flops"]["paper_convention"]
     rows = [
         ("standard", *(f"{standard[kind]:.3g}" for kind in ("mono", "both", "both_para_half"))),
@@ -132,17 +139,19 @@ def _operations(result: dict[str, Any]) -> tuple[Table, str]:
     ]
     columns = "count", "mono", "mono + para", "mono + para / 2"
     phases = [
-        f"phase {number} from step {phase['first_step']:,}: {phase['tokens']:.3g} tokens in {phase['steps']:,} steps, "
+        f"phase {n} from step {phase['first_step']:,}: {phase['tokens']:.3g} tokens in {phase['steps']:,} steps, "
         f"{phase['mask_fraction']:.0%} predicted\n"
-        for number, phase in enumerate(result["phases"], 1)
+        for n, phase in enumerate(result["phases"], 1)
     ]
-    return _table(f"{result['recipe']}: FLOP of the whole run", columns, rows), "".join(phases[len(phases) == 1 :]) + (
+    table = _table(f"{result['recipe']}: FLOP of the whole run", columns, rows)
+    return table, ("".join(phases) if len(phases) > 1 else "") + (
         f"standard: {standard['accounting']}; {result['flops']['per_step']:.4g} a step\nthe paper's: "
         f"{paper['accounting']}; {paper['forward_per_token'] / 1e6:.2f} MFLOP forward a token"
     )
 
 
 def _own_layout(result: dict[str, Any]) -> tuple[Table, str]:
+    """Table of the memory of the layout that the recipe sets, and a note on its time and the assumptions."""
     hardware, memory = result["hardware"], result["memory_per_gpu_gib"]
     title = f"{result['recipe']} on {hardware['gpus']} × {hardware['gpu']}: as the recipe is"
     table = _table(title, list(memory), [[f"{size:.2f}" for size in memory.values()]])

@@ -19,11 +19,11 @@ tl Tagalog, tr Turkish, ug Uyghur, uk Ukrainian, ur Urdu, uz Uzbek, vi Vietnames
 """
 NAMES: dict[str, str] = dict(entry.split(maxsplit=1) for entry in _NAMES.strip().split(","))
 _VARIANTS = {"rom": "romanized", "zaw": "Zawgyi", "Hans": "simplified", "Hant": "traditional"}
-_SHOWN = 24  # languages whose chart is not in a fold: half of them the best, half the worst
+_SHOWN = 24  # charts outside of the fold: half of them of the best languages, half of the worst
 
 
 def named(code: str) -> str:
-    """The English name of a CC-100 language or of a pair, `en–de` or `en-de`; empty for a code that is not one."""
+    """The English name of a CC-100 language, or the names of a pair (`en–de` or `en-de`); empty for an unknown code."""
     first, _, second = code.replace("–", "-").partition("-")
     if second and named(first) and named(second):
         return f"{named(first)}–{named(second)}"
@@ -33,7 +33,7 @@ def named(code: str) -> str:
 
 
 def tag(code: str) -> str:
-    """BCP 47 tag of a CC-100 code, which picks fonts and hyphenation: `bn_rom` is `bn-Latn`, `my_zaw` is `my`."""
+    """BCP 47 tag of a CC-100 code, for fonts and hyphenation: `bn-Latn` of `bn_rom`, `my` of `my_zaw`."""
     language, _, variant = code.partition("_")
     return f"{language}-Latn" if variant == "rom" else language
 
@@ -41,37 +41,40 @@ def tag(code: str) -> str:
 def heldout_languages(
     records: Sequence[Mapping[str, Any]], quantities: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any] | None:
-    """The held-out losses by language: a table for each task, best language first, and a little chart a language.
+    """The held-out losses by language: a table for each task, best language first, and a small chart per language.
 
-    A task's loss is its quantity that a unigram model can be compared to; None where no record has one.
+    The loss of a task is that of its quantities which can be compared to a unigram model. None if no record has one.
     """
-    terms = {known["task"]: term for term, known in quantities.items() if known["unigram"]}
+    terms = {quantity["task"]: term for term, quantity in quantities.items() if quantity["unigram"]}
     tables = {}
     for task, term in terms.items():
-        others = [name for name, known in quantities.items() if known["task"] == task and name != term]
+        others = [name for name, quantity in quantities.items() if quantity["task"] == task and name != term]
         if table := _table(records, task, term, others):
-            others = [name for name in others if any(row["others"][name] is not None for row in table)]
-            tables[task] = _summary(table) | {"others": {name: quantities[name]["title"] for name in others}}
+            logged = [name for name in others if any(row["others"][name] is not None for row in table)]
+            tables[task] = _summary(table) | {"others": {name: quantities[name]["title"] for name in logged}}
     return {"tasks": tables, "charts": _charts(records, terms, tables)} if tables else None
 
 
 def _table(records: Sequence[Mapping[str, Any]], task: str, term: str, others: Sequence[str]) -> list[dict[str, Any]]:
-    """A row a language of the last record, largest gain first, those that have no unigram loss last."""
-    having = [record for record in records if record["terms"].get(term)]
+    """A row for each language of the last record of `term`: largest gain first, without a unigram loss last."""
+    records = [record for record in records if record["terms"].get(term)]
+    if not records:
+        return []
+    last = records[-1]
     rows = []
-    for code, loss in having[-1]["terms"][term].items() if having else ():
-        losses = [record["terms"][term][code] for record in having if code in record["terms"][term]]
-        unigram = having[-1]["unigram"].get(task, {}).get(code)
-        row = {"code": code, "tokens": having[-1]["tokens"][term][code], "loss": loss, "unigram": unigram}
+    for code, loss in last["terms"][term].items():
+        losses = [record["terms"][term][code] for record in records if code in record["terms"][term]]
+        unigram = last["unigram"].get(task, {}).get(code)
+        row = {"code": code, "tokens": last["tokens"][term][code], "loss": loss, "unigram": unigram}
         row["gain"] = None if unigram is None else unigram - loss
         row["change"] = loss - losses[0] if len(losses) > 1 else None
-        row["others"] = {name: having[-1]["terms"].get(name, {}).get(code) for name in others}
+        row["others"] = {name: last["terms"].get(name, {}).get(code) for name in others}
         rows.append(row)
     return sorted(rows, key=lambda row: (row["gain"] is None, -(row["gain"] or 0.0), row["code"]))
 
 
 def _summary(table: list[dict[str, Any]]) -> dict[str, Any]:
-    """The table, and what a sentence says of it."""
+    """The rows of the table, and the figures in the text above it."""
     ranked = [row for row in table if row["gain"] is not None]
     count = min(3, len(ranked) // 2)
     return {
@@ -88,9 +91,9 @@ def _summary(table: list[dict[str, Any]]) -> dict[str, Any]:
 def _charts(
     records: Sequence[Mapping[str, Any]], terms: Mapping[str, str], tables: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Loss less the unigram model's over steps, as SVG points in a box of 100 by 50, all on the same axes.
+    """Loss minus the unigram model's over steps, as SVG points in a box of 100 by 50, all on the same axes.
 
-    Languages are in the order of their gain in the first task, or in the second where they have that alone.
+    Languages are sorted by their gain in the first task, or in the next where they have none in the first.
     """
     gains = {task: {row["code"]: row["gain"] for row in table["rows"]} for task, table in tables.items()}
     ranked: dict[str, float] = {}
@@ -114,10 +117,11 @@ def _charts(
     points = [point for by_task in curves.values() for line in by_task.values() for point in line]
     (first, last), (low, high) = ((min(values), max(values)) for values in zip(*points, strict=True))
     low, high = min(low, 0.0), max(high, 0.0)
-    tall, wide = (high - low) or 1.0, (last - first) or 1
+    loss_range, step_range = (high - low) or 1.0, (last - first) or 1
 
+    # Without a margin of 2 on every side the box is 96 by 46.
     def place(step: float, value: float) -> str:
-        return f"{2 + 96 * (step - first) / wide:.1f},{2 + 46 * (high - value) / tall:.1f}"
+        return f"{2 + 96 * (step - first) / step_range:.1f},{2 + 46 * (high - value) / loss_range:.1f}"
 
     charts = [
         {
@@ -131,5 +135,5 @@ def _charts(
     if len(charts) > _SHOWN:
         half = _SHOWN // 2
         groups = {"Best": charts[:half], "Worst": charts[: -half - 1 : -1], "All others": charts[half:-half]}
-    zero = 2 + 46 * high / tall
+    zero = 2 + 46 * high / loss_range
     return {"groups": groups, "zero": f"{zero:.1f}", "low": low, "high": high, "first": first, "last": last}

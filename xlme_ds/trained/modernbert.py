@@ -1,4 +1,7 @@
-"""ModernBERT in Hugging Face's form and our encoder of `model.body modern`, in both directions: settings and names."""
+"""Conversion between Hugging Face's ModernBERT and our encoder of `model.body modern`, in both directions.
+
+The tables below map ModernBERT's names of settings and parameters to ours.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,8 +19,8 @@ from .settings import SENTENCEPIECE_FILE, mismatch, read_config, read_vocabulary
 from .weights import REPLACED_HEAD_FILE, WEIGHTS_FILE, read_model, read_weights
 
 MODERNBERT = "modernbert"  # `model_type` in config.json
-MODERNBERT_SHAPE: dict[str, Any] = {"body": "modern", **SHAPE}  # the settings that it has no choice of
-_PREFIX = "model."  # of the encoder's parameters, where a head is in the same file
+MODERNBERT_SHAPE: dict[str, Any] = {"body": "modern", **SHAPE}  # settings of ours that are fixed for it
+_PREFIX = "model."  # of the encoder's parameter names, in a file that has a head too
 _EMBEDDING = "embeddings.tok_embeddings.weight"
 _SETTINGS = {
     "vocab_size": "vocabulary",
@@ -33,7 +36,7 @@ _SETTINGS = {
     "global_rope_theta": "rotary_base",
     "local_rope_theta": "local_rotary_base",
 }
-_LAYER = {
+_LAYER = {  # parameters of a layer, without `.weight`
     "attn_norm": "attention_norm",
     "attn.Wqkv": "attention.qkv",
     "attn.Wo": "attention.output",
@@ -41,13 +44,13 @@ _LAYER = {
     "mlp.Wi": "up",
     "mlp.Wo": "down",
 }
-# The names of a head in the class of the same ending: ModernBertForMaskedLM, …
 _CLASSIFIER = {
     "head.dense.weight": "head.dense.weight",
     "head.norm.weight": "head.norm.weight",
     "classifier.weight": "head.output.weight",
     "classifier.bias": "head.output.bias",
 }
+# Parameters of the head, by the ending of the class that has it: ModernBertForMaskedLM, …
 _HEADS = {
     "ForMaskedLM": {
         "head.dense.weight": "masked_head.dense.weight",
@@ -60,12 +63,13 @@ _HEADS = {
 
 def modernbert_config(cfg: ModelConfig) -> dict[str, Any]:
     """The settings in ModernBERT's config.json that give a model's shape."""
-    kinds = ["sliding_attention" if n % cfg.global_every else "full_attention" for n in range(cfg.discriminator_layers)]
+    layers = range(cfg.discriminator_layers)
+    layer_types = ["sliding_attention" if n % cfg.global_every else "full_attention" for n in layers]
     bases = {"full_attention": cfg.rotary_base, "sliding_attention": cfg.local_rotary_base}
     return {theirs: getattr(cfg, ours) for theirs, ours in _SETTINGS.items()} | {
         "model_type": MODERNBERT,
         "hidden_activation": "gelu",
-        "layer_types": kinds,
+        "layer_types": layer_types,
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
         "cls_token_id": BOS,
         "sep_token_id": EOS,
@@ -84,21 +88,21 @@ def modernbert_state(encoder: TextEncoder, ending: str, head: Mapping[str, Tenso
 
 
 def read_modernbert(folder: Path) -> tuple[TextEncoder, Vocabulary]:
-    """The encoder in `folder`, which `xlme export` wrote. Raises ValueError where a file is missing or damaged."""
+    """The encoder and the vocabulary of the export in `folder`. Raises ValueError if a file is missing or damaged."""
     config, state = read_config(folder), _read_state(folder)
     state = without_prefix(state, _PREFIX) if _PREFIX + _EMBEDDING in state else state
     try:
-        sizes: dict[str, Any] = {ours: _setting(config, theirs) for theirs, ours in _SETTINGS.items()}
-        cfg = ModelConfig(**MODERNBERT_SHAPE, **sizes)
-        ours = {name: state[theirs] for theirs, name in _names(cfg)}
-        encoder = encoder_of({"embedding_0": state[_EMBEDDING], **ours}, cfg)
+        settings: dict[str, Any] = {ours: _setting(config, theirs) for theirs, ours in _SETTINGS.items()}
+        cfg = ModelConfig(**MODERNBERT_SHAPE, **settings)
+        parameters = {ours: state[theirs] for theirs, ours in _names(cfg)}
+        encoder = encoder_of({"embedding_0": state[_EMBEDDING], **parameters}, cfg)
     except (KeyError, RuntimeError) as error:
         raise mismatch(folder / WEIGHTS_FILE, folder, error) from None
     return encoder, read_vocabulary(folder, folder / SENTENCEPIECE_FILE)
 
 
 def _setting(config: Mapping[str, Any], name: str) -> Any:
-    """A setting of config.json; transformers itself writes the rotary bases in `rope_parameters` alone."""
+    """A setting of config.json. Rotary bases are read from `rope_parameters`: transformers writes them only there."""
     kind = {"global_rope_theta": "full_attention", "local_rope_theta": "sliding_attention"}.get(name)
     if kind:
         return config["rope_parameters"][kind]["rope_theta"]
@@ -106,10 +110,12 @@ def _setting(config: Mapping[str, Any], name: str) -> Any:
 
 
 def read_modernbert_heads(folder: Path) -> dict[str, Tensor]:
-    """The masked head in `folder` and the discriminator's under our names, empty where the folder has neither."""
-    state, masked, replaced = _read_state(folder), _HEADS["ForMaskedLM"], folder / REPLACED_HEAD_FILE
+    """Parameters of the masked head and of the discriminator's in `folder`, by our names; none for a head it lacks."""
+    state, masked_names, replaced = _read_state(folder), _HEADS["ForMaskedLM"], folder / REPLACED_HEAD_FILE
     heads = read_weights(replaced) if replaced.exists() else {}
-    return heads | ({ours: state[theirs] for theirs, ours in masked.items()} if masked.keys() <= state.keys() else {})
+    if masked_names.keys() <= state.keys():
+        heads |= {ours: state[theirs] for theirs, ours in masked_names.items()}
+    return heads
 
 
 def _read_state(folder: Path) -> dict[str, Tensor]:
@@ -120,10 +126,10 @@ def _read_state(folder: Path) -> dict[str, Tensor]:
 
 
 def _names(cfg: ModelConfig) -> Iterator[tuple[str, str]]:
-    """ModernBERT's name and ours of every parameter but the embedding."""
+    """ModernBERT's name and our name of every parameter except the embedding."""
     yield "embeddings.norm.weight", "encoder.input_norm.weight"
     yield "final_norm.weight", "encoder.output_norm.weight"
     for n in range(cfg.discriminator_layers):
         for theirs, ours in _LAYER.items():
-            if n or theirs != "attn_norm":  # the embedding has just been normalised
+            if n or theirs != "attn_norm":  # layer 0 has none: the embedding has just been normalised
                 yield f"layers.{n}.{theirs}.weight", f"encoder.layers.{n}.{ours}.weight"
