@@ -74,8 +74,8 @@ def _logits(hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, tile: _
 
 
 def choose(weights_MN: Tensor, thresholds_M1: Tensor) -> tuple[Tensor, Tensor]:
-    """(place, sum before it), both [M, 1]: the place at which the cumulated `weights_MN` (float64) pass the threshold,
-    and the sum of the weights before it.
+    """(place, sum before it), both [M, 1]: the place, of any N, at which the cumulated `weights_MN` (float64) pass the
+    threshold, and the sum of the weights before it.
 
     The weight there is never 0: if rounding puts the threshold above the total, it is the last weight that is not 0.
     """
