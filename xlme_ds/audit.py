@@ -1,8 +1,8 @@
 """`xlme audit --run DIR --data DIR`, for a run that was trained with `--train.audit`.
 
-Proves from the run's own records that every row up to its newest checkpoint was read by exactly one micro-batch of one
-step that counts, with the tokens that the data hold. A step counts as it was done last: what a kill or a resume had
-done again is left out.
+Proves from the run's own records that every row up to its newest checkpoint was read exactly once, in its step, with
+the tokens that the data hold. If a step was done several times, because the run was killed and resumed, only the last
+time counts.
 """
 
 import sys
@@ -22,7 +22,7 @@ from .train.records import ATTEMPTS, AUDIT_FOLDER, audit_lines, row_checksums
 from .train.run_folder import first_step
 from .trained.settings import read_run_config
 
-_SHOWN = 10
+_SHOWN = 10  # faults that are printed
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -51,59 +51,67 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
         raise ValueError(f"{run / AUDIT_FOLDER} does not exist: only a run with --train.audit can be examined")
     steps = int(read_state(newest)["step"])
     config = read_run_config(run)
-    settings, of_run = config.data, phases(config.data, 0.0)
-    if len(of_run) != len(data):
-        raise ValueError(f"{run} read {len(of_run)} folders, --data names {len(data)}: name them all")
+    settings, run_phases = config.data, phases(config.data, 0.0)  # which tokens are masked does not matter here
+    if len(run_phases) != len(data):
+        raise ValueError(f"{run} read {len(run_phases)} folders, --data names {len(data)}: name them all")
     first = first_step(config)
     rows = settings.mono_rows, settings.para_rows
-    read = _read_rows(run / AUDIT_FOLDER, steps)
-    faults, seen = [], []
+    readings = _counting_readings(run / AUDIT_FOLDER, steps)
+    faults, row_counts = [], []
     for number, task in enumerate(TASKS):
         if rows[number]:
             stores = [RowStore(folder / task) for folder in data]
-            whole = StepPlan(rows, rows, 1, 1, settings.alternate)
-            plans = plans_of(of_run, whole, [store.row_tokens for store in stores])
-            of_steps = {
+            one_rank = StepPlan(rows, rows, 1, 1, settings.alternate)  # a step's rows do not depend on the ranks
+            plans = plans_of(run_phases, one_rank, [store.row_tokens for store in stores])
+            step_rows = {
                 step: numbers
                 for step in range(first, steps)
-                if (numbers := plans[phase_of(of_run, step)].step_rows(step, number))
+                if (numbers := plans[phase_of(run_phases, step)].step_rows(step, number))
             }
-            faults += _compare(task, of_steps, read[task], {step: stores[phase_of(of_run, step)] for step in of_steps})
-            seen.append(f"{sum(map(len, of_steps.values())):,} {task} rows")
-    return faults, f"{' and '.join(seen)} of {steps - first} steps"
+            step_stores = {step: stores[phase_of(run_phases, step)] for step in step_rows}
+            faults += _compare(task, step_rows, step_stores, readings[task])
+            row_counts.append(f"{sum(map(len, step_rows.values())):,} {task} rows")
+    return faults, f"{' and '.join(row_counts)} of {steps - first} steps"
 
 
-def _read_rows(folder: Path, steps: int) -> dict[str, dict[int, list[tuple[int, int]]]]:
-    """By task and row: (step, checksum) of every reading that counts."""
-    counting = np.zeros(steps, dtype=np.int64)  # by step the attempt
+def _counting_readings(folder: Path, steps: int) -> dict[str, dict[int, list[tuple[int, int]]]]:
+    """The readings that count, by task and row, each as (step, checksum of the row)."""
+    last_attempts = np.zeros(steps, dtype=np.int64)  # by step
     for attempt, line in enumerate(audit_lines(folder / ATTEMPTS)):
-        counting[line["start"] :] = attempt
-    read: dict[str, dict[int, list[tuple[int, int]]]] = {task: defaultdict(list) for task in TASKS}
+        last_attempts[line["start"] :] = attempt
+    readings: dict[str, dict[int, list[tuple[int, int]]]] = {task: defaultdict(list) for task in TASKS}
     for path in sorted(folder.glob("rank_*.jsonl")):
         for line in audit_lines(path):
             step = line["step"]
-            if step < steps and line["attempt"] == counting[step]:
+            if step < steps and line["attempt"] == last_attempts[step]:
                 for task, pieces in line["rows"].items():
-                    for first, *sums in pieces:
-                        for row, checksum in enumerate(sums, start=first):
-                            read[task][row].append((step, checksum))
-    return read
+                    for first, *checksums in pieces:
+                        for row, checksum in enumerate(checksums, start=first):
+                            readings[task][row].append((step, checksum))
+    return readings
 
 
 def _compare(
-    task: str, of_steps: dict[int, range], read: dict[int, list[tuple[int, int]]], stores: dict[int, RowStore]
+    task: str,
+    step_rows: dict[int, range],
+    step_stores: dict[int, RowStore],
+    readings: dict[int, list[tuple[int, int]]],
 ) -> list[str]:
-    """`of_steps`: the rows of every step that reads some, in order; `stores`: where they are."""
-    rows = {row for numbers in of_steps.values() for row in numbers}
-    faults = [f"{task} row {row} was read though no step asks for it" for row in read if row not in rows]
-    for step, numbers in of_steps.items():
-        store = stores[step]
+    """A sentence for every row of a task that was not read exactly once, in its step, with the tokens of its store.
+
+    `step_rows`: the row numbers of every step that reads some, in order; `readings`: those that count, by row.
+    """
+    rows = {row for numbers in step_rows.values() for row in numbers}
+    faults = [f"{task} row {row} was read though no step asks for it" for row in readings if row not in rows]
+    for step, numbers in step_rows.items():
+        store = step_stores[step]
         expected = row_checksums(store.read(np.arange(numbers.start, numbers.stop) % store.rows).tokens)
         for row, checksum in zip(numbers, expected, strict=True):
-            readings = read.get(row, [])
-            if [read_in for read_in, _ in readings] != [step]:
-                faults.append(f"{task} row {row} belongs to step {step}, was read in {[s for s, _ in readings]}")
-            elif readings[0][1] != checksum:
+            row_readings = readings.get(row, [])
+            steps = [read_in for read_in, _ in row_readings]
+            if steps != [step]:
+                faults.append(f"{task} row {row} belongs to step {step}, was read in {steps}")
+            elif row_readings[0][1] != checksum:
                 faults.append(f"{task} row {row} was read with other tokens than the data hold")
     return faults
 

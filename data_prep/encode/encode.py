@@ -4,7 +4,7 @@
     OUT/para/<a>-<b>/<file>-<block>.arrow  schema PAIRS: a record a pair, in the order of the pair's name
     OUT/{mono,para}/manifest.json          written when all shards of that task are there
 
-A shard is a block of an input: about `block_bytes` of its text. So the bytes depend on the input alone.
+A shard holds a block of an input: about `block_bytes` of its text. Its bytes do not depend on the number of workers.
 """
 
 import shutil
@@ -72,16 +72,17 @@ def run(config: EncodeConfig) -> None:
             raise ValueError("--max-pair-tokens must be at least 2 and --block-bytes at least 1")
         if not 0 < config.heldout_share < 1:
             raise ValueError(f"--heldout-share is {config.heldout_share}: it must be between 0 and 1")
-    vocabulary_size, plans = on_root(lambda: _plans(config))  # all first: a bad file name shows before hours of work
+    # Of both tasks before either is encoded: a bad file name fails before hours of work.
+    vocabulary_size, plans = on_root(lambda: _plans(config))
     for kind, (stage, tasks) in plans.items():
         with stage.open():
             _run_plan(config, kind, stage, tasks, vocabulary_size)
 
 
 def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[EncodeTask]]]]:
-    """The vocabulary's size, and the work of each task (mono and para): all ranks have the same before it begins."""
+    """The vocabulary's size, and by task (mono, para) its stage and the inputs to encode."""
     vocabulary = Vocabulary(config.vocab)
-    HeldOutText.read(config.without, vocabulary)  # before anything is written
+    HeldOutText.read(config.without, vocabulary)  # to raise for a bad file before anything is written
     held_out = sorted(file_sha256(path) for path in config.without)
     plans = {}
     sources_by_task = find_sources(config)
@@ -112,38 +113,41 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
 
 
 def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: int) -> None:
+    """Encode the inputs of one task that are not finished, and write the manifest."""
     on_root(lambda: _check_sizes(stage, tasks))
     if stage.finished(config.processes, on_root(lambda: moved_shards(stage))):
         return on_root(lambda: say(f"{stage.folder} is complete"))
     todo = on_root(lambda: _todo(stage, tasks))
-    doubled = [task for task in todo if task.filters.exact_duplicates]
+    to_deduplicate = [task for task in todo if task.filters.exact_duplicates]
     shared = on_root(lambda: SharedWork.begin(stage.folder))
-    encoded = on_root(lambda: [task.name for task in doubled if stage.task_result(f"{task.name}.encoded")])
+    encoded = on_root(lambda: [task.name for task in to_deduplicate if stage.task_result(f"{task.name}.encoded")])
     open_tasks = tuple(task for task in todo if task.name not in encoded)
     members = world_size() if world_size() > 1 else config.processes
     if open_tasks:
         on_root(lambda: discard_changed(stage, open_tasks))
         work = partial(encode_inputs, stage, open_tasks, config.vocab, shared, config.without)
         run_tasks(work, range(members), [1] * members, config.processes, f"encode {kind}", visible=False)
-    if doubled:
-        remove_duplicates(stage, doubled, config.processes)
+    if to_deduplicate:
+        remove_duplicates(stage, to_deduplicate, config.processes)
     on_root(lambda: shutil.rmtree(shared))
     on_root(lambda: _write_manifest(stage, tasks, vocabulary_size))
 
 
 def _check_sizes(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
+    """Raise ValueError if a file has another size than when it was encoded."""
     for task in tasks:
         result = stage.task_result(task.name) or stage.task_result(f"{task.name}.encoded")
-        for (name, size), (_, encoded) in zip(task.source.files, result["inputs"] if result else (), strict=False):
-            if size != encoded:
+        for (name, size), (_, size_then) in zip(task.source.files, result["inputs"] if result else (), strict=False):
+            if size != size_then:
                 raise ValueError(
-                    f"{name} had {encoded} bytes when it was encoded into {stage.folder}, now it has {size}: "
+                    f"{name} had {size_then} bytes when it was encoded into {stage.folder}, now it has {size}: "
                     "restore it, or choose another output folder"
                 )
 
 
 def _todo(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeTask]:
-    """Inputs that are not finished; and those that are, where duplicates must be sought among all of them again."""
+    """Prepare the inputs to encode, and return them in order: those that are not finished, and the finished ones of a
+    language whose duplicates must be sought again among all its inputs."""
     todo = [task for task in tasks if stage.task_result(task.name) is None]
     for task in todo:
         forget_encoded(stage, task)
@@ -157,10 +161,11 @@ def _todo(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeTask]:
 
 
 def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: int) -> None:
+    """Remove what only the work needed, warn of doubtful inputs, and write the manifest."""
     markers = {f"{task.name}.json" for task in tasks}
     for path in (stage.folder / "tasks").iterdir():
         if path.name not in markers:
-            path.unlink()  # of a block, by a process of a killed run that lived a moment longer
+            path.unlink()  # a block's, from a process that outlived its killed run for a moment
     if (stage.folder / STAGED).exists():
         shutil.rmtree(stage.folder / STAGED)
     shards: list[Shard] = []

@@ -9,11 +9,11 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-CHUNK = 1 << 18
+CHUNK = 1 << 18  # bytes
 
 
 class _Damage(OSError):
-    """The fault of a compressed file, and where it is."""
+    """Damage of a compressed file, with its place."""
 
 
 class _GzipMember:
@@ -30,19 +30,19 @@ class _GzipMember:
     unused_data = property(lambda self: self._inflate.unused_data)
 
 
-# The first bytes of a stream, its decompressor, and the number of zero bytes, or a multiple of it, that may follow it.
+# By ending: the first bytes of a stream, its decompressor, and the unit of padding, the zero bytes that may follow a
+# stream: their number is a multiple of it; 0 allows none.
 _FORMATS: dict[str, tuple[bytes, Callable[[], Any], int]] = {
     ".xz": (b"\xfd7zXZ\0", partial(lzma.LZMADecompressor, lzma.FORMAT_XZ), 4),
     ".gz": (b"\x1f\x8b", _GzipMember, 1),
     ".bz2": (b"BZh", bz2.BZ2Decompressor, 0),
 }
-
-
 ENDINGS = {*_FORMATS, ".zst"}
 
 
 class _Counted:
-    """A binary file that counts the bytes `taken` from it; whoever opened the file closes it, pyarrow only this."""
+    """A binary file that counts the bytes `taken` from it. pyarrow closes this object, not the file, which its opener
+    closes."""
 
     def __init__(self, file: IO[bytes]):
         self.file, self.taken, self.closed = file, 0, False
@@ -57,23 +57,23 @@ class _Counted:
 
 
 def decompressed(file: IO[bytes], ending: str) -> Iterator[bytes]:
-    """The text of a compressed file, by its `ending`. Raises an error of the format, or of the file system."""
+    """The contents of a compressed file, by its `ending`. Raises OSError if it is damaged or cannot be read."""
     if ending == ".zst":
         yield from _zstandard(_Counted(file))
     else:
-        yield from _decompress(_Counted(file), *_FORMATS[ending])
+        yield from _all_streams(_Counted(file), *_FORMATS[ending])
 
 
-def _decompress(source: _Counted, magic: bytes, new_decompressor: Callable[[], Any], padding: int) -> Iterator[bytes]:
-    """The text of all streams of a file, one after the other.
+def _all_streams(source: _Counted, magic: bytes, new_decompressor: Callable[[], Any], padding: int) -> Iterator[bytes]:
+    """The contents of all streams of a file, one after the other.
 
-    `lzma.open` and `bz2.open` end in silence where a later stream is damaged or is none.
+    `lzma.open` and `bz2.open` stop without an error at the first later stream that is damaged or not a stream.
     """
     data = b""  # taken from the file, not yet decompressed
     may_pad = False  # only after a stream
     while True:
         zeros = 0
-        while True:
+        while True:  # skip the padding, and read as much of the next stream as `magic` has bytes
             unpadded = data.lstrip(b"\0") if may_pad else data
             zeros += len(data) - len(unpadded)
             data = unpadded
@@ -92,21 +92,21 @@ def _decompress(source: _Counted, magic: bytes, new_decompressor: Callable[[], A
             if stream.needs_input and not data and not (data := source.read(CHUNK)):
                 raise _Damage(f"it ends at byte {source.taken}, inside of the stream from byte {begin} on")
             try:
-                text = stream.decompress(data, CHUNK)
+                piece = stream.decompress(data, CHUNK)
             except (lzma.LZMAError, zlib.error, OSError) as error:
                 raise _Damage(f"{error}, before byte {source.taken} in the stream from byte {begin} on") from None
             data = b""
-            if text:
-                yield text
+            if piece:
+                yield piece
         data, may_pad = stream.unused_data, padding > 0
 
 
 def _zstandard(source: _Counted) -> Iterator[bytes]:
-    """The text of all frames of a .zst file. Arrow reads on from frame to frame, and takes garbage as an error."""
+    """The contents of all frames of a .zst file. Arrow reads frame after frame, and raises for bytes that are none."""
     stream = pa.CompressedInputStream(pa.PythonFile(source, mode="r"), "zstd")
     try:
         yield from iter(partial(stream.read, CHUNK), b"")
     except (OSError, pa.ArrowException) as error:
-        if getattr(error, "errno", None) is not None:
+        if getattr(error, "errno", None) is not None:  # of the file system
             raise
         raise _Damage(f"{error}, before byte {source.taken}") from None

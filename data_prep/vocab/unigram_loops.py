@@ -1,8 +1,10 @@
-"""The loops of training a unigram model, as machine code (`unigram`): counting substrings, looking pieces up, and
-segmenting words.
+"""The inner loops of training a unigram model (`unigram.py`), compiled to machine code: counting substrings, looking
+pieces up, and segmenting words.
 
-Words are character numbers one after the other, word w from `starts[w]` to `starts[w + 1]`; 0 is an unknown character.
-A lattice says which pieces begin where: `fan` has their number for every character, `arcs` the pieces, by length.
+`characters` holds the character numbers of all words, one word after the other: word w is
+`characters[starts[w] : starts[w + 1]]`, 0 is an unknown character. The lattice of a text says which pieces begin at
+each character: `fan` how many, `arcs` their numbers, character by character, the shortest piece first. `lengths` and
+`scores` hold the number of characters and the log-probability of each piece, by its number.
 """
 
 import numpy as np
@@ -14,22 +16,26 @@ from xlme_ds.data.compiled import compiled, reads
 Numbers = np.ndarray
 LONGEST = 16  # characters of a piece, as in SentencePiece
 LONGEST_WORD = 1024  # characters; a longer one is cut
-ANY, MARK = -1, -2  # scripts of what goes with every other, and of what has the script of the character before
-_EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)
+# Instead of a script: ANY goes with every script, MARK takes the script of the character before it.
+ANY, MARK = -1, -2
+_EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # the key of an empty slot in a hash table
 
 
 @compiled(void(reads(uint32), int64[::1], float64[::1], float64[::1]))
-def count_characters(codes: Numbers, starts: Numbers, counts: Numbers, found: Numbers) -> None:
-    """Add the occurrences of every code point to `found`."""
+def count_characters(codes: Numbers, starts: Numbers, counts: Numbers, occurrences: Numbers) -> None:
+    """Add the occurrences of every code point to `occurrences`; word w occurs `counts[w]` times."""
     for word in range(len(counts)):
         for i in range(starts[word], starts[word + 1]):
-            found[codes[i]] += counts[word]
+            occurrences[codes[i]] += counts[word]
 
 
 @compiled(uint8[::1](int32[::1], int64[::1], int8[::1]))
 def find_reach(characters: Numbers, starts: Numbers, scripts: Numbers) -> Numbers:
-    """Longest possible piece from each character on, at most LONGEST + 1: in the word, without unknown characters, and
-    with letters of one script, where `scripts` has that of every character."""
+    """The length of the longest possible piece from each character on, at most LONGEST + 1.
+
+    A piece lies in one word, has no unknown characters, and has letters of one script; `scripts` is by character
+    number.
+    """
     reach, own = np.zeros(len(characters), np.uint8), np.empty(LONGEST_WORD, np.int8)
     for word in range(len(starts) - 1):
         begin, size = starts[word], starts[word + 1] - starts[word]
@@ -45,7 +51,7 @@ def find_reach(characters: Numbers, starts: Numbers, scripts: Numbers) -> Number
 
 @njit(inline="always")
 def _slot(keys: Numbers, key: np.uint64) -> np.uint64:
-    """Where `key` is in the table, or belongs."""
+    """The slot of the hash table `keys` that holds `key`, or the empty one where it belongs."""
     mask = np.uint64(len(keys) - 1)
     mixed = (key ^ (key >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15)
     at = (mixed ^ (mixed >> np.uint64(32))) & mask
@@ -56,7 +62,7 @@ def _slot(keys: Numbers, key: np.uint64) -> np.uint64:
 
 @njit
 def _grown(keys: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
-    """The table with twice the room."""
+    """The hash table with twice as many slots."""
     new_keys, new_values = np.full(2 * len(keys), _EMPTY), np.empty(2 * len(keys), np.int32)
     for i in range(len(keys)):
         if keys[i] != _EMPTY:
@@ -79,10 +85,11 @@ def extend(
     occurrences: Numbers,
     length: int,
 ) -> tuple[Numbers, ...]:
-    """Number the substrings of `length` characters: of every position (-1: none), occurrences, the substring without
-    its last character, and where it is first.
+    """Number the substrings of `length` characters.
 
-    `ids` and `occurrences` are those of the substrings one shorter; what occurs once is not extended.
+    Returns the number of the substring at each position (-1: none), and by number its occurrences, the number of the
+    substring without its last character, and its first position. `ids` (by position) and `occurrences` (by number) are
+    those of the substrings one character shorter; one that occurs less than twice is not extended.
     """
     keys, values = np.full(1 << 16, _EMPTY), np.empty(1 << 16, np.int32)
     new = np.full(len(ids), np.int32(-1))
@@ -115,7 +122,11 @@ def extend(
 
 @compiled(Tuple((uint64[::1], int32[::1], int32[::1]))(int32[::1], int64[::1], int64))
 def insert(characters: Numbers, starts: Numbers, singles: int) -> tuple[Numbers, Numbers, Numbers]:
-    """A trie of pieces, numbered after the `singles`."""
+    """Build a trie of pieces, numbered from `singles` + 1 on, after the single characters.
+
+    Returns a hash table from (node, character) to the next node, as its keys and values, and for each node the piece
+    that ends there (0: none). The root is node 0.
+    """
     keys, values = np.full(1 << 16, _EMPTY), np.empty(1 << 16, np.int32)
     ends = np.zeros(1 << 15, np.int32)
     nodes = 1
@@ -147,7 +158,10 @@ def look_up(
     fan: Numbers,
     arcs: Numbers,
 ) -> int:
-    """Fill `fan` and `arcs` with the pieces from every character on; how many there are."""
+    """Fill `fan` and `arcs` with the pieces from every character on; returns their number in all.
+
+    `keys`, `values` and `ends` are the trie that `insert` returns.
+    """
     total = 0
     for i in range(len(characters)):
         first = total
@@ -168,7 +182,7 @@ def look_up(
 
 @compiled(int64(uint8[::1], int32[::1], int32[::1]))
 def thin(fan: Numbers, arcs: Numbers, numbers: Numbers) -> int:
-    """Renumber the pieces, and leave out those whose new number is negative; how many stay."""
+    """Renumber the pieces of a lattice and drop those whose new number is negative; returns how many arcs stay."""
     total = at = 0
     for i in range(len(fan)):
         first = total
@@ -195,8 +209,10 @@ def _best_path(
     best: Numbers,
     back: Numbers,
 ) -> int:
-    """Fill `best` and `back`, the score of the best segmentation up to each character and its last piece, with none
-    `avoided`; the first arc of the next text."""
+    """Fill `best` and `back`: the score of a word's best segmentation up to each character, and its last piece.
+
+    The word's arcs begin at `at`; the piece `avoided` (-1: none) is not used. Returns where the next word's arcs begin.
+    """
     best[: size + 1] = -np.inf
     best[0] = 0.0
     for j in range(size):
@@ -223,7 +239,7 @@ def segment(
     scores: Numbers,
     frequencies: Numbers,
 ) -> float:
-    """Add the pieces of the words' best segmentations to `frequencies`; their log-probability."""
+    """Add the pieces of the words' best segmentations to `frequencies`; returns the log-probability of all words."""
     best, back = np.empty(LONGEST_WORD + 1), np.empty(LONGEST_WORD + 1, np.int32)
     total, at = 0.0, 0
     for word in range(len(counts)):
@@ -242,8 +258,8 @@ def expect(
 ) -> None:
     """Add the pieces' expected occurrences over all segmentations of the words to `expected`.
 
-    Every probability is taken relative to the best segmentation of the characters before: none is above 1, and sums
-    neither vanish nor overflow.
+    A sum over the segmentations up to a character is relative to the probability of the best one among them: no factor
+    is above 1, and sums neither vanish nor overflow.
     """
     best, back = np.empty(LONGEST_WORD + 1), np.empty(LONGEST_WORD + 1, np.int32)
     forward, backward = np.empty(LONGEST_WORD + 1), np.empty(LONGEST_WORD + 1)
@@ -277,8 +293,11 @@ def expect(
 def find_losses(
     starts: Numbers, fan: Numbers, arcs: Numbers, lengths: Numbers, scores: Numbers, frequencies: Numbers, first: int
 ) -> Numbers:
-    """Loss of the text's log-probability without each longer piece, whose best other segmentation then takes its
-    `frequencies` occurrences; -inf where it has none, or that segmentation is the better one. As in SentencePiece."""
+    """How far the text's log-probability falls without each piece of several characters, as in SentencePiece.
+
+    The piece's best other segmentation then takes its occurrences (`frequencies`). -inf for a piece that does not
+    occur, or whose other segmentation scores better than itself. `first` is the number of the first of these pieces.
+    """
     best, back = np.empty(LONGEST + 1), np.empty(LONGEST + 1, np.int32)
     losses = np.full(len(starts) - 1, -np.inf)
     total, at = frequencies.sum(), 0

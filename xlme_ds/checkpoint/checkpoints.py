@@ -1,9 +1,8 @@
-"""Checkpoints of a run: written by a thread under a temporary name, renamed when complete; the newest can be found.
+"""Checkpoints of a run: a thread writes each one under a temporary name, and it is renamed when it is complete.
 
 A checkpoint folder holds one state file a rank (`state_files.py`), `state.json` (position, data fingerprints, the
-probe's loss) and `complete.json` (bytes and CRC-32 of every file), the marker, which is written last: a folder without
-it is no checkpoint, and it is written once everything else is on the disk. Other names in `checkpoints/` are left
-alone.
+probe's loss) and `complete.json` (bytes and CRC-32 of every file). The last one marks the folder as a checkpoint: it is
+written once everything else is on the disk. Other names in `checkpoints/` are left alone.
 """
 
 import math
@@ -34,8 +33,8 @@ from .state_files import (
 _PARTIAL = ".partial"
 _LATEST = "latest.json"
 
-# How far the probe's loss may lie from the stored one, relative. float32: sums in another order. bf16 weights are the
-# cast of equal master weights, but another processor or kernel may round otherwise.
+# The largest relative difference between the probe's loss and the stored one. In float32 another layout adds in another
+# order. bf16 weights are rounded from equal master weights, but another processor or kernel may round them otherwise.
 PROBE_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
 
 
@@ -64,7 +63,7 @@ class Checkpoints:
                 "any more, start a run with a lower optimizer.learning_rate"
             )
         partial = self.folder / f"{checkpoint_name(step)}{_PARTIAL}"
-        on_all_ranks(lambda: self._renew(partial) if engine.rank == 0 else None)
+        on_all_ranks(lambda: self._begin(partial) if engine.rank == 0 else None)
         writer = StateWriter(partial / state_file(engine.rank, engine.world), self.buffer_bytes)
         engine.save(writer)
         self._saving = {"step": step, "world": engine.world, "probe": probe, **state}, writer
@@ -81,7 +80,7 @@ class Checkpoints:
             return
         state, writer = saving
         files = dict(gather((writer.path.name, on_all_ranks(writer.result))))
-        on_all_ranks(lambda: self._complete(writer.path.parent, state, files) if engine.rank == 0 else None)
+        on_all_ranks(lambda: self._finish(writer.path.parent, state, files) if engine.rank == 0 else None)
 
     def newest(self, rank: int = 0, world: int = 1) -> tuple[Path | None, list[str]]:
         """The newest sound checkpoint or None, and a sentence for each newer one that cannot be used; collective."""
@@ -103,7 +102,7 @@ class Checkpoints:
         files = broadcast(on_all_ranks(lambda: state_files(folder) if engine.rank == 0 else []))
         headers = gather(on_all_ranks(lambda: read_headers(files, engine.rank, engine.world)))
         engine.load(on_all_ranks(lambda: StateReader(files, headers)))
-        engine.enter(state["step"] - 1)  # as the step that was the last one when it was saved
+        engine.enter(state["step"] - 1)  # the stored loss was computed as in the last step before the save
         probe = broadcast(engine.probe_loss())
         if not math.isclose(probe, state["probe"], rel_tol=tolerance):
             raise SharedError(
@@ -114,11 +113,13 @@ class Checkpoints:
         return int(state["step"])
 
     def lost(self, steps_logged: int, save_every: float) -> bool:
-        """Whether a run without a usable checkpoint had one: it recorded `steps_logged` steps and saved every
-        `save_every`. A run that ended before its first checkpoint was complete begins anew."""
+        """Whether a run that has no usable checkpoint once had one; otherwise it begins anew.
+
+        `steps_logged`: steps that it recorded; `save_every`: steps between its checkpoints.
+        """
         run = self.folder.parent
         ended = any((run / name).exists() for name in ("finished.json", "model/model.safetensors"))
-        removed = steps_logged > 0 and not self.folder.is_dir()  # a run makes it before its first step
+        removed = steps_logged > 0 and not self.folder.is_dir()  # a run makes this folder before its first step
         writing = any(self.folder.glob(f"*{_PARTIAL}"))
         return ended or removed or (self.folder / _LATEST).exists() or (steps_logged > save_every and not writing)
 
@@ -126,28 +127,30 @@ class Checkpoints:
         """Checkpoint folders, complete or not, oldest first."""
         return checkpoints_of(self.folder.parent)
 
-    def _renew(self, partial: Path) -> None:
-        for rest in self.folder.glob(f"*{_PARTIAL}"):  # failed saves, which may take the space that this one needs
-            if is_checkpoint_name(rest.stem):
-                _remove(rest)
+    def _begin(self, partial: Path) -> None:
+        """Make the folder `partial`, after deleting failed saves: they may take the space that it needs."""
+        for leftover in self.folder.glob(f"*{_PARTIAL}"):
+            if is_checkpoint_name(leftover.stem):
+                _remove(leftover)
         partial.mkdir(parents=True)
 
-    def _complete(self, partial: Path, state: Mapping[str, Any], files: dict[str, dict[str, int]]) -> None:
+    def _finish(self, partial: Path, state: Mapping[str, Any], files: dict[str, dict[str, int]]) -> None:
+        """Complete the checkpoint, name it in latest.json, and delete those that the run no longer keeps."""
         final = complete(partial, state, files)
         with naming(self.folder / _LATEST):
             write_object(self.folder / _LATEST, {"checkpoint": final.name})
             to_disk(self.folder)
-        ours = [folder for folder in self.all() if not _strange(folder, state.get("run"))]
+        ours = [folder for folder in self.all() if not _is_foreign(folder, state.get("run"))]
         older = [folder for folder in ours if saved_step(folder) <= state["step"]]
-        for folder in ours[len(older) :]:  # unusable: the run continued from an earlier one
+        for folder in ours[len(older) :]:  # of later steps: unusable, as the run continued from an earlier one
             _remove(folder)
         for folder in older[: -self.keep_last]:
             if not (self.keep_every and saved_step(folder) % self.keep_every == 0):
                 _remove(folder)
 
 
-def _strange(folder: Path, run: str | None) -> bool:
-    """Whether the checkpoint belongs to another run than `run`, or to another step than its name."""
+def _is_foreign(folder: Path, run: str | None) -> bool:
+    """Whether a checkpoint belongs to another run than `run`, or to another step than its name says."""
     try:
         state = read_state(folder)
     except (ValueError, OSError):
@@ -158,7 +161,10 @@ def _strange(folder: Path, run: str | None) -> bool:
 def _remove(path: Path) -> None:
     """Delete a checkpoint, or only the link to it; if that fails, print the reason to stderr."""
     try:
-        path.unlink() if path.is_symlink() or not path.is_dir() else shutil.rmtree(path)
+        if path.is_symlink() or not path.is_dir():
+            path.unlink()
+        else:
+            shutil.rmtree(path)
     except OSError as error:
         print(f"{path} stays, it cannot be deleted: {in_words(error)}", file=sys.stderr, flush=True)
 
@@ -168,9 +174,9 @@ def complete(partial: Path, state: Mapping[str, Any], files: Mapping[str, Mappin
     final = partial.with_suffix("")
     with naming(partial):
         seal(partial, state, files)
-        if final.is_symlink() or final.is_dir():  # a damaged one of that step
+        if final.is_symlink() or final.is_dir():  # a damaged checkpoint of that step
             _remove(final)
-        elif final.exists():  # no checkpoint: somebody's file
+        elif final.exists():  # a user's file
             final.rename(final.with_name(f"{final.name}.moved"))
         partial.rename(final)
         to_disk(final.parent)

@@ -17,11 +17,11 @@ from .shards import RowStore, unigram_costs
 
 
 class Loader:
-    """Reads `folders` (one subfolder a task) for one of `world` ranks, each folder for the steps of its phase. Row
-    numbers continue from phase to phase; `plan` and `row_tokens` are those of the first.
+    """Reads the rows of one of `world` ranks from `folders`, one for each phase, with a subfolder for each task.
 
-    `languages` as in `RowStore`; `maker` makes the batches, an objective its own. Raises ValueError for folders that do
-    not fit each other or the phases.
+    Row numbers continue from phase to phase; `plan`, `stores` and `row_tokens` are those of the first. `languages` as
+    in `RowStore`; `maker` makes batches from the rows, as some objectives do in their own way. Raises ValueError for
+    folders that do not fit each other or the phases.
     """
 
     purpose: Purpose = "train"
@@ -37,7 +37,7 @@ class Loader:
         languages: Sequence[str] = (),
         maker: BatchMaker | None = None,
     ):
-        self.plan = self._planned(data, world)
+        self.plan = self._make_plan(data, world)
         self.rank, self.seed = rank, seed
         self.folders = [Path(folders)] if isinstance(folders, str | Path) else [Path(folder) for folder in folders]
         self.phases = phases(data, mask_fraction)
@@ -50,27 +50,27 @@ class Loader:
         self.row_lengths = [_row_tokens(first, list(stores.values())) for stores in self._stores]  # of each phase
         self.row_tokens = self.row_lengths[0]
         self._plans = plans_of(self.phases, self.plan, self.row_lengths)
-        made_by = maker or RowBatches()
-        self._collate = [made_by.batches(next(iter(stores.values())), self.purpose) for stores in self._stores]
+        batch_maker = maker or RowBatches()
+        self._collate = [batch_maker.batches(next(iter(stores.values())), self.purpose) for stores in self._stores]
         # Called after every step is read, with its number and its rows by micro-batch.
         self.watch: Callable[[int, list[Parts]], None] | None = None
 
-    def _planned(self, data: DataConfig, world: int) -> StepPlan:
+    def _make_plan(self, data: DataConfig, world: int) -> StepPlan:
         return plan_step(data, world)
 
     def _open(self, data: DataConfig, languages: Sequence[str]) -> list[dict[int, RowStore]]:
         """The rows of each phase by task; a folder that several phases name is opened once."""
-        phases, folders = len(self.phases), len(self.folders)
+        phase_count, folder_count = len(self.phases), len(self.folders)
         steps = " ".join(map(str, data.phase_steps))
-        if phases != folders:
+        if phase_count != folder_count:
             raise ValueError(
-                f"data.phase_steps {steps} are of {phases} folders, --data names {folders}: it needs one folder "
-                "more than data.phase_steps has numbers"
+                f"data.phase_steps {steps} are of {phase_count} folders, --data names {folder_count}: it needs one "
+                "folder more than data.phase_steps has numbers"
             )
         for folder in self.folders:
-            there = [(folder / name / "manifest.json").exists() for name in TASKS]
+            has_task = [(folder / name / "manifest.json").exists() for name in TASKS]
             for name, exists, other_exists, rows, what in zip(
-                TASKS, there, there[::-1], self.plan.rows, ("monolingual text", "pairs"), strict=True
+                TASKS, has_task, has_task[::-1], self.plan.rows, ("monolingual text", "pairs"), strict=True
             ):
                 if rows and other_exists and not exists:
                     raise ValueError(f"{folder} has no {what}: add --data.{name}-rows 0, or data that have some")
@@ -86,7 +86,7 @@ class Loader:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Fingerprint of each task's data, of each phase."""
+        """The fingerprint of each task's data in each phase."""
         return self.fingerprints_until(None)
 
     def fingerprints_until(self, steps: int | None) -> dict[str, str]:
@@ -100,9 +100,9 @@ class Loader:
 
     @property
     def encoded(self) -> list[str]:
-        """Fingerprints of the encoded text that its rows were mixed from, of all tasks and phases."""
-        settings = (store.manifest.settings for stores in self._stores for store in stores.values())
-        return sorted({of["encoded"] for of in settings if "encoded" in of})
+        """Fingerprints of the encoded text from which the rows of all tasks and phases were mixed."""
+        mix_settings = (store.manifest.settings for stores in self._stores for store in stores.values())
+        return sorted({settings["encoded"] for settings in mix_settings if "encoded" in settings})
 
     def batch(self, step: int, micro_batch: int) -> Batch:
         """Micro-batch `micro_batch` (of `plan.accumulation`) of this rank in step `step`."""
@@ -117,23 +117,22 @@ class Loader:
         return self._stores[phase_of(self.phases, step)]
 
     def plan_at(self, step: int) -> StepPlan:
-        """The cut of the rows of a step."""
+        """The plan by which a step's rows are split over ranks and micro-batches."""
         return self._plans[phase_of(self.phases, step)]
 
     def shares(self, task: int, steps: int) -> dict[RowStore, float]:
-        """The stores that the first `steps` steps read of a task, and the share of their rows that each one gives."""
+        """The stores from which the first `steps` steps read a task, and the share of the rows that each one gives."""
         shares = dict.fromkeys((stores[task] for stores in self._stores), 0.0)
         for stores, share in zip(self._stores, phase_shares(self.phases, steps), strict=True):
             shares[stores[task]] += share
         return shares
 
     def _read(self, step: int, micro_batch: int) -> Parts:
-        numbered = [
-            (task, store, numbers)
+        return [
+            (task, store.read(numbers % store.rows), numbers)
             for task, store in self.stores_at(step).items()
             if len(numbers := self.plan_at(step).numbers(step, self.rank, micro_batch, task))
         ]
-        return [(task, store.read(numbers % store.rows), numbers) for task, store, numbers in numbered]
 
     def rows_of(self, step: int, micro_batch: int | None = None) -> str:
         """The rows of a micro-batch of this rank, or of the whole step, in words: `mono 328-335, para 164-167`."""
@@ -163,7 +162,7 @@ class Loader:
         return self._collated(0, [(task, store.read(these), these) for task, store, these in numbers])
 
     def step(self, step: int) -> list[Batch]:
-        """All micro-batches of this rank in step `step`."""
+        """All micro-batches of this rank in step `step`; the system begins to fetch the rows of the next step."""
         read = [self._read(step, micro) for micro in range(self.plan.accumulation)]
         for task, store in self.stores_at(step + 1).items():
             for micro in range(self.plan.accumulation):
@@ -179,28 +178,29 @@ class HeldOutLoader(Loader):
     """Reads the first `data.mono_rows` and `data.para_rows` rows, whatever the number of ranks and the micro-batch.
 
     Every rank has equally many micro-batches of equal sizes, each of one task, as the engine's collectives need. Rows
-    that do not divide are read one by one; a rank that has none left reads the first row again, which does not count.
+    that do not fill a micro-batch are read one by one. Where the rows do not divide among the ranks, a rank without a
+    last row reads the first row again, which does not count.
     """
 
     purpose: Purpose = "evaluate"
 
-    def _planned(self, data: DataConfig, world: int) -> StepPlan:
+    def _make_plan(self, data: DataConfig, world: int) -> StepPlan:
         return StepPlan((data.mono_rows, data.para_rows), (data.micro_batch,) * len(TASKS), 1, world)
 
     @cached_property
     def _pieces(self) -> list[tuple[int, np.ndarray, bool]]:
         """Task and row numbers of every micro-batch, and whether it counts; sorted by size."""
-        pieces, world = [], self.plan.world
+        pieces: list[tuple[int, np.ndarray, bool]] = []
+        world = self.plan.world
         for task, rows in enumerate(self.plan.rows):
-            per_rank, more = divmod(rows, world)
-            mine, whole = (
-                np.arange(self.rank * per_rank, (self.rank + 1) * per_rank),
-                per_rank - per_rank % self.plan.micro[task],
-            )
-            borders = [*range(0, whole, self.plan.micro[task]), *range(whole, per_rank + 1)]
-            pieces += [(task, mine[first:end], True) for first, end in pairwise(borders)]
-            last = self.rank < more
-            pieces += [(task, np.array([world * per_rank + self.rank if last else 0]), last)] * bool(more)
+            per_rank, left_over = divmod(rows, world)
+            own_rows = np.arange(self.rank * per_rank, (self.rank + 1) * per_rank)
+            in_full = per_rank - per_rank % self.plan.micro[task]  # rows in full micro-batches
+            borders = [*range(0, in_full, self.plan.micro[task]), *range(in_full, per_rank + 1)]
+            pieces += [(task, own_rows[first:end], True) for first, end in pairwise(borders)]
+            if left_over:
+                counts = self.rank < left_over
+                pieces.append((task, np.array([world * per_rank + self.rank if counts else 0]), counts))
         return sorted(pieces, key=lambda piece: -len(piece[1]))
 
     @property
@@ -215,8 +215,8 @@ class HeldOutLoader(Loader):
 
 
 def _row_tokens(first: RowStore, of_phase: Sequence[RowStore]) -> int:
-    """The tokens of a row. Raises ValueError where a phase has several lengths, or another vocabulary or layout than
-    `first`."""
+    """The tokens of a row of a phase. Raises ValueError if its tasks have rows of different lengths, or if one has
+    another vocabulary or layout than `first`."""
     ours = first.manifest
     for store in of_phase:
         theirs, folders = store.manifest, f"{store.folder} and {first.folder}"
@@ -224,18 +224,21 @@ def _row_tokens(first: RowStore, of_phase: Sequence[RowStore]) -> int:
             raise ValueError(f"{folders} were encoded with different vocabularies: prepare them together")
         if theirs.layout != ours.layout:
             raise ValueError(f"{folders} have rows of different layouts: mix them together")
-    one, *others = of_phase
+    reference, *others = of_phase
     for other in others:
-        if other.row_tokens != one.row_tokens:
-            raise ValueError(f"{other.folder} and {one.folder} have rows of different lengths: mix them together")
-    return one.row_tokens
+        if other.row_tokens != reference.row_tokens:
+            raise ValueError(f"{other.folder} and {reference.folder} have rows of different lengths: mix them together")
+    return reference.row_tokens
 
 
 def unigram_by_language(
     train: RowStore | Mapping[RowStore, float], heldout: RowStore, task: int, rows: int
 ) -> np.ndarray:
-    """Baseline of the masked-token losses: summed −log p (nats) by `unigram_costs` of the ordinary tokens of the first
-    `rows` held-out rows, and their number, by the token's language, float64 [2, languages]."""
+    """The loss of a unigram model, as a baseline of the masked-token losses; float64 [2, languages].
+
+    By language, the summed −log p (nats, `unigram_costs` of `train`) of the ordinary tokens in the first `rows`
+    held-out rows, and the number of these tokens.
+    """
     numbers = np.arange(min(rows, heldout.rows))
     batch = collate([(task, heldout.read(numbers), numbers)], seed=0, mask_fraction=0.5)
     tokens_BT, languages_BT = batch.tokens_BT.numpy(), batch.languages_BT.numpy()

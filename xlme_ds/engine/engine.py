@@ -34,7 +34,7 @@ class StepStats:
     `metrics`: the objective's means over the global batch, empty unless they were asked for; `gradient_norm`: global,
     before clipping; `learning_rate`: the optimizer's; `applied`: whether the step changed anything - one whose loss or
     gradient is not finite, or whose norm exceeds the limit, leaves weights, moments and Adam's step as they were;
-    `suspects`: the rows whose own loss was not finite, if the step was left out, as a phrase for each micro-batch.
+    `suspects`: if the step was left out, the rows of each micro-batch whose loss was not finite, in words.
     """
 
     metrics: dict[str, float]
@@ -64,7 +64,7 @@ class Engine:
         optimizer: Any,
         clip: float = math.inf,
     ):
-        """`optimizer`: torch's, or DeepSpeed's wrapper of it; `clip`: the largest norm that plain torch leaves."""
+        """`optimizer`: torch's, or DeepSpeed's wrapper of it; `clip`: the norm to which plain torch clips."""
         self.module = module
         self.objective = objective
         self.loader = loader
@@ -72,9 +72,9 @@ class Engine:
         self.device = device
         self.optimizer = optimizer
         self.clip = clip
-        self.seconds_reading = 0.0  # spent by this rank until its rows were there
+        self.seconds_reading = 0.0  # spent by this rank on reading its rows and waiting for the other ranks
         self._reads = True  # whether this process reads rows
-        self._counting = True  # whether its rows count: a pipeline's last stage reads the same as the first
+        self._counting = True  # whether its rows count: a pipeline's last stage reads the rows that the first counts
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that this rank holds, by their names in the whole model."""
@@ -85,8 +85,8 @@ class Engine:
         loss.backward()
 
     def _update(self, context: StepContext) -> float:
-        """Clip, take the optimizer step if `_accepts` the norm, clear the gradients; returns the global norm before
-        clipping, and sets `context.applied`."""
+        """Clip, take the optimizer step if `_accepts` allows the norm, and clear the gradients; returns the global norm
+        before clipping, and sets `context.applied`."""
         norm = float(nn.utils.clip_grad_norm_(self.module.parameters(), self.clip))
         context.applied = self._accepts(context, norm)
         if context.applied:
@@ -142,7 +142,7 @@ class Engine:
                 batches = list(self.loader.step(step))
         except (ValueError, OSError) as failure:
             error = failure
-        # On the host, which would otherwise wait until a GPU has done all of the step before.
+        # Reduced on the host, which would otherwise wait until the GPU has finished the previous step.
         failed = torch.full((1,), float(error is not None), dtype=torch.float64)
         reduced = self._reduce(torch.cat([self._own_counts(batches, failed.device), failed]))
         if reduced[-1] > 0:
@@ -154,8 +154,9 @@ class Engine:
     def _own_counts(self, batches: Sequence[Batch], device: torch.device) -> Tensor:
         """This rank's counts of `batches`, all of which are on `device`."""
         counts = torch.zeros(len(self.objective.terms), dtype=torch.float64, device=device)
-        for batch in batches if self._counting else ():
-            counts += self.objective.counts(batch)
+        if self._counting:
+            for batch in batches:
+                counts += self.objective.counts(batch)
         return counts
 
     def _take_step(self, context: StepContext, batches: list[Batch]) -> float:
@@ -179,6 +180,7 @@ class Engine:
     def _stats(
         self, context: StepContext, step: int, batches: Sequence[Batch], metrics: dict[str, float], norm: float
     ) -> StepStats:
+        """The result of a step; if it was left out, all ranks exchange their suspects."""
         group = self.optimizer.param_groups[0]
         rate = float(group["lr"] / group["scale"])
         if context.applied:
@@ -186,7 +188,7 @@ class Engine:
         own_rows = [
             self.loader.rows_of(step, micro_batch)
             for micro_batch, batch in enumerate(batches)
-            for loss, copy in context.losses  # a pipeline copies its batches
+            for loss, copy in context.losses  # of a pipeline, those of copies of its batches
             if not torch.isfinite(loss) and torch.equal(copy.keys_B, batch.keys_B)
         ]
         suspects = dict.fromkeys(rows for part in gather(own_rows) for rows in part)
@@ -208,23 +210,24 @@ class Engine:
         heldout = self.heldout
         assert heldout is not None
         batch = on_all_ranks(lambda: heldout.first_rows(rows)).to(self.device)
-        context = self._evaluation(detailed=False)
+        context = self._evaluation_context(detailed=False)
         with token_products(
             self.module, next(iter(cast(Pretraining, self.objective).encoders)), batch.segments_BT > 0
         ) as products:
             self._forward(context, [batch])
         own = {layer: effective_rank(products_DD) for layer, products_DD in products.items()}
-        ranks = {layer: rank for part in gather(own) for layer, rank in part.items()}  # a stage has some of the layers
+        ranks = {layer: rank for part in gather(own) for layer, rank in part.items()}  # a stage has only some layers
         return [ranks[layer] for layer in sorted(ranks)]
 
     def probe_loss(self) -> float:
         """Loss of the probe batch with the weights as they are, equal under any engine and number of ranks."""
         batch = self.objective.probe(on_all_ranks(self.loader.probe))
-        totals = self._evaluate([batch])  # equal on all ranks: their number cancels out
+        totals = self._evaluate([batch])  # ranks add equal sums and counts: how many they are cancels out
         means = totals["sums"] / totals["counts"].clamp(min=1)
         return float((self.objective.weights * means).sum())
 
-    def _evaluation(self, detailed: bool = True, languages: int = 0) -> StepContext:
+    def _evaluation_context(self, detailed: bool = True, languages: int = 0) -> StepContext:
+        """The context of passes that only evaluate."""
         weights = self.objective.weights.float().to(self.device)
         return StepContext(self.objective, weights, detailed=detailed, languages=languages)
 
@@ -232,9 +235,9 @@ class Engine:
     def _evaluate(
         self, batches: Sequence[Batch], counted: Sequence[bool] = (), languages: int = 0
     ) -> dict[str, Tensor]:
-        """Totals of `batches`; `counted`: whether each one counts, where not all do."""
+        """Totals of `batches`; `counted`: whether each batch counts, empty if all do."""
         batches = [batch.to(self.device) for batch in batches]
-        context = self._evaluation(languages=languages)
+        context = self._evaluation_context(languages=languages)
         self._forward(context, batches)
         if counted:
             context.gathered = list(compress(context.gathered, counted))
@@ -252,8 +255,8 @@ class Engine:
         write_buckets(self._buckets(), writer)
 
     def load(self, reader: StateReader) -> None:
-        """Take weights and optimizer state, from whatever engine. Raises SharedError when they are another model's."""
-        # Under ZeRO-3 a parameter has the size of the whole.
+        """Read weights and optimizer state that any engine saved. Raises SharedError when they are another model's."""
+        # Under ZeRO-3 `numel` is not the size of the whole parameter.
         sizes = {name: getattr(p, "ds_numel", p.numel()) for name, p in self.named_parameters()}
         on_all_ranks(lambda: read_buckets(self._buckets(), reader, sizes))
         self._publish()

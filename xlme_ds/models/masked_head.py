@@ -1,13 +1,15 @@
 """The softmax over the vocabulary at masked positions: losses, samples and predictions without complete rows of logits.
 
 It computes one tile of ids at a time, so the logits of a batch never exist all at once. The forward pass saves for
-every group of ids its highest logit and the sum of exponentials relative to it, and under another temperature of the
-samples a second such sum. They give the loss and the group of the inverse-CDF sample; only that group's logits are
-computed again for the sample. The backward pass computes a tile's logits again and writes the gradient of the tile's
-embeddings in one product, directly into the sum of an engine that gave the block a method `open_gradient`. On a GPU the
-kernels of `masked_head_triton.py` do the work between the products.
+every group of ids its highest logit and the sum of exponentials relative to it; if samples have a temperature other
+than 1, also such a sum under the temperature. They give the loss and the group of the inverse-CDF sample; to draw the
+sample, only that group's logits are computed again. The backward pass computes a tile's logits again and writes the
+gradient of the tile's embeddings in one product. An engine may give a block of the embedding a method `open_gradient`:
+the product is then added to the engine's sum instead. On a GPU the kernels of `masked_head_triton.py` do the work
+between the products.
 
-M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width.
+M masked positions, V vocabulary, C ids of a tile, G groups of K ids, W of which are computed again (N = W · K ids),
+D width, S sums of a group.
 """
 
 import os
@@ -22,7 +24,8 @@ from torch import Tensor
 from .encoder import lookup
 from .tiles import GROUP
 
-# Largest bytes of a piece of positions on a GPU: embeddings of two groups each; float64 sums of all groups.
+# A GPU draws samples for a piece of the positions at a time. The most bytes that a piece takes: the embeddings of two
+# groups for each position; the float64 sums of all groups for each position.
 _ROWS_BYTES, _SUMS_BYTES = 2**28, 2**30
 
 
@@ -30,7 +33,7 @@ class MaskedTokens(NamedTuple):
     """Loss, sample and prediction at the masked positions."""
 
     nll_M: Tensor  # float32, −log p(target); carries the gradient
-    sample_M: Tensor  # int64, drawn from the softmax by the given uniforms, the most likely token without; no gradient
+    sample_M: Tensor  # int64, drawn by the uniforms; without them the most likely token; no gradient
     predicted_M: Tensor  # int64, the most likely token
 
 
@@ -43,7 +46,7 @@ class _Tile(NamedTuple):
     size: int
 
     def local(self, ids_M: Tensor) -> tuple[Tensor, Tensor]:
-        """(whether each id is in this tile, its place), both [M, 1]; ignore the place of other ids."""
+        """(whether each id is in this tile, its place there), both [M, 1]; the place of other ids has no meaning."""
         place_M1 = (ids_M - self.start).unsqueeze(1)
         return (place_M1 >= 0) & (place_M1 < self.size), place_M1.clamp(0, self.size - 1)
 
@@ -58,7 +61,8 @@ def _tiles(blocks: Sequence[Tensor], chunk: int) -> Iterator[_Tile]:
 
 
 def _half_on_a_gpu(tensor: Tensor) -> bool:
-    """Whether products can return their float32 sums: torch.mm has `out_dtype` only on CUDA."""
+    """Whether `tensor` is of 16-bit numbers on a GPU, so that its products can return their float32 sums: torch.mm has
+    `out_dtype` only on CUDA."""
     return tensor.is_cuda and tensor.element_size() == 2
 
 
@@ -70,9 +74,10 @@ def _logits(hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, tile: _
 
 
 def choose(weights_MN: Tensor, thresholds_M1: Tensor) -> tuple[Tensor, Tensor]:
-    """(place, sum before it), both [M, 1]: the place at which the cumulated `weights_MN` (float64) pass the threshold.
+    """(place, sum before it), both [M, 1]: the place, of any N, at which the cumulated `weights_MN` (float64) pass the
+    threshold, and the sum of the weights before it.
 
-    Its weight is never 0; where rounding puts the threshold above the total, it is the last place of another weight.
+    The weight there is never 0: if rounding puts the threshold above the total, it is the last weight that is not 0.
     """
     cumulated_MN = weights_MN.cumsum(1)
     last_M1 = weights_MN.shape[1] - 1 - (weights_MN > 0).flip(1).byte().argmax(1, keepdim=True)
@@ -81,18 +86,18 @@ def choose(weights_MN: Tensor, thresholds_M1: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Groups(NamedTuple):
-    """Groups of ids for each position, all [M, 1]: that of its sample and that of its highest logit, this logit, and
-    the threshold that the sums of exponentials relative to it pass inside the sample's group (float64)."""
+    """The groups of ids that give each position its sample and its most likely token, all [M, 1]."""
 
-    sampled: Tensor
-    best: Tensor
-    maximum: Tensor
-    threshold: Tensor
+    sampled: Tensor  # group of the sample
+    best: Tensor  # group of the highest logit
+    maximum: Tensor  # the highest logit
+    threshold: Tensor  # float64: the sample is where the exponentials of its group, relative to `maximum`, add up to it
 
 
 def _choose_groups(
     temperature: float, highest_MG: Tensor, sums_MG: Tensor, uniforms_M: Tensor | None = None
 ) -> _Groups:
+    """The groups to compute again; without uniforms the sample's is that of the highest logit."""
     maximum_M1, best_M1 = highest_MG.max(1, keepdim=True)
     if uniforms_M is None:
         return _Groups(best_M1, best_M1, maximum_M1, torch.zeros_like(maximum_M1).double())
@@ -140,17 +145,17 @@ def _all_samples(
     chunk: int,
     temperature: float,
 ) -> list[Tensor]:
-    """`_sample` for some positions at a time; `arrays` are highest_MG, sums_MG and, to draw, uniforms_M."""
+    """`_sample` of all positions, in pieces; `arrays` are highest_MG, sums_MG and, to draw, uniforms_M."""
     borders: list[tuple[int, int]] = []  # first id of every group, and one after its last
     for tile in _tiles(blocks, chunk):
         end = tile.start + tile.size
         borders += [(start, min(start + GROUP, end)) for start in range(tile.start, end, GROUP)]
     starts_G, ends_G = torch.tensor(borders).to(hidden_MD.device, non_blocking=True).unbind(1)
-    numbers = 2 * GROUP * hidden_MD.shape[1]  # elements in the embeddings of two groups
+    elements = 2 * GROUP * hidden_MD.shape[1]  # in the embeddings of two groups
     if hidden_MD.is_cuda:
-        at_once = _ROWS_BYTES // (numbers * hidden_MD.element_size())
-    else:  # at most the elements of a tile
-        at_once = len(hidden_MD) * chunk // numbers
+        at_once = _ROWS_BYTES // (elements * hidden_MD.element_size())
+    else:  # at most as many elements as a tile has logits
+        at_once = len(hidden_MD) * chunk // elements
     pieces = zip(*(array.split(max(at_once, 1)) for array in (hidden_MD, *arrays)), strict=True)
     table = blocks, bias_V, (starts_G, ends_G)
     parts = [
@@ -165,7 +170,7 @@ def _group_sums(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Highest logits [M, G], sums of exponentials relative to them [S, M, G], and the targets' logits [M]; float32.
 
-    The last sums are those under the temperature, which for 1 are the only ones.
+    S is 1 for temperature 1; otherwise 2, and the last sums are those under the temperature.
     """
     highest: list[Tensor] = []
     sums: list[Tensor] = []
@@ -222,7 +227,7 @@ class _MaskedSoftmax(torch.autograd.Function):
         lse_M = lse_M1.squeeze(1)
         arrays = (highest_MG, sums_SMG[-1]) if uniforms_M is None else (highest_MG, sums_SMG[-1], uniforms_M)
         if kernels:
-            at_once = max(_SUMS_BYTES // (32 * highest_MG.shape[1]), 1)  # bytes of a group at `choose`'s peak
+            at_once = max(_SUMS_BYTES // (32 * highest_MG.shape[1]), 1)  # 32 bytes a group: the peak of `choose`
             pieces = zip(*(array.split(at_once) for array in arrays), strict=True)
             chosen = [_choose_groups(temperature, *piece) for piece in pieces]
             groups = [torch.cat(field).squeeze(1) for field in zip(*chosen, strict=True)]
@@ -239,9 +244,9 @@ class _MaskedSoftmax(torch.autograd.Function):
         hidden_MD, bias_V, targets_M, lse_M, *blocks = ctx.saved_tensors
         grad_hidden = torch.zeros_like(hidden_MD, dtype=torch.promote_types(hidden_MD.dtype, torch.float32))
         grad_bias = torch.empty_like(bias_V)
-        opened: list[Any] = [None if open_gradient is None else open_gradient() for open_gradient in ctx.open_gradients]
+        adders: list[Any] = [None if open_gradient is None else open_gradient() for open_gradient in ctx.open_gradients]
         grad_blocks = [
-            torch.empty_like(block) if add is None else None for add, block in zip(opened, blocks, strict=True)
+            torch.empty_like(block) if add is None else None for add, block in zip(adders, blocks, strict=True)
         ]
         gradient = ctx.kernels.gradient if ctx.kernels else _gradient
         for tile in _tiles(blocks, ctx.chunk):
@@ -249,7 +254,7 @@ class _MaskedSoftmax(torch.autograd.Function):
             grad_bias[tile.start : tile.start + tile.size] = sums_C
             grad_block, rows_CD = grad_blocks[tile.block], blocks[tile.block][tile.rows]
             if grad_block is None:
-                opened[tile.block](tile.rows, part_MC.t() @ hidden_MD)
+                adders[tile.block](tile.rows, part_MC.t() @ hidden_MD)
             else:
                 torch.mm(part_MC.t(), hidden_MD, out=grad_block[tile.rows])
             if _half_on_a_gpu(hidden_MD):
@@ -257,12 +262,16 @@ class _MaskedSoftmax(torch.autograd.Function):
             else:
                 grad_hidden += part_MC @ rows_CD
             del part_MC
-        return grad_hidden.to(hidden_MD.dtype), grad_bias, *[None] * 7, *grad_blocks
+        no_gradients = [None] * 7  # of the arguments from targets_M to open_gradients
+        return grad_hidden.to(hidden_MD.dtype), grad_bias, *no_gradients, *grad_blocks
 
 
 def triton_kernels(choice: str, hidden_MD: Tensor) -> ModuleType | None:
-    """`masked_head_triton`, if `model.kernels`, here `choice`, lets it run: on a GPU in bf16 or fp16, and on a CPU in
-    Triton's interpreter (which has no bf16 products) if the choice is triton."""
+    """The module `masked_head_triton`, or None where it cannot run or `choice` (`model.kernels`) excludes it.
+
+    It runs on a GPU in bf16 or fp16, and, if the choice is triton, on a CPU in Triton's interpreter, which has no bf16
+    products.
+    """
     interpreted = choice == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
     on_cpu = interpreted and hidden_MD.dtype in (torch.float32, torch.float16)
     fits = _half_on_a_gpu(hidden_MD) if hidden_MD.is_cuda else on_cpu
@@ -293,16 +302,17 @@ def masked_softmax(
 ) -> MaskedTokens:
     """Softmax over the vocabulary at M positions, `chunk` ids at a time (rounded up to a multiple of 128).
 
-    `blocks` are the tied embedding's, V rows in all; `targets_M` int64; `uniforms_M` float32 in [0, 1), None to draw
-    nothing. Extra memory is little more than one float32 [M, `chunk`], with the Triton kernels one [M, `chunk`] in the
-    type of the hidden states, only in the backward pass. `kernels` is `model.kernels`: auto, torch or triton.
+    `blocks` are those of the tied embedding, V rows in all; `targets_M` int64; `uniforms_M` float32 in [0, 1), None to
+    draw nothing. `kernels` is `model.kernels`: auto, torch or triton. In torch the extra memory is little more than one
+    float32 [M, `chunk`]; with the Triton kernels it is one [M, `chunk`] in the type of the hidden states, in the
+    backward pass alone.
 
     The samples are drawn from softmax(logits / `temperature`). The gradient is that of −log p + `z_loss` · log² Z, with
     Z the sum of the logits' exponentials (PaLM, section 5); the value stays −log p.
     """
-    if len(hidden_MD) == 0:  # rows of padding only; keeps the graph connected
-        empty, nothing = targets_M.new_empty(0), sum(0 * parameter.sum() for parameter in (bias_V, *blocks))
-        return MaskedTokens((hidden_MD.sum(1) + nothing).float(), empty, empty)
+    if len(hidden_MD) == 0:  # rows of padding only; `zero` keeps the parameters in the graph
+        empty, zero = targets_M.new_empty(0), sum(0 * parameter.sum() for parameter in (bias_V, *blocks))
+        return MaskedTokens((hidden_MD.sum(1) + zero).float(), empty, empty)
     chunk = -(-chunk // GROUP) * GROUP
     open_gradients = [getattr(block, "open_gradient", None) for block in blocks]
     module = triton_kernels(kernels, hidden_MD)

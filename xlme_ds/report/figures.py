@@ -34,8 +34,8 @@ _TITLES = {
     "data_wait": "Waiting for data (share of a step)",
     "memory_gib": "Largest memory of a process (GiB)",
 }
-_BASELINE = "unigram_nll"
-_CHANCE = 0.5  # of an AUC
+_BASELINE = "unigram_nll"  # the loss of a unigram model: a dashed line in the panel of the loss it is compared with
+_CHANCE = 0.5  # the AUC of a random guess
 _NOT_DRAWN = {"step", "tokens", "skipped_steps", "seconds_left"}
 _MOST_POINTS = 500  # a curve of a long run is averaged down to this many points
 
@@ -43,16 +43,17 @@ _MOST_POINTS = 500  # a curve of a long run is averaged down to this many points
 INK, MUTED, GRID, SURFACE = "#1f2430", "#6b7280", "#e3e6eb", "#fefefe"
 MONO, PARA, TOTAL = "#2f6fdb", "#d9622b", "#5b5f97"
 _VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", SURFACE: "surface", MONO: "mono", PARA: "para", TOTAL: "total"}
-# Of the runs on one page.
+# Colours of the runs that one page compares, in order.
 RUNS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
-_VARIABLES |= {colour: f"run{number}" for number, colour in enumerate(RUNS)}
+_VARIABLES |= {colour: f"run{index}" for index, colour in enumerate(RUNS)}
 _COLOURS = {"mono": MONO, "para": PARA, "all": TOTAL}
-# Of matplotlib's SVG: the style would be that of the whole page.
+# Parts to remove from matplotlib's SVG; its <style> would apply to the whole page.
 _UNUSED = re.compile(
     r"<metadata>.*?</metadata>|<style.*?</style>| font-family: [^;]*;"
     r'| id="(?:figure|axes|patch|line2d|text|matplotlib\.axis|xtick|ytick|PathCollection)_\d+"',
     re.S,
 )
+_WIDE, _NARROW, _HEIGHT = 9.6, 4.6, 2.8  # inches
 _STYLE = {
     "svg.fonttype": "none",  # text stays text: the page's font, selectable, small
     "svg.hashsalt": "xlme_ds",  # the same data gives the same bytes
@@ -85,11 +86,12 @@ class Panel(NamedTuple):
 
 
 def family(key: str, known: Quantities) -> tuple[str, str]:
-    """The title of the panel of a logged key, and its series there: `mono`, `para`, or `all` for one of no task."""
-    of_task = key.rpartition("_")[2]
-    name = key.removesuffix("_" + of_task) if of_task in ("mono", "para") else key
+    """The title of the panel that shows a logged key, and the key's series there: `mono`, `para`, or `all` if it has no
+    task."""
+    suffix = key.rpartition("_")[2]
+    name = key.removesuffix("_" + suffix) if suffix in ("mono", "para") else key
     quantity = known.get(key) or known.get(name)
-    series = of_task if name != key else "all"
+    series = suffix if name != key else "all"
     if quantity is None:
         return _TITLES.get(name, name.replace("_", " ")), series
     unit = f" ({quantity['unit']})" if quantity["unit"] else ""
@@ -108,11 +110,11 @@ def curves(
     borders: Sequence[int] = (),
     apart: Container[str] = (),
 ) -> dict[str, Panel]:
-    """By title the panel of every logged quantity: raw values thin, smoothed ones thick, held-out text as points.
+    """The panel of every logged quantity, by title: raw values thin, smoothed ones thick, held-out text as points.
 
-    Panels whose titles are in `apart` have a section of their own; a panel that is alone in its section is wide.
-    What is `known` of the objective's comes after the loss, then the rest in the order in which it was logged. At the
-    steps `borders`, where the data change, is a vertical line.
+    The page puts the panels whose titles are in `apart` in another section; a panel that is alone in its section is
+    wide. The loss comes first, then the objective's quantities (`known`), those of `_TITLES`, and the rest as first
+    logged. A vertical line marks each of the steps `borders`, where the data change.
     """
     families: dict[str, dict[str, str]] = {family(key, known)[0]: {} for key in ("loss", *known, *_TITLES)}
     for record in [*metrics, *heldout]:
@@ -122,16 +124,16 @@ def curves(
                 families.setdefault(title, {})[series] = key
     families = {title: keys for title, keys in families.items() if keys}
     sections = Counter(title in apart for title in families)
-    widths = {title: 9.6 if sections[title in apart] == 1 else 4.6 for title in families}
+    widths = {title: _WIDE if sections[title in apart] == 1 else _NARROW for title in families}
     return {
         title: _panel(title, widths[title], keys, metrics, heldout, known, borders) for title, keys in families.items()
     }
 
 
 def over_each_other(key: str, runs: Sequence[tuple[Records, Records]], title: str) -> Markup:
-    """A quantity of several runs, each its (metrics, held-out) records in a colour of its own: held-out points, or the
-    smoothed curve of a run that has none."""
-    axes = _new_axes(4.6, 2.8)
+    """One quantity of several runs, given as (metrics, held-out) records, each run in its own colour: the held-out
+    points, or the smoothed curve of a run that has none."""
+    axes = _new_axes()
     for colour, (metrics, heldout) in zip(RUNS, runs, strict=False):
         steps, values = points(heldout, key)
         if len(steps):
@@ -139,11 +141,11 @@ def over_each_other(key: str, runs: Sequence[tuple[Records, Records]], title: st
         else:
             steps, values = thin(*points(metrics, key))
             axes.plot(steps, smooth(values), color=colour, linewidth=1.6)
-    return _finished(axes, title)
+    return _svg_over_steps(axes, title)
 
 
-def _finished(axes: Axes, title: str) -> Markup:
-    """The figure of curves over steps."""
+def _svg_over_steps(axes: Axes, title: str) -> Markup:
+    """The SVG of curves over steps, with the ticks of both axes."""
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
@@ -160,7 +162,8 @@ def _panel(
     known: Quantities,
     borders: Sequence[int],
 ) -> Panel:
-    axes, marks = _new_axes(width, 2.8), set(keys)
+    """The panel of one title; `keys`: its logged keys, by series."""
+    axes, marks = _new_axes(width), set(keys)
     for step in borders:
         axes.axvline(step, color=MUTED, linewidth=0.8, linestyle=":")
     axes.margins(y=0.08)
@@ -177,16 +180,16 @@ def _panel(
     if any(key.startswith("auc_") for key in keys.values()):
         axes.axhline(_CHANCE, color=MUTED, linewidth=1, linestyle="--")
         marks.add("baseline")
-    axes.set_ylim(axes.get_ylim())  # it need not hold the noise of the raw values
+    axes.set_ylim(axes.get_ylim())  # before the raw values are drawn: their noise does not widen it
     for series, key in keys.items():
         axes.plot(*thin(*points(metrics, key)), color=_COLOURS[series], linewidth=0.8, alpha=0.3, zorder=1.5)
-    return Panel(_finished(axes, title), marks)
+    return Panel(_svg_over_steps(axes, title), marks)
 
 
 def dimensions_by_layer(records: Records) -> Markup:
-    """In how many dimensions the token states of each layer vary, by step: the embedding dashed, the last layer
-    thick."""
-    axes = _new_axes(4.6, 2.8)
+    """The number of dimensions in which each layer's token states vary, over steps: the embedding dashed, the last
+    layer thick."""
+    axes = _new_axes()
     layers = [key for key in records[-1] if key != "step"]
     for key in layers:
         line, width, colour = ("--", 1.4, PARA) if key == layers[0] else ("-", 0.8, MUTED)
@@ -205,7 +208,7 @@ def points(records: Records, key: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def thin(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The curve with at most 500 points, each the mean of its neighbours."""
+    """The curve with at most `_MOST_POINTS` points, each the mean of neighbouring ones."""
     group = -(-len(steps) // _MOST_POINTS)
     if group <= 1:
         return steps, values
@@ -217,7 +220,8 @@ def thin(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 def smooth(values: np.ndarray) -> np.ndarray:
     """Moving average over a 25th of the curve; values that are not finite are left out.
 
-    The window shrinks on both sides at the steep start, so that it does not drag, and on one side only at the flat end.
+    Near the start, where curves are steep, the window shrinks on both sides and stays centred: the average does not
+    lag. Near the end it shrinks on one side only.
     """
     half = len(values) // 50
     finite = np.isfinite(values)
@@ -232,7 +236,7 @@ def smooth(values: np.ndarray) -> np.ndarray:
 
 def retrieval_by_layer(retrieval: Mapping[str, Any]) -> Markup:
     """Retrieval accuracy of every layer, both directions, before and after training, and the chance level."""
-    axes = _new_axes(4.6, 2.8)
+    axes = _new_axes()
     for when in ("before", "after"):
         for direction, colour in (("en_xx", MONO), ("xx_en", PARA)):
             if retrieval.get(when):
@@ -256,14 +260,14 @@ def percent(fraction: float) -> str:
     return f"{number(100 * fraction)}%"
 
 
-def _new_axes(width: float, height: float) -> Axes:
-    """Axes of a new figure of `width` by `height` inches in the report's style."""
+def _new_axes(width: float = _NARROW) -> Axes:
+    """Axes of a new figure in the report's style; `width` in inches."""
     with matplotlib.rc_context(_STYLE):
-        return Figure(figsize=(width, height), layout="constrained").add_subplot()
+        return Figure(figsize=(width, _HEIGHT), layout="constrained").add_subplot()
 
 
 def _svg(axes: Axes, label: str) -> Markup:
-    """The figure of `axes` as an `<svg>` element that scales with the page; `label` is read out in its place."""
+    """The figure of `axes` as an `<svg>` element that scales with the page; screen readers say `label`."""
     buffer = io.StringIO()
     figure = axes.get_figure(root=True)
     assert figure is not None

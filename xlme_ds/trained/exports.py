@@ -1,4 +1,7 @@
-"""Exported models, in Hugging Face's form: its names, which `xlme_ds.export` writes, and how to read one."""
+"""Exported models, in Hugging Face's form: the names of their files and parameters, and functions that read them.
+
+`xlme_ds.export` writes them.
+"""
 
 import json
 from collections.abc import Callable, Iterable
@@ -26,12 +29,12 @@ from .settings import (
 )
 from .weights import WEIGHTS_FILE, read_metadata, read_model, require_settings, shards_of
 
-GENERATOR_FOLDER = "generator"  # in an export: an export of the generator
-PREFIX = f"{MODEL_TYPE}."  # of the encoder's parameters; AutoModel.save_pretrained leaves it out
+GENERATOR_FOLDER = "generator"  # a folder in an export: the generator's own export
+PREFIX = f"{MODEL_TYPE}."  # of the encoder's parameters; AutoModel.save_pretrained writes them without it
 EMBEDDING = "embedding.weight"
-EMBEDDINGS = (EMBEDDING, "word_embeddings.weight", "tok_embeddings.weight")  # those of native formats too
-# The difference between the discriminator's embedding and the generator's (GDES), which cannot be computed from the two
-# because their sum was rounded.
+EMBEDDINGS = (EMBEDDING, "word_embeddings.weight", "tok_embeddings.weight")  # ours and those of native formats
+# The difference between the discriminator's embedding and the generator's (GDES). It has a file because the two do not
+# give it exactly: the discriminator's embedding is a rounded sum.
 DIFFERENCE_FILE = "difference.safetensors"
 DIFFERENCE = "difference.weight"
 # The settings of ModelConfig that shape an encoder, and their names in an export's config.json.
@@ -54,14 +57,16 @@ EXPORTED_SETTINGS = {
     "layout": "layout",
     "language_embeddings": "languages",
 }
-FILES = "files"  # the key in the metadata of an export's weights of the other files' SHA-256, as JSON
-WHICH = "which"  # the key in config.json of the encoder's kind; absent after fine-tuning and for XLM-R's weights
+# A key in the metadata of an export's weights: as JSON, the SHA-256 of the other files.
+FILES = "files"
+# A key in config.json: which encoder of the run it is; absent after fine-tuning and for XLM-R's weights.
+WHICH = "which"
 
 
 class WholeModel(NamedTuple):
-    """The further parts of an export that has more than an encoder with its head."""
+    """The class and the further parts of an export that has more than an encoder with its head."""
 
-    has: str  # the further part, as in "the model has a decoder"
+    has: str  # name of the further part, for the sentence "the model has a decoder"
     code: str  # the file in `export/remote` that has its class
     auto_class: str  # the class of transformers that loads it
     parts: tuple[str, ...]  # prefixes of the further parameters
@@ -92,15 +97,15 @@ def folder_of_encoder(folder: Path, which: Which | None) -> Path:
     """The folder of an encoder in an export. Raises ValueError if the export lacks it."""
     if which == "generator" and (folder / GENERATOR_FOLDER).is_dir():
         return folder / GENERATOR_FOLDER
-    there = read_config(folder).get(WHICH)
-    has = there == which or (there is None and which != "generator")
-    if which is not None and not has:
-        raise ValueError(f"{folder} has no {which}: name {there or 'the run that it was exported from'}")
+    exported = read_config(folder).get(WHICH)
+    has_encoder = exported == which or (exported is None and which != "generator")
+    if which is not None and not has_encoder:
+        raise ValueError(f"{folder} has no {which}: name {exported or 'the run that it was exported from'}")
     return folder
 
 
 def load_export(folder: Path) -> TrainedEncoder:
-    """The encoder and the vocabulary in the folder of one encoder, ours or one that transformers has a class for.
+    """The encoder and the vocabulary in the folder of one encoder, in our format or in one of transformers' own.
 
     Raises ValueError if a file is missing or damaged.
     """
@@ -120,7 +125,7 @@ def load_export(folder: Path) -> TrainedEncoder:
 
 
 def require_exported_files(folder: Path) -> None:
-    """Raise ValueError where a file of an export is missing or has changed since the weights were written."""
+    """Raise ValueError if a file of an export is missing or has changed since the weights were written."""
     require_settings(folder / WEIGHTS_FILE, read_config(folder), folder / CONFIG_FILE)
     for name, checksum in json.loads(read_metadata(folder / WEIGHTS_FILE).get(FILES, "{}")).items():
         if file_sha256(folder / name) != checksum:
@@ -128,6 +133,7 @@ def require_exported_files(folder: Path) -> None:
 
 
 def _load_ours(folder: Path) -> tuple[TextEncoder, Vocabulary]:
+    """The encoder and the vocabulary in a folder of our format."""
     config = read_config(folder)
     for name, exists in (
         (WEIGHTS_FILE, bool(shards_of(folder / WEIGHTS_FILE))),

@@ -56,7 +56,7 @@ class TrainedRun(NamedTuple):
 
     @property
     def encoders(self) -> Mapping[Which, str]:
-        """The encoders and the prefixes of their heads (see `Pretraining`); after fine-tuning one."""
+        """The encoders, each with the prefix of its head's parameters (see `Pretraining`); one after fine-tuning."""
         return {"encoder": "head."} if self.task else objective_of(self.objective).encoders
 
     def encoder(self, which: Which | None = None) -> TextEncoder:
@@ -102,28 +102,30 @@ def load_run(folder: Path) -> TrainedRun:
     elif settings.task:
         raise ValueError(f"{run} was fine-tuned, and {weights} does not exist: start its command again, to its end")
     else:
-        step, state = _checkpoint(run, step, settings)
-        settings = settings._replace(model=_after(read_run_config(run), step))
+        step, state = _load_checkpoint(run, step, settings)
+        settings = settings._replace(model=_model_after(read_run_config(run), step))
         note(f"{run}: reading the model of its checkpoint of step {step}")
     path = run / MODEL_FOLDER / MODEL_FILE
     if not path.exists():
         raise ValueError(
             f"{path} does not exist: copy it from the folder vocab of the run's data, or start its command again"
         )
-    state = in_blocks(state, settings.model)  # of a finished run config.json may have other blocks than its weights
+    state = in_blocks(state, settings.model)  # a finished run's config.json may name other blocks than its weights have
     return TrainedRun(folder, state, vocabulary=read_vocabulary(run, path), step=step, **settings._asdict())
 
 
-def _after(config: RunConfig, steps: int) -> ModelConfig:
-    """The model's settings after `steps` steps: with the rotary base of the phase of the last one."""
-    of_run = phases(config.data, config.objective.mask_fraction)
-    base = of_run[phase_of(of_run, max(steps - 1, 0))].rotary_base
+def _model_after(config: RunConfig, steps: int) -> ModelConfig:
+    """The model's settings after `steps` steps: they have the rotary base of the phase of the last step."""
+    run_phases = phases(config.data, config.objective.mask_fraction)
+    base = run_phases[phase_of(run_phases, max(steps - 1, 0))].rotary_base
     return config.model if base is None else replace(config.model, rotary_base=base)
 
 
 def in_blocks(state: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
-    """`state` with the tables of the vocabulary split into the blocks of `model`; tables of another size are
-    unchanged."""
+    """`state` with the tables of the vocabulary split into the blocks of `model`.
+
+    Tables with another number of rows than the vocabulary stay as they are.
+    """
     for first in [name for name in state if name.endswith(("embedding_0", "difference_0"))]:
         table = first.removesuffix("0")
         names = [name for n in range(len(state)) if (name := f"{table}{n}") in state]
@@ -135,7 +137,7 @@ def in_blocks(state: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]
 
 
 def pin_step(folder: Path) -> Path:
-    """The folder by a name that means the same model on every rank and later: RUN@STEP for an unfinished run."""
+    """A name of the folder that means one model, on every rank and later: RUN@STEP for an unfinished run."""
     run, step = at_step(folder)
     if step is None and not (run / MODEL_FOLDER / WEIGHTS_FILE).exists() and "config" in read_config(folder):
         return Path(f"{run}@{saved_step(complete_checkpoint(run))}")
@@ -181,14 +183,15 @@ def read_checkpoint(folder: Path, settings: RunSettings) -> dict[str, Tensor]:
     reader = StateReader(state_files(folder))
     with torch.device("meta"):
         state = objective_of(settings.objective).build(settings.model).state_dict()
-    for name, there in state.items():
-        state[name] = torch.empty(there.shape)
+    for name, value in state.items():
+        state[name] = torch.empty(value.shape)
     sizes = {name: value.numel() for name, value in state.items()}
     reader.read(((name, WEIGHTS, 0, value.view(-1)) for name, value in state.items()), sizes)
     return state
 
 
-def _checkpoint(run: Path, step: int | None, settings: RunSettings) -> tuple[int, dict[str, Tensor]]:
+def _load_checkpoint(run: Path, step: int | None, settings: RunSettings) -> tuple[int, dict[str, Tensor]]:
+    """(step, parameters) of the newest complete checkpoint, or of that of `step`."""
     while True:
         source = complete_checkpoint(run, step)
         try:
@@ -196,11 +199,11 @@ def _checkpoint(run: Path, step: int | None, settings: RunSettings) -> tuple[int
         except (ValueError, OSError):
             if fault_of(source, checksums=False) is None:
                 raise
-            # The run deleted it meanwhile, for a newer one.
+            # The run deleted it meanwhile, after it saved a newer one: try again.
 
 
 def write_model(folder: Path, model: ModelConfig, state: Mapping[str, Tensor], vocabulary: Path) -> None:
-    """Write the folder `model` of a run: a copy of the SentencePiece file, and the float32 parameters of the whole
+    """Write the folder `model` of a run: a copy of the SentencePiece file, and then the float32 parameters of the whole
     model, which mark the folder as complete."""
     settings = {name: value for name, value in asdict(model).items() if name not in OF_RUNNING}
     write_vocabulary(folder, vocabulary)
@@ -212,7 +215,7 @@ def write_model(folder: Path, model: ModelConfig, state: Mapping[str, Tensor], v
 
 
 def write_vocabulary(folder: Path, vocabulary: Path) -> None:
-    """Copy the SentencePiece file into the folder `model` of a run, which has it from its start."""
+    """Copy the SentencePiece file into the folder `model` of a run, where it is from the start of the run."""
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / MODEL_FILE) as file:
         file.write(vocabulary.read_bytes())

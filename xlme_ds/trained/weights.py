@@ -15,14 +15,15 @@ from torch import Tensor, nn
 from ..io.files import read_json
 
 WEIGHTS_FILE = "model.safetensors"
-REPLACED_HEAD_FILE = "replaced_head.safetensors"  # for the discriminator's head transformers has no class
-_CHECKSUM = "crc32"  # its key in the metadata
-SETTINGS = "settings"  # the key of the settings in config.json with which the weights were written, as JSON
+REPLACED_HEAD_FILE = "replaced_head.safetensors"  # the discriminator's head: transformers has no class for it
+# Keys in the metadata of a weights file: the checksum of its tensors; as JSON, the settings it was written with.
+_CHECKSUM = "crc32"
+SETTINGS = "settings"
 
 
 def save_weights(state: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file with a checksum of its tensors and the usual permissions of a new file."""
-    path.touch()  # the library's own file is readable by its owner alone
+    path.touch()  # safetensors makes files that only their owner can read
     mode = path.stat().st_mode
     save_file(dict(state), path, {**(metadata or {}), _CHECKSUM: _checksum(state)})
     _order_header(path)
@@ -36,7 +37,7 @@ def _order_header(path: Path) -> None:
         header = json.loads(file.read(size))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        assert len(text) <= size, "the tensors begin after it"
+        assert len(text) <= size, "a longer header would overwrite the tensors"
         file.seek(8)
         file.write(text.ljust(size))
 
@@ -51,7 +52,7 @@ def _checksum(state: Mapping[str, Tensor]) -> str:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """What a safetensors file says besides its tensors, without their checksum. Raises ValueError for another file."""
+    """The metadata of a safetensors file, without the checksum. Raises ValueError for a file of another format."""
     try:
         with safe_open(path, "pt") as file:
             metadata: dict[str, str] = file.metadata() or {}
@@ -61,8 +62,8 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def require_settings(path: Path, settings: Mapping[str, Any], config: Path) -> None:
-    """Raise ValueError where the `settings` in the file `config` are not those with which the weights at `path` were
-    written. Weights that another library wrote do not say."""
+    """Raise ValueError if one of the `settings` in the file `config` differs from the one with which the weights at
+    `path` were written. Weights that another library wrote have no settings to compare."""
     for name, value in json.loads(read_metadata(path).get(SETTINGS, "{}")).items():
         if name in settings and settings[name] != value:
             raise ValueError(
@@ -71,8 +72,11 @@ def require_settings(path: Path, settings: Mapping[str, Any], config: Path) -> N
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. Raises ValueError for another file, and where the file holds a checksum (every
-    file of `save_weights` does) that is not that of its tensors, and weights that are not finite."""
+    """The tensors of a safetensors file.
+
+    Raises ValueError if the file has another format, if its tensors do not have the checksum that it holds (every file
+    of `save_weights` holds one), or if a weight is not finite.
+    """
     try:
         with safe_open(path, "pt") as file:
             stored = (file.metadata() or {}).get(_CHECKSUM)
@@ -101,7 +105,7 @@ def shards_of(path: Path) -> list[Path]:
     """
     index = path.with_name(f"{path.name}.index.json")
     if path.exists() or not index.exists():
-        return [path] * path.exists()
+        return [path] if path.exists() else []
     try:
         names = sorted({str(name) for name in read_json(index, dict)["weight_map"].values()})
     except (KeyError, AttributeError):
@@ -114,7 +118,7 @@ def shards_of(path: Path) -> list[Path]:
 
 
 def weights_sha256(model: nn.Module) -> str:
-    """SHA-256 of a model's parameters: it identifies the model, whatever its folder is called or holds later."""
+    """SHA-256 of a model's parameters: it identifies the model even if its folder is renamed or changed."""
     digest = hashlib.sha256()
     for name, value in model.state_dict().items():
         digest.update(name.encode())
