@@ -43,7 +43,7 @@ class Batches:
     values: np.ndarray
 
     def bounds(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the ids of `records` begin in the file, and their number: int64 [columns, records] each."""
+        """Positions in the file where the ids of `records` begin, and their numbers: int64 [columns, records] each."""
         first = np.cumsum(self.records) - self.records
         batch = np.searchsorted(first, records, side="right") - 1
         at = self.offsets[:, batch] + (records - first[batch])
@@ -106,7 +106,7 @@ def read_batches(path: Path) -> Batches:
             np.array([[_word(batch.column(c), number, buffer) for batch in batches] for c in columns], np.int64)
             for number in (_OFFSETS, _VALUES)
         )
-    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: mmap of an empty file
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: also mmap of an empty file
         if isinstance(error, OSError) and error.errno is not None:  # of the disk or of access: the file may be whole
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise ValueError(
@@ -150,7 +150,7 @@ def _read(path: Path, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def _word(column: pa.ListArray, number: int, file: pa.Buffer) -> int:
-    """Where buffer `number` of a column begins, in int32 words from the start of the file. Raises ValueError where it
+    """Position of buffer `number` of a column, in int32 words from the start of the file. Raises ValueError where it
     is outside of the file, as that of a compressed column is."""
     part = column.buffers()[number]
     byte = part.address - file.address if part and part.size else 0  # an empty buffer may be anywhere
@@ -185,7 +185,7 @@ class EncodedShard:
     def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(record, piece of the record) of each example; for records that are packed."""
         first = np.append(-1, self.others + np.cumsum(self.pieces - 1) - (self.pieces - 1))  # first example of each
-        last = np.searchsorted(first, examples, side="right") - 1  # the last of `others` that begins no later, 0 for none
+        last = np.searchsorted(first, examples, side="right") - 1  # the last of `others` that begins no later
         record, pieces = np.append(-1, self.others)[last], np.append(1, self.pieces)[last]
         past = examples - first[last]
         return np.where(past < pieces, record, record + 1 + past - pieces), np.where(past < pieces, past, 0)
