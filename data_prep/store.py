@@ -61,8 +61,8 @@ class Stage:
                 leftover.unlink()
         path = self.folder / "settings.json"
         self.begun()
-        if _readable(path) is None:
-            write_signed(path, self._wanted)
+        if _read_or_none(path) is None:
+            write_signed(path, self._settings_json)
 
     def begun(self) -> dict[str, Any] | None:
         """The stage and settings of the run that began the folder; None for a new folder. Raises ValueError if they are
@@ -70,9 +70,9 @@ class Stage:
         if not self.folder.is_dir():
             return None
         paths = self.folder / "settings.json", self.folder / "manifest.json"
-        begun = next(filter(None, map(_readable, paths)), None)
+        begun = next(filter(None, map(_read_or_none, paths)), None)
         if begun is not None:
-            _check_settings(self.folder, begun, self._wanted)
+            _check_settings(self.folder, begun, self._settings_json)
         return begun
 
     def finished(self, processes: int, moved: Collection[str] = ()) -> bool:
@@ -101,8 +101,8 @@ class Stage:
         """
         path, manifest = self.folder / "manifest.json", None
         if path.exists():
-            content = _readable(path)
-            if content is not None and all(content.get(key) == value for key, value in self._wanted.items()):
+            content = _read_or_none(path)
+            if content is not None and all(content.get(key) == value for key, value in self._settings_json.items()):
                 manifest = read_manifest(self.folder)
             else:
                 warn(f"{path} is damaged: it is written again")
@@ -130,7 +130,7 @@ class Stage:
 
     def task_result(self, task_name: str) -> dict[str, Any] | None:
         """The result of a finished task; None when it has not finished, or its marker is damaged."""
-        return _readable(self._marker(task_name), self._context)
+        return _read_or_none(self._marker(task_name), self._context)
 
     def finish_task(self, task_name: str, result: dict[str, Any], flush: bool = False) -> None:
         """Mark a task as finished; call it when all its shards are in place.
@@ -151,15 +151,15 @@ class Stage:
     @cached_property
     def _context(self) -> str:
         """Hash of stage and settings, part of each marker's checksum: a marker is invalid under other settings."""
-        return hashlib.sha256(json.dumps(self._wanted, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self._settings_json, sort_keys=True).encode()).hexdigest()
 
     @cached_property
-    def _wanted(self) -> dict[str, Any]:
-        """The content of settings.json."""
+    def _settings_json(self) -> dict[str, Any]:
+        """The content that settings.json must have."""
         return json.loads(json.dumps({"stage": self.name, "settings": self.settings}))
 
 
-def _readable(path: Path, context: str = "") -> dict[str, Any] | None:
+def _read_or_none(path: Path, context: str = "") -> dict[str, Any] | None:
     """Read an object that `write_signed` wrote; None if the file is missing or damaged."""
     try:
         return read_signed(path, context)
@@ -169,7 +169,7 @@ def _readable(path: Path, context: str = "") -> dict[str, Any] | None:
 
 def unfinished(folder: Path, stage: str) -> bool:
     """Whether `stage` began to write into the folder and has not completed it."""
-    begun = _readable(folder / "settings.json")
+    begun = _read_or_none(folder / "settings.json")
     return begun is not None and begun["stage"] == stage and not (folder / "manifest.json").exists()
 
 
@@ -181,7 +181,7 @@ def recorded(folder: Path, stage: str, settings: dict[str, Any]) -> dict[str, di
     stage_folder, path = Stage(folder, stage, settings), folder / "settings.json"
     if not path.exists():
         return {}
-    if _readable(path) != stage_folder._wanted:
+    if _read_or_none(path) != stage_folder._settings_json:
         return None
     results = {}
     for marker in sorted((folder / "tasks").glob("*.json")):
