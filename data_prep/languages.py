@@ -68,8 +68,9 @@ tr tur, ug uig, uk ukr, ur urd, uz uzb uzn, vi vie, xh xho, yi yid ydd, zh-Hans 
 zh-Hant zho_hant cmn_hant
 """
 _ALIASES |= {code: own for own, *codes in (entry.split() for entry in _THREE_LETTERS.split(",")) for code in codes}
-_KNOWN = {code.lower().replace("-", "_"): code for code in LANGUAGES} | _ALIASES
-_LANGUAGES_KNOWN = frozenset(known.split("_")[0] for known in _KNOWN)
+# CC-100's code by spelling, in lower case with `_`.
+_CANONICAL = {code.lower().replace("-", "_"): code for code in LANGUAGES} | _ALIASES
+_FIRST_PARTS = frozenset(spelling.split("_")[0] for spelling in _CANONICAL)  # their language codes alone
 
 # The scripts of ISO 15924; CC-100's own words in the place of a script; and the regions of ISO 3166-1, then those that
 # corpora write besides: none (XX), former and unofficial ones.
@@ -143,10 +144,10 @@ def canonical(code: str) -> str:
     """CC-100's spelling of a language code. Raises ValueError for an unknown code; the error suggests a similar one if
     the language is known."""
     key = code.lower().replace("-", "_")
-    if key in _KNOWN:
-        return _KNOWN[key]
+    if key in _CANONICAL:
+        return _CANONICAL[key]
     language = key.partition("_")[0]
-    own = _KNOWN.get(language, "")
+    own = _CANONICAL.get(language, "")
     if own and (whole := _CODE.fullmatch(key)):
         script, region = whole["script"], whole["region"]
         usual = script is None or script in [_SCRIPTS[name][0] for name in scripts_of(own)]
@@ -155,20 +156,20 @@ def canonical(code: str) -> str:
             f"{own}_{script}",
             f"{own.partition('-')[0]}_{region}" if usual else "",
         ):
-            if spelling in _KNOWN:
-                return _KNOWN[spelling]
+            if spelling in _CANONICAL:
+                return _CANONICAL[spelling]
         if usual:  # with its usual script, and in most regions, it is the same language
             return own
     # Suggest codes of the same language only: nearly every other two or three letters are the code of some language.
-    of_language = [entry for entry in _KNOWN if own and entry.split("_")[0] == language]
-    similar = [_KNOWN[entry] for entry in difflib.get_close_matches(key, of_language, n=1, cutoff=0.0)]
+    of_language = [entry for entry in _CANONICAL if own and entry.split("_")[0] == language]
+    similar = [_CANONICAL[entry] for entry in difflib.get_close_matches(key, of_language, n=1, cutoff=0.0)]
     hint = f"did you mean {similar[0]!r}? " if similar else ""
     raise ValueError(f"unknown language code {code!r}: {hint}data_prep/languages.py lists the known ones")
 
 
 def spelt_out(codes: Sequence[str]) -> bool:
     """Whether this file lists all of these codes. The two letters at the end of another code may be any country's."""
-    return all(code.lower().replace("-", "_") in _KNOWN for code in codes)
+    return all(code.lower().replace("-", "_") in _CANONICAL for code in codes)
 
 
 @lru_cache(100_000)
@@ -180,7 +181,7 @@ def is_code(text: str) -> bool:
 def may_be_pair(code: str) -> bool:
     """Whether a code could also be a pair of languages: `de_en` and `en_ca` could, `en_CA` and `pt_br` could not."""
     first, _, second = code.replace("-", "_").partition("_")
-    return second in LANGUAGES and _KNOWN.get(first, second) != second and not spelt_out([code])
+    return second in LANGUAGES and _CANONICAL.get(first, second) != second and not spelt_out([code])
 
 
 def language_of(code: str) -> str:
@@ -190,7 +191,7 @@ def language_of(code: str) -> str:
     Raises ValueError for a text that is no code, and for a language of CC-100 with an unknown script or region.
     """
     whole = _CODE.fullmatch(code)
-    if not whole or whole["language"] in _LANGUAGES_KNOWN or (whole["script"] or "") in _VARIANTS.split():
+    if not whole or whole["language"] in _FIRST_PARTS or (whole["script"] or "") in _VARIANTS.split():
         return canonical(code)
     return "-".join([whole["language"], *([whole["script"].title()] if whole["script"] else [])])
 
