@@ -34,7 +34,7 @@ from xlme_ds.io.files import file_sha256
 from xlme_ds.io.folders import make_folder
 
 STAGED = "staged"
-_OF_BLOCK = re.compile(r"\d+-\d+\..+")
+_BLOCK_FILE = re.compile(r"\d+-\d+\..+")
 _vocabulary = cache(Vocabulary)  # read once a process
 
 
@@ -187,7 +187,7 @@ def discard(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
             path.unlink(missing_ok=True)
     for folder in (stage.folder, stage.folder / STAGED):
         for path in folder.glob("*/*-*"):
-            if _OF_BLOCK.fullmatch(path.name) and f"{path.parent.name}-{path.name.partition('-')[0]}" in names:
+            if _BLOCK_FILE.fullmatch(path.name) and f"{path.parent.name}-{path.name.partition('-')[0]}" in names:
                 path.unlink(missing_ok=True)
 
 

@@ -128,7 +128,7 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
         from xlme_ds.data.shards import group_checks, index_of  # imported late: it loads numba
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
-            columns, expected = (", ".join(f"{c.name} {c.type}" for c in each) for each in (reader.schema, schema))
+            columns, expected = (", ".join(f"{c.name} {c.type}" for c in fields) for fields in (reader.schema, schema))
             if reader.schema != schema:
                 raise ValueError(f"{path} has columns {columns}, not {expected}: {_again(folder)}")
             for batch in map(reader.get_batch, range(reader.num_record_batches)):

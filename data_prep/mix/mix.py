@@ -126,7 +126,7 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
                 f"{vocabulary.path} is not the vocabulary that {config.encoded / task} was encoded with: name that one "
                 "with --vocab, or encode again"
             )
-        for name in _names(manifest):
+        for name in _group_names(manifest):
             group_languages(name, manifest.languages)  # raises ValueError for a pair named in the wrong order
     _check_output(config, vocabulary.sha256, [task for task in TASKS if task not in tasks])
     # one list for both tasks, even if only one is mixed, so that a language has the same index in both
@@ -136,7 +136,7 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
 
 
 def _check_output(config: MixConfig, vocabulary_sha256: str, other_tasks: Sequence[str]) -> None:
-    """Raise ValueError for what --out may not hold already.
+    """Raise ValueError for what --out must not hold already.
 
     That is another vocabulary's folder, which the copy would replace, and rows of one of `other_tasks` that training
     could not read together with the new rows.
@@ -157,14 +157,14 @@ def _check_output(config: MixConfig, vocabulary_sha256: str, other_tasks: Sequen
                 )
 
 
-def _names(encoded: Manifest) -> set[str]:
+def _group_names(encoded: Manifest) -> set[str]:
     """Names of the languages or pairs that have shards."""
     return {shard.name.split("/")[0] for shard in encoded.shards}
 
 
 def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> None:
     """Raise ValueError where --into, --sentences, --documents or --share does not fit the encoded text."""
-    names = {task: _names(manifest) for task, manifest in encoded.items()}
+    names = {task: _group_names(manifest) for task, manifest in encoded.items()}
     all_names = set().union(*names.values())
     pair_languages = encoded["para"].languages if "para" in encoded else ()
     if config.into and config.into not in pair_languages:
@@ -194,7 +194,7 @@ def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> Non
 
 def _sampling(config: MixConfig, encoded: Manifest) -> Sampling:
     """The sampling of one task, with those --share values that name its languages or pairs."""
-    names = _names(encoded)
+    names = _group_names(encoded)
     share = [line for line in config.share if set(line.rpartition("=")[0].split("+")) <= names]
     return Sampling(config.alpha, tuple(sorted(share)), config.max_repeats)
 

@@ -109,13 +109,13 @@ def _warn_of_others(inputs: list[Input]) -> None:
 def _check_doubles(inputs: list[Input]) -> None:
     """Raise ValueError if a file is named twice for one language or pair, or one text for two of them."""
     seen_by: dict[tuple[str, ...], str] = {}
-    names: dict[tuple[object, ...], str] = {}
+    names_by_content: dict[tuple[object, ...], str] = {}
     for source in inputs:
         by = f"corpus {source.corpus}" if source.corpus else "--mono or --para"
         paths = list(map(_file_identity, source.paths))
         key = (source.name, *sorted(paths))
-        text = (*sorted(paths), source.members, source.columns, repr(source.filters.get("column")))
-        first = names.setdefault(text, source.name)
+        content = (*sorted(paths), source.members, source.columns, repr(source.filters.get("column")))
+        first = names_by_content.setdefault(content, source.name)
         if first != source.name and not READERS[source.format].says_languages:
             raise ValueError(
                 f"{source.paths[0]} is named for {first} and for {source.name}, which cannot both be right: let files "
