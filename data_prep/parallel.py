@@ -29,8 +29,8 @@ R = TypeVar("R")
 _STOP = 1  # tag of the message that another rank has failed
 _PDEATHSIG = 1  # of Linux's prctl: the signal that this process gets when its parent dies
 
-# A launcher sets these for its processes. SLURM_NTASKS is not among them: it is also set in a batch script, which
-# nothing launched.
+# A launcher sets these for its processes. SLURM_NTASKS is not among them: it is also set in a batch script, where no
+# launcher ran.
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 

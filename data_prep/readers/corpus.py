@@ -46,7 +46,7 @@ class TextConfig:
 class Sources:
     """The inputs of one task (mono or para), sorted by name; those of one name in the order given.
 
-    `settings`: what their descriptions say that changes a stage's output; files and places do not.
+    `settings`: the parts of their descriptions that change a stage's output; names of files and places do not.
     """
 
     inputs: tuple[Input, ...]

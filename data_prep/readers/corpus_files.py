@@ -191,8 +191,8 @@ def check_unchanged(place: Place) -> None:
 
 
 def of_network(place: Place, error: BaseException) -> bool:
-    """Whether an error comes from a remote file system, not from damaged bytes: a retry may succeed. It has no
-    `errno`."""
+    """Whether an error comes from a remote file system, not from damaged bytes: a retry may succeed. Such an
+    error has no `errno`."""
     return place.local is None and type(error) is OSError and error.errno is None
 
 
