@@ -1,8 +1,8 @@
 """CC-100's language codes, the other spellings that corpora use for them, and the scripts of the languages.
 
 A letter is a character of Unicode's categories L*. Vowel signs, accents and other marks (M*) belong to the letter
-before them and do not count, so a text has as many letters composed as decomposed; nor do digits, signs and
-punctuation.
+before them and do not count: a text has the same number of letters in composed and in decomposed form. Digits, signs
+and punctuation do not count either.
 """
 
 import difflib
@@ -54,8 +54,8 @@ _ALIASES: dict[str, str] = {
     "te_latn": "te_rom",
     "ur_latn": "ur_rom",
 }
-# ISO 639-3 and 639-2 by CC-100's code: the language's own, the older one of libraries (ger), and where a code of a
-# group means one member (ara, arb). No code of a member that the group is not used for: prs is not fa, nno not no.
+# CC-100's code, then those of ISO 639-3 and 639-2: the language's own, the older one of libraries (ger), and where a
+# group's code means one member, both codes (ara, arb). Other members are left out: prs is not fa, nno is not no.
 _THREE_LETTERS = """
 af afr, am amh, ar ara arb, as asm, az aze azj, be bel, bg bul, bn ben, br bre, bs bos, ca cat, cs ces cze, cy cym wel,
 da dan, de deu ger, el ell gre, en eng, eo epo, es spa, et est ekk, eu eus baq, fa fas per pes, fi fin, fr fra fre,
@@ -68,11 +68,12 @@ tr tur, ug uig, uk ukr, ur urd, uz uzb uzn, vi vie, xh xho, yi yid ydd, zh-Hans 
 zh-Hant zho_hant cmn_hant
 """
 _ALIASES |= {code: own for own, *codes in (entry.split() for entry in _THREE_LETTERS.split(",")) for code in codes}
-_KNOWN = {code.lower().replace("-", "_"): code for code in LANGUAGES} | _ALIASES
-_LANGUAGES_KNOWN = frozenset(known.split("_")[0] for known in _KNOWN)
+# CC-100's code by spelling, in lower case with `_`.
+_CANONICAL = {code.lower().replace("-", "_"): code for code in LANGUAGES} | _ALIASES
+_FIRST_PARTS = frozenset(spelling.split("_")[0] for spelling in _CANONICAL)  # their language codes alone
 
-# The scripts of ISO 15924, CC-100's own words where a script is, and the regions of ISO 3166-1, with what corpora write
-# for none (XX) or for former and other ones.
+# The scripts of ISO 15924; CC-100's own words in the place of a script; and the regions of ISO 3166-1, then those that
+# corpora write besides: none (XX), former and unofficial ones.
 _SCRIPT_CODES = """
 adlm afak aghb ahom arab aran armi armn avst bali bamu bass batk beng bhks blis bopo brah brai bugi buhd cakm cans cari
 cham cher chrs cirt copt cpmn cprt cyrl cyrs deva diak dogr dsrt dupl egyd egyh egyp elba elym ethi gara geok geor glag
@@ -96,7 +97,7 @@ sj sk sl sm sn so sr ss st sv sx sy sz tc td tf tg th tj tk tl tm tn to tr tt tv
 vn vu wf ws ye yt za zm zw
 an cs dd eu su tp uk xk xx yu zr zz
 """
-# A code as a whole, in `_` and `-` form. A region may also be a number (es_419), or the language again (en_EN).
+# A whole code, with `_` or `-` between its parts. A region may also be a number (es_419) or the language again (en_EN).
 _CODE = re.compile(
     r"(?P<language>[a-z]{2,3})"
     rf"(?:[-_](?P<script>(?i:{'|'.join(f'{_SCRIPT_CODES} {_VARIANTS}'.split())})))?"
@@ -104,7 +105,7 @@ _CODE = re.compile(
 )
 
 
-# Scripts by name: the code of ISO 15924, and the languages written in it; the others are written in Latin.
+# By a script's name: its code of ISO 15924, and the languages written in it. Those in no entry are written in Latin.
 _SCRIPTS: dict[str, tuple[str, str]] = {
     "Arabic": ("arab", "ar fa ku ps sd ug ur"),
     "Armenian": ("armn", "hy"),
@@ -140,13 +141,13 @@ def scripts_of(language: str) -> tuple[str, ...]:
 
 
 def canonical(code: str) -> str:
-    """CC-100's spelling of a language code. Raises ValueError, which suggests a similar code if the language is
-    known."""
+    """CC-100's spelling of a language code. Raises ValueError for an unknown code; the error suggests a similar one if
+    the language is known."""
     key = code.lower().replace("-", "_")
-    if key in _KNOWN:
-        return _KNOWN[key]
+    if key in _CANONICAL:
+        return _CANONICAL[key]
     language = key.partition("_")[0]
-    own = _KNOWN.get(language, "")
+    own = _CANONICAL.get(language, "")
     if own and (whole := _CODE.fullmatch(key)):
         script, region = whole["script"], whole["region"]
         usual = script is None or script in [_SCRIPTS[name][0] for name in scripts_of(own)]
@@ -155,51 +156,52 @@ def canonical(code: str) -> str:
             f"{own}_{script}",
             f"{own.partition('-')[0]}_{region}" if usual else "",
         ):
-            if spelling in _KNOWN:
-                return _KNOWN[spelling]
-        if usual:  # neither the usual script nor most countries make a difference
+            if spelling in _CANONICAL:
+                return _CANONICAL[spelling]
+        if usual:  # with its usual script, and in most regions, it is the same language
             return own
-    # Nearly every two or three letters are some language's: of codes that begin otherwise none is meant.
-    same = [entry for entry in _KNOWN if own and entry.split("_")[0] == language]
-    near = [_KNOWN[entry] for entry in difflib.get_close_matches(key, same, n=1, cutoff=0.0)]
-    meant = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(f"unknown language code {code!r}: {meant}data_prep/languages.py lists the known ones")
+    # Suggest codes of the same language only: nearly every other two or three letters are the code of some language.
+    of_language = [entry for entry in _CANONICAL if own and entry.split("_")[0] == language]
+    similar = [_CANONICAL[entry] for entry in difflib.get_close_matches(key, of_language, n=1, cutoff=0.0)]
+    hint = f"did you mean {similar[0]!r}? " if similar else ""
+    raise ValueError(f"unknown language code {code!r}: {hint}data_prep/languages.py lists the known ones")
 
 
 def spelt_out(codes: Sequence[str]) -> bool:
-    """Whether all are codes or spellings of this file; in others two letters at the end may be of any country."""
-    return all(code.lower().replace("-", "_") in _KNOWN for code in codes)
+    """Whether this file lists all of these codes. The two letters at the end of another code may be any country's."""
+    return all(code.lower().replace("-", "_") in _CANONICAL for code in codes)
 
 
 @lru_cache(100_000)
 def is_code(text: str) -> bool:
-    """Whether this is a code of ISO 639 as a whole, of any language, with or without a script and a region."""
+    """Whether all of the text is a language code of ISO 639, of any language, with or without a script and a region."""
     return _CODE.fullmatch(text) is not None
 
 
 def may_be_pair(code: str) -> bool:
-    """Whether a code may as well be a pair of languages: `de_en` and `en_ca`, but neither `en_CA` nor `pt_br`."""
+    """Whether a code could also be a pair of languages: `de_en` and `en_ca` could, `en_CA` and `pt_br` could not."""
     first, _, second = code.replace("-", "_").partition("_")
-    return second in LANGUAGES and _KNOWN.get(first, second) != second and not spelt_out([code])
+    return second in LANGUAGES and _CANONICAL.get(first, second) != second and not spelt_out([code])
 
 
 def language_of(code: str) -> str:
-    """`canonical`; of a language that CC-100 does not have, its code of ISO 639: `qu`, `gsw-Latn`.
+    """CC-100's spelling of a language code (`canonical`), or for a language that CC-100 does not have its ISO 639 code:
+    `qu`, `gsw-Latn`.
 
-    Raises ValueError for a text that is no code, and for a language of CC-100 with an unknown ending.
+    Raises ValueError for a text that is no code, and for a language of CC-100 with an unknown script or region.
     """
     whole = _CODE.fullmatch(code)
-    if not whole or whole["language"] in _LANGUAGES_KNOWN or (whole["script"] or "") in _VARIANTS.split():
+    if not whole or whole["language"] in _FIRST_PARTS or (whole["script"] or "") in _VARIANTS.split():
         return canonical(code)
     return "-".join([whole["language"], *([whole["script"].title()] if whole["script"] else [])])
 
 
 def in_order(languages: Sequence[str]) -> tuple[str, ...]:
-    """The languages of a pair, or the one of a document, in the order of its name: English first, else alphabetical."""
+    """Sort the languages of a pair, or the one of a document, as names have them: English first, then alphabetical."""
     return tuple(sorted(languages, key=lambda code: (code != "en", code)))
 
 
-# Blocks of Unicode 15 that hold the letters of the 100 languages' scripts.
+# Ranges of code points (first, last) in Unicode 15 that hold the letters of the 100 languages' scripts.
 _RANGES: dict[str, tuple[tuple[int, int], ...]] = {
     "Latin": (
         (0x41, 0x5A),
@@ -247,7 +249,7 @@ SCRIPTS = tuple(_RANGES)
 
 @cache
 def script_numbers() -> np.ndarray:
-    """uint8 for every code point: 0 no letter of these scripts, else 1 + the index in SCRIPTS."""
+    """uint8 by code point: 1 + the script's index in SCRIPTS for a letter, 0 for anything else."""
     table = np.zeros(0x110000, np.uint8)
     for number, ranges in enumerate(_RANGES.values(), 1):
         for first, last in ranges:
@@ -257,11 +259,11 @@ def script_numbers() -> np.ndarray:
 
 
 def letters(lines: Sequence[str], scripts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """int64 letters of each (non-empty) line that belong to `scripts`, and letters of any script."""
-    scripts_by_letter = script_numbers()[np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)]
+    """Number of letters of each (non-empty) line that belong to `scripts`, and of letters of any script; int64."""
+    numbers = script_numbers()[np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)]
     is_wanted = np.zeros(len(SCRIPTS) + 1, bool)
     is_wanted[[1 + SCRIPTS.index(script) for script in scripts]] = True
     lengths = np.fromiter(map(len, lines), np.int64, len(lines))
     starts = np.cumsum(lengths) - lengths
-    right, all_letters = is_wanted[scripts_by_letter], scripts_by_letter > 0
-    return np.add.reduceat(right, starts, dtype=np.int64), np.add.reduceat(all_letters, starts, dtype=np.int64)
+    of_scripts, all_letters = is_wanted[numbers], numbers > 0
+    return np.add.reduceat(of_scripts, starts, dtype=np.int64), np.add.reduceat(all_letters, starts, dtype=np.int64)

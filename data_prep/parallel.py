@@ -1,7 +1,7 @@
 """Independent tasks on all processor cores: over MPI ranks under mpiexec or srun, else over local processes.
 
-An error ends the whole run on every rank: as a sentence where a user can act on it, else as a traceback. Nothing waits
-for ever: running tasks of local processes are ended, and an MPI rank begins no other task.
+An error ends the whole run on every rank: with a sentence where the user can act on it, else with a traceback. Nothing
+hangs: after an error, local processes are ended at once, and an MPI rank finishes its task and begins no other.
 """
 
 import ctypes
@@ -29,25 +29,26 @@ R = TypeVar("R")
 _STOP = 1  # tag of the message that another rank has failed
 _PDEATHSIG = 1  # of Linux's prctl: the signal that this process gets when its parent dies
 
-# A launcher sets these for its processes. Not SLURM_NTASKS: a batch script has it too, where nothing was launched.
+# A launcher sets these for its processes. SLURM_NTASKS is not among them: it is also set in a batch script, where no
+# launcher ran.
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
 class UserError(ValueError):
-    """The user has to change something first; every rank raises it with the same sentence."""
+    """An error that the user has to fix; every rank raises it with the same sentence."""
 
 
 class RetryError(RuntimeError):
-    """An error that may be gone if the command is given again, as a network's failure; all ranks raise one sentence."""
+    """An error that may not come back, such as a network failure; every rank raises it with the same sentence."""
 
 
 class TaskError(RuntimeError):
-    """A task failed by a mistake in this program; the text is its traceback, the same on every rank."""
+    """A bug in this program made a task fail; the text is the task's traceback, the same on every rank."""
 
 
 def explain(error: BaseException) -> UserError | RetryError | None:
-    """The error in one sentence, as all ranks raise it; None for a mistake in this program, which keeps its traceback.
+    """The error in one sentence, as all ranks raise it; None for a bug in this program, which keeps its traceback.
 
     For an error of the operating system the sentence names the file, the fault and the remedy.
     """
@@ -68,7 +69,7 @@ def explain(error: BaseException) -> UserError | RetryError | None:
 
 @contextmanager
 def alike() -> Iterator[None]:
-    """Around what every rank finds alike without a word to the others: its ValueError is printed once."""
+    """For code in which every rank computes the same without communication: a ValueError in it is printed once."""
     try:
         yield
     except ValueError as error:
@@ -77,7 +78,7 @@ def alike() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """The value of task `index`, or its error in a form that travels between processes."""
+    """The value of task `index`, or its error in a form that can be sent between processes."""
 
     index: int
     value: Any = None
@@ -101,9 +102,10 @@ def run_tasks(
 ) -> list[R]:
     """`function` of every task, in task order; every rank gets the whole list.
 
-    `sizes` (any unit, one a task) steer the balance and, if `visible`, the progress display. `processes` local
-    processes are used (1: this one); under MPI every rank runs its share itself. `function` must pickle. The first
-    failed task in task order is raised: as UserError or RetryError where `explain` has a sentence, else as TaskError.
+    `sizes` (one a task, in any unit) balance the work and, if `visible`, scale the progress display. The tasks run in
+    `processes` local processes (1: in this one); under MPI every rank runs its share itself. `function` must pickle.
+    The error of the first failed task, in task order, is raised: a UserError or RetryError where `explain` has a
+    sentence, else a TaskError.
     """
     assert len(tasks) == len(sizes)
     if processes < 1:
@@ -135,9 +137,9 @@ def _largest_first(sizes: Sequence[int]) -> list[int]:
 def _run_in_processes(
     function: Callable[[T], R], tasks: Sequence[T], sizes: Sequence[int], processes: int, label: str
 ) -> Generator[_Outcome, None, None]:
-    """Outcomes as they come, the largest task begun first; closing the generator ends the processes."""
-    others = multiprocessing.active_children()
-    # a worker gets function and tasks once, and then numbers: the queue never fills its pipe
+    """Outcomes in the order of completion; the largest task begins first. Closing the generator ends the processes."""
+    not_ours = multiprocessing.active_children()
+    # a worker gets function and tasks once, then only task numbers, which never fill the queue's pipe
     pool = ProcessPoolExecutor(
         min(processes, len(tasks)), multiprocessing.get_context("spawn"), _begin_worker, (function, tasks)
     )
@@ -146,13 +148,13 @@ def _run_in_processes(
         futures = []
         for index in _largest_first(sizes):
             futures.append(pool.submit(_run_task, index))
-            if len(workers) < processes:  # a process is started for each of the first tasks
-                workers = [child for child in multiprocessing.active_children() if child not in others]
+            if len(workers) < processes:  # each of the first tasks starts a process
+                workers = [child for child in multiprocessing.active_children() if child not in not_ours]
         for future in as_completed(futures):
             yield future.result()
     except BrokenProcessPool:
         pool.shutdown()
-        # the pool ends the other workers by SIGTERM
+        # the pool ended the other workers by SIGTERM: look for the one that died otherwise
         code = next((w.exitcode for w in workers if w.exitcode not in (None, 0, -signal.SIGTERM)), -signal.SIGTERM)
         raise RetryError(
             f"a worker of {label} died with exit code {code}: -9 means out of memory, use fewer processes"
@@ -163,14 +165,14 @@ def _run_in_processes(
         pool.shutdown(cancel_futures=True)
 
 
-_of_worker: tuple[Callable[[Any], Any], Sequence[Any]]
+_worker_job: tuple[Callable[[Any], Any], Sequence[Any]]  # function and tasks, in a worker process
 
 
 def _begin_worker(function: Callable[[T], R], tasks: Sequence[T]) -> None:
-    global _of_worker
-    _of_worker = function, tasks
+    global _worker_job
+    _worker_job = function, tasks
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    # a killed parent must not leave workers that write into a folder which a relaunch has taken up
+    # workers must die with a killed parent: a relaunch may already write into the same folder
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
@@ -179,16 +181,17 @@ def _begin_worker(function: Callable[[T], R], tasks: Sequence[T]) -> None:
 
 
 def _run_task(index: int) -> _Outcome:
-    function, tasks = _of_worker
+    function, tasks = _worker_job
     return _attempt(function, tasks[index], index)
 
 
 def _run_on_ranks(
     function: Callable[[T], R], tasks: Sequence[T], sizes: Sequence[int], label: str, visible: bool
 ) -> list[_Outcome]:
-    """Each rank runs its share, up to the first error on any rank; all get all outcomes. The root shows its share."""
+    """Run this rank's share, up to the first error on any rank; return the outcomes of all ranks. The root shows the
+    progress of its own share."""
     comm = communicator()
-    share = _shares(sizes, comm.Get_size())[comm.Get_rank()]
+    share = _balanced_shares(sizes, comm.Get_size())[comm.Get_rank()]
     outcomes, stops = [], []
     with Progress(label, sum(sizes[index] for index in share), visible and is_root()) as progress:
         for index in share:
@@ -201,15 +204,15 @@ def _run_on_ranks(
             progress.advance(sizes[index])
         everywhere = list(chain.from_iterable(comm.allgather(outcomes)))
     for outcome in everywhere:
-        if outcome.error is not None:  # its rank sent one message to each
+        if outcome.error is not None:  # its rank sent one stop message to every rank
             comm.recv(tag=_STOP)
     for request in stops:
         request.wait()
     return everywhere
 
 
-def _shares(sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """Task numbers of each rank: from the largest task on, each goes to the rank with the least work."""
+def _balanced_shares(sizes: Sequence[int], ranks: int) -> list[list[int]]:
+    """Task numbers of each rank: tasks go, the largest first, to the rank with the least work so far."""
     shares: list[list[int]] = [[] for _ in range(ranks)]
     load = [0] * ranks
     for index in _largest_first(sizes):
@@ -230,7 +233,7 @@ def on_root(function: Callable[[], R]) -> R:
 
 
 def is_root() -> bool:
-    """Whether this process is the one that writes the files of all."""
+    """Whether this process is the root, which writes the files that all share."""
     return world_size() == 1 or communicator().Get_rank() == 0
 
 
@@ -241,7 +244,7 @@ def barrier() -> None:
 
 
 def abort(code: int) -> None:
-    """End every rank at once with this exit code: for an error that only this rank has."""
+    """End all ranks at once with this exit code, for an error that only this rank has."""
     if world_size() > 1:
         communicator().Abort(code)
 
@@ -265,19 +268,19 @@ def world_size() -> int:
 
 
 def launched_rank() -> int:
-    """This process's number as the launcher has it, where MPI may not work; 0 without a launcher."""
+    """This process's rank from the launcher's variables, for use where MPI may not work; 0 without a launcher."""
     return next((int(os.environ[name]) for name in _RANK_VARIABLES if os.environ.get(name)), 0)
 
 
 def communicator() -> Any:
     """MPI.COMM_WORLD. Raises ValueError where there is no MPI."""
-    # Over UCX the mpich wheel sends the memory after its address too; where that is text, the line is longer than Slurm
-    # reads at once, and no rank starts. Over OFI it is short.
+    # With UCX, the mpich wheel sends stray memory after its address. If that is text, the line is longer than Slurm
+    # reads at once, and no rank starts. With OFI the line is short.
     if os.environ.get("SLURM_STEP_NUM_TASKS") and any(distributions(name="mpich")):
         os.environ.setdefault("MPIR_CVAR_CH4_NETMOD", "ofi")
     try:
         from mpi4py import MPI  # imported late: importing it initialises MPI
-    except (ImportError, RuntimeError) as error:  # the latter where it finds no MPI library
+    except (ImportError, RuntimeError) as error:  # RuntimeError: there is no MPI library
         raise ValueError(
             f"a launcher started several processes, but mpi4py cannot be imported ({error}): install the extra `mpi` "
             "and an MPI library, or start the command without a launcher, with --processes"

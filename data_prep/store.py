@@ -5,8 +5,8 @@ OUT/settings.json            stage name and settings; a relaunch must have the s
 OUT/tasks/<task>.json        marker of a finished task with its result, written after the task's shards
 OUT/manifest.json            completeness marker, written by the stage itself (`schema.write_manifest`)
 
-The three kinds of JSON hold a checksum of themselves, markers one of the settings too. Whatever is missing or damaged
-is made again by the same command: the files that a marker vouches for are read and compared at every call.
+Each of these JSON files holds a checksum of itself; a marker's checksum covers the settings too. The same command makes
+again whatever is missing or damaged: at every call it reads the files that markers list and compares their checksums.
 """
 
 import hashlib
@@ -29,14 +29,14 @@ from xlme_ds.io.files import TEMPORARY, file_sha256, read_signed, replacing, to_
 from xlme_ds.io.folders import lock, make_folder
 
 
-def _between(path: Path, folder: Path) -> list[Path]:
-    """The folders that `path` is in, below `folder`: another stage may be at work in one."""
+def _subfolders_of(path: Path, folder: Path) -> list[Path]:
+    """The folders below `folder` that `path` is in: one may be the output of another stage, which is at work."""
     return [place for place in path.parents if folder in place.parents]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage's folder. `settings` are JSON values that shape the bytes; never input paths or process counts."""
+    """One stage's folder. `settings`: the JSON values that determine its bytes; never input paths or process counts."""
 
     folder: Path
     name: str
@@ -44,63 +44,65 @@ class Stage:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Create the folder, or take up an interrupted run in it, and keep other processes out; collective under MPI.
+        """Create the folder, or continue an interrupted run in it, and lock it; collective under MPI.
 
         Raises ValueError when another process works in it, or it was begun by another stage or with other settings.
         """
-        with ExitStack() as held:  # by the root
-            on_root(lambda: self._open(held))
+        with ExitStack() as root_lock:  # empty on the other ranks
+            on_root(lambda: self._open(root_lock))
             yield
 
-    def _open(self, held: ExitStack) -> None:
+    def _open(self, root_lock: ExitStack) -> None:
         make_folder(self.folder / "tasks")
-        held.enter_context(lock(self.folder))
+        root_lock.enter_context(lock(self.folder))
         for leftover in self.folder.rglob(".*.tmp"):
-            theirs = any((place / "settings.json").exists() for place in _between(leftover, self.folder))
-            if TEMPORARY.fullmatch(leftover.name) and not theirs:
+            of_other_stage = any((place / "settings.json").exists() for place in _subfolders_of(leftover, self.folder))
+            if TEMPORARY.fullmatch(leftover.name) and not of_other_stage:
                 leftover.unlink()
         path = self.folder / "settings.json"
         self.begun()
-        if _readable(path) is None:
-            write_signed(path, self._wanted)
+        if _read_or_none(path) is None:
+            write_signed(path, self._settings_json)
 
     def begun(self) -> dict[str, Any] | None:
-        """The stage and settings that the folder was begun with; None for a new one. Raises ValueError for others."""
+        """The stage and settings of the run that began the folder; None for a new folder. Raises ValueError if they are
+        not this stage's."""
         if not self.folder.is_dir():
             return None
         paths = self.folder / "settings.json", self.folder / "manifest.json"
-        begun = next(filter(None, map(_readable, paths)), None)
+        begun = next(filter(None, map(_read_or_none, paths)), None)
         if begun is not None:
-            _check_settings(self.folder, begun, self._wanted)
+            _check_settings(self.folder, begun, self._settings_json)
         return begun
 
     def finished(self, processes: int, moved: Collection[str] = ()) -> bool:
-        """Whether all is done, and every file is there with its checksum; collective under MPI.
+        """Whether the stage is complete and every file has its checksum; collective under MPI.
 
-        If not, missing or damaged files are named, and their tasks forgotten as if they had never been done; also in
-        an unfinished folder. `moved` names files that need not be there any more.
+        If not, a warning names the missing or damaged files, and the markers of their tasks are removed, so that the
+        tasks run again. `moved` names files that may be missing, since they were moved.
         """
         manifest, damaged, files = on_root(self._read_records)
         files = [(task, shard) for task, shard in files if shard.name not in moved]
         if manifest is not None:
             listed = {shard.name for shard in manifest.shards}
-            whole = [("", shard) for shard in manifest.shards] + [file for file in files if file[1].name not in listed]
-            if not damaged and not self._lost(whole, processes):
+            all_files = [("", shard) for shard in manifest.shards]
+            all_files += [file for file in files if file[1].name not in listed]
+            if not damaged and not self._tasks_of_lost(all_files, processes):
                 return True
             on_root((self.folder / "manifest.json").unlink)
-        lost = self._lost(files, processes)
-        on_root(lambda: self.forget_tasks(lost))
+        tasks = self._tasks_of_lost(files, processes)
+        on_root(lambda: self.forget_tasks(tasks))
         return False
 
     def _read_records(self) -> tuple[Manifest | None, bool, list[tuple[str, Shard]]]:
-        """The manifest, if it is whole; whether a marker is damaged; (task, file) of all files that markers vouch for.
+        """The manifest, if it is undamaged; whether a marker is damaged; (task, file) of each file that a marker lists.
 
-        What is damaged is removed.
+        A damaged manifest or marker is removed.
         """
         path, manifest = self.folder / "manifest.json", None
         if path.exists():
-            content = _readable(path)
-            if content is not None and all(content.get(key) == value for key, value in self._wanted.items()):
+            content = _read_or_none(path)
+            if content is not None and all(content.get(key) == value for key, value in self._settings_json.items()):
                 manifest = read_manifest(self.folder)
             else:
                 warn(f"{path} is damaged: it is written again")
@@ -115,8 +117,8 @@ class Stage:
                 files += [(path.stem, shard) for shard in written_files(result)]
         return manifest, None in results.values(), files
 
-    def _lost(self, files: list[tuple[str, Shard]], processes: int) -> set[str]:
-        """The tasks of those files that are missing or damaged; collective under MPI."""
+    def _tasks_of_lost(self, files: list[tuple[str, Shard]], processes: int) -> set[str]:
+        """The tasks whose files are missing or damaged, which a warning names; collective under MPI."""
         shards = [shard for _, shard in files]
         sizes = [shard.bytes for shard in shards]
         whole = run_tasks(partial(is_whole, self.folder), shards, sizes, processes, f"check {self.folder.name}")
@@ -128,15 +130,18 @@ class Stage:
 
     def task_result(self, task_name: str) -> dict[str, Any] | None:
         """The result of a finished task; None when it has not finished, or its marker is damaged."""
-        return _readable(self._marker(task_name), self._context)
+        return _read_or_none(self._marker(task_name), self._context)
 
     def finish_task(self, task_name: str, result: dict[str, Any], flush: bool = False) -> None:
-        """Mark a task as finished; call it when all its shards are in place. A marker that a crash takes away, or that
-        vouches for what it took away, costs its task: nobody waits for the disk unless `flush`."""
+        """Mark a task as finished; call it when all its shards are in place.
+
+        Without `flush` the marker may not be on the disk yet. If a crash loses it, or a file that it lists, the task
+        runs again.
+        """
         write_signed(self._marker(task_name), result, self._context, flush)
 
     def forget_tasks(self, task_names: Iterable[str]) -> None:
-        """Remove the marks of tasks: they will be done again."""
+        """Remove the markers of tasks, so that they run again."""
         for name in task_names:
             self._marker(name).unlink(missing_ok=True)
 
@@ -145,17 +150,17 @@ class Stage:
 
     @cached_property
     def _context(self) -> str:
-        """Markers are signed with it, so that they are no good under other settings."""
-        return hashlib.sha256(json.dumps(self._wanted, sort_keys=True).encode()).hexdigest()
+        """Hash of stage and settings, part of each marker's checksum: a marker is invalid under other settings."""
+        return hashlib.sha256(json.dumps(self._settings_json, sort_keys=True).encode()).hexdigest()
 
     @cached_property
-    def _wanted(self) -> dict[str, Any]:
-        """The content of settings.json."""
+    def _settings_json(self) -> dict[str, Any]:
+        """The content that settings.json must have."""
         return json.loads(json.dumps({"stage": self.name, "settings": self.settings}))
 
 
-def _readable(path: Path, context: str = "") -> dict[str, Any] | None:
-    """The object that `write_signed` wrote; None where the file is missing or damaged."""
+def _read_or_none(path: Path, context: str = "") -> dict[str, Any] | None:
+    """Read an object that `write_signed` wrote; None if the file is missing or damaged."""
     try:
         return read_signed(path, context)
     except (FileNotFoundError, ValueError):
@@ -163,20 +168,20 @@ def _readable(path: Path, context: str = "") -> dict[str, Any] | None:
 
 
 def unfinished(folder: Path, stage: str) -> bool:
-    """Whether `stage` has begun to write into the folder, and not marked it as complete."""
-    begun = _readable(folder / "settings.json")
+    """Whether `stage` began to write into the folder and has not completed it."""
+    begun = _read_or_none(folder / "settings.json")
     return begun is not None and begun["stage"] == stage and not (folder / "manifest.json").exists()
 
 
 def recorded(folder: Path, stage: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]] | None:
-    """The results of finished tasks by name; None where settings.json is damaged, or has not these settings.
+    """The results of finished tasks by name; None if settings.json is damaged, or has another stage or settings.
 
     Raises ValueError for a damaged marker.
     """
     stage_folder, path = Stage(folder, stage, settings), folder / "settings.json"
     if not path.exists():
         return {}
-    if _readable(path) != stage_folder._wanted:
+    if _read_or_none(path) != stage_folder._settings_json:
         return None
     results = {}
     for marker in sorted((folder / "tasks").glob("*.json")):
@@ -190,20 +195,20 @@ def recorded(folder: Path, stage: str, settings: dict[str, Any]) -> dict[str, di
 
 
 def written_files(result: dict[str, Any]) -> list[Shard]:
-    """The files that a task wrote, from its result."""
+    """The files that a task wrote, as its result lists them."""
     files = result.get("shard"), *result.get("shards", ()), *result.get("files", ())
     return [Shard(**file) for file in files if file]
 
 
 def is_whole(root: Path, file: Shard) -> bool:
-    """Whether a file is there with the bytes that were written."""
+    """Whether a file exists and has its recorded size and checksum."""
     path = root / file.name
     return path.is_file() and path.stat().st_size == file.bytes and file_sha256(path) == file.sha256
 
 
 @contextmanager
 def new_file(path: Path, flush: bool = True) -> Iterator["_Hashing"]:
-    """A file to write that becomes `path` when the block ends, flushed to the disk unless `flush` is false. Its
+    """Open a file for writing that is renamed to `path` when the block ends, flushed to the disk if `flush`. Its
     checksum is computed while it is written."""
     make_folder(path.parent)
     with replacing(path, flush) as file, _Hashing(file) as hashing:
@@ -214,7 +219,7 @@ def new_file(path: Path, flush: bool = True) -> Iterator["_Hashing"]:
 
 
 def write_file(path: Path, data: bytes, root: Path) -> Shard:
-    """Write a file that holds no records; its name, which is on the disk too, is relative to `root`."""
+    """Write a file without records, flushed to the disk with its name. The recorded name is relative to `root`."""
     with new_file(path) as file:
         file.write(data)
     to_disk(path.parent)
@@ -222,7 +227,7 @@ def write_file(path: Path, data: bytes, root: Path) -> Shard:
 
 
 def write_arrow(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], root: Path) -> Shard:
-    """Write an uncompressed Arrow IPC file; its name, which the manifest has on the disk, is relative to `root`."""
+    """Write an uncompressed Arrow IPC file. The recorded name is relative to `root`; `write_manifest` flushes names."""
     rows = 0
     with new_file(path) as file, pa.ipc.new_file(file, schema) as writer:
         for batch in batches:
@@ -232,8 +237,8 @@ def write_arrow(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
 
 
 def read_arrow(path: Path) -> Iterator[pa.RecordBatch]:
-    """The record batches of an Arrow IPC file, each checked in full before it is used: a changed offset would lead out
-    of the memory. Raises ValueError for a damaged file."""
+    """The record batches of an Arrow IPC file. Each is validated in full before it is used: a damaged offset could
+    point outside the memory. Raises ValueError for a damaged file."""
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
             for number in range(reader.num_record_batches):
@@ -241,13 +246,13 @@ def read_arrow(path: Path) -> Iterator[pa.RecordBatch]:
                 batch.validate(full=True)
                 yield batch
     except (pa.ArrowException, OSError) as error:
-        if getattr(error, "errno", None) is not None:  # of the disk or of access, not of the bytes
+        if getattr(error, "errno", None) is not None:  # of the disk or of access: the file may be whole
             raise
         raise ValueError(f"{path} cannot be read ({error}): check the folder with `xlme prep verify`") from None
 
 
 class _Hashing(io.RawIOBase):
-    """Writes to `file`, all or an error, and hashes the bytes written; `shard` is the file's entry in a marker."""
+    """Writes to `file`, all bytes or an error, and hashes them; `shard` makes the file's entry for a marker."""
 
     def __init__(self, file: IO[bytes]):
         self.file = file  # a buffered one: it writes on after a short write, and raises on a full disk

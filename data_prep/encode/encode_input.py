@@ -1,11 +1,11 @@
-"""Inputs to shards: each input is read as blocks, and each block is encoded by the next free process or rank.
+"""Encode inputs to shards: each input is read as blocks, and the next free process or rank encodes each block.
 
 OUT/<name>/<file>-<block>.arrow          the shard of a block
-OUT/staged/<name>/<file>-<block>.*       where duplicates will be removed: the shard, and its run
+OUT/staged/<name>/<file>-<block>.*       a block's shard and the hashes of its text, until duplicates are removed
 OUT/tasks/<task>.begun.json              the input's files, as they were when its first block was read
 OUT/tasks/<task>.<block>.json            a block that is encoded
-OUT/tasks/<task>.encoded.json            all blocks of an input are encoded, and duplicates will be removed
-OUT/tasks/<task>.json                    an input that is finished; the others are removed then
+OUT/tasks/<task>.encoded.json            all blocks of an input are encoded; its duplicates are yet to be removed
+OUT/tasks/<task>.json                    an input that is finished; its other markers are then removed
 OUT/work-<number>/                       how processes share the work (shared_work.py); removed at the end
 """
 
@@ -34,7 +34,7 @@ from xlme_ds.io.files import file_sha256
 from xlme_ds.io.folders import make_folder
 
 STAGED = "staged"
-_OF_BLOCK = re.compile(r"\d+-\d+\..+")
+_BLOCK_FILE = re.compile(r"\d+-\d+\..+")
 _vocabulary = cache(Vocabulary)  # read once a process
 
 
@@ -47,12 +47,12 @@ class EncodeTask:
 
     @property
     def name(self) -> str:
-        """Name of the task, unique in its stage folder."""
+        """Name of the task and of its markers, unique in its stage folder."""
         return f"{self.source.name}-{self.index:03d}"
 
     @property
     def mono(self) -> bool:
-        """Whether the input has documents, not pairs."""
+        """Whether the input has documents (True) or pairs."""
         return len(self.source.languages) == 1
 
     @property
@@ -77,27 +77,31 @@ def encode_inputs(
     without: tuple[Path, ...],
     member: int,
 ) -> None:
-    """Encode the inputs and blocks that no other member encodes, until all are encoded or a member failed."""
+    """Encode, as one of the processes that share the work, until all inputs are encoded or a member fails.
+
+    `member` is this process's number, `without` are files with text that is left out. Raises ValueError if the
+    vocabulary or one of those files changed since the command began.
+    """
     shared = SharedWork(shared_folder, member)
     by_name, vocabulary = {task.name: task for task in tasks}, _vocabulary(vocab)
     held_out = HeldOutText.read(without, vocabulary) if without else None
-    wanted = [stage.settings["vocabulary_sha256"], *stage.settings.get("without", ())]
-    if [vocabulary.sha256, *sorted(map(file_sha256, without))] != wanted:
+    checksums = [stage.settings["vocabulary_sha256"], *stage.settings.get("without", ())]
+    if [vocabulary.sha256, *sorted(map(file_sha256, without))] != checksums:
         raise ValueError(f"{' or '.join(map(str, (vocab, *without)))} changed since the command began: give it again")
 
-    def work(name: str, number: int, block: TextBlock) -> None:
+    def encode_and_report(name: str, number: int, block: TextBlock) -> None:
         encode_block(stage, by_name[name], vocabulary, number, block, held_out)
         shared.report(sum(map(len, block.sides)), len(tasks), stage.folder.name)
 
     with shared.stopping_all():
         for task in sorted(tasks, key=lambda task: -task.source.size):
             if not shared.failed and shared.claim(task.name):
-                _read(stage, task, shared, work)
-        shared.take_until_all_finished(len(tasks), work)
+                _read(stage, task, shared, encode_and_report)
+        shared.take_until_all_finished(len(tasks), encode_and_report)
 
 
-def _read(stage: Stage, task: EncodeTask, shared: SharedWork, work: EncodeBlock) -> None:
-    """Read one input; return when all its blocks are encoded, here or by other members, or a member failed."""
+def _read(stage: Stage, task: EncodeTask, shared: SharedWork, encode: EncodeBlock) -> None:
+    """Read one input and return when all its blocks are encoded, here or by other members, or when a member fails."""
     begin_input(stage, task)
     blocks = 0
     try:
@@ -105,14 +109,14 @@ def _read(stage: Stage, task: EncodeTask, shared: SharedWork, work: EncodeBlock)
             blocks = number + 1
             done = stage.task_result(task.block_name(number)) is not None
             if not done and not shared.offer(task.name, number, block):
-                work(task.name, number, block)
+                encode(task.name, number, block)
             if shared.failed:
                 return
     except ValueError:
         shared.take_back(task.name, lambda *_: None)
-        discard(stage, [task])  # the user will fetch it again, and it may be another file then
+        discard(stage, [task])  # the user will fetch the file again, and may get another version
         raise
-    if shared.take_back(task.name, work):
+    if shared.take_back(task.name, encode):
         if task.filters.exact_duplicates:
             stage.finish_task(f"{task.name}.encoded", {"inputs": task.source.files, "blocks": blocks})
         else:
@@ -138,7 +142,7 @@ def encode_block(
     if isinstance(reader, CC100):
         paragraphs = reader.paragraphs(task.source, block, counts)
         if settings.get("sentences"):
-            paragraphs = _apart(paragraphs, counts)
+            paragraphs = _split_documents(paragraphs, counts)
         schema, batches = DOCUMENTS, encoder.documents(paragraphs, counts)
     else:
         units = reader.pairs(task.source, block, counts)
@@ -155,7 +159,7 @@ def encode_block(
     stage.finish_task(task.block_name(number), result)
 
 
-def _apart(documents: Iterable[Paragraphs], counts: Counts) -> Iterator[Paragraphs]:
+def _split_documents(documents: Iterable[Paragraphs], counts: Counts) -> Iterator[Paragraphs]:
     """Make every paragraph a document of its own."""
     for lines, of_document in documents:
         counts.units_in += len(lines) - len(of_document)
@@ -163,31 +167,33 @@ def _apart(documents: Iterable[Paragraphs], counts: Counts) -> Iterator[Paragrap
 
 
 def begin_input(stage: Stage, task: EncodeTask) -> None:
-    """Record the files of an input when its first block is read, for `discard_changed`."""
+    """Record the names and sizes of an input's files before they are read; `discard_changed` compares them."""
     if stage.task_result(f"{task.name}.begun") is None:
         stage.finish_task(f"{task.name}.begun", {"inputs": task.source.files})
 
 
 def discard_changed(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
-    """Discard what an interrupted run made of unfinished inputs whose files changed; one process calls it first."""
+    """Discard the blocks of unfinished inputs whose files changed since an interrupted run. One process calls this
+    before any block is encoded."""
     files = {task.name: {"inputs": [list(file) for file in task.source.files]} for task in tasks}
     discard(stage, [task for task in tasks if stage.task_result(f"{task.name}.begun") != files[task.name]])
 
 
 def discard(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
-    """Remove all files of unfinished inputs. Each folder is listed once: there may be many inputs."""
+    """Remove all blocks and markers of unfinished inputs. Each folder is listed only once: there may be many inputs."""
     names = {task.name for task in tasks}
     for path in (stage.folder / "tasks").glob("*.*.json"):
         if path.name.partition(".")[0] in names:
             path.unlink(missing_ok=True)
     for folder in (stage.folder, stage.folder / STAGED):
         for path in folder.glob("*/*-*"):
-            if _OF_BLOCK.fullmatch(path.name) and f"{path.parent.name}-{path.name.partition('-')[0]}" in names:
+            if _BLOCK_FILE.fullmatch(path.name) and f"{path.parent.name}-{path.name.partition('-')[0]}" in names:
                 path.unlink(missing_ok=True)
 
 
 def moved_shards(stage: Stage) -> set[str]:
-    """Names of staged shards that were moved to their final place; one moved without a marker is moved back."""
+    """Names of staged shards that were moved to their final place. A shard that was moved without a marker, because the
+    run was interrupted, is moved back."""
     moved = set()
     for path in (stage.folder / "tasks").glob("*.json"):
         result = stage.task_result(path.stem)
@@ -202,13 +208,13 @@ def moved_shards(stage: Stage) -> set[str]:
 
 
 def forget_encoded(stage: Stage, task: EncodeTask) -> None:
-    """Forget the blocks of an encoded input whose marker or shard is lost, so that they are encoded again."""
+    """Forget those blocks of an encoded input whose marker or shard is missing, so that they are encoded again."""
     encoded = stage.task_result(f"{task.name}.encoded")
     for number in range(encoded["blocks"] if encoded else 0):
         name = task.block_name(number)
         result, final = stage.task_result(name), stage.task_result(f"{name}.final")
-        gone = result and result["shard"] and not (stage.folder / result["shard"]["name"]).exists() and not final
-        if result is None or gone:
+        missing = result and result["shard"] and not (stage.folder / result["shard"]["name"]).exists() and not final
+        if result is None or missing:
             stage.forget_tasks((name, f"{name}.final", f"{task.name}.encoded"))
 
 
@@ -222,5 +228,5 @@ def finish(stage: Stage, task: EncodeTask, blocks: Iterable[dict[str, Any] | Non
         counts = add_counts(counts, block["counts"])
         shards += [block["shard"]] if block["shard"] else []
     result = {"inputs": task.source.files, "shards": shards, "counts": counts}
-    stage.finish_task(task.name, result, flush=len(shards) > 1)  # before the markers of its blocks go
+    stage.finish_task(task.name, result, flush=len(shards) > 1)  # before its blocks' markers are removed
     stage.forget_tasks(markers)

@@ -9,9 +9,9 @@ No text is lost silently: damage is repaired and counted by reason, text of no u
 
 U+2028 and U+0085 end no line: only LF does. White space at both ends is removed without being counted.
 
-A corpus description names the filters that it wants, with their settings: `[filters.NAME]`. They run in its order,
-those that need token counts after the others, and
-`column` where the file is read, before all of them. `exact_duplicates` is dedup.py's: it needs the whole language.
+A corpus description names its filters and their settings: `[filters.NAME]`. They run in the order of the description,
+but `column` runs first, where the file is read, and filters that need token counts run after the others.
+`exact_duplicates` is in dedup.py, for it needs all text of a language.
 """
 
 import difflib
@@ -31,18 +31,19 @@ from data_prep.filters.language_id import in_another_language
 from data_prep.languages import LANGUAGES, letters, scripts_of
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
-# These characters in UTF-8, to check many lines at once; and CR, which needs a repair too.
+# These characters in UTF-8, and CR, which needs a repair too: to check many lines at once.
 _C0 = bytes(code for code in range(32) if code not in (9, 10)) + b"\x7f"
 _C1 = re.compile(b"\xc2[\x80-\x84\x86-\x9f]")
 _BOM = "\ufeff".encode()
-_START = "\ufeff" + "".join(character for character in map(chr, range(0x3001)) if character.isspace())
-# Shares that no corpus of real text in UTF-8 comes near, and their likely causes.
-_DOUBTS = (
+# A byte order mark and white space, which `clean_line` removes together from the start of a line.
+_MARK_OR_SPACE = "\ufeff" + "".join(character for character in map(chr, range(0x3001)) if character.isspace())
+# (repair, share of lines, likely cause): no corpus of real text in UTF-8 needs the repair in nearly that share.
+_SUSPICIOUS_REPAIRS = (
     ("invalid_utf8", 0.02, "of its lines have bytes that are no UTF-8: is it in another encoding, or compressed?"),
     ("control_character", 0.1, "of its lines have control characters: is it UTF-16, or no text?"),
 )
-_MOST_UNKNOWN = 0.05  # of the tokens
-_FEW = 4_000  # bytes in which lines are looked at one by one
+_MOST_UNKNOWN = 0.05  # share of the tokens that are unknown
+_LINE_BY_LINE = 4_000  # bytes, at most, whose lines are repaired one by one
 
 
 @dataclass
@@ -50,8 +51,8 @@ class Counts:
     """Counts of the text that one task read, repaired, dropped and wrote; `unit` is "documents" or "pairs".
 
     `paragraphs`, `characters`, `bytes` (of UTF-8), `tokens` and `unknown` (tokens) are of the written units; `tokens`
-    includes a document's `</s>`. A pair has two paragraphs. `removed` has the paragraphs that were read and not
-    written, by reason (of documents only): a document that lost all of them is dropped for the reason of the last.
+    includes a document's `</s>`. A pair has two paragraphs. `removed` counts, for documents only, the paragraphs that
+    were read and not written, by reason. A document that lost all its paragraphs is dropped for the last one's reason.
     """
 
     unit: str
@@ -69,7 +70,7 @@ class Counts:
     removed: Counter[str] = field(default_factory=Counter)
 
     def as_json(self) -> dict[str, Any]:
-        """The counts as the manifest has them; asserts that they account for everything read."""
+        """The counts as the manifest has them; asserts that all that was read is written, dropped or removed."""
         assert self.units_in == self.units + self.dropped.total(), f"{self.unit} were lost: {self}"
         removed: dict[str, Any] = {}
         if self.unit == "documents":
@@ -98,8 +99,8 @@ def add_counts(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
 
 
 def doubts(lines: int, repaired: Mapping[str, int], tokens: int = 0, unknown: int = 0) -> Iterator[str]:
-    """Warnings of a file that is probably not text as expected: many repairs of its `lines`, or many unknown tokens."""
-    for reason, most, likely_cause in _DOUBTS:
+    """Warnings that a file is probably not text as expected: many `lines` were repaired, or many tokens are unknown."""
+    for reason, most, likely_cause in _SUSPICIOUS_REPAIRS:
         share = repaired.get(reason, 0) / max(lines, 1)
         if share > most:
             yield f"{100 * min(share, 1):.0f}% {likely_cause}"
@@ -122,13 +123,13 @@ def clean_line(raw: bytes, repaired: Counter[str]) -> str:
         repaired["control_character"] += 1
     text = text.strip()
     if text.startswith("\ufeff"):
-        text = text.lstrip(_START)
+        text = text.lstrip(_MARK_OR_SPACE)
         repaired["byte_order_mark"] += 1
     return text
 
 
 def clean_lines(data: bytes, repaired: Counter[str]) -> list[str]:
-    """`clean_line` of every line of `data`; many lines at once where none of them needs a repair."""
+    """`clean_line` for every line of `data`; fast where many lines in a row need no repair."""
     if not data:
         return []
     if len(data.translate(None, _C0)) == len(data) and not _C1.search(data) and _BOM not in data:
@@ -136,38 +137,39 @@ def clean_lines(data: bytes, repaired: Counter[str]) -> list[str]:
             return [line.strip() for line in data.decode().removesuffix("\n").split("\n")]
         except UnicodeDecodeError:
             pass
-    half = data.find(b"\n", len(data) // 2) + 1 if len(data) > _FEW else 0
+    half = data.find(b"\n", len(data) // 2) + 1 if len(data) > _LINE_BY_LINE else 0
     if 0 < half < len(data):
         return clean_lines(data[:half], repaired) + clean_lines(data[half:], repaired)
     return [clean_line(line, repaired) for line in data.removesuffix(b"\n").split(b"\n")]
 
 
 EXACT_DUPLICATES, LANGUAGE, SCRIPT = "exact_duplicates", "language", "script"
-MODEL = "model"  # of filter language: a file
+MODEL = "model"  # setting of filter language: a file
 
 
 @dataclass(frozen=True)
 class Sides:
-    """Many paragraphs (one side) or pairs (two): texts and languages by side; a missing score is NaN."""
+    """Paragraphs (one side) or pairs (two sides), many at once: texts and language by side. A missing score is NaN."""
 
     texts: tuple[Sequence[str], ...]
     languages: tuple[str, ...]
     scores: np.ndarray | None = None
 
 
-# A filter gives a bool for each paragraph or pair: True to drop it. Its keyword arguments are its settings.
+# A filter returns a bool for each paragraph or pair: True drops it. Its keyword arguments are its settings. Docstrings
+# of filters say what is dropped.
 TextFilter = Callable[[Sides], np.ndarray]
 TokenFilter = Callable[[Sequence[np.ndarray]], np.ndarray]  # from the numbers of tokens by side
 
 
 def _length(sides: Sides, *, min_characters: float = 0, max_characters: float = 0) -> np.ndarray:
-    """Characters of a paragraph, or of either side of a pair, out of bounds; 0 is no bound."""
+    """A paragraph, or either side of a pair, has too few or too many characters; 0 is no bound."""
     lengths = [np.fromiter(map(len, side), np.int64, len(side)) for side in sides.texts]
     return _length_tokens(lengths, min_tokens=min_characters, max_tokens=max_characters)
 
 
 def _length_tokens(lengths: Sequence[np.ndarray], *, min_tokens: float = 0, max_tokens: float = 0) -> np.ndarray:
-    """Tokens of a paragraph, or of either side of a pair, out of bounds; 0 is no bound."""
+    """A paragraph, or either side of a pair, has too few or too many tokens; 0 is no bound."""
     longest: np.ndarray = np.maximum.reduce(lengths)
     return (np.minimum.reduce(lengths) < min_tokens) | (longest > (max_tokens or np.inf))
 
@@ -189,18 +191,18 @@ def _folded(text: str) -> str:
 
 
 def _script(sides: Sides, *, share: float = 0.5) -> np.ndarray:
-    """Less than `share` of the letters of a paragraph or side are of its language's scripts; none without letters, or
-    in a language that CC-100 does not have."""
+    """Less than `share` of the letters of a paragraph or side are of its language's scripts. Text without letters, or
+    in a language that CC-100 does not have, is not dropped."""
     dropped = np.zeros(len(sides.texts[0]), bool)
     for side, language in zip(sides.texts, sides.languages, strict=True):
         if language in LANGUAGES:
-            right, all_letters = letters(side, scripts_of(language))
-            dropped |= right < share * all_letters
+            of_scripts, all_letters = letters(side, scripts_of(language))
+            dropped |= of_scripts < share * all_letters
     return dropped
 
 
 def _boilerplate_length(sides: Sides, *, min_bytes: float = 20) -> np.ndarray:
-    """A paragraph as short as a menu entry or a button. In bytes of UTF-8, for a Chinese character says more."""
+    """A paragraph is as short as a menu entry or a button. In bytes of UTF-8, for a Chinese character says more."""
     (texts,) = sides.texts
     return np.fromiter((len(t) < min_bytes and len(t.encode()) < min_bytes for t in texts), bool, len(texts))
 
@@ -212,12 +214,12 @@ def _score(sides: Sides, *, least: float = 1.04) -> np.ndarray:
 
 
 def _language(sides: Sides, *, probability: float = 0.99, model: str = "") -> np.ndarray:
-    """A paragraph or side is in another language by more than `probability`, says py3langid's model, or the file."""
+    """A paragraph or side is in another language with over `probability`, by the file `model` or py3langid's own."""
     pairs = zip(sides.texts, sides.languages, strict=True)
     return np.logical_or.reduce([in_another_language(side, language, probability, model) for side, language in pairs])
 
 
-# What each filter drops by: text, and numbers of tokens; and the tasks that it is for.
+# By filter: its function of texts, its function of numbers of tokens, and the tasks that it is for.
 _FILTERS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "length": (_length, _length_tokens, ("mono", "para")),
     "length_ratio": (None, _length_ratio, ("para",)),
@@ -232,7 +234,7 @@ _FILTERS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Filters:
-    """The filters of one input, ready to run: each with the name that it counts under."""
+    """The filters of one input, ready to run, each with the name for its counts."""
 
     text: tuple[tuple[str, TextFilter], ...] = ()
     tokens: tuple[tuple[str, TokenFilter], ...] = ()
@@ -240,7 +242,7 @@ class Filters:
 
 
 def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> Filters:
-    """Filters from a description's tables. Raises ValueError, which names `where`, for a wrong name or setting."""
+    """Filters from a description's tables. A wrong name or setting raises a ValueError that names `where`."""
     by_kind: list[list[tuple[str, Any]]] = [[], []]
     usage = f"{where}: filters must be a table for each filter, as [filters.length]"
     if not isinstance(settings, dict):
@@ -250,9 +252,9 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
     for name, values in ((name, values) for name, values in settings.items() if name != COLUMN):
         if name not in _FILTERS:
             names = [*_FILTERS, COLUMN]
-            near = difflib.get_close_matches(name, names, n=1)
-            meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-            raise ValueError(f"{where}: there is no filter {name!r}: {meant}")
+            similar = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {similar[0]!r}?" if similar else f"there are {', '.join(names)}"
+            raise ValueError(f"{where}: there is no filter {name!r}: {hint}")
         if not isinstance(values, dict):
             raise ValueError(f"{usage}, but {name} is {values!r}: write [filters.{name}]")
         *functions, tasks = _FILTERS[name]

@@ -33,7 +33,7 @@ class VerifyConfig:
     """Worker processes on this machine. Not used under MPI."""
 
 
-Checks = Iterator[tuple[bool, str]]  # (fits, error if not); each check may rely on those before it
+Checks = Iterator[tuple[bool, str]]  # (passes, error message); a check may rely on those before it
 
 
 def run(config: VerifyConfig) -> None:
@@ -48,13 +48,14 @@ def run(config: VerifyConfig) -> None:
 
 
 def _raise_first(checks: Checks) -> None:
-    """Raise ValueError with the sentence of the first check that fails."""
-    for fits, sentence in checks:
-        if not fits:
+    """Raise ValueError with the message of the first check that fails."""
+    for passes, sentence in checks:
+        if not passes:
             raise ValueError(sentence)
 
 
 def _stage_folders(data: Path) -> list[Path]:
+    """The folders of a stage's tasks: `data` itself, or its subfolders mono/ and para/."""
     folders = [
         folder
         for folder in (data, *(data / task for task in TASKS))
@@ -70,19 +71,20 @@ def _again(folder: Path) -> str:
 
 
 def _readable_manifest(folder: Path) -> Manifest:
-    """The manifest, after a check that it lists the files in the folder and their vocabulary."""
+    """The manifest, after checks of its list of files and its vocabulary. Raises ValueError for the first fault."""
     manifest = read_manifest(folder)
     _raise_first(_listing_checks(folder, manifest))
     return manifest
 
 
 def _listing_checks(folder: Path, manifest: Manifest) -> Checks:
+    """The folder has the manifest's vocabulary, and its shards are those of the manifest."""
     path, stage, settings = folder / "manifest.json", manifest.stage, manifest.settings
     yield stage in ("encode", "mix"), f"{folder} was written by stage {stage}: verify reads what encode or mix wrote"
     sha256 = manifest.vocabulary_sha256
     encoded_with = settings.get("vocabulary_sha256", sha256)
     yield encoded_with == sha256, f"{path} names two vocabularies, {encoded_with} and {sha256}: {_again(folder)}"
-    model = folder.parent / "vocab" / MODEL_FILE  # encode keeps no copy
+    model = folder.parent / "vocab" / MODEL_FILE  # only mix copies the vocabulary
     if stage == "mix" or model.exists():
         yield model.exists(), f"{model} is missing: copy the vocabulary that {folder} was made with there"
         yield (
@@ -107,7 +109,7 @@ def _listing_checks(folder: Path, manifest: Manifest) -> Checks:
 
 
 def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
-    """Read one shard whole, and count what it holds. Raises ValueError naming the file and the first faulty row."""
+    """Read a whole shard and count its content. Raises ValueError naming the file and the first faulty row."""
     path = folder / shard.name
     again = f"give the command that wrote {folder} again"
     if not path.exists():
@@ -123,12 +125,12 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
     if manifest.stage == "mix":
         if not index.exists():
             raise ValueError(f"{index} is missing: {again}")
-        from xlme_ds.data.shards import group_checks, index_of  # here: it loads numba, which others do without
+        from xlme_ds.data.shards import group_checks, index_of  # imported late: it loads numba
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
-            columns, schema_words = (", ".join(f"{c.name} {c.type}" for c in one) for one in (reader.schema, schema))
+            columns, expected = (", ".join(f"{c.name} {c.type}" for c in fields) for fields in (reader.schema, schema))
             if reader.schema != schema:
-                raise ValueError(f"{path} has columns {columns}, not {schema_words}: {_again(folder)}")
+                raise ValueError(f"{path} has columns {columns}, not {expected}: {_again(folder)}")
             for batch in map(reader.get_batch, range(reader.num_record_batches)):
                 batch.validate(full=True)
                 if manifest.stage == "mix":
@@ -153,7 +155,7 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
 
 
 def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Found]) -> Checks:
-    """Compare the manifest with what the shards hold, and with the settings and markers of the folder."""
+    """The manifest agrees with the content of the shards, and with the settings and markers of the folder."""
     path, settings = folder / "manifest.json", manifest.settings
     listed = [shard.name for shard in manifest.shards]
     languages = sorted(settings.get("languages", ()))
@@ -173,16 +175,16 @@ def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Fo
 
 
 def _record_checks(folder: Path, manifest: Manifest) -> Checks:
-    """Compare the manifest with settings.json and the markers of finished tasks, as far as they are there."""
+    """The manifest agrees with settings.json and the markers of finished tasks; either may be missing."""
     settings, path = folder / "settings.json", folder / "manifest.json"
-    record = recorded(folder, manifest.stage, manifest.settings)
-    if record is None:
+    results = recorded(folder, manifest.stage, manifest.settings)
+    if results is None:
         raise ValueError(
             f"{settings} is damaged, or has other settings than {path}: delete both and give the command that wrote "
             f"{folder} again"
         )
     listed = {shard.name: shard for shard in manifest.shards}
-    for task, result in record.items():
+    for task, result in results.items():
         for shard in written_files(result):
             yield (
                 listed.get(shard.name) == shard or shard.name.endswith(".index"),
@@ -190,16 +192,16 @@ def _record_checks(folder: Path, manifest: Manifest) -> Checks:
             )
     inputs = Counter(source[0] for source in manifest.settings.get("inputs", ()))
     tasks = {f"{name}-{number:03d}" for name, total in inputs.items() for number in range(total)}
-    sampled = {name.split("-")[1] for name in record if name.startswith("windows-")}
+    sampled = {name.split("-")[1] for name in results if name.startswith("windows-")}
     yield (
         not sampled or str(manifest.counts["sampled"]) in sampled,
         f"{path} has another number of examples sampled than tasks: {_again(folder)}",
     )
-    if manifest.stage == "encode" and record:
-        lost = sorted(tasks - record.keys())
-        yield not lost, f"{folder / 'tasks'} lacks {', '.join(lost[:8])}: {_again(folder)}"
+    if manifest.stage == "encode" and results:
+        missing = sorted(tasks - results.keys())
+        yield not missing, f"{folder / 'tasks'} lacks {', '.join(missing[:8])}: {_again(folder)}"
         counts: dict[str, Any] = {}
-        for task, result in record.items():
+        for task, result in results.items():
             name = task.rpartition("-")[0]
             counts[name] = add_counts(counts.get(name, {}), result["counts"])
         yield (
@@ -209,13 +211,13 @@ def _record_checks(folder: Path, manifest: Manifest) -> Checks:
 
 
 def _encoded_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Found]) -> Checks:
-    """The manifest counts what the shards hold, and nothing was lost between input and output."""
+    """The manifest's counts are those of the shards, and all that was read is written, dropped or removed."""
     unit, path = "documents" if folder.name == "mono" else "pairs", folder / "manifest.json"
     by_name: dict[str, Found] = {name: Counter() for name in manifest.counts["by_language"]}
-    for shard, part in zip(manifest.shards, shard_counts, strict=True):
+    for shard, of_shard in zip(manifest.shards, shard_counts, strict=True):
         name = shard.name.split("/")[0]
         yield name in by_name, f"{path} lists shards of {name} but no counts: {_again(folder)}"
-        by_name[name] += part
+        by_name[name] += of_shard
     inputs = Counter(source[0] for source in manifest.settings.get("inputs", ()))
     for name, counts in manifest.counts["by_language"].items():
         for key, counted in ((unit, "records"), ("tokens", "tokens"), ("unknown", "unknown")):
@@ -239,22 +241,22 @@ def _encoded_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Fou
 
 
 def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Found]) -> Checks:
-    """The manifest counts what the rows hold, and languages were sampled by its alpha."""
-    path, counts, whole = folder / "manifest.json", manifest.counts, sum(shard_counts, Counter[Any]())
-    items = Counter({kind: number for kind, number in whole.items() if isinstance(kind, tuple)})
+    """The manifest's counts are those of the rows, and follow from its alpha and other settings of the sampling."""
+    path, counts, total = folder / "manifest.json", manifest.counts, sum(shard_counts, Counter[Any]())
+    items = Counter({kind: number for kind, number in total.items() if isinstance(kind, tuple)})
     by_name = {name: counts["by_language"][name] for name in sorted(counts["by_language"])}
     available, used = ([entry[key] for entry in by_name.values()] for key in ("available", "used"))
     by_languages: Counter[tuple[int, ...]] = Counter()
     for name, number in zip(by_name, used, strict=True):
         by_languages[tuple(sorted(group_languages(name, manifest.languages)))] += number
     yield (
-        +by_languages == items and counts["examples"] == items.total() and counts["tokens"] == whole["tokens"],
+        +by_languages == items and counts["examples"] == items.total() and counts["tokens"] == total["tokens"],
         f"the rows, by language, and tokens counted in {path} are not those of its shards: {_again(folder)}",
     )
     derived = [(n / sum(available), m / sum(used), m / n if n else 0.0) for n, m in zip(available, used, strict=True)]
     stored = [(entry["share_before"], entry["share_after"], entry["repeat"]) for entry in by_name.values()]
     yield (
-        derived == stored and counts["fill"] == whole["tokens"] / (manifest.rows * manifest.settings["row_tokens"]),
+        derived == stored and counts["fill"] == total["tokens"] / (manifest.rows * manifest.settings["row_tokens"]),
         f"the shares in {path} do not follow from its own counts: {_again(folder)}",
     )
     too_long = [entry.get("too_long", 0) for entry in by_name.values()]
@@ -265,7 +267,7 @@ def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Found
         f"{path} counts text as too long, which is cut into rows: {_again(folder)}",
     )
     sampling = Sampling(settings["alpha"], tuple(settings.get("share", ())), settings.get("max_repeats", 0.0))
-    sampled = counts["sampled"]  # of what is packed, the last few have no row
+    sampled = counts["sampled"]  # packed rows leave out a few items at the end
     quotas = apportion(sampled, sampling.shares(list(by_name), available, sampled))
     fits = all(n <= q if packed else n == q for n, q in zip(used, quotas, strict=True))
     yield fits, f"{path} says alpha {sampling.alpha}, which samples other amounts: {_again(folder)}"

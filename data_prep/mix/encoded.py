@@ -1,7 +1,7 @@
 """Random access to encoded shards: only the bytes that are asked for are read, and no file stays open.
 
-A memory map reads 128 KiB and more around every row that is asked for, and a process may have 65,530 maps. What is kept
-of a shard is where its record batches begin, found by one look at the metadata of each.
+A memory map reads 128 KiB and more around every row that is asked for, and a process may have 65,530 maps. So files are
+opened for each read. In memory are only the positions of a shard's record batches, read once from their metadata.
 """
 
 import mmap
@@ -18,21 +18,22 @@ from data_prep.languages import in_order
 from xlme_ds.data.schema import DOCUMENTS, PAIRS, Layout
 from xlme_ds.io.files import naming
 
-# What becomes an item: slices of all text of a shard, or its records.
+# An item is a slice of a shard's whole token stream (slices), or one of its records or a piece of one (the others).
 Unit = Literal["slices", "sentences", "documents", "pairs"]
 _CHANGED = "it was changed, delete it and give the encode command again"
-_NEAR = 1024  # int32 words, a page: a gap as small as this is read too
-_AT_ONCE = 1 << 18  # words that are read at once, about
-_OFFSETS, _VALUES = 1, 3  # buffers of a list column
-_SHORT = 32  # words of a piece, below which all pieces are copied by their indices
+_GAP = 1024  # int32 words, a page: two pieces with at most this between them are read at once, with the gap
+_MOST_AT_ONCE = 1 << 18  # words of a read, about
+_OFFSETS, _VALUES = 1, 3  # numbers of these buffers of a list column
+_SHORT = 32  # words: pieces that are this short on average are copied by index arrays, longer ones by slices
 
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Positions of a shard's ids in its file, in int32 words.
+    """Record batches of a shard: how many records and ids each has, and where those are in the file.
 
-    `records` are [batches], the others [columns, batches]: `tokens`, where the list `offsets` begin (each counts from
-    the `values` of its batch), and where the ids, the `values`, begin.
+    `records` [batches] and `tokens` [columns, batches] are numbers of records and of ids. `offsets` and `values`
+    [columns, batches] are where the buffers of a list column begin, in int32 words from the start of the file; the
+    values are the ids, and an offset counts from the first id of its batch.
     """
 
     path: Path
@@ -42,7 +43,7 @@ class Batches:
     values: np.ndarray
 
     def bounds(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(start, length) in words of the ids of `records` in each column, int64 [columns, records]."""
+        """Positions in the file where the ids of `records` begin, and their numbers: int64 [columns, records] each."""
         first = np.cumsum(self.records) - self.records
         batch = np.searchsorted(first, records, side="right") - 1
         at = self.offsets[:, batch] + (records - first[batch])
@@ -55,28 +56,28 @@ class Batches:
         return self.values[:, batch] + begin, end - begin
 
     def all_lengths(self) -> np.ndarray:
-        """Ids of every record of the shard in each column, int64 [columns, records]."""
+        """Number of ids of every record of the shard in each column, int64 [columns, records]."""
         counts = np.broadcast_to(self.records + 1, self.offsets.shape)
         ends = np.empty(int(counts.sum()), dtype=np.int32)
         copy_words(self.path, self.offsets.ravel(), counts.ravel(), ends, (np.cumsum(counts) - counts.ravel()))
         inside = np.ones(len(ends) - 1, dtype=bool)
-        inside[np.cumsum(counts)[:-1] - 1] = False  # from the last offset of a batch to the first of the next
+        inside[np.cumsum(counts)[:-1] - 1] = False  # no length: from a batch's last offset to the next one's first
         lengths = np.diff(ends)[inside].astype(np.int64).reshape(len(self.offsets), -1)
         if not (lengths >= 0).all():
             raise ValueError(f"{self.path} has a record of less than no ids: {_CHANGED}")
         return lengths
 
     def copy_stream(self, starts: np.ndarray, width: int, target: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Copy ids [start, start + width) of the first column's stream, which runs through all batches, to
-        `target[place:]`.
+        """Copy `width` ids from each of `starts` to `target[place:]`; return how many were copied for each.
 
-        Returns the number of each, for the last ids of a shard may be fewer.
+        A start counts in the stream of the first column's ids, which runs through all batches. At the end of the stream
+        there may be fewer than `width`.
         """
         ends = np.cumsum(self.tokens[0])
         begins = ends - self.tokens[0]
         stops = np.minimum(starts + width, ends[-1])
         first = np.searchsorted(ends, starts, side="right")
-        batches = np.searchsorted(ends, stops) - first + 1  # that each of them is in
+        batches = np.searchsorted(ends, stops) - first + 1  # number of batches that each slice is in
         piece = np.repeat(np.arange(len(starts)), batches)
         batch = first[piece] + np.arange(len(piece)) - np.repeat(np.cumsum(batches) - batches, batches)
         at = np.maximum(starts[piece], begins[batch])
@@ -87,7 +88,7 @@ class Batches:
 
 
 def read_batches(path: Path) -> Batches:
-    """Look up the record batches of a shard. Raises ValueError when it cannot be read."""
+    """Locate the record batches of a shard. Raises ValueError when it cannot be read."""
     try:
         with open(path, "rb") as file:
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -96,7 +97,7 @@ def read_batches(path: Path) -> Batches:
         reader = pa.ipc.open_file(pa.BufferReader(buffer))
         batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
         for batch in batches:
-            batch.validate()  # not in full, for that reads all that is there
+            batch.validate()  # not in full, which would read all ids
         if reader.schema not in (DOCUMENTS, PAIRS):
             raise ValueError("its columns are neither documents' nor pairs'")
         batches = [batch for batch in batches if batch.num_rows]
@@ -105,8 +106,8 @@ def read_batches(path: Path) -> Batches:
             np.array([[_word(batch.column(c), number, buffer) for batch in batches] for c in columns], np.int64)
             for number in (_OFFSETS, _VALUES)
         )
-    except (pa.ArrowException, OSError, ValueError) as error:  # the last is an empty file's
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk or of access, not of the bytes
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: also mmap of an empty file
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk or of access: the file may be whole
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise ValueError(
             f"{path} is not a readable Arrow file ({error}): delete it and give the encode command again"
@@ -117,15 +118,15 @@ def read_batches(path: Path) -> Batches:
 
 
 def copy_words(path: Path, starts: np.ndarray, counts: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
-    """Copy `counts` int32 words from `starts` of a file to `target[places:]`; neighbours are read at once."""
+    """Copy `counts` int32 words from each of `starts` in a file to `target[place:]`; neighbours are read at once."""
     order = np.argsort(starts, kind="stable")
     begins, counts, places = starts[order], counts[order], places[order]
     reach = np.maximum.accumulate(begins + counts)
-    apart = (begins[1:] > reach[:-1] + _NEAR) | (begins[1:] // _AT_ONCE != begins[:-1] // _AT_ONCE)
+    apart = (begins[1:] > reach[:-1] + _GAP) | (begins[1:] // _MOST_AT_ONCE != begins[:-1] // _MOST_AT_ONCE)
     first = np.flatnonzero(np.append(True, apart))
     sizes = reach[np.append(first[1:], len(order)) - 1] - begins[first]
     data = _read(path, begins[first], sizes)
-    shift = np.cumsum(sizes) - sizes - begins[first]  # from the file to the words read of it
+    shift = np.cumsum(sizes) - sizes - begins[first]  # of positions in the file to those in `data`
     at = begins + np.repeat(shift, np.diff(np.append(first, len(order))))
     if counts.sum() > _SHORT * len(counts):
         for a, n, place in zip(at.tolist(), counts.tolist(), places.tolist(), strict=True):
@@ -136,11 +137,11 @@ def copy_words(path: Path, starts: np.ndarray, counts: np.ndarray, target: np.nd
 
 
 def _read(path: Path, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """`sizes` words from each of `starts` of a file, one after the other."""
+    """Read `sizes` words from each of `starts` in a file; return them one after the other."""
     data = np.empty(int(sizes.sum()), dtype=np.int32)
     memory, filled = data.view(np.uint8).data, 0
     with naming(path), open(path, "rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # else more is read than is asked for
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # else the kernel reads ahead
         for start, size in zip((4 * starts).tolist(), (4 * sizes).tolist(), strict=True):
             if os.preadv(file.fileno(), [memory[filled : filled + size]], start) < size:
                 raise ValueError(f"{path} ends before byte {start + size}: {_CHANGED}")
@@ -149,8 +150,8 @@ def _read(path: Path, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def _word(column: pa.ListArray, number: int, file: pa.Buffer) -> int:
-    """The start of a column's buffer in int32 words from the start of the file. Raises ValueError where it is outside
-    of the file, as in a compressed one."""
+    """Position of buffer `number` of a column, in int32 words from the start of the file. Raises ValueError where it
+    is outside of the file, as that of a compressed column is."""
     part = column.buffers()[number]
     byte = part.address - file.address if part and part.size else 0  # an empty buffer may be anywhere
     inside = column.offset == 0 and byte % 4 == 0 and 0 <= byte <= file.size - (part.size if part else 0)
@@ -161,11 +162,12 @@ def _word(column: pa.ListArray, number: int, file: pa.Buffer) -> int:
 
 @dataclass(frozen=True)
 class EncodedShard:
-    """An encoded shard as examples of one group (a language, or a language pair).
+    """An encoded shard as `examples` of one group (a language, or a language pair); `batches` locate its ids.
 
-    Slices of a token stream: `examples` training rows. Records that are packed: their items, with `tokens` ids in them,
-    specials included. A record is one item, but for those in `others`, in order: each of them is as many items as
-    `pieces` says, one that is too long for a row none. `batches` locate the ids.
+    If the unit is slices, an example is a training row, and `tokens` are the ids of the stream. Else an example is an
+    item to pack, and `tokens` are the ids of all items with their special tokens. Most records are one item. `others`
+    are the numbers of the records that are not, ascending, and `pieces` how many items each of these is: 0 if it is too
+    long for a row and left out.
     """
 
     group: str
@@ -177,13 +179,13 @@ class EncodedShard:
 
     @property
     def too_long(self) -> int:
-        """Records that are left out."""
+        """Number of records that are left out."""
         return int((self.pieces == 0).sum())
 
     def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The records of examples that are packed, and which piece of the record each one is."""
-        first = np.append(-1, self.others + np.cumsum(self.pieces - 1) - (self.pieces - 1))  # example of each
-        last = np.searchsorted(first, examples, side="right") - 1  # of the others, that one or one before it
+        """(record, piece of the record) of each example; for records that are packed."""
+        first = np.append(-1, self.others + np.cumsum(self.pieces - 1) - (self.pieces - 1))  # first example of each
+        last = np.searchsorted(first, examples, side="right") - 1  # the last of `others` that begins no later
         record, pieces = np.append(-1, self.others)[last], np.append(1, self.pieces)[last]
         past = examples - first[last]
         return np.where(past < pieces, record, record + 1 + past - pieces), np.where(past < pieces, past, 0)
@@ -193,8 +195,8 @@ def survey(folder: Path, row_tokens: int, layout: Layout, longest: int | None, u
     """Count the examples of the encoded shard `name` (`group/number.arrow`) of task folder `folder`.
 
     A token stream is cut every `row_tokens` - 2 ids. A last slice of one id is no row: it is the last document's
-    `</s>`. Of documents each is an item or, if it is longer than a row, several. `longest`: ids that no pair has more
-    of, where that is known; if all fit, their lengths need not be read.
+    `</s>`. A document is one item, or several if it is longer than a row. `longest`: a bound on the ids of a pair, if
+    there is one; where such a pair fits into a row, the lengths are not read.
     """
     group = name.split("/")[0]
     batches = read_batches(folder / name)
@@ -204,9 +206,8 @@ def survey(folder: Path, row_tokens: int, layout: Layout, longest: int | None, u
         return EncodedShard(group, rows + (rest > 1), tokens, batches)
     if unit == "pairs" and longest is not None and longest + layout.pair_specials <= row_tokens:
         return EncodedShard(group, records, tokens + layout.pair_specials * records, batches)
-    # Of a record of monolingual text the last id is `</s>`.
-    specials, texts = (layout.pair_specials, 0) if unit == "pairs" else (2, -1)
-    texts = batches.all_lengths().sum(0) + texts
+    specials, ends = (layout.pair_specials, 0) if unit == "pairs" else (2, 1)  # a monolingual record ends with `</s>`
+    texts = batches.all_lengths().sum(0) - ends
     width = row_tokens - specials
     pieces = -(-texts // width) if unit == "documents" else (texts <= width).astype(np.int64)
     items = texts[pieces > 0].sum() + specials * pieces.sum()
@@ -215,9 +216,9 @@ def survey(folder: Path, row_tokens: int, layout: Layout, longest: int | None, u
 
 
 def group_languages(group: str, languages: Sequence[str]) -> tuple[int, ...]:
-    """Language indices of a group's sides: of a language its own, of the pair `a-b` those of a and b.
+    """Indices of a group's languages: one for a language, two for a pair `a-b`.
 
-    Raises ValueError for a pair whose name has another order than that of `in_order`: its text might be there twice.
+    Raises ValueError for a pair that is not named as `in_order` says: its text might be there under both names.
     """
     if group in languages:
         return (languages.index(group),)

@@ -1,7 +1,7 @@
 """Stage `mix`: encoded shards -> training shards in training order, sampled by temperature, shuffled, exactly N rows.
 
-A pure function of the encoded manifests and the settings. Every output shard can be made alone: the example of a slot
-is computed, never stored (see `sampling.Order`).
+A pure function of the encoded manifests and the settings. Any output shard can be made on its own: which example is in
+a slot of the order is computed, never stored (see `sampling.Order`).
 """
 
 import difflib
@@ -37,7 +37,7 @@ from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, read_manifest, 
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.io.files import file_sha256
 
-_SHOWN = 8  # languages, and pairs, in the printed table
+_TABLE_ROWS = 8  # languages or pairs in the printed table
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def run(config: MixConfig) -> None:
 
 
 def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifest], Path, tuple[str, ...]]:
-    """The manifests of the encoded tasks, the vocabulary's file, and the languages in the order of their indices."""
+    """The manifest of each task, the vocabulary's file, and the sorted languages: rows store indices into them."""
     encoded = {task: read_manifest(config.encoded / task) for task in tasks}
     vocabulary = Vocabulary(config.vocab)
     for task, manifest in encoded.items():
@@ -126,45 +126,48 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
                 f"{vocabulary.path} is not the vocabulary that {config.encoded / task} was encoded with: name that one "
                 "with --vocab, or encode again"
             )
-        for name in _names(manifest):
-            group_languages(name, manifest.languages)  # fails where a pair's name has the other order
-    _check_neighbour(config, vocabulary.sha256, [task for task in TASKS if task not in tasks])
-    # one list for both tasks, mixed or not, so that a language has the same index in both
+        for name in _group_names(manifest):
+            group_languages(name, manifest.languages)  # raises ValueError for a pair named in the wrong order
+    _check_output(config, vocabulary.sha256, [task for task in TASKS if task not in tasks])
+    # one list for both tasks, even if only one is mixed, so that a language has the same index in both
     finished = [config.encoded / task for task in TASKS if (config.encoded / task / "manifest.json").exists()]
     languages = {code for folder in finished for code in read_manifest(folder).languages}
     return encoded, vocabulary.path, tuple(sorted(languages))
 
 
-def _check_neighbour(config: MixConfig, vocabulary: str, tasks: Sequence[str]) -> None:
-    """Raise ValueError if --out has rows of one of `tasks` that training could not read with the new rows, or another
-    vocabulary's own folder where the copy is to be."""
-    trained = config.out / "vocab"
-    if (trained / "manifest.json").exists() and read_manifest(trained).vocabulary_sha256 != vocabulary:
+def _check_output(config: MixConfig, vocabulary_sha256: str, other_tasks: Sequence[str]) -> None:
+    """Raise ValueError for what --out must not hold already.
+
+    That is another vocabulary's folder, which the copy would replace, and rows of one of `other_tasks` that training
+    could not read together with the new rows.
+    """
+    vocab_folder = config.out / "vocab"
+    if (vocab_folder / "manifest.json").exists() and read_manifest(vocab_folder).vocabulary_sha256 != vocabulary_sha256:
         raise ValueError(
-            f"{trained} is the folder of another vocabulary, which would be replaced: choose another --out"
+            f"{vocab_folder} is the folder of another vocabulary, which would be replaced: choose another --out"
         )
-    for folder in (config.out / task for task in tasks):
+    for folder in (config.out / task for task in other_tasks):
         if (folder / "manifest.json").exists():
-            there = read_manifest(folder)
-            theirs = there.vocabulary_sha256, there.settings.get("row_tokens"), there.settings.get("layout", "xlme")
-            if theirs != (vocabulary, config.row_tokens, config.layout):
+            other = read_manifest(folder)
+            compared = other.vocabulary_sha256, other.settings.get("row_tokens"), other.settings.get("layout", "xlme")
+            if compared != (vocabulary_sha256, config.row_tokens, config.layout):
                 raise ValueError(
                     f"{folder} has rows of another vocabulary, length or layout, which could not be read with these: "
                     "choose another --out, or the settings of those"
                 )
 
 
-def _names(encoded: Manifest) -> set[str]:
-    """The languages or pairs that have text."""
+def _group_names(encoded: Manifest) -> set[str]:
+    """Names of the languages or pairs that have shards."""
     return {shard.name.split("/")[0] for shard in encoded.shards}
 
 
 def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> None:
-    """Raise ValueError for --into, --sentences or --share that the encoded text does not allow."""
-    names = {task: _names(manifest) for task, manifest in encoded.items()}
+    """Raise ValueError where --into, --sentences, --documents or --share does not fit the encoded text."""
+    names = {task: _group_names(manifest) for task, manifest in encoded.items()}
     all_names = set().union(*names.values())
-    of_pairs = encoded["para"].languages if "para" in encoded else ()
-    if config.into and config.into not in of_pairs:
+    pair_languages = encoded["para"].languages if "para" in encoded else ()
+    if config.into and config.into not in pair_languages:
         raise ValueError(
             f"--into {config.into} is in no pair that is mixed from {config.encoded}: name a language of the pairs"
         )
@@ -180,20 +183,19 @@ def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> Non
     for group in Sampling(config.alpha, config.share).set_shares():
         for name in group:
             if name not in all_names:
-                turned = [
-                    own for own in all_names if sorted(own.split("-")) == sorted(name.split("-"))
-                ]  # en-de for de-en
-                near = turned or difflib.get_close_matches(name, all_names, n=1)
-                meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(all_names)[:8])} …"
-                raise ValueError(f"--share names {name!r}, of which nothing is mixed from {config.encoded}: {meant}")
-        if not any(set(group) <= own for own in names.values()):
+                # the pair in the other order, en-de for de-en
+                reversed_pair = [pair for pair in all_names if sorted(pair.split("-")) == sorted(name.split("-"))]
+                similar = reversed_pair or difflib.get_close_matches(name, all_names, n=1)
+                hint = f"did you mean {similar[0]!r}?" if similar else f"there are {', '.join(sorted(all_names)[:8])} …"
+                raise ValueError(f"--share names {name!r}, of which nothing is mixed from {config.encoded}: {hint}")
+        if not any(set(group) <= of_task for of_task in names.values()):
             raise ValueError(f"--share {'+'.join(group)}=… has languages and pairs: give those of each a share")
 
 
 def _sampling(config: MixConfig, encoded: Manifest) -> Sampling:
-    """The sampling of one task, with the shares that are set for its languages or pairs."""
-    own = _names(encoded)
-    share = [line for line in config.share if set(line.rpartition("=")[0].split("+")) <= own]
+    """The sampling of one task, with those --share values that name its languages or pairs."""
+    names = _group_names(encoded)
+    share = [line for line in config.share if set(line.rpartition("=")[0].split("+")) <= names]
     return Sampling(config.alpha, tuple(sorted(share)), config.max_repeats)
 
 
@@ -203,6 +205,8 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> None:
+    """Write the folder of one task, unless it is complete."""
+    unit = _unit(config, task)
     settings = {
         "task": task,
         "rows": rows,
@@ -215,18 +219,18 @@ def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: 
         "languages": list(languages),
         "batch_rows": BATCH_ROWS,
         "window": WINDOW,
-        "order": ORDER.format(BLOCK["cut" if _unit(config, task) == "slices" else "packed"], STRETCH),
+        "order": ORDER.format(BLOCK["cut" if unit == "slices" else "packed"], STRETCH),
     }
     settings |= {key: encoded.settings[key] for key in ("split", "heldout_share") if key in encoded.settings}
-    settings |= {unit: True} if (unit := _unit(config, task)) in ("sentences", "documents") else {}
+    settings |= {unit: True} if unit in ("sentences", "documents") else {}
     settings |= {"into": config.into} if config.into and task == "para" else {}
     sampling = _sampling(config, encoded)
-    set_ones = {"share": list(sampling.share), "max_repeats": sampling.max_repeats}
-    settings |= {key: value for key, value in set_ones.items() if value}
+    optional = {"share": list(sampling.share), "max_repeats": sampling.max_repeats}
+    settings |= {key: value for key, value in optional.items() if value}
     stage = Stage(config.out / task, "mix", settings)
     on_root(stage.begun)
     plan = None
-    if not on_root((stage.folder / "manifest.json").exists):  # before the folder, so that a refusal leaves none
+    if not on_root((stage.folder / "manifest.json").exists):  # before the folder is made: an error leaves none
         with alike():
             plan = _plan(config, task, rows, encoded, languages)
     with stage.open():
@@ -237,13 +241,14 @@ def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: 
 
 
 def _unit(config: MixConfig, task: str) -> Unit:
-    """What the rows hold: slices of one text, or records that are packed."""
+    """The items of the rows: slices of one text, or records that are packed."""
     if task == "para":
         return "pairs"
     return "sentences" if config.sentences else "documents" if config.documents else "slices"
 
 
 def _write(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, plan: MixPlan) -> None:
+    """Write the shards of a task, then its manifest."""
     task, languages = stage.settings["task"], tuple(stage.settings["languages"])
     first_rows = None
     if _unit(config, task) != "slices":
@@ -254,7 +259,8 @@ def _write(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, plan: 
     results = run_tasks(write, range(count), sizes, config.processes, f"mix {task}")
     shards = tuple(Shard(**result["shard"]) for result in results)
     counts = _counts(plan, task, rows, results)
-    if "split" in stage.settings and task == "mono":  # what is held out: a sentence, or what a block has of a document
+    if "split" in stage.settings and task == "mono":
+        # held out or not as a whole: a sentence, or the part of a document that is in one block
         unit = "sentences" if encoded.settings.get("sentences") else encoded.settings["block_bytes"]
         counts |= {"split_of": unit} if unit != EncodeConfig.block_bytes else {}
     manifest = Manifest(
@@ -268,15 +274,15 @@ def _write(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, plan: 
 
 
 def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> MixPlan:
-    """The plan of a task, of pairs with about as many as fill the rows; its table is printed."""
+    """Plan which examples are sampled, and print their shares; packed items are about as many as fill the rows."""
     folder = config.encoded / task
     names = [shard.name for shard in encoded.shards]
     sizes = [shard.bytes for shard in encoded.shards]
     unit = _unit(config, task)
-    look = partial(
+    survey_shard = partial(
         survey, folder, config.row_tokens, LAYOUTS[config.layout], encoded.settings.get("max_pair_tokens"), unit
     )
-    shards: Sequence[EncodedShard] = run_tasks(look, names, sizes, config.processes, f"survey {task}")
+    shards: Sequence[EncodedShard] = run_tasks(survey_shard, names, sizes, config.processes, f"survey {task}")
     if not any(shard.examples for shard in shards):
         more = "raise --heldout-share" if encoded.settings.get("split") == "heldout" else "encode some text first"
         raise ValueError(f"{folder} has nothing that fills a row of {config.row_tokens} tokens: {more}")
@@ -291,19 +297,20 @@ def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages:
 
 
 def _say_shares(order: Order) -> None:
-    """Print what is sampled of the largest languages or pairs; `xlme prep stats` shows all."""
-    available, name = sum(order.examples), "language" if order.label == "mono" else "pair"
+    """Print the shares of the largest languages or pairs; `xlme prep stats` shows all."""
+    available, heading = sum(order.examples), "language" if order.label == "mono" else "pair"
     largest = sorted(range(len(order.names)), key=lambda j: (-order.examples[j], order.names[j]))
-    say(f"{name:<12} {'available':>15} {'share before':>12} {'share after':>12} {'repeats':>8}")
-    for j in largest[:_SHOWN]:
+    say(f"{heading:<12} {'available':>15} {'share before':>12} {'share after':>12} {'repeats':>8}")
+    for j in largest[:_TABLE_ROWS]:
         examples, quota = order.examples[j], order.quotas[j]
         shares = f"{examples / available:>12.3%} {quota / order.total:>12.3%} {quota / max(examples, 1):>7.2f}×"
         say(f"{order.names[j]:<12} {examples:>15,} {shares}")
-    if len(largest) > _SHOWN:
-        say(f"… {len(largest) - _SHOWN} more (`xlme prep stats` shows all)")
+    if len(largest) > _TABLE_ROWS:
+        say(f"… {len(largest) - _TABLE_ROWS} more (`xlme prep stats` shows all)")
 
 
 def _counts(plan: MixPlan, task: str, rows: int, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The manifest's counts, from the results of the shards."""
     order = plan.order
     used = [sum(column) for column in zip(*(result["used"] for result in results), strict=True)]
     tokens = sum(result["tokens"] for result in results)

@@ -1,4 +1,4 @@
-"""Training rows from encoded shards: the sampled order of their examples, and any stretch of it as record batches."""
+"""Training rows from encoded shards: the sampled order of their examples, and any range of rows as record batches."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,20 +17,22 @@ from data_prep.shares import Sampling, apportion
 from data_prep.store import Stage, write_arrow, write_file
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD, Layout, row_schema
 
-# Slots that are shuffled together, some 30,000 rows or more: rows are cut from documents, or packed from records.
+# Slots that are shuffled together: a slot is a row that is cut from a stream of text, or an item of a packed row. Both
+# numbers make some 30,000 rows or more.
 BLOCK = {"cut": 1 << 16, "packed": 1 << 18}
-STRETCH = 8192  # ids of a side, in about one piece of a file, that are used in the same block
+STRETCH = 8192  # ids of a side, about, that are neighbours in a file and used in the same block: read at once
+# Part of the settings: an output folder with another order is not continued.
 ORDER = "every example of a language once a pass, pass after pass; blocks of {} slots, stretches of {} ids"
 BATCH_ROWS = 1024
-WINDOW = 8192  # pairs that are packed together
-_HELD = 1 << 25  # ids that are in memory at once, 128 MiB
+WINDOW = 8192  # slots whose items are packed together
+_IDS_IN_MEMORY = 1 << 25  # at once, 128 MiB
 
 
 @dataclass(frozen=True)
 class MixPlan:
     """The sampled order of a task's examples, and where each is. `shards` are sorted by group, then name.
 
-    `tokens`: ids of all examples of each group; `mean_tokens`: of an example, on average over the corpus.
+    `tokens`: ids of all examples of each group; `mean_tokens`: mean ids of an example over all groups.
     """
 
     row_tokens: int
@@ -41,16 +43,16 @@ class MixPlan:
     mean_tokens: float
     order: Order
     sampling: Sampling
-    into: int | None = None  # the language that is every pair's second side
+    into: int | None = None  # index of the language that is the second side of every pair that has it
 
     @property
     def specials(self) -> int:
-        """Ids of an item that are not of its text."""
+        """Special tokens of an item."""
         return self.layout.pair_specials if len(self.group_languages[0]) == 2 else 2
 
     @cached_property
-    def _first(self) -> np.ndarray:
-        """Examples before each shard, over all groups."""
+    def _examples_before(self) -> np.ndarray:
+        """Number of examples before each shard, over all groups, and of all examples."""
         return np.cumsum([0] + [shard.examples for shard in self.shards])
 
     def find(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -58,14 +60,14 @@ class MixPlan:
         group, example = self.order.locate(slots)
         examples = np.array(self.order.examples)
         at = (np.cumsum(examples) - examples)[group] + example
-        shard = np.searchsorted(self._first, at, side="right") - 1
-        return group, shard, at - self._first[shard]
+        shard = np.searchsorted(self._examples_before, at, side="right") - 1
+        return group, shard, at - self._examples_before[shard]
 
     def by_shard(self, numbers: np.ndarray) -> Iterator[tuple[EncodedShard, np.ndarray]]:
-        """Each shard that is among `numbers`, with its positions there."""
+        """(shard, where its number is in `numbers`) of each shard whose number is there."""
         order = np.argsort(numbers, kind="stable")
-        for same in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
-            yield self.shards[int(numbers[same[0]])], same
+        for at in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+            yield self.shards[int(numbers[at[0]])], at
 
 
 def plan_rows(
@@ -79,7 +81,7 @@ def plan_rows(
     unit: Unit,
     into: int | None = None,
 ) -> MixPlan:
-    """The plan of a task with no slots yet, which `with_total` gives it."""
+    """The plan of a task that samples nothing yet: `with_total` sets how many examples."""
     shards = sorted(shards, key=lambda shard: (shard.group, shard.batches.path.name))
     by_group = {group: list(same) for group, same in groupby(shards, key=lambda shard: shard.group)}
     examples = tuple(sum(shard.examples for shard in same) for same in by_group.values())
@@ -101,7 +103,7 @@ def with_total(plan: MixPlan, total: int) -> MixPlan:
 
 @dataclass
 class Tally:
-    """Counts of a shard's rows: examples of each group that were used, and ids that are not padding."""
+    """Counts of a shard's rows: the examples used of each group, and ids that are not padding."""
 
     used: np.ndarray
     tokens: int = 0
@@ -127,7 +129,7 @@ def write_shard(
 ) -> dict[str, Any]:
     """Write shard `number` of `rows_per_shard` rows, the last one shorter, with its index, unless that is done. Returns
     the task's result."""
-    from xlme_ds.data.shards import SUFFIX, index_of  # here: it loads numba, which other stages do without
+    from xlme_ds.data.shards import SUFFIX, index_of  # imported late: it loads numba, which other stages do not need
 
     name = f"{number:05d}"
     path = stage.folder / f"{name}.arrow"
@@ -137,9 +139,9 @@ def write_shard(
         tally = Tally(np.zeros(len(plan.order.names), dtype=np.int64))
         schema = row_schema(plan.row_tokens)
         if first_rows is None:
-            batches = _mono_rows(plan, start, stop, tally)
+            batches = _cut_rows(plan, start, stop, tally)
         else:
-            batches = _rechunked(_para_rows(plan, first_rows, start, stop, tally), BATCH_ROWS, schema)
+            batches = _rechunked(_packed_rows(plan, first_rows, start, stop, tally), BATCH_ROWS, schema)
         checks: list[np.ndarray] = []
         shard = write_arrow(path, schema, _checked(batches, checks), stage.folder)
         assert shard.rows == stop - start
@@ -150,7 +152,7 @@ def write_shard(
 
 
 def _checked(batches: Iterable[pa.RecordBatch], checks: list[np.ndarray]) -> Iterator[pa.RecordBatch]:
-    """`batches`, each of whose checksums are added to `checks`, taken while it is in memory."""
+    """Pass on `batches`; the checksums of each are appended to `checks` while it is in memory."""
     from xlme_ds.data.shards import group_checks
 
     for batch in batches:
@@ -158,52 +160,57 @@ def _checked(batches: Iterable[pa.RecordBatch], checks: list[np.ndarray]) -> Ite
         yield batch
 
 
-def _mono_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
-    """Rows [start, stop) of the order: the token that opens an item, a slice of a shard's token stream without `</s>`
-    at its ends, and `</s>`."""
-    held = min(plan.order.block, max(_HELD // plan.row_tokens // BATCH_ROWS, 1) * BATCH_ROWS)
+def _cut_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
+    """Rows [start, stop) of the order.
+
+    A row is the token that opens an item, then a slice of a shard's token stream, then `</s>`. The slice loses a `</s>`
+    at its start or end.
+    """
+    step = min(plan.order.block, max(_IDS_IN_MEMORY // plan.row_tokens // BATCH_ROWS, 1) * BATCH_ROWS)
     languages = np.array([index for (index,) in plan.group_languages])
-    for first in range(start, stop, held):
-        group, shards, example = plan.find(np.arange(first, min(first + held, stop)))
-        rows, texts = _cut_texts(plan, shards, example)
+    for first in range(start, stop, step):
+        group, shards, example = plan.find(np.arange(first, min(first + step, stop)))
+        rows, lengths = _cut_texts(plan, shards, example)
         tally.used += np.bincount(group, minlength=len(tally.used))
-        tally.tokens += int((texts + 2).sum())
+        tally.tokens += int((lengths + 2).sum())
         for begin in range(0, len(rows), BATCH_ROWS):
             part = slice(begin, begin + BATCH_ROWS)
-            items = np.ones(len(rows[part]), dtype=np.int64)
-            yield _batch(rows[part], items, texts[part] + 2, items, languages[group[part]])
+            ones = np.ones(len(rows[part]), dtype=np.int64)  # an item of one side in each row
+            yield _batch(rows[part], ones, lengths[part] + 2, ones, languages[group[part]])
 
 
 def _cut_texts(plan: MixPlan, shards: np.ndarray, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(row [examples, R], ids of its text) of each example; the shards are read one after the other."""
-    rows, texts = np.empty((len(shards), plan.row_tokens), dtype=np.int32), np.empty(len(shards), dtype=np.int64)
+    """Rows [examples, R], and the number of ids of each row's text; the shards are read one after the other."""
+    rows, lengths = np.empty((len(shards), plan.row_tokens), dtype=np.int32), np.empty(len(shards), dtype=np.int64)
     width = plan.row_tokens - 2
-    for shard, same in plan.by_shard(shards):
-        begin = plan.row_tokens * same + 1
-        texts[same] = shard.batches.copy_stream(examples[same] * width, width, rows.ravel(), begin)
+    for shard, at in plan.by_shard(shards):
+        begin = plan.row_tokens * at + 1
+        lengths[at] = shard.batches.copy_stream(examples[at] * width, width, rows.ravel(), begin)
     rows[:, 0], rows[:, -1] = plan.layout.opening, EOS
-    at_end = (texts < width) | (rows[:, 1] == EOS) | (rows[np.arange(len(rows)), texts] == EOS)
-    for i in np.flatnonzero(at_end).tolist():
-        text = rows[i, 1 : 1 + texts[i]].copy()
+    shorter = (lengths < width) | (rows[:, 1] == EOS) | (rows[np.arange(len(rows)), lengths] == EOS)
+    for i in np.flatnonzero(shorter).tolist():
+        text = rows[i, 1 : 1 + lengths[i]].copy()
         text = text[int(text[0] == EOS) : len(text) - int(text[-1] == EOS)]
         if not len(text):
             raise ValueError(
                 f"{plan.shards[int(shards[i])].batches.path} has a document without text: encode the data again"
             )
-        texts[i] = len(text)
+        lengths[i] = len(text)
         rows[i, 1:] = PAD
         rows[i, 1 : 1 + len(text)] = text
         rows[i, 1 + len(text)] = EOS
-    return rows, texts
+    return rows, lengths
 
 
 def count_rows(plan: MixPlan, first: int, last: int) -> list[int]:
-    """Rows into which each of the windows [first, last) packs."""
+    """Number of rows that each of the windows [first, last) fills."""
     return [len(rows) for _, _, windows in _packed_windows(plan, first, last) for rows in windows]
 
 
-def _para_rows(plan: MixPlan, first_rows: np.ndarray, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
-    """Rows [start, stop) of the packed windows; `first_rows` [windows + 1] are the rows before each window."""
+def _packed_rows(
+    plan: MixPlan, first_rows: np.ndarray, start: int, stop: int, tally: Tally
+) -> Iterator[pa.RecordBatch]:
+    """Rows [start, stop) of the packed windows; `first_rows` [windows + 1] counts the rows before each window."""
     first, last = int(np.searchsorted(first_rows, start, side="right")) - 1, int(np.searchsorted(first_rows, stop))
     for begin, pairs, windows in _packed_windows(plan, first, last):
         before = int(first_rows[begin])
@@ -215,15 +222,16 @@ def _para_rows(plan: MixPlan, first_rows: np.ndarray, start: int, stop: int, tal
 
 
 def _packed_windows(plan: MixPlan, first: int, last: int) -> Iterator[tuple[int, SampledPairs, list[list[np.ndarray]]]]:
-    """Windows [first, last) in parts that fit into memory, and into a block of the order, which is read at once.
+    """Pack the windows [first, last), a part of them at a time: (number of its first window, its items, indices of the
+    items in each row of each window).
 
-    Of each part the number of its first window, its pairs, and the pairs of each row of each window.
+    A part fits into memory and is at most a block of the order, whose ids are near one another in the files.
     """
-    most = int(min(plan.order.block, _HELD / plan.mean_tokens)) // WINDOW or 1
+    per_part = int(min(plan.order.block, _IDS_IN_MEMORY / plan.mean_tokens)) // WINDOW or 1
     key = key_of(plan.order.seed, plan.order.label, "rows")
     while first < last:
-        stop = min(first - first % most + most, last)
-        pairs = _find_pairs(plan, np.arange(first * WINDOW, min(stop * WINDOW, plan.order.total)))
+        stop = min(first - first % per_part + per_part, last)
+        pairs = _find_items(plan, np.arange(first * WINDOW, min(stop * WINDOW, plan.order.total)))
         windows = []
         for number in range(first, stop):
             begin = (number - first) * WINDOW
@@ -233,15 +241,15 @@ def _packed_windows(plan: MixPlan, first: int, last: int) -> Iterator[tuple[int,
         first = stop
 
 
-def _find_pairs(plan: MixPlan, slots: np.ndarray) -> SampledPairs:
-    """Look up where the pairs of these slots are, without reading their ids."""
+def _find_items(plan: MixPlan, slots: np.ndarray) -> SampledPairs:
+    """Look up where the items of these slots are in the encoded shards; their ids are not read."""
     group, shards, example = plan.find(slots)
     sides = np.array(plan.group_languages)[group]
     starts, lengths = np.empty((2, sides.shape[1], len(slots)), dtype=np.int64)
     for shard, at in plan.by_shard(shards):
         records, pieces = shard.locate(example[at])
         starts[:, at], lengths[:, at] = shard.batches.bounds(records)
-        if len(starts) == 1:  # a piece of a text, whose last id is `</s>`
+        if len(starts) == 1:  # monolingual: one piece of a text, and the text's last id is `</s>`
             before = pieces * (plan.row_tokens - plan.specials)
             starts[0, at] += before
             lengths[0, at] = (lengths[0, at] - 1 - before).clip(max=plan.row_tokens - plan.specials)
@@ -253,8 +261,8 @@ def _find_pairs(plan: MixPlan, slots: np.ndarray) -> SampledPairs:
 
 
 def _render(plan: MixPlan, pairs: SampledPairs, rows: Sequence[np.ndarray]) -> pa.RecordBatch:
-    """The rows with the given items, each item `<s> e </s> f </s>`, or as else the plan lays them out; monolingual ones
-    `<s> x </s>`."""
+    """Read the items of these rows, and lay each out with its special tokens: by layout xlme a pair is
+    `<s> e </s> f </s>`, a monolingual item `<s> x </s>`."""
     items = np.concatenate(rows)
     counts = np.array([len(row) for row in rows])
     lengths = pairs.tokens[items]
@@ -265,15 +273,21 @@ def _render(plan: MixPlan, pairs: SampledPairs, rows: Sequence[np.ndarray]) -> p
     at = ends - lengths + np.repeat(padding, counts)
     flat = np.full(len(rows) * plan.row_tokens, PAD, dtype=np.int32)
     flat[at] = plan.layout.opening
-    starts, wide = pairs.starts[:, items], pairs.lengths[:, items]
+    starts, side_lengths = pairs.starts[:, items], pairs.lengths[:, items]
     after_first = at + 1 + first
     if len(starts) == 2:
         for n, separator in enumerate(plan.layout.between):
             flat[after_first + n] = separator
     flat[at + lengths - 1] = EOS
     places = np.stack([at + 1, after_first + len(plan.layout.between)])[: len(starts)]
-    for shard, same in plan.by_shard(pairs.shard[items]):
-        copy_words(shard.batches.path, starts[:, same].ravel(), wide[:, same].ravel(), flat, places[:, same].ravel())
+    for shard, of_shard in plan.by_shard(pairs.shard[items]):
+        copy_words(
+            shard.batches.path,
+            starts[:, of_shard].ravel(),
+            side_lengths[:, of_shard].ravel(),
+            flat,
+            places[:, of_shard].ravel(),
+        )
     sides = np.array(plan.group_languages)[pairs.group[items]]
     sides[pairs.swapped[items]] = sides[pairs.swapped[items], ::-1]
     return _batch(flat.reshape(len(rows), -1), counts, lengths, len(starts) * counts, sides.ravel())
@@ -282,16 +296,18 @@ def _render(plan: MixPlan, pairs: SampledPairs, rows: Sequence[np.ndarray]) -> p
 def _batch(
     rows: np.ndarray, items: np.ndarray, lengths: np.ndarray, sides: np.ndarray, languages: np.ndarray
 ) -> pa.RecordBatch:
-    """`rows` [B, R] with `items` [B] counting into the flat `lengths`, `sides` [B] into the flat `languages`."""
+    """A record batch of `rows` [B, R]. `items` [B] says how many of the flat `lengths` belong to each row, `sides` [B]
+    how many of the flat `languages`."""
     tokens = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
     lists = [list_array((values.astype(np.int16), n)) for values, n in ((lengths, items), (languages, sides))]
     return pa.record_batch([tokens, *lists], schema=row_schema(rows.shape[1]))
 
 
 def _rechunked(batches: Iterable[pa.RecordBatch], size: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """`batches` cut again into batches of `size` rows, the last one shorter.
+    """Cut `batches` anew into batches of `size` rows, the last one shorter.
 
-    A slice is copied, so that its buffers end where it ends: else Arrow fills the file's gaps with the memory after it.
+    A slice is copied, so that its buffers end with it. Without that, Arrow would pad the buffers in the file with
+    whatever follows the slice in memory.
     """
     rest = pa.RecordBatch.from_pylist([], schema)
     for batch in batches:

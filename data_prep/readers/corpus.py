@@ -46,7 +46,7 @@ class TextConfig:
 class Sources:
     """The inputs of one task (mono or para), sorted by name; those of one name in the order given.
 
-    `settings`: the parts of their descriptions that shape a stage's bytes, without files and places.
+    `settings`: the parts of their descriptions that change a stage's output; names of files and places do not.
     """
 
     inputs: tuple[Input, ...]
@@ -66,19 +66,19 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
         inputs = find(folder) if folder else []
         settings: dict[str, Any] = {}
         for corpus in (corpus for corpus in corpora if corpus.task == task):
-            corpus_files = corpus_inputs(corpus, text.allow_missing)
-            inputs += corpus_files
-            own: dict[str, Any] = {
+            described_inputs = corpus_inputs(corpus, text.allow_missing)
+            inputs += described_inputs
+            described: dict[str, Any] = {
                 "format": corpus.format,
                 "columns": list(corpus.columns),
                 "filters": list(corpus.filters),
             }
-            own |= {"line_end": corpus.line_end} if corpus.line_end else {}
+            described |= {"line_end": corpus.line_end} if corpus.line_end else {}
             filters = dict(corpus.filters)
             if LANGUAGE in filters:
-                own["language_model"] = _language_model(corpus_files, filters[LANGUAGE].get(MODEL, ""))
+                described["language_model"] = _language_model(described_inputs, filters[LANGUAGE].get(MODEL, ""))
                 filters[LANGUAGE] = {key: value for key, value in filters[LANGUAGE].items() if key != MODEL}
-            settings |= {f"{corpus.name}.{key}": value for key, value in (own | filters).items()}
+            settings |= {f"{corpus.name}.{key}": value for key, value in (described | filters).items()}
         if inputs:
             _warn_of_others(inputs)
             _check_doubles(inputs)
@@ -89,7 +89,7 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
 
 
 def _language_model(inputs: list[Input], model: str) -> str:
-    """Name of filter `language`'s model; a warning names the languages that it does not know."""
+    """Name of the model of filter `language`. Warns of the languages that the model does not know."""
     languages = sorted({language for source in inputs for language in source.languages})
     if unknown := [language for language in languages if not labels_of(language, model)]:
         warn(f"filter language leaves {', '.join(unknown)} as they are: its model does not know them")
@@ -97,26 +97,25 @@ def _language_model(inputs: list[Input], model: str) -> str:
 
 
 def _warn_of_others(inputs: list[Input]) -> None:
-    """Warn of languages that are not CC-100's: they may be typing errors, and filters do not know them."""
+    """Warn of languages that CC-100 does not have: they may be typing errors, and filter `script` ignores them."""
     others = sorted({language for source in inputs for language in source.languages} - set(LANGUAGES))
     if others:
         warn(f"not among CC-100's languages: {', '.join(others)}; text is read under these codes, check their spelling")
-    scripts = {language for source in inputs if SCRIPT in source.filters for language in source.languages}
-    if left := sorted(scripts.intersection(others)):
-        warn(f"filter {SCRIPT} leaves {', '.join(left)} as they are: it does not know their scripts")
+    filtered = {language for source in inputs if SCRIPT in source.filters for language in source.languages}
+    if unfiltered := sorted(filtered.intersection(others)):
+        warn(f"filter {SCRIPT} leaves {', '.join(unfiltered)} as they are: it does not know their scripts")
 
 
 def _check_doubles(inputs: list[Input]) -> None:
-    """Raise ValueError if a file is named twice for one language or pair, so that its text would count twice, or the
-    same text is named for two languages."""
+    """Raise ValueError if a file is named twice for one language or pair, or one text for two of them."""
     seen_by: dict[tuple[str, ...], str] = {}
-    names: dict[tuple[object, ...], str] = {}
+    names_by_content: dict[tuple[object, ...], str] = {}
     for source in inputs:
         by = f"corpus {source.corpus}" if source.corpus else "--mono or --para"
-        paths = list(map(_file, source.paths))
+        paths = list(map(_file_identity, source.paths))
         key = (source.name, *sorted(paths))
-        text = (*sorted(paths), source.members, source.columns, repr(source.filters.get("column")))
-        first = names.setdefault(text, source.name)
+        content = (*sorted(paths), source.members, source.columns, repr(source.filters.get("column")))
+        first = names_by_content.setdefault(content, source.name)
         if first != source.name and not READERS[source.format].says_languages:
             raise ValueError(
                 f"{source.paths[0]} is named for {first} and for {source.name}, which cannot both be right: let files "
@@ -150,8 +149,8 @@ def _is_local_file(place: Place) -> bool:
     return place.local is not None and not place.pipe
 
 
-def _file(place: Place) -> str:
-    """A name of the file that is the same for all links to it, symbolic or hard."""
+def _file_identity(place: Place) -> str:
+    """A text that is the same for all links, symbolic or hard, to one file."""
     path = place.local
     if path is None or not path.exists():
         return str(path or place)
@@ -166,19 +165,19 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
     Warnings name the files that are not read.
     """
     places = {place.name: place for place in files_in(corpus.where, deep=any("/" in name for name in corpus.files))}
-    listed = _wanted(corpus)
+    listed = _listed_spellings(corpus)
     names = FileNames(corpus.files, places, None if listed is None else [*chain.from_iterable(listed)])
-    spellings_listed = [[codes] for codes in names.wanted] if listed is None else listed
+    searched = [[codes] for codes in names.wanted] if listed is None else listed
     inputs_found: list[Input] = []
     missing = []
-    for spellings in spellings_listed:  # the first that has a file counts, else the first
+    for spellings in searched:  # use the first spelling with files; without any, report the first
         codes, files = next(
             ((codes, files) for codes in spellings if (files := names.files_of(codes))), (spellings[0], [])
         )
         missing += [] if files else ["-".join(codes)]
         inputs_found += [_input(corpus, codes, tuple(places[name] for name in paths)) for paths in files]
     missing_text = (
-        f"{len(missing)} of {len(spellings_listed)} files of {corpus.name} are not in {corpus.where} ({_some(missing)})"
+        f"{len(missing)} of {len(searched)} files of {corpus.name} are not in {corpus.where} ({_first_few(missing)})"
     )
     if missing and not allow_missing:
         raise ValueError(
@@ -195,7 +194,7 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
 
 
 def _input(corpus: CorpusDescription, codes: Codes, places: tuple[Place, ...]) -> Input:
-    """The input that these files are, by their names."""
+    """The input of these files; `codes` are its languages as the files spell them."""
     _check_cache(places[0], corpus)
     reader, languages = READERS[corpus.format], tuple(map(language_of, codes))
     ordered = in_order(languages)
@@ -214,7 +213,7 @@ def _input(corpus: CorpusDescription, codes: Codes, places: tuple[Place, ...]) -
 
 
 def _check_cache(place: Place, corpus: CorpusDescription) -> None:
-    """Raise ValueError for what `map` and `filter` of Hugging Face's `datasets` write next to the text they read."""
+    """Raise ValueError for a cache file that Hugging Face's `datasets` wrote next to the data in `map` or `filter`."""
     if corpus.format.startswith("arrow") and place.name.rpartition("/")[2].startswith("cache-"):
         raise ValueError(
             f"{place} is a cache of Hugging Face's datasets, so its text would count twice: let files name "
@@ -222,8 +221,8 @@ def _check_cache(place: Place, corpus: CorpusDescription) -> None:
         )
 
 
-def _wanted(corpus: CorpusDescription) -> list[list[Codes]] | None:
-    """The codes of each listed language or pair as files spell them, all spellings of the description; None for any."""
+def _listed_spellings(corpus: CorpusDescription) -> list[list[Codes]] | None:
+    """The spellings of each language or pair that the description lists; None if it lists none and takes any."""
     if corpus.codes is None:
         return None
     if corpus.task == "para":
@@ -232,7 +231,7 @@ def _wanted(corpus: CorpusDescription) -> list[list[Codes]] | None:
 
 
 def _warn_of_unread(corpus: CorpusDescription, names: FileNames, inputs: Sequence[Input]) -> None:
-    """Warn of the languages or pairs whose files are not read, and of all other files that are not."""
+    """Warn of the languages or pairs whose files are not read, and of all other files that are not read."""
     read = {place.name for source in inputs for place in source.paths}
     languages = {source.languages for source in inputs}
     others, foreign = [], set[str]()
@@ -243,10 +242,10 @@ def _warn_of_unread(corpus: CorpusDescription, names: FileNames, inputs: Sequenc
         else:
             foreign.add("-".join(codes))
     kind = "languages, by their codes," if corpus.task == "mono" else "pairs, by their languages,"
-    for what, left in (("files, by their names,", others), (kind, sorted(foreign))):
-        if left:
-            warn(f"{len(left)} {what} are not read as {corpus.name}: {_some(left)}")
+    for what, names_unread in (("files, by their names,", others), (kind, sorted(foreign))):
+        if names_unread:
+            warn(f"{len(names_unread)} {what} are not read as {corpus.name}: {_first_few(names_unread)}")
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_few(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + (" …" if len(names) > 8 else "")

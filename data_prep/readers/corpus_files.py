@@ -1,8 +1,8 @@
-"""Corpus files: where `pyarrow.fs` reaches them, and their bytes as blocks and lines in bounded memory.
+"""Corpus files: places that `pyarrow.fs` reaches, and their bytes as blocks and lines in bounded memory.
 
 A file is at a local path or a URI such as s3://, gs://, hdfs:// or file://, plain, compressed or in a zip file. Only LF
-ends a line. Every byte of a compressed file is text, padding that its format allows, or an error: a damaged or
-truncated file is a ValueError that names the file, the line reached and the byte of the file.
+ends a line. No byte of a compressed file is skipped: it is text, or padding that the format allows. A damaged or
+truncated file raises a ValueError that names the file, the line reached and the byte of the file.
 """
 
 import errno
@@ -27,8 +27,8 @@ from data_prep.store import unfinished
 
 MAX_LINE = 100_000  # bytes
 MAX_ROW = 500_000  # bytes of a row of a .tsv file: the URLs of pages are in it too
-WINDOW = 1_000_000  # bytes after a block's size in which its end is looked for
-_WINDOW_TOO_LARGE = "requires too much memory"  # in the words of libzstd
+WINDOW = 1_000_000  # bytes after a block's size in which a boundary is searched for
+_WINDOW_TOO_LARGE = "requires too much memory"  # part of libzstd's error message
 _DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, pa.ArrowException)
 
 
@@ -75,7 +75,7 @@ class Place:
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder, which may be there for other reasons than to be read."""
+        """Whether it is a folder. One may be among the files without being part of the corpus."""
         if self.local is not None:
             return self.local.is_dir()
         system, root = filesystem(self.folder)
@@ -110,15 +110,15 @@ def filesystem(folder: str) -> tuple[fs.FileSystem, str]:
 
 
 def files_in(folder: str, deep: bool = False) -> list[Place]:
-    """The files of a folder by name, in its subfolders too if `deep`; nothing that is hidden, by a dot at the start of
-    its name or of that of a folder it is in.
+    """All that a folder holds, sorted by name, and if `deep` its subfolders too; hidden files and folders, whose names
+    begin with a dot, are left out.
 
-    Named pipes, links that lead nowhere and subfolders too: `Place.size` fails for those that cannot be read. Raises
-    ValueError when `folder` is no folder, and for the output of a `minhash` that did not finish.
+    Named pipes, broken links and subfolders are listed as well: `Place.size` raises for those that cannot be read.
+    Raises ValueError when `folder` is no folder, and for the output of a `minhash` that did not finish.
     """
     system, root = filesystem(folder)
     try:
-        if isinstance(system, fs.LocalFileSystem):  # Arrow's own listing leaves out links that lead nowhere
+        if isinstance(system, fs.LocalFileSystem):  # Arrow's own listing leaves out broken links
             names = list(_local_names(root, deep))
         else:
             infos = system.get_file_info(fs.FileSelector(root, recursive=deep))
@@ -129,18 +129,19 @@ def files_in(folder: str, deep: bool = False) -> list[Place]:
                 f"{folder} is not a folder: name the one that holds the corpus files, named as en.txt"
             ) from None
         raise ValueError(f"{folder} cannot be listed ({error}): check the name and your access to it") from None
-    for out in (Path(root), Path(root).parent) if isinstance(system, fs.LocalFileSystem) else ():
-        if unfinished(out, "minhash"):
-            raise ValueError(f"{folder} lacks documents, for minhash did not finish: give the command of {out} again")
+    for stage_folder in (Path(root), Path(root).parent) if isinstance(system, fs.LocalFileSystem) else ():
+        if unfinished(stage_folder, "minhash"):
+            raise ValueError(
+                f"{folder} lacks documents, for minhash did not finish: give the command of {stage_folder} again"
+            )
     return [Place(folder, name) for name in sorted(names) if not any(p.startswith(".") for p in Path(name).parts)]
 
 
 def _local_names(root: str, deep: bool) -> Iterator[str]:
-    """Names below a local folder; a link that leads back to a folder it is in, or was reached through, is not
-    followed."""
-    chains: dict[str, tuple[str, ...]] = {
-        root: (os.path.realpath(root),)
-    }  # of a folder, and of those it was reached through
+    """Names below a local folder, relative to it. Links to folders are followed, except those that would lead in
+    circles: back to a folder that the link is in or was reached through."""
+    # real paths by folder: its own, and those of the folders that it was reached through
+    ancestors: dict[str, tuple[str, ...]] = {root: (os.path.realpath(root),)}
 
     def refuse(error: OSError) -> None:
         raise error
@@ -152,35 +153,35 @@ def _local_names(root: str, deep: bool) -> Iterator[str]:
                     f"{parent} has the name {os.fsencode(name)!r}, which is not UTF-8: rename that file or folder"
                 )
             yield os.path.relpath(os.path.join(parent, name), root)
-        chain = chains.pop(parent)
+        above = ancestors.pop(parent)
         real = {name: os.path.realpath(os.path.join(parent, name)) for name in folders}
-        back = {name for name in folders for one in chain if os.path.commonpath([real[name], one]) == real[name]}
-        folders[:] = [name for name in folders if deep and name[0] != "." and name not in back]
-        chains |= {os.path.join(parent, name): (*chain, real[name]) for name in folders}
+        circular = {name for name in folders for path in above if os.path.commonpath([real[name], path]) == real[name]}
+        folders[:] = [name for name in folders if deep and name[0] != "." and name not in circular]
+        ancestors |= {os.path.join(parent, name): (*above, real[name]) for name in folders}
 
 
 def read_text(place: Place, member: str | None = None) -> Iterator[bytes]:
     """The text of a file, or of a member of a zip file, in pieces. Raises ValueError on a damaged file."""
-    number = 0
+    lines_read = 0
     try:
         for piece in _pieces(place, member):
             yield piece
-            number += piece.count(b"\n")
+            lines_read += piece.count(b"\n")
     except _DAMAGED as error:
         name = f"{place}:{member}" if member else str(place)
         if of_network(place, error):
-            raise OSError(f"{name} cannot be read after line {number} ({error})") from None
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk or of access, not of the bytes
+            raise OSError(f"{name} cannot be read after line {lines_read} ({error})") from None
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk or of access: the file may be whole
             raise OSError(error.errno, error.strerror, error.filename or name) from None
         advice = "it is truncated or damaged, fetch it again"
         if _WINDOW_TOO_LARGE in str(error):
             advice = "its window is over 128 MiB, pack it again without zstd's --long or with --long=27"
-        raise ValueError(f"{name} cannot be read after line {number} ({error}): {advice}") from None
+        raise ValueError(f"{name} cannot be read after line {lines_read} ({error}): {advice}") from None
     check_unchanged(place)
 
 
 def check_unchanged(place: Place) -> None:
-    """Raise ValueError for a file that has another size than before it was read."""
+    """Raise ValueError for a file whose size changed while it was read."""
     now = place.size if place.pipe else Place(place.folder, place.name).size
     if now != place.size:
         raise ValueError(
@@ -190,12 +191,13 @@ def check_unchanged(place: Place) -> None:
 
 
 def of_network(place: Place, error: BaseException) -> bool:
-    """Whether an error is that of a remote file system, which has no number, and not of the bytes: it may pass."""
+    """Whether an error comes from a remote file system, not from damaged bytes: a retry may succeed. Such an
+    error has no `errno`."""
     return place.local is None and type(error) is OSError and error.errno is None
 
 
 def _pieces(place: Place, member: str | None) -> Iterator[bytes]:
-    """Compression goes by the ending, and a file of zero bytes is empty text, whatever its ending."""
+    """Read and decompress. The ending says the compression; a file of zero bytes is empty text, whatever its ending."""
     if member is not None:
         with place.open() as packed, zipfile.ZipFile(packed) as archive, archive.open(member) as text:
             yield from iter(partial(text.read, CHUNK), b"")
@@ -211,7 +213,7 @@ def _pieces(place: Place, member: str | None) -> Iterator[bytes]:
 
 
 def clip_lines(parts: Iterable[bytes], most: int) -> Iterator[bytes]:
-    """`parts` with every line cut after `most` + 1 bytes. Each part has fewer than `most` bytes."""
+    """Cut every line of `parts` after `most` + 1 bytes. Each part must have fewer than `most` bytes."""
     length = 0  # of the line that is open
     for part in parts:
         end = part.find(b"\n")
@@ -222,10 +224,11 @@ def clip_lines(parts: Iterable[bytes], most: int) -> Iterator[bytes]:
 
 
 def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Blocks that end after the first `boundary` from `size` bytes on; True with a block that ends elsewhere.
+    """Cut `parts` into blocks that end at the first `boundary` from `size` bytes on; True with a block that ends
+    elsewhere.
 
-    Without a boundary within WINDOW bytes, a block ends after a line, or else where `cut_point` says. The blocks depend
-    on the bytes alone, not on the parts that they come in.
+    Without a boundary within WINDOW bytes, a block ends after the last line in them; without a line's end either, at
+    `cut_point`. The blocks depend on the bytes alone, not on how they are divided into parts.
     """
     held, limit = bytearray(), size + WINDOW
     for part in chain(parts, [None]):
@@ -244,33 +247,34 @@ def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -
             block = bytes(memoryview(held)[:end])
             del held[:end]
             yield block, cut
-            del block  # it is large: nobody holds it twice while it is worked on
+            del block  # it is large: free it as soon as the caller does
 
 
 def split_lines(parts: Iterable[bytes], most: int) -> Iterator[bytes]:
-    """Lines without LF; one that the file leaves open is given once it has over `most` bytes, and its rest is not."""
-    held: list[bytes] = []  # of the line that is open
-    size, is_given = 0, False
+    """Lines without LF. A line that grows over `most` bytes before its end is read is yielded so far, and its rest is
+    skipped."""
+    held: list[bytes] = []  # pieces of the line that is open
+    size, is_yielded = 0, False
     for part in parts:
         first, *others = part.split(b"\n")
-        if not is_given:
+        if not is_yielded:
             held.append(first)
             size += len(first)
         if others:
-            if not is_given:
+            if not is_yielded:
                 yield b"".join(held)
             *whole, last = others
             yield from whole
-            held, size, is_given = [last], len(last), False
-        if size > most and not is_given:
+            held, size, is_yielded = [last], len(last), False
+        if size > most and not is_yielded:
             yield b"".join(held)
-            held, is_given = [], True
-    if size and not is_given:
+            held, is_yielded = [], True
+    if size and not is_yielded:
         yield b"".join(held)
 
 
 def cut_line(line: bytes) -> list[bytes]:
-    """A line in pieces of at most MAX_LINE bytes, cut at `cut_point`."""
+    """Cut a line into pieces of at most MAX_LINE bytes, at `cut_point`."""
     pieces = []
     at = 0
     while len(line) - at > MAX_LINE:
@@ -281,6 +285,6 @@ def cut_line(line: bytes) -> list[bytes]:
 
 
 def cut_point(line: bytes | bytearray) -> int:
-    """Where to cut a line over MAX_LINE bytes: after the last white space before that, or else between characters."""
+    """Bytes to cut off a line over MAX_LINE bytes: up to its last white space within them, or else whole characters."""
     end = max(line.rfind(b" ", 0, MAX_LINE), line.rfind(b"\t", 0, MAX_LINE)) + 1
     return end or next((i for i in range(MAX_LINE, MAX_LINE - 4, -1) if line[i] & 0xC0 != 0x80), MAX_LINE)

@@ -1,4 +1,4 @@
-"""The protocol of a corpus format: file names, cutting into blocks of bytes, parsing to documents or pairs; and the
+"""Base classes of the corpus formats: file names, cutting into blocks of bytes, parsing to documents or pairs; and the
 format of CC-100."""
 
 import re
@@ -28,10 +28,10 @@ ScoredPair = tuple[str, str, float | None]
 class Input:
     """One file of documents (`languages` has one code) or one set of pairs (two codes).
 
-    `paths`: one file, or the two sides. `members`: the two sides inside a zip file. The codes in `name` and `languages`
-    are CC-100's, in the order of `languages.in_order`; the files of a `swapped` input have them the other way.
-    `columns` name the columns of a file that has some, see `Reader.read_columns`; `filters` are settings by name.
-    `line_end`: what ends a line inside of a record's text besides LF.
+    `paths`: one file, or a file for each side of the pairs. `members`: both sides inside one zip file. The codes in
+    `name` and `languages` are CC-100's, in the order of `languages.in_order`; a `swapped` input has its sides in the
+    other order in the files. `columns`: names of the columns to read, for formats with columns (`Reader.read_columns`).
+    `filters`: settings by filter. `line_end`: text that ends a line inside a record, as LF does.
     """
 
     name: str
@@ -58,12 +58,10 @@ class Input:
 
 @dataclass(frozen=True)
 class TextBlock:
-    """One side of raw text, or two sides with the same number of lines.
+    """Raw text of one side, or of two sides with the same number of lines.
 
-    `dropped` documents or pairs were left out, by reason.
-
-    `repaired` counts what was repaired on the way, by reason. `cut`: the block ends inside of a document, which is too
-    long to be read whole.
+    `dropped` and `repaired` count, by reason, the documents or pairs that reading left out, and what it repaired.
+    `cut`: the block ends inside a document that is too long to be read whole.
     """
 
     sides: tuple[bytes, ...]
@@ -73,7 +71,7 @@ class TextBlock:
 
 
 class Paragraphs(NamedTuple):
-    """Whole documents, one after the other: their paragraphs, none empty, and how many each has (int64)."""
+    """Whole documents: the paragraphs of all, none of them empty, and the number of paragraphs of each (int64)."""
 
     lines: list[str]
     of_document: np.ndarray
@@ -82,25 +80,25 @@ class Paragraphs(NamedTuple):
 class Reader(ABC):
     """A corpus format of task mono (documents, see `CC100`) or para (pairs).
 
-    `columns` are those of its files where a description names none.
+    `columns`: the columns to read where a description names none.
     """
 
     task: ClassVar[str]
-    says_languages: ClassVar[bool] = False  # of its text, in the files themselves
+    says_languages: ClassVar[bool] = False  # whether the files themselves mark the language of each text
     columns: tuple[str, ...] = ()
 
     def read_columns(self, given: Any) -> tuple[str, ...]:
-        """A description's `columns` as an `Input` has them. Raises ValueError for what this format cannot use."""
+        """Check a description's `columns` and return them as in `Input`. Raises ValueError for those it cannot use."""
         if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
             raise ValueError(f"columns are {given}: list their names")
         return tuple(given)
 
     def has_column(self, columns: tuple[str, ...], name: str) -> bool:
-        """Whether a filter can look at the column `name` of a file."""
+        """Whether filter `column` can read the column `name` of a file."""
         return False
 
     def members(self, place: Place, codes: tuple[str, ...]) -> tuple[str, ...]:
-        """The two sides inside of an archive; none in other formats."""
+        """Names of the two sides inside an archive; none in other formats."""
         return ()
 
     @abstractmethod
@@ -112,9 +110,9 @@ class Reader(ABC):
 
 
 class CC100(Reader):
-    """A paragraph a line, an empty line between documents; the class of all formats of documents.
+    """A paragraph a line, an empty line between documents; the base class of all formats of documents.
 
-    `file_names` in a folder of files by language: a regular expression, and in words.
+    `file_names`: endings of the files in a folder of files by language, as a regular expression and for messages.
     """
 
     task = "mono"
@@ -123,29 +121,29 @@ class CC100(Reader):
     line_is_document = False
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
-        """Blocks that end after a document, if one ends near enough."""
+        """Blocks that end after a document, if one ends near enough (see `cut_blocks`)."""
         for data, cut in cut_blocks(read_text(source.paths[0]), size, self.boundary):
             yield TextBlock((data,), cut=cut)
 
     def paragraphs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[Paragraphs]:
-        """The documents of one block, those of about PIECE bytes at a time; at least one each time."""
+        """The documents of one block, about PIECE bytes of them at a time, but at least one."""
         counts.units_in += block.dropped.total()
         counts.dropped.update(block.dropped)
         counts.repaired.update(block.repaired)
-        opened: list[str] = []  # paragraphs of the last document, which continues
+        opened: list[str] = []  # paragraphs so far of a document that continues in the next piece
         for cleaned, rest in _short_lines(block.sides[0], counts.repaired):
             lines = opened + cleaned
             sizes = np.fromiter(map(len, lines), np.int64, len(lines))
-            text = sizes > 0
-            begins = text.copy()
+            has_text = sizes > 0
+            begins = has_text.copy()
             if not self.line_is_document:
-                begins[1:] &= ~text[:-1]
+                begins[1:] &= ~has_text[:-1]
             opened = []
-            if not text.any():
+            if not has_text.any():
                 continue
-            ends_open = bool(text[-1])
+            ends_open = bool(has_text[-1])
             counts.repaired.update({"long_document": 1} if block.cut and not rest and ends_open else {})
-            lines, sizes, starts = list(filter(None, lines)), sizes[text], np.flatnonzero(begins[text])
+            lines, sizes, starts = list(filter(None, lines)), sizes[has_text], np.flatnonzero(begins[has_text])
             starts = _split_long(starts, sizes, counts.repaired)
             if rest and ends_open and not self.line_is_document:
                 opened = lines[starts[-1] :]
@@ -164,7 +162,7 @@ class Lines(CC100):
 
 
 def _split_long(starts: np.ndarray, sizes: np.ndarray, repaired: Counter[str]) -> np.ndarray:
-    """`starts` of documents, with another one wherever a document would pass MAX_DOCUMENT characters."""
+    """Split long documents: add a start to `starts` wherever a document would pass MAX_DOCUMENT characters."""
     long = np.flatnonzero(np.add.reduceat(sizes, starts) > MAX_DOCUMENT)
     extra = []
     for start, end in zip(starts[long], np.append(starts, len(sizes))[long + 1], strict=True):
@@ -179,11 +177,11 @@ def _split_long(starts: np.ndarray, sizes: np.ndarray, repaired: Counter[str]) -
 
 
 def _short_lines(data: bytes, repaired: Counter[str]) -> Iterator[tuple[list[str], bool]]:
-    """Cleaned lines, those of about PIECE bytes at once, and whether more follow.
+    """(cleaned lines, whether more follow), for about PIECE bytes at a time.
 
-    A line over MAX_LINE bytes comes in pieces, cut after white space where there is some.
+    A line over MAX_LINE bytes is cut into several, after white space where there is some.
     """
-    begin, inside = 0, False  # inside of a line of which some pieces are taken
+    begin, inside = 0, False  # inside: in the middle of a long line
     while begin < len(data):
         piece = data[begin : begin + PIECE]
         if end := piece.rfind(b"\n") + 1 or len(piece) * (begin + len(piece) == len(data)):
@@ -195,8 +193,8 @@ def _short_lines(data: bytes, repaired: Counter[str]) -> Iterator[tuple[list[str
                 cut = [cut_line(line) for line in raw]
                 repaired["long_line"] += sum(len(parts) > 1 for parts in cut[inside:])
                 lines = [clean_line(part, repaired) for parts in cut for part in parts]
-        else:  # a line of more than that
-            parts = cut_line(piece)[:-1]  # the last one may continue
+        else:  # the piece is in one line, which is longer
+            parts = cut_line(piece)[:-1]  # the last one may continue in the next piece
             end = sum(map(len, parts))
             repaired["long_line"] += not inside
             lines = [clean_line(part, repaired) for part in parts]
@@ -212,14 +210,14 @@ class PairReader(Reader):
 
     @abstractmethod
     def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
-        """The pairs of one block, also those without text, with their scores."""
+        """The pairs of one block with their scores, including pairs without text."""
 
     def pairs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
-        """The pairs of one block with text on both sides, in the order of the input's languages, and the score that
-        came with each, where there is one.
+        """The pairs of one block that have text on both sides, in the order of the input's languages, and the score of
+        each if the file has one.
 
         Dropped are pairs with a long line (long_line), without text on a side (empty_side), and rows or units that do
-        not have what their format says (malformed).
+        not fit their format (malformed).
         """
         counts.units_in += block.dropped.total()
         counts.dropped.update(block.dropped)
@@ -237,7 +235,7 @@ class AlignedReader(PairReader):
 
     @abstractmethod
     def units(self, source: Input, repaired: Counter[str]) -> Iterator[Unit]:
-        """The pairs in the order of the file; repairs are counted in `repaired`."""
+        """The pairs in the order of the file, or why one is dropped; repairs are counted in `repaired`."""
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
         """Blocks of about `size` bytes of both sides together."""
@@ -267,7 +265,7 @@ def _cleaned(data: bytes, repaired: Counter[str]) -> Iterator[str]:
 
 
 def pieces(data: bytes) -> Iterator[bytes]:
-    """Whole lines, about PIECE bytes of them at a time."""
+    """Cut `data` into pieces of whole lines, about PIECE bytes each."""
     start = 0
     while start < len(data):
         end = data.rfind(b"\n", start, start + PIECE) + 1 or data.find(b"\n", start) + 1 or len(data)
@@ -276,7 +274,7 @@ def pieces(data: bytes) -> Iterator[bytes]:
 
 
 def named_code(code: str, where: object) -> str:
-    """`language_of`, with an error that names `where` and explains names."""
+    """`language_of`, with an error that names the file `where` and explains how files are named."""
     try:
         return language_of(code)
     except ValueError as error:
@@ -284,7 +282,7 @@ def named_code(code: str, where: object) -> str:
 
 
 def check_twins(files: Iterable[tuple[Place, str]]) -> None:
-    """Raise ValueError where two files, or members of files, have the same name but for compression and case."""
+    """Raise ValueError if two files, or members of files, have the same name apart from compression and case."""
     by_name: dict[str, Place] = {}
     for path, name in files:
         key = re.sub(COMPRESSED + "$", "", name.rpartition("/")[2]).lower()
@@ -294,7 +292,7 @@ def check_twins(files: Iterable[tuple[Place, str]]) -> None:
 
 
 def twins(first: Place, second: Place) -> str:
-    """Why two files cannot both be read."""
+    """Error message for two files that seem to be the same text."""
     return (
         f"{first} and {second} are the same text by their names, which would count twice: remove one of them, or "
         "rename it if it is another text"
