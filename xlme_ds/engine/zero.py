@@ -60,7 +60,7 @@ class ZeroEngine(Engine):
         self._hosts = dist.new_group(backend="gloo") if on_gpu() else None  # sums CPU tensors, without waiting for GPUs
         # DeepSpeed divides by the accumulation steps and averages over the ranks.
         self._undo_averaging = engine.dp_world_size * engine.gradient_accumulation_steps()
-        self._context: StepContext | None = None  # the step's that is being taken
+        self._context: StepContext | None = None  # of the step that is being taken
         self._norm = 0.0  # the norm of its gradients
         # All of DeepSpeed's optimizers call torch's `step`, some of them once for each buffer.
         for inner in (engine.optimizer.optimizer, getattr(engine.optimizer, "backup_optimizer", None)):
@@ -168,10 +168,8 @@ def _partition_pieces(group: list[Any], names: dict[nn.Parameter, str]) -> list[
     pieces = []
     for parameter in group:
         if parameter in names and parameter._hp_mapping is not None:  # not a filler
-            in_parameter, in_buffer = (
-                parameter._hp_mapping.lp_fragment_address,
-                parameter._hp_mapping.hp_fragment_address,
-            )
+            in_parameter = parameter._hp_mapping.lp_fragment_address
+            in_buffer = parameter._hp_mapping.hp_fragment_address
             pieces.append(Piece(names[parameter], in_parameter.start, in_parameter.numel, in_buffer.start))
     return pieces
 

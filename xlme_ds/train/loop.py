@@ -43,7 +43,7 @@ class Callback:
     logs: Sequence[StepLines] = ()
 
     def after_step(self, done: int, stats: StepStats) -> None:
-        """`done`: finished steps; `stats`: those of the last of them."""
+        """`done`: finished steps; `stats`: the result of the last of them."""
 
     def close(self, done: int) -> None:
         """The loop ends after `done` steps, finished or stopped."""
@@ -137,9 +137,8 @@ class Evaluate(Callback):
     def after_step(self, done: int, stats: StepStats) -> None:
         every, steps = self.config.eval_every, self.config.steps
         if done == steps or (every and done % every == 0):
-            summary = self.summarise(
-                done - 1, **self.engine.eval_batch(0)
-            )  # with the last step's weights of the losses
+            # The weights of the losses are those of the last step, number `done` − 1.
+            summary = self.summarise(done - 1, **self.engine.eval_batch(0))
             overall, languages = ({"step": done, **part} for part in summary)
             for log, values in zip(self.logs, (overall, languages), strict=False):  # only the root has logs
                 log.write(values)
@@ -180,7 +179,7 @@ class Dimensions(Callback):
                         f"{self.logs[0].path} has no dimensions of step {values['step']}: restore or remove that line"
                     )
                 if len(values) > 1:  # else they were not finite, and only the step was written
-                    self._warning(values)
+                    self._new_warning(values)
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
@@ -190,9 +189,9 @@ class Dimensions(Callback):
             values = {"step": done} | {f"layer_{number}": round(dimensions, 2) for number, dimensions in layers}
             if self.console is not None:
                 self.logs[0].write(values)
-                self.console.dimensions(values, self._warning(values))
+                self.console.dimensions(values, self._new_warning(values))
 
-    def _warning(self, values: Mapping[str, float]) -> str:
+    def _new_warning(self, values: Mapping[str, float]) -> str:
         """Advice, the first time that the last layer has few dimensions, else an empty string; call it for every
         evaluation, in order."""
         *_, last = values.values()
@@ -347,9 +346,9 @@ class Show(Callback):
             print(f"{self.run}: the report page is not brought up to date, training continues: {why}", file=sys.stderr)
 
 
-# The limit comes from the norms of the last 128 steps, once there are 64: as in OLMo-core's SkipStepOptimizer.
-_WINDOW = 128
-_FEWEST_NORMS = 64
+# The rule of the limit and both numbers are those of OLMo-core's SkipStepOptimizer.
+_WINDOW = 128  # steps whose norms give the limit
+_FEWEST_NORMS = 64  # there is no limit before
 
 
 class Guard(Callback):
