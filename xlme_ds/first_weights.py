@@ -1,8 +1,8 @@
 """The first weights that a run takes from another model (`start.folder`): a run, an export, or XLM-R.
 
-A vocabulary may grow: where the data's begins with all the pieces of the model's, the embedding of a new
-piece is the mean of those of the pieces that the old vocabulary cuts it into. A gated or plain relative bias that the
-model does not have begins at 0, so that at first it changes nothing.
+A vocabulary may grow: if the data's vocabulary begins with all pieces of the model's, the old vocabulary cuts each new
+piece into old ones, and the new embedding is the mean of theirs. If the run has a relative bias and the other model has
+none, the bias begins at 0, so that at first it changes nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,14 +30,14 @@ from .trained.settings import read_config, read_settings, read_vocabulary
 from .trained.weights import read_weights
 
 _MAY_DIFFER = ("discriminator_layers", "init_std", "layout", "language_embeddings")
-# Settings of a model that must be those of the one that it starts from; its rotary base may be raised.
 _BODY = ("body", "local_window", "global_every", "local_rotary_base")
+# Settings in which a run must be equal to the model that it starts from. `rotary_base` may be raised.
 SHAPE = [*_BODY, *(name for name in EXPORTED_SETTINGS if name not in _MAY_DIFFER)]
 _BY_TOKEN = ("embedding_", "difference_", "masked_head.bias", "token_head.bias")  # parameters with a row for every id
 
 
 class _SourceEncoder(NamedTuple):
-    """One encoder of another model, its heads under their names, and its vocabulary."""
+    """One encoder of another model, its heads' parameters by name, and its vocabulary."""
 
     encoder: TextEncoder
     heads: Mapping[str, Tensor]
@@ -45,25 +45,24 @@ class _SourceEncoder(NamedTuple):
 
 
 class _Start(NamedTuple):
-    """The first values of parameters by name; and by the part of this model the settings of the one that it starts
-    from."""
+    """First values for a run's model."""
 
-    values: dict[str, Tensor]
-    models: dict[str, ModelConfig]
+    values: dict[str, Tensor]  # by parameter
+    models: dict[str, ModelConfig]  # by part of the run's model: the settings of the model that the part starts from
 
 
 def starting_weights(config: RunConfig, vocabulary: Vocabulary, sources: Sequence[Path] = ()) -> InitialValues | None:
     """The first value of every parameter that `config.start` names; None when it names no folder.
 
-    `vocabulary`: that of the data. `sources`: the folders of `source_folders`, by the names that `pin_step` gives.
-    Raises ValueError for one whose model has another shape, or a vocabulary that is not the beginning of this one.
+    `vocabulary`: that of the data. `sources`: the folders of `source_folders` as `pin_step` names them. Raises
+    ValueError for a model of another shape, or with a vocabulary that is not the beginning of the data's.
     """
     folders, take = source_folders(config), config.start.take
     if not folders:
         return None
     pinned = dict(zip(folders, sources or folders, strict=True))
     folder = pinned[folders[0]]
-    if take == "state":  # which the engine loads, with the optimizer's
+    if take == "state":  # the engine loads it later, with the optimizer's state
         _check_state(folder, config, vocabulary)
         return None
     values, models = (
@@ -76,7 +75,7 @@ def starting_weights(config: RunConfig, vocabulary: Vocabulary, sources: Sequenc
 
 
 def source_folders(config: RunConfig) -> list[Path]:
-    """The folders that a run starts from: of the embedding and the heads, then of other parts of the model."""
+    """The folders that a run starts from: first that of the embedding and the heads, then those of other parts."""
     if not config.start.folder:
         return []
     parts = objective_of(config.objective).first_weights(config.start, config.model)
@@ -84,7 +83,10 @@ def source_folders(config: RunConfig) -> list[Path]:
 
 
 def _encoders(folders: Mapping[Path, Path], take: Which, config: RunConfig, vocabulary: Vocabulary) -> _Start:
-    """Embedding and heads of the encoder that `start.take` names, and for every part of this model an encoder."""
+    """Embedding and heads of the encoder that `take` names, and an encoder for every part of the run's model.
+
+    `folders`: the source folders as `pin_step` names them.
+    """
     objective, main = objective_of(config.objective), Path(config.start.folder)
 
     def read(folder: Path, which: Which | None) -> tuple[_SourceEncoder, dict[str, Tensor], ModelConfig]:
@@ -120,11 +122,11 @@ def _everything(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> _Sta
     objective = objective_of(config.objective)
     of_run = "config" in read_config(folder)
     run = load_run(folder) if of_run else _whole(folder, config)
-    parts, alone = objective.first_weights(config.start, config.model), " or ".join(objective.encoders)
+    parts, encoders = objective.first_weights(config.start, config.model), " or ".join(objective.encoders)
     if run.task:
         raise ValueError(
             f"{folder} is not a pre-training run, of which start.take all takes every parameter: set start.take to "
-            f"{alone}"
+            f"{encoders}"
         )
     its_parts = objective_of(run.objective).first_weights(config.start, run.model)
     if run.encoders != objective.encoders or its_parts.keys() != parts.keys():
@@ -135,8 +137,8 @@ def _everything(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> _Sta
     state, cfg = _grown(run.state, run.model, run.vocabulary, vocabulary)
     _check_start(folder, cfg, config, run.vocabulary, vocabulary)
     _check_layout(folder, cfg, config)
-    _check_shape(folder, cfg, config, f", or start.take to {alone}")
-    # A relative bias and languages that it does not have are no parts; the embedding may be in other blocks.
+    _check_shape(folder, cfg, config, f", or start.take to {encoders}")
+    # It may lack the relative bias and the embeddings of languages, and have its vocabulary tables in other blocks.
     model = replace(config.model, relative_bias=cfg.relative_bias, language_embeddings=cfg.language_embeddings)
     sizes = parameter_sizes(config.objective, model)
     blocks = "embedding_", "difference_"
@@ -145,14 +147,15 @@ def _everything(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> _Sta
         remedy = "" if of_run else "start.folder to the run that it is an export of, or "
         raise ValueError(
             f"{folder} has no {' and no '.join(sorted(lacking))}, which start.take all takes for "
-            f"{config.objective.name}: set {remedy}start.take to {alone}"
+            f"{config.objective.name}: set {remedy}start.take to {encoders}"
         )
     return _Start(state, dict.fromkeys(parts, cfg))
 
 
 def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> None:
     """Raise ValueError where a run of `config` cannot take the state of the run in `folder`, the optimizer's too."""
-    settings, (run, _) = read_settings(folder), at_step(folder)
+    settings = read_settings(folder)
+    run, _ = at_step(folder)
     _, step = at_step(Path(config.start.folder))
     if step is None:
         raise ValueError(
@@ -164,18 +167,18 @@ def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Non
         raise ValueError(f"{run} has no checkpoint of step {step}, it has {there}: name one of them")
     if config.train.steps <= step:
         raise ValueError(f"train.steps {config.train.steps} are over at step {step}, where the run begins: raise it")
-    name = settings.task or settings.objective.name
-    if name != config.objective.name:
+    trained_for = settings.task or settings.objective.name
+    if trained_for != config.objective.name:
         raise ValueError(
-            f"{folder} was trained for {name}, whose state start.take state cannot take for {config.objective.name}: "
-            "set start.take to an encoder"
+            f"{folder} was trained for {trained_for}, whose state start.take state cannot take for "
+            f"{config.objective.name}: set start.take to an encoder"
         )
-    its = read_vocabulary(run, run / MODEL_FOLDER)
-    if its.sha256 != vocabulary.sha256:
+    old_vocabulary = read_vocabulary(run, run / MODEL_FOLDER)
+    if old_vocabulary.sha256 != vocabulary.sha256:
         raise ValueError(
             f"{folder} has another vocabulary than the data, and start.take state takes it as it is: set it to all"
         )
-    _check_start(folder, settings.model, config, its, vocabulary)
+    _check_start(folder, settings.model, config, old_vocabulary, vocabulary)
     _check_shape(folder, settings.model, config)
     for setting in ("relative_bias", "language_embeddings"):
         theirs, ours = getattr(settings.model, setting), getattr(config.model, setting)
@@ -186,7 +189,7 @@ def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Non
 
 
 def _source_encoder(folder: Path, which: Which | None = None) -> _SourceEncoder:
-    """One encoder of a run, an export or XLM-R, by default the first; the heads are those that were trained on it."""
+    """One encoder of a run, an export or XLM-R, by default its main one, with the heads that were trained on it."""
     config = read_config(folder)
     if "config" in config:
         run = load_run(folder)
@@ -202,35 +205,36 @@ def _whole(folder: Path, config: RunConfig) -> TrainedRun:
     if run := load_whole_export(folder):
         return run
     objective = objective_of(config.objective)
-    two, there = (folder / GENERATOR_FOLDER).is_dir(), read_config(folder).get(WHICH)
-    instead = f"set start.take to {'discriminator or generator' if two else 'encoder'}"
+    has_generator, exported = (folder / GENERATOR_FOLDER).is_dir(), read_config(folder).get(WHICH)
+    instead = f"set start.take to {'discriminator or generator' if has_generator else 'encoder'}"
     lacking = [
         part
         for part in objective.first_weights(config.start, config.model)
-        if not (two if part == "generator" else part in objective.encoders and there in (None, part))
+        if not (has_generator if part == "generator" else part in objective.encoders and exported in (None, part))
     ]
     if lacking:
         raise ValueError(f"{folder} has no {' and no '.join(lacking)}, which start.take all takes: {instead}")
     sources = [_source_encoder(folder, which) for which in objective.encoders]
     state = dict[str, Tensor]()
     for source, (which, head) in zip(sources, objective.encoders.items(), strict=True):
-        own = {name: value for name, value in source.heads.items() if name.startswith(head)}
-        if not own:
+        head_values = {name: value for name, value in source.heads.items() if name.startswith(head)}
+        if not head_values:
             raise ValueError(
                 f"the {which} in {folder} has no {head.removesuffix('.')}, which start.take all takes: {instead}"
             )
-        state |= own | {f"{which}.{name}": value for name, value in source.encoder.encoder.state_dict().items()}
-    first, last = sources[0], sources[-1]  # the discriminator and the generator, or one encoder
+        state |= head_values
+        state |= {f"{which}.{name}": value for name, value in source.encoder.encoder.state_dict().items()}
+    first, last = sources[0], sources[-1]  # the discriminator and the generator, or one encoder twice
     layers = last.encoder.cfg.discriminator_layers
     if replace(first.encoder.cfg, discriminator_layers=layers) != last.encoder.cfg:
         raise ValueError(f"{folder / GENERATOR_FOLDER} is of another model than {folder}: export the run again")
     model = replace(first.encoder.cfg, generator_layers=layers, embedding_sharing="tied")
-    state["embedding_0"] = of_first = torch.cat(last.encoder.table).detach()
-    if two and (folder / DIFFERENCE_FILE).exists():
+    state["embedding_0"] = first_embedding = torch.cat(last.encoder.table).detach()
+    if has_generator and (folder / DIFFERENCE_FILE).exists():
         model = replace(model, embedding_sharing="gdes")
         state["difference_0"] = read_weights(folder / DIFFERENCE_FILE)[DIFFERENCE]
-        of_first = of_first + state["difference_0"]
-    if not torch.equal(of_first, torch.cat(first.encoder.table)):
+        first_embedding = first_embedding + state["difference_0"]
+    if not torch.equal(first_embedding, torch.cat(first.encoder.table)):
         raise ValueError(
             f"the discriminator's embedding in {folder} is not the generator's and {DIFFERENCE_FILE} together: export "
             f"the run again, or {instead}"
@@ -241,29 +245,32 @@ def _whole(folder: Path, config: RunConfig) -> TrainedRun:
 def _grown(
     state: Mapping[str, Tensor], cfg: ModelConfig, old: Vocabulary, new: Vocabulary
 ) -> tuple[dict[str, Tensor], ModelConfig]:
-    """`state` and its settings for the vocabulary `new`, if that begins with the pieces of `old`; else as they are."""
+    """`state` and `cfg` with rows for all pieces of `new`, if that begins with the pieces of `old`; else unchanged."""
     if new.size <= old.size or not new.begins_with(old):
         return dict(state), cfg
     cuts = old.cut([new.piece(token) for token in range(old.mask, new.mask)])
     sizes, ids = torch.tensor(list(map(len, cuts))), torch.from_numpy(np.concatenate(cuts)).long()
-    owners = torch.arange(len(cuts)).repeat_interleave(sizes)
+    new_pieces = torch.arange(len(cuts)).repeat_interleave(sizes)  # for every old piece in `ids`
 
     def longer(rows: Tensor) -> Tensor:
-        """`rows` with the means before the row of `<mask>`."""
-        sums = rows.new_zeros(len(cuts), *rows.shape[1:]).index_add_(0, owners, rows[ids])
+        """`rows` with those of the new pieces, means of old rows, inserted before the row of `<mask>`."""
+        sums = rows.new_zeros(len(cuts), *rows.shape[1:]).index_add_(0, new_pieces, rows[ids])
         means = sums / sizes.view(-1, *(1 for _ in rows.shape[1:]))
         return torch.cat([rows[: old.mask], means, rows[old.mask :]])
 
-    cfg_there = replace(cfg, vocabulary_blocks=1)
-    values = in_blocks(dict(state), cfg_there)
+    whole_tables = replace(cfg, vocabulary_blocks=1)
+    values = in_blocks(dict(state), whole_tables)
     values = {name: longer(value) if name.startswith(_BY_TOKEN) else value for name, value in values.items()}
-    return values, replace(cfg_there, vocabulary=new.size)
+    return values, replace(whole_tables, vocabulary=new.size)
 
 
-def _check_start(folder: Path, there: ModelConfig, config: RunConfig, its: Vocabulary, vocabulary: Vocabulary) -> None:
-    """Raise ValueError where a model of `config` cannot start from the one of `there`, with the vocabulary `its`."""
-    model, here, languages = f"the model in {folder}", config.model, there.language_embeddings
-    if its.sha256 != vocabulary.sha256 and not (its.size < vocabulary.size and vocabulary.begins_with(its)):
+def _check_start(folder: Path, source: ModelConfig, config: RunConfig, old: Vocabulary, new: Vocabulary) -> None:
+    """Raise ValueError where a model of `config` with the vocabulary `new` cannot start from the model in `folder`.
+
+    `source` and `old`: settings and vocabulary of that model.
+    """
+    model, here, languages = f"the model in {folder}", config.model, source.language_embeddings
+    if old.sha256 != new.sha256 and not (old.size < new.size and new.begins_with(old)):
         raise ValueError(
             f"{model} has another vocabulary than the data: encode the data with its own, or with one that extends it"
         )
@@ -272,36 +279,37 @@ def _check_start(folder: Path, there: ModelConfig, config: RunConfig, its: Vocab
             f"{model} has embeddings of the languages {' '.join(languages)}: set model.language_embeddings to those"
         )
     for name in SHAPE:
-        setting, ours = getattr(there, name), getattr(here, name)
-        # A model without a table of positions, or of a relative bias, has no parameters of that size.
-        without = name == "max_positions" and not there.absolute_positions
-        without |= name.startswith("relative_") and there.relative_bias == "none"
+        setting, ours = getattr(source, name), getattr(here, name)
+        # A model without a table of positions, or without a relative bias, has no parameters of that size.
+        without = name == "max_positions" and not source.absolute_positions
+        without |= name.startswith("relative_") and source.relative_bias == "none"
         if setting != ours and not without:
             raise ValueError(f"{model} has {name} {setting}, model.{name} is {ours}: set it to the same")
 
 
-def _check_layout(folder: Path, there: ModelConfig, config: RunConfig) -> None:
-    """Raise ValueError where the objective needs the layout of `there`, and the model of `config` has another."""
+def _check_layout(folder: Path, source: ModelConfig, config: RunConfig) -> None:
+    """Raise ValueError where the objective needs the layout of `source`, and the model of `config` has another."""
     objective, layout = config.objective, config.model.layout
-    if objective_of(objective).starts_in_layout and there.layout != layout:
+    if objective_of(objective).starts_in_layout and source.layout != layout:
         raise ValueError(
-            f"the model in {folder} has layout {there.layout}, model.layout is {layout}, and objective.name "
-            f"{objective.name} needs the same: set it to {there.layout}, and mix the data with --layout so"
+            f"the model in {folder} has layout {source.layout}, model.layout is {layout}, and objective.name "
+            f"{objective.name} needs the same: set it to {source.layout}, and mix the data with --layout so"
         )
 
 
-def _check_shape(folder: Path, there: ModelConfig, config: RunConfig, instead: str = "") -> None:
-    """Raise ValueError where the model of `there` has other settings of its own parts than that of `config`."""
+def _check_shape(folder: Path, source: ModelConfig, config: RunConfig, instead: str = "") -> None:
+    """Raise ValueError where `source` and the model of `config` differ in the settings of the objective's own parts;
+    `instead` ends the message."""
     objective = objective_of(config.objective)
-    theirs = objective.shape(there)
+    theirs = objective.shape(source)
     for name, ours in objective.shape(config.model).items():
         if theirs[name] != ours:
             raise ValueError(f"{folder} has model.{name} {theirs[name]}, this run has {ours}: set it to that{instead}")
 
 
-def _check_layers(folder: Path, there: ModelConfig, part: str, first: FirstWeights) -> None:
-    """Raise ValueError where an encoder has too few layers for `part`; note where some are left out."""
-    layers = there.discriminator_layers
+def _check_layers(folder: Path, source: ModelConfig, part: str, first: FirstWeights) -> None:
+    """Raise ValueError where an encoder has too few layers for `part`; print a note where it has too many."""
+    layers = source.discriminator_layers
     if first.layers > layers:
         raise ValueError(
             f"the model in {folder} has {layers} layers, and the {part} takes {first.layers}: {first.remedy}"

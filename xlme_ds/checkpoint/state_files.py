@@ -1,9 +1,9 @@
 """Training state in files: every rank writes the parts it owns, and any layout of ranks reads them back.
 
 A file is in safetensors form and holds flat float32 tensors named `parameter/kind/start`: elements from `start` on of
-the flattened parameter (kind `fp32`, the master weights) or of the optimizer's state of that name, for example
-`exp_avg`. Nothing in it depends on the engine. The parts of a checkpoint folder that are read without an engine are
-here too; `checkpoints.py` writes and removes checkpoints.
+the flattened parameter (kind `fp32`, the master weights) or of its optimizer state (the kind is that state's name, for
+example `exp_avg`). Nothing in it depends on the engine. This module also reads and checks checkpoint folders without an
+engine; `checkpoints.py` writes and removes them.
 """
 
 import json
@@ -30,28 +30,28 @@ COMPLETE = "complete.json"
 STATE = "state.json"
 # A table of the vocabulary is one flat array, in whatever number of consecutive blocks the model stores it.
 _BLOCK = re.compile(r"((?:.*\.)?(?:embedding|difference))_(\d+)")
-_MOST = 1 << 40  # more elements than any parameter has
+_TOO_MANY = 1 << 40  # more elements than any parameter has
 _NO_PARTS = np.zeros((0, 4), np.int64)
 CHUNK = 1 << 24  # elements that are copied, written or read at once: 64 MiB
 
 
 def state_file(rank: int, world: int) -> str:
-    """Name of the file of one rank."""
+    """The name of one rank's file."""
     return f"state_{rank:05d}_of_{world:05d}.safetensors"
 
 
 class StateWriter:
     """Writes one rank's file in a thread, so that training continues once everything is copied to host memory.
 
-    `buffer_bytes` bounds the copies that wait to be written: `put` blocks while they are more. Errors of the thread are
-    raised by `result`, never by `put`: no rank may leave in the middle of a collective.
+    `buffer_bytes` bounds the copies that wait to be written: `put` blocks while there is no room for another one.
+    Errors of the thread are raised by `result`, never by `put`, as no rank may leave in the middle of a collective.
     """
 
     def __init__(self, path: Path, buffer_bytes: int):
         self.path = path
         self.buffer_bytes = buffer_bytes
         self._blocks: SimpleQueue[np.ndarray | None] = SimpleQueue()
-        self._waiting = 0  # bytes
+        self._waiting = 0  # bytes of the copies that are not written yet
         self._changed = threading.Condition()
         self._error: OSError | None = None
         self._crc = 0
@@ -60,11 +60,8 @@ class StateWriter:
         self._thread.start()
 
     def begin(self, sizes: Mapping[str, int], step: int) -> None:
-        """Write the header: names of the tensors in the order in which they will be put, with their numbers of
-        elements.
-
-        `step`: optimizer steps taken.
-        """
+        """Write the header. `sizes`: the tensors' numbers of elements by name, in the order in which they will be put;
+        `step`: optimizer steps taken."""
         header: dict[str, object] = {"__metadata__": {"step": str(step)}}
         offset = 0
         for name, numel in sizes.items():
@@ -129,23 +126,23 @@ class StateWriter:
                 os.fsync(file.fileno())
         except OSError as error:
             self._error = error
-            while (block := self._blocks.get()) is not None:  # so that `put` does not wait for ever
+            while (block := self._blocks.get()) is not None:  # else `put` would wait for ever
                 self._let_go(block)
 
 
 class Headers(NamedTuple):
-    """The headers of some files: (parameter, kind) of the tensors, the steps, and for every part in the files a row of
-    numbers: its tensor (by its place in `tensors`), first element, number of elements, file (by its place among the
-    checkpoint's), and byte in it."""
+    """The headers of some of a checkpoint's files."""
 
-    tensors: list[tuple[str, str]]
+    tensors: list[tuple[str, str]]  # (parameter, kind)
     steps: set[int]
+    # [parts, 5]: place of the part's tensor in `tensors`, first element, number of elements, place of its file among
+    # all of the checkpoint's, and first byte there.
     parts: np.ndarray
 
 
 def read_headers(files: Sequence[Path], rank: int = 0, world: int = 1) -> Headers:
-    """The share of rank `rank` of `world` of the headers of a checkpoint's files. Raises ValueError for one that is no
-    state file."""
+    """The headers of the share of a checkpoint's files that rank `rank` of `world` reads. Raises ValueError for one
+    that is no state file."""
     first, last = (len(files) * n // world for n in (rank, rank + 1))
     tensors: dict[tuple[str, str], int] = {}
     headers = [_read_header(files[number], number, tensors) for number in range(first, last)]
@@ -154,7 +151,8 @@ def read_headers(files: Sequence[Path], rank: int = 0, world: int = 1) -> Header
 
 
 def _read_header(path: Path, number: int, tensors: dict[tuple[str, str], int]) -> tuple[int, np.ndarray]:
-    """Step and parts of a file, whose tensors are added to `tensors`. Every place must lie inside the file."""
+    """The step of a file and its rows of `Headers.parts`; adds its tensors to `tensors`. Raises ValueError for a place
+    outside the file."""
     try:
         end = path.stat().st_size
         with open(path, "rb") as file:
@@ -165,11 +163,11 @@ def _read_header(path: Path, number: int, tensors: dict[tuple[str, str], int]) -
         step = int(header.pop("__metadata__")["step"])
         parts = []
         for key, entry in header.items():
-            name, kind, text = key.rsplit("/", 2)
-            (numel,), (first, last), start = entry["shape"], entry["data_offsets"], int(text)
+            name, kind, start_text = key.rsplit("/", 2)
+            (numel,), (first, last), start = entry["shape"], entry["data_offsets"], int(start_text)
             if entry["dtype"] != "F32" or not 0 <= first <= last <= end - 8 - length or last - first != 4 * numel:
                 raise ValueError(f"{key} is at {first} to {last}")
-            if not 0 <= start < _MOST:
+            if not 0 <= start < _TOO_MANY:
                 raise ValueError(f"{key} is from {start} on")
             place = tensors.setdefault((name, kind), len(tensors))
             parts.append((place, start, numel, number, 8 + length + first))
@@ -179,7 +177,7 @@ def _read_header(path: Path, number: int, tensors: dict[tuple[str, str], int]) -
 
 
 def _places(sizes: Mapping[str, int]) -> dict[str, tuple[str, int]]:
-    """The table of every block of a vocabulary table, and the element of the table at which the block begins; `sizes`:
+    """For every block of a vocabulary table, the table and the element in it at which the block begins; `sizes`:
     elements of every parameter."""
     blocks = sorted((match[1], int(match[2]), name) for name in sizes if (match := _BLOCK.fullmatch(name)))
     places: dict[str, tuple[str, int]] = {}
@@ -213,11 +211,11 @@ class StateReader:
         return self._sizes
 
     def read(self, parts: Iterable[tuple[str, str, int, Tensor]], sizes: Mapping[str, int] | None = None) -> None:
-        """Fill tensors (flat, any float type and device), each given after its parameter, kind, and first element
-        there. Every file that is needed is opened once and read in order.
+        """Fill tensors; every file that is needed is opened once and read in order.
 
-        `sizes`: elements of every parameter of the reading model, where its vocabulary may be in other blocks.
-        Raises ValueError when the files lack a part.
+        `parts`: parameter, kind, first element, and the tensor to fill with the elements from there on, which is flat,
+        of any float type, on any device. `sizes`: elements of every parameter of the model that reads, if its
+        vocabulary tables may be in other blocks. Raises ValueError when the files lack a part.
         """
         places = _places(self._sizes if sizes is None else sizes)
         stretches = [stretch for part in parts for stretch in self._stretches(places, *part)]
@@ -241,49 +239,51 @@ class StateReader:
         table, block = places.get(name, (name, 0))
         parts = self._parts.get((table, kind), _NO_PARTS)
         begin, end, done = block + start, block + start + out.numel(), 0
+        # The parts that may overlap `begin` … `end` − 1.
         near = slice(max(int(np.searchsorted(parts[:, 0], begin, "right")) - 1, 0), np.searchsorted(parts[:, 0], end))
-        pieces = []
-        for first, numel, number, offset in parts[near].tolist():
-            skip = begin + done - first
+        stretches = []
+        for first, numel, file, offset in parts[near].tolist():
+            skip = begin + done - first  # elements of the part before the stretch
             count = min(first + numel - begin, out.numel()) - done
             if skip >= 0 and count > 0:
-                pieces.append((number, offset + 4 * skip, out[done : done + count]))
+                stretches.append((file, offset + 4 * skip, out[done : done + count]))
                 done += count
         if done != out.numel():
             raise ValueError(
                 f"{self.folder} has {done} of {out.numel()} elements of {kind} of {name} from {start} on: "
                 "it belongs to another model, resume from another checkpoint"
             )
-        return pieces
+        return stretches
 
 
 def _merge(headers: Sequence[Headers]) -> tuple[dict[str, int], dict[tuple[str, str], np.ndarray]]:
-    """Elements of every parameter; and by parameter and kind, in order, first element, number of elements, file and
-    byte of every part. The blocks of a table of the vocabulary are one parameter there."""
-    numbers: dict[tuple[str, str], int] = {}
-    tables = []
+    """Elements of every parameter; and by (parameter, kind) the rows (first element, number of elements, file, byte) of
+    its parts, in order. In the latter the blocks of a vocabulary table are one parameter."""
+    numbers: dict[tuple[str, str], int] = {}  # of the tensors
+    renumbered = []
     for tensors, _, parts in headers:
         places = np.array([numbers.setdefault(tensor, len(numbers)) for tensor in tensors], np.int64)
-        tables.append(np.column_stack([places[parts[:, 0]], parts[:, 1:]]))
-    table = np.concatenate(tables)
+        renumbered.append(np.column_stack([places[parts[:, 0]], parts[:, 1:]]))
+    all_parts = np.concatenate(renumbered)
     ends = np.zeros(len(numbers), np.int64)
-    np.maximum.at(ends, table[:, 0], table[:, 1] + table[:, 2])
+    np.maximum.at(ends, all_parts[:, 0], all_parts[:, 1] + all_parts[:, 2])
     sizes = {name: int(ends[number]) for (name, kind), number in sorted(numbers.items()) if kind == WEIGHTS}
     blocks = _places(sizes)
     for (name, kind), number in list(numbers.items()):
         if name in blocks:
-            whole, first = blocks[name]
-            of_block = table[:, 0] == number
-            table[of_block, 0] = numbers.setdefault((whole, kind), len(numbers))
-            table[of_block, 1] += first
-    table = table[np.lexsort((table[:, 2], table[:, 1], table[:, 0]))]
-    keys, firsts = np.unique(table[:, 0], return_index=True)
+            table, first = blocks[name]
+            of_block = all_parts[:, 0] == number
+            all_parts[of_block, 0] = numbers.setdefault((table, kind), len(numbers))
+            all_parts[of_block, 1] += first
+    all_parts = all_parts[np.lexsort((all_parts[:, 2], all_parts[:, 1], all_parts[:, 0]))]
+    present, firsts = np.unique(all_parts[:, 0], return_index=True)
     tensors = list(numbers)
-    return sizes, dict(zip([tensors[key] for key in keys.tolist()], np.split(table[:, 1:], firsts[1:]), strict=False))
+    by_tensor = zip([tensors[n] for n in present.tolist()], np.split(all_parts[:, 1:], firsts[1:]), strict=False)
+    return sizes, dict(by_tensor)
 
 
 def merge_state(reader: StateReader, writer: StateWriter) -> None:
-    """Give every parameter whole to `writer`, in pieces that need little memory."""
+    """Write the whole of every parameter with `writer`, in pieces that need little memory."""
     sizes = reader.sizes()
     writer.begin({f"{name}/{kind}/0": size for name, size in sizes.items() for kind in reader.kinds}, reader.step)
     for name, size in sizes.items():
@@ -296,13 +296,13 @@ def merge_state(reader: StateReader, writer: StateWriter) -> None:
 
 
 def fault_of(folder: Path, rank: int = 0, world: int = 1, checksums: bool = True) -> str | None:
-    """The fault in the share of rank `rank` of `world` of a checkpoint's files (size, checksum), or in the checkpoint's
-    name, which holds its step; None if it is sound."""
+    """A fault in a checkpoint, or None: in size or checksum of the files that rank `rank` of `world` checks, or in the
+    checkpoint's name, which holds its step (rank 0)."""
     try:
         mine = list(_listed(folder).items())[rank::world]
     except (OSError, ValueError):
         return f"{COMPLETE} is missing or damaged"
-    faults = (_file_fault(folder / name, *what, checksums) for name, what in mine)
+    faults = (_file_fault(folder / name, *size_and_crc, checksums) for name, size_and_crc in mine)
     return next(filter(None, faults), None) or (_name_fault(folder) if rank == 0 else None)
 
 
@@ -327,28 +327,28 @@ def _listed(folder: Path) -> dict[str, tuple[int, int]]:
         files = {name: (entry["bytes"], entry["crc32"]) for name, entry in sorted(read_object(path).items())}
     except (KeyError, TypeError):
         raise ValueError(f"{path} is damaged: resume from another checkpoint") from None
-    # A checkpoint from elsewhere reaches into no other folder.
+    # A marker from elsewhere must not name files in other folders.
     if STATE not in files or any(Path(name).name != name for name in files):
         raise ValueError(f"{path} lists other files than a checkpoint has: resume from another checkpoint")
     return files
 
 
 def _file_fault(path: Path, size: int, crc: int, checksum: bool) -> str | None:
-    """The fault of a file, or None. An error while reading is a fault, too: a rank that fails alone would leave the
-    others waiting."""
+    """The fault of a file, or None. An error of reading is a fault, too: if one rank raised it, the others would
+    wait."""
     try:
         if not path.is_file():
             return f"{path.name} is missing"
         if path.stat().st_size != size:
             return f"{path.name} has {path.stat().st_size} bytes instead of {size}"
-        checksum_now = 0
+        crc_now = 0
         if checksum:
             with open(path, "rb") as file:
                 while block := file.read(1 << 24):
-                    checksum_now = zlib.crc32(block, checksum_now)
+                    crc_now = zlib.crc32(block, crc_now)
     except OSError as error:
         return f"{path.name} cannot be read ({error.strerror})"
-    return None if checksum_now == crc or not checksum else f"{path.name} has changed since it was written (checksum)"
+    return None if crc_now == crc or not checksum else f"{path.name} has changed since it was written (checksum)"
 
 
 def read_state(folder: Path) -> dict[str, Any]:

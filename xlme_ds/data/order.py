@@ -1,10 +1,10 @@
-"""The rows of a step: the order of the data as arithmetic, independent of ranks, micro-batches and restarts.
+"""The rows that each step reads, computed from its number: independent of ranks, micro-batches and restarts.
 
 Step s of a run reads rows [s·B, (s+1)·B) of each task, where B is that task's rows a step. Where tasks alternate it
 reads rows [k·B, (k+1)·B) of one of them, with k = s/2 rounded down. Row numbers never end: number n is record n mod N
-of the data, so a second pass has new numbers, and with them new masks. A run whose data change has phases; row
-numbers continue across their borders, and n is taken modulo the rows of the phase's data. A step has the same number of
-tokens in every phase: where rows are k times as long, B is k times smaller.
+of the N records of the data, so a second pass has new numbers, and with them new masks. A run that changes its data has
+phases: row numbers continue from one to the next, and N is that of the phase's data. A step has the same number of
+tokens in every phase: where rows are c times as long, B is c times smaller.
 """
 
 from bisect import bisect_right
@@ -30,9 +30,9 @@ class Phase(NamedTuple):
 
 
 def phases(data: DataConfig, mask_fraction: float) -> list[Phase]:
-    """The phases of a run, whose share of predicted tokens is `mask_fraction` where `data` has no others.
+    """The phases of a run; each predicts the share `mask_fraction` of tokens, unless `data` has a share for each.
 
-    Raises ValueError for shares or rotary bases of another number of phases.
+    Raises ValueError where the number of shares or rotary bases does not fit that of the phases.
     """
     starts = [0, *accumulate(data.phase_steps)]
     fractions = data.phase_mask_fractions or (mask_fraction,) * len(starts)
@@ -51,7 +51,7 @@ def phases(data: DataConfig, mask_fraction: float) -> list[Phase]:
 
 
 def phase_shares(of_run: Sequence[Phase], steps: int) -> list[float]:
-    """The share of a run's steps, and so of its rows, that each phase has."""
+    """The share of a run's `steps`, and so of its tokens, that each phase has."""
     return [(end - first) / steps for first, end in pairwise([*(phase.first for phase in of_run), steps])]
 
 
@@ -64,8 +64,8 @@ def phase_of(of_run: Sequence[Phase], step: int) -> int:
 class StepPlan:
     """The cut of a step's rows into micro-batches over `world` ranks.
 
-    `rows[t]`: task t's rows a step; `micro[t]`: its rows in one micro-batch; `accumulation`: micro-batches a rank runs.
-    Of a phase that begins at step `first`: `read[t]`, the rows that the steps before it read.
+    `rows[t]`: rows of task t in a step; `micro[t]`: those in one micro-batch; `accumulation`: micro-batches a rank
+    runs. `first`: the step at which the plan's phase begins; `read[t]`: rows of task t that earlier phases read.
     """
 
     rows: tuple[int, ...]
@@ -82,7 +82,7 @@ class StepPlan:
         return max(self.micro) if self.alternate else sum(self.micro)
 
     def step_rows(self, step: int, task: int) -> range:
-        """Row numbers of one step; none for a task without rows, or when it is the other task's turn."""
+        """Row numbers of one task in a step; none if it has no rows, or if it is the other task's turn."""
         if self.alternate and step % len(TASKS) != task:
             return range(0)
         first = self._read_before(step, task)
@@ -90,12 +90,13 @@ class StepPlan:
 
     def _read_before(self, step: int, task: int) -> int:
         """Rows of a task that the steps before `step` read."""
-        turns = [-(-(end - task) // len(TASKS)) if self.alternate else end for end in (self.first, step)]
-        return self.read[task] + (turns[1] - turns[0]) * self.rows[task]
+        # Steps with rows of the task, before the phase and before `step`: where tasks alternate, every other step.
+        earlier, all_before = (-(-(end - task) // len(TASKS)) if self.alternate else end for end in (self.first, step))
+        return self.read[task] + (all_before - earlier) * self.rows[task]
 
     def followed_by(self, first: int, lengthened: Fraction) -> "StepPlan":
-        """The plan of a phase that begins at step `first`, whose rows are `lengthened` times as long. Raises ValueError
-        where its steps or micro-batches would not have whole rows."""
+        """The plan of the next phase, which begins at step `first` and whose rows are `lengthened` times as long as
+        this one's. Raises ValueError where its steps or micro-batches would not have whole rows."""
         rows, micro = ([count / lengthened for count in counts] for counts in (self.rows, self.micro))
         if any(count.denominator != 1 for count in (*rows, *micro)):
             raise ValueError(
@@ -109,8 +110,8 @@ class StepPlan:
     def numbers(self, step: int, rank: int, micro_batch: int, task: int) -> np.ndarray:
         """Row numbers, int64, of one micro-batch of one rank."""
         first = (micro_batch * self.world + rank) * self.micro[task]
-        mine = self.step_rows(step, task)[first : first + self.micro[task]]
-        return np.arange(mine.start, mine.stop)
+        rows = self.step_rows(step, task)[first : first + self.micro[task]]
+        return np.arange(rows.start, rows.stop)
 
 
 def plan_step(data: DataConfig, world: int) -> StepPlan:
@@ -132,7 +133,7 @@ def plan_step(data: DataConfig, world: int) -> StepPlan:
 
 
 def plans_of(of_run: Sequence[Phase], plan: StepPlan, row_lengths: Sequence[int]) -> list[StepPlan]:
-    """The plan of each phase, of which `plan` is the first; `row_lengths`: tokens of the rows of each. Raises
+    """The plan of each phase; `plan`: that of the first; `row_lengths`: tokens of a row of each phase. Raises
     ValueError as `followed_by`."""
     plans = [plan]
     for phase, (before, tokens) in zip(of_run[1:], pairwise(row_lengths), strict=True):

@@ -1,8 +1,8 @@
-"""Random access to the rows of a mixed data folder; counts of tokens.
+"""Random access to the rows of a mixed data folder; unigram costs from their tokens.
 
 A shard has an index next to it: where the rows' numbers lie in the Arrow file, and a checksum of every four rows. So a
-process reads the rows that it uses, and no others, and compares them at every reading: no byte that changes on the disk
-gets into a batch, and a file that is cut short cannot end the process, as it would under a memory map.
+process reads only the rows that it uses, and checks them at every reading: no byte that changes on the disk gets into a
+batch, and a file that is cut short raises an error, where a memory map would end the process.
 
     NAME.index   64 bytes   "XLMEROWS", version, rows, ids of a row, rows of a group and of a record batch, record
                             batches (uint32 each), SHA-256 of the shard
@@ -12,10 +12,10 @@ gets into a batch, and a file that is cut short cannot end the process, as it wo
                  8 bytes    checksum of every group (uint64), batch after batch; the last group of a batch may be
                             shorter
 
-Numbers are little-endian. The checksum of a group takes in, row by row, the ids, how many lengths there are and each,
-how many languages and each: h = (h xor n) · 0x9E3779B97F4A7C15 mod 2⁶⁴, then h = h xor (h >> 32), from 0 on; n as an
-unsigned number of 32 bits. For one that was computed already this is a bijection: a change of a single number is always
-found.
+Numbers are little-endian. The checksum h of a group begins at 0 and takes in, row by row, the ids, the number of
+lengths, the lengths, the number of languages, and the languages: for every number n, as an unsigned one of 32 bits,
+h = (h xor n) · 0x9E3779B97F4A7C15 mod 2⁶⁴, then h = h xor (h >> 32). Either step is a bijection of h, so a change of a
+single number always changes the checksum.
 """
 
 import os
@@ -115,6 +115,7 @@ class IndexedShard:
     OSError."""
 
     def __init__(self, path: Path, rows: int, row_tokens: int, size: int, sha256: str, scattered: bool):
+        """`size`: bytes of the file; `scattered`: the rows that are read do not follow one another."""
         self.row_tokens = row_tokens
         if not path.with_suffix(SUFFIX).exists():
             raise ValueError(f"its index {path.with_suffix(SUFFIX).name} does not exist")
@@ -122,8 +123,8 @@ class IndexedShard:
             header = file.read(_HEADER.size)
             if len(header) < _HEADER.size:
                 raise ValueError("its index is cut off")
-            *kind, count, width, self._group, self._batch_rows, batches, of = _HEADER.unpack(header)
-            if kind != [_MAGIC, _VERSION] or (count, width, of.hex()) != (rows, row_tokens, sha256):
+            *form, count, width, self._group, self._batch_rows, batches, shard_sha256 = _HEADER.unpack(header)
+            if form != [_MAGIC, _VERSION] or (count, width, shard_sha256.hex()) != (rows, row_tokens, sha256):
                 raise ValueError("its index is not that of the file that the manifest lists")
             places = file.read(8 * _PLACES * batches)
             if zlib.crc32(header + places).to_bytes(4, "little") != file.read(4):
@@ -138,8 +139,8 @@ class IndexedShard:
             raise ValueError("it is not the file that the manifest lists, its bytes changed")
         self._file = os.open(path, os.O_RDONLY)
         self._index = os.open(path.with_suffix(SUFFIX), os.O_RDONLY)
-        for descriptor in (self._file, self._index) if scattered else ():  # else the system reads on after each place
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        for descriptor in (self._file, self._index) if scattered else ():
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # or the system would read more after each place
 
     def __del__(self) -> None:
         for descriptor in (getattr(self, "_file", None), getattr(self, "_index", None)):
@@ -147,24 +148,26 @@ class IndexedShard:
                 os.close(descriptor)
 
     def ahead(self, first: int, stop: int) -> None:
-        """Have the system fetch the ids of these rows, which are read next, also from the next record batch."""
-        number, first = divmod(first, self._batch_rows)
-        size = 4 * self.row_tokens
-        at, count = int(self._places[number][0]) + first * size, stop - number * self._batch_rows - first
-        os.posix_fadvise(self._file, at, count * size, os.POSIX_FADV_WILLNEED)
+        """Have the system fetch the ids of rows `first` … `stop` − 1, which are read next; they may end in the next
+        record batch."""
+        batch, first = divmod(first, self._batch_rows)
+        row_bytes = 4 * self.row_tokens
+        at, count = int(self._places[batch][0]) + first * row_bytes, stop - batch * self._batch_rows - first
+        os.posix_fadvise(self._file, at, count * row_bytes, os.POSIX_FADV_WILLNEED)
 
     def read(self, first: int, stop: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
-        """Rows `first` … `stop` − 1, or as many as are in the record batch of the first: ids [N, T] int32, and of
-        lengths and languages offsets [N + 1] and values."""
-        number, first = divmod(first, self._batch_rows)
-        before = number * self._batch_rows
-        count = min(self._batch_rows, self._rows - before)
-        stop = min(stop - before, count)
+        """Rows `first` … `stop` − 1, or those of them that are in the record batch of the first: ids [N, T] int32, and
+        for lengths and for languages offsets [N + 1] and values."""
+        batch, first = divmod(first, self._batch_rows)
+        rows_before = batch * self._batch_rows
+        count = min(self._batch_rows, self._rows - rows_before)
+        stop = min(stop - rows_before, count)
+        # Whole groups are read, rows `begin` … `end` − 1 of the record batch: their checksums need all.
         begin, end = first // self._group * self._group, min(-(-stop // self._group) * self._group, count)
-        tokens_at, *lists_at = self._places[number].tolist()
-        size = 4 * self.row_tokens
-        flat = self._numbers(self._file, np.int32, (end - begin) * self.row_tokens, tokens_at + begin * size)
-        lists: list[np.ndarray] = []
+        tokens_at, *lists_at = self._places[batch].tolist()
+        row_bytes = 4 * self.row_tokens
+        flat = self._numbers(self._file, np.int32, (end - begin) * self.row_tokens, tokens_at + begin * row_bytes)
+        lists: list[np.ndarray] = []  # offsets and values of the lengths, then of the languages
         for offsets_at, values_at in zip(lists_at[::2], lists_at[1::2], strict=True):
             offsets = self._numbers(self._file, np.int32, end - begin + 1, offsets_at + 4 * begin)
             if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] - offsets[0] > 2 * flat.size:
@@ -172,30 +175,32 @@ class IndexedShard:
             values = self._numbers(self._file, np.int16, offsets[-1] - offsets[0], values_at + 2 * int(offsets[0]))
             lists += [_readonly(offsets - offsets[0]), values]
         groups = range(begin // self._group, -(-end // self._group))
-        before = number * -(-self._batch_rows // self._group) + groups.start  # groups
-        checks = self._numbers(self._index, np.uint64, len(groups), self._checks_at + 8 * before)
+        groups_before = batch * -(-self._batch_rows // self._group) + groups.start
+        checks = self._numbers(self._index, np.uint64, len(groups), self._checks_at + 8 * groups_before)
         if (_checks(flat, self.row_tokens, self._group, *lists) != checks).any():
             raise ValueError("its bytes changed since its index was written")
-        at, to = first - begin, stop - begin
+        first, stop = first - begin, stop - begin
         columns = []
         for offsets, values in zip(lists[::2], lists[1::2], strict=True):
-            columns.append((offsets[at : to + 1] - offsets[at], values[offsets[at] : offsets[to]]))
-        return flat.reshape(-1, self.row_tokens)[at:to], columns
+            columns.append((offsets[first : stop + 1] - offsets[first], values[offsets[first] : offsets[stop]]))
+        return flat.reshape(-1, self.row_tokens)[first:stop], columns
 
     @staticmethod
     def _numbers(file: int, kind: type, count: int, at: int) -> np.ndarray:
-        content = os.pread(file, int(count) * np.dtype(kind).itemsize, at)
-        if len(content) != int(count) * np.dtype(kind).itemsize:
+        """`count` numbers of type `kind` from byte `at` of an open file."""
+        size = int(count) * np.dtype(kind).itemsize
+        content = os.pread(file, size, at)
+        if len(content) != size:
             raise ValueError("it became shorter while it was read")
         return np.frombuffer(content, kind)
 
 
 class RowStore:
-    """One task of a mixed data folder, addressed by record number 0 … rows−1.
+    """One task of a mixed data folder, whose rows have the record numbers 0 … rows−1.
 
-    `languages`: the codes that number the languages of its rows; by default the data's own list. `scattered`: the rows
-    that are read do not follow one another, so the system reads none after them. Raises ValueError for a folder that
-    holds no rows, or text in another language.
+    `languages`: the codes whose places number the languages of its rows; by default the data's own list. `scattered`:
+    the rows that are read do not follow one another, so the system should fetch none after them. Raises ValueError for
+    a folder without rows, or with text in a language that is not among `languages`.
     """
 
     def __init__(self, folder: Path, languages: Sequence[str] = (), scattered: bool = False):
@@ -233,8 +238,8 @@ class RowStore:
         return joined(pieces)
 
     def ahead(self, first: int, last: int) -> None:
-        """Have the system fetch records `first` to `last`, which are read next, if they lie in one shard. A shard that
-        cannot be read is an error only when `read` needs it, for a run may end before."""
+        """Have the system fetch records `first` to `last`, which are read next, if they lie in one shard. An unreadable
+        shard is an error only in `read`: the run may end before it needs the shard."""
         number = self._shard_of(first)
         if first <= last and number == self._shard_of(last):
             with suppress(ValueError, OSError):
@@ -294,7 +299,7 @@ def _rows_of(tokens: np.ndarray, lists: Sequence[tuple[np.ndarray, np.ndarray]])
 def _possible(
     tokens_BT: np.ndarray, items_B: np.ndarray, lengths: np.ndarray, languages: np.ndarray, vocabulary: int, codes: int
 ) -> bool:
-    """Whether a model can read the rows: data that others made may hold anything under a right checksum."""
+    """Whether a model can read the rows: in data from other programs the checksums may be right and the rows wrong."""
     batch, width = tokens_BT.shape
     item, ok = 0, True
     for row in range(batch):
@@ -313,8 +318,11 @@ def _possible(
 
 
 def unigram_costs(train: RowStore | Mapping[RowStore, float], train_rows: int = 65_536) -> np.ndarray:
-    """−log p (nats) of every id in a unigram model, float64 [V]: one plus the count in ordinary tokens of the first
-    `train_rows` rows; of several with their shares, the mean of their counts, as if of equally many rows."""
+    """−log p (nats) of every id in a unigram model, float64 [V].
+
+    p is proportional to 1 plus the count of the id, if it is an ordinary token, in the first `train_rows` rows. Of
+    several stores the count is the mean of theirs, weighted by their shares, as if all had equally many rows.
+    """
     shares = {train: 1.0} if isinstance(train, RowStore) else train
     most = min(train_rows, max(store.rows for store in shares))
     counts = np.ones(next(iter(shares)).manifest.vocabulary_size)

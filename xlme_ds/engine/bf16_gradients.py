@@ -1,14 +1,14 @@
 """Gradients of DeepSpeed's BF16_Optimizer (0.19.8) in fewer passes over memory, summed over ranks in float32.
 
-They add up in one flat buffer a group, of float32, or of bf16 where a step has one micro-batch. DeepSpeed itself
-converts each into a new buffer before it is added; it then joins the flat ones in another, all-reduces that in bf16,
-converts it back, and copies it home, on one process too. Where the system maps a new buffer page by page, a pass over
-the gradients of Base costs as much as several of its layers. The largest gradient, which the vocabulary softmax gives
-the embedding, is added tile by tile and never exists as a tensor of its own. What each part saves is in
-docs/lab/engines.md.
+The gradients of a group add up in one flat buffer, of float32, or of bf16 where a step has one micro-batch. DeepSpeed
+itself converts every gradient into a new buffer before it adds it. It then joins the flat buffers in another one,
+all-reduces that in bf16, converts it back and copies it into the flat buffers, even on one process. Where the system
+maps a new buffer page by page, one pass over the gradients of a Base model takes as long as several of its layers. The
+largest gradient, that of the embedding from the vocabulary softmax, is added tile by tile and never is a whole tensor.
+docs/lab/engines.md says what each part saves.
 
-Over the ranks a group's gradients go by one reduce-scatter: a rank needs the sum of its own part alone. In float32 that
-takes the bytes of an all-reduce in bf16, whose error grows with the ranks.
+One reduce-scatter sums a group's gradients over the ranks, since a rank needs the sum of its own part alone. In float32
+it sends as many bytes as an all-reduce in bf16, whose error grows with the ranks.
 """
 
 import math
@@ -24,15 +24,15 @@ from torch import Tensor, nn
 from .buckets import first_state, state_kinds
 
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # its name from torch 2.13 on
-_AT_ONCE = 2**18
-_PIECE = {"cpu": 2**19, "cuda": 2**26}  # elements: fits the caches; keeps launches few
+_AT_ONCE = 2**18  # elements
+_PIECE = {"cpu": 2**19, "cuda": 2**26}  # elements of a piece: on a CPU it fits the caches, on a GPU launches are few
 
 
 def cut_groups(optimizer: torch.optim.Optimizer, module: nn.Module, size: float) -> None:
     """Cut the optimizer's groups into groups of at most `size` elements or of one parameter, in the order in which the
     backward pass completes them: from the last layer to the first.
 
-    Those of the tables are last, and `late`: they take gradients at both ends of the model.
+    The groups of the vocabulary tables come last and are marked `late`: they get gradients at both ends of the model.
     """
     order = {p: n for n, (_, p) in enumerate(reversed(list(module.named_parameters())))}
     late = {p for name, p in module.named_parameters() if name.split(".")[-1].startswith(("embedding_", "difference_"))}
@@ -40,8 +40,8 @@ def cut_groups(optimizer: torch.optim.Optimizer, module: nn.Module, size: float)
     for group in optimizer.param_groups:
         parameters = sorted(group["params"], key=lambda p: (p in late, order[p]))
         for n, p in enumerate(parameters):
-            room = n > 0 and sum(member.numel() for member in cut[-1]["params"]) + p.numel() <= size
-            if room and cut[-1]["late"] == (p in late):
+            fits = n > 0 and sum(member.numel() for member in cut[-1]["params"]) + p.numel() <= size
+            if fits and cut[-1]["late"] == (p in late):
                 cut[-1]["params"].append(p)
             else:
                 cut.append(group | {"params": [p], "late": p in late})
@@ -52,27 +52,27 @@ def cut_groups(optimizer: torch.optim.Optimizer, module: nn.Module, size: float)
 def spare_passes(engine: Any, halved: bool = False) -> None:
     """Make a DeepSpeed engine add and reduce gradients in their buffers, if its optimizer is a BF16_Optimizer.
 
-    `halved`: the buffers are bf16, which is what the backward pass gives. The sums over ranks are in the engine's
-    `communication_data_type`.
+    `halved`: the buffers are bf16, the type of the gradients from the backward pass. The sums over ranks are in the
+    engine's `communication_data_type`.
     """
     optimizer = engine.optimizer
     if isinstance(optimizer, BF16_Optimizer):
         if halved:
-            _halve(optimizer)
-        sums = _Sums(engine)
+            _halve_buffers(optimizer)
+        sums = _GradientSums(engine)
         if halved or sums.replicas > 1:
-            optimizer.optimizer.step = partial(_update, optimizer, sums, optimizer.optimizer.step)
+            optimizer.optimizer.step = partial(_step_in_pieces, optimizer, sums, optimizer.optimizer.step)
             optimizer.step = partial(_step, optimizer, sums)
-        optimizer._update_hp_grad = partial(_add, optimizer, sums)
-        optimizer.clear_hp_grads = partial(_forget, optimizer)
+        optimizer._update_hp_grad = partial(_add_gradient, optimizer, sums)
+        optimizer.clear_hp_grads = partial(_forget_gradients, optimizer)
         engine.buffered_allreduce_fallback = sums.finish
         for group, parameters in enumerate(optimizer.bf16_groups):
             for index, parameter in enumerate(parameters):
-                parameter.open_gradient = partial(_open, optimizer, parameter, group, index)
+                parameter.open_gradient = partial(_open_gradient, optimizer, parameter, group, index)
 
 
-class _Sums:
-    """The averages over the replicas of this rank's part of every group.
+class _GradientSums:
+    """The gradients of this rank's part of every group: sums over the replicas, then their averages.
 
     Every rank sends the groups in one order, whatever the order in which gradients arrive. A group that is not `late`
     is sent during the last backward pass, once its gradients and those of all groups before it are complete. The others
@@ -81,27 +81,27 @@ class _Sums:
 
     def __init__(self, engine: Any):
         self.engine, self.optimizer = engine, engine.optimizer
-        self.type, self.replicas = engine.communication_data_type, engine.dp_world_size
+        self.dtype, self.replicas = engine.communication_data_type, engine.dp_world_size
         self.parts: list[Any] = list(self.optimizer.fp32_groups_gradient_flat_partition)
         late = [group.get("late", True) for group in self.optimizer.param_groups]
         overlaps = self.replicas > 1 and engine.zero_overlap_comm() and not engine.pipeline_parallelism
-        self.early = [*late, True].index(True) if overlaps else 0
+        self.early_groups = [*late, True].index(True) if overlaps else 0  # so many are sent in the backward pass
         parameters = set(engine.module.parameters())  # fillers get no gradient
         groups = (enumerate(group) for group in self.optimizer.bf16_groups)
         self.with_gradients = [{index for index, parameter in group if parameter in parameters} for group in groups]
         self._begin()
 
     def _begin(self) -> None:
-        self.sent = 0
-        self.on_their_way: list[tuple[dist.Work, Tensor]] = []
+        self.sent = 0  # groups
+        self.in_flight: list[tuple[dist.Work, Tensor]] = []
         self.missing = [set(group) for group in self.with_gradients]
 
     def arrived(self, group: int, index: int) -> None:
         """Record that the gradient of a parameter in one micro-batch was added."""
-        if self.early and self.engine.is_gradient_accumulation_boundary():
+        if self.early_groups and self.engine.is_gradient_accumulation_boundary():
             assert group >= self.sent, "a gradient came after its group was sent"
             self.missing[group].discard(index)
-            while self.sent < self.early and not self.missing[self.sent]:
+            while self.sent < self.early_groups and not self.missing[self.sent]:
                 self._send()
 
     def _send(self) -> None:
@@ -109,26 +109,28 @@ class _Sums:
         self.sent += 1
         arrived = optimizer.fp32_groups_has_gradients[group]
         for index in self.with_gradients[group]:
-            if not arrived[index]:  # of the step before
+            if not arrived[index]:  # its buffer still holds the gradient of the step before
                 optimizer.fp32_groups_gradients[group][index].zero_()
         arrived[:] = [True] * len(arrived)
         if self.replicas == 1:
             return
         flat, part = optimizer.fp32_groups_gradients_flat[group], optimizer.fp32_groups_gradient_flat_partition[group]
-        if flat.dtype != self.type:
-            for work, _ in self.on_their_way[:-1]:  # two groups at a time, or the copies would take more than is saved
+        if flat.dtype != self.dtype:
+            for work, _ in self.in_flight[
+                :-1
+            ]:  # at most two copies at a time: more would take the memory that is saved
                 work.wait()
-            del self.on_their_way[:-1]
-            flat, part = flat.to(self.type), torch.empty_like(part, dtype=self.type)
+            del self.in_flight[:-1]
+            flat, part = flat.to(self.dtype), torch.empty_like(part, dtype=self.dtype)
         self.parts[group] = part
         work = _reduce_scatter(part, flat, group=optimizer.real_dp_process_group[group], async_op=True)
-        self.on_their_way.append((work, flat))
+        self.in_flight.append((work, flat))
 
     def finish(self, **_: Any) -> None:
         """Replaces `buffered_allreduce_fallback` after the last backward pass: send what is left, and wait."""
         while self.sent < len(self.parts):
             self._send()
-        for work, _flat in self.on_their_way:
+        for work, _flat in self.in_flight:
             work.wait()
         if self.replicas > 1:
             for part in self.parts:
@@ -147,7 +149,7 @@ class _Sums:
         return squares.sqrt().float()
 
 
-def _halve(optimizer: BF16_Optimizer) -> None:
+def _halve_buffers(optimizer: BF16_Optimizer) -> None:
     """Replace the gradients' buffers by bf16 ones, before the first backward pass."""
     for group, weights in enumerate(optimizer.bf16_groups_flat):
         # The old buffer must be free before the new one is made.
@@ -156,20 +158,21 @@ def _halve(optimizer: BF16_Optimizer) -> None:
         optimizer.fp32_groups_gradients[group].clear()
         flat = torch.zeros_like(weights)
         sizes = [parameter.numel() for parameter in optimizer.bf16_groups[group]]
-        ours = optimizer.fp32_groups_flat_partition[group].numel()
-        start = dist.get_rank(optimizer.real_dp_process_group[group]) * ours
+        numel = optimizer.fp32_groups_flat_partition[group].numel()  # of this rank's part
+        start = dist.get_rank(optimizer.real_dp_process_group[group]) * numel
         optimizer.fp32_groups_gradients_flat[group] = optimizer.non_expert_gradients[group] = flat
         optimizer.fp32_groups_gradients[group][:] = optimizer._split_flat_tensor(flat, sizes)
         optimizer.fp32_groups_actual_gradients_flat[group] = flat[: sum(sizes)]
-        optimizer.fp32_groups_gradient_flat_partition[group] = flat[start : start + ours]
+        optimizer.fp32_groups_gradient_flat_partition[group] = flat[start : start + numel]
     optimizer.grad_acc_dtype = torch.bfloat16
 
 
 @torch.no_grad()
-def _step(optimizer: BF16_Optimizer, sums: _Sums) -> None:
-    """Replaces `step`, which would look at all gradients on every rank, clip in bf16 and convert all at once."""
+def _step(optimizer: BF16_Optimizer, sums: _GradientSums) -> None:
+    """Replaces `step` of BF16_Optimizer, which would read all gradients on every rank, clip in bf16 and convert all at
+    once."""
     norm = sums.norm()
-    optimizer.overflow = not 0 <= float(norm) < math.inf  # DeepSpeed turns what is not finite into -1
+    optimizer.overflow = not 0 <= float(norm) < math.inf  # DeepSpeed reports -1 for a norm that is not finite
     optimizer._global_grad_norm = math.inf if optimizer.overflow else norm
     if optimizer.overflow:
         optimizer.clear_lp_grads()
@@ -177,64 +180,73 @@ def _step(optimizer: BF16_Optimizer, sums: _Sums) -> None:
         optimizer.optimizer.step()
         optimizer._lazy_init_hp_params_optimizer_state()
     optimizer.clear_hp_grads()
-    sums.parts[:] = optimizer.fp32_groups_gradient_flat_partition  # not the copies
+    sums.parts[:] = optimizer.fp32_groups_gradient_flat_partition  # the buffers again, which frees copies of them
 
 
-def _update(optimizer: BF16_Optimizer, sums: _Sums, take_step: Callable[[], object]) -> None:
-    """Replaces the step of torch's optimizer: takes it on one piece of this rank's part after the other; collective."""
-    excess = ((optimizer._global_grad_norm + 1e-6) / optimizer.clip_grad).clamp(min=1)
+def _step_in_pieces(optimizer: BF16_Optimizer, sums: _GradientSums, take_step: Callable[[], object]) -> None:
+    """Replaces `step` of torch's optimizer: calls it for every piece of this rank's part, one after the other, so that
+    only one piece of a bf16 gradient exists in float32 at a time; collective."""
+    times_too_large = ((optimizer._global_grad_norm + 1e-6) / optimizer.clip_grad).clamp(min=1)
     groups, states = optimizer.optimizer.param_groups, optimizer.optimizer.state
-    whole = [group.pop("params") for group in groups]
+    whole_groups = [group.pop("params") for group in groups]
     for number, group in enumerate(groups):
         master = optimizer.fp32_groups_flat_partition[number]
         states[master] = states[master] or first_state(state_kinds(optimizer.optimizer), master)
-        flat = master.detach(), sums.parts[number], *states[master].values()
+        tensors = master.detach(), sums.parts[number], *states[master].values()
         for any_group in groups:
             any_group["params"] = []
-        for piece, gradient, *state in zip(*(_pieces(tensor, master) for tensor in flat), strict=True):
-            piece.grad = gradient.float().div_(excess)
+        for piece, gradient, *state in zip(*(_pieces(tensor, master) for tensor in tensors), strict=True):
+            piece.grad = gradient.float().div_(times_too_large)
             group["params"] = [piece]
             states[piece] = dict(zip(states[master], state, strict=True))
             take_step()
             piece.grad = None
             del states[piece]
+        # Every piece has counted the step in its own copy of the counter: take that of the last one.
         states[master]["step"].copy_(state[list(states[master]).index("step")])
-    for group, parameters in zip(groups, whole, strict=True):
+    for group, parameters in zip(groups, whole_groups, strict=True):
         group["params"] = parameters
     optimizer.update_lp_params()
 
 
 def _pieces(tensor: Tensor, master: Tensor) -> list[Tensor]:
-    """Views of a flat tensor, one for each piece of `master`; of a scalar, copies."""
+    """Views of a flat tensor, one for each piece of `master`; for a scalar (the step) a copy for each."""
     size = _PIECE[master.device.type]
     if tensor.dim():
         return list(tensor.split(size))
     return [tensor.clone() for _ in range(0, master.numel(), size)]
 
 
-def _open(
+def _open_gradient(
     optimizer: BF16_Optimizer, parameter: nn.Parameter, group: int, index: int
 ) -> Callable[[slice, Tensor], object]:
-    """A function that adds a gradient of some rows to the step's (`models.masked_head`). Call it once for each row."""
+    """A function that adds the gradient of some rows of `parameter` to the step's (see `models.masked_head`). Its calls
+    must take in every row once."""
     total = optimizer.fp32_groups_gradients[group][index].view_as(parameter)
     arrived = optimizer.fp32_groups_has_gradients[group]
-    first, arrived[index] = not arrived[index], True
+    is_first = not arrived[index]
+    arrived[index] = True
     parameter._hp_grad = total  # type: ignore[attr-defined]
-    return lambda rows, part: total[rows].copy_(part) if first else _accumulate(total[rows], part)
+    return lambda rows, part: total[rows].copy_(part) if is_first else _accumulate(total[rows], part)
 
 
 @torch.no_grad()
-def _add(
-    optimizer: BF16_Optimizer, sums: _Sums, parameter: nn.Parameter, group: int, index: int, clear_lp_grads: bool
+def _add_gradient(
+    optimizer: BF16_Optimizer,
+    sums: _GradientSums,
+    parameter: nn.Parameter,
+    group: int,
+    index: int,
+    clear_lp_grads: bool,
 ) -> None:
-    """Replaces `_update_hp_grad`: the step's first gradient of a parameter overwrites what the last step left."""
+    """Replaces `_update_hp_grad`: the step's first gradient of a parameter overwrites that of the step before."""
     if parameter.grad is None:
         return
     arrived = optimizer.fp32_groups_has_gradients[group]
     total = optimizer.fp32_groups_gradients[group][index].view_as(parameter)
     if arrived[index]:
         _accumulate(total, parameter.grad)
-    elif parameter.grad.is_sparse:  # of a lookup, in a pass of its own
+    elif parameter.grad.is_sparse:  # from a lookup that has a backward pass of its own
         _accumulate(total.zero_(), parameter.grad)
     else:
         total.copy_(parameter.grad)
@@ -246,8 +258,9 @@ def _add(
 
 
 def _accumulate(total: Tensor, part: Tensor) -> None:
-    """Add a gradient of any type, sparse or dense; of bf16 to float32 the CPU would first convert all of it."""
-    if part.is_sparse:  # the rows of a frequent token add up in float32, whatever `total` is
+    """Add a gradient of any type, sparse or dense. The CPU adds bf16 to float32 in pieces: torch would convert all of
+    the bf16 tensor first."""
+    if part.is_sparse:  # the many gradients of a frequent token's row add up in float32, whatever the type of `total`
         rows = torch.sparse_coo_tensor(
             part._indices(), part._values().float(), part.shape, check_invariants=False
         ).coalesce()
@@ -260,6 +273,6 @@ def _accumulate(total: Tensor, part: Tensor) -> None:
         sums.add_(numbers)
 
 
-def _forget(optimizer: BF16_Optimizer) -> None:
-    """Replaces `clear_hp_grads`, without filling them with zeros."""
+def _forget_gradients(optimizer: BF16_Optimizer) -> None:
+    """Replaces `clear_hp_grads`, which would fill the buffers with zeros."""
     optimizer.fp32_groups_has_gradients = [[False] * len(group) for group in optimizer.fp32_groups_gradients]

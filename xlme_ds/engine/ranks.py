@@ -23,18 +23,18 @@ from ..config import EngineConfig, TrainConfig
 from ..io.errors import in_words
 from ..run_commands import AGENT_STORE, TORCH_VARIABLES
 
-# Below the range of ports that systems assign; two jobs that share a node get different ones.
+# A Slurm job's port comes from its number, so that jobs on one node differ; it is below those that systems assign.
 _FIRST_PORT, _PORTS = 10_000, 20_000
+_PORTS_TO_NEXT_TRY = 1_009  # a requeued job takes another port: that of the last try may still be in use
 _DAY = datetime.timedelta(days=1)
-_LONG = 30.0  # seconds of waiting after which a message is printed: importing on a busy machine takes less
+_SLOW = 30.0  # seconds of waiting after which a message is printed: importing on a busy machine takes less
 _UNSET = f"the environment has another job's variables: unset {' '.join(TORCH_VARIABLES)}"
-_TRY = 1_009  # a requeued job takes another port: the one of the last try may still be in use
 
 
 def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
-    """torch's five variables for this process; empty where no launcher started it, so that it runs alone.
+    """torch's five variables for this process; empty if no launcher started it: then it runs alone.
 
-    Raises ValueError when a launcher started several processes that do not know of each other.
+    Raises ValueError when a launcher started several processes, each of which would run alone, or a variable is wrong.
     """
     tasks = int(environment.get("SLURM_STEP_NUM_TASKS") or 1)
     if "RANK" in environment:
@@ -59,7 +59,7 @@ def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
     if tasks > 1:
         names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
         job, step, tries = (int(environment.get(name) or 0) for name in names)
-        port = _FIRST_PORT + (10 * job + step + _TRY * tries) % _PORTS
+        port = _FIRST_PORT + (10 * job + step + _PORTS_TO_NEXT_TRY * tries) % _PORTS
         return {
             "RANK": environment["SLURM_PROCID"],
             "LOCAL_RANK": environment["SLURM_LOCALID"],
@@ -81,7 +81,7 @@ def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def first_host(nodes: str) -> str:
-    """The first name of Slurm's list of nodes: gpu-001 of `gpu-[001-004,007],login1`. Rank 0 is there."""
+    """The first name of Slurm's list of nodes, where rank 0 is: gpu-001 of `gpu-[001-004,007],login1`."""
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", nodes).split(",")[0]
 
 
@@ -91,7 +91,7 @@ Result = TypeVar("Result")
 class SharedError(ValueError):
     """A user's mistake that every rank raises with one message, and the first rank prints.
 
-    Before the ranks have met only some raise it; `prints` is true on the one that prints it then.
+    Before the ranks have met only some of them may raise it: then the one with `prints` prints it.
     """
 
     def __init__(self, message: str, prints: bool = False):
@@ -102,9 +102,9 @@ class SharedError(ValueError):
 def start_process_group(
     engine: EngineConfig, watchdog_minutes: float = TrainConfig.watchdog_minutes
 ) -> tuple[int, int]:
-    """Join the processes that the launcher started, and return (rank, world); a process that none started is alone.
+    """Join the processes that the launcher started, and return (rank, world): (0, 1) where there is no launcher.
 
-    A collective times out only after the watchdog and its last resort have acted, or after a day without a watchdog.
+    A collective times out only after the watchdog and its last resort have acted; without a watchdog after a day.
     """
     os.environ.update(on_all_ranks(lambda: rendezvous(os.environ) or _alone()))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -118,15 +118,15 @@ def start_process_group(
     if on_gpu():
         torch.cuda.set_device(_device())
     timeout = datetime.timedelta(minutes=watchdog_minutes + 1) if watchdog_minutes else _DAY
-    # DeepSpeed makes the groups of its engines without naming a time: torch then takes these, 30 minutes and NCCL's 10.
+    # DeepSpeed names no timeout for the groups of its engines: torch then takes these two, else 30 and 10 minutes.
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
         check_deepspeed()
-        others = f"rank {rank} waits for the others of {world} at {address}:{port}"
+        waiting = f"rank {rank} waits for the others of {world} at {address}:{port}"
         with loading_extensions():
-            build_shm_op()  # compiled once; not among what is timed here, the wait for other processes
-            with _printing_if_slow(f"{others}; if no launcher started it, {_UNSET}"):
+            build_shm_op()  # compiled before the clock below starts, which is for waiting for other processes
+            with _printing_if_slow(f"{waiting}; if no launcher started it, {_UNSET}"):
                 deepspeed.init_distributed("nccl" if on_gpu() else "gloo", verbose=False, timeout=timeout)
     except ValueError as error:
         raise SharedError(str(error), prints=os.environ["LOCAL_RANK"] == "0") from None
@@ -143,16 +143,16 @@ def start_process_group(
             f"port {port} of {address}, where the processes meet, is in use by another program: choose another "
             "(deepspeed --master_port, torchrun --master-port, else MASTER_PORT)"
         ) from None
-    # DeepSpeed 0.19.8 leaves the 69 MB of its buffer for reductions between processors in memory when a process is
-    # killed, where a run on the same port would find them. Once all ranks have opened it, its name can go.
+    # If a process is killed, DeepSpeed 0.19.8 leaves its shared buffer for reductions on CPUs (69 MB) in memory, where
+    # a run on the same port would find it. Once all ranks have opened the buffer, its name is not needed.
     dist.barrier()
     Path(f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_{address}_{port}_{rank}").unlink(missing_ok=True)
     return rank, world
 
 
 def wait_for_all() -> None:
-    """Let collectives wait for a day from here on: for work that takes one rank longer than others, without a
-    watchdog."""
+    """Raise the timeout of collectives to a day from here on: for work without a watchdog, in which one rank may take
+    longer than the others."""
     if dist.is_initialized():
         distributed_c10d._set_pg_timeout(_DAY)
 
@@ -160,7 +160,7 @@ def wait_for_all() -> None:
 @contextmanager
 def _printing_if_slow(message: str) -> Iterator[None]:
     """Print `message`, once for each node, if the block takes long."""
-    timer = threading.Timer(_LONG, lambda: print(message, file=sys.stderr, flush=True))
+    timer = threading.Timer(_SLOW, lambda: print(message, file=sys.stderr, flush=True))
     timer.daemon = True
     if os.environ["LOCAL_RANK"] == "0":
         timer.start()
@@ -171,6 +171,7 @@ def _printing_if_slow(message: str) -> Iterator[None]:
 
 
 def _alone() -> dict[str, str]:
+    """torch's five variables for a process that runs alone, at a free port."""
     os.environ.pop(AGENT_STORE, None)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -179,7 +180,7 @@ def _alone() -> dict[str, str]:
 
 
 def _device() -> int:
-    """The GPU of this process. DeepSpeed reads LOCAL_RANK by itself, so that is put right too."""
+    """The number of this process's GPU; sets LOCAL_RANK to it, which DeepSpeed reads."""
     number, visible = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     if visible == 1:  # a launcher may show each process its own GPU alone (srun --gpus-per-task=1)
         number = 0
@@ -194,21 +195,22 @@ def _device() -> int:
 
 
 def data_parallel(engine: EngineConfig, rank: int, world: int) -> tuple[int, int]:
-    """(which, of how many) shares of the rows rank `rank` reads; the stages of one pipeline read the same."""
+    """(number, count) of the share of the rows that rank `rank` reads; the stages of one pipeline read the same."""
     replicas = world // engine.processes_per_replica
-    return rank % replicas, replicas  # the order of DeepSpeed's PipeDataParallelTopology: data varies fastest
+    return rank % replicas, replicas  # as in DeepSpeed's PipeDataParallelTopology: ranks of one stage are consecutive
 
 
 @contextmanager
 def process_group(
     engine: EngineConfig, watchdog_minutes: float = TrainConfig.watchdog_minutes
 ) -> Iterator[tuple[int, int]]:
-    """`start_process_group`, and leaving it as it was before: for the next run of this process."""
+    """Calls `start_process_group`; at its end leaves the group and restores what was changed, for the next run of this
+    process."""
     linear, variables = torch.nn.functional.linear, {name: os.environ.get(name) for name in TORCH_VARIABLES}
     try:
         yield start_process_group(engine, watchdog_minutes)
     finally:
-        torch.nn.functional.linear = linear  # ZeRO-3 replaces it for good, by one that sums in another order
+        torch.nn.functional.linear = linear  # ZeRO-3 replaced it by a function that sums in another order
         for name, value in variables.items():  # else programs that this process starts would join its group
             if value is None:
                 os.environ.pop(name, None)
@@ -223,9 +225,8 @@ def process_group(
 def leave() -> NoReturn:
     """End a process that is done, with exit code 0 and at once.
 
-    gloo's threads live on where DeepSpeed still refers to a process group. Python's way of ending stops them as they
-    are, and now and then one aborts ("terminate called without an active exception"): the launcher then takes a saved
-    run for a failed one.
+    Gloo's threads still run where DeepSpeed refers to a process group. Python's own exit kills them, and now and then
+    one aborts ("terminate called without an active exception"): the launcher then takes a saved run for a failed one.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,5 +1,5 @@
-"""DeepSpeed's engine with ZeRO 1, 2 or 3, and the places of this rank's master weights and moments in its
-optimizers."""
+"""DeepSpeed's engine with ZeRO 1, 2 or 3, and where in DeepSpeed's optimizers this rank's master weights and moments
+are."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +28,11 @@ from .step import StepContext
 
 
 class ZeroEngine(Engine):
-    """DeepSpeed goes backward, reduces and updates; its averaging is undone here, in one place."""
+    """An engine in which DeepSpeed runs the backward pass, reduces and updates.
+
+    DeepSpeed averages gradients over ranks and micro-batches. Our losses are terms of one sum, so `_backward` undoes
+    that.
+    """
 
     def __init__(
         self,
@@ -43,8 +47,8 @@ class ZeroEngine(Engine):
         with loading_extensions():
             adam = build_optimizer(module, optimizer, objective)
             zero, bf16 = ds_config["zero_optimization"], ds_config["bf16"]["enabled"]
-            ours = zero["stage"] == 1 and bf16 and "offload_optimizer" not in zero  # DeepSpeed takes BF16_Optimizer
-            if ours and dist.get_world_size() > 1 and not isinstance(module, PipelineModule):
+            bf16_optimizer = zero["stage"] == 1 and bf16 and "offload_optimizer" not in zero  # then DeepSpeed has one
+            if bf16_optimizer and dist.get_world_size() > 1 and not isinstance(module, PipelineModule):
                 cut_groups(adam, module, zero.get("reduce_bucket_size", 5e8))
             with on_grid(module, adam, _replicas(module), zero["stage"]):
                 engine, *_ = deepspeed.initialize(model=module, optimizer=adam, config=ds_config)
@@ -53,23 +57,23 @@ class ZeroEngine(Engine):
         super().__init__(engine, objective, loader, heldout, engine.device, engine.optimizer)
         self.engine = engine
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self._hosts = dist.new_group(backend="gloo") if on_gpu() else None  # sums that no GPU need be waited for
-        # DeepSpeed divides by the accumulation steps and averages over the ranks; our losses are terms of one sum.
+        self._hosts = dist.new_group(backend="gloo") if on_gpu() else None  # sums CPU tensors, without waiting for GPUs
+        # DeepSpeed divides by the accumulation steps and averages over the ranks.
         self._undo_averaging = engine.dp_world_size * engine.gradient_accumulation_steps()
-        self._context: StepContext | None = None  # of the update, for `_guarded`
-        self._norm = 0.0  # of its gradients
-        # Every kind of DeepSpeed's optimizers calls torch's, some of them for one buffer after the other.
+        self._context: StepContext | None = None  # of the step that is being taken
+        self._norm = 0.0  # the norm of its gradients
+        # All of DeepSpeed's optimizers call torch's `step`, some of them once for each buffer.
         for inner in (engine.optimizer.optimizer, getattr(engine.optimizer, "backup_optimizer", None)):
             if inner is not None:
-                inner.step = partial(self._guarded, inner.step)
+                inner.step = partial(self._step_if_accepted, inner.step)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that this rank knows, by their names in the whole model."""
         return self.engine.module.named_parameters()
 
-    def _guarded(self, take_step: Callable[[], None]) -> None:
-        """Replaces the step of torch's optimizer. DeepSpeed has computed the norm by then, and skips most infinite ones
-        itself."""
+    def _step_if_accepted(self, take_step: Callable[[], None]) -> None:
+        """Replaces `step` of torch's optimizer. By then DeepSpeed has computed the norm; it skips most steps with an
+        infinite norm itself, and does not get here."""
         context = self._context
         assert context is not None
         if context.applied is None:
@@ -89,9 +93,10 @@ class ZeroEngine(Engine):
         return self._norm_of(context)
 
     def _norm_of(self, context: StepContext) -> float:
-        """The norm of the step's gradients; to read it again would wait until a GPU has done the update."""
-        left_out = context.applied is None  # by DeepSpeed itself
-        return float(self.engine.get_global_grad_norm()) if left_out else self._norm
+        """The norm of the step's gradients: the stored one if there is one, for DeepSpeed's would have to wait until a
+        GPU has done the update."""
+        skipped_by_deepspeed = context.applied is None
+        return float(self.engine.get_global_grad_norm()) if skipped_by_deepspeed else self._norm
 
     def _reduce(self, values: Tensor) -> Tensor:
         dist.all_reduce(values, group=None if values.is_cuda else self._hosts)
@@ -117,7 +122,7 @@ class ZeroEngine(Engine):
             self.optimizer.update_lp_params()
 
     def full_state(self) -> dict[str, Tensor]:
-        """All parameters, on rank 0; in a pipeline those of a stage, on the first of its processes."""
+        """All parameters, on rank 0; in a pipeline those of each stage, on the first of its processes."""
         state = {}
         for name, parameter in self.named_parameters():
             whole = safe_get_full_fp32_param(parameter)  # collective
@@ -127,23 +132,24 @@ class ZeroEngine(Engine):
 
 
 def _replicas(module: nn.Module) -> int:
-    """Ranks that share the optimizer's state of a parameter."""
+    """The number of ranks that share the optimizer's state of a parameter."""
     return module.topology().get_dim("data") if isinstance(module, PipelineModule) else dist.get_world_size()
 
 
 class _SubGroup(Bucket):
-    """A sub-group of ZeRO-3, perhaps on NVMe."""
+    """The buffers of one sub-group of ZeRO-3, which may be on NVMe."""
 
     def __init__(self, zero: DeepSpeedZeroOptimizer_Stage3, index: int, pieces: list[Piece]):
-        partly = zero.offload_optimizer and zero.subgroup_to_device[index] != "cpu"  # offloaded with a ratio below 1
-        optimizer = zero.backup_optimizer if partly else zero.optimizer
+        # With an offload ratio below 1 some sub-groups are not offloaded, and have another optimizer.
+        not_offloaded = zero.offload_optimizer and zero.subgroup_to_device[index] != "cpu"
+        optimizer = zero.backup_optimizer if not_offloaded else zero.optimizer
         super().__init__(pieces, optimizer, zero.fp32_partitioned_groups_flat[index], state_kinds(zero.optimizer))
         self.zero = zero
         self.index = index
 
     @contextmanager
     def opened(self, to_write: bool) -> Iterator[dict[str, Tensor]]:
-        """The buffers by kind, read from the disk where they are there, and written back where `to_write`."""
+        """The buffers by kind; those on a disk are read, and written back if `to_write`."""
         swapped = self.zero._swappable_optimizer_subgroup(self.index)
         if swapped:
             self.zero._optimizer_states_and_gradient_swap_in(self.index)
@@ -158,17 +164,18 @@ class _SubGroup(Bucket):
 
 
 def _partition_pieces(group: list[Any], names: dict[nn.Parameter, str]) -> list[Piece]:
-    """ZeRO 1 and 2: a rank owns a stretch of all parameters laid end to end."""
+    """This rank's pieces with ZeRO 1 and 2, where it owns a stretch of all parameters laid end to end."""
     pieces = []
     for parameter in group:
         if parameter in names and parameter._hp_mapping is not None:  # not a filler
-            mine, held = parameter._hp_mapping.lp_fragment_address, parameter._hp_mapping.hp_fragment_address
-            pieces.append(Piece(names[parameter], mine.start, mine.numel, held.start))
+            in_parameter = parameter._hp_mapping.lp_fragment_address
+            in_buffer = parameter._hp_mapping.hp_fragment_address
+            pieces.append(Piece(names[parameter], in_parameter.start, in_parameter.numel, in_buffer.start))
     return pieces
 
 
 def _sub_group_pieces(group: list[Any], names: dict[nn.Parameter, str]) -> list[Piece]:
-    """ZeRO-3: a rank owns an equal part of every parameter, the last ranks' padded at the end."""
+    """This rank's pieces with ZeRO-3, where all ranks own equal parts of every parameter; the last parts are padded."""
     pieces, offset = [], 0
     for parameter in group:
         size = parameter.partition_numel()

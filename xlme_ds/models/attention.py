@@ -1,6 +1,7 @@
 """Attention with the gated relative position bias (XLM-E section 3.3), inside the items of a packed row.
 
-`shared_bias` chooses the kernels of a pass: it returns mask and bias for them, and their `attend` runs the kernels.
+`shared_bias` chooses the kernels for a pass. It returns mask and bias in the form that they read, an `AttentionBias` or
+an `ItemBias`, whose `attend` runs them.
 
 B rows, H heads, T tokens, K head size, W = 2T−1 distances. For head query q_i (after the projection, before the
 1/sqrt(K) scale):
@@ -31,7 +32,7 @@ from .tiles import HEAD_SIZES
 
 @functools.cache
 def _borders(half: int, max_distance: int) -> tuple[int, ...]:
-    """Smallest distance of every bucket of one sign except the first; in integers, so that no device rounds it."""
+    """Smallest distance of every bucket of one sign except the first, computed in integers, without rounding."""
     exact = half // 2
     logarithmic = half - exact
     borders, size = list(range(1, exact + 1)), exact
@@ -48,13 +49,13 @@ def bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
     `distance` is j − i as integers of any shape; returns int64 bucket numbers in that shape.
     """
     half = buckets // 2
-    # Created on the GPU directly, they would make the host wait for everything that is queued there.
+    # Creating them on the GPU would make the host wait for everything that is queued there.
     borders = torch.tensor(_borders(half, max_distance)).to(distance.device, non_blocking=True)
     return torch.bucketize(distance.abs(), borders, right=True) + half * (distance > 0).long()
 
 
 class RelativePositionTable(nn.Module):
-    """The learned d of one encoder: `buckets` × heads."""
+    """The learned table d of one encoder, `buckets` × heads."""
 
     def __init__(self, heads: int, buckets: int, max_distance: int):
         super().__init__()
@@ -63,14 +64,14 @@ class RelativePositionTable(nn.Module):
 
     def forward(self, tokens: int) -> Tensor:
         """d for the distances 1−T to T−1 of a row of T = `tokens` tokens, float32 (or wider) [H, W]."""
-        # Only these exist; gathering from them in float32 keeps the gradient's long sums exact enough for bf16.
+        # In float32 the gradient, a long sum for each bucket, is exact enough for bf16.
         distances = torch.arange(1 - tokens, tokens, device=self.weight.device)
         weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         return weight[bucket(distances, self.weight.shape[0], self.max_distance)].t()
 
 
 def spread(distance_HW: Tensor) -> Tensor:
-    """[H, W] by distance j − i to [H, T, T] by query i and key j."""
+    """Turn [H, W], by distance j − i, into [H, T, T], by query i and key j."""
     tokens = (distance_HW.shape[1] + 1) // 2
     position = torch.arange(tokens, device=distance_HW.device)
     return distance_HW[:, position[None, :] - position[:, None] + tokens - 1]
@@ -86,28 +87,28 @@ class Gate(nn.Module):
         self.scale = nn.Parameter(torch.empty(heads))
 
     def forward(self, q_BHTK: Tensor) -> Tensor:
-        """The factor of d for every query, [B, H, T, 1]."""
+        """The factor of d for every query, 1 + g_update + (1 − g_update) · w · g_reset, [B, H, T, 1]."""
         update = torch.sigmoid(q_BHTK @ self.update)
         reset = torch.sigmoid(q_BHTK @ self.reset)
         return (1 + update + (1 - update) * self.scale[:, None] * reset).unsqueeze(-1)
 
 
 class AttentionBias(NamedTuple):
-    """Mask and bias for torch's kernels; all layers of an encoder share them in one pass."""
+    """Mask and bias for torch's kernels and those for the CPU; all layers of an encoder share them in one pass."""
 
-    # Bool: query i may see key j, because both are in one item; None where `segments_BT` says so.
-    allowed_B1TT: Tensor | None
+    allowed_B1TT: Tensor | None  # bool, whether query i may see key j; None where `segments_BT` is the mask
     distance_HTT: Tensor | None  # d_{i-j}, or None without a relative bias
-    segments_BT: Tensor | None = None  # the item's number; on the CPU, where every position sees its whole item
-    row_tokens: int | None = None  # length of the complete rows, where these are a part of them; dropout counts by it
+    # Number of each position's item: the mask on the CPU, if every position sees its whole item.
+    segments_BT: Tensor | None = None
+    row_tokens: int | None = None  # length of the complete rows if these are parts of them: dropout counts places by it
 
     def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, keys_B: Tensor | None) -> Tensor:
-        """Attention, [B, T, H, K]; `keys_B`, if given, drop the share `dropout` of the weights."""
+        """Attention, [B, T, H, K]; `keys_B`, if given, are the random keys that drop the share `dropout` of weights."""
         dropping = keys_B is not None and dropout > 0
         kernel = fused_attend if qkv_BT3HK.is_cuda else plain_attend
         qkv = qkv_BT3HK.permute(2, 0, 3, 1, 4)
         if dropping or kernel is plain_attend:
-            qkv = qkv.contiguous()  # they read it often
+            qkv = qkv.contiguous()  # these two read it several times
         q_BHTK, k_BHTK, v_BHTK = qkv
         gate_BHT1 = None if gate is None else gate(q_BHTK)
         if dropping:
@@ -119,18 +120,19 @@ class AttentionBias(NamedTuple):
 
 
 class ItemBias(NamedTuple):
-    """Items and bias for the Triton kernels, which make mask and bias one tile at a time."""
+    """Bounds of items and bias for the Triton kernels, which make mask and bias one tile at a time."""
 
     first_BT: Tensor  # int32: where the item of each position begins
     end_BT: Tensor  # int32: one after where it ends
     distance_HW: Tensor | None  # float32: d by distance j − i, from 1−T to T−1; it takes the gradient
-    skewed: Tensor | None  # attention_triton.skew of it, in the type of the queries
-    near: int  # attention_triton.near_tiles
+    skewed: Tensor | None  # `attention_triton.skew` of `distance_HW`, in the type of the queries
+    near: int  # tiles off the diagonal in which d depends on the distance: `attention_triton.near_tiles`
 
     def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, keys_B: Tensor | None) -> Tensor:
-        """Attention, [B, T, H, K]. Scores and bias exist only in tiles, and tiles without a common item are skipped.
+        """Attention, [B, T, H, K]. Scores and bias exist only in tiles; tiles whose queries and keys have no item in
+        common are skipped.
 
-        The kernels compute the gate from the queries, and drop nothing: `takes_triton` excludes attention dropout.
+        The kernels compute the gate from the queries. They drop no weights: `takes_triton` excludes attention dropout.
         """
         weights = None if gate is None else (gate.update, gate.reset, gate.scale)
         return _triton_kernels().attend(
@@ -154,7 +156,8 @@ def causal_mask(segments_BT: Tensor) -> Tensor:
 
 
 def takes_triton(cfg: ModelConfig, allowed: Callable[[Tensor], Tensor], on_gpu: bool, half: bool) -> bool:
-    """Whether attention runs in the Triton kernels, if Triton is installed; `half`: it computes in 16 bits."""
+    """Whether attention runs in the Triton kernels, provided that Triton is installed; `half`: it computes in 16
+    bits."""
     if cfg.width // cfg.heads not in HEAD_SIZES or cfg.attention_dropout or allowed is not item_mask:
         return False
     if cfg.kernels == "triton":  # on a CPU only in Triton's interpreter
@@ -175,12 +178,13 @@ def shared_bias(
     `allowed` maps the groups of positions to an attention mask; `row_tokens`: see `AttentionBias`.
     """
     half = dtype in (torch.bfloat16, torch.float16)
+    # Where the setting demands Triton, a missing one is an error below.
     installed = cfg.kernels == "triton" or importlib.util.find_spec("triton") is not None
     if takes_triton(cfg, allowed, groups_BT.is_cuda, half) and installed:
         kernels = _triton_kernels()
         skewed = None if distance_HW is None else kernels.skew(distance_HW.detach(), dtype)
-        reach = _borders(cfg.relative_buckets // 2, cfg.relative_max_distance)[-1]
-        near = kernels.near_tiles(reach, groups_BT.shape[1], cfg.width // cfg.heads, dtype, groups_BT.device)
+        last_border = _borders(cfg.relative_buckets // 2, cfg.relative_max_distance)[-1]
+        near = kernels.near_tiles(last_border, groups_BT.shape[1], cfg.width // cfg.heads, dtype, groups_BT.device)
         return ItemBias(*item_bounds(groups_BT), distance_HW, skewed, near)
     distance_HTT = None if distance_HW is None else spread(distance_HW).to(dtype)
     if allowed is item_mask and not groups_BT.is_cuda:
@@ -192,21 +196,21 @@ def plain_attend(
     q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: AttentionBias
 ) -> Tensor:
     """softmax(q kᵀ / sqrt(K) + gate · d, inside items) v, [B, H, T, K], on the CPU."""
-    read = q_BHTK.contiguous(), k_BHTK.contiguous(), v_BHTK.contiguous(), gate_BHT1
-    return attend(*read, bias.distance_HTT, bias.allowed_B1TT, bias.segments_BT)
+    q_BHTK, k_BHTK, v_BHTK = q_BHTK.contiguous(), k_BHTK.contiguous(), v_BHTK.contiguous()
+    return attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias.distance_HTT, bias.allowed_B1TT, bias.segments_BT)
 
 
 def fused_attend(
     q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: AttentionBias
 ) -> Tensor:
     """`plain_attend` by torch's kernels for the GPU, which never store all scores."""
-    distance = q_BHTK.new_zeros(()) if bias.distance_HTT is None else bias.distance_HTT
+    gated = q_BHTK.new_zeros(()) if bias.distance_HTT is None else bias.distance_HTT
     if gate_BHT1 is not None:
-        distance = distance * gate_BHT1
+        gated = gated * gate_BHT1
     assert bias.allowed_B1TT is not None
-    mask = torch.where(bias.allowed_B1TT, distance, float("-inf")).to(q_BHTK.dtype)
-    # cuDNN's kernel, torch's first choice on Hopper, has no gradient for the bias and misreads one of another type.
-    # Where the remaining kernel does not fit, torch raises an error: complete scores are never made on a GPU.
+    mask = torch.where(bias.allowed_B1TT, gated, float("-inf")).to(q_BHTK.dtype)
+    # cuDNN's kernel, torch's first choice on Hopper, has no gradient for the bias, and misreads a bias of another type.
+    # Where the remaining kernel does not fit, torch raises an error: a GPU never stores all scores here.
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION if q_BHTK.is_cuda else SDPBackend.MATH):
         return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask)
 
@@ -220,8 +224,7 @@ def dropping_attend(
     rate: float,
     keys_B: Tensor,
 ) -> Tensor:
-    """`plain_attend` with weights dropped by `keys_B`, on any device: it stores all scores, for each row as heads ×
-    T rows of T."""
+    """`plain_attend` with the share `rate` of weights dropped by `keys_B`, on any device; it stores all scores."""
     scores_BHTT = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHTK.mT
     if bias.distance_HTT is not None:
         scores_BHTT = scores_BHTT + (bias.distance_HTT if gate_BHT1 is None else bias.distance_HTT * gate_BHT1)

@@ -2,8 +2,8 @@
 attention that is global in every third layer and otherwise local.
 
 B rows, H heads, T tokens, D width, K head size; S windows of all rows, C tokens of a window. A local position sees C/2
-tokens on each side of it, so that the C queries of a window need 2C keys: local layers cost as much for rows of any
-length, a token.
+tokens on each side of it, so that the C queries of a window need 2C keys: the cost of a local layer for each token does
+not depend on the length of rows.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from .attention_cpu import item_mask
 from .layer_costs import FLOAT, MicroBatch
 from .layers import Linear, TransformerLayer
 
-# The settings that the layer has one value of, by the names in ModelConfig.
+# The settings of ModelConfig of which the layer allows a single value.
 SHAPE: dict[str, Any] = {
     "norm": "pre",
     "embedding_norm": True,
@@ -36,15 +36,17 @@ SHAPE: dict[str, Any] = {
 
 
 class Windows(NamedTuple):
-    """Attention within windows by torch's kernels, which never store all scores; the Triton kernels read bounds."""
+    """Attention within windows by torch's kernels, which never store all scores. The Triton kernels need no windows:
+    their `ItemBias` has narrower bounds in local layers."""
 
     # [S, 1, C, 2C] in the type of the queries: 0 where query and key are in one item, at most C/2 apart, else −inf.
-    # A mask of bool would be turned into this in every layer, and saved by each.
+    # Every layer would turn a mask of bool into this, and save it.
     bias_S1CC: Tensor
 
     @classmethod
     def of(cls, groups_BT: Tensor, window: int, dtype: torch.dtype) -> "Windows":
-        """The windows of `window` tokens of rows whose items `groups_BT` numbers; padding of a row sees itself."""
+        """The windows of `window` tokens of rows whose items `groups_BT` numbers. Padding, and what fills the last
+        window, sees itself, so that no softmax is empty."""
         queries_BSC, keys_BSC = _cut(F.pad(groups_BT, (0, -groups_BT.shape[1] % window), value=-1), window, value=-1)
         place = torch.arange(2 * window, device=groups_BT.device)
         near_CC = (place - window // 2 - place[:window, None]).abs() <= window // 2
@@ -56,10 +58,10 @@ class Windows(NamedTuple):
         """Attention, [B, T, H, K]; no weights are dropped."""
         rows, tokens, _, heads, size = qkv_BT3HK.shape
         window = self.bias_S1CC.shape[2]
-        whole_BT3HK = F.pad(qkv_BT3HK, (0, 0, 0, 0, 0, 0, 0, -tokens % window))
-        # Contiguous, because a view would save the keys and values as well.
-        q_SCHK = whole_BT3HK[:, :, 0].contiguous().view(-1, window, heads, size)
-        k_SCHK, v_SCHK = (_cut(whole_BT3HK[:, :, part], window)[1].flatten(0, 1) for part in (1, 2))
+        padded_BT3HK = F.pad(qkv_BT3HK, (0, 0, 0, 0, 0, 0, 0, -tokens % window))
+        # A copy, because a view would keep the whole tensor, keys and values too, for the backward pass.
+        q_SCHK = padded_BT3HK[:, :, 0].contiguous().view(-1, window, heads, size)
+        k_SCHK, v_SCHK = (_cut(padded_BT3HK[:, :, part], window)[1].flatten(0, 1) for part in (1, 2))
         # cuDNN's kernel is excluded, as in `attention.fused_attend`.
         with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION) if qkv_BT3HK.is_cuda else nullcontext():
             out_SHCK = F.scaled_dot_product_attention(
@@ -69,8 +71,8 @@ class Windows(NamedTuple):
 
 
 def _cut(x_BT: Tensor, window: int, value: float = 0.0) -> tuple[Tensor, Tensor]:
-    """(queries, keys) of the windows of [B, T, …]: [B, S, C, …], and [B, S, 2C, …] with half a window before and after
-    each, beyond the row `value`. T is a multiple of C."""
+    """(queries, keys) of the windows of [B, T, …]: [B, S, C, …], and [B, S, 2C, …] with half a window more on each
+    side, filled with `value` beyond the ends of the row. T is a multiple of C."""
     around = (0, 0) * (x_BT.dim() - 2) + (window // 2, window // 2)
     padded_BT = F.pad(x_BT, around, value=value)
     halves_BSC = [part.unflatten(1, (-1, window)) for part in (padded_BT[:, :-window], padded_BT[:, window:])]
@@ -80,7 +82,7 @@ def _cut(x_BT: Tensor, window: int, value: float = 0.0) -> tuple[Tensor, Tensor]
 class Rotated(NamedTuple):
     """Attention of queries and keys that are rotated by their positions (Su et al., 2021, equation 34)."""
 
-    cos_BTK: Tensor  # float32, the half of each head's dimensions twice, as in GPT-NeoX
+    cos_BTK: Tensor  # float32; dimensions i and i + K/2 have one angle, as in GPT-NeoX
     sin_BTK: Tensor
     kernel: AttentionBias | ItemBias | Windows
 
@@ -96,14 +98,14 @@ class Rotated(NamedTuple):
 
 
 class GlobalAndLocal(NamedTuple):
-    """The inputs that the layers of an encoder share in a pass."""
+    """The attention of global layers and that of local ones, which the layers of an encoder share in a pass."""
 
     whole: Rotated
     local: Rotated
 
 
 def rotations(positions_BT: Tensor, size: int, base: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of positions times base^(−2i/K) for the dimensions i < K/2, float32 [B, T, K]; K is `size`."""
+    """cos and sin of the angles position · base^(−2i/K), i < K/2, each twice, float32 [B, T, K]; K is `size`."""
     exponents = torch.arange(0, size, 2, dtype=torch.float32, device=positions_BT.device) / size
     angles = positions_BT[..., None].float() * (1.0 / base**exponents)
     angles_BTK = torch.cat([angles, angles], dim=-1)
@@ -127,7 +129,7 @@ def shared_by_kind(
     first_BT, end_BT = item_bounds(groups_BT)
     place_T = torch.arange(groups_BT.shape[1], dtype=torch.int32, device=groups_BT.device)
     local: ItemBias | Windows
-    if isinstance(whole, ItemBias):  # the kernels skip the tiles that no position of a tile sees
+    if isinstance(whole, ItemBias):  # the kernels skip tiles of keys outside the bounds
         half = cfg.local_window // 2
         local = whole._replace(first_BT=first_BT.maximum(place_T - half), end_BT=end_BT.minimum(place_T + half + 1))
     else:
@@ -145,8 +147,8 @@ def _mean(cfg: ModelConfig, whole: float, local: float) -> float:
 
 
 def operations(cfg: ModelConfig, row_tokens: int) -> float:
-    """Operations of the forward pass, a token, the mean over global and local layers, as `layer_costs.operations`; of a
-    window only the C + 1 keys count that a position sees."""
+    """Operations of the forward pass for one token, as `layer_costs.operations`, the mean over global and local layers;
+    in a window only the C + 1 keys that a position sees count."""
     seen = _mean(cfg, row_tokens, min(row_tokens, cfg.local_window + 1))
     return 2.0 * (4 * cfg.width**2 + 3 * cfg.width * cfg.feed_forward + 2 * seen * cfg.width)
 
@@ -154,8 +156,9 @@ def operations(cfg: ModelConfig, row_tokens: int) -> float:
 def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     """Bytes that the forward pass of one layer saves for the backward pass, the mean over global and local layers.
 
-    Four tensors of width D around the two norms, and the input of the output projection; q, k and v, in a local layer
-    of torch's kernels q, and 2C keys and values for C tokens. Of the feed-forward network four tensors of width F.
+    Five tensors of width D: four around the two norms, and the input of the output projection. Then q, k and v; with
+    torch's kernels a local layer saves 2C keys and values for C tokens. The feed-forward network saves four tensors of
+    width F.
     """
     wide = (5 + _mean(cfg, 3, 3 if batch.triton else 5)) * batch.tokens * cfg.width
     whole = layer_costs.score_bytes(cfg, batch)
@@ -176,8 +179,8 @@ def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
 
 
 def backward_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
-    """Bytes of the gradients that the backward pass of one layer holds at its peak: of the four tensors of width F, or
-    of q, k and v and, with torch's kernels, of the keys and values of windows."""
+    """Bytes of the gradients that the backward pass of one layer holds at its peak: those of the four tensors of width
+    F, or those of q, k and v and, with torch's kernels, of the keys and values of windows."""
     local = (3 if batch.triton else 3 + 5) * batch.tokens * cfg.width * batch.element
     feed_forward = 4 * batch.tokens * cfg.feed_forward * batch.element
     return max(feed_forward, local, layer_costs.backward_bytes(cfg, batch))
@@ -195,7 +198,7 @@ class ModernLayer(TransformerLayer):
     def __init__(self, cfg: ModelConfig, number: int):
         super().__init__(cfg)
         self.is_global = number % cfg.global_every == 0
-        if number == 0:  # the embedding has just been normalised
+        if number == 0:  # its input, the embedding, has been normalised already
             self.attention_norm = nn.Identity()
         self.up = Linear(cfg.width, 2 * cfg.feed_forward, bias=False)
 
@@ -224,5 +227,5 @@ class ModernLayer(TransformerLayer):
 
     def _feed_forward(self, x_BTD: Tensor) -> Tensor:
         """GeGLU (Shazeer, 2020)."""
-        shown, gate = self.up(x_BTD).chunk(2, dim=-1)
-        return self.down(F.gelu(shown) * gate)
+        activated, gate = self.up(x_BTD).chunk(2, dim=-1)
+        return self.down(F.gelu(activated) * gate)

@@ -2,7 +2,7 @@
 steps that are left out. Every rank calls all of its callbacks after every step, because some are collective.
 
 The loop knows neither the model nor the engine. The engine leaves a step out when its loss or gradient is not finite,
-or its gradient norm exceeds the guard's limit. Norm and limit are the same on all ranks, and so is all that follows.
+or its gradient norm exceeds the guard's limit. Norm and limit are equal on all ranks, so that all decide alike.
 """
 
 import json
@@ -38,12 +38,12 @@ from .stop import StopRequest, Watchdog
 
 
 class Callback:
-    """Something that is called on every rank after every step and at the end; may keep logs."""
+    """Work that every rank does after every step and at the end; it may have logs."""
 
     logs: Sequence[StepLines] = ()
 
     def after_step(self, done: int, stats: StepStats) -> None:
-        """`done` steps are finished; `stats` belongs to the last of them."""
+        """`done`: finished steps; `stats`: the result of the last of them."""
 
     def close(self, done: int) -> None:
         """The loop ends after `done` steps, finished or stopped."""
@@ -51,11 +51,11 @@ class Callback:
             log.close()
 
 
-_INTERVALS = 50  # logged intervals whose mean speed gives the time left: one slow interval changes it little
+_INTERVALS = 50  # logged intervals whose mean speed gives the time left, so that a slow one changes it little
 
 
 class Record(Callback):
-    """Writes a line of metrics.jsonl at every logged step, and shows it."""
+    """Writes a line of metrics.jsonl at every logged step, and shows it; only the root has it."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Record(Callback):
         skipped: Callable[[], int],
         tracker: Tracker | None,
     ):
-        """`peak`: FLOP/s of all processes together, to which those of a step are compared."""
+        """`peak`: FLOP/s that all processes can reach together; `peak_fraction` is a share of it."""
         log = MetricsLog(run, "metrics", start, tracker)
         settings = (f"    {key}: {value}" for key, value in flatten(asdict(config)).items())
         log.board.add_text("settings", "\n".join(settings), start)
@@ -82,7 +82,7 @@ class Record(Callback):
         self.peak = peak
         self.show = show
         self.last = (start, time.perf_counter(), engine.seconds_reading)
-        self.intervals: deque[tuple[int, float]] = deque(maxlen=_INTERVALS)  # steps and seconds of the logged ones
+        self.intervals: deque[tuple[int, float]] = deque(maxlen=_INTERVALS)  # steps and seconds of each
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
@@ -112,8 +112,8 @@ class Record(Callback):
 
 
 class Evaluate(Callback):
-    """Runs the held-out rows at the cadence and after the last step, and writes a line of heldout.jsonl and of
-    heldout_languages.jsonl; collective."""
+    """Evaluates the model on the held-out rows, every `eval_every` steps and after the last one, and writes a line of
+    heldout.jsonl and of heldout_languages.jsonl; collective."""
 
     def __init__(
         self,
@@ -137,20 +137,21 @@ class Evaluate(Callback):
     def after_step(self, done: int, stats: StepStats) -> None:
         every, steps = self.config.eval_every, self.config.steps
         if done == steps or (every and done % every == 0):
-            summary = self.summarise(done - 1, **self.engine.eval_batch(0))  # with the weights of the last step
+            # The weights of the losses are those of the last step, number `done` − 1.
+            summary = self.summarise(done - 1, **self.engine.eval_batch(0))
             overall, languages = ({"step": done, **part} for part in summary)
-            for log, values in zip(self.logs, (overall, languages), strict=False):  # the root alone has any
+            for log, values in zip(self.logs, (overall, languages), strict=False):  # only the root has logs
                 log.write(values)
             if self.console is not None:
                 self.console.evaluation(overall)
 
 
 class Dimensions(Callback):
-    """Writes after the run's first step, and at every evaluation, in how many dimensions the token states of each layer
-    vary (`Engine.dimensions`); warns once when the last layer has lost most of them; collective."""
+    """Measures in how many dimensions the token states of each layer vary (`Engine.dimensions`), after the run's first
+    step and at every evaluation; warns once when the last layer has lost most of them; collective."""
 
     ROWS = 8  # held-out rows of each task
-    COLLAPSED = 0.1  # of the dimensions after the first step
+    COLLAPSED = 0.1  # the warning comes below this share of the dimensions after the first step
 
     def __init__(
         self,
@@ -162,7 +163,7 @@ class Dimensions(Callback):
         console: Console | None,
         tracker: Tracker | None,
     ):
-        """`first`: steps of the run that it branches off from."""
+        """`first`: the steps that were done when the run began; 0 unless it is a branch."""
         self.engine = engine
         self.config = config
         self.first = first
@@ -171,27 +172,28 @@ class Dimensions(Callback):
         self.warned = False
         if console is not None:
             self.logs = (MetricsLog(run, "dimensions", start, tracker),)
-            for line in self.logs[0].path.read_bytes().splitlines():  # of before a resume
+            for line in self.logs[0].path.read_bytes().splitlines():  # written before a resume
                 values = json.loads(line)
                 if not all(isinstance(value, int | float) for value in values.values()):
                     raise ValueError(
                         f"{self.logs[0].path} has no dimensions of step {values['step']}: restore or remove that line"
                     )
-                if len(values) > 1:  # none where they were not finite
-                    self._warning(values)
+                if len(values) > 1:  # else they were not finite, and only the step was written
+                    self._new_warning(values)
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
         every = self.config.eval_every
         if done in (self.first + 1, self.config.steps) or (every and done % every == 0):
             layers = enumerate(self.engine.dimensions(self.ROWS))
-            values = {"step": done} | {f"layer_{number}": round(one, 2) for number, one in layers}
+            values = {"step": done} | {f"layer_{number}": round(dimensions, 2) for number, dimensions in layers}
             if self.console is not None:
                 self.logs[0].write(values)
-                self.console.dimensions(values, self._warning(values))
+                self.console.dimensions(values, self._new_warning(values))
 
-    def _warning(self, values: Mapping[str, float]) -> str:
-        """Advice, the first time that the last layer has few dimensions; else empty."""
+    def _new_warning(self, values: Mapping[str, float]) -> str:
+        """Advice, the first time that the last layer has few dimensions, else an empty string; call it for every
+        evaluation, in order."""
         *_, last = values.values()
         self.untrained = last if self.untrained is None else self.untrained
         if self.warned or not last < self.COLLAPSED * self.untrained:
@@ -206,28 +208,29 @@ class Dimensions(Callback):
 
 
 class Profile(Callback):
-    """Writes where the time of `steps` steps goes, after the first three: a trace, and a table of the operations."""
+    """Profiles `steps` steps, after the first three: writes a trace, and a table of the slowest operations."""
 
     def __init__(self, run: Path, steps: int, device: torch.device):
-        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
         self.folder, self.order = run / "profile", f"self_{device.type}_time_total"
         self.written = False
         self.profiler = profile(
-            activities=kinds,
+            activities=activities,
             schedule=schedule(skip_first=2, wait=0, warmup=1, active=steps, repeat=1),
             on_trace_ready=self._write,
             record_shapes=True,
         )
         self.profiler.start()
 
-    def _write(self, found: profile) -> None:
-        trace, self.written = self.folder / "trace.json.gz", True
+    def _write(self, finished: profile) -> None:
+        self.written = True
+        trace, partial = self.folder / "trace.json.gz", self.folder / ".trace.json.gz"
         try:
             with naming(self.folder):
                 self.folder.mkdir(exist_ok=True)
-                found.export_chrome_trace(str(trace.with_name(f".{trace.name}")))
-                trace.with_name(f".{trace.name}").replace(trace)
-                table = found.key_averages().table(sort_by=self.order, row_limit=40, max_name_column_width=60)
+                finished.export_chrome_trace(str(partial))
+                partial.replace(trace)
+                table = finished.key_averages().table(sort_by=self.order, row_limit=40, max_name_column_width=60)
                 write_text(self.folder / "operations.txt", table)
         except OSError as error:
             print(f"no profile: {in_words(error)}; training continues", flush=True)
@@ -246,7 +249,7 @@ class Profile(Callback):
 
 
 class Save(Callback):
-    """Completes the checkpoint that is being written; saves one at the cadence, and at the end; collective."""
+    """Saves a checkpoint every `every` steps and at the end; completes the one that is being written; collective."""
 
     def __init__(
         self, checkpoints: Checkpoints, engine: Engine, every: int, state: Callable[[int], dict[str, Any]], start: int
@@ -274,13 +277,13 @@ class Save(Callback):
         self.saved = done
 
 
-_PAGE = "import sys; from xlme_ds.report.__main__ import draw_for; draw_for(*sys.argv[1:])"
+_DRAW_PAGE = "import sys; from xlme_ds.report.__main__ import draw_for; draw_for(*sys.argv[1:])"
 _NICENESS = 19
 
 
 class Show(Callback):
-    """Starts a process that updates the report page, with sentences and retrieval of the newest checkpoint, at the
-    cadence of evaluation: at low priority, on one thread. Only the root has it.
+    """Starts a process that updates the report page, with sentences and retrieval of the newest checkpoint, every
+    `eval_every` steps: at low priority, on one thread. Only the root has it.
 
     Training neither waits for that process nor fails with it: an error there is a line on stderr.
     """
@@ -303,7 +306,7 @@ class Show(Callback):
             try:
                 self._start()
             except OSError as error:
-                self._tell(in_words(error))
+                self._report(in_words(error))
 
     @override
     def close(self, done: int) -> None:
@@ -317,7 +320,7 @@ class Show(Callback):
 
     def _start(self) -> None:
         variables = environment() | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        command = [sys.executable, "-W", "ignore", "-c", _PAGE, str(self.run), str(os.getpid())]
+        command = [sys.executable, "-W", "ignore", "-c", _DRAW_PAGE, str(self.run), str(os.getpid())]
         self.process = subprocess.Popen(
             command,
             env=variables,
@@ -327,23 +330,25 @@ class Show(Callback):
         )
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, self.process.pid, _NICENESS)
-            # Where memory runs out, the system ends it first.
+            # When memory runs out, the system ends this process first.
             Path(f"/proc/{self.process.pid}/oom_score_adj").write_text("1000")
 
     def _ended(self, process: "subprocess.Popen[bytes]") -> None:
         self.process = None
         lines = process.communicate()[1].decode(errors="replace").strip().splitlines()
-        if process.returncode not in (0, -signal.SIGINT):  # that is for the run, which stops
-            self._tell(lines[-1] if lines else f"it ended with code {process.returncode}")
+        if process.returncode not in (0, -signal.SIGINT):  # Ctrl-C stops the run, too
+            self._report(lines[-1] if lines else f"it ended with code {process.returncode}")
 
-    def _tell(self, why: str) -> None:
+    def _report(self, why: str) -> None:
+        """Print why the page is not updated, once for each reason in a row."""
         if why != self.told:
             self.told = why
             print(f"{self.run}: the report page is not brought up to date, training continues: {why}", file=sys.stderr)
 
 
-_WINDOW = 128  # steps; the rule and both numbers are OLMo-core's (SkipStepOptimizer)
-_LEAST = 64
+# The rule of the limit and both numbers are those of OLMo-core's SkipStepOptimizer.
+_WINDOW = 128  # steps whose norms give the limit
+_FEWEST_NORMS = 64  # there is no limit before
 
 
 class Guard(Callback):
@@ -363,13 +368,13 @@ class Guard(Callback):
 
     @property
     def state(self) -> dict[str, Any]:
-        """The counts that a resumed run needs; a run that this guard ended counts bad steps in a row anew."""
+        """The counts that a resumed run needs. Once this guard has ended the run, bad steps in a row count from 0."""
         in_a_row = 0 if self.fault is not None else self.in_a_row
         return {"skipped": self.skipped, "in_a_row": in_a_row, "norms": list(self.norms)}
 
     def norm_limit(self) -> float:
         """The largest gradient norm that the next step may have."""
-        if not self.config.spike_sigma or len(self.norms) < _LEAST:
+        if not self.config.spike_sigma or len(self.norms) < _FEWEST_NORMS:
             return math.inf
         return statistics.fmean(self.norms) + self.config.spike_sigma * statistics.stdev(self.norms)
 
@@ -378,11 +383,11 @@ class Guard(Callback):
         if stats.applied:
             self.in_a_row = 0
         else:
-            self._left_out(done, stats)
+            self._count_left_out(done, stats)
         if math.isfinite(stats.gradient_norm):
             self.norms.append(stats.gradient_norm)
 
-    def _left_out(self, done: int, stats: StepStats) -> None:
+    def _count_left_out(self, done: int, stats: StepStats) -> None:
         self.skipped += 1
         self.in_a_row += 1
         rows = list(stats.suspects) or [self.rows_of(done - 1)]
@@ -410,12 +415,14 @@ def fit(
     stop: StopRequest,
     watchdog: Watchdog,
 ) -> int:
-    """Train from `start` finished steps to the end, or until any rank is asked to stop; returns the steps done.
+    """Train from `start` finished steps to the end, until any rank is asked to stop, or until `guard` ends the run;
+    returns the steps done.
 
     Raises SharedError when the records of any rank cannot be written.
     """
     callbacks = [guard, *callbacks]
-    done, stop.has_work = start, True
+    done = start
+    stop.has_work = True
     while done < config.train.steps and guard.fault is None:
         if engine.any(stop.received is not None or _trouble(callbacks) is not None):
             break
@@ -436,6 +443,6 @@ def fit(
 
 
 def _trouble(callbacks: Sequence[Callback]) -> OSError | None:
-    """Why the records cannot be written; the ranks do not know it of each other."""
+    """The first error of writing records on this rank; the other ranks do not know it."""
     errors = (log.error for callback in callbacks for log in callback.logs)
     return next((error for error in errors if error is not None), None)

@@ -1,5 +1,5 @@
-"""The run's records, `metrics.jsonl`, `heldout.jsonl`, `dimensions.jsonl`, `faults.jsonl` and TensorBoard events,
-continued exactly on resume; which rows every step read; and what the terminal shows."""
+"""The run's records, `metrics.jsonl`, `heldout.jsonl`, `dimensions.jsonl`, `faults.jsonl` and TensorBoard events, which
+a resumed run continues without gaps or repeats; the rows that every step read; and the output in the terminal."""
 
 import json
 import math
@@ -31,7 +31,8 @@ from .run_folder import step_of
 class StepLines:
     """Appends lines to a JSON-lines file. Only rank 0 has one.
 
-    An error of writing is kept in `error`, for the ranks to end together, and nothing is written after it.
+    The first error of writing is stored in `error`, and nothing is written after it: the loop then ends all ranks
+    together.
     """
 
     def __init__(self, run: Path, name: str, steps_done: int):
@@ -42,22 +43,23 @@ class StepLines:
         """
         self.path = run / f"{name}.jsonl"
         self.error: OSError | None = None
-        self.steps: list[int] = []  # of the lines that were there
-        good: list[bytes] = []
-        damaged: dict[int, bytes] = {}
-        since: dict[int, bytes] = {}
+        self.steps: list[int] = []  # steps of the lines that the file has already
+        records: list[bytes] = []
+        damaged: dict[int, bytes] = {}  # by line number
+        unreadable: dict[int, bytes] = {}  # since the last record
         with naming(self.path):
             lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
         for place, line in enumerate(lines, start=1):
             step = step_of(line)
             if step is None:
-                since |= {place: line} if line.strip() else {}
-            elif step in self.steps[-1:] or (self.steps and step < self.steps[-1]):
-                damaged |= {place: line}  # a second record of a step
+                if line.strip():
+                    unreadable[place] = line
+            elif self.steps and step <= self.steps[-1]:
+                damaged[place] = line  # a second record of a step
             elif step <= steps_done:
-                good.append(line)
+                records.append(line)
                 self.steps.append(step)
-                damaged, since = damaged | since, {}
+                damaged, unreadable = damaged | unreadable, {}
         if damaged:
             aside, numbers = self.path.with_suffix(".damaged"), ", ".join(map(str, damaged))
             with naming(aside), open(aside, "ab") as file:
@@ -66,12 +68,12 @@ class StepLines:
                 f"{self.path} is damaged in line {numbers}, which is put aside in {aside}; the other lines are kept",
                 flush=True,
             )
-        self.lines = len(good)
+        self.lines = len(records)
         with replacing(self.path) as file:
-            file.write(b"".join(line + b"\n" for line in good))
+            file.write(b"".join(line + b"\n" for line in records))
 
     def sync(self) -> int:
-        """Have all lines on the disk; their number."""
+        """Force all lines to the disk; returns how many there are."""
         with naming(self.path):
             if self.path.exists():
                 to_disk(self.path)
@@ -92,23 +94,23 @@ class StepLines:
         self.lines += 1
 
     def close(self) -> None:
-        """Flush what is held back."""
+        """Write what is still in a buffer."""
 
 
 @cache
 def _silence_tensorboard_threads() -> None:
-    """Print no traceback of a thread of TensorBoard: its error is raised again at the next write, as one sentence."""
-    usual = threading.excepthook
+    """Print no tracebacks of TensorBoard's threads: the next write raises their errors again, as one sentence."""
+    print_traceback = threading.excepthook
 
     def print_others(failure: threading.ExceptHookArgs) -> None:
         if not type(failure.thread).__module__.startswith("tensorboard."):
-            usual(failure)
+            print_traceback(failure)
 
     threading.excepthook = print_others
 
 
 class MetricsLog(StepLines):
-    """Numbers, which go to TensorBoard too; what is not finite is left out, as JSON has no word for it."""
+    """A log of numbers, which go to TensorBoard too; numbers that are not finite are left out, for JSON has none."""
 
     def __init__(self, run: Path, name: str, steps_done: int, tracker: "Tracker | None" = None):
         super().__init__(run, name, steps_done)
@@ -119,16 +121,17 @@ class MetricsLog(StepLines):
     def _write(self, values: dict[str, Any]) -> None:
         finite = {key: value for key, value in values.items() if math.isfinite(value)}
         super()._write(finite)
-        self._show({key: value for key, value in finite.items() if key != "step"}, finite["step"])
+        self._plot({key: value for key, value in finite.items() if key != "step"}, finite["step"])
 
-    def _show(self, values: dict[str, float], step: int) -> None:
+    def _plot(self, values: dict[str, float], step: int) -> None:
+        """Send numbers to TensorBoard and the tracker."""
         for key, value in values.items():
             self.board.add_scalar(key, value, step)
         if self.tracker is not None:
             self.tracker.log({f"{self.path.stem}/{key}": value for key, value in values.items()}, step)
 
     def close(self) -> None:
-        """Flush what TensorBoard holds back."""
+        """Write what TensorBoard still has in its buffers."""
         try:
             with naming(self.path.parent / "tensorboard"):
                 self.board.close()
@@ -162,11 +165,11 @@ class Tracker:
         self.failed = False
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Numbers of a step; those of steps that the service has from before a restart are equal, and it drops them."""
+        """Send numbers of a step. After a resume the service ignores the steps that it has; their numbers are equal."""
         self._try(lambda: self.run.log(dict(values), step=step))
 
     def close(self) -> None:
-        """Send what is held back."""
+        """Send what is still in a buffer."""
         self._try(self.run.finish)
 
     def _try(self, call: Callable[[], object]) -> None:
@@ -180,38 +183,41 @@ class Tracker:
 
 
 def product_rate(device: torch.device, precision: str) -> float:
-    """FLOP/s of a large square matrix product, the best of five: what a step's operations are compared with."""
+    """FLOP/s of a large square matrix product, the peak that a step is compared with: the fastest of six, the first of
+    which warms up."""
     size = 8192 if device.type == "cuda" else 1024
-    one = torch.ones(size, size, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    ones = torch.ones(size, size, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
     fastest = math.inf
     for _ in range(6):
         begun = time.perf_counter()
-        (one @ one)[0, 0].item()  # waits for the GPU
+        (ones @ ones)[0, 0].item()  # waits for the GPU
         fastest = min(fastest, time.perf_counter() - begun)
     return 2 * size**3 / fastest
 
 
 def peak_memory(device: torch.device) -> float:
-    """GiB that this process held at most: of the GPU what torch allocated, without one its resident memory."""
+    """Peak memory of this process, GiB: what torch allocated on the GPU; without one, the resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 class LanguageLog(MetricsLog):
-    """Held-out losses by language of the token: `terms` and `tokens` by term and code, `unigram` by task and code."""
+    """A log of held-out losses by language of the token: `terms` and `tokens` by term and code, `unigram` by task and
+    code."""
 
     def _write(self, values: dict[str, Any]) -> None:
         StepLines._write(self, values)
         for term, losses in values["terms"].items():
-            self._show({f"{term}/{code}": value for code, value in losses.items()}, values["step"])
+            self._plot({f"{term}/{code}": value for code, value in losses.items()}, values["step"])
 
 
 class Console:
-    """Shows logged steps and evaluations; only rank 0 has one. A terminal has a bar, anything else a line a step."""
+    """Shows logged steps and evaluations; only rank 0 has one. A terminal shows a bar, any other output gets a line for
+    each logged step."""
 
     def __init__(self, steps: int, start: int, terms: Sequence[str], gpu: bool = False):
-        """`gpu`: show the share of the peak, which says little of CPUs that other programs use too."""
+        """`gpu`: show the share of the peak; it means little on CPUs, which other programs use too."""
         self.steps = steps
         self.terms = terms
         self.gpu = gpu
@@ -229,8 +235,8 @@ class Console:
         step, loss, left = f"{values['step']}/{self.steps}", f"loss {values['loss']:.3f}", values["seconds_left"]
         speed, peak = f"{number(values['tokens_per_s'])} tokens/s", f"{values['peak_fraction']:.0%} of peak" * self.gpu
         if self.progress is not None:
-            done = {"completed": values["step"], "left": f"{duration(left)} left"}
-            self.progress.update(self.task, line="  ".join(filter(None, (step, loss, speed, peak))), **done)
+            line = "  ".join(filter(None, (step, loss, speed, peak)))
+            self.progress.update(self.task, line=line, completed=values["step"], left=f"{duration(left)} left")
             return
         waits, memory = f"data {values['data_wait']:.1%}", f"{values['memory_gib']:.1f} GiB"
         parts = [f"step {step}", loss, self._terms(values), f"lr {values['lr']:.2e}", speed, peak, waits, memory]
@@ -260,20 +266,20 @@ class Console:
         return "  ".join(f"{name} {values[name]:.3f}" for name in self.terms if name in values)
 
 
-# Which rows every step read, for `xlme audit`.
+# The folder of the rows that every step read, for `xlme audit`.
 #
-# `attempts.jsonl` there has a line for every start of the run, {`start`: steps done by then, `world`}; its number is
-# the attempt. `rank_RRRRR.jsonl` has a line a step, {`attempt`, `step`, `rows`: {task: [[first row, CRC-32 of the
-# tokens of each row, ...], ...]}}. Files only grow: what was done again after a resume is there twice, under two
-# attempts.
+# In it `attempts.jsonl` has a line for every start of the run, {`start`: steps done by then, `world`}; the attempt is
+# the number of that line, from 0. `rank_RRRRR.jsonl` has a line for each step, {`attempt`, `step`, `rows`: {task:
+# [[first row, CRC-32 of the tokens of each row, ...], ...]}}. Files only grow: a step that was repeated after a resume
+# has two lines, with two attempts.
 AUDIT_FOLDER = "audit"
 ATTEMPTS = "attempts.jsonl"
 
 
 def audit_reads(run: Path, loader: Loader, start: int, rank: int, world: int) -> Path | None:
-    """Have `loader` write down what it reads from now on, once for every share of the rows; collective.
+    """Have `loader` record the rows that it reads from now on; collective.
 
-    Returns the file of this rank.
+    Returns the file of this rank; None for one that reads the same rows as another.
     """
     folder = run / AUDIT_FOLDER
     attempt = broadcast(on_all_ranks(lambda: _begin_attempt(folder, start, world) if rank == 0 else 0))
@@ -285,7 +291,7 @@ def audit_reads(run: Path, loader: Loader, start: int, rank: int, world: int) ->
 
 
 def audit_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of one of the files."""
+    """The lines of a file of the audit folder, without half-written ones."""
     lines = []
     for text in path.read_bytes().split(b"\n"):
         try:

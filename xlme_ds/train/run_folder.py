@@ -1,4 +1,4 @@
-"""The run folder: one process at a time, one run for good, and a record of what it ran with."""
+"""The run folder: it belongs to one run, lets one process work at a time, and records the settings and versions."""
 
 import datetime
 import importlib.metadata
@@ -21,7 +21,7 @@ from ..io.files import read_object, replacing, write_object
 from ..io.folders import LOCK, in_use, lock
 from .schedule import learning_rate
 
-# Settings that do not shape the curve; a run may be resumed with others.
+# Settings that do not change the loss curve: a run may be resumed with other values.
 _MAY_CHANGE = (
     "train.log_every",
     "train.eval_",
@@ -51,32 +51,32 @@ class RunFolder:
     """The folder that `--out` names. Every rank has one; only the root writes."""
 
     def __init__(self, path: Path, root: bool = True, writes: bool = True):
-        """`root`: whether this rank writes; without `writes` none does."""
+        """`root`: whether this rank writes; without `writes` no rank does."""
         self.path = path
         self.root = root
         self.writes = writes
         self._lock: Any = None
-        self._made = False
+        self._created = False
 
     def claim(self, config: Training) -> None:
-        """See that the folder belongs to `config`, and keep other runs out of it until this process ends.
+        """Check that the folder belongs to `config`, and keep other runs out of it until this process ends.
 
         Raises ValueError naming the setting that differs, or when another process works in the folder.
         """
         if self.root:
-            self._look()
+            self._check_place()
         if self.root and self.writes:
-            self._made = not self.path.exists()
+            self._created = not self.path.exists()
             self._lock = lock(self.path)
         stored = self._stored()
         if stored is not None:
             done: int | None = max(map(saved_step, checkpoints_of(self.path)), default=0)
             if (self.path / FINISHED).exists() and done != read_object(self.path / FINISHED)["steps"]:
-                done = None  # its last checkpoint is gone: it can only stay as it is
+                done = None  # the last checkpoint of a finished run is gone: no setting may change
             self._require_same(f"{self.path} was started", stored["config"], config, done)
 
-    def _look(self) -> None:
-        """Raise ValueError for what would stop `lock`, as far as it can be checked before."""
+    def _check_place(self) -> None:
+        """Raise ValueError where the folder is in use or cannot be made or written."""
         place = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
         if not self.writes and in_use(self.path):
             raise ValueError(f"another process is still working in {self.path}: wait for its end")
@@ -89,14 +89,14 @@ class RunFolder:
         """Let other processes into the folder; the end of the process does the same."""
         if self._lock is None:
             return
-        if self._made and [path.name for path in self.path.iterdir()] == [LOCK]:
+        if self._created and [path.name for path in self.path.iterdir()] == [LOCK]:
             (self.path / LOCK).unlink()
             self.path.rmdir()
         self._lock.close()
         self._lock = None
 
     def identity(self, config: Training, checkpoint: Path | None, saved: Mapping[str, Any]) -> str:
-        """The run's identity, which all its files hold: a new run draws one.
+        """The run's identity, which its config.json and checkpoints hold; a new run draws one.
 
         `saved`: the state of the `checkpoint` from which the run continues. Raises ValueError when another run saved
         it, or this one with other settings.
@@ -120,21 +120,23 @@ class RunFolder:
         identity: str | None = None,
         objective: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write `config.json`, once all checks have passed: the resolved settings, and what they run with. The root's.
+        """Write `config.json`, once all checks have passed: the resolved settings, versions, and data. Only the root
+        calls it.
 
-        `data`: fingerprints of its data and vocabulary; `objective`: it in words (`objectives.described`).
+        `data`: fingerprints of its data and vocabulary; `objective`: its description (`objectives.described`).
         """
-        (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)  # where it is missing later, somebody removed it
+        (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)  # if it is missing later, somebody removed it
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES} | {"python": sys.version.split()[0]}
         content = {"config": asdict(config), "versions": versions, "world_size": world, "data": data}
         content |= {"parameters": parameters, "objective": objective, "run": identity}
         now = datetime.datetime.now(datetime.UTC).isoformat(" ", "minutes").removesuffix("+00:00")
         content |= {"started": (self._stored() or {}).get("started", now), "command": called()}
-        done = self.path / FINISHED
-        ended = read_object(done)["steps"] if done.exists() else None
-        if ended != config.train.steps and checkpoints_of(self.path):  # it was made longer, or stopped in its report
-            (self.path / "model" / "model.safetensors").unlink(missing_ok=True)  # its last checkpoint has them
-            done.unlink(missing_ok=True)
+        marker = self.path / FINISHED
+        finished_steps = read_object(marker)["steps"] if marker.exists() else None
+        # The run was made longer, or it ended after it had written the model and before it wrote the marker.
+        if finished_steps != config.train.steps and checkpoints_of(self.path):
+            (self.path / "model" / "model.safetensors").unlink(missing_ok=True)  # the last checkpoint has the weights
+            marker.unlink(missing_ok=True)
         write_object(self.path / "config.json", {key: value for key, value in content.items() if value is not None})
 
     def steps_logged(self) -> int:
@@ -150,18 +152,18 @@ class RunFolder:
 
     def put_records_aside(self) -> list[str]:
         """Rename the records (`metrics.jsonl` to `metrics.jsonl.1`, or the next free number); returns the new names."""
-        aside = []
+        new_names = []
         for name in RECORDS:
             path = self.path / f"{name}.jsonl"
             if path.exists() and path.stat().st_size:
-                free = (path.with_name(f"{path.name}.{number}") for number in count(1))
-                new = next(path for path in free if not os.path.lexists(path))
+                numbered = (path.with_name(f"{path.name}.{number}") for number in count(1))
+                new = next(candidate for candidate in numbered if not os.path.lexists(candidate))
                 path.rename(new)
-                aside.append(new.name)
-        return aside
+                new_names.append(new.name)
+        return new_names
 
     def drop_records(self, after: int) -> None:
-        """Leave out the records of steps that the run does not have."""
+        """Remove the records of all steps after step `after`."""
         for path in (self.path / f"{name}.jsonl" for name in RECORDS):
             lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
             earlier = [line for line in lines if (step_of(line) or 0) <= after]
@@ -170,7 +172,7 @@ class RunFolder:
                     file.writelines(earlier)
 
     def finish(self, steps: int) -> None:
-        """Mark the run finished, its last act."""
+        """Mark the run finished; the last thing that a run does."""
         write_object(self.path / FINISHED, {"steps": steps})
 
     def _stored(self) -> dict[str, Any] | None:
@@ -187,36 +189,40 @@ class RunFolder:
         return content
 
     def _require_same(self, what: str, stored: Any, config: Training, done: int | None) -> None:
-        """Raise ValueError naming the first setting that `what` has otherwise, and what to do instead. `done`: the
-        steps from which another schedule or other data may follow, None where none may."""
+        """Raise ValueError naming the first setting whose value in `stored` differs from that in `config`, and what to
+        do instead. `what`: the subject of the message. `done`: finished steps, after which another schedule or other
+        data may follow; None where neither may."""
         theirs, ours = flatten(stored), settled(config)
         if missing := sorted(ours.keys() - theirs.keys()):
             raise ValueError(f"{what} without {missing[0]}: it is of another version, choose another --out")
-        ahead = () if done is None else _ahead(theirs, config, done)
+        changeable = () if done is None else _changeable_ahead(theirs, config, done)
         for key in sorted(ours.keys() | {key for key in theirs if not _may_change(key)}):
-            if ours.get(key) != theirs.get(key) and not key.startswith(ahead):
+            if ours.get(key) != theirs.get(key) and not key.startswith(changeable):
                 raise ValueError(
-                    f"{what} with {key} {theirs.get(key)}, this call has {ours.get(key)}: {self._instead(key, config)}"
+                    f"{what} with {key} {theirs.get(key)}, this call has {ours.get(key)}: {self._remedy(key, config)}"
                 )
 
-    def _instead(self, key: str, config: Training) -> str:
+    def _remedy(self, key: str, config: Training) -> str:
+        """The user's choices where the setting `key` differs."""
         another = "another --out"
         if isinstance(config, RunConfig):
             another += f" (--start.folder {self.path} has it start from this run's weights)"
         if (self.path / FINISHED).exists():
             return f"the run is finished and stays as it is, choose {another}"
-        schedule = ""
+        reason = ""
         if key in ("train.steps", "schedule.name", "schedule.decay_steps"):
-            schedule = " (with another, finished steps would have had another learning rate)"
+            reason = " (with another, finished steps would have had another learning rate)"
         elif key.startswith("data.phase"):
-            schedule = " (with others, finished steps would have read other data)"
-        return f"use the same settings to resume{schedule}, or {another}"
+            reason = " (with others, finished steps would have read other data)"
+        return f"use the same settings to resume{reason}, or {another}"
 
 
 def branched(source: Path, out: Path | None = None) -> RunConfig:
-    """The settings of the run of which RUN@STEP is a checkpoint, as those of a new run that takes its state there; of
-    a branch that `out` holds already its own, whatever has become of the parent. Raises ValueError where there are
-    none."""
+    """The settings of a new run that branches off at `source`, RUN@STEP: those of RUN, with that checkpoint as its
+    start. A branch that `out` holds already keeps its own, even if RUN is gone.
+
+    Raises ValueError where `source` names no step, or RUN has no settings.
+    """
     from ..trained.settings import read_run_config  # here: reports are written where there is no torch
 
     run, step = at_step(source)
@@ -227,15 +233,13 @@ def branched(source: Path, out: Path | None = None) -> RunConfig:
         config = read_run_config(out)
         if config.start == start:
             return config
-    there = (run / "config.json").exists()
-    if not there:
+    if not (run / "config.json").exists():
         raise ValueError(f"{run} has no config.json: name a run of pre-training with --branch")
-    config = read_run_config(run)
-    return replace(config, start=start)
+    return replace(read_run_config(run), start=start)
 
 
 def first_step(config: RunConfig) -> int:
-    """The steps that were done when the run began: those of the checkpoint whose state a branch takes, else 0."""
+    """The steps that were done when the run began: a branch's those of the checkpoint it starts from, else 0."""
     return first_step_of({"start": asdict(config.start)})
 
 
@@ -246,8 +250,8 @@ def first_step_of(settings: Mapping[str, Any]) -> int:
 
 
 def step_of(line: bytes) -> int | None:
-    """The whole number `step` of a line of JSON; None where it has none, as the half-written last line of a run that
-    was killed."""
+    """The whole number `step` of a line of JSON; None for a line without one, such as the half-written last line of a
+    killed run."""
     try:
         step = json.loads(line)["step"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -256,7 +260,8 @@ def step_of(line: bytes) -> int | None:
 
 
 def missing_steps(logged: Iterable[int], every: int, last: int, done: int = 0) -> str:
-    """The steps after `done` up to `last` that should have a record, one every `every`, and have none, in words."""
+    """The steps without a record, in words, of those that should have one: every `every`-th after `done`, up to
+    `last`."""
     missing = sorted(set(range((done // every + 1) * every, last + 1, every)).difference(logged))
     stretches = []
     for _, stretch in groupby(enumerate(missing), key=lambda place: place[1] - every * place[0]):
@@ -266,15 +271,15 @@ def missing_steps(logged: Iterable[int], every: int, last: int, done: int = 0) -
 
 
 def settled(config: Training) -> dict[str, Any]:
-    """The settings that a run has for good, as `section.key`."""
+    """The settings that no resume may change, as `section.key`."""
     ours = flatten(json.loads(json.dumps(asdict(config))))  # tuples as the lists that JSON has
     return {key: value for key, value in ours.items() if not _may_change(key)}
 
 
-def _ahead(theirs: Mapping[str, Any], config: Training, done: int) -> tuple[str, ...]:
-    """Prefixes of settings that may change because the `done` steps would have been the same: those of the schedule if
-    each step had the same rate, those of phases if each step read the same rows."""
-    free: list[str] = []
+def _changeable_ahead(theirs: Mapping[str, Any], config: Training, done: int) -> tuple[str, ...]:
+    """Prefixes of settings that may differ from `theirs` because they affect only steps after the `done` ones: those
+    of the schedule if every done step has the same rate with both, those of phases if it reads the same rows."""
+    prefixes: list[str] = []
     then = ScheduleConfig(theirs["schedule.name"], theirs["schedule.decay_steps"])
     lengths = (theirs["train.steps"], then), (config.train.steps, config.schedule)
     with suppress(KeyError, TypeError):  # a damaged config.json
@@ -282,7 +287,7 @@ def _ahead(theirs: Mapping[str, Any], config: Training, done: int) -> tuple[str,
             rates = [
                 [learning_rate(step, steps, config.optimizer, at) for step in range(done)] for steps, at in lengths
             ]
-            free += ["train.steps", "schedule."] * (rates[0] == rates[1])
+            prefixes += ["train.steps", "schedule."] * (rates[0] == rates[1])
     if isinstance(config, RunConfig):
         data = DataConfig(
             phase_steps=tuple(theirs["data.phase_steps"]),
@@ -293,8 +298,8 @@ def _ahead(theirs: Mapping[str, Any], config: Training, done: int) -> tuple[str,
         begun = [
             [phase for phase in phases(settings, fraction) if phase.first < done] for settings in (data, config.data)
         ]
-        free += ["data.phase_"] * (begun[0] == begun[1])
-    return tuple(free)
+        prefixes += ["data.phase_"] * (begun[0] == begun[1])
+    return tuple(prefixes)
 
 
 def _may_change(key: str) -> bool:
