@@ -1,4 +1,4 @@
-"""Stages of a pipeline: models cut between the layers of one encoder, and the number of layers in each part, balanced by
+"""Stages of a pipeline: models cut between the layers of one encoder, and how many layers each part gets, balanced by
 operations. Modules and parameters have the same names as in the whole model.
 
 The first stage of `Electra` holds the generator, the masked head, the sampling and all embeddings, the last one the
@@ -59,10 +59,10 @@ class PipelineStage(nn.Module):
         encoder = getattr(self, self.cut_encoder)
         for number in [number for number in encoder.layers if int(number) not in part.layers]:
             del encoder.layers[number]
-        removed = (() if part.first else self.before) + (() if part.last else self.after)
+        removed_prefixes = (() if part.first else self.before) + (() if part.last else self.after)
         for module in (self, encoder):
             for name in [*module._parameters, *module._modules]:
-                if name.startswith(removed):
+                if name.startswith(removed_prefixes):
                     setattr(module, name, None)
         self.to_empty(device=device)
 
@@ -271,13 +271,15 @@ def _process(part: int, stages: int) -> int:
 def describe_balance(engine: EngineConfig, work: Work, checkpointing: bool) -> str:
     """A line for people: the layers of each process of a replica, and its share of the operations."""
     balance = pipeline_balance(engine, work, checkpointing)
-    held_names: list[list[str]] = [[] for _ in range(engine.pipeline_stages)]
-    held_names[0].append("embedding, generator" if work.before else "embedding")
+    names_by_process: list[list[str]] = [[] for _ in range(engine.pipeline_stages)]
+    names_by_process[0].append("embedding, generator" if work.before else "embedding")
     for number, part in enumerate(parts(balance)):
         if part.layers:
             first, last = part.layers[0], part.layers[-1]
             layers = f"layers {first}-{last}" if first < last else f"layer {last}"
-            held_names[_process(number, engine.pipeline_stages)].append(layers)
+            names_by_process[_process(number, engine.pipeline_stages)].append(layers)
     costs = process_costs(stage_costs(work, balance, checkpointing), engine.pipeline_stages)
-    shares = [f"{', '.join(names)} ({cost / sum(costs):.0%})" for names, cost in zip(held_names, costs, strict=True)]
+    shares = [
+        f"{', '.join(names)} ({cost / sum(costs):.0%})" for names, cost in zip(names_by_process, costs, strict=True)
+    ]
     return f"pipeline ({engine.pipeline_schedule}), share of the operations: " + " | ".join(shares)
