@@ -169,8 +169,8 @@ class Pretraining(Objective, Protocol):
         return batch.masked_M
 
     def shown(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """For the report page: the tokens [B, T] with those of the model in the masked places, and the probability [B, T] that
-        each was replaced; None from a model that does not predict it."""
+        """For the report page: the tokens [B, T] with those of the model in the masked places, and the probability
+        [B, T] that each was replaced; None from a model that does not predict it."""
 
     def first_weights(self, start: StartConfig, cfg: ModelConfig) -> dict[str, FirstWeights]:
         """The encoder that each part of the model starts from, by the prefix of the part's parameters; by default

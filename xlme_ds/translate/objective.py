@@ -173,7 +173,7 @@ class MachineTranslation(MaskedLanguageModelling):
         return weights if start.into == "encoder" else weights | {"decoder": of_decoder}
 
     def shape(self, cfg: ModelConfig) -> dict[str, Any]:
-        """As for other objectives, and the decoder's form and layers."""
+        """The decoder's form and layers, in addition to the settings of other objectives."""
         return {"decoder": cfg.decoder, "decoder_layers": decoder_layers(cfg), **super().shape(cfg)}
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> TranslationModel:  # type: ignore[override]
