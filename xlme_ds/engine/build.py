@@ -292,7 +292,7 @@ def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> 
         "gradient_clipping": config.optimizer.clip,
         "bf16": {"enabled": resolve_precision(engine) == "bf16", "immediate_grad_update": True},
         "data_types": {"grad_accum_dtype": accumulated_in},
-        # In bf16 the error of a sum grows with the number of ranks, and so changes the curve (docs/lab/engines.md).
+        # In bf16 the error of a sum grows with the ranks, so the curve would depend on them (docs/lab/engines.md).
         "communication_data_type": "bf16" if engine.gradient_precision == "bf16" else "fp32",
         # The optimizer is torch's on every engine, so that their curves agree.
         "zero_force_ds_cpu_optimizer": False,

@@ -56,7 +56,7 @@ class _ReadWhole(torch.autograd.Function):
 def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tensor:
     """Embeddings of `ids` (int64, any shape) as [..., D]; block n holds the ids after those of block n−1.
 
-    `sparse` (CPU): the gradient of the blocks is sparse. It is added to the dense one that they have by `read_whole`.
+    `sparse` (CPU): the gradient of the blocks is sparse. It is added to the dense one that `read_whole` gives them.
     """
 
     def lookup_block(ids: Tensor, block: Tensor) -> Tensor:

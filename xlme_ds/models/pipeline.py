@@ -45,7 +45,8 @@ class PipelineStage(nn.Module):
     before: tuple[str, ...] = ("embedding_", "difference_", "positions", "languages", "relative", "input_norm")
     after: tuple[str, ...] = ("output_norm",)
     ties = False  # whether the last part reads the embedding of the first
-    # The last part's copy of the blocks of that embedding: the engine fills it and adds up its gradients.
+    # The blocks of that embedding in the last part, which does not own them: the engine fills them in and sends their
+    # gradients to the first part.
     borrowed: Sequence[Tensor] = ()
     # Whether a batch has two passes: `second_pass` fills in the predictions for `first_pass`.
     passes_ahead = False
@@ -91,8 +92,8 @@ class ElectraStage(PipelineStage, Electra):
         that of the last."""
         if self.part.first:
             tensors = self._start(Batch.of_tensors(tensors, self.added))
-        # The hidden states are the last floating-point tensor: DeepSpeed goes back through one tensor after the other,
-        # only the last time frees the graph, and theirs is the large one.
+        # The hidden states are the last floating-point tensor: DeepSpeed runs a backward pass for each of them, and only
+        # the last pass frees its graph. Theirs is the large one.
         *others, hidden_BTD = (tensor for tensor in tensors if tensor.is_floating_point())
         segments_BT, *rows, keys_B = tensors[len(others) + 1 :]
         distance_HW = None if self.cfg.relative_bias == "none" else others[-1]

@@ -1,7 +1,7 @@
 """Peak memory of one GPU by kind: the fullest moment of a step.
 
-DeepSpeed 0.19.8 holds the following bytes during the whole step, for a stage of Ψ parameters on N replicas, at e bytes
-an element (see its runtime/zero/ and runtime/bf16_optimizer.py):
+For a stage of Ψ parameters on N replicas, at e bytes an element, DeepSpeed 0.19.8 holds these bytes (as in its
+runtime/zero/ and runtime/bf16_optimizer.py):
 
 | | weights | gradients | optimizer: float32 weights, two moments |
 |---|---|---|---|
