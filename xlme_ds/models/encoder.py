@@ -31,13 +31,13 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[None, Tensor, None]:  # type: ignore[no-untyped-def]
         (ids,) = ctx.saved_tensors
-        used_ids, place_of_id = ids.flatten().unique(return_inverse=True)
-        sums = grad.new_zeros(len(used_ids), ctx.shape[1], dtype=torch.promote_types(grad.dtype, torch.float32))
-        sums = sums.index_add_(0, place_of_id, grad.flatten(0, -2).to(sums.dtype)).to(ctx.dtype)
+        used, position = ids.flatten().unique(return_inverse=True)
+        sums = grad.new_zeros(len(used), ctx.shape[1], dtype=torch.promote_types(grad.dtype, torch.float32))
+        sums = sums.index_add_(0, position, grad.flatten(0, -2).to(sums.dtype)).to(ctx.dtype)
         if ctx.sparse:
-            table = torch.sparse_coo_tensor(used_ids[None], sums, ctx.shape, is_coalesced=True, check_invariants=False)
+            table = torch.sparse_coo_tensor(used[None], sums, ctx.shape, is_coalesced=True, check_invariants=False)
         else:
-            table = torch.zeros(ctx.shape, dtype=ctx.dtype, device=grad.device).index_copy_(0, used_ids, sums)
+            table = torch.zeros(ctx.shape, dtype=ctx.dtype, device=grad.device).index_copy_(0, used, sums)
         return None, table, None
 
 

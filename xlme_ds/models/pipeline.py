@@ -92,8 +92,8 @@ class ElectraStage(PipelineStage, Electra):
         that of the last."""
         if self.part.first:
             tensors = self._start(Batch.of_tensors(tensors, self.added))
-        # The hidden states are the last floating-point tensor: DeepSpeed runs a backward pass for each of them, and only
-        # the last pass frees its graph. Theirs is the large one.
+        # The hidden states are the last floating-point tensor: DeepSpeed runs a backward pass for each of them, and
+        # only the last one frees its graph. Theirs is the large one.
         *others, hidden_BTD = (tensor for tensor in tensors if tensor.is_floating_point())
         segments_BT, *rows, keys_B = tensors[len(others) + 1 :]
         distance_HW = None if self.cfg.relative_bias == "none" else others[-1]

@@ -42,7 +42,7 @@ _ACCURACIES = {"ae": "accuracy_denoising", "bt": "accuracy_back", "mt": "accurac
 
 
 class MachineTranslation(MaskedLanguageModelling):
-    """Every token of a target is predicted from those before it: with `mask_fraction` 1, and no `<mask>`."""
+    """Every token of a target is predicted from those before it: `mask_fraction` is 1, and nothing is masked."""
 
     description = "machine translation by encoder and decoder, in both directions of every pair of languages"
     masking_kind = Causal
@@ -76,7 +76,7 @@ class MachineTranslation(MaskedLanguageModelling):
             require_sentences(rows, needed=True)
 
     def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
-        """Batches with, of monolingual sentences, noised copies and the languages to translate them into."""
+        """Batches that also have noised copies of their sentences, and the languages to translate these into."""
         denoising, back = (self._by_step.get(term, ()) for term in ("ae", "bt"))
         if not (denoising or back):
             return super().batches(rows, purpose)
