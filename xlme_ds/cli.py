@@ -98,23 +98,21 @@ def parse(
     asks_for_help = not _HELP_FLAGS.isdisjoint(rest)
     if not sources and not asks_for_help:
         raise ValueError("--recipe is missing: name one, for example --recipe quickstart, or a file with --config")
-    run = (
-        _settings_of(Path(file_name))
-        if file_name is not None
-        else recipe(recipe_name)
-        if recipe_name is not None
-        else base
-    )
-    run = run or RunConfig(name="custom")
+    if file_name is not None:
+        run = _settings_of(Path(file_name))
+    elif recipe_name is not None:
+        run = recipe(recipe_name)
+    else:
+        run = base or RunConfig(name="custom")
     if asks_for_help and "--help-all" not in rest:
         print(_short_help(prog, command, description, run))
         sys.exit(0)
     defaults = {field.name: tyro.MISSING for field in fields(command) if field.default is MISSING}  # type: ignore[arg-type]
-    values = {"--recipe": recipe_name or "NAME", "--config": file_name, "--branch": "RUN@STEP"}
+    values_shown = {"--recipe": recipe_name or "NAME", "--config": file_name, "--branch": "RUN@STEP"}
     source = sources[0] if sources else "--recipe"
     return tyro.cli(
         command,
-        prog=f"{prog} {source} {values[source]}",
+        prog=f"{prog} {source} {values_shown[source]}",
         default=command(**defaults | {"run": run}),
         args=["--help" if argument == "--help-all" else argument for argument in rest],
         description=f"{description.rstrip()}\n\n{_RECIPES}",

@@ -66,30 +66,29 @@ class PipelineEngine(ZeroEngine):
         initial_values: InitialValues | None,
         ds_config: dict[str, Any],
     ):
-        is_dual = config.engine.pipeline_schedule == "dualpipev"
+        dualpipev = config.engine.pipeline_schedule == "dualpipev"
         specs = [_PartSpec(objective, config.model, part) for part in parts]
         with contextlib.redirect_stdout(None):
-            module_class = DualPipeVModule if is_dual else PipelineModule
+            module_class = DualPipeVModule if dualpipev else PipelineModule
             module = module_class(specs, num_stages=config.engine.pipeline_stages, partition_method="uniform")
-        own_parts: list[Any] = [
-            part for name, part in module.named_children() if name.isdigit()
-        ]  # in the model's order
+        # In the model's order.
+        own_parts: list[Any] = [part for name, part in module.named_children() if name.isdigit()]
         for part in own_parts:  # with the values that the whole model would have there
             initialise(part, config.seed, config.model.init_std, initial_values=initial_values)
         super().__init__(module, objective, loader, heldout, config.optimizer, ds_config)
         self._counting = self.engine.is_first_stage()
         self._reads = self._counting or self.engine.is_last_stage()
-        self._least_micro_batches = 2 * self.engine.num_stages if is_dual else 1
+        self._least_micro_batches = 2 * self.engine.num_stages if dualpipev else 1
         # DualPipeV has a buffer for each micro-batch of training: with more micro-batches two share one (0.19.8).
-        self._most_micro_batches = self.engine.gradient_accumulation_steps() if is_dual else sys.maxsize
+        self._most_micro_batches = self.engine.gradient_accumulation_steps() if dualpipev else sys.maxsize
         self._last = own_parts[-1]
         self._predicted: list[Tensor] = []
         self._tied = _TiedTable(self.engine, own_parts)
         self._tied.share()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters of this rank's stage by their names in the whole model: DeepSpeed puts the number of the part
-        before them."""
+        """The parameters of this rank's stage by their names in the whole model, without the number of the part that
+        DeepSpeed puts before them."""
         return ((name.split(".", 1)[1], parameter) for name, parameter in self.engine.module.named_parameters())
 
     def _scheduled_loss(self, context: StepContext, outputs: tuple[Tensor, ...], labels: tuple[Tensor, ...]) -> Tensor:

@@ -102,14 +102,15 @@ def _read_test(links_file: Path, source_lines: list[str], target_lines: list[str
                 f"{links_file} line {number} is {line.strip()!r}: it must be sentence, source word, target word, and S "
                 "or P or nothing"
             )
-    lowest = 0 if any(sentence == 0 for _, sentence, *_ in links) else 1  # published files count from 0 or from 1
+    # Published files count sentences from 0 or from 1.
+    first_sentence = 0 if any(sentence == 0 for _, sentence, *_ in links) else 1
     for number, sentence, source, target, kind in links:
-        if not lowest <= sentence < lowest + len(pairs):
+        if not first_sentence <= sentence < first_sentence + len(pairs):
             raise ValueError(
                 f"{links_file} line {number} has sentence {sentence}, and there are {len(pairs)}, counted from "
-                f"{lowest}: the links belong to other files"
+                f"{first_sentence}: the links belong to other files"
             )
-        pair = pairs[sentence - lowest]
+        pair = pairs[sentence - first_sentence]
         for word, words, side in ((source, pair.source, "source"), (target, pair.target, "target")):
             if word == 0 or word > len(words):
                 raise ValueError(
@@ -177,9 +178,9 @@ def fit(source: Subwords, target: Subwords, room: int) -> tuple[Subwords, Subwor
     """`source` and `target` cut to `room` subwords in total: half for each, or more for one if the other needs less."""
     source_size = min(len(source.ids), max(room // 2, room - len(target.ids)))
     target_size = room - source_size
-    return Subwords(source.ids[:source_size], source.words[:source_size]), Subwords(
-        target.ids[:target_size], target.words[:target_size]
-    )
+    cut_source = Subwords(source.ids[:source_size], source.words[:source_size])
+    cut_target = Subwords(target.ids[:target_size], target.words[:target_size])
+    return cut_source, cut_target
 
 
 def align_test(

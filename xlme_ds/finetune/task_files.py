@@ -180,7 +180,7 @@ def _lines(path: Path) -> list[tuple[int, str]]:
 
 
 def _text(path: Path) -> str:
-    """The text of a file in UTF-8, or in Latin-1 where most lines beyond ASCII are not UTF-8."""
+    """The text of a file: UTF-8 or, except in tables, Latin-1 where most lines beyond ASCII are not UTF-8."""
     content = path.read_bytes()
     require_line_feeds(content, path)
     try:

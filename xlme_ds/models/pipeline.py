@@ -210,7 +210,7 @@ class Work:
 
     @property
     def forward(self) -> float:
-        """Operations of the forward pass whose backward pass follows."""
+        """Operations of the forward pass that trains, without a pass ahead of it."""
         return self.layers * self.layer + self.before + self.further + self.softmax + self.head
 
     @property
