@@ -1,5 +1,5 @@
-"""Command lines of the form `--recipe NAME [--section.key value ...]`: a recipe, or the settings in a file, with
-overrides."""
+"""Command lines `--recipe NAME [--section.key value ...]`: the settings of a recipe, or of a file, with overrides; and
+the lines that commands print."""
 
 import os
 import shlex
@@ -20,10 +20,10 @@ from .settings_file import help_of, read, with_values
 
 Command = TypeVar("Command")
 Item = TypeVar("Item")
-_SECONDS = 10  # between two lines of progress
-_HELP = {"-h", "--help", "--help-all"}
+_SECONDS_BETWEEN_LINES = 10  # of progress
+_HELP_FLAGS = {"-h", "--help", "--help-all"}
 _RECIPES = f"Recipes: {', '.join(RECIPES)}."
-_CONFIG = "Settings of a file in place of a recipe: of `xlme config`, or a run's config.json."
+_CONFIG_HELP = "Settings of a file in place of a recipe: of `xlme config`, or a run's config.json."
 _OFTEN_SET = (
     "train.steps",
     "data.mono_rows",
@@ -46,8 +46,8 @@ _OFTEN_SET = (
 def program(command: str) -> str:
     """How `command` was called: `xlme plan`, `python -m xlme_ds plan`, or `python -m xlme_ds.plan`.
 
-    Every command begins with this call: it opens stdout, has tyro join the lines of a setting's docstring, and drops a
-    launcher's variables where no launcher starts the command: they are left over, and would silence it.
+    Every command begins with this call: it also opens stdout, has tyro join the lines of a setting's docstring, and
+    removes a launcher's variables from a command that no launcher starts: they are left over, and would silence it.
     """
     _join_docstring_lines()
     open_output()
@@ -71,7 +71,7 @@ def called() -> str:
 
 
 def _join_docstring_lines() -> None:
-    """Make one line of a setting's docstring: tyro joins only lines without indentation that begin with a letter."""
+    """Have tyro show a setting's docstring as one line: it joins only unindented lines that begin with a letter."""
     from docstring_parser import attrdoc
 
     attrdoc.ast_get_constant_value = lambda node: " ".join(str(getattr(node, "value", "")).split())
@@ -80,35 +80,39 @@ def _join_docstring_lines() -> None:
 def parse(
     prog: str, command: type[Command], description: str, arguments: list[str], base: RunConfig | None = None
 ) -> Command:
-    """Fill the dataclass `command` from `arguments`; its field `run` is the configuration of --recipe or of the file
-    --config, or `base`, with the overrides.
+    """The dataclass `command`, filled from `arguments`. Its field `run` has the settings of --recipe, of the file
+    --config or of `base`, with the overrides.
 
-    Leaves the program with one message for a value of another type, or an unknown setting (the nearest one is named).
-    Raises ValueError for an unknown recipe. What the values may be is checked by `xlme_ds.validate`.
+    A value of another type ends the program with a message, as does an unknown setting, for which it names the nearest.
+    Raises ValueError for an unknown recipe. `xlme_ds.validate` checks the values.
     """
     import tyro
 
     _join_docstring_lines()
-    rest, named = take_flag(without_launcher(arguments), "--recipe")
-    rest, file = take_flag(rest, "--config")
-    given = {"--recipe": named, "--config": file, "--branch": base}
-    sources = [flag for flag, value in given.items() if value is not None]
+    rest, recipe_name = take_flag(without_launcher(arguments), "--recipe")
+    rest, file_name = take_flag(rest, "--config")
+    values_by_flag = {"--recipe": recipe_name, "--config": file_name, "--branch": base}
+    sources = [flag for flag, value in values_by_flag.items() if value is not None]
     if len(sources) > 1:
         raise ValueError(f"{' and '.join(sources)} exclude each other: leave all but one out")
-    asks = not _HELP.isdisjoint(rest)
-    if not sources and not asks:
+    asks_for_help = not _HELP_FLAGS.isdisjoint(rest)
+    if not sources and not asks_for_help:
         raise ValueError("--recipe is missing: name one, for example --recipe quickstart, or a file with --config")
-    run = _settings_of(Path(file)) if file is not None else recipe(named) if named is not None else base
-    run = run or RunConfig(name="custom")
-    if asks and "--help-all" not in rest:
+    if file_name is not None:
+        run = _settings_of(Path(file_name))
+    elif recipe_name is not None:
+        run = recipe(recipe_name)
+    else:
+        run = base or RunConfig(name="custom")
+    if asks_for_help and "--help-all" not in rest:
         print(_short_help(prog, command, description, run))
         sys.exit(0)
     defaults = {field.name: tyro.MISSING for field in fields(command) if field.default is MISSING}  # type: ignore[arg-type]
-    values = {"--recipe": named or "NAME", "--config": file, "--branch": "RUN@STEP"}
+    values_shown = {"--recipe": recipe_name or "NAME", "--config": file_name, "--branch": "RUN@STEP"}
     source = sources[0] if sources else "--recipe"
     return tyro.cli(
         command,
-        prog=f"{prog} {source} {values[source]}",
+        prog=f"{prog} {source} {values_shown[source]}",
         default=command(**defaults | {"run": run}),
         args=["--help" if argument == "--help-all" else argument for argument in rest],
         description=f"{description.rstrip()}\n\n{_RECIPES}",
@@ -117,7 +121,7 @@ def parse(
 
 
 def _settings_of(path: Path) -> RunConfig:
-    """The settings in a file; those that it leaves out are of the recipe that it names, or the defaults."""
+    """The settings in a file; those that it leaves out come from the recipe that it names, or are the defaults."""
     values = read(path)
     named = values.pop("recipe", None)
     base = RunConfig(name=path.stem) if named is None else recipe(str(named))
@@ -125,31 +129,38 @@ def _settings_of(path: Path) -> RunConfig:
 
 
 def _short_help(prog: str, command: type, description: str, run: RunConfig) -> str:
-    """Usage, the command's own options, and the settings that people set, with their values in `run`."""
+    """Usage, the command's own options, and the settings that are often set, with their values in `run`."""
     helps, hints = help_of(command), get_type_hints(command, include_extras=True)
-    own, needed = [("--recipe NAME", "One of the recipes below."), ("--config FILE", _CONFIG)], ""
+    options, required = [("--recipe NAME", "One of the recipes below."), ("--config FILE", _CONFIG_HELP)], ""
     for field in fields(command):
         if field.name != "run":
-            renamed = [mark.name for mark in getattr(hints[field.name], "__metadata__", ()) if getattr(mark, "name", 0)]
-            flag = "--" + (renamed or [field.name.replace("_", "-")])[0]
+            names_given = [
+                mark.name for mark in getattr(hints[field.name], "__metadata__", ()) if getattr(mark, "name", 0)
+            ]
+            flag = "--" + (names_given or [field.name.replace("_", "-")])[0]
             value = _placeholder(hints[field.name]) if field.default is MISSING else field.default
             value = _placeholder(hints[field.name]) if value is None else "" if isinstance(value, bool) else value
-            needed += f" {flag} {value}" if field.default is MISSING else ""
-            own.append((f"{flag} {value}", helps[field.name]))
-    shown = []
+            required += f" {flag} {value}" if field.default is MISSING else ""
+            options.append((f"{flag} {value}", helps[field.name]))
+    often_set = []
     for name in _OFTEN_SET:
         section, _, key = name.rpartition(".")
         settings = getattr(run, section) if section else run
-        about = help_of(type(settings))[key].partition(". ")[0]
+        first_sentence = help_of(type(settings))[key].partition(". ")[0]
         value = getattr(settings, key)
-        shown.append((f"--{name.replace('_', '-')} {'' if isinstance(value, bool) else value or repr(value)}", about))
+        often_set.append(
+            (
+                f"--{name.replace('_', '-')} {'' if isinstance(value, bool) else value or repr(value)}",
+                first_sentence,
+            )
+        )
     source = f"their values in {run.name}" if run.name != "custom" else "their defaults, which recipes change"
     return "\n".join(
         [
-            f"usage: {prog} --recipe NAME{needed} [--section.key value ...]\n\n{description.strip()}\n",
-            *(_entry(*pair) for pair in own),
+            f"usage: {prog} --recipe NAME{required} [--section.key value ...]\n\n{description.strip()}\n",
+            *(_entry(*pair) for pair in options),
             f"\nSettings that are often set, with {source}:\n",
-            *(_entry(*pair) for pair in shown),
+            *(_entry(*pair) for pair in often_set),
             "\nRecipes:\n",
             *(f"  {name:<20} {summary}" for name, summary in SUMMARIES.items()),
             "\n--help-all lists all settings.",
@@ -171,17 +182,17 @@ def _entry(flag: str, about: str) -> str:
 
 
 def without_launcher(arguments: list[str]) -> list[str]:
-    """`arguments` without the --local_rank that DeepSpeed's launcher adds; the environment says the same."""
+    """`arguments` without the --local_rank that DeepSpeed's launcher adds: the environment has the rank too."""
     return [argument for argument in arguments if not argument.startswith("--local_rank")]
 
 
 def take_flag(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
-    """`arguments` without `flag` and its value, and this value; None without the flag."""
-    for i, argument in enumerate(arguments):
-        if argument == flag and i + 1 < len(arguments):
-            return arguments[:i] + arguments[i + 2 :], arguments[i + 1]
+    """`arguments` without `flag` and its value, and this value, or None where the flag is not there."""
+    for place, argument in enumerate(arguments):
+        if argument == flag and place + 1 < len(arguments):
+            return arguments[:place] + arguments[place + 2 :], arguments[place + 1]
         if argument.startswith(f"{flag}="):
-            return arguments[:i] + arguments[i + 1 :], argument.removeprefix(f"{flag}=")
+            return arguments[:place] + arguments[place + 1 :], argument.removeprefix(f"{flag}=")
     return arguments, None
 
 
@@ -195,13 +206,13 @@ def without(arguments: Sequence[str], *flags: str) -> list[str]:
 
 
 def fail(program: str, error: Exception) -> None:
-    """Print a user's mistake as one line, from the first process or one whose error says so, and exit with code 2."""
+    """Print a user's mistake as one line, from the first process or one whose error `prints`; exit with code 2."""
     note(f"{program}: error: {in_words(error)}", getattr(error, "prints", False))
     sys.exit(2)
 
 
 def note(text: str, here: bool = False) -> None:
-    """Print a remark for the user, from the first process, and from this one if `here`."""
+    """Print a remark for the user, on the first process only, or on every process that calls it with `here`."""
     if here or os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         print(text, file=sys.stderr, flush=True)
 
@@ -209,10 +220,10 @@ def note(text: str, here: bool = False) -> None:
 def progress(
     items: Iterable[Item], total: int, unit: str, name: str = "", amount: Callable[[Item], int] = lambda _: 1
 ) -> Iterator[Item]:
-    """The items; every ten seconds a line on stderr says how much of `total` is done, each item being its `amount`."""
+    """The items. Every ten seconds a line on stderr reports how much of `total` is done: the sum of `amount`."""
     done, last = 0, time.monotonic()
     for item in items:
-        if time.monotonic() - last >= _SECONDS:
+        if time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
             note(f"{name}{': ' if name else ''}{done:,} of {total:,} {unit}")
             last = time.monotonic()
         yield item
@@ -220,7 +231,7 @@ def progress(
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the largest two fitting units: `41 s`, `8 min 12 s`, `5 h 03 min`, `3 d 04 h`."""
+    """`seconds` in the two largest units that fit: `41 s`, `8 min 12 s`, `5 h 03 min`, `3 d 04 h`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -232,7 +243,7 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """A number of three figures for people: 1.23e-05, 0.0123, 12.3, 12.3K, 1.23M, 4.56T."""
+    """A number with three significant digits: 1.23e-05, 0.0123, 12.3, 12.3K, 1.23M, 4.56T."""
     size = abs(value)
     if size >= 1e15 or 0 < size < 1e-3:
         return f"{value:.3g}"

@@ -22,7 +22,7 @@ class Range:
     """Completes the error "SETTING is VALUE: it must …"."""
     contains: Callable[[float], bool]
     most: float = 1e9
-    """The largest; a larger number would overflow somewhere, or would take for ever."""
+    """The largest number allowed; a larger one would overflow somewhere, or take for ever."""
 
 
 Count = Annotated[int, Range("be at least 1", lambda value: value >= 1)]
@@ -31,7 +31,7 @@ Parts = Annotated[int, Range("be at least 1", lambda value: value >= 1, most=1_0
 Seed = Annotated[int, Range("not be negative", lambda value: value >= 0, most=2**63 - 1)]
 NotNegative = Annotated[Number, Range("not be negative", lambda value: value >= 0)]
 Positive = Annotated[float, Range("be positive", lambda value: value > 0)]
-Bound = Annotated[float, Range("be positive", lambda value: value > 0, most=math.inf)]
+Bound = Annotated[float, Range("be positive", lambda value: value > 0, most=math.inf)]  # infinity: no bound
 BelowOne = Annotated[float, Range("be at least 0 and below 1", lambda value: 0 <= value < 1)]
 Factor = Annotated[float, Range("be above 0, up to 1", lambda value: 0 < value <= 1)]
 Buckets = Annotated[
@@ -50,22 +50,22 @@ def weight_at(points: Sequence[str], step: int) -> float:
     """The weight of a loss term in `step`, from points such as 0:1 100000:0.1 300000:0.
 
     It is linear between the given steps and constant after the last one; without points it is 0. Raises ValueError for
-    points of another form.
+    anything else.
     """
     try:
         pairs = [(int(at), float(weight)) for at, _, weight in (point.partition(":") for point in points)]
     except ValueError:
-        pairs = [(-1, -1.0)]
+        pairs = [(-1, -1.0)]  # fails the check below
     rising = all(a < b for (a, _), (b, _) in pairwise(pairs))
     if (pairs and pairs[0][0] != 0) or not rising or not all(0 <= weight < math.inf for _, weight in pairs):
         raise ValueError(
             f"the weights {' '.join(points)} are not STEP:WEIGHT from step 0 on, as 0:1 100000:0.1 300000:0"
         )
-    weight, before = 0.0, -1
-    for at, new in pairs:
-        if step < at:
-            return weight + (new - weight) * (step - before) / (at - before)
-        weight, before = new, at
+    weight, last_step = 0.0, -1
+    for point_step, point_weight in pairs:
+        if step < point_step:
+            return weight + (point_weight - weight) * (step - last_step) / (point_step - last_step)
+        weight, last_step = point_weight, point_step
     return weight
 
 
@@ -89,7 +89,7 @@ class ModelConfig:
     discriminator_layers: Parts = 12
     """Transformer layers of the discriminator, the model that is used after pre-training, or of the only encoder."""
     max_positions: Size = 512
-    """Rows of the learned absolute position table; also the longest item."""
+    """Rows of the learned absolute position table; also the most tokens of an item."""
     absolute_positions: bool = True
     """Add a learned position embedding to every token; off: only the relative bias shows the order."""
     body: Literal["xlme", "modern"] = "xlme"
@@ -149,7 +149,7 @@ class ModelConfig:
     """Standard deviation of the initial weights; raise it for narrow models (0.05 at width 128)."""
     kernels: Literal["auto", "torch", "triton"] = "auto"
     """Attention and vocabulary softmax on a GPU: our Triton kernels or torch's operations. auto takes Triton's in bf16
-    where they can do it (no attention dropout, heads of size 16, 32, 64 or 128); a CPU ignores it."""
+    where they support the model (no attention dropout, heads of size 16, 32, 64 or 128); a CPU ignores it."""
     compile: Literal["auto", "none", "layers", "graphs"] = "auto"
     """Speed on a GPU. layers: torch compiles the layers, which takes a minute at the first step; graphs: it also
     replays them as CUDA graphs, under ZeRO 1 or 2 in bf16. auto takes layers on a GPU, and none on a CPU or for
@@ -301,7 +301,7 @@ class EngineConfig:
     each stage."""
     balance: tuple[int, ...] = field(default=(), metadata=PRETRAINING_ONLY)
     """Layers of the discriminator, or of the only encoder, in each part of the pipeline; empty: balanced by counted
-    operations. Set it if measurements show a slower stage. The first part may have none."""
+    operations. Set it if measurements show a slower stage. The first part may have no layers."""
     offload_optimizer: Literal["none", "cpu", "nvme"] = "none"
     """Where master weights and moments wait between steps, if the GPU has no room for them; nvme needs ZeRO-3."""
     offload_parameters: Literal["none", "cpu", "nvme"] = "none"
@@ -407,7 +407,7 @@ class RunConfig(Training):
 def from_json(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
     """Settings of class `kind` from `values`, which `dataclasses.asdict` and JSON stored. Raises TypeError for an
     unknown setting, KeyError for a missing one."""
-    if missing := [field.name for field in fields(kind) if field.name not in values]:  # type: ignore[arg-type]
+    if missing := [setting.name for setting in fields(kind) if setting.name not in values]:  # type: ignore[arg-type]
         raise KeyError(missing[0])
     sections = get_type_hints(kind)
     settings = {

@@ -1,4 +1,4 @@
-"""Builds an engine from the settings: the one place for parallelism, precision and DeepSpeed's configuration."""
+"""Build an engine from the settings: the only place for parallelism, precision and DeepSpeed's configuration."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -43,8 +43,8 @@ def resolve_precision(engine: EngineConfig) -> Literal["bf16", "fp32"]:
 
 
 def resolve_gradient_precision(engine: EngineConfig, precision: str, accumulation: int) -> Literal["bf16", "fp32"]:
-    """The precision in which the `accumulation` micro-batches of a step add up. `auto` takes bf16 for one micro-batch,
-    where no bit is lost: the sums over ranks are in float32 all the same.
+    """The precision in which the gradients of a step's `accumulation` micro-batches are added. `auto` takes bf16 where
+    there is one micro-batch: nothing is added then, and sums over ranks are float32 in any case, so no bit is lost.
 
     Raises ValueError for gradients in bf16 of a model in fp32.
     """
@@ -54,13 +54,13 @@ def resolve_gradient_precision(engine: EngineConfig, precision: str, accumulatio
         )
     if engine.gradient_precision != "auto":
         return engine.gradient_precision
-    can = (
+    may_take_bf16 = (
         engine.kind == "deepspeed"
         and precision == "bf16"
         and engine.offload_optimizer == "none"
         and zero_stage(engine) == 1
     )
-    return "bf16" if can and accumulation == 1 else "fp32"
+    return "bf16" if may_take_bf16 and accumulation == 1 else "fp32"
 
 
 def open_data(
@@ -71,7 +71,8 @@ def open_data(
     rows: DataConfig | None = None,
     like: Loader | None = None,
 ) -> Loader:
-    """The rows of `folders` that `rank` of `world` trains on, or held-out `rows` of one folder; see `fitting`."""
+    """The loader of the rows of `folders` that `rank` of `world` trains on or, where `rows` gives their numbers, of
+    held-out rows of one folder. `like`: see `fitting`."""
     kind = Loader if rows is None else HeldOutLoader
     objective = objective_of(config.objective)
     loader = kind(
@@ -91,9 +92,12 @@ def open_data(
 
 
 def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> Loader:
-    """`loader`, if its data fit `model` and have the vocabulary of `like`. Raises ValueError that names the setting."""
+    """Return `loader` if its data fit `model` and, as held-out data, the training data `like`. Raises ValueError that
+    names the setting or the folder."""
     folder = loader.folders[0]
-    different = [place for place in loader.folders if Vocabulary(place / "vocab").sha256 != loader.vocabulary_sha256]
+    with_other_vocabulary = [
+        place for place in loader.folders if Vocabulary(place / "vocab").sha256 != loader.vocabulary_sha256
+    ]
     if loader.vocabulary_size != model.vocabulary:
         raise ValueError(
             f"{folder} was encoded with a vocabulary of {loader.vocabulary_size}, the model has "
@@ -109,8 +113,10 @@ def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> L
             f"{folder} was mixed with --layout {loader.layout}, model.layout is {model.layout}: set it to "
             f"{loader.layout}"
         )
-    if different:
-        raise ValueError(f"{different[0]}/vocab is not the vocabulary of the rows next to it: mix them again")
+    if with_other_vocabulary:
+        raise ValueError(
+            f"{with_other_vocabulary[0]}/vocab is not the vocabulary of the rows next to it: mix them again"
+        )
     if like is not None and loader.vocabulary_sha256 != like.vocabulary_sha256:
         raise ValueError(
             f"{folder} and {like.folders[0]} were encoded with different vocabularies: encode both with one"
@@ -121,18 +127,20 @@ def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> L
 
 
 def _require_split(unseen: Loader, trained: Loader) -> None:
-    """Raise ValueError where held-out rows of `xlme prep encode --split` are in training data, or evaluated rows were
-    not held out; folders without a split pass."""
+    """Raise ValueError where text of `unseen` may be in the training data: both have the same text, or `unseen` is a
+    part of a split (`xlme prep encode --split`) and the training data are not its other part. Other folders pass."""
     for (task, store), (phase, folder) in product(
         unseen.stores.items(), zip(trained.phases, trained.folders, strict=True)
     ):
         manifests = [store.manifest, trained.stores_at(phase.first)[task].manifest]
-        (split, share), ours = ((of.settings.get("split", "all"), of.settings.get("heldout_share")) for of in manifests)
-        if split != "all" and (split, *ours) != ("heldout", "train", share):
+        (split, share), (trained_split, trained_share) = (
+            (manifest.settings.get("split", "all"), manifest.settings.get("heldout_share")) for manifest in manifests
+        )
+        if split != "all" and (split, trained_split, trained_share) != ("heldout", "train", share):
             raise ValueError(
                 f"{store.folder} is text of encode --split {split} --heldout-share {share}, and {folder} "
-                f"of --split {ours[0]}{f' --heldout-share {ours[1]}' if ours[1] else ''}: encode the training text "
-                "with --split train and this with --split heldout, of one share"
+                f"of --split {trained_split}{f' --heldout-share {trained_share}' if trained_share else ''}: encode the "
+                "training text with --split train and this with --split heldout, of one share"
             )
         if manifests[0].shares_text(manifests[1]):
             raise ValueError(
@@ -140,7 +148,8 @@ def _require_split(unseen: Loader, trained: Loader) -> None:
                 "on"
             )
         units = {
-            of.counts.get("split_of", "sentences" if of.settings.get("sentences") else "documents") for of in manifests
+            manifest.counts.get("split_of", "sentences" if manifest.settings.get("sentences") else "documents")
+            for manifest in manifests
         }
         if split != "all" and len(units) != 1:
             raise ValueError(
@@ -152,7 +161,7 @@ def _require_split(unseen: Loader, trained: Loader) -> None:
 def build_engine(
     config: RunConfig, loader: Loader, heldout: Loader | None, initial_values: InitialValues | None = None
 ) -> Engine:
-    """Model, optimizer and engine of `config`, initialised with `initial_values` and from its seed.
+    """Model, optimizer and engine of `config`. Parameters start from `initial_values`, the others from the seed.
 
     The process group, where the engine needs one, exists already. Raises ValueError for settings that do not fit.
     """
@@ -161,12 +170,12 @@ def build_engine(
         from .pipeline_engine import PipelineEngine
 
         _check_kernels(config)
-        counted = config.engine, work_of(config, loader.row_tokens), config.model.activation_checkpointing
+        pipeline_settings = config.engine, work_of(config, loader.row_tokens), config.model.activation_checkpointing
         if torch.distributed.get_rank() == 0:
-            print(describe_balance(*counted), flush=True)
-        held = parts(pipeline_balance(*counted))
+            print(describe_balance(*pipeline_settings), flush=True)
+        stage_parts = parts(pipeline_balance(*pipeline_settings))
         settings = _deepspeed_config(config, loader, "fp32")
-        return PipelineEngine(config, objective, held, loader, heldout, initial_values, settings)
+        return PipelineEngine(config, objective, stage_parts, loader, heldout, initial_values, settings)
 
     def fill(model: nn.Module, gather_parameter: GatherParameter | None) -> None:
         initialise(model, config.seed, config.model.init_std, gather_parameter, initial_values)
@@ -175,27 +184,28 @@ def build_engine(
 
 
 def _check_kernels(config: Training) -> None:
-    """Raise SharedError where the model's Triton kernels are wrong on a rank's GPU, or in Triton's interpreter."""
-    half, chosen = resolve_precision(config.engine) == "bf16", config.model.kernels == "triton"
-    interpreted = chosen and not on_gpu() and os.environ.get("TRITON_INTERPRET") == "1"
-    if not interpreted and not (on_gpu() and (half or chosen)):
+    """Raise SharedError where the model's Triton kernels compute wrong results on a rank's GPU or in Triton's
+    interpreter, or cannot run."""
+    in_bf16, triton_chosen = resolve_precision(config.engine) == "bf16", config.model.kernels == "triton"
+    interpreted = triton_chosen and not on_gpu() and os.environ.get("TRITON_INTERPRET") == "1"
+    if not interpreted and not (on_gpu() and (in_bf16 or triton_chosen)):
         return
-    if interpreted and half:
+    if interpreted and in_bf16:
         raise SharedError(
             "model.kernels triton under TRITON_INTERPRET on a CPU: the interpreter has no bf16 products: set "
             "engine.precision to fp32, or unset TRITON_INTERPRET"
         )
-    if find_spec("triton") is None and chosen:
+    if find_spec("triton") is None and triton_chosen:
         raise SharedError("model.kernels triton needs the package triton: install it, or set model.kernels to auto")
     if find_spec("triton") is None and config.model.kernels == "auto":
         print("model.kernels auto: torch's operations, the package triton is not installed", flush=True)
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu() else torch.device("cpu")
-    dtype = torch.bfloat16 if half else torch.float32
+    dtype = torch.bfloat16 if in_bf16 else torch.float32
     on_all_ranks(lambda: check_kernels(config.model, device, dtype))
 
 
 def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSource, heldout: Loader | None) -> Engine:
-    """A data-parallel engine around the objective's model, whose parameters `fill` gives their first values."""
+    """A data-parallel engine for the objective's model, whose parameters `fill` gives their first values."""
     _check_kernels(config)
     if config.engine.kind == "plain":
         device = torch.device("cuda" if on_gpu() else "cpu")
@@ -211,8 +221,8 @@ def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSo
     from .deepspeed_compat import loading_extensions
     from .zero import ZeroEngine
 
-    to_disk = "nvme" in (config.engine.offload_optimizer, config.engine.offload_parameters)
-    if to_disk and not AsyncIOBuilder().is_compatible(verbose=False):
+    offloads_to_disk = "nvme" in (config.engine.offload_optimizer, config.engine.offload_parameters)
+    if offloads_to_disk and not AsyncIOBuilder().is_compatible(verbose=False):
         raise SharedError(
             "offloading to nvme compiles DeepSpeed's async_io, which needs libaio: apt-get install libaio-dev, or "
             "offload to cpu"
@@ -221,11 +231,11 @@ def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSo
     gradients = resolve_gradient_precision(config.engine, precision, loader.plan.accumulation)
     ds_config = _deepspeed_config(config, loader, gradients)
     if zero_stage(config.engine) == 3:
-        # The data type comes from the configuration: given as an argument, DeepSpeed 0.19.8 ignores it on the CPU.
+        # The configuration gives the data type: DeepSpeed 0.19.8 ignores the argument for it on the CPU.
         with loading_extensions(), deepspeed.zero.Init(config_dict_or_path=ds_config):
             model = objective.build(config.model)
         if how_compiled(model, config.model, on_gpu()) != "none":
-            # ZeRO-3 gathers and releases a layer's parameters together, outside of the code that is compiled for it.
+            # ZeRO-3 then gathers and releases all parameters of a layer at once, outside of the layer's compiled code.
             deepspeed.utils.set_z3_leaf_modules(model, [layer_class(config.model)])
         gather_parameter = partial(deepspeed.zero.GatheredParameters, modifier_rank=0)
     else:
@@ -234,7 +244,7 @@ def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSo
     fill(model, gather_parameter)
     engine = ZeroEngine(model, objective, loader, heldout, config.optimizer, ds_config, gradients == "bf16")
     if zero_stage(config.engine) == 3 and hasattr(model, "any_rank"):
-        model.any_rank = engine.any  # type: ignore[assignment]  # every process gathers the weights as often as the others
+        model.any_rank = engine.any  # type: ignore[assignment]  # all ranks must gather equally often
     return engine
 
 
@@ -261,6 +271,7 @@ def _require_nvme(folder: Path) -> None:
 
 
 def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> dict[str, Any]:
+    """DeepSpeed's configuration for a run; `gradients`: the precision in which micro-batches are added."""
     require_engine_file(config.engine)
     if config.engine.nvme_folder:
         on_all_ranks(lambda: _require_nvme(Path(config.engine.nvme_folder)))
@@ -270,10 +281,10 @@ def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> 
     for key, device in ("offload_optimizer", engine.offload_optimizer), ("offload_param", engine.offload_parameters):
         if device != "none":
             zero[key] = zero.get(key, {}) | {"device": device, **folder}
-    if engine.offload_parameters == "nvme":  # DeepSpeed 0.19.8 reads a weight twice, and fails
+    if engine.offload_parameters == "nvme":  # else DeepSpeed 0.19.8 reads a weight twice, and fails
         zero["stage3_prefetch_bucket_size"] = 0
-    # Under ZeRO-1 bf16 gradients are ours, in place of the float32 ones of its BF16_Optimizer: with bf16 asked for here
-    # DeepSpeed takes its optimizer of ZeRO-2, and a step takes a third more (docs/lab/engines.md).
+    # Under ZeRO-1 our own code keeps gradients in bf16, in place of the float32 ones of BF16_Optimizer: if this setting
+    # were bf16, DeepSpeed would take ZeRO-2's optimizer, and a step a third more time (docs/lab/engines.md).
     accumulated_in = gradients if zero["stage"] == 3 else "fp32"
     return settings | {
         "train_micro_batch_size_per_gpu": loader.plan.micro_rows,
@@ -281,11 +292,11 @@ def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> 
         "gradient_clipping": config.optimizer.clip,
         "bf16": {"enabled": resolve_precision(engine) == "bf16", "immediate_grad_update": True},
         "data_types": {"grad_accum_dtype": accumulated_in},
-        # In bf16 the error of a sum grows with the ranks: a curve would depend on them (docs/lab/engines.md).
+        # In bf16 the error of a sum grows with the ranks, so the curve would depend on them (docs/lab/engines.md).
         "communication_data_type": "bf16" if engine.gradient_precision == "bf16" else "fp32",
         # The optimizer is torch's on every engine, so that their curves agree.
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31,
-        "timers": {"throughput": {"enabled": False}},  # it would wait for the GPU twice a micro-batch; nobody reads it
+        "timers": {"throughput": {"enabled": False}},  # it waits for the GPU twice a micro-batch, and nobody reads it
     }

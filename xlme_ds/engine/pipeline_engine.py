@@ -1,15 +1,15 @@
 """DeepSpeed's pipeline engines: parts of the model on different processes, each one data parallel with ZeRO-1.
 
 The ranks of a stage are consecutive: rank = stage · replicas + replica. Only the first and the last stage read data.
-Besides activations these two exchange the tied embedding and predictions.
+They exchange the tied embedding and predictions in addition to the activations.
 
 The first stage owns the embedding: only its copy has moments, counts in the gradient norm and is in checkpoints. The
-last stage has a copy that is filled after every step; its gradient goes to the first stage before that reduces its own
-over the replicas.
+last stage's copy is filled after every step, and its gradient is sent to the first stage before the first stage reduces
+its own over the replicas.
 
-Objectives whose rows have open places run a pass over the micro-batches of a step before the one that trains
-(DeepSpeed's evaluation schedule). The first stage, which reads the tokens, fills the places; every process that reads
-rows knows the places, so only the predictions are sent, from the last stage to the first.
+Where an objective's rows have open places, a pass over the micro-batches of a step comes before the one that trains
+(DeepSpeed's evaluation schedule). The first stage, which reads the tokens, fills the places with predictions of the
+last stage; only these are sent, for both stages read the rows and so know the places.
 """
 
 import contextlib
@@ -40,9 +40,9 @@ from .zero import ZeroEngine
 
 
 class _PartSpec(LayerSpec):
-    """Builds a part on the process that holds it.
+    """One part of the model, which the process that holds it builds.
 
-    One entry is a part, not a layer, so that mask and relative bias are computed once for all layers of the part.
+    DeepSpeed sees a part as one layer, so that mask and relative bias are computed once for all layers of the part.
     """
 
     def __init__(self, objective: Pretraining, cfg: ModelConfig, part: Part):
@@ -54,7 +54,7 @@ class _PartSpec(LayerSpec):
 
 
 class PipelineEngine(ZeroEngine):
-    """The schedule drives forward, backward and update; everything around it is `ZeroEngine`'s."""
+    """DeepSpeed's schedule runs forward pass, backward pass and update; the rest is `ZeroEngine`'s."""
 
     def __init__(
         self,
@@ -66,28 +66,29 @@ class PipelineEngine(ZeroEngine):
         initial_values: InitialValues | None,
         ds_config: dict[str, Any],
     ):
-        dual = config.engine.pipeline_schedule == "dualpipev"
+        dualpipev = config.engine.pipeline_schedule == "dualpipev"
         specs = [_PartSpec(objective, config.model, part) for part in parts]
         with contextlib.redirect_stdout(None):
-            kind = DualPipeVModule if dual else PipelineModule
-            module = kind(specs, num_stages=config.engine.pipeline_stages, partition_method="uniform")
-        held: list[Any] = [part for name, part in module.named_children() if name.isdigit()]  # in the model's order
-        for part in held:  # with the values that these parameters have in the whole model
+            module_class = DualPipeVModule if dualpipev else PipelineModule
+            module = module_class(specs, num_stages=config.engine.pipeline_stages, partition_method="uniform")
+        # In the model's order.
+        own_parts: list[Any] = [part for name, part in module.named_children() if name.isdigit()]
+        for part in own_parts:  # with the values that the whole model would have there
             initialise(part, config.seed, config.model.init_std, initial_values=initial_values)
         super().__init__(module, objective, loader, heldout, config.optimizer, ds_config)
         self._counting = self.engine.is_first_stage()
         self._reads = self._counting or self.engine.is_last_stage()
-        self._least_micro_batches = 2 * self.engine.num_stages if dual else 1
-        # DualPipeV numbers its buffers by the micro-batches of training: with more of them two share one (0.19.8).
-        self._most_micro_batches = self.engine.gradient_accumulation_steps() if dual else sys.maxsize
-        self._last = held[-1]
+        self._least_micro_batches = 2 * self.engine.num_stages if dualpipev else 1
+        # DualPipeV has a buffer for each micro-batch of training: with more micro-batches two share one (0.19.8).
+        self._most_micro_batches = self.engine.gradient_accumulation_steps() if dualpipev else sys.maxsize
+        self._last = own_parts[-1]
         self._predicted: list[Tensor] = []
-        self._tied = _TiedTable(self.engine, held)
+        self._tied = _TiedTable(self.engine, own_parts)
         self._tied.share()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters of this rank's stage by their names in the whole model, without DeepSpeed's number of the
-        part."""
+        """The parameters of this rank's stage by their names in the whole model, without the number of the part that
+        DeepSpeed puts before them."""
         return ((name.split(".", 1)[1], parameter) for name, parameter in self.engine.module.named_parameters())
 
     def _scheduled_loss(self, context: StepContext, outputs: tuple[Tensor, ...], labels: tuple[Tensor, ...]) -> Tensor:
@@ -99,7 +100,7 @@ class PipelineEngine(ZeroEngine):
         return Batch.of_tensors(tensors, self._last.added)
 
     def enter(self, step: int) -> None:
-        """As `Engine.enter`; the rows of a phase may have another length."""
+        """As `Engine.enter`. Rows may have another length where a phase begins, and then activations another shape."""
         super().enter(step)
         if any(step == phase.first for phase in self.loader.phases):
             self.engine.reset_activation_shape()
@@ -116,20 +117,21 @@ class PipelineEngine(ZeroEngine):
         return self._norm_of(context)
 
     def _forward(self, context: StepContext, batches: list[Batch]) -> None:
-        for _, alike in itertools.groupby(batches, lambda batch: batch.tokens_BT.shape):
+        for _, of_one_shape in itertools.groupby(batches, lambda batch: batch.tokens_BT.shape):
             self.engine.reset_activation_shape()  # these micro-batches may have another number of rows
-            of_a_size = list(alike)
-            for first in range(0, len(of_a_size), self._most_micro_batches):
-                some, before = of_a_size[first : first + self._most_micro_batches], len(context.gathered)
-                micro_batches = max(len(some), self._least_micro_batches)
-                filled = self._filled(some, micro_batches)
+            same_shape = list(of_one_shape)
+            for first in range(0, len(same_shape), self._most_micro_batches):
+                chunk, gathered_before = same_shape[first : first + self._most_micro_batches], len(context.gathered)
+                micro_batches = max(len(chunk), self._least_micro_batches)
+                filled = self._filled(chunk, micro_batches)
                 self.engine.module.loss_fn = partial(self._scheduled_loss, context)
                 self._evaluate_by_schedule(filled, micro_batches)
-                del context.gathered[before + len(some) :]  # those that only filled the schedule
+                del context.gathered[gathered_before + len(chunk) :]  # of batches that only filled the schedule
         self.engine.reset_activation_shape()
 
     def _evaluate_by_schedule(self, batches: list[Batch], micro_batches: int) -> None:
-        """Forward passes of as many micro-batches as the schedule takes; fewer `batches` are repeated."""
+        """Forward passes of `micro_batches` micro-batches, the number that the schedule runs; fewer `batches` are
+        repeated."""
         tensors = [batch.tensors() for batch in batches]
         self.engine.eval_batch(
             ((batch, batch) for batch in itertools.islice(itertools.cycle(tensors), micro_batches)),
@@ -139,33 +141,33 @@ class PipelineEngine(ZeroEngine):
         )
 
     def _filled(self, batches: list[Batch], micro_batches: int) -> list[Batch]:
-        """`batches` with their open places filled, where this process holds the first part; elsewhere unfilled.
+        """`batches` with their open places filled, on the process that holds the first part; on others unfilled.
 
-        `micro_batches`: the number that the schedule runs, on every process. Collective over the stages.
+        `micro_batches`: the number that the schedule runs, equal on all processes. Collective over the stages.
         """
         if not self._last.passes_ahead:
             return batches
-        open_ones = [self._last.first_pass(batch) for batch in batches]
+        open_batches = [self._last.first_pass(batch) for batch in batches]
         self._predicted.clear()
         self.engine.module.loss_fn, self._last.writing = self._keep_predictions, True
-        self._evaluate_by_schedule(open_ones, micro_batches)
+        self._evaluate_by_schedule(open_batches, micro_batches)
         self._last.writing = False
         if not self.engine.is_first_stage():
             for predicted_P in self._predicted[: len(batches)]:
                 dist.send(predicted_P, dst=self.engine.grid.stage_to_global(stage_id=0))
             return [batch._replace(added={}) for batch in batches]
         if not self._last.part.last:
-            for open_one in open_ones:
-                self._predicted.append(torch.empty_like(open_one.masked_M))
+            for open_batch in open_batches:
+                self._predicted.append(torch.empty_like(open_batch.masked_M))
                 dist.recv(
                     self._predicted[-1], src=self.engine.grid.stage_to_global(stage_id=self.engine.num_stages - 1)
                 )
-        # Predictions beyond the batches only filled the schedule.
-        filled = zip(batches, open_ones, self._predicted, strict=False)
-        return [self._last.second_pass(*one) for one in filled]
+        # Further predictions are of batches that only filled the schedule.
+        triples = zip(batches, open_batches, self._predicted, strict=False)
+        return [self._last.second_pass(*triple) for triple in triples]
 
     def _keep_predictions(self, outputs: tuple[Tensor, ...], labels: tuple[Tensor, ...]) -> Tensor:
-        """Replaces the loss in the first pass."""
+        """The loss function of the first pass: it stores the predictions and returns 0."""
         self._predicted.append(self._last.output(outputs, self._batch(labels)).predicted_M)
         return torch.zeros((), device=outputs[0].device)
 
@@ -174,7 +176,7 @@ class PipelineEngine(ZeroEngine):
         self._tied.share()
 
     def full_state(self) -> dict[str, Tensor]:
-        """All parameters, on rank 0: the first process of every stage sends its own."""
+        """All parameters, on rank 0: the first process of every other stage sends its own there."""
         state = super().full_state()
         for source, shapes in enumerate(gather({name: value.shape for name, value in state.items()})[1:], start=1):
             for name, shape in shapes.items():
@@ -188,8 +190,8 @@ class PipelineEngine(ZeroEngine):
 
 
 class _TiedTable:
-    """The tied embedding on the process that holds `parts`, as its owner, its borrower or neither; the blocks of the
-    table are sent one by one."""
+    """The tied embedding on a process that holds `parts` and is its owner, its borrower or neither. Blocks of the
+    embedding are sent one by one."""
 
     def __init__(self, engine: Any, parts: Sequence[Any]):
         first, last = parts[0], parts[-1]
@@ -208,11 +210,11 @@ class _TiedTable:
             self.gradients = [torch.zeros_like(block, dtype=torch.float32) for block in self.table]
             for block, gradient in zip(self.table, self.gradients, strict=True):
                 block.requires_grad_().register_post_accumulate_grad_hook(partial(_move_gradient, gradient))
-        # Between the last backward pass and the reduction over the replicas; DeepSpeed binds it to its engine.
+        # Runs between the last backward pass and the reduction over the replicas; DeepSpeed binds it to its engine.
         engine._INSTRUCTION_MAP = engine._INSTRUCTION_MAP | {schedule.ReduceTiedGrads: self._add_gradients}
 
     def share(self) -> None:
-        """Send the owner's values to the borrower."""
+        """Send the owner's values to the borrower. Collective over the two."""
         for block in self.table:
             if self.owner:
                 dist.send(block.detach(), dst=self.other)
@@ -220,7 +222,7 @@ class _TiedTable:
                 dist.recv(block.detach(), src=self.other)
 
     def _add_gradients(self, engine: Any) -> None:
-        """Send the borrower's gradients to the owner, in float32."""
+        """Send the borrower's gradients to the owner, in float32, and add them to its own."""
         for gradient in self.gradients:
             dist.send(gradient, dst=self.other)
             gradient.zero_()
@@ -232,7 +234,7 @@ class _TiedTable:
 
 
 def _move_gradient(total: Tensor, block: Tensor) -> None:
-    """Move the gradient of a micro-batch into the float32 sum of all."""
+    """Add the gradient of a micro-batch to the float32 sum `total` and free it."""
     assert block.grad is not None
     total.add_(block.grad)
     block.grad = None

@@ -53,7 +53,7 @@ def align(
     random: bool = False,
 ) -> dict[str, Any]:
     """Word alignment, scored against links made by hand: `data` has folders named a-b, each with test.a, test.b and
-    alignv2.txt or align.txt. `apart`: the sentences of a pair are read as items of their own."""
+    alignv2.txt or align.txt. `apart`: each sentence of a pair is read alone."""
     compared, gold = load_encoders(models, layer, random, which), read_gold(Path(data))
     scored = [model.facts | score_tests(model.encoder, model.vocabulary, gold, apart, model.name) for model in compared]
     reading = "each sentence read alone" if apart else "a pair read as one item"
@@ -61,25 +61,25 @@ def align(
 
 
 def read_gold(folder: Path) -> dict[str, list[GoldPair]]:
-    """The tests in `folder` (or the one that it is): folders a-b with test.a, test.b and alignv2.txt or align.txt.
+    """The tests in `folder`, or `folder` as a test: folders a-b with test.a, test.b and alignv2.txt or align.txt.
 
-    Raises ValueError, naming file and line, on damaged files, and on a folder that has no test.
+    Raises ValueError for a damaged file, with its name and line, and for a folder without tests.
     """
     tests = {}
     for path in [folder.resolve(), *sorted(folder.iterdir())] if folder.is_dir() else []:
         source, dash, target = path.name.partition("-")
         sides = path / f"test.{source}", path / f"test.{target}"
-        links = next((path / name for name in _FILES if (path / name).is_file()), None)
-        if links is None and dash and any(side.is_file() for side in sides):
+        links_file = next((path / name for name in _FILES if (path / name).is_file()), None)
+        if links_file is None and dash and any(side.is_file() for side in sides):
             raise ValueError(
                 f"{path} has sentences and no {' or '.join(_FILES)}: put it there, or take the folder away"
             )
-        if links is not None and not dash:
+        if links_file is not None and not dash:
             raise ValueError(
                 f"{path} must be named after its languages, source first, as de-en: the links are read in that order"
             )
-        if links is not None:
-            tests[path.name] = _read_test(links, *read_sentence_pairs(*sides))
+        if links_file is not None:
+            tests[path.name] = _read_test(links_file, *read_sentence_pairs(*sides))
     if not tests:
         raise ValueError(
             f"{folder} holds no word alignments: it must have folders like de-en with test.de, test.en, align.txt"
@@ -87,42 +87,42 @@ def read_gold(folder: Path) -> dict[str, list[GoldPair]]:
     return tests
 
 
-def _read_test(path: Path, ours: list[str], theirs: list[str]) -> list[GoldPair]:
+def _read_test(links_file: Path, source_lines: list[str], target_lines: list[str]) -> list[GoldPair]:
     """The pairs with their links, from a file of lines `sentence source-word target-word [S|P]`, words from 1."""
-    split_sides = (
-        [re.findall(r"[^ \t]+", line) for line in side] for side in (ours, theirs)
-    )  # a no-break space is in one
+    # A no-break space is part of a word.
+    split_sides = ([re.findall(r"[^ \t]+", line) for line in side] for side in (source_lines, target_lines))
     pairs = [GoldPair(a, b, set(), set()) for a, b in zip(*split_sides, strict=True)]
     links = []
-    for number, line in enumerate(split_lines(path.read_bytes(), path), start=1):
+    for number, line in enumerate(split_lines(links_file.read_bytes(), links_file), start=1):
         link = _LINK.fullmatch(line.strip())
         if link is not None:
             links.append((number, int(link[1]), int(link[2]), int(link[3]), link[4]))
         elif line.strip():
             raise ValueError(
-                f"{path} line {number} is {line.strip()!r}: it must be sentence, source word, target word, and S or "
-                "P or nothing"
+                f"{links_file} line {number} is {line.strip()!r}: it must be sentence, source word, target word, and S "
+                "or P or nothing"
             )
-    first = 0 if any(sentence == 0 for _, sentence, *_ in links) else 1  # the published files do both
+    # Published files count sentences from 0 or from 1.
+    first_sentence = 0 if any(sentence == 0 for _, sentence, *_ in links) else 1
     for number, sentence, source, target, kind in links:
-        if not first <= sentence < first + len(pairs):
+        if not first_sentence <= sentence < first_sentence + len(pairs):
             raise ValueError(
-                f"{path} line {number} has sentence {sentence}, and there are {len(pairs)}, counted from {first}: "
-                "the links belong to other files"
+                f"{links_file} line {number} has sentence {sentence}, and there are {len(pairs)}, counted from "
+                f"{first_sentence}: the links belong to other files"
             )
-        pair = pairs[sentence - first]
-        for word, sentence_words, side in ((source, pair.source, "source"), (target, pair.target, "target")):
-            if word == 0 or word > len(sentence_words):
+        pair = pairs[sentence - first_sentence]
+        for word, words, side in ((source, pair.source, "source"), (target, pair.target, "target")):
+            if word == 0 or word > len(words):
                 raise ValueError(
-                    f"{path} line {number} has {side} word {word}, and sentence {sentence} has {len(sentence_words)} "
+                    f"{links_file} line {number} has {side} word {word}, and sentence {sentence} has {len(words)} "
                     f"{side} words, counted from 1: the folder's name must have the source language first"
                 )
-        if source > 0 and target > 0:  # a negative number means no word
+        if source > 0 and target > 0:  # a negative number: the word has no partner
             pair.possible.add((source - 1, target - 1))
             if kind != "P":
                 pair.sure.add((source - 1, target - 1))
     if not any(pair.sure for pair in pairs):
-        raise ValueError(f"{path} has no sure link: an error rate needs some, fetch the file again")
+        raise ValueError(f"{links_file} has no sure link: an error rate needs some, fetch the file again")
     return pairs
 
 
@@ -141,7 +141,8 @@ def error_rates(predicted: list[Links], gold: list[GoldPair]) -> dict[str, float
 
 
 def sinkhorn(similarity_ST: np.ndarray, iterations: int = 2) -> tuple[np.ndarray, np.ndarray]:
-    """The transport plan after the last division by row sums, and after the last one by column sums; float64 [S, T].
+    """The transport plans after the last division by row sums, and after the last division by column sums, float64
+    [S, T].
 
     The kernel is the similarity itself, as in XLM-Align's code, with 1e-6 where it is not positive.
     """
@@ -162,22 +163,24 @@ def align_subwords(similarity_ST: np.ndarray) -> list[tuple[int, int]]:
 
 
 def align_words(source_SD: np.ndarray, target_TD: np.ndarray, source: np.ndarray, target: np.ndarray) -> Links:
-    """Subwords (by the number of each subword's word) with a pair of aligned subwords, from the subwords' vectors."""
+    """Links between words that have a pair of aligned subwords, from the subwords' vectors; `source` and `target`: the
+    number of each subword's word."""
     return {(int(source[i]), int(target[j])) for i, j in align_subwords(source_SD @ target_TD.T)}
 
 
 def subwords(words: list[str], vocabulary: Vocabulary) -> Subwords:
-    """The subwords of words that are each encoded alone."""
+    """The subwords of `words`, each word encoded alone."""
     ids, sizes = vocabulary.encode_lines(words)
     return Subwords(ids, np.repeat(np.arange(len(words)), sizes))
 
 
 def fit(source: Subwords, target: Subwords, room: int) -> tuple[Subwords, Subwords]:
-    """`source` and `target` cut to `room` subwords in all; one that needs less than half leaves the rest to the
-    other."""
-    first = min(len(source.ids), max(room // 2, room - len(target.ids)))
-    second = room - first
-    return Subwords(source.ids[:first], source.words[:first]), Subwords(target.ids[:second], target.words[:second])
+    """`source` and `target` cut to `room` subwords in total: half for each, or more for one if the other needs less."""
+    source_size = min(len(source.ids), max(room // 2, room - len(target.ids)))
+    target_size = room - source_size
+    cut_source = Subwords(source.ids[:source_size], source.words[:source_size])
+    cut_target = Subwords(target.ids[:target_size], target.words[:target_size])
+    return cut_source, cut_target
 
 
 def align_test(
@@ -187,55 +190,65 @@ def align_test(
     apart: bool = False,
     languages: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Error rate, precision, recall, and the error rate with cosines, each by layer; `cut` pairs did not fit into the
-    model.
+    """Error rate, precision, recall, and the error rate with cosines, each a list by layer; and `cut`, the number of
+    pairs that were too long for the model.
 
     A pair is read as in training on pairs, `<s> source </s> target </s>` (or in the model's layout); or `apart`, as two
     items. `languages`: codes of source and target, for models with language embeddings.
     """
-    whole = [(subwords(pair.source, vocabulary), subwords(pair.target, vocabulary)) for pair in gold]
-    longest, none = model.cfg.max_positions, subwords([], vocabulary)
+    encoded = [(subwords(pair.source, vocabulary), subwords(pair.target, vocabulary)) for pair in gold]
+    longest, no_subwords = model.cfg.max_positions, subwords([], vocabulary)
     if apart:
-        fitted = [(fit(a, none, longest - 2)[0], fit(b, none, longest - 2)[0]) for a, b in whole]
+        fitted = [(fit(a, no_subwords, longest - 2)[0], fit(b, no_subwords, longest - 2)[0]) for a, b in encoded]
     else:
-        fitted = [fit(a, b, longest - LAYOUTS[model.cfg.layout].pair_specials) for a, b in whole]
+        fitted = [fit(a, b, longest - LAYOUTS[model.cfg.layout].pair_specials) for a, b in encoded]
     layers = range(model.cfg.discriminator_layers + 1)
-    plain: list[list[Links]] = [[set() for _ in gold] for _ in layers]
-    cosine: list[list[Links]] = [[set() for _ in gold] for _ in layers]
+    by_product: list[list[Links]] = [[set() for _ in gold] for _ in layers]
+    by_cosine: list[list[Links]] = [[set() for _ in gold] for _ in layers]
     for number, layer, source_SD, target_TD in _vectors(model, fitted, apart, languages):
         source, target = (side.words for side in fitted[number])
-        plain[layer][number] = align_words(source_SD, target_TD, source, target)
-        cosine[layer][number] = align_words(unit_length(source_SD), unit_length(target_TD), source, target)
+        by_product[layer][number] = align_words(source_SD, target_TD, source, target)
+        by_cosine[layer][number] = align_words(unit_length(source_SD), unit_length(target_TD), source, target)
     scores = [
-        error_rates(plain[layer], gold) | {"aer_cosine": error_rates(cosine[layer], gold)["aer"]} for layer in layers
+        error_rates(by_product[layer], gold) | {"aer_cosine": error_rates(by_cosine[layer], gold)["aer"]}
+        for layer in layers
     ]
-    cut = sum(_size(pair) < _size(all_of) for pair, all_of in zip(fitted, whole, strict=True))
+    cut = sum(_size(pair) < _size(complete) for pair, complete in zip(fitted, encoded, strict=True))
     return {measure: [of_layer[measure] for of_layer in scores] for measure in _MEASURES} | {"cut": cut}
 
 
 def _vectors(
     model: TextEncoder, pairs: list[tuple[Subwords, Subwords]], apart: bool, languages: tuple[str, ...], batch: int = 64
 ) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
-    """(pair, layer, source vectors [S, D], target vectors [T, D]), float32, of all pairs at every layer."""
+    """(number of the pair, layer, source vectors [S, D], target vectors [T, D]), float32, of every pair and layer."""
     order = sorted(range(len(pairs)), key=lambda number: _size(pairs[number]))
     layout = LAYOUTS[model.cfg.layout]
     for start in range(0, len(order), batch):
-        here = order[start : start + batch]
+        numbers_here = order[start : start + batch]
         if apart:  # all sources, then all targets
-            items = [layout.item(pairs[n][side].ids) for side in (0, 1) for n in here]
-            codes: list[tuple[str, ...]] = [(code,) for code in languages for _ in here]
+            items = [layout.item(pairs[n][side].ids) for side in (0, 1) for n in numbers_here]
+            codes: list[tuple[str, ...]] = [(code,) for code in languages for _ in numbers_here]
         else:
-            items = [layout.item(pairs[n][0].ids, pairs[n][1].ids) for n in here]
-            codes = [languages] * len(here) if languages else []
+            items = [layout.item(pairs[n][0].ids, pairs[n][1].ids) for n in numbers_here]
+            codes = [languages] * len(numbers_here) if languages else []
         states: dict[int, list[np.ndarray]] = {}
         for numbers, _, layers in hidden_states(model, items, batch, codes):
             arrays = [state_BTD.cpu().numpy() for state_BTD in layers]
             states |= {item: [array[row] for array in arrays] for row, item in enumerate(numbers)}
-        for place, number in enumerate(here):
-            s, t = (len(side.ids) for side in pairs[number])
-            second, at = (place + len(here), 1) if apart else (place, 1 + s + len(layout.between))
-            for layer, (ours_TD, theirs_TD) in enumerate(zip(states[place], states[second], strict=True)):
-                yield number, layer, ours_TD[1 : 1 + s], theirs_TD[at : at + t]
+        for place, number in enumerate(numbers_here):
+            source_size, target_size = (len(side.ids) for side in pairs[number])
+            target_place, target_start = (
+                (place + len(numbers_here), 1) if apart else (place, 1 + source_size + len(layout.between))
+            )
+            for layer, (source_states_TD, target_states_TD) in enumerate(
+                zip(states[place], states[target_place], strict=True)
+            ):
+                yield (
+                    number,
+                    layer,
+                    source_states_TD[1 : 1 + source_size],
+                    target_states_TD[target_start : target_start + target_size],
+                )
 
 
 def _size(pair: tuple[Subwords, Subwords]) -> int:
@@ -245,7 +258,7 @@ def _size(pair: tuple[Subwords, Subwords]) -> int:
 def score_tests(
     model: TextEncoder, vocabulary: Vocabulary, gold: Mapping[str, list[GoldPair]], apart: bool, name: str
 ) -> dict[str, Any]:
-    """The scores of one model on every test and their means, and how many pairs had to be cut."""
+    """The scores of one model on every test, their means, and the number of pairs that were cut."""
     tests = {
         pair: align_test(model, vocabulary, test, apart, tuple(pair.split("-", 1)))
         for pair, test in progress(gold.items(), len(gold), "tests", name)
@@ -260,7 +273,7 @@ def score_tests(
 
 
 def alignment_tables(results: Mapping[str, Any]) -> list[ResultTable]:
-    """A table of tests for every model at its layer."""
+    """A table of tests for every model, at its chosen layer."""
     title = "word alignment (%), AER: less is better"
     note = f"cosines in place of dot products; {results['reading']}"
     cut = "pairs were cut: words after the model's longest item have no link"

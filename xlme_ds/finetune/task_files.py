@@ -1,8 +1,8 @@
-"""The files of a task: which ones a run trains on, is scored on and is chosen by, and their examples.
+"""The files of a task: which ones a run trains on, is scored on and chooses its settings by, and their examples.
 
-The formats are a word and a tag on a line, tables of two texts and a label, and SQuAD's JSON.
+The formats are lines of a word and its tag, lines of two texts and a label, and SQuAD's JSON.
 
-XTREME's download has its tests without labels: words or two texts alone, and the empty answer to every question.
+The tests in XTREME's download have no labels: they are words alone, two texts alone, or questions with empty answers.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from .downstream_tasks import DownstreamTask
 from .settings import TuningConfig
 
 _CONLL_LANGUAGES = {"eng": "en", "deu": "de", "esp": "es", "ned": "nl"}
-_SPLITS = {"testa": "dev", "testb": "test", "": "test"}  # XQuAD's files have no split in their names: they are tests
+_SPLITS = {"testa": "dev", "testb": "test", "": "test"}  # XQuAD's files, which are tests, name no split
 NO_LABEL = ""  # the tag or label of an example that has none; a question has no answers then
 TENTH = 10
 
@@ -59,16 +59,16 @@ class TaskFile(NamedTuple):
 
     @property
     def may_lack_labels(self) -> bool:
-        """Whether the file is a test: those that a run trains on or is chosen by must have labels."""
+        """Whether the file is a test of the task: files to train on or to choose settings by must have labels."""
         return self.own and self.split == "test"
 
 
 class TaskSets(NamedTuple):
     """The files of a run by their purpose.
 
-    `test` is scored: tests, or dev sets where the task has no test. Settings are chosen by `dev`, in the languages
-    trained on: dev sets, or the training files themselves, of each of which a tenth is then held out. `unused`:
-    languages with a dev set and no test, where others have a test.
+    `test` is scored: tests, or dev sets where the task has no test. Settings are chosen by `dev`: dev sets of the
+    languages trained on, or, if `held_out`, the training files, of each of which a tenth is then not trained on.
+    `unused`: languages with a dev set but no test, where other languages have a test.
     """
 
     train: list[TaskFile]
@@ -88,29 +88,29 @@ def fingerprints(sources: Iterable[TaskFile]) -> dict[str, str]:
 
 
 def find(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
-    """The task's files in and below `folders`, by name. Raises ValueError when none exists, or two serve one
-    purpose."""
+    """The task's files in and below `folders`, by name. Raises ValueError when none exists, or when two are the same
+    set of a language."""
     patterns = [(pattern, True) for pattern in task.files] + [(pattern, False) for pattern in task.train_files]
     files: dict[tuple[str, str, bool], TaskFile] = {}
     for folder in folders:
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder: name the folder of the task's files")
     for folder in folders:
-        # The task's own folders in XTREME's download; another folder is looked through as it is.
-        parts = [folder / name for name in task.folders if (folder / name).is_dir()] or [folder]
-        for path in (path for part in parts for path in files_below(part)):
+        # The task's own folders where `folder` is XTREME's download, else `folder` itself.
+        searched_folders = [folder / name for name in task.folders if (folder / name).is_dir()] or [folder]
+        for path in (path for searched in searched_folders for path in files_below(searched)):
             for pattern, own in patterns:
                 match = re.fullmatch(pattern, path.name)
                 if match is None:
                     continue
-                named = {"language": "en", "split": ""} | match.groupdict()
-                language = _CONLL_LANGUAGES.get(named["language"], named["language"])
-                split = _SPLITS.get(named["split"], named["split"])
+                groups = {"language": "en", "split": ""} | match.groupdict()
+                language = _CONLL_LANGUAGES.get(groups["language"], groups["language"])
+                split = _SPLITS.get(groups["split"], groups["split"])
                 source = TaskFile(path, language, split, own)
-                first = files.setdefault((language, split, own), source)
-                if first is not source:
+                earlier = files.setdefault((language, split, own), source)
+                if earlier is not source:
                     raise ValueError(
-                        f"{path} and {first.path} are both the {split} set of {language}: keep one in --data"
+                        f"{path} and {earlier.path} are both the {split} set of {language}: keep one in --data"
                     )
     if not files:
         raise ValueError(
@@ -122,17 +122,21 @@ def find(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
 def choose(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of_several: bool) -> TaskSets:
     """Sort the files of the task `name` by their purpose.
 
-    `of_several`: the run's settings are one choice among several. Dev sets are the task's own or, for a language that
-    has none, those of the set that is trained on. No choice goes by a file that is scored: without a dev set apart from
-    the tests every tenth training example is held out. Raises ValueError.
+    `of_several`: the run is one of several, the best of which is chosen. Dev sets are the task's own or, for a language
+    that has none, those of the set that is trained on. A file that is scored is not used to choose: where no other dev
+    set exists, every tenth training example is held out. Raises ValueError where there is nothing to train on or to
+    score.
     """
-    codes, there = tuning.train_languages, {source.language: source for source in sources if source.split == "train"}
-    train = [there[code] for code in sorted(there) if "all" in codes or code in codes]
-    missing = [code for code in codes if code != "all" and code not in there]
+    codes, train_files = (
+        tuning.train_languages,
+        {source.language: source for source in sources if source.split == "train"},
+    )
+    train = [train_files[code] for code in sorted(train_files) if "all" in codes or code in codes]
+    missing = [code for code in codes if code != "all" and code not in train_files]
     if missing or not train:
         raise ValueError(
             f"no training set of {', '.join(missing) or 'any language'} in --data, only of "
-            f"{', '.join(sorted(there)) or 'none'}: add its folder, or set tuning.train_languages"
+            f"{', '.join(sorted(train_files)) or 'none'}: add its folder, or set tuning.train_languages"
         )
     own = [source for source in sources if source.own]
     own_dev = [source for source in own if source.split == "dev"]
@@ -153,7 +157,7 @@ def choose(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of_seve
 def read(source: TaskFile, task: DownstreamTask) -> list[Example]:
     """All examples of a file. Raises ValueError naming file and line (or question) for one that is not as it should be.
 
-    A test's file has labels throughout or, see `labelled`, none at all; half of them are an error, too.
+    Either all examples of a test have labels or none has (see `labelled`); labels on some of them are an error.
     """
     reader = {"tokens": _sentences, "pair": _pairs, "span": _questions}[task.kind]
     examples = list(reader(source, task))
@@ -171,16 +175,18 @@ def labelled(examples: Sequence[Example]) -> bool:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
+    """The lines of a file without their ends, numbered from 1."""
     return [(number, line.rstrip("\r")) for number, line in enumerate(_text(path).split("\n"), 1)]
 
 
 def _text(path: Path) -> str:
+    """The text of a file: UTF-8 or, except in tables, Latin-1 where most lines beyond ASCII are not UTF-8."""
     content = path.read_bytes()
     require_line_feeds(content, path)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # The original files of CoNLL-2002 and 2003 are Latin-1; one where most lines are UTF-8 is damaged.
+        # The original files of CoNLL-2002 and 2003 are Latin-1; a file that is mostly UTF-8 is damaged.
         beyond_ascii = [line for line in content.split(b"\n") if not line.isascii()]
         if path.suffix != ".tsv" and 2 * sum(map(_is_utf8, beyond_ascii)) < len(beyond_ascii):
             return content.decode("latin-1")
@@ -196,14 +202,17 @@ def _is_utf8(line: bytes) -> bool:
 
 
 def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
+    """The sentences of a file with a word and its tag on a line, or, in a test, a bare word."""
     path, lines = source.path, _lines(source.path)
     full_lines = [line for _, line in lines if line.strip()]
-    ending = sum(" " in line and line.rpartition(" ")[2] in task.labels for line in full_lines)
-    # PAN-X before XTREME's scripts has the language before every word: de:Berlin.
+    lines_with_tag = sum(" " in line and line.rpartition(" ")[2] in task.labels for line in full_lines)
+    # PAN-X as published, before XTREME's scripts, has the language before every word: de:Berlin.
     prefix = f"{source.language.partition('-')[0]}:"
     prefix = prefix if all(line.startswith(prefix) for line in full_lines) else ""
-    # A word may have a space in it, and end like a label: Malcolm X.
-    bare = source.may_lack_labels and not any("\t" in line for line in full_lines) and 2 * ending < len(full_lines)
+    # A bare word may have a space in it and end like a tag: Malcolm X.
+    bare = (
+        source.may_lack_labels and not any("\t" in line for line in full_lines) and 2 * lines_with_tag < len(full_lines)
+    )
     words: list[str] = []
     tags: list[str] = []
     for number, line in [*lines, (0, "")]:  # the last sentence ends like the others
@@ -223,6 +232,7 @@ def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
 
 
 def _pairs(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
+    """The pairs of a file with two texts and their label on a line, or, in a test, two texts."""
     path, expected = source.path, 0
     for number, line in _lines(path):
         if not line:
@@ -230,28 +240,29 @@ def _pairs(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
         columns = line.split("\t")
         expected = expected or (2 if source.may_lack_labels and len(columns) == 2 else 3)
         if len(columns) != expected:
-            of_all = "text, text and label" if expected == 3 else "two as in the lines before, which have no label"
-            raise ValueError(f"{path}, line {number}: {len(columns)} columns, expected {of_all}")
+            wanted = "text, text and label" if expected == 3 else "two as in the lines before, which have no label"
+            raise ValueError(f"{path}, line {number}: {len(columns)} columns, expected {wanted}")
         if expected == 3 and columns[2] not in task.labels:
             raise ValueError(f"{path}, line {number}: label {columns[2]!r} is none of {', '.join(task.labels)}")
         yield TextPair(*(columns if expected == 3 else [*columns, NO_LABEL]))
 
 
 def _questions(source: TaskFile, task: DownstreamTask) -> Iterable[Example]:
+    """The questions of a file in SQuAD's JSON."""
     path = source.path
     try:
         articles = json.loads(path.read_text(encoding="utf-8-sig"))["data"]
         paragraphs = [(p["context"], p["qas"]) for article in articles for p in article["paragraphs"]]
-        entries = [(context, entry) for context, entries_of in paragraphs for entry in entries_of]
+        entries = [(context, entry) for context, entries_there in paragraphs for entry in entries_there]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not in SQuAD's JSON format: {error!r}") from None
     questions = [_question(path, context, entry) for context, entry in entries]
-    answered = not source.may_lack_labels or any(question.answers for question in questions[:1])
+    must_have_answers = not source.may_lack_labels or any(question.answers for question in questions[:1])
     ids: set[str] = set()
     for question in questions:
-        if bool(question.answers) != answered:
-            only = "has no answer" if answered else "has an answer, and those before it have none"
-            raise ValueError(f"{path}, question {question.id}: {only}: fetch the file again")
+        if bool(question.answers) != must_have_answers:
+            problem = "has no answer" if must_have_answers else "has an answer, and those before it have none"
+            raise ValueError(f"{path}, question {question.id}: {problem}: fetch the file again")
         if question.id in ids and source.may_lack_labels:
             raise ValueError(f"{path} has two questions {question.id}: predictions go by it, so fetch the file again")
         ids.add(question.id)
@@ -259,15 +270,17 @@ def _questions(source: TaskFile, task: DownstreamTask) -> Iterable[Example]:
 
 
 def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
-    """The question of an entry; empty answers, which mean "no label" in tests, are left out."""
+    """The question of an entry, without its empty answers, which mean "no label" in tests."""
     try:
         answers = [(answer["text"], int(answer["answer_start"])) for answer in entry["answers"]]
-        question = Question(str(entry["id"]), entry["question"], context, [one for one in answers if one[0].strip()])
+        question = Question(
+            str(entry["id"]), entry["question"], context, [answer for answer in answers if answer[0].strip()]
+        )
         for text in (question.id, question.question, context, *(answer for answer, _ in answers)):
             text.encode()  # half a surrogate pair is no text
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        identity = entry.get("id") if isinstance(entry, dict) else entry
-        raise ValueError(f"{path}, question {identity}: not in SQuAD's format: {error!r}") from None
+        question_id = entry.get("id") if isinstance(entry, dict) else entry
+        raise ValueError(f"{path}, question {question_id}: not in SQuAD's format: {error!r}") from None
     for text, start in question.answers:
         if start < 0 or context[start : start + len(text)] != text:
             raise ValueError(f"{path}, question {question.id}: its context does not read {text!r} at character {start}")
@@ -277,9 +290,9 @@ def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
 def training_examples(
     source: TaskFile, task: DownstreamTask, tuning: TuningConfig, held_out: bool = False
 ) -> list[Example]:
-    """The examples of a training file that a run trains on, or the tenth of them that it holds out.
+    """The examples of a training file that a run trains on; with `held_out`, the tenth of them that it holds out.
 
-    Questions on one context stay together.
+    Questions on one context are either all held out or all trained on.
     """
     examples = read(source, task)[: tuning.train_examples or None]
     if not tuning.held_out:
@@ -293,5 +306,5 @@ def training_examples(
         raise ValueError(
             f"{source.path} has {len(groups)} examples, too few to hold out every tenth: add a dev set to --data"
         )
-    every = zip(examples, numbers, strict=True)
-    return [example for example, number in every if (number % TENTH == TENTH - 1) == held_out]
+    numbered = zip(examples, numbers, strict=True)
+    return [example for example, number in numbered if (number % TENTH == TENTH - 1) == held_out]

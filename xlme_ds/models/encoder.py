@@ -1,7 +1,7 @@
-"""Token lookup, and a stack of layers over embedded tokens, for the generator and the discriminator.
+"""Token lookup, and an encoder over embedded tokens: its positions, layers and norms.
 
-An embedding is stored as one or several blocks of the vocabulary. Blocks bound what an engine moves at once: a single
-parameter of 524,288 × 1,536 makes every swap buffer that large.
+An embedding is stored as one or several blocks of the vocabulary. Blocks limit the size of an engine's buffers: with a
+single parameter of 524,288 × 1,536, every swap buffer would be that large.
 
 B rows, T tokens, D width, H heads, W = 2T−1 distances.
 """
@@ -20,7 +20,7 @@ from .layers import layer_class, norm_of
 
 
 class _Lookup(torch.autograd.Function):
-    """Table lookup whose gradient adds up in float32: a frequent token sums thousands of rows, too many for bf16."""
+    """Table lookup whose gradient is summed in float32: a frequent token has thousands of rows, too many for bf16."""
 
     @staticmethod
     def forward(ctx, ids: Tensor, weight: Tensor, sparse: bool) -> Tensor:  # type: ignore[no-untyped-def]
@@ -42,7 +42,7 @@ class _Lookup(torch.autograd.Function):
 
 
 class _ReadWhole(torch.autograd.Function):
-    """Identity. A view made by torch would pass its gradient on as a view, and autograd adds to no view in place."""
+    """Identity, whose gradient is not a view, unlike that of torch's views: autograd adds to no view in place."""
 
     @staticmethod
     def forward(ctx, block: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
@@ -56,7 +56,7 @@ class _ReadWhole(torch.autograd.Function):
 def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tensor:
     """Embeddings of `ids` (int64, any shape) as [..., D]; block n holds the ids after those of block n−1.
 
-    `sparse` (CPU): the table also gets a dense gradient, by `read_whole`, and this one is added to it as a sparse one.
+    `sparse` (CPU): the gradient of the blocks is sparse. It is added to the dense one that `read_whole` gives them.
     """
 
     def lookup_block(ids: Tensor, block: Tensor) -> Tensor:
@@ -66,23 +66,23 @@ def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tenso
 
     if len(blocks) == 1:
         return lookup_block(ids, blocks[0])
-    out, start = None, 0
+    total, start = None, 0
     for block in blocks:
         local = ids - start
         inside = (local >= 0) & (local < len(block))
-        part = lookup_block(local.clamp(0, len(block) - 1), block) * inside.unsqueeze(-1)
-        out = part if out is None else out + part
+        embedded = lookup_block(local.clamp(0, len(block) - 1), block) * inside.unsqueeze(-1)
+        total = embedded if total is None else total + embedded
         start += len(block)
-    assert out is not None
-    return out
+    assert total is not None
+    return total
 
 
 def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
-    """`blocks` for an operation that gives them a dense gradient; call it before the sparse lookups of a pass.
+    """`blocks` for an operation that gives them a dense gradient; call this before the sparse lookups of a pass.
 
     autograd goes back through the first operation last: the sparse gradients are then added to the dense one in place;
-    the other way round it would be copied. Blocks that an engine partitions are returned as they are, because a view
-    would hold the complete block; so are blocks whose dense gradient an engine takes itself.
+    in the other order it would be copied. Blocks that an engine partitions are returned unchanged, because a view would
+    hold the complete block; so are blocks whose dense gradient an engine takes itself.
     """
     if not torch.is_grad_enabled():
         return list(blocks)
@@ -93,27 +93,26 @@ def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
 
 
 def run_layer(layer: nn.Module, *inputs: object) -> Tensor:
-    """The output of `layer`."""
+    """The output of `layer`: how `Encoder.run_layer` runs a layer, unless `execution.wrap_layers` replaces it."""
     return layer(*inputs)
 
 
 def use_rotary_base(model: nn.Module, base: float | None) -> None:
-    """Have the encoders of `model` rotate positions by `base`, or, if it is None, by that of their settings."""
+    """Set the base of rotary positions in the encoders of `model`; None: that of their settings."""
     for encoder in model.modules():
         if isinstance(encoder, Encoder):
             encoder.cfg_of_phase = encoder.cfg if base is None else replace(encoder.cfg, rotary_base=base)
 
 
 class Encoder(nn.Module):
-    """Positions, layers and norms of one encoder; the token embedding belongs to the model, because two encoders share
-    it."""
+    """Positions, layers and norms of one encoder. Token embeddings belong to the model: two encoders may share one."""
 
-    ragged = False  # whether its rows have any length, so that compiled layers would be compiled again and again
+    ragged = False  # whether its rows differ in length, so that a compiler would compile the layers again and again
 
     def __init__(self, cfg: ModelConfig, layers: int):
         super().__init__()
         self.cfg = cfg
-        self.cfg_of_phase = cfg  # with the rotary base of the steps that are taken now
+        self.cfg_of_phase = cfg  # with the rotary base of the current phase
         self.positions = nn.Parameter(torch.empty(cfg.max_positions, cfg.width)) if cfg.absolute_positions else None
         languages = len(cfg.language_embeddings)
         self.languages = nn.Parameter(torch.empty(languages, cfg.width)) if languages else None
@@ -123,9 +122,9 @@ class Encoder(nn.Module):
             else None
         )
         self.layers = nn.ModuleDict({str(n): self._layer(n) for n in range(layers)})
-        # Post-LN normalises the input of the first layer; pre-LN the output of the last, and that input on request.
+        # Post-LN normalises the input of the first layer, pre-LN the output of the last, and on request that input.
         input_norm, output_norm = cfg.norm == "post" or cfg.embedding_norm, cfg.norm == "pre"
-        self.run_layer: Callable[..., Tensor] = run_layer  # `execution.wrap_layers` may replace it
+        self.run_layer: Callable[..., Tensor] = run_layer
         self.input_norm = norm_of(cfg) if input_norm else None
         self.output_norm = norm_of(cfg) if output_norm else None
 
@@ -157,14 +156,14 @@ class Encoder(nn.Module):
         return embedded_BTD if keys_B is None else drop(embedded_BTD, self.cfg.dropout, derive(keys_B, 0))
 
     def _dropping(self, keys_B: Tensor | None) -> Tensor | None:
-        """`keys_B` if this pass drops anything, else None."""
+        """`keys_B` if this pass has dropout, else None."""
         if not self.training or self.cfg.dropout == self.cfg.attention_dropout == 0:
             return None
         assert keys_B is not None
         return keys_B
 
     def distances(self, tokens: int) -> Tensor | None:
-        """The relative bias d of rows of `tokens` tokens, float32 [H, W]; None for a model without."""
+        """The relative bias d of rows of `tokens` tokens, float32 [H, W]; None where the model has none."""
         return None if self.relative is None else self.relative(tokens)
 
     def body(
@@ -176,7 +175,7 @@ class Encoder(nn.Module):
         keys_B: Tensor | None = None,
         row_tokens: int | None = None,
     ) -> Tensor:
-        """The layers, and the norm after the last: [B, T, D] to [B, T, D].
+        """All layers, and the norm after the last one: [B, T, D] to [B, T, D].
 
         `allowed` maps the groups of positions to an attention mask; `row_tokens`: see `AttentionBias`.
         """
@@ -185,7 +184,7 @@ class Encoder(nn.Module):
         return self.through_layers(x_BTD, shared, keys_B)
 
     def through_layers(self, x_BTD: Tensor, shared: object, keys_B: Tensor | None = None) -> Tensor:
-        """`body` with the input `shared` that all layers read."""
+        """As `body`, from the input `shared` that all layers read."""
         keys_B = self._dropping(keys_B)
         for number, layer in self.layers.items():
             x_BTD = self.run_layer(layer, x_BTD, shared, None if keys_B is None else derive(keys_B, 1 + int(number)))

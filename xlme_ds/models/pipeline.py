@@ -1,8 +1,8 @@
-"""The models as stages of a pipeline, cut along the layers of one encoder, with unchanged modules and parameter names;
-and the number of layers in each part, balanced by operations.
+"""Stages of a pipeline: models cut between the layers of one encoder, and how many layers each part gets, balanced by
+operations. Modules and parameters have the same names as in the whole model.
 
-Of `Electra`, generator, masked head, sampling and every embedding are in the first stage, the replaced token head in
-the last one; of `LanguageModel`, the embedding in the first, the masked head in the last.
+The first stage of `Electra` holds the generator, the masked head, the sampling and all embeddings, the last one the
+replaced token head. The first stage of `LanguageModel` holds the embedding, the last one the masked head.
 B rows, T tokens, H heads, D width, W = 2T−1 distances.
 """
 
@@ -30,14 +30,14 @@ class Part:
 
 
 class PipelineStage(nn.Module):
-    """A part of the model that a subclass inherits from as well: a function of plain tensors.
+    """One part of a model, as a function of plain tensors; a subclass also inherits from the model.
 
-    Tensors between stages have the shapes of the rows, for any number of masked tokens. The
-    floating-point tensors come first: DeepSpeed 0.19.8 receives gradients in the buffers of the activations with the
-    same index, and does not look at their type. The shared relative bias d, float32 [H, W], is sent along: so it needs
-    no copy of its table in every stage.
+    The tensors that stages exchange have the shapes of the rows, whatever the number of masked tokens. Floating-point
+    tensors come first: DeepSpeed 0.19.8 receives gradients in the buffers of the activations with the same index, and
+    ignores their type. The relative bias d, float32 [H, W], is sent too, so that no other stage needs a copy of its
+    table.
 
-    The complete model, of the arguments `whole`, is built without memory; then all but `part` is removed.
+    The complete model is built from the arguments `whole`, on the meta device; then all but `part` is removed.
     """
 
     cut_encoder: str  # the encoder whose layers are cut
@@ -45,10 +45,10 @@ class PipelineStage(nn.Module):
     before: tuple[str, ...] = ("embedding_", "difference_", "positions", "languages", "relative", "input_norm")
     after: tuple[str, ...] = ("output_norm",)
     ties = False  # whether the last part reads the embedding of the first
-    # The blocks of that embedding in the last part, which does not own them: the engine copies their values and sums
-    # their gradients.
+    # The blocks of that embedding in the last part, which does not own them: the engine fills them in and sends their
+    # gradients to the first part.
     borrowed: Sequence[Tensor] = ()
-    # Whether a batch has two passes: predictions for `first_pass` are filled in by `second_pass`.
+    # Whether a batch has two passes: `second_pass` fills in the predictions for `first_pass`.
     passes_ahead = False
     added: tuple[str, ...] = ()  # names of the tensors that a batch may add (`Batch.added`)
 
@@ -60,10 +60,10 @@ class PipelineStage(nn.Module):
         encoder = getattr(self, self.cut_encoder)
         for number in [number for number in encoder.layers if int(number) not in part.layers]:
             del encoder.layers[number]
-        gone = (() if part.first else self.before) + (() if part.last else self.after)
+        removed_prefixes = (() if part.first else self.before) + (() if part.last else self.after)
         for module in (self, encoder):
             for name in [*module._parameters, *module._modules]:
-                if name.startswith(gone):
+                if name.startswith(removed_prefixes):
                     setattr(module, name, None)
         self.to_empty(device=device)
 
@@ -76,10 +76,10 @@ class PipelineStage(nn.Module):
 class ElectraStage(PipelineStage, Electra):
     """The part of `Electra` that one stage runs.
 
-    From stage to stage go the generator's −log p [B, T] of the original tokens in float32, on their way to the loss; d
-    where there is a relative bias; the last hidden states [B, T, D], at the end the discriminator's logits [B, T]; and
-    in int64 the segments, the rows with samples and the generator's most likely tokens, each [B, T], and keys [B].
-    Where nothing is masked, −log p and the most likely token are 0.
+    A stage sends, in this order: the generator's −log p [B, T] of the original tokens, float32, for the loss; d where
+    there is a relative bias; the last hidden states [B, T, D], or from the last stage the discriminator's logits
+    [B, T]; and as int64 the segments, the rows with the generator's samples, and its most likely tokens, each [B, T],
+    and keys [B]. −log p and the most likely token are 0 where nothing is masked.
     """
 
     cut_encoder = "discriminator"
@@ -88,23 +88,24 @@ class ElectraStage(PipelineStage, Electra):
     after = (*PipelineStage.after, "replaced_head")
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """The first stage takes a `Batch`, the others the output of the stage before; `output` takes what the last
-        returns."""
+        """The first stage takes the tensors of a `Batch`, the others the output of the stage before. `output` takes
+        that of the last."""
         if self.part.first:
             tensors = self._start(Batch.of_tensors(tensors, self.added))
-        # The hidden states come last among the floating-point ones: only the last backward pass frees its graph, and
-        # theirs is the big one.
+        # The hidden states are the last floating-point tensor: DeepSpeed runs a backward pass for each of them, and
+        # only the last one frees its graph. Theirs is the large one.
         *others, hidden_BTD = (tensor for tensor in tensors if tensor.is_floating_point())
-        segments_BT, *judged, keys_B = tensors[len(others) + 1 :]
+        segments_BT, *rows, keys_B = tensors[len(others) + 1 :]
         distance_HW = None if self.cfg.relative_bias == "none" else others[-1]
         hidden_BTD = self.discriminator.body(hidden_BTD, segments_BT, distance_HW, keys_B=keys_B)
         if self.part.last:
-            *more, hidden_BTD = self.finish(hidden_BTD, judged)
+            *more, hidden_BTD = self.finish(hidden_BTD, rows)
             others += more
-        return tuple(tensor.contiguous() for tensor in (*others, hidden_BTD, segments_BT, *judged, keys_B))
+        return tuple(tensor.contiguous() for tensor in (*others, hidden_BTD, segments_BT, *rows, keys_B))
 
     def finish(self, hidden_BTD: Tensor, judged: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Outputs of the last stage from the last hidden states; `judged`: the rows, and the tensors after them."""
+        """Outputs of the last stage from the last hidden states; `judged`: the tensors from the rows with samples on,
+        without the keys."""
         return (self.replaced_head(hidden_BTD),)
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -114,7 +115,7 @@ class ElectraStage(PipelineStage, Electra):
         return nll_BT, *crossing, predicted_BT, keys_B
 
     def read(self, batch: Batch, corrupted_BT: Tensor) -> tuple[Tensor, ...]:
-        """Inputs of the discriminator's layers: d, its embedded tokens, segments, the rows, keys."""
+        """Inputs of the discriminator's layers: d, if any, embedded tokens, segments, rows with samples, keys."""
         embedded_BTD = self.embed_for_discriminator(corrupted_BT)
         hidden_BTD = self.discriminator.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
         distance_HW = self.discriminator.distances(batch.tokens_BT.shape[1])
@@ -131,8 +132,8 @@ class ElectraStage(PipelineStage, Electra):
 class LanguageModelStage(PipelineStage, LanguageModel):
     """The part of `LanguageModel` that one stage runs.
 
-    From stage to stage go d where there is a relative bias, hidden states [B, T, D], groups [B, T] (see `Masking`),
-    targets [B, T], int64, the original token where one is masked and 0 elsewhere, and keys [B].
+    A stage sends, in this order: d where there is a relative bias; hidden states [B, T, D]; groups [B, T] (see
+    `Masking`); targets [B, T], int64, which are the original tokens at masked positions and 0 elsewhere; keys [B].
     """
 
     cut_encoder = "encoder"
@@ -140,8 +141,8 @@ class LanguageModelStage(PipelineStage, LanguageModel):
     ties = True
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """The first stage takes a `Batch`, the others the output of the stage before; the last returns what `output`
-        takes."""
+        """The first stage takes the tensors of a `Batch`, the others the output of the stage before. `output` takes
+        that of the last."""
         if self.part.first:
             tensors = self._start(Batch.of_tensors(tensors, self.added))
         *relative, hidden_BTD, groups_BT, targets_BT, keys_B = tensors
@@ -149,7 +150,7 @@ class LanguageModelStage(PipelineStage, LanguageModel):
         hidden_BTD = self.encoder.body(hidden_BTD, groups_BT, distance_HW, self.masking.allowed, keys_B)
         if not self.part.last:
             return *relative, hidden_BTD.contiguous(), groups_BT, targets_BT, keys_B
-        # Not with the loss, which knows the batch: there DeepSpeed 0.19.8 drops the gradients of bf16 weights.
+        # Here and not in the loss, which has the batch: DeepSpeed 0.19.8 drops gradients of bf16 weights there.
         masked_M = targets_BT.flatten().nonzero().squeeze(1)
         output = self.predict(hidden_BTD, masked_M, targets_BT.flatten()[masked_M], self.table)
         return tuple(scatter(values_M, masked_M, targets_BT) for values_M in output)
@@ -184,7 +185,7 @@ def parts(balance: Sequence[int]) -> list[Part]:
 
 @dataclass(frozen=True)
 class Work:
-    """Floating-point operations of an objective's forward pass, a token, by where a pipeline does them.
+    """Floating-point operations of an objective's forward pass, a token, by their place in a pipeline.
 
     A multiply-add is two, and only matrix products count.
     """
@@ -194,13 +195,13 @@ class Work:
     before: float = 0.0  # layers of another encoder, in the first part
     softmax_first: float = 0.0  # a masked head with its vocabulary softmax, in the first part
     softmax_last: float = 0.0  # a masked head with its vocabulary softmax, in the last part
-    further: float = 0.0  # layers after the encoder's, in a model that no pipeline cuts
+    further: float = 0.0  # layers after the encoder, in a model that no pipeline cuts
     further_layers: int = 0  # their number
-    further_attentions: int = 0  # of them, those with a second attention
+    further_attentions: int = 0  # how many of them have a second attention
     head: float = 0.0  # any other head, in the last part
-    layer_ahead: float = 0.0  # one layer in an additional first pass without gradient
-    softmax_ahead: float = 0.0  # the last part's masked head in that pass
-    predicted_last: float = 0.0  # share of the positions at which the last part has its softmax, if not the masked ones
+    layer_ahead: float = 0.0  # one layer in an additional pass without gradient, before the one that trains
+    softmax_ahead: float = 0.0  # the masked head in that pass, in the last part
+    predicted_last: float = 0.0  # share of positions with the last part's softmax, where it is not mask_fraction
 
     @property
     def softmax(self) -> float:
@@ -209,12 +210,12 @@ class Work:
 
     @property
     def forward(self) -> float:
-        """Operations of the forward pass that a gradient goes through."""
+        """Operations of the forward pass that trains, without a pass ahead of it."""
         return self.layers * self.layer + self.before + self.further + self.softmax + self.head
 
     @property
     def training(self) -> float:
-        """Operations of forward and backward pass, the latter counted as twice the former."""
+        """Operations of all passes of a training step; a backward pass counts as two forward passes."""
         return 3.0 * self.forward + self.layers * self.layer_ahead + self.softmax_ahead
 
 
@@ -232,10 +233,10 @@ def masked_head_forward(cfg: ModelConfig, mask_fraction: float) -> float:
 def stage_costs(work: Work, balance: Sequence[int], checkpointing: bool) -> list[float]:
     """Operations that each part executes a token, forward and backward, recomputation included."""
     # Backward is twice forward; the softmax computes its logits again, and checkpointed layers their activations.
-    layers = 4.0 if checkpointing else 3.0
-    costs = [(layers * work.layer + work.layer_ahead) * count for count in balance]
-    costs[0] += layers * work.before + 4.0 * work.softmax_first
-    costs[-1] += layers * work.further + 4.0 * work.softmax_last + 3.0 * work.head + work.softmax_ahead
+    passes = 4.0 if checkpointing else 3.0
+    costs = [(passes * work.layer + work.layer_ahead) * count for count in balance]
+    costs[0] += passes * work.before + 4.0 * work.softmax_first
+    costs[-1] += passes * work.further + 4.0 * work.softmax_last + 3.0 * work.head + work.softmax_ahead
     return costs
 
 
@@ -244,14 +245,14 @@ def pipeline_balance(engine: EngineConfig, work: Work, checkpointing: bool) -> t
     if engine.balance:
         return engine.balance
     balance = [0] + [1] * (engine.pipeline_parts - 1)
-    for _ in range(work.layers - sum(balance)):  # layers are equal: each goes to the part whose cost is then least
+    for _ in range(work.layers - sum(balance)):  # each layer goes to the part where the cost is then least
 
-        def grown(part: int) -> tuple[float, float]:
-            more = [layers + (n == part) for n, layers in enumerate(balance)]
-            costs = stage_costs(work, more, checkpointing)
+        def cost_if_added(part: int) -> tuple[float, float]:
+            grown_balance = [layers + (n == part) for n, layers in enumerate(balance)]
+            costs = stage_costs(work, grown_balance, checkpointing)
             return process_costs(costs, engine.pipeline_stages)[_process(part, engine.pipeline_stages)], costs[part]
 
-        balance[min(range(len(balance)), key=grown)] += 1
+        balance[min(range(len(balance)), key=cost_if_added)] += 1
     return tuple(balance)
 
 
@@ -269,15 +270,17 @@ def _process(part: int, stages: int) -> int:
 
 
 def describe_balance(engine: EngineConfig, work: Work, checkpointing: bool) -> str:
-    """One human-readable line: the layers of each process of a replica, and its share of the operations."""
+    """A line for people: the layers of each process of a replica, and its share of the operations."""
     balance = pipeline_balance(engine, work, checkpointing)
-    held: list[list[str]] = [[] for _ in range(engine.pipeline_stages)]
-    held[0].append("embedding, generator" if work.before else "embedding")
+    names_by_process: list[list[str]] = [[] for _ in range(engine.pipeline_stages)]
+    names_by_process[0].append("embedding, generator" if work.before else "embedding")
     for number, part in enumerate(parts(balance)):
         if part.layers:
             first, last = part.layers[0], part.layers[-1]
             layers = f"layers {first}-{last}" if first < last else f"layer {last}"
-            held[_process(number, engine.pipeline_stages)].append(layers)
+            names_by_process[_process(number, engine.pipeline_stages)].append(layers)
     costs = process_costs(stage_costs(work, balance, checkpointing), engine.pipeline_stages)
-    shares = [f"{', '.join(names)} ({cost / sum(costs):.0%})" for names, cost in zip(held, costs, strict=True)]
+    shares = [
+        f"{', '.join(names)} ({cost / sum(costs):.0%})" for names, cost in zip(names_by_process, costs, strict=True)
+    ]
     return f"pipeline ({engine.pipeline_schedule}), share of the operations: " + " | ".join(shares)

@@ -1,7 +1,7 @@
 """Replaced token detection, multilingual (MRTD) and translation (TRTD), with the generator's MLM and TLM.
 
-L = L_MLM + L_TLM + λ·L_MRTD + λ·L_TRTD (XLM-E section 3.2). Every function returns sums over a micro-batch; a mean is
-a sum divided by the exact count of the global batch, so it does not matter how the batch was cut.
+L = L_MLM + L_TLM + λ·L_MRTD + λ·L_TRTD (XLM-E section 3.2). Every function returns sums over a micro-batch. A mean
+is a sum divided by the exact count of the global batch: it does not depend on how the batch was cut.
 
 B rows, T tokens, M masked positions. Tasks are in the order of data.rows.TASKS: mono (MLM, MRTD), para (TLM, TRTD).
 """
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 # Parameters that only the discriminator has.
 _DISCRIMINATOR = re.compile(r"(?:^|\.)(?:discriminator|replaced_head|token_head|difference_\d+)(?:\.|$)")
-_BINS = 512  # of the discriminator's logits, from −_RANGE to _RANGE, for the area under the ROC curve
-_RANGE = 16.0
+_BINS = 512  # of the discriminator's logits, from −_LARGEST_LOGIT to _LARGEST_LOGIT, for the area under the ROC curve
+_LARGEST_LOGIT = 16.0
 _SCALARS = ("generator_correct", "masked", "replaced", "replaced_found", "original", "original_kept")
 
 
@@ -78,15 +78,15 @@ class ElectraObjective(RowBatches, Pretraining):
         return with_share
 
     def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
-        """A rate of its own for the discriminator (`optimizer.discriminator_rate`)."""
+        """`optimizer.discriminator_rate` for parameters that only the discriminator has, 1 for the others."""
         return [cfg.discriminator_rate if _DISCRIMINATOR.search(name) else 1.0 for name in names]
 
     def probe(self, batch: Batch) -> Batch:
-        """The generator samples its first token everywhere: any other token may change with a rounding."""
+        """`batch` from which the generator samples token 0 everywhere: any other sample may change with a rounding."""
         return batch._replace(uniforms_M=batch.uniforms_M * 0)
 
     def check(self, run: RunConfig) -> None:
-        """A share of the tokens is masked, and at most all samples are random tokens."""
+        """Raise ValueError also where no token or every token is masked, or a share of random tokens is above 1."""
         super().check(run)
         require_masks(run)
         fakes = run.objective.random_fakes
@@ -151,14 +151,18 @@ class ElectraObjective(RowBatches, Pretraining):
         replaced_BT, ordinary_BT = output.corrupted_BT != batch.tokens_BT, batch.tokens_BT > UNK
         logits_BT = output.replaced_logits_BT.float()
         right_BT = (logits_BT > 0) == replaced_BT
-        bins_BT = ((logits_BT.clamp(-_RANGE, _RANGE) + _RANGE) / (2 * _RANGE) * _BINS).long().clamp(0, _BINS - 1)
+        bins_BT = (
+            ((logits_BT.clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT) + _LARGEST_LOGIT) / (2 * _LARGEST_LOGIT) * _BINS)
+            .long()
+            .clamp(0, _BINS - 1)
+        )
         task_M = batch.task_of_masked()
         columns = [sum_by_task(right_M, task_M), sum_by_task(torch.ones_like(task_M), task_M)]
         place_BT, histograms = batch.task_B[:, None] * _BINS + bins_BT, []
-        for group_BT in (ordinary_BT & replaced_BT, ordinary_BT & ~replaced_BT):
-            columns += [sum_by_task(chosen_BT.sum(1), batch.task_B) for chosen_BT in (group_BT, group_BT & right_BT)]
+        for kind_BT in (ordinary_BT & replaced_BT, ordinary_BT & ~replaced_BT):
+            columns += [sum_by_task(counted_BT.sum(1), batch.task_B) for counted_BT in (kind_BT, kind_BT & right_BT)]
             histogram = torch.zeros(len(TASKS) * _BINS, dtype=torch.int64, device=place_BT.device)
-            histogram.scatter_add_(0, place_BT.flatten(), group_BT.flatten().long())
+            histogram.scatter_add_(0, place_BT.flatten(), kind_BT.flatten().long())
             histograms.append(histogram.view(len(TASKS), _BINS))
         return torch.cat([torch.stack(columns, dim=1), *histograms], dim=1).double()
 
@@ -171,13 +175,13 @@ class ElectraObjective(RowBatches, Pretraining):
             if counts[task] == 0:
                 continue
             metrics |= dict(zip(self.terms[task :: len(TASKS)], means[task :: len(TASKS)].tolist(), strict=True))
-            value = dict(zip(_SCALARS, statistics[task, : len(_SCALARS)].tolist(), strict=True))
+            totals = dict(zip(_SCALARS, statistics[task, : len(_SCALARS)].tolist(), strict=True))
             replaced, original = statistics[task, len(_SCALARS) :].split(_BINS)
             metrics |= {
-                f"generator_accuracy_{name}": value["generator_correct"] / max(value["masked"], 1),
-                f"replaced_fraction_{name}": value["replaced"] / max(value["replaced"] + value["original"], 1),
-                f"accuracy_replaced_{name}": value["replaced_found"] / max(value["replaced"], 1),
-                f"accuracy_original_{name}": value["original_kept"] / max(value["original"], 1),
+                f"generator_accuracy_{name}": totals["generator_correct"] / max(totals["masked"], 1),
+                f"replaced_fraction_{name}": totals["replaced"] / max(totals["replaced"] + totals["original"], 1),
+                f"accuracy_replaced_{name}": totals["replaced_found"] / max(totals["replaced"], 1),
+                f"accuracy_original_{name}": totals["original_kept"] / max(totals["original"], 1),
             }
             if replaced.any() and original.any():
                 metrics[f"auc_{name}"] = area_under_curve(replaced, original)

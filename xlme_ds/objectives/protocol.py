@@ -23,36 +23,36 @@ if TYPE_CHECKING:  # models and engines run where there is no pyarrow
 
 
 class Objective(Protocol):
-    """Tensors in, sums and counts out: a mean is a sum over the counts of the whole global batch."""
+    """Functions from tensors to sums and counts: a mean is a sum divided by its count, both of the global batch."""
 
     terms: tuple[str, ...]  # names of the summands of the loss
     statistics_shape: tuple[int, ...]
-    weights: Tensor  # float64, of each term in the loss
+    weights: Tensor  # of the terms in the loss, float64 [terms]
 
     def at(self, step: int) -> Self:
-        """This objective with the weights of `step`; here they are equal in all steps."""
+        """This objective with the weights of `step`; by default they are equal in all steps."""
         return self
 
     def build(self, cfg: ModelConfig) -> nn.Module:
-        """The model that this objective trains, uninitialised; it takes a batch."""
+        """The model that this objective trains, uninitialised; its input is a batch."""
 
     def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
-        """The learning rate of each parameter, by name, as a multiple of that of the step; here 1."""
+        """The learning rates of the parameters `names` as multiples of the step's; by default 1."""
         return [1.0] * len(names)
 
     def probe(self, batch: Any) -> Any:
-        """`batch` without anything that another processor or kernel could change by a rounding: checkpoints store its
-        loss. Here there is nothing of that kind."""
+        """`batch` without anything that the rounding of another processor or kernel could change, because checkpoints
+        store its loss; by default there is nothing of that kind."""
         return batch
 
     def counts(self, batch: Any) -> Tensor:
         """The counts that each term is a mean over, float64 [terms]."""
 
     def sums(self, output: Any, batch: Any) -> Tensor:
-        """The summed losses of each term, float32 [terms]; carries the gradient."""
+        """The summed loss of each term, float32 [terms]; carries the gradient."""
 
     def statistics(self, output: Any, batch: Any) -> Tensor:
-        """Counts from which the reported numbers follow, float64, additive."""
+        """Counts that the reported numbers are computed from, float64; those of several batches are added."""
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
         """The reported numbers of a global batch, `loss` among them, from added-up sums, counts and statistics."""
@@ -62,7 +62,7 @@ class BatchSource(Protocol):
     """The batches of a step, for an engine. `loader.Loader` implements it for data folders."""
 
     plan: StepPlan
-    row_tokens: int  # tokens of a row; the mean, where they differ
+    row_tokens: int  # tokens of a row; the mean where rows differ
 
     @property
     def phases(self) -> Sequence[Phase]:
@@ -70,7 +70,7 @@ class BatchSource(Protocol):
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """A checksum of the data, by part: a resumed run must have the same."""
+        """A checksum of each part of the data: a resumed run must have the same ones."""
 
     def step(self, step: int) -> Sequence[Any]:
         """All micro-batches of this rank in step `step`."""
@@ -83,22 +83,22 @@ class BatchSource(Protocol):
 
 
 class Quantity(NamedTuple):
-    """A reported number in words, as report page and model card show it."""
+    """A reported number in words, as the report page and the model card show it."""
 
-    title: str  # of its figure; quantities of one title share a figure
+    title: str  # of its figure; quantities with the same title share one
     unit: str = ""
-    task: str = ""  # whose rows it is of, mono or para; empty where the name says so (`auc_mono` of `auc`)
-    unigram: bool = False  # whether it is the −log p of a task's tokens, to which that of a unigram model is compared
+    task: str = ""  # mono or para, the rows it is measured on; empty where its name ends in it (`auc_mono` of `auc`)
+    unigram: bool = False  # whether it is −log p of a task's tokens, and compared with a unigram model's
 
 
 class FirstWeights(NamedTuple):
-    """The encoder of another model that a part of this model takes its first weights from."""
+    """The encoder of another model that gives a part of this model its first weights."""
 
     folder: str  # of the other model
     which: Which | None  # the encoder there; None: its main one
-    layers: int  # number of its layers that the part takes
-    remedy: str  # what to change where it has fewer
-    convert: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict  # its parameters as those of the part
+    layers: int  # how many of its layers the part takes
+    remedy: str  # the change to suggest where it has fewer
+    convert: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict  # from its parameters to the part's
 
 
 # Settings that some objectives read (`Pretraining.reads`): for the others they must have their defaults.
@@ -114,34 +114,33 @@ class Pretraining(Objective, Protocol):
     """An objective of pre-training: one file, and one line in `OBJECTIVES`.
 
     The rest of the program uses only what is declared here. The first term is the −log p (nats) of predicted tokens of
-    monolingual text, or of pairs where nothing else is read; its quantity is then a `unigram` one.
+    monolingual text, or of pairs where only pairs are read; its quantity is then a `unigram` one.
     """
 
     description: str  # one sentence without its full stop, for report, model card and plan
-    # What it reports, the terms among it, by name; without `_mono` or `_para` where there is one of each task.
+    # The numbers that it reports, terms included, by name, without `_mono` or `_para` where each task has one.
     quantities: Mapping[str, Quantity]
-    mask_fraction: float  # of the ordinary tokens of an item, those that are predicted
-    # The encoders of its model, by the prefix of the parameters (a dot follows), with the prefix of the head that is
-    # trained on each; the first one is cut into stages, evaluated, fine-tuned and exported. A token embedding is
-    # `embedding_n`.
+    mask_fraction: float  # share of the ordinary tokens of an item that are predicted
+    # The encoders of its model by the prefix of their parameters (a dot follows), each with the prefix of its head. The
+    # first one is cut into stages, evaluated, fine-tuned and exported. A token embedding is `embedding_n`.
     encoders: Mapping[Which, str]
-    reads: tuple[str, ...] = ()  # those of the settings in SPECIAL that it reads
+    reads: tuple[str, ...] = ()  # the settings in SPECIAL that it reads
     # The class of `export/remote` that its model is exported as; empty: that of the head of each encoder.
     export_class: str = ""
-    reads_whole_rows: bool = True  # whether its first encoder reads the rows of a batch as they are, not taken apart
-    may_start_random: bool = False  # whether weights may be random though `start.take` names an encoder
-    starts_in_layout: bool = False  # whether it needs the layout of the model that it starts from
+    reads_whole_rows: bool = True  # whether its first encoder reads whole rows of a batch, not parts of them
+    may_start_random: bool = False  # whether some weights may be random where `start.take` names an encoder
+    starts_in_layout: bool = False  # whether its layout must be that of the model that it starts from
 
     def __init__(self, cfg: ObjectiveConfig): ...
 
     def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
-        """The function that makes batches from `rows` and the rows of the other task next to them."""
+        """The function that makes batches from `rows` and from the rows of the other task in the same folder."""
 
     def check_rows(self, rows: "RowStore", purpose: Purpose) -> None:
         """Raise ValueError for rows of one task that the objective cannot read."""
 
     def check(self, run: RunConfig) -> None:
-        """Raise ValueError for settings that it cannot train with, beyond their ranges; here for those that it does
+        """Raise ValueError for settings in their ranges that it cannot train with; by default for settings that it does
         not read."""
         usual = RunConfig(name="")
         for name in SPECIAL:
@@ -153,28 +152,29 @@ class Pretraining(Objective, Protocol):
                 )
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> nn.Module:
-        """The model, or the form of one `part` of it that a pipeline runs (`models/pipeline.py`)."""
+        """The model, or the stage that runs one `part` of it in a pipeline (`models/pipeline.py`)."""
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
         """Operations of a forward pass on full rows of `row_tokens` tokens, a token."""
 
     def passes(self, batch: MicroBatch) -> list[MicroBatch]:
-        """The inputs of the passes over a micro-batch that one backward pass goes through, the largest first."""
+        """The inputs of the forward passes over a micro-batch before one backward pass, the largest first."""
         return [batch]
 
     def by_language(self, output: Any, batch: Batch, languages: int) -> Tensor:
-        """`sums` and `counts` by the language of the token (of `languages`), float64 [2, terms, languages]."""
+        """`sums` and `counts` by the language of the token, float64 [2, terms, languages]."""
 
     def places(self, batch: Batch) -> Tensor:
-        """The places that it predicts, as indices into the flattened tokens, ascending [M]; here the masked ones."""
+        """The predicted places as ascending indices into the flattened tokens [M]; by default the masked ones."""
         return batch.masked_M
 
     def shown(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """For the page: the tokens [B, T] with what the model put in the masked places, and the probability [B, T] that
-        each was replaced; None from a model that judges none."""
+        """For the report page: the tokens [B, T] with those of the model in the masked places, and the probability
+        [B, T] that each was replaced; None from a model that does not predict it."""
 
     def first_weights(self, start: StartConfig, cfg: ModelConfig) -> dict[str, FirstWeights]:
-        """The encoder that each part of the model starts from, by the prefix of the part's parameters."""
+        """The encoder that each part of the model starts from, by the prefix of the part's parameters; by default
+        `start.take`."""
         weights, which = dict[str, FirstWeights](), cast(Which, start.take)
         for name in self.encoders:
             setting = "generator_layers" if name == "generator" else "discriminator_layers"
@@ -182,8 +182,8 @@ class Pretraining(Objective, Protocol):
         return weights
 
     def shape(self, cfg: ModelConfig) -> dict[str, Any]:
-        """The settings, by name, that another model needs to have too if all of its parameters are taken, besides
-        those that every encoder needs."""
+        """The settings, by name, that must be equal in another model if all of its parameters are taken, in addition to
+        those of every encoder."""
         names = ["generator_layers", "embedding_sharing"] if len(self.encoders) > 1 else []
         return {name: getattr(cfg, name) for name in (*names, "discriminator_layers")}
 
@@ -196,8 +196,8 @@ def require_masks(run: RunConfig) -> None:
 
 
 def require_sentences(rows: "RowStore", needed: bool) -> None:
-    """Raise ValueError for monolingual rows of several texts where an objective reads one text a row, or, where it
-    needs sentences (mix --sentences), for other rows."""
+    """Raise ValueError for monolingual rows of another form: sentences (mix --sentences) where they are `needed`, else
+    one text a row."""
     wanted, unit = "sentences" if needed else "", rows.manifest.packed
     if rows.folder.name == "mono" and unit != wanted:
         mixed, must_be = (f"with --{packed}" if packed else "without --sentences" for packed in (unit, wanted))

@@ -1,10 +1,10 @@
 """Machine translation on pairs, on monolingual sentences, or both (XLM; Conneau and Lample, 2019).
 
 L = w_AE(step) L_AE + w_BT(step) L_BT + L_MT, each a mean over its target tokens of the global batch: a token is
-predicted from its source and from the targets before it, the first from `</s>`; the last one is `</s>`. Of pairs one
-side is the source, drawn when the data are mixed, so that one model learns both directions. Of monolingual sentences
-the sources are noised copies (denoising auto-encoding), and translations that the weights of the step write: so a step
-follows from its number and the weights, as any other. M target tokens.
+predicted from its source and from the targets before it, the first from `</s>`; the last one is `</s>`. The source is
+one side of a pair, drawn when the data are mixed, so that one model learns both directions. For a monolingual sentence
+as target the source is a noised copy (denoising auto-encoding), or a translation that the model writes with the weights
+of the step: so, as in every objective, the step's number and weights determine it. M target tokens.
 """
 
 from copy import copy
@@ -30,6 +30,9 @@ from .model import TERMS, TranslationModel, TranslationOutput
 from .sentences import ALWAYS, Sentences
 from .sides import predicted_places
 
+if TYPE_CHECKING:
+    from ..data.shards import RowStore
+
 _QUANTITIES = {
     "ae": Quantity("Loss of every token, restored from a noised copy", "nats a token", "mono", unigram=True),
     "bt": Quantity("Loss of every token, translated back", "nats a token", "mono", unigram=True),
@@ -37,12 +40,9 @@ _QUANTITIES = {
 }
 _ACCURACIES = {"ae": "accuracy_denoising", "bt": "accuracy_back", "mt": "accuracy_para"}
 
-if TYPE_CHECKING:
-    from ..data.shards import RowStore
-
 
 class MachineTranslation(MaskedLanguageModelling):
-    """Every token of a target is predicted; with `mask_fraction` 1 nothing of it is masked."""
+    """Every token of a target is predicted from those before it: `mask_fraction` is 1, and nothing is masked."""
 
     description = "machine translation by encoder and decoder, in both directions of every pair of languages"
     masking_kind = Causal
@@ -68,15 +68,15 @@ class MachineTranslation(MaskedLanguageModelling):
         self.accuracies = tuple(_ACCURACIES[term] for term in self.terms)
         super().__init__(cfg)
         self.weights = self._weights_in(0)
-        self._of_terms = torch.tensor([self.terms.index(term) if term in self.terms else 0 for term in TERMS])
+        self._index_of_term = torch.tensor([self.terms.index(term) if term in self.terms else 0 for term in TERMS])
 
     def check_rows(self, rows: "RowStore", purpose: Purpose) -> None:
-        """Monolingual rows must hold whole sentences (`mix --sentences`)."""
+        """Raise ValueError for monolingual rows that are not whole sentences (`mix --sentences`)."""
         if len(self.terms) > 1:
             require_sentences(rows, needed=True)
 
     def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
-        """Batches with noised copies of the monolingual sentences, and the languages to translate them into."""
+        """Batches that also have noised copies of their sentences, and the languages to translate these into."""
         denoising, back = (self._by_step.get(term, ()) for term in ("ae", "bt"))
         if not (denoising or back):
             return super().batches(rows, purpose)
@@ -92,8 +92,8 @@ class MachineTranslation(MaskedLanguageModelling):
         return with_sentences
 
     def probe(self, batch: Batch) -> Batch:
-        """No translation is written where there is another term: it may differ where two tokens are about equally
-        likely."""
+        """`batch` without back-translation where it has another term: a translation that the model writes may differ
+        with a rounding, where two tokens are about equally likely."""
         has_pairs = bool((batch.task_B == TASKS.index("para")).any())
         if "noised_BT" in batch.added or has_pairs:
             return batch._replace(added={name: value for name, value in batch.added.items() if name != "into_BT"})
@@ -109,7 +109,7 @@ class MachineTranslation(MaskedLanguageModelling):
         return torch.tensor([weight_at(points, step) for points in self._by_step.values()], dtype=torch.float64)
 
     def check(self, run: RunConfig) -> None:
-        """Every step has a term, the languages have embeddings, and the engine can run a decoder."""
+        """Raise ValueError unless every step has a term, languages have embeddings and the engine can run a decoder."""
         super().check(run)
         name, data = run.objective.name, run.data
         self._check_weights(run)
@@ -140,26 +140,26 @@ class MachineTranslation(MaskedLanguageModelling):
 
     @staticmethod
     def _check_weights(run: RunConfig) -> None:
-        """Raise ValueError where a step of the run has no term: between two given steps a weight is 0 only if it is 0
-        at both."""
+        """Raise ValueError where a step of the run has no term. Only the given steps are looked at: between two of them
+        a weight is 0 only if it is 0 at the first one too."""
         points_of = {name: getattr(run.objective, name) for name in ("denoising", "back_translation")}
         steps = sorted({0} | {int(point.partition(":")[0]) for points in points_of.values() for point in points})
-        sums = dict.fromkeys(steps, 0.0)
+        total_weights = dict.fromkeys(steps, 0.0)
         for name, points in points_of.items():
             weights = {step: weight_at(points, step) for step in steps}
             if points and not any(weights.values()):
                 raise ValueError(f"objective.{name} is 0 in all steps: leave it empty")
-            sums = {step: total + weights[step] for step, total in sums.items()}
-        alone = not run.data.para_rows or run.data.alternate  # sentences, in some steps
-        bare = [step for step, total in sums.items() if not total and step < run.train.steps]
-        if alone and bare and any(points_of.values()):
+            total_weights = {step: total + weights[step] for step, total in total_weights.items()}
+        reads_sentences_alone = not run.data.para_rows or run.data.alternate  # sentences, in some steps
+        empty_steps = [step for step, total in total_weights.items() if not total and step < run.train.steps]
+        if reads_sentences_alone and empty_steps and any(points_of.values()):
             raise ValueError(
-                f"objective.denoising and objective.back_translation are both 0 in step {bare[0]}, which would train "
-                "nothing on its sentences: raise one, or lower train.steps"
+                f"objective.denoising and objective.back_translation are both 0 in step {empty_steps[0]}, which would "
+                "train nothing on its sentences: raise one, or lower train.steps"
             )
 
     def first_weights(self, start: StartConfig, cfg: ModelConfig) -> dict[str, FirstWeights]:
-        """The encoder's and the decoder's, by `start.into` and `start.decoder`."""
+        """The weights that encoder and decoder start from, by `start.into` and `start.decoder`."""
         weights = super().first_weights(start, cfg)
         of_decoder = FirstWeights(
             start.decoder or start.folder,
@@ -168,28 +168,29 @@ class MachineTranslation(MaskedLanguageModelling):
             "lower model.decoder_layers, or set start.into to encoder",
             partial(decoder_from_encoder, cfg=cfg),
         )
-        weights |= {"decoder": of_decoder} if start.into != "encoder" else {}
-        return weights if start.into != "decoder" else {"decoder": of_decoder}
+        if start.into == "decoder":
+            return {"decoder": of_decoder}
+        return weights if start.into == "encoder" else weights | {"decoder": of_decoder}
 
     def shape(self, cfg: ModelConfig) -> dict[str, Any]:
-        """The decoder's form and layers, too."""
+        """The decoder's form and layers, in addition to the settings of other objectives."""
         return {"decoder": cfg.decoder, "decoder_layers": decoder_layers(cfg), **super().shape(cfg)}
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> TranslationModel:  # type: ignore[override]
-        """The whole model: it is never cut."""
+        """The whole model: no pipeline cuts it."""
         return TranslationModel(cfg)
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
-        """Half of a row of pairs is source, half is target. A sentence is all target, with a source of equal length,
-        once for denoising and once for back-translation, for which both networks first run without gradient; pairs next
-        to sentences are counted as sentences."""
+        """Half of a row of pairs is source, half is target. A sentence is a whole target, with a source of equal
+        length; it is read once for denoising and once for back-translation, for which both networks first run without
+        gradient. Where a step has sentences, pairs are counted as sentences."""
         passes = len(self.terms) - 1
         share, side = (float(passes), row_tokens) if passes else (0.5, row_tokens // 2)
-        cross = len([n for n in range(decoder_depth(cfg)) if cfg.decoder == "xlm" or n % 2])
-        own = decoder_depth(cfg) if cfg.decoder == "xlm" else decoder_depth(cfg) - cross
+        cross_attentions = len([n for n in range(decoder_depth(cfg)) if cfg.decoder == "xlm" or n % 2])
+        self_attentions = decoder_depth(cfg) if cfg.decoder == "xlm" else decoder_depth(cfg) - cross_attentions
         attention = 4 * cfg.width**2 + 2 * side * cfg.width  # own or cross: projections, scores, weighted sums
         feed_forward = 2 * cfg.width * cfg.feed_forward
-        decoder = 2.0 * ((own + cross) * attention + decoder_depth(cfg) * feed_forward)
+        decoder = 2.0 * ((self_attentions + cross_attentions) * attention + decoder_depth(cfg) * feed_forward)
         encoder, ahead = encoder_forward(cfg, 1, side), "bt" in self.terms
         return Work(
             layers=cfg.discriminator_layers,
@@ -203,8 +204,8 @@ class MachineTranslation(MaskedLanguageModelling):
         )
 
     def passes(self, batch: MicroBatch) -> list[MicroBatch]:
-        """One for each term. The networks read all tokens of a sentence, for sources of denoising and back-translation
-        are about as long, and each of them half of a pair's tokens."""
+        """One for each term. Encoder and decoder each read half of a pair's tokens, but all of a sentence's: its noised
+        copy or translation is about as long."""
         sentences = replace(batch, tokens=(batch.rows - batch.pairs) * batch.row_tokens)
         passes = [sentences] * (len(self.terms) - 1)
         if batch.pairs:
@@ -226,19 +227,19 @@ class MachineTranslation(MaskedLanguageModelling):
         }
         return torch.stack([by_term[term] for term in self.terms]).double()
 
-    def _sum(self, values_M: Tensor, output: TranslationOutput) -> Tensor:
+    def _sum_by_term(self, values_M: Tensor, output: TranslationOutput) -> Tensor:
         return sum_by_task(values_M, self._terms(output), len(self.terms))
 
     def _terms(self, output: TranslationOutput) -> Tensor:
-        return self._of_terms.to(output.terms_M.device)[output.terms_M]
+        return self._index_of_term.to(output.terms_M.device)[output.terms_M]
 
     def sums(self, output: TranslationOutput, batch: Batch) -> Tensor:  # type: ignore[override]
         """The summed losses, float32 [terms]; carries the gradient."""
-        return self._sum(output.nll_M, output)
+        return self._sum_by_term(output.nll_M, output)
 
     def statistics(self, output: TranslationOutput, batch: Batch) -> Tensor:  # type: ignore[override]
         """Target tokens that are the most likely ones, float64 [terms]."""
-        return self._sum(output.predicted_M == batch.tokens_BT.flatten()[output.places_M], output).double()
+        return self._sum_by_term(output.predicted_M == batch.tokens_BT.flatten()[output.places_M], output).double()
 
     def by_language(self, output: TranslationOutput, batch: Batch, languages: int) -> Tensor:  # type: ignore[override]
         """The summed losses and target tokens, by the language translated into, float64 [2, terms, languages]."""
@@ -247,22 +248,22 @@ class MachineTranslation(MaskedLanguageModelling):
 
     @staticmethod
     def shown(output: TranslationOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
-        """The most likely target tokens in their places, each after the right ones before it."""
+        """The targets with the most likely tokens, each predicted from the right ones before it; no probabilities."""
         filled = batch.tokens_BT.flatten().index_copy(0, output.places_M, output.predicted_M)
         return filled.view_as(batch.tokens_BT), None
 
 
 def _check_start(start: StartConfig) -> None:
     """Raise ValueError where `start.into` and `start.decoder` do not fit what the run starts from."""
-    for setting, remedy in (
+    for given, remedy in (
         (f"start.into {start.into}" if start.into != "both" else "", "leave it at both"),
         (f"start.decoder {start.decoder}" if start.decoder else "", "leave it empty"),
     ):
-        if setting and not start.folder:
-            raise ValueError(f"{setting} is for a run that starts from another model: set start.folder, or {remedy}")
-        if setting and start.take in ("all", "state"):
+        if given and not start.folder:
+            raise ValueError(f"{given} is for a run that starts from another model: set start.folder, or {remedy}")
+        if given and start.take in ("all", "state"):
             raise ValueError(
-                f"{setting} is for one encoder, and start.take {start.take} takes the whole model: set start.take to "
+                f"{given} is for one encoder, and start.take {start.take} takes the whole model: set start.take to "
                 "the encoder's name"
             )
     if start.decoder and start.into != "both":
