@@ -130,6 +130,7 @@ def _unicode(text: str) -> str:
 
 
 def _folders(data: Path | str | Sequence[Path | str]) -> list[Path]:
+    """One folder, or one for each phase, as a list."""
     return [Path(data)] if isinstance(data, str | Path) else [Path(folder) for folder in data]
 
 
@@ -268,7 +269,7 @@ class TextModel:
         raise ValueError(f"{self.folder} was not trained with {task}: name a run or an export that was")
 
     def _item(self, encoder: TextEncoder, ids: np.ndarray) -> np.ndarray:
-        """`ids` with special tokens. Raises ValueError if the model cannot read so many."""
+        """`ids` with special tokens. Raises ValueError if they are more than the model reads."""
         item = LAYOUTS[encoder.cfg.layout].item(ids)
         if len(item) > encoder.cfg.max_positions:
             raise ValueError(f"the text has {len(item)} tokens, the model reads {encoder.cfg.max_positions}: cut it")

@@ -107,8 +107,8 @@ class FileNames:
     def _starred(self, pattern: str, taken: Collection[str]) -> dict[Codes, list[tuple[str, ...]]]:
         """The inputs of a pattern with *, except for files that earlier patterns have `taken`.
 
-        A listed code also has the files whose code only begins with it and is of the same language (en has en_US_0),
-        unless that code is listed too.
+        A listed code also has the files of longer codes of its language that begin with it (en has en_US_0), unless
+        these are listed too.
         """
         by_shown_codes: dict[Codes, list[Codes]] = {}  # wanted codes, by those of them that the pattern has
         for codes in self.wanted:

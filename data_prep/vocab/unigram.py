@@ -90,7 +90,7 @@ class UnigramPath:
     """Vocabularies from all seeds down to the characters; each call of `at` prunes what the one before left."""
 
     def __init__(self, text: WordCounts, coverage: float, largest: int = 0):
-        """Train on the words of `text`. Raises ValueError if there are none.
+        """Train on the words of `text`. Raises ValueError if it has none.
 
         `coverage`: the most frequent characters that make up this share of all occurrences are in the vocabulary, the
         others are unknown. `largest`: size of the largest vocabulary that will be asked for.

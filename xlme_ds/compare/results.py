@@ -51,7 +51,7 @@ UNTRAINED = "-untrained"  # suffix of the folder of a fine-tuning that starts fr
 class RunScores:
     """One trained system: its cost, its `scores` by measure, and those of the untrained model where it was tested.
 
-    `passes`: how often its rows read the text and the pairs; `languages`: held-out losses by term and language.
+    `passes`: how many times its rows read the text and the pairs; `languages`: held-out losses by term and language.
     """
 
     system: str
@@ -91,12 +91,14 @@ class RunScores:
 
 
 def passes(folder: Path, rows: int) -> float | None:
-    """How often the first `rows` rows of a mixed folder read its examples, on average over all languages; None if the
-    manifest has no counts, which `xlme prep mix` writes."""
+    """The number of times that the first `rows` rows of a mixed folder read its examples, a mean over all languages;
+    None if its manifest lacks the counts that `xlme prep mix` writes."""
     manifest = read_manifest(folder)
     if "examples" not in manifest.counts:
         return None
-    used, available = (sum(of[key] for of in manifest.counts["by_language"].values()) for key in ("used", "available"))
+    used, available = (
+        sum(counts[key] for counts in manifest.counts["by_language"].values()) for key in ("used", "available")
+    )
     return rows / manifest.rows * used / available
 
 

@@ -113,7 +113,7 @@ def checked(file: str, build: Callable[[], Any]) -> Any:
 
 
 def _progress(run: RunFiles, settings: Mapping[str, int]) -> dict[str, int] | None:
-    """Of an unfinished run its step, its number of steps, and the step of the sentences on the page; else None."""
+    """An unfinished run's step, number of steps, and step of the sentences on the page; None for a finished run."""
     step = run.metrics[-1]["step"] if run.metrics else 0
     if run.finished or step >= settings.get("steps", 0):
         return None
@@ -177,7 +177,7 @@ def _phases(settings: Mapping[str, Any]) -> list[tuple[int, float]]:
 
 
 def _language_shares(languages: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The chart of sampling shares of each task, on a logarithmic axis, largest language first."""
+    """A chart of sampling shares for each task: logarithmic axis, largest language first."""
     result = []
     for task in _TASKS:
         if table := languages.get(task):
