@@ -233,7 +233,7 @@ def _steps(
 def _ends(rest: tuple[str, ...], name: str, at: int) -> Iterator[int]:
     """The places where a star that begins at `at` may end: each occurrence of the text that follows it."""
     text = rest[0] if rest and rest[0] not in (*_STARS, *_PLACEHOLDERS) else ""
-    if rest in ((), (text,)):  # nothing follows that text
+    if not rest or rest == (text,):  # nothing follows that text
         yield from [len(name) - len(text)] if name.endswith(text, at) else []
         return
     while at <= len(name) and (at := name.find(text, at)) >= 0:

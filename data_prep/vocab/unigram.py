@@ -38,7 +38,7 @@ UNKNOWN_PENALTY = 10.0  # nats below the least likely piece, as in SentencePiece
 _SEEDS = 1_000_000
 _SEEDS_A_PIECE = 4
 _SEED_CHARACTERS = 20_000_000  # at most, in the most frequent distinct words: their substrings are the seeds
-# As in SentencePiece:
+# As in SentencePiece, and so is _SEEDS:
 _SHRINK = 0.75  # share of the pieces that a round of pruning keeps
 _ROUNDS = 2  # of expectation maximisation after each pruning
 _LEAST_EXPECTED = 0.5  # a longer piece that is expected to occur less often is dropped
@@ -191,7 +191,8 @@ def _digamma(x: Numbers) -> Numbers:
 
 
 def _read_words(words: WordCounts, coverage: float) -> _Words:
-    """The words with a space before each, as character numbers; words over LONGEST_WORD are cut."""
+    """The words with a space before each, as character numbers. Words over LONGEST_WORD are cut, and of
+    unknown characters in a row one stays."""
     empty, space = (pa.scalar(text, pa.large_string()) for text in ("", SPACE))
     spaced = pc.binary_join_element_wise(space, words.words, empty)  # `empty` joins the two
     utf8 = spaced.buffers()[2][: pc.sum(pc.binary_length(spaced)).as_py()] if len(spaced) else b""
@@ -209,7 +210,7 @@ def _read_words(words: WordCounts, coverage: float) -> _Words:
     if len(parts) and parts.max() > 1:
         uncut, sizes, counts = sizes, np.full(parts.sum(), LONGEST_WORD), np.repeat(counts, parts)
         sizes[np.cumsum(parts) - 1] = uncut - (parts - 1) * LONGEST_WORD
-    if len(characters) and characters.min() == 0:  # of several unknown ones in a row the first stays
+    if len(characters) and characters.min() == 0:  # of unknown ones in a row the first stays
         to_keep = characters > 0
         to_keep[1:] |= characters[:-1] > 0
         starts = np.cumsum(sizes) - sizes
