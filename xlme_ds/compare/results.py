@@ -171,11 +171,11 @@ def read_results(path: Path) -> list[RunScores]:
         raise ValueError(f"{path} is not a compare.json of this version ({error}): make it again") from None
 
 
-def joined(runs_by_place: Mapping[str, Sequence[RunScores]]) -> list[RunScores]:
-    """The runs of several places without duplicates; `runs_by_place` is by the name of the place. Raises ValueError for
-    two different runs of one system, budget and seed."""
+def joined(found: Mapping[str, Sequence[RunScores]]) -> list[RunScores]:
+    """The runs `found` in several places, by the name of the place, without duplicates. Raises ValueError for two
+    different runs of one system, budget and seed."""
     first_places: dict[tuple[str, float, int], tuple[str, RunScores]] = {}
-    for place, runs in runs_by_place.items():
+    for place, runs in found.items():
         for run in runs:
             first_place, first = first_places.setdefault((run.system, run.budget, run.seed), (place, run))
             if run != first:

@@ -205,7 +205,7 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
     return sides
 
 
-def group_by_language(translations: Iterable[TranslationPair], smallest: int = SMALLEST) -> dict[str, Group]:
+def group_by_language(found: Iterable[TranslationPair], smallest: int = SMALLEST) -> dict[str, Group]:
     """Group the pairs with English on one side by the other language: (English sentences, translations).
 
     Languages with fewer than `smallest` pairs are left out, and so are pairs with a sentence that came before: no
@@ -213,7 +213,7 @@ def group_by_language(translations: Iterable[TranslationPair], smallest: int = S
     """
     groups: dict[str, dict[bytes, tuple[np.ndarray, np.ndarray]]] = defaultdict(dict)
     theirs_of: dict[str, set[bytes]] = defaultdict(set)
-    for first, second, *languages in translations:
+    for first, second, *languages in found:
         if PIVOT not in languages or languages[0] == languages[1]:
             continue
         forward = languages[0] == PIVOT

@@ -41,14 +41,14 @@ Scores = dict[tuple[str, str], dict[str, float] | None]  # by purpose (test or d
 
 
 class Prepared(NamedTuple):
-    """All that is read before the model is built. `unlabelled`: the languages of this rank's share of the tests that
-    have no labels."""
+    """All that is read before the model is built. `bare`: the languages of this rank's share of the tests that have no
+    labels."""
 
     saved: TrainedEncoder
     sets: TaskSets
     config: FinetuneConfig
     loader: TaskLoader
-    unlabelled: list[str]
+    bare: list[str]
 
 
 def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
@@ -65,7 +65,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
     ):
         prepared = on_all_ranks(lambda: _prepare(job, folder, rank, world))
         saved, sets, config, loader, _ = prepared
-        unlabelled = {language for part in gather(prepared.unlabelled) for language in part}
+        unlabelled = {language for part in gather(prepared.bare) for language in part}
         if broadcast(job.done.exists()):
             return on_all_ranks(lambda: _finished(job, sets) if rank == 0 else None)
         if rank == 0:
