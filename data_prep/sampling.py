@@ -1,7 +1,7 @@
-"""The order of the sampled examples by the seed: keyed hashes and permutations, and blocks of slots.
+"""The training order of the sampled examples, from the seed alone: keyed hashes, keyed permutations, blocks of slots.
 
-The shuffles are keyed permutations of [0, n) in constant memory: a Feistel network with cycle walking, vectorised over
-n and key. Any process can compute any part of one alone, and nothing is stored. Not cryptographic.
+A shuffle is a keyed permutation of [0, n) in constant memory: a Feistel network with cycle walking, vectorised over n
+and key. Any process can compute any part of it alone, and nothing is stored. Not cryptographic.
 """
 
 import hashlib
@@ -15,26 +15,27 @@ import numpy as np
 
 Integers = np.ndarray | int | np.integer
 _ROUNDS = 12  # 8 leave a bias of some percent in the smallest domains
-_LARGEST = 1 << 52  # the bit length is taken through float64, which is exact up to here
+_LARGEST = 1 << 52  # of a permutation: float64, which its bit length is read from, is exact up to here
 
 
 def key_of(seed: int, *names: str) -> np.uint64:
-    """A 64-bit key for one use of `seed`."""
+    """A 64-bit key for the use of `seed` that `names` identify."""
     digest = hashlib.blake2b(json.dumps([seed, *names]).encode(), digest_size=8).digest()
     return np.uint64(int.from_bytes(digest, "little"))
 
 
 def hashed(key: Integers, counter: Integers) -> np.ndarray:
-    """uint64 hash of (key, counter), broadcast: sub-keys and coin flips."""
-    return _scramble(_words(key) ^ _scramble(_words(counter) + np.uint64(0x9E3779B97F4A7C15)))
+    """uint64 hashes of (key, counter), which broadcast: for sub-keys and coin flips."""
+    return _scramble(_as_uint64(key) ^ _scramble(_as_uint64(counter) + np.uint64(0x9E3779B97F4A7C15)))
 
 
 def permute(index: Integers, size: Integers, key: Integers) -> np.ndarray:
-    """int64 images of `index` under the permutation of [0, size) that `key` selects; the arguments broadcast."""
+    """int64 images of `index` under the permutation of [0, size) that `key` selects; all three broadcast."""
     shape = np.broadcast_shapes(*(np.shape(x) for x in (index, size, key)))
-    value, bound, keys = (array.ravel() for array in np.broadcast_arrays(_words(index), _words(size), _words(key)))
+    value, bound, keys = (array.ravel() for array in np.broadcast_arrays(*map(_as_uint64, (index, size, key))))
     assert not value.size or (bool((value < bound).all()) and int(bound.max()) < _LARGEST)
-    # two halves need a bit each; the domain is the next power of two, so fewer than two steps are walked on average
+    # At least 2 bits, one for each half. The domain is the next power of two: fewer than two rounds of cycle walking on
+    # average.
     bits = np.maximum(np.frexp((bound - np.uint64(bound.size > 0)).astype(np.float64))[1], 2).astype(np.uint64)
     value = _feistel(value, bits, keys)
     outside = np.flatnonzero(value >= bound)
@@ -45,7 +46,7 @@ def permute(index: Integers, size: Integers, key: Integers) -> np.ndarray:
 
 
 def _feistel(value: np.ndarray, bits: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Alternately each half is XORed with a keyed hash of the other: every round is its own inverse."""
+    """XOR each half in turn with a keyed hash of the other half: every round is its own inverse."""
     one, low = np.uint64(1), bits >> np.uint64(1)
     low_mask, high_mask = (one << low) - one, (one << (bits - low)) - one
     left, right = value >> low, value & low_mask
@@ -65,19 +66,20 @@ def _scramble(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def _words(x: Integers) -> np.ndarray:
-    # never a NumPy scalar: those warn when an unsigned product wraps around, as it must in a hash
+def _as_uint64(x: Integers) -> np.ndarray:
+    """An array, never a NumPy scalar: those warn when an unsigned product wraps around, as it must in a hash."""
     return np.atleast_1d(np.asarray(x)).astype(np.uint64)
 
 
 class Least:
-    """The least different hashes of all so far: `bound` of them or more, at most twice as many and the last ones."""
+    """The `bound` least distinct hashes of all that were seen, among fewer than 2 × `bound` that are held; one above
+    `limit` is not among them."""
 
     def __init__(self, bound: int):
         self.bound, self.limit, self.held, self.number = bound, np.uint64((1 << 64) - 1), [np.empty(0, np.uint64)], 0
 
     def among(self, hashes: np.ndarray) -> np.ndarray:
-        """Whether each of more hashes can be among the least `bound`."""
+        """bool: which of these further `hashes` may be among the least `bound`."""
         among = hashes <= self.limit
         self.held.append(hashes[among])
         self.number += len(self.held[-1])
@@ -92,12 +94,14 @@ class Least:
 class Order:
     """The sampled examples in training order: every example of a language comes once before any comes again.
 
-    The slots [0, total) are cut into blocks of `block`. How many slots of each block a language has is computed by
-    halving all blocks again and again, and in a block the languages are shuffled; so the number of a language's uses
-    before any slot follows from its block alone. Use u of a language is an example of pass u // examples; the uses of
-    one pass in one block are shuffled. A pass goes through stretches of neighbouring examples in an order of its own,
-    so that the examples of a block are neighbours in the files, not in the block. A stretch has at most `neighbours`
-    examples; a block has at least 16 stretches of a language, or single examples.
+    A slot is the place of one example in this order. The slots [0, total) are cut into blocks of `block` slots. Halving
+    the range of blocks again and again gives the number of slots that each language has in a block and before it; in a
+    block the languages are shuffled. So a block can be computed without those before it.
+
+    Use u of a language belongs to its pass u // examples, and the uses of one pass in one block are shuffled. Each pass
+    goes through stretches of neighbouring examples in an order of its own, so the examples of a block are neighbours in
+    the files, but not in the block. A stretch has at most `neighbours` examples, and so few that a block has at least
+    16 stretches of a language, or stretches are single examples.
     """
 
     names: tuple[str, ...]
@@ -115,7 +119,7 @@ class Order:
         return sum(self.quotas)
 
     def locate(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(language, example) of each slot, int64; example is in [0, examples[language])."""
+        """(language, example) of each slot, int64; an example is a number in [0, examples[language])."""
         language, example = np.empty((2, len(slots)), dtype=np.int64)
         blocks = slots // self.block
         for number in np.unique(blocks).tolist():
@@ -131,9 +135,9 @@ class Order:
     def uses(self, block: int) -> tuple[list[int], list[int]]:
         """(uses before the block, uses in it) of each language.
 
-        A part's uses are divided between its halves by their slots, rounded by a draw common to all languages, so that
-        both sums are exact. Each is at most one off, so those before a block are within the number of halvings
-        of their exact share.
+        The uses in a range of blocks are divided between its halves in proportion to their slots. All languages are
+        rounded by one draw, so that both sums are exact. Each rounding is off by at most one, so the uses before a
+        block differ from their exact share by at most the number of halvings.
         """
         first, last = 0, -(-self.total // self.block)
         before, inside = [0] * len(self.quotas), list(self.quotas)
@@ -159,13 +163,13 @@ class Order:
         key = np.array([key_of(self.seed, self.label, name) for name in self.names])[language]
         key, at = hashed(key, use // size), use % size
         number, stretches = at // stretch, size // stretch
-        whole = number < stretches  # the rest, shorter than a stretch, stays at the end of the pass
-        first = np.append(
-            True, (np.diff(number) != 0) | (np.diff(key) != 0)
-        )  # of equal ones in a row, to compute them once
+        whole = number < stretches  # the rest, shorter than a stretch, stays at the end of its pass
+        # The first of equal stretches in a row: each is permuted once.
+        first = np.append(True, (np.diff(number) != 0) | (np.diff(key) != 0))
         moved = permute(np.where(whole, number, 0)[first], np.maximum(stretches, 1)[first], key[first])
         moved = np.repeat(moved, np.diff(np.append(np.flatnonzero(first), len(use))))
-        turn = (hashed(key, -1) % size.astype(np.uint64)).astype(np.int64)  # another rest, other stretches in each pass
+        # Each pass is rotated, so that it has other stretches and another rest.
+        turn = (hashed(key, -1) % size.astype(np.uint64)).astype(np.int64)
         return (np.where(whole, moved * stretch + at % stretch, at) + turn) % size
 
 
@@ -177,14 +181,15 @@ def _block(order: Order, number: int) -> tuple[np.ndarray, np.ndarray]:
     draws = hashed(key_of(order.seed, order.label, "slots"), slots)
     language = np.empty(len(slots), dtype=np.int16 if len(inside) < 1 << 15 else np.int64)  # 16 bits sort fast
     language[np.argsort(draws, kind="stable")] = np.repeat(np.arange(len(inside)), inside)
-    by_language = np.argsort(language, kind="stable")  # and by slot
-    of, counts = language[by_language], np.array(inside)
+    by_language = np.argsort(language, kind="stable")  # slots by language, then in order
+    sorted_language, counts = language[by_language], np.array(inside)
     uses = np.arange(len(slots)) + np.repeat(np.array(before) - np.cumsum(counts) + counts, counts)
-    passes = uses // np.array(order.examples)[of]
-    part = np.cumsum(np.append(False, (np.diff(of) != 0) | (np.diff(passes) != 0)))  # of a language, in one pass
+    passes = uses // np.array(order.examples)[sorted_language]
+    # Parts are the uses of one language in one pass.
+    part = np.cumsum(np.append(False, (np.diff(sorted_language) != 0) | (np.diff(passes) != 0)))
     mixed = by_language[
         np.argsort((part << 40).astype(np.uint64) | (draws[by_language] >> np.uint64(24)), kind="stable")
     ]
     example = np.empty_like(uses)
-    example[mixed] = order.example(of, uses)
+    example[mixed] = order.example(sorted_language, uses)
     return language, example

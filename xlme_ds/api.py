@@ -55,9 +55,11 @@ def pretrain(
     stop: StopRequest | None = None,
     profiled: int = 0,
 ) -> Path:
-    """Train, and write what is shown of a finished run; collective over the ranks. `data`: a folder, or those of
-    `data.phase_steps`; `stop`: one that is made already;
-    `profiled`: steps whose time is broken down."""
+    """Train, then write the report page; collective over the ranks.
+
+    `data`: a folder, or one for each phase of `data.phase_steps`; `stop`: the caller's own request
+    to stop, if it has one; `profiled`: number of steps whose time is broken down.
+    """
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
     config = _validated(config, profiled)
     folders = _folders(data)
@@ -88,8 +90,8 @@ def rehearse(
     heldout: Path | None = None,
     profiled: int = 0,
 ) -> None:
-    """Check everything that could stop `pretrain` at its start, and print what the run needs; nothing is written.
-    Collective."""
+    """Check everything that could stop `pretrain` at its start, and print what the run needs. Writes nothing;
+    collective over the ranks."""
     config = _validated(config, profiled)
     minutes = config.train.watchdog_minutes
     with process_group(config.engine, minutes) as (rank, world):
@@ -106,7 +108,7 @@ def rehearse(
         layout = ParallelLayout.of(config, world, config.engine.precision, loader.row_tokens, fused=on_gpu())
         moment, sizes = peak(layout)
         memory = f"{sum(sizes.values()) / 2**30:.2f} GiB a process, {moment}"
-    except ValueError as error:  # an engine that the planner does not count
+    except ValueError as error:  # the planner has no formula for this engine
         memory = f"not counted ({error})"
     start = max(map(saved_step, checkpoints_of(out)), default=first_step(config))
     print("\n".join(opening(config, out, start, loader, world, info)))
@@ -118,7 +120,8 @@ def rehearse(
 
 
 def _unicode(text: str) -> str:
-    """`text`. Raises ValueError for half a surrogate pair in it, as Python reads bytes that are not UTF-8."""
+    """`text` itself. Raises ValueError for half a surrogate pair in it, which Python makes of bytes that are not
+    UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -127,25 +130,26 @@ def _unicode(text: str) -> str:
 
 
 def _folders(data: Path | str | Sequence[Path | str]) -> list[Path]:
+    """One folder, or one for each phase, as a list."""
     return [Path(data)] if isinstance(data, str | Path) else [Path(folder) for folder in data]
 
 
 def _validated(config: RunConfig, profiled: int) -> RunConfig:
-    """`config` for the processes that were launched."""
-    wandb = not config.train.wandb or importlib.util.find_spec("wandb") is not None
+    """`config`, checked for the number of processes that were launched."""
+    wandb_usable = not config.train.wandb or importlib.util.find_spec("wandb") is not None
     try:
         config = validate(config, int(rendezvous(os.environ).get("WORLD_SIZE", 1)))
         if profiled < 0:
             raise ValueError(f"--profile {profiled} is no number of steps: it must be at least 1, or 0 for none")
-        if not wandb:
+        if not wandb_usable:
             raise ValueError("train.wandb needs a package that is missing: pip install wandb, or leave it empty")
-    except ValueError as error:  # which every rank finds alike
+    except ValueError as error:  # every rank raises the same
         raise SharedError(str(error)) from None
     return config
 
 
 class ScoredPiece(NamedTuple):
-    """A piece of text (`▁` marks a space before it) and a probability."""
+    """A piece of a text, where `▁` marks a space before it, and its probability."""
 
     text: str
     probability: float
@@ -160,11 +164,11 @@ class TextModel:
     """
 
     def __init__(self, folder: Path | str, device: str | torch.device = "cpu"):
-        """Raises ValueError when there is no model, or torch cannot use the `device`."""
+        """Raises ValueError if `folder` has no model, or torch cannot use the `device`."""
         self.folder = Path(folder)
         try:
             self.device = torch.empty(0, device=device).device
-        except (RuntimeError, AssertionError) as error:  # the latter of a build of torch without CUDA
+        except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without CUDA
             raise ValueError(f"device {device} cannot be used: {str(error).partition(chr(10))[0]}") from None
         # Read now: a run that is not finished may delete the checkpoint later.
         self._run = None if of_export(self.folder) else load_run(self.folder)
@@ -198,9 +202,9 @@ class TextModel:
         """Sentence vectors, float32 [N, D], or of one string [D]: the mean hidden state of `layer` over the tokens
         (XLM-E section 4.6). Sentences longer than the model reads are cut.
 
-        `layer`: 0 is the embedding, -1 the last, which sentence-transformers reads from an export and fine-tuning on
-        pairs trains; `xlme evaluate` quotes three quarters of the depth, the paper's layer 9 of 12 for encoders that
-        are not fine-tuned.
+        `layer`: 0 is the embedding, -1 the last layer. Fine-tuning on pairs trains the last, and sentence-transformers
+        reads it from an export. For encoders that are not fine-tuned `xlme evaluate` quotes the layer at three quarters
+        of the depth, as the paper does (9 of 12).
         """
         encoder, vocabulary = self._encoder
         if not -1 <= layer <= encoder.cfg.discriminator_layers:
@@ -227,15 +231,15 @@ class TextModel:
         ids = np.concatenate([parts[0], *(np.append(np.int32(vocabulary.mask), part) for part in parts[1:])])
         states_TD = self._states(encoder, ids, language)
         hidden_MD = states_TD[torch.from_numpy(self._item(encoder, ids) == vocabulary.mask)]
-        found = head.logits(hidden_MD, encoder.table).softmax(-1).topk(top)
+        likeliest = head.logits(hidden_MD, encoder.table).softmax(-1).topk(top)
         return [
-            [ScoredPiece(vocabulary.piece(token), share) for token, share in zip(tokens, shares, strict=True)]
-            for tokens, shares in zip(found.indices.tolist(), found.values.tolist(), strict=True)
+            [ScoredPiece(vocabulary.piece(token), value) for token, value in zip(tokens, values, strict=True)]
+            for tokens, values in zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
         ]
 
     @torch.no_grad()
     def judge(self, text: str, language: str = "") -> list[ScoredPiece]:
-        """Every token of `text` with the `probability` that it was replaced, as the discriminator sees it.
+        """Every token of `text` with the discriminator's `probability` that it was replaced.
 
         Raises ValueError when the model has no discriminator.
         """
@@ -245,26 +249,27 @@ class TextModel:
         return [ScoredPiece(vocabulary.piece(token), score) for token, score in zip(ids, scores[1:-1], strict=True)]
 
     def _with_head(self, prefix: str, kind: type[Head]) -> tuple[TrainedEncoder, Head]:
-        """The encoder on which the head `prefix` was trained, and the head."""
+        """The head whose weights begin with `prefix`, and the encoder that it was trained on."""
         run = self._run
         if run is None:
-            # The head of a whole model is on no encoder.
+            # An export of a whole model has no head on a single encoder.
             folders = [] if load_whole_export(self.folder) else [self.folder / name for name in (".", GENERATOR_FOLDER)]
-            found = [(load_encoder(folder), read_heads(folder)) for folder in folders if folder.is_dir()]
+            candidates = [(load_encoder(folder), read_heads(folder)) for folder in folders if folder.is_dir()]
         else:
-            own = {} if objective_of(run.objective).export_class else run.encoders
-            trained = [which for which, name in own.items() if name == prefix]
-            found = [(TrainedEncoder(run.encoder(which), run.vocabulary), run.state) for which in trained]
-        for model, state in found:
+            heads = {} if objective_of(run.objective).export_class else run.encoders
+            trained = [which for which, name in heads.items() if name == prefix]
+            candidates = [(TrainedEncoder(run.encoder(which), run.vocabulary), run.state) for which in trained]
+        for model, state in candidates:
             weights = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
             if weights:
                 head = kind(model.encoder.cfg)
                 head.load_state_dict(weights)
                 return TrainedEncoder(model.encoder.to(self.device), model.vocabulary), head.to(self.device)
-        what = "a discriminator" if kind is ReplacedTokenHead else "masked language modelling"
-        raise ValueError(f"{self.folder} was not trained with {what}: name a run or an export that was")
+        task = "a discriminator" if kind is ReplacedTokenHead else "masked language modelling"
+        raise ValueError(f"{self.folder} was not trained with {task}: name a run or an export that was")
 
     def _item(self, encoder: TextEncoder, ids: np.ndarray) -> np.ndarray:
+        """`ids` with special tokens. Raises ValueError if they are more than the model reads."""
         item = LAYOUTS[encoder.cfg.layout].item(ids)
         if len(item) > encoder.cfg.max_positions:
             raise ValueError(f"the text has {len(item)} tokens, the model reads {encoder.cfg.max_positions}: cut it")

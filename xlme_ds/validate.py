@@ -1,7 +1,7 @@
 """Every check of a run's settings that needs neither its data nor its hardware, before anything is started.
 
-Each check raises ValueError with one sentence that names the setting and a remedy. Settings alone are checked against
-the ranges and choices of `xlme_ds.config`; the functions here check relations between settings.
+Each check raises ValueError with one sentence that names the setting and a remedy. A single setting is checked against
+the range or the choices that its type in `xlme_ds.config` gives; the other checks are of relations between settings.
 """
 
 from dataclasses import fields, is_dataclass, replace
@@ -18,10 +18,10 @@ Config = TypeVar("Config", bound=Training)
 
 
 def validate(config: Config, world: int | None = None) -> Config:
-    """`config`, if all its settings fit each other, and `world` processes if their number is given.
+    """Check that all settings of `config` fit each other, and `world` processes if their number is given; returns it.
 
-    `engine.deepspeed auto` becomes the file that it means on `world` processes; without their number all files that it
-    can mean are checked. Raises ValueError.
+    `engine.deepspeed auto` is replaced by the file that it chooses for `world` processes; without their number it
+    stays, and every file that it can choose is checked. Raises ValueError.
     """
     if config.engine.deepspeed == "auto":
         if not isinstance(config, RunConfig):
@@ -49,28 +49,28 @@ def validate(config: Config, world: int | None = None) -> Config:
 
 
 def check_ranges(settings: Any, prefix: str = "") -> None:
-    """Check each setting of a dataclass against the choices or the range in its type; `prefix` is its section's."""
+    """Check each setting of a dataclass against the choices or the range in its type. `prefix` goes before its name."""
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         _check_value(f"{prefix}{name}", getattr(settings, name), hint)
 
 
 def _check_value(name: str, value: Any, hint: Any) -> None:
     """Check one setting, or each number of a tuple, against the choices or the range in its type `hint`."""
-    if get_origin(hint) is Union:  # of a type and None
+    if get_origin(hint) is Union:  # the setting may be None
         if value is None:
             return
         hint = get_args(hint)[0]
     if get_origin(hint) is Literal and value not in get_args(hint):
         raise ValueError(f"{name} {value} is not known: choose one of {', '.join(get_args(hint))}")
     is_tuple = get_origin(hint) is tuple
-    start = f"{name} is {value}: {'each' if is_tuple else 'it'} must"
+    problem = f"{name} is {value}: {'each' if is_tuple else 'it'} must"
     marks = getattr(get_args(hint)[0] if is_tuple else hint, "__metadata__", ())
     for allowed in (mark for mark in marks if isinstance(mark, Range)):
         for number in value if is_tuple else (value,):
             if not allowed.contains(number):
-                raise ValueError(f"{start} {allowed.wording}")
+                raise ValueError(f"{problem} {allowed.wording}")
             if number > allowed.most:
-                raise ValueError(f"{start} be at most {allowed.most:,.0f}")
+                raise ValueError(f"{problem} be at most {allowed.most:,.0f}")
 
 
 def _check_model(config: Training) -> None:
@@ -83,11 +83,11 @@ def _check_model(config: Training) -> None:
         raise ValueError(
             f"model.relative_max_distance {model.relative_max_distance} must exceed a quarter of model.relative_buckets"
         )
-    block = -(-model.vocabulary // model.vocabulary_blocks)
-    if block * (model.vocabulary_blocks - 1) >= model.vocabulary:
+    block_size = -(-model.vocabulary // model.vocabulary_blocks)
+    if block_size * (model.vocabulary_blocks - 1) >= model.vocabulary:
         raise ValueError(
             f"model.vocabulary {model.vocabulary} does not split into model.vocabulary_blocks "
-            f"{model.vocabulary_blocks}: use {-(-model.vocabulary // block)}"
+            f"{model.vocabulary_blocks}: use {-(-model.vocabulary // block_size)}"
         )
     layer_class(model).check(model)
     if model.kernels == "triton" and head_size not in HEAD_SIZES:
@@ -141,9 +141,9 @@ def _check_data(config: Training) -> None:
             f"data.phase_steps {' '.join(map(str, data.phase_steps))} must be positive and add up to less than "
             f"train.steps {steps}: the last folder is read to the end"
         )
-    usual = config.objective.mask_fraction if isinstance(config, RunConfig) else 0.0
-    fractions = [phase.mask_fraction for phase in phases(data, usual)]
-    if data.phase_mask_fractions and (usual >= 1 or any(not 0 < fraction < 1 for fraction in fractions)):
+    mask_fraction = config.objective.mask_fraction if isinstance(config, RunConfig) else 0.0
+    fractions = [phase.mask_fraction for phase in phases(data, mask_fraction)]
+    if data.phase_mask_fractions and (mask_fraction >= 1 or any(not 0 < fraction < 1 for fraction in fractions)):
         raise ValueError(
             f"data.phase_mask_fractions {' '.join(map(str, fractions))} must be between 0 and 1, and are not for an "
             "objective that predicts every token"
@@ -242,15 +242,15 @@ def check_processes(engine: EngineConfig, world: int) -> None:
 def _check_world(config: Training, world: int) -> None:
     engine, model = config.engine, config.model
     check_processes(engine, world)
-    if engine.offload_parameters == "nvme":  # DeepSpeed's own error about its buffers names no setting
+    if engine.offload_parameters == "nvme":  # DeepSpeed's own error names no setting
         zero = deepspeed_settings(engine)["zero_optimization"]
-        room = zero.get("offload_param", {}).get("buffer_size", 100_000_000)
+        buffer = zero.get("offload_param", {}).get("buffer_size", 100_000_000)
         share = -(-(-(-model.vocabulary // model.vocabulary_blocks) * model.width) // world)
-        if share > room:
+        if share > buffer:
             raise ValueError(
-                f"engine.offload_parameters nvme has buffers of {room} elements, and a process's share of an embedding "
-                f"of {model.vocabulary_blocks} model.vocabulary_blocks has {share}: set these to "
-                f"{-(-model.vocabulary * model.width // (world * room))}"
+                f"engine.offload_parameters nvme has buffers of {buffer} elements, and a process's share of an "
+                f"embedding of {model.vocabulary_blocks} model.vocabulary_blocks has {share}: set these to "
+                f"{-(-model.vocabulary * model.width // (world * buffer))}"
             )
     accumulation = plan_step(config.data, world // engine.processes_per_replica).accumulation
     needed = 2 * engine.pipeline_stages

@@ -1,7 +1,8 @@
-"""The languages of a described corpus's files, by their names: where a pattern has {lang}, or {src} and {tgt}.
+"""The languages of a described corpus's files, read from their names: a pattern has {lang}, or {src} and {tgt}, where
+a name has a code.
 
-A code is read whole: `frr1` is frr and not fr, ru_Latn_0 is ru_Latn and not ru. Where a name can be read in several
-ways, one that is written out in languages.py counts (en and pt_br before en_pt and br).
+A code is not cut short: `frr1` is frr and not fr, ru_Latn_0 is ru_Latn and not ru. If a name can be read in several
+ways, codes that are written out in languages.py come first (en and pt_br before en_pt and br).
 """
 
 import re
@@ -14,14 +15,17 @@ from data_prep.languages import canonical, is_code, language_of, spelt_out
 from data_prep.readers.corpus_files import Place
 from data_prep.readers.reader import COMPRESSED, twins
 
-Codes = tuple[str, ...]  # of a language or of a pair, as a file spells them
+Codes = tuple[str, ...]  # one of a language or two of a pair, as a file spells them
 _PART = re.compile(r"(\*|\{(?:lang|src|tgt|side)\})")
 _PLACEHOLDERS = ("{lang}", "{src}", "{tgt}", "{side}")
-_STARS = ("*", _AFTER_CODE := "}*")  # what the latter takes begins with no letter, which would be the code's
+_AFTER_CODE = "}*"  # a star after a placeholder: its text begins with no letter, which would belong to the code
+_STARS = ("*", _AFTER_CODE)
 _LONGEST = 12  # characters of a code
 
 
 class _Code(NamedTuple):
+    """A code in a file name, and the place where it begins."""
+
     start: int
     text: str
 
@@ -30,17 +34,17 @@ _Reading = dict[str, _Code]  # by placeholder
 
 
 class _Shown(NamedTuple):
-    """The codes that a name shows by a pattern: of `every` way to read it, and of those that read codes `whole`."""
+    """The codes in a name that fits a pattern: in `every` way to read it, and in those that read it `whole`."""
 
     every: list[Codes]
     whole: list[Codes]
 
 
 class FileNames:
-    """The files of a corpus by language or pair: `places` are all that its folder has, by name, and `wanted` the codes
-    whose files are read, None for those of CC-100's languages that the names show.
+    """The files of a corpus by language or pair.
 
-    Raises ValueError for a name that may be of several languages or pairs, where none are listed.
+    `places`: all files of its folder, by name. `wanted`: the codes whose files are read; None: those of CC-100's
+    languages that the names show. Then raises ValueError for a name that may be of several languages or pairs.
     """
 
     def __init__(self, patterns: Sequence[str], places: Mapping[str, Place], wanted: Sequence[Codes] | None):
@@ -48,7 +52,7 @@ class FileNames:
         self.listed = frozenset(code for codes in wanted or () for code in codes)
         self.shown = {pattern: {name: _shown(pattern, name, self.listed) for name in places} for pattern in patterns}
         self.wanted = dict.fromkeys(self._all_shown() if wanted is None else wanted)
-        self.files: dict[str, dict[Codes, list[tuple[str, ...]]]] = {}  # the inputs by pattern and codes
+        self.files: dict[str, dict[Codes, list[tuple[str, ...]]]] = {}  # inputs by pattern and codes
         for pattern in dict.fromkeys(patterns):
             taken = {
                 name for files in self.files.values() for names in chain.from_iterable(files.values()) for name in names
@@ -56,23 +60,23 @@ class FileNames:
             self.files[pattern] = self._starred(pattern, taken) if "*" in pattern else self._filled(pattern)
 
     def readings(self, name: str) -> list[Codes]:
-        """The codes that a name shows, by the first pattern that it fits; several where it may be of any of them."""
+        """The codes in a name, by the first pattern that it fits: several if it may be of any of them."""
         return next(filter(None, (self.shown[pattern][name].whole for pattern in self.patterns)), [])
 
     def files_of(self, codes: Codes) -> list[tuple[str, ...]]:
-        """The inputs of a language or pair by all patterns, a file each (two with {side}).
+        """The inputs of a language or pair that fit any pattern, each of one file (with {side} of two).
 
-        Of a text that is there packed in several ways the file of the first pattern counts. Raises ValueError where one
+        If a text is there in several compressions, the file of the first pattern counts. Raises ValueError if one
         pattern has several, and for a pair that is there in both directions.
         """
         by_text: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {}
         for pattern, files in self.files.items():
             for names in files.get(codes, ()):
-                first = by_text.setdefault(tuple(map(_unpacked, names)), (pattern, names))
-                if first[0] == pattern and first[1] != names:
-                    raise ValueError(twins(self.places[first[1][0]], self.places[names[0]]))
+                first_pattern, first = by_text.setdefault(tuple(map(_unpacked, names)), (pattern, names))
+                if first_pattern == pattern and first != names:
+                    raise ValueError(twins(self.places[first[0]], self.places[names[0]]))
                 turned = len(codes) == 2 and codes[::-1] in self.wanted
-                reverse = _other_way(pattern, names, codes) if turned else names
+                reverse = _names_turned(pattern, names, codes) if turned else names
                 if set(reverse) != set(names) and all(name in self.places for name in reverse):
                     raise ValueError(twins(self.places[names[0]], self.places[reverse[0]]))
         return [names for _, names in by_text.values()]
@@ -82,10 +86,10 @@ class FileNames:
         codes_shown = set[Codes]()
         for name, place in self.places.items():
             codes = self.readings(name)
-            cc100 = list(filter(_known, codes))
+            cc100 = list(filter(_in_cc100, codes))
             if cc100 and len(codes) > 1:
                 raise ValueError(
-                    f"{place} may be of {' or of '.join(' and '.join(one) for one in codes)}: rename it, or list the "
+                    f"{place} may be of {' or of '.join(' and '.join(pair) for pair in codes)}: rename it, or list the "
                     f'{"pairs" if len(cc100[0]) > 1 else "languages"} in place of "any"'
                 )
             codes_shown.update(cc100)
@@ -101,21 +105,22 @@ class FileNames:
         return files
 
     def _starred(self, pattern: str, taken: Collection[str]) -> dict[Codes, list[tuple[str, ...]]]:
-        """The inputs of a pattern with *, in one look at each name; without those that earlier patterns have `taken`.
+        """The inputs of a pattern with *, except for files that earlier patterns have `taken`.
 
-        A file of a listed code may spell it otherwise, where it begins so (en_US_0 of en), unless that is listed too.
+        A listed code also has the files of longer codes of its language that begin with it (en has en_US_0), unless
+        these are listed too.
         """
-        by_shown_codes: dict[Codes, list[Codes]] = {}  # of the codes that the pattern shows, all that are wanted
+        by_shown_codes: dict[Codes, list[Codes]] = {}  # wanted codes, by those of them that the pattern has
         for codes in self.wanted:
             shown_codes = tuple(code for key, code in zip(_keys(codes), codes, strict=True) if f"{{{key}}}" in pattern)
             by_shown_codes.setdefault(shown_codes, []).append(codes)
         files: dict[Codes, list[tuple[str, ...]]] = {}
         for name in (name for name in self.places if name not in taken):
             every, whole = self.shown[pattern][name]
-            begun = [codes for codes in every if codes in by_shown_codes]
-            exact = [codes for codes in begun if codes in whole]
+            listed = [codes for codes in every if codes in by_shown_codes]
+            exact = [codes for codes in listed if codes in whole]
             languages = set(map(languages_of, whole))
-            for shown_codes in exact or [codes for codes in begun if languages_of(codes) in languages]:
+            for shown_codes in exact or [codes for codes in listed if languages_of(codes) in languages]:
                 for codes in by_shown_codes[shown_codes]:
                     files.setdefault(codes, []).append((name,))
         return files
@@ -129,26 +134,28 @@ def filled(pattern: str, codes: Codes) -> str:
 
 
 def _keys(codes: Codes) -> tuple[str, ...]:
+    """The names of the placeholders for these codes."""
     return ("lang",) if len(codes) == 1 else ("src", "tgt")
 
 
 def _unpacked(name: str) -> str:
+    """The name without the ending of a compression."""
     return re.sub(COMPRESSED + "$", "", name)
 
 
-def _other_way(pattern: str, names: tuple[str, ...], codes: Codes) -> tuple[str, ...]:
+def _names_turned(pattern: str, names: tuple[str, ...], codes: Codes) -> tuple[str, ...]:
     """The names that these files would have if the pair were written in the other direction."""
-    names_turned, pattern_turned = [], filled(pattern, codes[::-1])
+    turned, pattern_turned = [], filled(pattern, codes[::-1])
     for name, code in zip(names, codes, strict=False):
-        own = re.escape(filled(pattern, codes).replace("{side}", code)).replace(r"\*", "(.*)")
-        stars = iter(re.fullmatch(own, name).groups())  # type: ignore[union-attr]
-        names_turned.append(re.sub(r"\*", lambda _, stars=stars: next(stars), pattern_turned.replace("{side}", code)))  # type: ignore[misc]
-    return tuple(names_turned)
+        own_pattern = re.escape(filled(pattern, codes).replace("{side}", code)).replace(r"\*", "(.*)")
+        stars = iter(re.fullmatch(own_pattern, name).groups())  # type: ignore[union-attr]
+        turned.append(re.sub(r"\*", lambda _, stars=stars: next(stars), pattern_turned.replace("{side}", code)))  # type: ignore[misc]
+    return tuple(turned)
 
 
 @cache
-def _known(codes: Codes) -> bool:
-    """Whether all are languages of CC-100, and not the same."""
+def _in_cc100(codes: Codes) -> bool:
+    """Whether all codes are of languages of CC-100, and of different ones."""
     try:
         return len(set(map(canonical, codes))) == len(codes)
     except ValueError:
@@ -157,7 +164,7 @@ def _known(codes: Codes) -> bool:
 
 @cache
 def languages_of(codes: Codes) -> tuple[str, ...]:
-    """The languages; the codes themselves where one is no language's."""
+    """The languages of `codes`; the codes themselves if any of them is not a language's."""
     try:
         return tuple(map(language_of, codes))
     except ValueError:
@@ -165,17 +172,19 @@ def languages_of(codes: Codes) -> tuple[str, ...]:
 
 
 def _codes(reading: _Reading) -> Codes:
+    """The codes of a reading, without their places."""
     return tuple(reading[key].text for key in ("lang", "src", "tgt") if key in reading)
 
 
 def _shown(pattern: str, name: str, listed: frozenset[str]) -> _Shown:
+    """The codes in `name` by `pattern`; `listed`: codes that count as such, though no language may have them."""
     readings = _fitting(pattern, name, listed)
     return _Shown(list(dict.fromkeys(map(_codes, readings))), _whole(readings))
 
 
 @cache
 def _parts(pattern: str) -> tuple[str, ...]:
-    """A pattern as placeholders, stars and what is between them."""
+    """A pattern, cut into placeholders, stars and the text between them."""
     parts: list[str] = []
     for part in filter(None, _PART.split(pattern)):
         parts.append(_AFTER_CODE if part == "*" and parts and parts[-1] in _PLACEHOLDERS else part)
@@ -183,9 +192,9 @@ def _parts(pattern: str) -> tuple[str, ...]:
 
 
 def _fitting(pattern: str, name: str, listed: frozenset[str]) -> list[_Reading]:
-    """Every way to read a name by a pattern, as far as the codes are others."""
+    """Every way to read a name by a pattern; ways with the same codes in the same places count as one."""
     parts, readings = _parts(pattern), list[_Reading]()
-    todo: list[tuple[int, int, tuple[tuple[str, _Code], ...]]] = [(0, 0, ())]  # parts, characters, and codes so far
+    todo: list[tuple[int, int, tuple[tuple[str, _Code], ...]]] = [(0, 0, ())]  # parts, characters and codes read so far
     states = set(todo)
     while todo:
         number, at, codes = todo.pop()
@@ -205,7 +214,7 @@ def _fitting(pattern: str, name: str, listed: frozenset[str]) -> list[_Reading]:
 def _steps(
     part: str, rest: tuple[str, ...], name: str, at: int, codes: _Reading, listed: frozenset[str]
 ) -> Iterator[tuple[int, tuple[tuple[str, _Code], ...]]]:
-    """The places where a part that begins at `at` may end, each with the code that it then is."""
+    """The places where a part that begins at `at` may end, each with the code, if any, that the part then adds."""
     key = part[1:-1] if part in _PLACEHOLDERS else ""
     if part in _STARS:
         if part == "*" or not name[at : at + 1].isalpha():
@@ -222,9 +231,9 @@ def _steps(
 
 
 def _ends(rest: tuple[str, ...], name: str, at: int) -> Iterator[int]:
-    """The places where a star that begins at `at` may end: before the text that follows it."""
+    """The places where a star that begins at `at` may end: each occurrence of the text that follows it."""
     text = rest[0] if rest and rest[0] not in (*_STARS, *_PLACEHOLDERS) else ""
-    if len(rest) == len(text[:1]):  # nothing is after that
+    if not rest or rest == (text,):  # nothing follows that text
         yield from [len(name) - len(text)] if name.endswith(text, at) else []
         return
     while at <= len(name) and (at := name.find(text, at)) >= 0:
@@ -232,32 +241,37 @@ def _ends(rest: tuple[str, ...], name: str, at: int) -> Iterator[int]:
         at += 1
 
 
-def _whole(found: Sequence[_Reading]) -> list[Codes]:
-    """The codes of the readings that cut no code short: a known one, or of several the one that is spelt out; else all
-    that it may be."""
-    longest = [one for one in found if not any(_goes_on(one, longer) for longer in found)]
-    left = sorted(dict.fromkeys(map(_codes, longest)), key=_letters, reverse=True)
-    if known_codes := list(filter(_known, left)):
-        least = _letters(known_codes[0])
-        left = [codes for codes in left if codes in known_codes or (_letters(codes) >= least and _rivals(codes))]
+def _whole(readings: Sequence[_Reading]) -> list[Codes]:
+    """The codes of the readings that cut no code short, the longest first; several if the name may be of any of them.
+
+    CC-100's languages go before others, and codes that are written out in languages.py before other spellings.
+    """
+    uncut = [reading for reading in readings if not any(_cut_short(reading, other) for other in readings)]
+    left = sorted(dict.fromkeys(map(_codes, uncut)), key=_length, reverse=True)
+    if cc100 := list(filter(_in_cc100, left)):
+        longest = _length(cc100[0])
+        left = [codes for codes in left if codes in cc100 or (_length(codes) >= longest and _may_be_meant(codes))]
     if len(set(map(languages_of, left))) <= 1:
         return left[:1]
-    most = [codes for codes in left if _letters(codes) == _letters(left[0]) and spelt_out(codes)]
-    return most[:1] if len(set(map(languages_of, most))) == 1 else left
+    written_out = [codes for codes in left if _length(codes) == _length(left[0]) and spelt_out(codes)]
+    return written_out[:1] if len(set(map(languages_of, written_out))) == 1 else left
 
 
-def _letters(codes: Codes) -> int:
+def _length(codes: Codes) -> int:
+    """The length of all codes together."""
     return len("".join(codes))
 
 
-def _rivals(codes: Codes) -> bool:
-    """Whether codes that are not all CC-100's may be meant, though others that are fit: languages are, of two letters,
-    and are not one (se_no, not foo_br)."""
-    others = [code for code in codes if not _known((code,))]
+def _may_be_meant(codes: Codes) -> bool:
+    """Whether codes that are not all CC-100's may be meant although others, which are, fit the name too: they are of
+    languages, some with a region, and those that CC-100 lacks have two letters (se_no, not foo_br)."""
+    others = [code for code in codes if not _in_cc100((code,))]
     return bool(others) and languages_of(codes) != codes and all(len(re.split("[-_]", code)[0]) == 2 for code in others)
 
 
-def _goes_on(one: _Reading, other: _Reading) -> bool:
-    """Whether the codes of `one` are those of another reading, cut short."""
-    same = all(other[key].start == code.start and other[key].text.startswith(code.text) for key, code in one.items())
-    return same and one != other
+def _cut_short(reading: _Reading, other: _Reading) -> bool:
+    """Whether the codes of a reading are those of the other, cut short."""
+    begin_alike = all(
+        other[key].start == code.start and other[key].text.startswith(code.text) for key, code in reading.items()
+    )
+    return begin_alike and reading != other

@@ -1,4 +1,4 @@
-"""Pairs in plain text: Moses' line-aligned files, OPUS's zip files of them, and tables such as WikiMatrix's."""
+"""Readers of pairs in plain text: Moses' line-aligned files, OPUS's zip files of them, and tables (WikiMatrix)."""
 
 import math
 import re
@@ -36,20 +36,20 @@ from data_prep.readers.reader import (
     pieces,
 )
 
-_NO_LINE = b"\n"  # after the end of the shorter side; no line holds a LF
+_NO_LINE = b"\n"  # fills up the shorter side; no line holds a LF
 _ZIP = re.compile(r"(?P<pair>[^.]+-[^.]+)\.txt\.zip")
 _SIDE = re.compile(rf"(?P<stem>(?:.+\.)?(?P<pair>[^.]+-[^.]+))\.(?P<code>[^.]+?){COMPRESSED}")
-_HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.(?!\.?/)")  # members of other tools, such as __MACOSX/._X.en-de.de
-_END, _AFTER_END = b"PK\5\6", 18  # the last record of a zip file, and its other bytes before the comment
-_MOST_COLUMNS = 1000
-_LAYOUT = "a-b.txt.zip or X.a-b.a and X.a-b.b"
+_HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.(?!\.?/)")  # what systems add, such as __MACOSX/._X.en-de.de
+_END, _AFTER_END = b"PK\5\6", 18  # a zip file's last record: its signature, and bytes from there to the comment
+_MOST_COLUMNS = 1000  # of a numbered table
+_FILE_NAMES = "a-b.txt.zip or X.a-b.a and X.a-b.b"
 
 
 class Moses(AlignedReader):
-    """Two files, line by line."""
+    """Two line-aligned files, one for each side."""
 
     def units(self, source: Input, repaired: Counter[str]) -> Iterator[Unit]:
-        """The lines of both sides. Raises ValueError when one side has more."""
+        """The pairs of lines, or the reason to drop one. Raises ValueError if one side has more lines."""
         paths = source.paths * 2 if source.members else source.paths
         members = source.members or (None, None)
         sides = [split_lines(read_text(*side), MAX_LINE) for side in zip(paths, members, strict=True)]
@@ -58,7 +58,7 @@ class Moses(AlignedReader):
             numbers[0] += a != _NO_LINE
             numbers[1] += b != _NO_LINE
             if _NO_LINE in (a, b):
-                continue  # read on: the message names both counts
+                continue  # to the end, as the message has both counts
             yield "long_line" if len(a) > MAX_LINE or len(b) > MAX_LINE else (a, b)
         if numbers[0] != numbers[1]:
             names = [f"{path}:{member}" if member else path for path, member in zip(paths, members, strict=True)]
@@ -69,19 +69,19 @@ class Moses(AlignedReader):
 
 
 class MosesZip(Moses):
-    """Two members of a zip file, line by line."""
+    """Two line-aligned members of a zip file, one for each side."""
 
     def members(self, place: Place, codes: tuple[str, ...]) -> tuple[str, ...]:
-        """The members X.a-b.a and X.a-b.b. Raises ValueError when there is not one for each side."""
+        """The members X.a-b.a and X.a-b.b. Raises ValueError if a side has none or several."""
         if place.size == 0:
             raise ValueError(f"{place} is empty: fetch it again")
         try:
             with place.open() as file, zipfile.ZipFile(file) as archive:
-                before = min((member.header_offset for member in archive.infolist()), default=0)
-                if before:
+                unclaimed = min((member.header_offset for member in archive.infolist()), default=0)
+                if unclaimed:
                     raise ValueError(
-                        f"{place} begins with {before} bytes that no member has, as two zip files in one do: fetch it "
-                        "again"
+                        f"{place} begins with {unclaimed} bytes that no member has, as two zip files in one do: fetch "
+                        "it again"
                     )
                 file.seek(-len(archive.comment) - len(_END) - _AFTER_END, 2)
                 if file.read(len(_END)) != _END:
@@ -98,6 +98,7 @@ class MosesZip(Moses):
 
 
 def _member(archive: zipfile.ZipFile, place: Place, ending: str) -> str:
+    """The only member whose name has this ending. Raises an error if it cannot be opened."""
     names = [name for name in archive.namelist() if name.endswith(ending) and not _HIDDEN.match(name)]
     if len(names) != 1:
         raise ValueError(f"{place} has {len(names)} members named X{ending}: it must have one a side")
@@ -106,10 +107,10 @@ def _member(archive: zipfile.ZipFile, place: Place, ending: str) -> str:
 
 
 class TableReader(PairReader):
-    """A table, a pair a row and tabs between the columns that the description names from left to right."""
+    """A table with a pair in each row and tabs between columns; its description names them from left to right."""
 
     boundary = re.compile(rb"\n")
-    more_columns = False  # than are named
+    more_columns = False  # whether a row may have more than are named
 
     def __init__(self, *columns: str):
         self.columns = columns
@@ -135,12 +136,12 @@ class TableReader(PairReader):
         return column_filters(source.filters)
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
-        """Blocks of whole rows: one over MAX_ROW bytes, which is dropped later, is clipped lest it is cut in two."""
+        """Blocks of whole rows. A row over MAX_ROW bytes is dropped later; clipped here, it is not cut in two."""
         for data, _ in cut_blocks(clip_lines(read_text(source.paths[0]), MAX_ROW), size, self.boundary):
             yield TextBlock((data,))
 
     def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
-        """The pairs of one block, with the column `score` if there is one."""
+        """The pairs of a block with their scores, None without a column `score`; other rows are counted as dropped."""
         names, filters = self.roles(source.columns), self.dropped_by(source)
         for piece in pieces(block.sides[0]):
             rows = zip(clean_lines(piece, counts.repaired), piece.removesuffix(b"\n").split(b"\n"), strict=True)
@@ -157,37 +158,37 @@ class TableReader(PairReader):
     ) -> ScoredPair | str:
         """Both sides and the score, or the reason for which the row is dropped."""
         cells = row.split("\t")
-        if len(cells) <= raw.count(b"\t"):  # white space at the ends was removed, and with it empty fields there
-            cells = [clean_line(field, Counter()) for field in raw.split(b"\t")]
+        if len(cells) <= raw.count(b"\t"):  # cleaning stripped the row, and so lost empty cells at its ends
+            cells = [clean_line(cell, Counter()) for cell in raw.split(b"\t")]
             while len(cells) > len(names) and not cells[-1]:
                 cells.pop()
         if len(cells) < len(names) or (len(cells) > len(names) and not self.more_columns):
             return "malformed"
-        fields = dict(zip(names, cells, strict=False))
+        by_name = dict(zip(names, cells, strict=False))
         try:
-            score = float(fields["score"]) if "score" in fields else None
+            score = float(by_name["score"]) if "score" in by_name else None
         except ValueError:
             return "malformed"
         if score is not None and not math.isfinite(score):
             return "malformed"
-        if reason := first_reason(filters, [fields[rule.column].strip() for rule in filters]):
+        if reason := first_reason(filters, [by_name[rule.column].strip() for rule in filters]):
             return reason
-        a, b = fields["source"].strip(), fields["target"].strip()
+        a, b = by_name["source"].strip(), by_name["target"].strip()
         if max(len(a.encode()), len(b.encode())) > MAX_LINE:
             return "long_line"
         return a, b, score
 
 
 class NumberedTable(TableReader):
-    """A table whose columns are named by their numbers; a row may have others."""
+    """A table whose description names columns by number; a row may have more columns."""
 
     more_columns = True
 
     def read_columns(self, given: Any) -> tuple[str, ...]:
-        """The names by position, empty where a column has none. Raises ValueError for what is no table of numbers."""
+        """The names by position, empty for a column without one. Raises ValueError unless `given` numbers names."""
         numbers = given if isinstance(given, dict) else {}
-        sound = all(isinstance(number, int) and 0 < number <= _MOST_COLUMNS for number in numbers.values())
-        if not sound or not {"source", "target"} <= set(numbers) or len(set(numbers.values())) < len(numbers):
+        in_range = all(isinstance(number, int) and 0 < number <= _MOST_COLUMNS for number in numbers.values())
+        if not in_range or not {"source", "target"} <= set(numbers) or len(set(numbers.values())) < len(numbers):
             raise ValueError(
                 f"columns are {given}: number those of the sides, from 1 on, as in columns = {{source = 1, target = 2, "
                 "score = 3}"
@@ -197,7 +198,7 @@ class NumberedTable(TableReader):
 
 
 def find_pairs(folder: Path | str) -> list[Input]:
-    """The `a-b.txt.zip` files and the `X.a-b.a` + `X.a-b.b` files of a folder, sorted.
+    """The pairs in a folder, sorted: its files `a-b.txt.zip`, and `X.a-b.a` with `X.a-b.b`.
 
     Raises ValueError on a side without the other, a damaged zip file and an unknown language code.
     """
@@ -209,12 +210,12 @@ def find_pairs(folder: Path | str) -> list[Input]:
         if zipped := _ZIP.fullmatch(path.name):
             codes = split_pair(zipped["pair"], path)
             inputs.append(_pair_input(codes, (path,), "moses_zip", MosesZip().members(path, codes)))
-            files += [(path, _any_way(name, zipped["pair"])) for name in (path.name, *inputs[-1].members)]
-        elif match and match["code"] in _ends(match["pair"]):
-            files.append((path, _any_way(path.name, match["pair"])))
+            files += [(path, _undirected(name, zipped["pair"])) for name in (path.name, *inputs[-1].members)]
+        elif match and match["code"] in _possible_codes(match["pair"]):
+            files.append((path, _undirected(path.name, match["pair"])))
             sides.setdefault((match["stem"], match["pair"]), {})[match["code"]] = path
         elif not path.is_folder:
-            warn(f"{path} is ignored: its name is not {_LAYOUT}")
+            warn(f"{path} is ignored: its name is not {_FILE_NAMES}")
     check_twins(files)
     for (stem, pair), paths in sides.items():
         lone = next(iter(paths.values()))
@@ -224,7 +225,7 @@ def find_pairs(folder: Path | str) -> list[Input]:
                 raise ValueError(f"{lone} has no other side: put {stem}.{code} next to it, or remove it")
         inputs.append(_pair_input(codes, tuple(paths[code] for code in codes), "moses"))
     if not inputs:
-        raise ValueError(f"{folder} holds no corpus file: the names must be {_LAYOUT}")
+        raise ValueError(f"{folder} holds no corpus file: the names must be {_FILE_NAMES}")
     return sorted(inputs, key=lambda source: (source.name, source.files))
 
 
@@ -234,33 +235,33 @@ def _pair_input(codes: tuple[str, str], paths: tuple[Place, ...], layout: str, m
     return Input("-".join(ordered), ordered, paths, members, layout, swapped=ordered != languages)
 
 
-def _any_way(name: str, pair: str) -> str:
-    """A name that is the same for both directions of a pair."""
+def _undirected(name: str, pair: str) -> str:
+    """The file name with both codes in alphabetical order: the same for `a-b` and `b-a`."""
     return name.replace(f"{pair}.", f"{'-'.join(sorted(split_pair(pair, name), key=str.lower))}.")
 
 
-def _ends(pair: str) -> set[str]:
-    """The possible language codes at either end of `a-b`; codes may have hyphens themselves."""
+def _possible_codes(pair: str) -> set[str]:
+    """All that the codes of `a-b` may be: they may have hyphens themselves."""
     cuts = [i for i, letter in enumerate(pair) if letter == "-"]
     return {pair[:i] for i in cuts} | {pair[i + 1 :] for i in cuts}
 
 
 def split_pair(pair: str, where: object) -> tuple[str, str]:
-    """The two codes of `a-b` as written. Raises ValueError, which names `where`, when no cut gives two known codes."""
-    problems, readings_found = [], []
+    """The two codes of `a-b` as written. Raises ValueError, naming `where`, if no cut or several give known codes."""
+    problems, readings = [], []
     cuts = [(pair[: match.start()], pair[match.end() :]) for match in re.finditer("-", pair)]
     for codes in cuts:
         try:
             if language_of(codes[0]) != language_of(codes[1]):
-                readings_found.append(codes)
+                readings.append(codes)
             else:
                 problems.append(f"both sides are {codes[0]!r}")
         except ValueError as error:
             problems.append(str(error))
-    readings_found = list(filter(spelt_out, readings_found)) or readings_found  # pt-br and en, not pt and br-en
-    if len(readings_found) > 1:
-        readings = " or of ".join(" and ".join(codes) for codes in readings_found)
-        raise ValueError(f"{where} may be of {readings}: rename it, with _ inside of a code")
-    if readings_found:
-        return readings_found[0]
+    readings = list(filter(spelt_out, readings)) or readings  # pt-br and en, not pt and br-en
+    if len(readings) > 1:
+        choices = " or of ".join(" and ".join(codes) for codes in readings)
+        raise ValueError(f"{where} may be of {choices}: rename it, with _ inside of a code")
+    if readings:
+        return readings[0]
     raise ValueError(f"{where}: {problems[0] if problems else f'{pair!r} is not a pair a-b'}")

@@ -1,9 +1,9 @@
-"""A unigram language model over subwords (Kudo, 2018), trained from large to small: one path through all sizes.
+"""A unigram language model over subwords (Kudo, 2018), pruned from the largest vocabulary down to the smallest.
 
-Training begins with the characters and up to a million frequent substrings. Rounds of expectation maximisation set the
-pieces' probabilities, and the pieces that the text can best do without are left out, as SentencePiece does it; every
-vocabulary on the way is nested in the one before. A distinct word is trained on once, weighted by its occurrences, and
-where pieces fit into it is looked up once: pruning only thins those places out.
+Training begins with the characters and about a million frequent substrings as pieces. As in SentencePiece, rounds of
+expectation maximisation set the pieces' probabilities, and pruning drops the pieces whose loss lowers the text's
+likelihood least. Every vocabulary on this path is a subset of the one before. Each distinct word is trained on once,
+weighted by its occurrences, and the pieces that fit into it are looked up once; pruning only deletes some of them.
 """
 
 import unicodedata
@@ -33,19 +33,23 @@ from data_prep.vocab.unigram_loops import (
 from data_prep.vocab.word_counts import SPACE, WordCounts
 
 UNKNOWN_PENALTY = 10.0  # nats below the least likely piece, as in SentencePiece
-_SEEDS = 1_000_000  # pieces that training begins with, or as many times the largest vocabulary as this:
-_SEEDS_A_PIECE = 4  # expectation maximisation drops half of the seeds at once
-_SEED_CHARACTERS = 20_000_000  # of distinct words, the most frequent ones, whose substrings are counted
-_SHRINK = 0.75  # of the pieces stay in a round of pruning
-_ROUNDS = 2  # of expectation maximisation after it
-_LEAST_EXPECTED = 0.5  # occurrences of a longer piece, below which it is dropped: these four as in SentencePiece
+# Training begins with the larger number of pieces: _SEEDS, or _SEEDS_A_PIECE for each of the largest vocabulary.
+# Expectation maximisation drops half of them at once.
+_SEEDS = 1_000_000
+_SEEDS_A_PIECE = 4
+_SEED_CHARACTERS = 20_000_000  # at most, in the most frequent distinct words: their substrings are the seeds
+# As in SentencePiece, and so is _SEEDS:
+_SHRINK = 0.75  # share of the pieces that a round of pruning keeps
+_ROUNDS = 2  # of expectation maximisation after each pruning
+_LEAST_EXPECTED = 0.5  # a longer piece that is expected to occur less often is dropped
 
 
 @dataclass
 class _Words:
-    """Distinct words as character numbers, 0 unknown; word w is `characters[starts[w] : starts[w + 1]]`.
+    """Distinct words as character numbers from 1 on, 0 for an unknown character.
 
-    `reach` is the length of the longest possible piece from each character on (`find_reach`).
+    Word w is `characters[starts[w] : starts[w + 1]]` and occurs `counts[w]` times; `reach` is the length of the longest
+    possible piece from each character on (`find_reach`).
     """
 
     alphabet: list[str]
@@ -57,21 +61,24 @@ class _Words:
 
 @dataclass
 class _Lattice:
-    """The pieces that begin at each character of some texts: `fan[0]` of the `arcs` at the first one, and so on."""
+    """The pieces that begin at each character of some texts: the first `fan[0]` of the `arcs` begin at the first
+    character, the next `fan[1]` at the second, and so on. Text t begins at character `starts[t]`."""
 
     starts: Numbers
     fan: Numbers
     arcs: Numbers
 
     def renumber(self, numbers: Numbers) -> None:
-        """Give every piece its new number; those whose is negative are left out."""
+        """Give every piece its new number from `numbers`, and drop the pieces whose new number is negative."""
         self.arcs = self.arcs[: thin(self.fan, self.arcs, numbers)]
 
 
 @dataclass(frozen=True)
 class Unigrams:
-    """Pieces with the natural logarithms of their probabilities, and what the words' best segmentations come to under
-    them: `score` is their log-probability and `tokens` the number of their pieces, both times the words' occurrences.
+    """Pieces with the natural logarithms of their probabilities.
+
+    `score` is the log-probability and `tokens` the number of pieces of the best segmentations of all words, each word
+    weighted by its occurrences.
     """
 
     pieces: dict[str, float]
@@ -80,11 +87,14 @@ class Unigrams:
 
 
 class UnigramPath:
-    """Vocabularies from all seeds down to the characters; each call of `at` continues from the size before."""
+    """Vocabularies from all seeds down to the characters; each call of `at` prunes what the one before left."""
 
     def __init__(self, text: WordCounts, coverage: float, largest: int = 0):
-        """Train on words; characters beyond the share `coverage` of all occurrences are unknown. `largest`: pieces of
-        the largest vocabulary asked for. Raises ValueError where there are no words."""
+        """Train on the words of `text`. Raises ValueError if it has none.
+
+        `coverage`: the most frequent characters that make up this share of all occurrences are in the vocabulary, the
+        others are unknown. `largest`: size of the largest vocabulary that will be asked for.
+        """
         if not len(text.words):
             raise ValueError("the sampled lines have nothing but white space and invisible characters: take more text")
         words = _read_words(text, coverage)
@@ -98,19 +108,19 @@ class UnigramPath:
         starts = np.append(0, np.cumsum(self._lengths[1 + self.characters :], dtype=np.int64))
         trie = insert(spelled, starts, self.characters)
         self._text = _find(trie, words.characters, words.starts, words.reach)
-        left = np.repeat(starts[1:], np.diff(starts)) - np.arange(len(spelled))
-        self._own = _find(trie, spelled, starts, left.astype(np.uint8))  # the pieces within every longer piece
+        to_end = np.repeat(starts[1:], np.diff(starts)) - np.arange(len(spelled))
+        self._nested = _find(trie, spelled, starts, to_end.astype(np.uint8))  # the pieces within each longer piece
         self._scores = np.log(np.append(1.0, occurrences) / occurrences.sum())
         self._settle()
 
     @property
     def size(self) -> int:
-        """Number of pieces left."""
+        """Number of pieces that are left."""
         return len(self._pieces)
 
     def at(self, size: int, least: float = 0.0) -> Unigrams:
-        """The vocabulary of `size` pieces, or of all if there are fewer; all characters are among them. `least`: longer
-        pieces of fewer expected occurrences are left out, so that there may be fewer."""
+        """The vocabulary of `size` pieces, or of all that are left if these are fewer. All characters stay, even
+        if they are more than `size`. `least`: longer pieces of fewer expected occurrences are dropped as well."""
         while self.size > max(size, self.characters):
             self._prune(max(size, self.characters, int(self.size * _SHRINK)), size)
             self._settle(_LEAST_EXPECTED if self.size > size else 0.0, size)
@@ -120,8 +130,10 @@ class UnigramPath:
         return Unigrams(pieces, self._score, int(self._frequencies.sum()))
 
     def _settle(self, least: float = _LEAST_EXPECTED, fewest: int = 0) -> None:
-        """Maximise the likelihood, without the longer pieces of fewer than `least` expected occurrences as far as
-        `fewest` pieces are left, and find the best segmentations."""
+        """Maximise the likelihood by expectation maximisation, and find the best segmentations.
+
+        Longer pieces of fewer than `least` expected occurrences are dropped, but not below `fewest` pieces in all.
+        """
         for _ in range(_ROUNDS):
             expected = np.zeros(len(self._scores))
             expect(*self._arguments(), expected)
@@ -137,27 +149,30 @@ class UnigramPath:
         return self._text.starts, self._counts, self._text.fan, self._text.arcs, self._lengths, self._scores
 
     def _prune(self, size: int, fewest: int) -> None:
-        """Keep the characters and the longer pieces without which the text's log-probability would fall most; those
-        without which it would not fall only as far as `fewest` pieces need them."""
-        own, first = self._own, self.characters + 1
-        losses = find_losses(own.starts, own.fan, own.arcs, self._lengths, self._scores, self._frequencies, first)
+        """Keep at most `size` pieces: the characters, and the longer pieces that the text needs most.
+
+        These are the ones whose loss lowers its log-probability most. Those whose loss does not lower it are kept only
+        to have `fewest` pieces.
+        """
+        nested, first = (self._nested.starts, self._nested.fan, self._nested.arcs), self.characters + 1
+        losses = find_losses(*nested, self._lengths, self._scores, self._frequencies, first)
         to_keep = np.zeros(len(self._scores), bool)
         best = np.argsort(-losses, kind="stable")[: size - self.characters]
         to_keep[first + best[(losses[best] > -np.inf) | (np.arange(len(best)) < fewest - self.characters)]] = True
         self._keep(to_keep, self._scores)
 
     def _keep(self, to_keep: Numbers, values: Numbers) -> Numbers:
-        """Drop the longer pieces that are not `to_keep`; `values` of the others."""
+        """Drop the longer pieces that are not `to_keep`; returns the `values` of the pieces that stay."""
         first = 1 + self.characters
         to_keep[:first] = True
         if to_keep.all():
             return values
         numbers = np.where(to_keep, np.cumsum(to_keep) - 1, -1).astype(np.int32)
-        own, sizes = self._own, np.diff(self._own.starts)
+        nested, sizes = self._nested, np.diff(self._nested.starts)
         inside = np.repeat(to_keep[first:], sizes)
-        arcs = own.arcs[np.repeat(inside, own.fan)]
-        self._own = _Lattice(np.append(0, np.cumsum(sizes[to_keep[first:]])), own.fan[inside], arcs)
-        self._own.renumber(numbers)
+        arcs = nested.arcs[np.repeat(inside, nested.fan)]
+        self._nested = _Lattice(np.append(0, np.cumsum(sizes[to_keep[first:]])), nested.fan[inside], arcs)
+        self._nested.renumber(numbers)
         self._text.renumber(numbers)
         self._pieces = [piece for piece, keep in zip(self._pieces, to_keep[1:].tolist(), strict=True) if keep]
         self._lengths, self._scores = self._lengths[to_keep], self._scores[to_keep]
@@ -165,19 +180,21 @@ class UnigramPath:
 
 
 def _digamma(x: Numbers) -> Numbers:
-    """The derivative of the logarithm of the gamma function, by its asymptotic series from 7 on."""
-    below = np.zeros_like(x)
+    """The derivative of ln Γ(x): raised to x >= 7 by its recurrence, then by its asymptotic series."""
+    steps = np.zeros_like(x)
     for _ in range(7):
         small = x < 7
-        below[small] -= 1 / x[small]
+        steps[small] -= 1 / x[small]
         x = x + small
     squared = 1 / x**2
-    return below + np.log(x) - 0.5 / x - squared * (1 / 12 - squared * (1 / 120 - squared / 252))
+    return steps + np.log(x) - 0.5 / x - squared * (1 / 12 - squared * (1 / 120 - squared / 252))
 
 
 def _read_words(words: WordCounts, coverage: float) -> _Words:
+    """The words with a space before each, as character numbers. Words over LONGEST_WORD are cut, and of
+    unknown characters in a row one stays."""
     empty, space = (pa.scalar(text, pa.large_string()) for text in ("", SPACE))
-    spaced = pc.binary_join_element_wise(space, words.words, empty)  # the last one is what joins them
+    spaced = pc.binary_join_element_wise(space, words.words, empty)  # `empty` joins the two
     utf8 = spaced.buffers()[2][: pc.sum(pc.binary_length(spaced)).as_py()] if len(spaced) else b""
     codes = np.frombuffer(str(utf8, "utf-8").encode("utf-32-le"), np.uint32)
     sizes = pc.utf8_length(spaced).to_numpy().astype(np.int64)
@@ -191,8 +208,8 @@ def _read_words(words: WordCounts, coverage: float) -> _Words:
     characters = number_of[codes]
     parts = -(-sizes // LONGEST_WORD)
     if len(parts) and parts.max() > 1:
-        whole, sizes, counts = sizes, np.full(parts.sum(), LONGEST_WORD), np.repeat(counts, parts)
-        sizes[np.cumsum(parts) - 1] = whole - (parts - 1) * LONGEST_WORD
+        uncut, sizes, counts = sizes, np.full(parts.sum(), LONGEST_WORD), np.repeat(counts, parts)
+        sizes[np.cumsum(parts) - 1] = uncut - (parts - 1) * LONGEST_WORD
     if len(characters) and characters.min() == 0:  # of unknown ones in a row the first stays
         to_keep = characters > 0
         to_keep[1:] |= characters[:-1] > 0
@@ -205,7 +222,7 @@ def _read_words(words: WordCounts, coverage: float) -> _Words:
 
 
 def _scripts(alphabet: list[str]) -> Numbers:
-    """int8 script of the unknown character and of every other; digits and signs have one of their own."""
+    """int8 script by character number, the unknown character first. Digits and signs share a script of their own."""
     scripts = script_numbers()[[ord(character) for character in alphabet]].astype(np.int8)
     scripts[scripts == 1 + SCRIPTS.index("Kana")] = 1 + SCRIPTS.index("Han")
     for n, character in enumerate(alphabet):
@@ -217,37 +234,37 @@ def _scripts(alphabet: list[str]) -> Numbers:
 
 
 def _seeds(text: _Words, number: int) -> tuple[list[str], Numbers]:
-    """The longer pieces to begin with, `number` with the characters, by falling score, and for all pieces a first guess
-    at their occurrences.
+    """The longer pieces that training begins with, by falling score, at most `number` together with the characters; and
+    a first guess at the occurrences of all pieces, characters first.
 
-    They are the substrings that occur twice and can be followed by more than one character (SentencePiece takes the
-    inner nodes of a suffix tree), those of the highest product of occurrences and length.
+    The score is occurrences × length. Candidates are the substrings that occur at least twice and do not always have
+    the same character after them (SentencePiece takes the inner nodes of a suffix tree).
     """
     characters, starts, counts, reach = _most_frequent(text)
     single = np.bincount(text.characters, np.repeat(text.counts, np.diff(text.starts)))[1:]
-    ids, occurrences, places = characters, np.append(0.0, single), np.zeros(0, np.int64)
+    ids, occurrences, places = characters, np.append(0.0, single), np.zeros(0, np.int64)  # of the length before
     candidates: list[tuple[Numbers, Numbers, Numbers]] = []
     for length in range(2, LONGEST + 2):
-        ids, longer, parents, following = extend(characters, starts, counts, reach, ids, occurrences, length)
-        most = np.zeros(len(occurrences))
+        ids, longer, parents, longer_places = extend(characters, starts, counts, reach, ids, occurrences, length)
+        most = np.zeros(len(occurrences))  # occurrences with the most frequent next character
         np.maximum.at(most, parents, longer)
         if length > 2:
-            good = (occurrences >= 2) & (most < occurrences)
-            scores = occurrences[good] * (length - 1)
-            candidates.append((scores, places[good], np.full(len(scores), length - 1)))
-        occurrences, places = longer, following
-    scores, where, sizes = (np.concatenate(column) for column in zip(*candidates, strict=True))
+            branching = (occurrences >= 2) & (most < occurrences)
+            scores = occurrences[branching] * (length - 1)
+            candidates.append((scores, places[branching], np.full(len(scores), length - 1)))
+        occurrences, places = longer, longer_places
+    scores, places, sizes = (np.concatenate(column) for column in zip(*candidates, strict=True))
     ranked = np.argsort(-scores, kind="stable")[: max(number - len(text.alphabet), 0)]
     letters = ["", *text.alphabet]
     pieces = [
         "".join([letters[n] for n in characters[place : place + size].tolist()])
-        for place, size in zip(where[ranked].tolist(), sizes[ranked].tolist(), strict=True)
+        for place, size in zip(places[ranked].tolist(), sizes[ranked].tolist(), strict=True)
     ]
     return pieces, np.concatenate([single, scores[ranked]])
 
 
 def _most_frequent(text: _Words) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Characters, starts, counts and reach of the most frequent words, up to _SEED_CHARACTERS."""
+    """Characters, starts, counts and reach of the most frequent words, at most _SEED_CHARACTERS characters in all."""
     sizes = np.diff(text.starts)
     if sizes.sum() <= _SEED_CHARACTERS:
         return text.characters, text.starts, text.counts, text.reach
@@ -259,6 +276,7 @@ def _most_frequent(text: _Words) -> tuple[Numbers, Numbers, Numbers, Numbers]:
 
 
 def _find(trie: tuple[Numbers, Numbers, Numbers], characters: Numbers, starts: Numbers, reach: Numbers) -> _Lattice:
+    """Look up the pieces of the trie that begin at each character."""
     fan = np.empty(len(characters), np.uint8)
     room = np.empty(int(np.clip(reach, 1, LONGEST).sum(dtype=np.int64)), np.int32)  # memory is taken as it is filled
     return _Lattice(starts, fan, room[: look_up(*trie, characters, reach, fan, room)])

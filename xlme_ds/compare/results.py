@@ -1,10 +1,11 @@
 """The scores of all runs of a comparison, as JSON, tables and one plot.
 
-They are read from the files that the tests left in the folders of the runs, and from the runs' own records.
+They are read from the score files in the run folders and from the runs' own records.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, Self
@@ -38,18 +39,19 @@ MEASURES = {
     "pairs": Measure("retrieval of held-out pairs, accuracy@1"),
     "tatoeba": Measure("Tatoeba, accuracy@1"),
 }  # in the order of tables
-LOSSES = ("mlm", "tlm")  # in nats, XLM-E's are its generator's; not those of training, where masks differ by system
-SCORES = "scores"  # folder of the tests of a run, in the run's
-# Colours by their place, as in docs/results/: XLM-E, and XLM-R with or without pairs.
+# Held-out losses in nats, XLM-E's are its generator's. Training losses do not compare: masks differ by system.
+LOSSES = ("mlm", "tlm")
+SCORES = "scores"  # subfolder of a run's folder
+# A system's place here is its colour, as in docs/results/.
 _COLOURED = ("xlme", "xlmr_tlm", "xlme_all_tokens", "xlmr", "ernie_m", "xlm")
-UNTRAINED = "-untrained"  # ends the name of a fine-tuning that starts from random weights
+UNTRAINED = "-untrained"  # suffix of the folder of a fine-tuning that starts from random weights
 
 
 @dataclass(frozen=True)
 class RunScores:
-    """One trained system: what it took, its `scores` by measure, and those of the untrained model where it was tested.
+    """One trained system: its cost, its `scores` by measure, and those of the untrained model where it was tested.
 
-    `passes`: how often its rows repeat the text and the pairs; `languages`: held-out losses by term and language.
+    `passes`: how many times its rows read the text and the pairs; `languages`: held-out losses by term and language.
     """
 
     system: str
@@ -89,29 +91,30 @@ class RunScores:
 
 
 def passes(folder: Path, rows: int) -> float | None:
-    """Passes of the first `rows` rows of a mixed folder over its examples, a mean over all languages; None for rows
-    without counts, which `mix` writes."""
+    """The number of times that the first `rows` rows of a mixed folder read its examples, a mean over all languages;
+    None if its manifest lacks the counts that `xlme prep mix` writes."""
     manifest = read_manifest(folder)
     if "examples" not in manifest.counts:
         return None
-    used, available = (sum(of[key] for of in manifest.counts["by_language"].values()) for key in ("used", "available"))
+    used, available = (
+        sum(counts[key] for counts in manifest.counts["by_language"].values()) for key in ("used", "available")
+    )
     return rows / manifest.rows * used / available
 
 
 def tuned(folder: Path, task: str, seeds: Sequence[int]) -> list[Path]:
-    """The files of the scores that `xlme finetune --out FOLDER/TASK --seeds …` writes."""
+    """The score files that `xlme finetune --out FOLDER/TASK --seeds …` writes."""
     return [folder / task / (f"seed{seed}" if len(seeds) > 1 else "") / "scores.json" for seed in seeds]
 
 
 def scores(folder: Path, tuning_seeds: Sequence[int]) -> tuple[dict[str, float], dict[str, float]]:
-    """The measures of the model tested in `folder`, and of the untrained one that was tested with it, if there was
-    one."""
+    """The scores by measure of the model tested in `folder`, and of the untrained model; empty if it was not tested."""
     trained: dict[str, float] = {}
     untrained: dict[str, float] = {}
     path = folder
     try:
-        for task, which in ((task, which) for which in (trained, untrained) for task in ("pos", "ner")):
-            name = task + UNTRAINED * (which is untrained)
+        for model_scores, task in product((trained, untrained), ("pos", "ner")):
+            name = task + UNTRAINED * (model_scores is untrained)
             files = [path for path in tuned(folder, name, tuning_seeds) if path.exists()]
             means, first = [], read_object(files[0]) if files else {}
             for path in files:
@@ -122,39 +125,40 @@ def scores(folder: Path, tuning_seeds: Sequence[int]) -> tuple[dict[str, float],
                         raise ValueError(
                             f"{path} has scores of other {key} than {files[0]}: score one model on the same test files"
                         )
-                means.append(fmean(of["f1"] for code, of in languages.items() if code != "en"))
+                means.append(fmean(metrics["f1"] for code, metrics in languages.items() if code != "en"))
             if means:
-                which[task] = fmean(means)
+                model_scores[task] = fmean(means)
         for test in ("align", "pairs", "tatoeba"):
             path = folder / f"{test}.json"
-            for which, scored in zip((trained, untrained), _models(path), strict=False):
+            for model_scores, result in zip((trained, untrained), _models(path), strict=False):
                 if test == "align":
-                    which[test] = 100 * scored["overall"]["aer"][scored["layer"]]
+                    model_scores[test] = 100 * result["overall"]["aer"][result["layer"]]
                     continue
                 for suffix in ("", "_centred"):
-                    which[test + suffix] = 100 * both_ways(scored, bool(suffix))[scored["layer"]]
+                    model_scores[test + suffix] = 100 * both_ways(result, bool(suffix))[result["layer"]]
     except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise _of_another_form(path, error) from None
+        raise _malformed(path, error) from None
     return trained, untrained
 
 
 def heldout_losses(folder: Path) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """The losses of masked language modelling of the model tested in `folder`, as a whole and by language; none for a
-    model that does not predict masked tokens."""
+    """The held-out losses by term of the model tested in `folder`, overall and by language; empty for a model that does
+    not predict masked tokens."""
     path = folder / "losses.json"
     try:
-        scored = _models(path)[0] if path.exists() else {"overall": {}, "languages": {}}
-        terms = [term for term in LOSSES if term in scored["languages"]]  # those that the held-out tasks have
-        return {term: scored["overall"][term] for term in terms}, {term: scored["languages"][term] for term in terms}
+        result = _models(path)[0] if path.exists() else {"overall": {}, "languages": {}}
+        terms = [term for term in LOSSES if term in result["languages"]]  # tlm needs held-out pairs
+        return {term: result["overall"][term] for term in terms}, {term: result["languages"][term] for term in terms}
     except (KeyError, TypeError, IndexError) as error:
-        raise _of_another_form(path, error) from None
+        raise _malformed(path, error) from None
 
 
-def _of_another_form(path: Path, error: Exception) -> ValueError:
+def _malformed(path: Path, error: Exception) -> ValueError:
     return ValueError(f"{path} lacks {error} or has another form: delete it, and the test is done again")
 
 
 def _models(path: Path) -> list[dict[str, Any]]:
+    """The results by model in the file of a test, the trained model first; none if it was not run."""
     return list(read_object(path)["models"]) if path.exists() else []
 
 
@@ -168,18 +172,18 @@ def read_results(path: Path) -> list[RunScores]:
 
 
 def joined(found: Mapping[str, Sequence[RunScores]]) -> list[RunScores]:
-    """The runs of several places by their names, one that is in several of them once. Raises ValueError for two
+    """The runs `found` in several places, by the name of the place, without duplicates. Raises ValueError for two
     different runs of one system, budget and seed."""
-    places: dict[tuple[str, float, int], tuple[str, RunScores]] = {}
+    first_places: dict[tuple[str, float, int], tuple[str, RunScores]] = {}
     for place, runs in found.items():
         for run in runs:
-            name, first = places.setdefault((run.system, run.budget, run.seed), (place, run))
+            first_place, first = first_places.setdefault((run.system, run.budget, run.seed), (place, run))
             if run != first:
                 raise ValueError(
-                    f"{name} and {place} have different runs of {run.system} with {run.budget:.3g} operations and seed "
-                    f"{run.seed}: leave one out"
+                    f"{first_place} and {place} have different runs of {run.system} with {run.budget:.3g} operations "
+                    f"and seed {run.seed}: leave one out"
                 )
-    return [run for _, run in places.values()]
+    return [run for _, run in first_places.values()]
 
 
 def deliver(runs: Sequence[RunScores], out: Path) -> list[ResultTable]:
@@ -197,8 +201,8 @@ def measured(runs: Sequence[RunScores]) -> list[str]:
 
 
 def tables(runs: Sequence[RunScores]) -> list[ResultTable]:
-    """The scores at every budget; and how fast they grow, and where the first system passes the others."""
-    return [_scores_table(runs), *_trends_table(runs)]
+    """A table of the scores by budget, and one of their growth and of where the first system passes the others."""
+    return [_scores_table(runs), *_trends_tables(runs)]
 
 
 def _scores_table(runs: Sequence[RunScores]) -> ResultTable:
@@ -213,22 +217,23 @@ def _scores_table(runs: Sequence[RunScores]) -> ResultTable:
             if not seeds:
                 continue
             first = seeds[0]
-            through = ", ".join(f"{first.passes[task]:.2f}" for task in ("mono", "para") if task in first.passes)
-            cells = [f"{budget:.3g}", name, str(len(seeds)), f"{first.tokens / 1e6:.1f}", through]
-            cells += [_cell([run.losses[term] for run in seeds if term in run.losses], 2) for term in losses]
-            cells += [_cell([run.scores[m] for run in seeds if m in run.scores]) for m in measures]
+            passes_read = ", ".join(f"{first.passes[task]:.2f}" for task in ("mono", "para") if task in first.passes)
+            cells = [f"{budget:.3g}", name, str(len(seeds)), f"{first.tokens / 1e6:.1f}", passes_read]
+            cells += [_mean_and_range([run.losses[term] for run in seeds if term in run.losses], 2) for term in losses]
+            cells += [_mean_and_range([run.scores[m] for run in seeds if m in run.scores]) for m in measures]
             table.rows.append(cells)
             if any(run.untrained for run in seeds):
                 cells = ["", f"{name}, untrained", str(sum(bool(run.untrained) for run in seeds)), "0", ""]
                 cells += [""] * len(losses)
-                cells += [_cell([run.untrained[m] for run in seeds if m in run.untrained]) for m in measures]
+                cells += [_mean_and_range([run.untrained[m] for run in seeds if m in run.untrained]) for m in measures]
                 table.rows.append(cells)
     if any(measure in run.untrained for run in runs for measure in ("pos", "ner")):
         table.notes.append("Untrained models are fine-tuned for the first seed alone.")
     return table
 
 
-def _trends_table(runs: Sequence[RunScores]) -> list[ResultTable]:
+def _trends_tables(runs: Sequence[RunScores]) -> list[ResultTable]:
+    """The table of the trends; none if there are too few budgets for any."""
     measures, names = measured(runs), _names(runs)
     lines = {measure: trends(_points(runs, measure)) for measure in measures}
     if not any(lines.values()):
@@ -241,7 +246,7 @@ def _trends_table(runs: Sequence[RunScores]) -> list[ResultTable]:
         table.rows.append([f"{name}, a tenfold of operations", *cells])
     first, *others = names
     for slower in others:
-        cells = [_passed(lines[measure], first, slower, MEASURES[measure].higher_is_better) for measure in measures]
+        cells = [_overtaking(lines[measure], first, slower, MEASURES[measure].higher_is_better) for measure in measures]
         table.rows.append([f"{first} against {slower}", *cells])
     table.notes.append(
         f"Straight lines over the logarithm of the operations, with {share} intervals (Student; a crossing's is "
@@ -250,7 +255,7 @@ def _trends_table(runs: Sequence[RunScores]) -> list[ResultTable]:
     return [table]
 
 
-def _passed(lines: Mapping[str, Trend], first: str, other: str, higher_is_better: bool) -> str:
+def _overtaking(lines: Mapping[str, Trend], first: str, other: str, higher_is_better: bool) -> str:
     if first not in lines or other not in lines:
         return ""
     at_crossing = crossing(lines[first], lines[other])
@@ -261,6 +266,7 @@ def _passed(lines: Mapping[str, Trend], first: str, other: str, higher_is_better
 
 
 def _power(log: float) -> str:
+    """10 to the power of `log`, such as `3e16`."""
     return f"{10**log:.0e}".replace("e+", "e") if abs(log) < 100 else "beyond all"
 
 
@@ -269,13 +275,14 @@ def _names(runs: Sequence[RunScores]) -> list[str]:
 
 
 def _points(runs: Sequence[RunScores], measure: str) -> dict[str, list[tuple[float, float]]]:
+    """(operations, score) of every run, by system."""
     return {
         name: [(run.flops, run.scores[measure]) for run in runs if run.system == name and measure in run.scores]
         for name in _names(runs)
     }
 
 
-def _cell(values: Sequence[float], places: int = 1) -> str:
+def _mean_and_range(values: Sequence[float], places: int = 1) -> str:
     if not values:
         return ""
     spread = f" ({min(values):.{places}f} to {max(values):.{places}f})" if len(values) > 1 else ""
@@ -283,8 +290,8 @@ def _cell(values: Sequence[float], places: int = 1) -> str:
 
 
 def plot(runs: Sequence[RunScores], stem: Path) -> None:
-    """Write `stem`.png and `stem`.svg: a panel a measure, score over operations; dots are runs, lines pass through
-    their means, and the bands are the trends'."""
+    """Write `stem`.png and `stem`.svg: for each measure a panel of scores over operations. Dots are runs, solid lines
+    connect their means by budget, dashed lines with bands are the trends, and dotted lines the untrained models."""
     measures = measured(runs)
     sizes = {"axes.titlesize": 9, "axes.labelsize": 8}
     with matplotlib.rc_context(
@@ -303,8 +310,7 @@ def plot(runs: Sequence[RunScores], stem: Path) -> None:
 
 
 def colour_of(name: str, names: Iterable[str]) -> str:
-    """The colour of a system, the same in every picture that has at most those of `_COLOURED`; of others by their place
-    among the `names`."""
+    """The colour of a system: fixed for those of `_COLOURED`; the others follow in the order of `names`."""
     others = [other for other in names if other not in _COLOURED]
     return f"C{_COLOURED.index(name)}" if name in _COLOURED else f"C{len(_COLOURED) + others.index(name)}"
 
@@ -315,7 +321,7 @@ def _panel(axes: Axes, runs: Sequence[RunScores], measure: str) -> None:
     for name, values in points.items():
         colour = colour_of(name, points)
         by_budget = {
-            run.budget: [one for one in runs if (one.system, one.budget) == (name, run.budget)]
+            run.budget: [other for other in runs if (other.system, other.budget) == (name, run.budget)]
             for run in sorted(runs, key=lambda run: run.budget)
             if run.system == name and measure in run.scores
         }

@@ -1,7 +1,7 @@
 """Cross-lingual sentence retrieval: nearest neighbour by cosine, accuracy@1 in both directions, at every layer.
 
-The sentences are the Tatoeba test set's (LASER's v1 files) or translation pairs that were kept out of training. The
-tests of a language are a `Group`: sentences in the pivot language and their translations, line by line.
+The sentences are the Tatoeba test set's (LASER's v1 files) or translation pairs that were kept out of training. A
+`Group` is the test of one language: sentences in the pivot language and, in the same order, their translations.
 """
 
 import re
@@ -30,11 +30,10 @@ Groups = Mapping[str, Group]
 
 PIVOT = "en"
 WAYS = {"en_xx": "en→xx", "xx_en": "xx→en"}
-CENTRED = "_centred"  # after a way: the mean vector of each side is taken off, which the papers do not do
-SMALLEST = 5  # pairs that a language must have for its accuracy to mean something
+CENTRED = "_centred"  # suffix of a way: each side's mean vector is subtracted first, which the papers do not do
+SMALLEST = 5  # pairs of a language that make its accuracy meaningful
 
-# The files' ISO 639-3 codes -> the codes of the papers: XTREME's 36 languages. Other languages keep the code of their
-# file.
+# ISO 639-3 codes in file names -> the papers' codes, for XTREME's 36 languages. Others keep the code in the file name.
 XTREME = {
     "afr": "af", "ara": "ar", "bul": "bg", "ben": "bn", "deu": "de", "ell": "el", "spa": "es", "est": "et", "eus": "eu",
     "pes": "fa", "fin": "fi", "fra": "fr", "heb": "he", "hin": "hi", "hun": "hu", "ind": "id", "ita": "it", "jpn": "ja",
@@ -46,8 +45,8 @@ SETS = {
     "36": tuple(XTREME.values()),
 }
 _TATOEBA_FILE = re.compile(r"tatoeba\.(?P<code>[a-z]{3})-eng\.(eng|(?P=code))")
-_HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.")  # members of other tools in a zip file
-# The two files of a corpus with English, X.en-de.en and X.en-de.de, or its archive; X. may be absent.
+_HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.")  # zip members that operating systems add
+# A file of a corpus with English, X.en-de.en or X.en-de.de, or its archive en-de.txt.zip; `X.` may be absent.
 _PAIR_FILE = re.compile(rf"(.*\.)?({PIVOT}-(?P<after>[^.]+)|(?P<before>[^.]+)-{PIVOT})(\.txt\.zip|\.(?P<side>[^.]+))")
 
 
@@ -83,14 +82,14 @@ def pairs(
         raise ValueError(f"--limit {limit} leaves too few pairs for an accuracy: it must be at least {SMALLEST}")
     scored = []
     for model in load_encoders(models, layer, random, which):
-        every = group_by_language(heldout_pairs(Path(data), model.vocabulary), smallest=1)
-        groups = {code: (a[:limit], b[:limit]) for code, (a, b) in every.items() if len(a) >= SMALLEST}
+        all_groups = group_by_language(heldout_pairs(Path(data), model.vocabulary), smallest=1)
+        groups = {code: (a[:limit], b[:limit]) for code, (a, b) in all_groups.items() if len(a) >= SMALLEST}
         if not groups:
             raise ValueError(f"{data} has no language with {SMALLEST} pairs or more: an accuracy needs candidates")
-        few = {code: len(a) for code, (a, _) in every.items() if code not in groups}
+        too_few = {code: len(a) for code, (a, _) in all_groups.items() if code not in groups}
         note_of_training = trained_on(model, RowStore(Path(data) / "para")) if (Path(data) / "para").is_dir() else {}
         scores = retrieval_scores(model.encoder, groups, model.name)
-        scored.append(model.facts | note_of_training | scores | {"too_few": few})
+        scored.append(model.facts | note_of_training | scores | {"too_few": too_few})
     return {"test": "pairs", "models": scored}
 
 
@@ -140,7 +139,7 @@ def heldout_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationP
 
 def packed_pairs(store: RowStore) -> Iterator[TranslationPair]:
     """The pairs of a store of the task para."""
-    codes, between = store.languages, len(LAYOUTS[store.manifest.layout].between)
+    codes, separators = store.languages, len(LAYOUTS[store.manifest.layout].between)
     for start in range(0, store.rows, 256):
         rows = store.read(np.arange(start, min(start + 256, store.rows)))
         languages, lengths = iter(rows.languages), iter(rows.lengths)
@@ -151,11 +150,12 @@ def packed_pairs(store: RowStore) -> Iterator[TranslationPair]:
                 ids = tokens[at : at + length]
                 middle = 1 + int(np.flatnonzero(ids[1:] == EOS)[0])
                 first, second = codes[next(languages)], codes[next(languages)]
-                yield TranslationPair(ids[1:middle], ids[middle + between : -1], first, second)
+                yield TranslationPair(ids[1:middle], ids[middle + separators : -1], first, second)
                 at += length
 
 
 def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPair]:
+    """The pairs of line-aligned files. Raises ValueError on damaged ones, and on a folder without any."""
     any_pairs = False
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         match = _PAIR_FILE.fullmatch(path.name)
@@ -186,6 +186,7 @@ def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPai
 
 
 def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
+    """(name, content) of the English side and of the other. Raises ValueError on an archive without them."""
     sides = []
     try:
         with zipfile.ZipFile(path) as archive:
@@ -197,7 +198,7 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
                 if len(names) > 1:
                     raise ValueError(f"{path} holds {', '.join(names)}: put each corpus into an archive of its own")
                 sides.append((f"{path}:{names[0]}", archive.read(names[0])))
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # the last: encrypted, or packed unknown
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # the last: encrypted, or unknown packing
         raise ValueError(
             f"{path} cannot be read ({error}): it is damaged, or not plainly packed, fetch it again"
         ) from None
@@ -205,10 +206,10 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
 
 
 def group_by_language(found: Iterable[TranslationPair], smallest: int = SMALLEST) -> dict[str, Group]:
-    """Pairs with English on one side, as (English sentences, the other's) by language.
+    """Group the pairs with English on one side by the other language: (English sentences, translations).
 
-    Languages with fewer than `smallest` pairs are left out, and so are repetitions of a sentence, which no ranking
-    could tell apart.
+    Languages with fewer than `smallest` pairs are left out, and so are pairs with a sentence that came before: no
+    ranking can tell equal candidates apart.
     """
     groups: dict[str, dict[bytes, tuple[np.ndarray, np.ndarray]]] = defaultdict(dict)
     theirs_of: dict[str, set[bytes]] = defaultdict(set)
@@ -248,9 +249,9 @@ def accuracies(ours: np.ndarray, theirs: np.ndarray, block: int = 1024) -> tuple
 
 
 def retrieve(model: TextEncoder, groups: Groups, centred: bool = False, name: str = "") -> dict[str, Any]:
-    """Accuracies by layer, by language and averaged over the languages; lines of progress begin with `name`.
+    """Accuracies by layer, for each language and averaged over the languages; lines of progress begin with `name`.
 
-    `centred` adds those of centred vectors, and `dimensions`, in how many dimensions these vary (`effective_rank`).
+    `centred` adds the accuracies of centred vectors, and as `dimensions` their effective rank by layer.
     """
     vectors = (
         (language, sentence_vectors(model, [*a, *b], languages=[PIVOT] * len(a) + [language] * len(b)))
@@ -260,16 +261,16 @@ def retrieve(model: TextEncoder, groups: Groups, centred: bool = False, name: st
 
 
 def ranked(vectors: Iterable[tuple[str, np.ndarray]], centred: bool = False) -> dict[str, Any]:
-    """`retrieve` of vectors by language, [layers, 2N, D]: first those of the English sentences."""
+    """The result of `retrieve`, from each language's vectors [layers, 2N, D], English sentences first."""
     languages: dict[str, dict[str, list[float]]] = {}
-    products: list[np.ndarray] = []  # of all centred vectors, by layer: [D, D]
-    for language, vectors_of in vectors:
-        half = vectors_of.shape[1] // 2
-        variants = {"": [(layer[:half], layer[half:]) for layer in vectors_of]}
+    products: list[np.ndarray] = []  # by layer, the sum of x xᵀ over all centred vectors x: [D, D]
+    for language, vectors_LND in vectors:
+        half = vectors_LND.shape[1] // 2
+        variants = {"": [(layer[:half], layer[half:]) for layer in vectors_LND]}
         if centred:
             variants[CENTRED] = [(a - a.mean(0), b - b.mean(0)) for a, b in variants[""]]
-            here = [a.T @ a + b.T @ b for a, b in variants[CENTRED]]
-            products = [sum_DD + new_DD for sum_DD, new_DD in zip(products, here, strict=True)] if products else here
+            new_products = [a.T @ a + b.T @ b for a, b in variants[CENTRED]]
+            products = list(map(np.add, products, new_products)) if products else new_products
         languages[language] = {}
         for suffix, sides in variants.items():
             by_way = zip(*(accuracies(a, b) for a, b in sides), strict=True)
@@ -279,40 +280,40 @@ def ranked(vectors: Iterable[tuple[str, np.ndarray]], centred: bool = False) -> 
 
 
 def mean_over(languages: Mapping[str, Mapping[str, Sequence[float]]], chosen: Sequence[str]) -> dict[str, list[float]]:
-    """The scores of the `chosen` languages averaged, every language counting the same: by way, by layer."""
+    """The unweighted mean of the scores of the `chosen` languages, by way and layer."""
     return {
         way: np.mean([languages[language][way] for language in chosen], axis=0).tolist() for way in languages[chosen[0]]
     }
 
 
 def retrieval_scores(model: TextEncoder, groups: Groups, name: str) -> dict[str, Any]:
-    """Accuracies of one model with those over the papers' sets of languages, and how many sentences had to be cut."""
+    """Accuracies of one model, also over the papers' sets of languages, and how many sentences were cut."""
     scores = retrieve(model, groups, True, name)
     longest = model.cfg.max_positions - 2
     cut = sum(len(sentence) > longest for group in groups.values() for side in group for sentence in side)
-    there = {name: [code for code in codes if code in groups] for name, codes in SETS.items()}
+    tested = {name: [code for code in codes if code in groups] for name, codes in SETS.items()}
     sets = {
-        name: mean_over(scores["languages"], codes_there) | {"found": len(codes_there), "of": len(SETS[name])}
-        for name, codes_there in there.items()
-        if codes_there
+        name: mean_over(scores["languages"], codes) | {"found": len(codes), "of": len(SETS[name])}
+        for name, codes in tested.items()
+        if codes
     }
     return scores | {"sets": sets, "cut": cut, "pairs": {language: len(ours) for language, (ours, _) in groups.items()}}
 
 
 def both_ways(model: Mapping[str, Any], centred: bool = False) -> list[float]:
-    """By layer, the mean of both directions over the papers' 36 languages if the test has them all, else over all of
-    its languages."""
+    """The mean accuracy of both directions by layer, over the papers' 36 languages if the test has them all, else over
+    the languages that it has."""
     scores = complete_sets(model).get("36", model["overall"])
     return [(a + b) / 2 for a, b in zip(*(scores[way + CENTRED * centred] for way in WAYS), strict=True)]
 
 
 def complete_sets(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The scores of the papers' sets of languages, of those sets that the test has as a whole."""
+    """The scores of those of the papers' sets of languages that the test has completely."""
     return {name: scores for name, scores in model["sets"].items() if scores["found"] == scores["of"]}
 
 
 def retrieval_tables(results: Mapping[str, Any]) -> list[ResultTable]:
-    """A table of languages for every model at its layer."""
+    """A table of accuracies by language for every model, at the layer that it is quoted at."""
     tables = []
     ways = WAYS | {way + CENTRED: f"{title} centred*" for way, title in WAYS.items()}
     note = "the mean vector of each side of a language taken off"
@@ -324,8 +325,8 @@ def retrieval_tables(results: Mapping[str, Any]) -> list[ResultTable]:
             ranks = ", ".join(f"{rank:.0f}" for rank in model["dimensions"])
             table.notes.append(f"dimensions in which the centred vectors vary (effective rank), by layer: {ranks}")
         table.notes += told([model])
-        if few := model.get("too_few"):
-            counts = ", ".join(f"{code} ({count})" for code, count in few.items())
+        if too_few := model.get("too_few"):
+            counts = ", ".join(f"{code} ({count})" for code, count in too_few.items())
             table.notes.append(f"left out, with fewer than {SMALLEST} pairs without repetitions: {counts}")
         tables.append(table)
     return tables

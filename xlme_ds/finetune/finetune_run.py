@@ -1,5 +1,5 @@
-"""One fine-tuning run: read, train through the same engines and checkpoints as pre-training, score or predict every
-language."""
+"""One fine-tuning run: read the examples, train with the engines and checkpoints of pre-training, and score or predict
+every language."""
 
 import importlib.util
 import shutil
@@ -41,7 +41,7 @@ Scores = dict[tuple[str, str], dict[str, float] | None]  # by purpose (test or d
 
 
 class Prepared(NamedTuple):
-    """All that is read before the model is built; `bare`: of this rank's share of the tests, the languages without
+    """All that is read before the model is built. `bare`: the languages of this rank's share of the tests that have no
     labels."""
 
     saved: TrainedEncoder
@@ -52,9 +52,11 @@ class Prepared(NamedTuple):
 
 
 def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
-    """Do the whole job; collective over the ranks, which have joined. Returns its scores on rank 0 (see
-    docs/reference/data-formats.md), None elsewhere and after a request to stop. Nothing is done twice. Raises
-    SharedError."""
+    """Do the whole job, without the parts that an earlier call finished; collective over the ranks, which have joined.
+
+    Returns its scores on rank 0 (see docs/reference/data-formats.md), None elsewhere and after a request to stop.
+    Raises SharedError.
+    """
     task, weights = TASKS[job.command.task], job.out / MODEL_FOLDER / WEIGHTS_FILE
     doing = "reading the examples and building the model"
     with (
@@ -63,11 +65,11 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
     ):
         prepared = on_all_ranks(lambda: _prepare(job, folder, rank, world))
         saved, sets, config, loader, _ = prepared
-        bare = {language for part in gather(prepared.bare) for language in part}
+        unlabelled = {language for part in gather(prepared.bare) for language in part}
         if broadcast(job.done.exists()):
             return on_all_ranks(lambda: _finished(job, sets) if rank == 0 else None)
         if rank == 0:
-            _announce(job, task, sets, bare)
+            _announce(job, task, sets, unlabelled)
         if any(gather(stop.received is not None)):
             return None
         objective = TaskObjective(task.kind, len(task.labels), config.tuning.dropout)
@@ -80,19 +82,19 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
             if not train(engine, config, folder, loader, None, info, stop, watchdog):
                 return None
             state = engine.full_state()
-            whole = weights.parent, config.model, state, saved.vocabulary.path
-            on_all_ranks(lambda: write_model(*whole) if rank == 0 else None)
+            parts = weights.parent, config.model, state, saved.vocabulary.path
+            on_all_ranks(lambda: write_model(*parts) if rank == 0 else None)
         watchdog.close()  # scoring takes as long as it takes, and not equally long on all ranks
         wait_for_all()
-        # No predictions of other tests may stay from before: the folder is ready to submit.
-        old = job.out / "predictions"
-        on_all_ranks(lambda: shutil.rmtree(old) if rank == 0 and old.exists() else None)
+        # The folder is submitted as it is, so an earlier call's predictions of other tests must go.
+        earlier = job.out / "predictions"
+        on_all_ranks(lambda: shutil.rmtree(earlier) if rank == 0 and earlier.exists() else None)
         model = objective.build(config.model)
         on_all_ranks(lambda: load_run(job.out).load_into(model))
         model.to("cuda" if on_gpu() else "cpu")
         mine = on_all_ranks(lambda: _scores(model, prepared, job, (rank, world), stop))
-        scores = {key: one for part in gather(mine) for key, one in part.items()}
-        if rank != 0 or len(scores) < len(sets.test) + len(sets.dev):  # a request to stop came on the way
+        scores = {key: metrics for part in gather(mine) for key, metrics in part.items()}
+        if rank != 0 or len(scores) < len(sets.test) + len(sets.dev):  # a request to stop came meanwhile
             return None
         result = _summary(job, config, sets, scores)
         write_object(job.done, result)
@@ -101,7 +103,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
 
 
 def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
-    """Read everything and check it, also the files that are read after training. Raises ValueError."""
+    """Read and check everything, including the files that are scored after training. Raises ValueError."""
     command, task = job.command, TASKS[job.command.task]
     engine = replace(command.engine, precision=resolve_precision(command.engine))
     check_processes(engine, world)
@@ -129,22 +131,22 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
         started = read_object(job.out / CONFIG_FILE).get("data", {}).get("fingerprints")
         if started not in (None, loader.fingerprints):
             raise ValueError(f"{job.out} was started on other training examples: use the same --data, or another --out")
-    elif done := [path.name for path in (job.out / MODEL_FOLDER, job.done) if path.exists()]:
+    elif results := [path.name for path in (job.out / MODEL_FOLDER, job.done) if path.exists()]:
         raise ValueError(
-            f"{job.out} has {' and '.join(done)} but no {CONFIG_FILE}, which says how it was trained: "
+            f"{job.out} has {' and '.join(results)} but no {CONFIG_FILE}, which says how it was trained: "
             "restore it, or choose another --out"
         )
-    bare = []
+    unlabelled = []
     for source in [*sets.test, *sets.dev][rank::world]:
         language_index(cfg, source.language)
         examples = read(source, task)
         if source in sets.test and not labelled(examples):
-            bare.append(source.language)
-    return Prepared(saved, sets, config, loader, bare)
+            unlabelled.append(source.language)
+    return Prepared(saved, sets, config, loader, unlabelled)
 
 
 def _finished(job: Job, sets: TaskSets) -> dict[str, Any]:
-    """The scores that are there already. Raises ValueError where they are of other files than this call asks for."""
+    """The scores of an earlier call. Raises ValueError if they are of other files than this call asks for."""
     try:
         scores = read_object(job.done)
     except ValueError:
@@ -160,8 +162,9 @@ def _finished(job: Job, sets: TaskSets) -> dict[str, Any]:
     return scores
 
 
-def _announce(job: Job, task: DownstreamTask, sets: TaskSets, bare: set[str]) -> None:
-    if names := [source.path.name for source in sets.test if source.language in bare]:
+def _announce(job: Job, task: DownstreamTask, sets: TaskSets, unlabelled: set[str]) -> None:
+    """Print what is not scored, and that settings are chosen on held-out training examples."""
+    if names := [source.path.name for source in sets.test if source.language in unlabelled]:
         print(
             f"{job.out}: no labels in {', '.join(names)} ({len(names)} of {len(sets.test)} test sets): no scores of "
             f"these, their predictions go to {(job.out / predictions_file(task, 'test', 'xx')).parent} in the form "
@@ -181,7 +184,7 @@ def _announce(job: Job, task: DownstreamTask, sets: TaskSets, bare: set[str]) ->
 
 
 def _fill(saved: nn.Module, config: FinetuneConfig, model: nn.Module, gather_parameter: GatherParameter | None) -> None:
-    """Give the encoder the saved weights, and the head those that are drawn from the seed."""
+    """Give the encoder the saved weights, and draw those of the head from the seed."""
     assert isinstance(model, TaskModel)
     initialise(model.head, config.seed, config.model.init_std, gather_parameter)
     initialise(
@@ -189,12 +192,14 @@ def _fill(saved: nn.Module, config: FinetuneConfig, model: nn.Module, gather_par
     )
 
 
-def _scores(model: TaskModel, prepared: Prepared, job: Job, place: tuple[int, int], stop: StopRequest) -> Scores:
-    """Scores of the share of rank `place[0]` of `place[1]`, up to a request to stop.
+def _scores(
+    model: TaskModel, prepared: Prepared, job: Job, rank_and_world: tuple[int, int], stop: StopRequest
+) -> Scores:
+    """The scores of this rank's share of the test and dev sets, up to a request to stop.
 
     Writes the predictions of tests into the run folder.
     """
-    task, (rank, world) = TASKS[job.command.task], place
+    task, (rank, world) = TASKS[job.command.task], rank_and_world
     saved, sets, tuning = prepared.saved, prepared.sets, prepared.config.tuning
     cfg = saved.encoder.cfg
     files = [("test", source) for source in sets.test] + [("dev", source) for source in sets.dev]
@@ -222,25 +227,27 @@ def _scores(model: TaskModel, prepared: Prepared, job: Job, place: tuple[int, in
 def _summary(job: Job, config: FinetuneConfig, sets: TaskSets, scores: Scores) -> dict[str, Any]:
     """The content of `scores.json` (docs/reference/data-formats.md)."""
     task, split = TASKS[job.command.task], sets.test[0].split
-    languages = {code: one for (purpose, code), one in sorted(scores.items()) if purpose == "test" and one is not None}
-    dev = {code: one for (purpose, code), one in sorted(scores.items()) if purpose == "dev" and one is not None}
+    ordered = sorted(scores.items())
+    languages = {code: metrics for (purpose, code), metrics in ordered if purpose == "test" and metrics is not None}
+    dev = {code: metrics for (purpose, code), metrics in ordered if purpose == "dev" and metrics is not None}
     result: dict[str, Any] = {
         "task": job.command.task, "model": str(job.command.model), "random": job.command.random, "seed": job.seed,
         "split": split, "train_languages": [source.language for source in sets.train], "metric": list(task.metrics),
         "tuning": asdict(config.tuning), "settings": job.settings, "languages": languages,
         "weights": config.base, "training": fingerprints(sets.train), "files": sets.fingerprints(),
         "unlabelled": {
-            code: str(predictions_file(task, split, code)) for (_, code), one in sorted(scores.items()) if one is None
+            code: str(predictions_file(task, split, code)) for (_, code), metrics in ordered if metrics is None
         },
         "dev": {"languages": dev, "mean": _mean(task, dev), "held_out": sets.held_out} if dev else None,
     }  # fmt: skip
     if languages:
         result["mean"] = _mean(task, languages)
-    others = {code: one for code, one in languages.items() if code != PIVOT}
+    others = {code: metrics for code, metrics in languages.items() if code != PIVOT}
     if PIVOT in languages and others:
         result["gap"] = {metric: languages[PIVOT][metric] - mean for metric, mean in _mean(task, others).items()}
     return result
 
 
 def _mean(task: DownstreamTask, languages: Mapping[str, dict[str, float]]) -> dict[str, float]:
-    return {metric: fmean(one[metric] for one in languages.values()) for metric in task.metrics}
+    """The mean of each metric over `languages`."""
+    return {metric: fmean(scores[metric] for scores in languages.values()) for metric in task.metrics}

@@ -1,4 +1,4 @@
-"""The plan of a run as one dictionary: the cost of its layout, and the best of all layouts that are legal and fit."""
+"""The plan of a run as one dictionary: the cost of its own layout, and the fastest layouts that fit."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from .layout import ParallelLayout
 from .memory import GIB, peak
 from .speed import GPU, GPUS, HOST, LINK_EFFICIENCY, UTILISATION, communication, speed
 
-RESERVED = 0.1  # assumed share of a GPU's memory that the driver, NCCL and the allocator's fragments take
+RESERVED = 0.1  # assumed share of a GPU's memory for the driver, NCCL and fragmentation
 ACCOUNTING = (
     "discriminator = its encoder and head with the token embeddings, the figure that the paper publishes (279M, 840M, "
     "2.2B; a vocabulary of 500K is taken as 2^19 = 524,288); generator = its encoder and masked head without the "
@@ -32,8 +32,8 @@ PAPER = (
     "as in the paper's Table 4: matrix products, backward = forward, no vocabulary softmax, 2^20 tokens taken as "
     "1.0e6, pairs taken as half"
 )
-# Further settings of EngineConfig that belong to a layout.
-_OF_LAYOUT = (
+# The settings of EngineConfig that a layout sets, but for `kind` and `deepspeed`.
+_LAYOUT_SETTINGS = (
     "balance",
     "pipeline_stages",
     "pipeline_schedule",
@@ -53,12 +53,13 @@ def plan(
 ) -> dict[str, Any]:
     """Cost of `run` on rows of `model.max_positions` tokens, and the `layouts` best ways to run it.
 
-    `gpus` is by default the fewest that hold one copy of the model. Raises ValueError if `run` is not legal on them.
+    `gpus` is by default one copy of the model's: 1, or the stages of a pipeline. Raises ValueError if `run` is not
+    legal on them.
     """
     gpu = computing_in(gpu, run.engine.precision)
     gpus = run.engine.processes_per_replica if gpus is None else gpus
     row_tokens = run.model.max_positions
-    _, own = _priced(run, gpus, gpu, utilisation, run)
+    _, own_costs = _priced(run, gpus, gpu, utilisation, run)
     ranked = _search(run, gpus, gpu, utilisation)
     mono, para = (int(rows * row_tokens * run.train.steps) for rows in run.data.mean_rows)
     encoders = objective_of(run.objective).encoders
@@ -84,14 +85,14 @@ def plan(
             "memory_reserved": RESERVED,
             "host_bytes_per_s": HOST,
         },
-        **own,
+        **own_costs,
         "layouts": ranked[:layouts],
         "layouts_that_fit": len(ranked),
     }
 
 
 def computing_in(gpu: GPU, precision: str) -> GPU:
-    """`gpu` with its rate in `precision`. Raises ValueError if that is unknown."""
+    """`gpu` with its peak rate in `precision`. Raises ValueError if that is unknown."""
     if precision in ("auto", gpu.precision):
         return gpu
     if precision != "fp32" or not gpu.fp32_tflops:
@@ -102,26 +103,26 @@ def computing_in(gpu: GPU, precision: str) -> GPU:
 
 
 def _phases(run: RunConfig) -> list[dict[str, float]]:
-    """Steps, tokens of full rows, and the predicted share of tokens for each folder of the data."""
+    """Steps, tokens, counting rows as full, and the predicted share of tokens for each phase of the data."""
     data_phases = phases(run.data, run.objective.mask_fraction)
     ends = [phase.first for phase in data_phases[1:]] + [run.train.steps]
-    a_step = int(sum(run.data.mean_rows)) * run.model.max_positions
+    tokens_a_step = int(sum(run.data.mean_rows)) * run.model.max_positions
     return [
-        {"first_step": first, "steps": end - first, "tokens": (end - first) * a_step, "mask_fraction": fraction}
+        {"first_step": first, "steps": end - first, "tokens": (end - first) * tokens_a_step, "mask_fraction": fraction}
         for (first, fraction, _), end in zip(data_phases, ends, strict=True)
     ]
 
 
 def _operations(run: RunConfig, mono: int, para: int) -> dict[str, Any]:
-    """Floating-point operations of the complete run on `mono` and `para` tokens of each task, by both conventions."""
+    """Floating-point operations of the whole run on `mono` tokens of text and `para` of pairs, by both conventions."""
     row_tokens = run.model.max_positions
     work = work_of(run, row_tokens)
     of_mono, of_para = work.training * mono, work.training * para
-    whole = {"mono": of_mono, "both": of_mono + of_para, "both_para_half": of_mono + of_para / 2}
+    totals = {"mono": of_mono, "both": of_mono + of_para, "both_para_half": of_mono + of_para / 2}
     return {
         "forward_per_token": work.forward,
         "per_step": flops_per_step(run, row_tokens),
-        "standard": {"accounting": STANDARD, **whole},
+        "standard": {"accounting": STANDARD, **totals},
         "paper_convention": {
             "accounting": PAPER,
             "forward_per_token": paper_forward_per_token(run, row_tokens),
@@ -131,7 +132,7 @@ def _operations(run: RunConfig, mono: int, para: int) -> dict[str, Any]:
 
 
 def _components(run: RunConfig) -> dict[str, int]:
-    """Parameters of every part of the model, in the model's order; together they are all of its parameters."""
+    """Parameters of each part of the model, in the model's order; they add up to all of its parameters."""
     sums: Counter[str] = Counter()
     for name, size in parameter_sizes(run.objective, run.model).items():
         component, *inside = name.split(".")
@@ -144,18 +145,19 @@ def _components(run: RunConfig) -> dict[str, int]:
 
 
 def _priced(
-    run: RunConfig, gpus: int, gpu: GPU, utilisation: float, own: RunConfig
+    run: RunConfig, gpus: int, gpu: GPU, utilisation: float, base: RunConfig
 ) -> tuple[tuple[float, ...], dict[str, Any]]:
-    """(sort key, rounded costs) of `run`, which is a layout of `own`.
+    """(sort key, rounded costs) of `run`, which is `base` in a layout of its own.
 
-    The key is speed, then fewer micro-batches, then less memory. Raises ValueError if `run` is not legal on `gpus`.
+    The key puts the fastest first, then fewer micro-batches, then less memory. Raises ValueError if `run` is not legal
+    on `gpus`.
     """
     layout = ParallelLayout.of(run, gpus, gpu.precision, run.model.max_positions)
     moment, memory = peak(layout)
     memory["total"] = sum(memory.values())
     rates = speed(run, layout, gpu, utilisation)
     costs = {
-        "settings": _flags(run, own),
+        "settings": _options(run, base),
         "rows_per_micro_batch": layout.rows,
         "accumulation": layout.accumulation,
         "memory_per_gpu_gib": {kind: round(size / GIB, 3) for kind, size in memory.items()},
@@ -177,20 +179,21 @@ def _priced(
 
 
 def _rounded(value: float) -> float:
+    """`value` to four significant digits."""
     return float(f"{value:.4g}")
 
 
 def _search(run: RunConfig, gpus: int, gpu: GPU, utilisation: float) -> list[dict[str, Any]]:
-    """The costs of the layouts that are legal and fit, the best first."""
+    """The costs of the layouts that are legal and fit, the fastest first."""
     priced = []
     for variant in _variants(run, gpus):
-        with suppress(ValueError):  # not legal: the rows do not divide, or a stage would be empty
+        with suppress(ValueError):  # not legal: for example, rows do not divide, or a stage would be empty
             priced.append(_priced(variant, gpus, gpu, utilisation, run))
     return [costs for _, costs in sorted(priced, key=lambda pair: pair[0]) if costs["fits"]]
 
 
 def _variants(run: RunConfig, gpus: int) -> Iterator[RunConfig]:
-    """`run` under every engine, micro-batch and choice of checkpointing that may be legal."""
+    """`run` with every engine and micro-batch that may be legal, with and without activation checkpointing."""
     for engine in _engines(run.engine, gpus):
         largest = max(run.data.mono_rows, run.data.para_rows) // (gpus // engine.processes_per_replica)
         for power in range(max(1, largest).bit_length()):
@@ -201,8 +204,8 @@ def _variants(run: RunConfig, gpus: int) -> Iterator[RunConfig]:
 
 
 def _engines(engine: EngineConfig, gpus: int) -> Iterator[EngineConfig]:
-    """ZeRO 1, 2 and 3, the last two also with the optimizer offloaded; pipelines of 2, 4, 8, … stages that divide
-    `gpus`."""
+    """ZeRO 1, 2 and 3, of these 2 and 3 also with the optimizer offloaded; then pipelines of 2, 4, 8, … stages, where
+    these divide `gpus`."""
     plain = replace(
         engine,
         kind="deepspeed",
@@ -222,14 +225,15 @@ def _engines(engine: EngineConfig, gpus: int) -> Iterator[EngineConfig]:
             yield replace(plain, kind="pipeline", deepspeed="pipe_zero1", pipeline_stages=2**power)
 
 
-def _flags(run: RunConfig, own: RunConfig) -> str:
-    """Options that turn the command of the run `own` into this layout: settings that differ from it or the default."""
+def _options(run: RunConfig, base: RunConfig) -> str:
+    """Command-line options that change the run `base` into `run`: settings of the layout that differ from those of
+    `base` or from the defaults."""
     engine = run.engine
     options = [f"--engine.kind {engine.kind}", f"--engine.deepspeed {engine.deepspeed}"]
-    for name in _OF_LAYOUT:
-        value, usual = getattr(engine, name), getattr(EngineConfig, name)
+    for name in _LAYOUT_SETTINGS:
+        value, default = getattr(engine, name), getattr(EngineConfig, name)
         stages = name == "pipeline_stages" and engine.kind == "pipeline"
-        if stages or not usual == value == getattr(own.engine, name):
+        if stages or not default == value == getattr(base.engine, name):
             options.append(
                 f"--engine.{name.replace('_', '-')} {' '.join(map(str, value)) if name == 'balance' else value}"
             )

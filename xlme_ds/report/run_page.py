@@ -1,4 +1,4 @@
-"""The report page of a run: figures and tables of every section put into `run_page.html`, one self-contained file."""
+"""The report page of a run: the template `run_page.html` filled with figures and tables, one self-contained file."""
 
 import math
 import unicodedata
@@ -47,24 +47,24 @@ def write_report(run: Path) -> Path:
 def _page_of(run: RunFiles) -> str:
     settings: dict[str, Any] = checked("config.json", lambda: {} | (run.config or {}).get("config", {}))
     quantities = checked("config.json", lambda: run.objective["quantities"])
-    # Those with the unigram model's line, of held-out text, come before the others.
-    first = {figures.family(key, quantities)[0] for key, known in quantities.items() if known["unigram"]}
-    apart = first if run.heldout else set()
+    # Losses that a unigram model can be compared with, on held-out text, have a section before the other curves.
+    with_unigram = {figures.family(key, quantities)[0] for key, quantity in quantities.items() if quantity["unigram"]}
+    losses = with_unigram if run.heldout else set()
     borders = [step for step, _ in _phases(settings)][1:]
     panels = checked(
         "metrics.jsonl or heldout.jsonl",
-        lambda: figures.curves(run.metrics, run.heldout, quantities, borders, apart),
+        lambda: figures.curves(run.metrics, run.heldout, quantities, borders, losses),
     )
     return render(
         "run_page.html",
         run=run,
         name=checked("config.json", lambda: settings.get("name")),
         started=checked("config.json", lambda: started(run.config or {})),
-        going_on=checked("config.json or samples.json", lambda: _going_on(run, settings.get("train", {}))),
+        going_on=checked("config.json or samples.json", lambda: _progress(run, settings.get("train", {}))),
         about=checked("config.json", lambda: run.objective["description"]),
         cards=checked("config.json, metrics.jsonl or heldout.jsonl", lambda: list(_cards(run))),
-        losses={title: panel for title, panel in panels.items() if title in apart},
-        panels={title: panel for title, panel in panels.items() if title not in apart},
+        losses={title: panel for title, panel in panels.items() if title in losses},
+        panels={title: panel for title, panel in panels.items() if title not in losses},
         dimensions=checked(
             "dimensions.jsonl", lambda: figures.dimensions_by_layer(run.dimensions) if run.dimensions else None
         ),
@@ -93,15 +93,15 @@ def started(config: Mapping[str, Any]) -> str:
 
 
 def _scores(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """The scores of fine-tuning as a table: a row a language, then the mean."""
+    """The scores of fine-tuning as a table: a row for each language, then the mean."""
     metrics = list(scores["metric"])
-    rows = {code: [one[metric] for metric in metrics] for code, one in scores["languages"].items()}
+    rows = {code: [values[metric] for metric in metrics] for code, values in scores["languages"].items()}
     mean = [scores["mean"][metric] for metric in metrics] if rows else []
     return {"task": scores["task"], "metrics": metrics, "rows": rows, "mean": mean, "split": scores["split"]}
 
 
 def checked(file: str, build: Callable[[], Any]) -> Any:
-    """The result of `build`; where a file lacks something or has another form, an error that names the file."""
+    """The result of `build`. Raises ValueError, naming `file`, where that lacks something or has another form."""
     try:
         return build()
     except KeyError as error:
@@ -112,8 +112,8 @@ def checked(file: str, build: Callable[[], Any]) -> Any:
         ) from None
 
 
-def _going_on(run: RunFiles, settings: Mapping[str, int]) -> dict[str, int] | None:
-    """The step of an unfinished run, its number of steps, and the step of the sentences that are shown."""
+def _progress(run: RunFiles, settings: Mapping[str, int]) -> dict[str, int] | None:
+    """An unfinished run's step, number of steps, and step of the sentences on the page; None for a finished run."""
     step = run.metrics[-1]["step"] if run.metrics else 0
     if run.finished or step >= settings.get("steps", 0):
         return None
@@ -122,18 +122,18 @@ def _going_on(run: RunFiles, settings: Mapping[str, int]) -> dict[str, int] | No
 
 
 def _gaps(run: RunFiles, settings: Mapping[str, Any]) -> dict[str, str]:
-    """By file the steps that should have a record by the settings, and have none."""
+    """The steps without the record that the settings ask for, by file."""
     files = {"metrics.jsonl": (run.metrics, "log_every"), "heldout.jsonl": (run.heldout, "eval_every")}
     last = max((record["step"] for records, _ in files.values() for record in records), default=0)
-    found = {}
+    gaps = {}
     for file, (records, key) in files.items():
         if records and (every := settings.get("train", {}).get(key, 0)):
-            found[file] = missing_steps((record["step"] for record in records), every, last, first_step_of(settings))
-    return {file: steps for file, steps in found.items() if steps}
+            gaps[file] = missing_steps((record["step"] for record in records), every, last, first_step_of(settings))
+    return {file: steps for file, steps in gaps.items() if steps}
 
 
 def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
-    """The key figures at the head of the page as (label, value, note), each only when the run logged what it needs."""
+    """The key figures at the head of the page as (label, value, note), as far as the run logged them."""
     for task, words in _TASKS.items():
         values = points(run.heldout, f"auc_{task}")[1]
         if len(values):
@@ -155,7 +155,7 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         note = "median of the logged steps" + (f"; {_operations(median_high(flops))}" if len(flops) else "")
         yield "Throughput", f"{number(median_high(rate))} tokens/s", note
     if len(rate) and len(rate) == len(tokens):
-        done = first_step_of((run.config or {}).get("config", {}))  # by the parent of a branch
+        done = first_step_of((run.config or {}).get("config", {}))  # steps that the parent of a branch trained
         spent = np.diff(tokens, prepend=tokens[0] * done / run.metrics[0]["step"])
         seconds = float(np.sum(spent[rate > 0] / rate[rate > 0]))
         yield "Training time", duration(seconds), "tokens over throughput: from the first step to the last"
@@ -171,13 +171,13 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
 
 def _phases(settings: Mapping[str, Any]) -> list[tuple[int, float]]:
     """(first step, share of tokens that is predicted) of every phase of the data."""
-    data, usual = settings.get("data", {}), settings.get("objective", {}).get("mask_fraction", 0.0)
+    data, default = settings.get("data", {}), settings.get("objective", {}).get("mask_fraction", 0.0)
     starts = list(accumulate(data.get("phase_steps", []), initial=0))
-    return list(zip(starts, data.get("phase_mask_fractions") or [usual] * len(starts), strict=True))
+    return list(zip(starts, data.get("phase_mask_fractions") or [default] * len(starts), strict=True))
 
 
 def _language_shares(languages: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For each task: the chart of sampling shares on a logarithmic axis, largest language first."""
+    """A chart of sampling shares for each task: logarithmic axis, largest language first."""
     result = []
     for task in _TASKS:
         if table := languages.get(task):
@@ -202,7 +202,8 @@ def _language_shares(languages: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _dumbbells(
     before: Mapping[str, float], after: Mapping[str, float], low: float | None = None
 ) -> list[dict[str, Any]]:
-    """A row for each name of `after`: the places, 0 to 100, of both values on an axis from `low` or the least."""
+    """A row for each name of `after`: the places of both values, 0 to 100, on an axis that begins at `low`, or at the
+    least value."""
     values = [*before.values(), *after.values()]
     start = min(values, default=0.0) if low is None else low
     width = (max(values, default=0.0) - start) or 1.0
@@ -214,7 +215,8 @@ def _dumbbells(
 
 
 def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The retrieval section: both figures, and a row a language at the best layer before and the best layer after."""
+    """The retrieval section: both figures, and a row for each language with the accuracies at the best layer before and
+    at the best layer after training."""
     overall = {when: _both_ways(values[when]["overall"]) for when in ("before", "after") if values.get(when)}
     best = {when: int(np.argmax(by_layer)) for when, by_layer in overall.items()}
     means = {
@@ -225,7 +227,7 @@ def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
     trained = dict(sorted(means.get("after", {}).items(), key=lambda item: (-item[1], item[0])))
     by_language = _dumbbells(means.get("before", {}), trained, low=0.0)
     for row in by_language:
-        row["text"] = " → ".join(percent(of[row["code"]]) for of in means.values() if row["code"] in of)
+        row["text"] = " → ".join(percent(by_name[row["code"]]) for by_name in means.values() if row["code"] in by_name)
     rows = []
     for name, pairs in sorted(values["pairs"].items()):
         row = {"language": name, "pairs": pairs}
@@ -255,19 +257,18 @@ def _both_ways(scores: Mapping[str, list[float]]) -> Any:
 
 
 def _sentences(samples: Sequence[Mapping[str, Any]], languages: Mapping[str, Any]) -> dict[str, Any]:
-    """Real sentences with a model's tokens in the masked places and, where it judges tokens, its verdict on each; those
-    in English and German come first, then those of the largest shares in `languages`.
+    """Real sentences with a model's tokens in the masked places and, where it judges tokens, its verdict on each.
+    English comes first, then German, then the languages of the largest shares in `languages`.
 
-    A token is flagged from the `threshold` on: when its score is among the N highest of all the samples, N being the
-    number of replaced tokens in them. A threshold of 0.5 would flag next to nothing while replaced tokens are a rare
-    class; this one gives every model, good or bad, the same number of flags to place. Tokens without a score (null)
-    were not judged.
+    A token is flagged if its score is at least the `threshold`, the N-th highest score of all samples, which have N
+    replaced tokens. A threshold of 0.5 would flag next to nothing, as replaced tokens are rare; with this one every
+    model, good or bad, flags the same number. Tokens without a score (null) were not judged.
     """
     tokens = [token for sample in samples for token in sample["tokens"]]
     judged = [token for token in tokens if token["score"] is not None and token["original"] not in _SPECIAL]
     replaced = sum(bool(token["replaced"]) for token in judged)
     threshold = sorted((token["score"] for token in judged), reverse=True)[replaced - 1] if replaced else math.inf
-    ordered = sorted(samples, key=lambda sample: _place(sample["language"], languages.get(sample["task"], {})))
+    ordered = sorted(samples, key=lambda sample: _sort_key(sample["language"], languages.get(sample["task"], {})))
     shown = [_with_verdicts(sample, threshold) for sample in ordered]
     return {
         # Pairs first: one side of each is English.
@@ -278,15 +279,15 @@ def _sentences(samples: Sequence[Mapping[str, Any]], languages: Mapping[str, Any
     }
 
 
-def _place(language: str, shares: Mapping[str, Any]) -> tuple[int, float]:
-    """Sort key of the sentences on the page: a pair counts as the language next to English."""
+def _sort_key(language: str, shares: Mapping[str, Any]) -> tuple[int, float]:
+    """The sort key of a sentence in `language` on the page; a pair with English sorts as its other language."""
     codes = [code for code in language.split("–") if code != "en"] or ["en"]
     share = next((shares[key]["share"] for key in (language, language.replace("–", "-")) if key in shares), 0.0)
     return {"en": 0, "de": 1}.get(codes[0], 2), -share
 
 
 def _with_verdicts(sample: Mapping[str, Any], threshold: float) -> dict[str, Any]:
-    """The sample for the page: its sides as (direction of writing, BCP 47 tag, tokens), and the verdicts' counts."""
+    """The sample for the page: its sides as (direction of writing, BCP 47 tag, tokens), and counts of the verdicts."""
     sides: list[list[dict[str, Any]]] = [[]]
     for token in sample["tokens"]:
         if token["original"] == "</s>":
@@ -295,7 +296,7 @@ def _with_verdicts(sample: Mapping[str, Any], threshold: float) -> dict[str, Any
             texts = {key: token[key].replace(_SPACE, " ").strip() for key in ("piece", "original")}
             spaced = token["piece"].startswith(_SPACE) and sides[-1] != []
             sides[-1].append(token | texts | {"spaced": spaced, "verdict": _verdict(token, threshold)})
-    codes = [*sample["language"].split("–"), ""]  # of a side without one, none
+    codes = [*sample["language"].split("–"), ""]  # the last for a side without a code
     return {
         "language": sample["language"],
         "task": sample["task"],
@@ -305,8 +306,8 @@ def _with_verdicts(sample: Mapping[str, Any], threshold: float) -> dict[str, Any
 
 
 def _verdict(token: Mapping[str, Any], threshold: float) -> str:
-    """`hit` or `miss` for a replaced token, `alarm` or `passed` for an original one; without a score `miss`, `restored`
-    for a masked one that is right, or `passed`."""
+    """`hit` or `miss` for a replaced token, `alarm` or `passed` for an original one. Without a score: `miss` if
+    replaced, `restored` if masked and predicted right, else `passed`."""
     if token["score"] is None:
         return "miss" if token["replaced"] else "restored" if token["masked"] else "passed"
     if token["replaced"]:
@@ -321,5 +322,5 @@ def _direction(side: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _operations(rate: float) -> str:
-    """Operations a second: `89 GFLOP/s`, `1.23 TFLOP/s`."""
+    """Operations a second as text: `89 GFLOP/s`, `1.23 TFLOP/s`."""
     return f"{number(rate / 1e12)} TFLOP/s" if rate >= 1e12 else f"{number(rate / 1e9)} GFLOP/s"

@@ -1,4 +1,4 @@
-"""The layouts of XLM-E's Tables 1, 5, 6 and 7 and of scores by language: published rows, then ours; in three formats.
+"""Our scores below published ones, in the layouts of XLM-E's Tables 1, 5, 6 and 7 and by language; in three formats.
 
 Published scores and the layouts are in xtreme_published.toml.
 """
@@ -32,7 +32,7 @@ _GROUPS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One or two numbers, what qualifies them, and their standard deviation over seeds."""
+    """One or two numbers, remarks that qualify them (`marks`), and their standard deviations over seeds (`spreads`)."""
 
     values: tuple[float, ...] = ()
     marks: tuple[str, ...] = ()
@@ -41,7 +41,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class SystemRow:
-    """A system; `source` is where its scores were published, empty for ours. Rows of one group follow its name."""
+    """The scores of a system by column. `source`: where they were published, empty for ours; `group`: the heading above
+    its rows."""
 
     system: str
     source: str
@@ -51,7 +52,7 @@ class SystemRow:
 
 @dataclass
 class XtremeTable:
-    """Rows of systems; `columns` by key are (heading, headings of its numbers)."""
+    """A table with a row for each system; `columns` are (heading, headings of its numbers) by key."""
 
     name: str
     title: str
@@ -88,12 +89,12 @@ def write_xtreme(runs: list[Path], out: Path) -> Path:
 
 @cache
 def published() -> dict[str, Any]:
-    """The published scores; every table's rows hold system, source and scores."""
+    """The published scores and the layouts, as in xtreme_published.toml; each row has system, source and scores."""
     return tomllib.loads(Path(__file__).with_name("xtreme_published.toml").read_text(encoding="utf-8"))
 
 
 def tables(models: list[Model]) -> list[XtremeTable]:
-    """All tables; those of retrieval, alignment and single languages only where a model has such scores."""
+    """All tables. Those of retrieval, alignment and scores by language are left out if no model has such scores."""
     rows: dict[str, dict[str, dict[str, Cell]]] = {"table1": {}, "table7": {}, "table5": {}, "table6": {}}
     for model in models:
         rows["table1"][model.name] = _task_cells(model)
@@ -104,9 +105,9 @@ def tables(models: list[Model]) -> list[XtremeTable]:
             rows["table6"][_at_layer(model, model.align)] = _alignment_cells(model.name, model.align)
     built = [_table(name, ours) for name, ours in rows.items() if ours or name in ("table1", "table7")]
     for task in published()["by_language"]:
-        having = [model for model in models if task in model.results and model.results[task].runs[0].languages]
-        if having:
-            built.append(_language_table(task, having))
+        scored = [model for model in models if task in model.results and model.results[task].runs[0].languages]
+        if scored:
+            built.append(_language_table(task, scored))
     return built
 
 
@@ -115,7 +116,7 @@ def _at_layer(model: Model, scores: Mapping[str, Any]) -> str:
 
 
 def _table(name: str, ours: Mapping[str, dict[str, Cell]]) -> XtremeTable:
-    """A layout with its published rows and our rows, which may have columns of their own."""
+    """The table `name`: its published rows, then ours, whose additional columns are appended."""
     layout = published()["layouts"][name]
     columns = {key: (heading, tuple(parts)) for key, (heading, *parts) in layout["columns"].items()}
     rows = []
@@ -133,7 +134,7 @@ def _table(name: str, ours: Mapping[str, dict[str, Cell]]) -> XtremeTable:
 
 
 def _task_cells(model: Model) -> dict[str, Cell]:
-    """Table 1. The average is over tasks, a task with two metrics counting their mean, as XTREME does."""
+    """Our row of Table 1. The average is over tasks; of a task with two metrics it takes their mean, as XTREME does."""
     cells = {
         task: _over_seeds(task, result, [_means(run.languages.values()) for run in result.runs])
         for task, result in model.results.items()
@@ -141,12 +142,12 @@ def _task_cells(model: Model) -> dict[str, Cell]:
     }
     scored = [fmean(cell.values) for cell in cells.values() if cell.values]
     if scored:
-        cells["average"] = Cell((fmean(scored),), _part(len(scored), len(TASKS), "tasks"))
+        cells["average"] = Cell((fmean(scored),), _shortfall(len(scored), len(TASKS), "tasks"))
     return cells
 
 
 def _gap_cells(model: Model) -> dict[str, Cell]:
-    """Table 7: English minus the mean of the other languages, of exact matches where there are any."""
+    """Our row of Table 7: English minus the mean of the other languages, in exact match if the task has it."""
     cells = {}
     for task in published()["layouts"]["table7"]["columns"]:
         gaps = []
@@ -161,16 +162,16 @@ def _gap_cells(model: Model) -> dict[str, Cell]:
 
 
 def _retrieval_cells(test: Mapping[str, Any]) -> dict[str, Cell]:
-    """Table 5, at the layer that the test was run for; a column is named after its number of languages."""
+    """Our row of Table 5, at the layer that the test quotes; a column is named by its number of languages."""
     cells = {}
     for name, scores in test["sets"].items():
         values = tuple(100 * scores[way][test["layer"]] for way in ("en_xx", "xx_en"))
-        cells[name] = Cell(values, _part(scores["found"], int(name), "languages"))
+        cells[name] = Cell(values, _shortfall(scores["found"], int(name), "languages"))
     return cells
 
 
 def _alignment_cells(model: str, test: Mapping[str, Any]) -> dict[str, Cell]:
-    """Table 6, at the layer that the test was run for; en-de and de-en are one test."""
+    """Our row of Table 6, at the layer that the test quotes; en-de and de-en are one test."""
     cells = {}
     pairs = [column for column in published()["layouts"]["table6"]["columns"] if column != "average"]
     for name, scores in test["tests"].items():
@@ -180,14 +181,14 @@ def _alignment_cells(model: str, test: Mapping[str, Any]) -> dict[str, Cell]:
                 f"{model} has alignments of {column} and of {name}, which are one test: keep one in --runs"
             )
         cells[column] = Cell((100 * scores["aer"][test["layer"]],))
-    known = [cells[pair].values[0] for pair in pairs if pair in cells]
-    if known:
-        cells["average"] = Cell((fmean(known),), _part(len(known), len(pairs), "tests"))
+    rates = [cells[pair].values[0] for pair in pairs if pair in cells]
+    if rates:
+        cells["average"] = Cell((fmean(rates),), _shortfall(len(rates), len(pairs), "tests"))
     return cells
 
 
 def _language_table(task: str, models: list[Model]) -> XtremeTable:
-    """One task by language; the last column averages every row over the languages that all of our rows have."""
+    """The table of one task by language; its last column averages over the languages that all of our rows have."""
     entry = published()["by_language"][task]
     results = {model.name: model.results[task] for model in models}
     runs = [result.runs[0] for result in results.values()]
@@ -204,9 +205,9 @@ def _language_table(task: str, models: list[Model]) -> XtremeTable:
         means = {code: _means(run.languages[code] for run in result.runs) for code in result.runs[0].languages}
         scored.append((name + (f" ({marks})" if marks else ""), "", means))
     rows = []
-    for system, where, scores in scored:
+    for system, published_in, scores in scored:
         cells = {code: Cell(values) for code, values in scores.items() if code in columns}
-        rows.append(SystemRow(system, where, cells | {"shared": Cell(_means(scores[code] for code in shared))}))
+        rows.append(SystemRow(system, published_in, cells | {"shared": Cell(_means(scores[code] for code in shared))}))
     heading = TASKS[task][0] if task in TASKS else "CoNLL"
     title = f"{heading} by language, fine-tuned on English unless said: {' and '.join(metrics)}"
     note = f"The last column averages over {', '.join(shared) or 'nothing'}: the languages that all of our rows have."
@@ -214,33 +215,35 @@ def _language_table(task: str, models: list[Model]) -> XtremeTable:
 
 
 def _means(tuples: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
-    """The mean of every metric."""
+    """The mean of every metric over several tuples of metrics."""
     return tuple(map(fmean, zip(*tuples, strict=True)))
 
 
 def _over_seeds(task: str, result: TaskScores, seeds: Sequence[tuple[float, ...]]) -> Cell:
-    """The mean and the standard deviation over seeds of every metric."""
+    """The mean and the standard deviation of every metric over `seeds`."""
     spreads = tuple(stdev(numbers) if len(numbers) > 1 else None for numbers in zip(*seeds, strict=True))
     return Cell(_means(seeds), _marks(task, result), spreads)
 
 
-def _part(found: int, whole: int, unit: str) -> tuple[str, ...]:
+def _shortfall(found: int, whole: int, unit: str) -> tuple[str, ...]:
+    """The mark of a figure over fewer units than there are, such as `5 of 40 languages`; none for all of them."""
     return () if found >= whole else (f"{found} of {whole} {unit}",)
 
 
 def _marks(task: str, result: TaskScores) -> tuple[str, ...]:
+    """The remarks on the scores of a task: fewer languages or labels, seeds, split, and choice of settings."""
     first = result.runs[0]
     if not first.languages:
         return ("no labels: predictions alone",)
-    whole = TASKS[task][1] if task in TASKS else len(published()["by_language"][task]["languages"])
-    of = str(result.settings) if result.found == result.settings else f"{result.found} of {result.settings}"
-    best = f"best of {of} settings on {first.dev_name}" if result.found > 1 else f"{of} settings"
+    languages = TASKS[task][1] if task in TASKS else len(published()["by_language"][task]["languages"])
+    tried = str(result.settings) if result.found == result.settings else f"{result.found} of {result.settings}"
+    choice = f"best of {tried} settings on {first.dev_name}" if result.found > 1 else f"{tried} settings"
     marks = (
-        *_part(len(first.languages), whole, "languages"),
+        *_shortfall(len(first.languages), languages, "languages"),
         f"{len(first.unlabelled)} without labels" if first.unlabelled else "",
         f"{len(result.runs)} seeds" if len(result.runs) > 1 else "",
         first.split if first.split != "test" else "",
-        best if result.settings > 1 else "",
+        choice if result.settings > 1 else "",
     )
     return tuple(filter(None, marks))
 
@@ -250,19 +253,19 @@ def show(cell: Cell | None, decimals: int) -> str:
     if cell is None:
         return ""
     numbers = [
-        f"{value:.{decimals}f}" + (f" ± {around:.{decimals}f}" if around is not None else "")
-        for value, around in zip_longest(cell.values, cell.spreads)
+        f"{value:.{decimals}f}" + (f" ± {spread:.{decimals}f}" if spread is not None else "")
+        for value, spread in zip_longest(cell.values, cell.spreads)
     ]
     return (" / ".join(numbers) + (f" [{', '.join(cell.marks)}]" if cell.marks else "")).lstrip()
 
 
 def source(row: SystemRow) -> str:
-    """The source of a row."""
+    """The text of a row's source: `published: …` or `ours`."""
     return f"published: {row.source}" if row.source else "ours"
 
 
 def to_csv(table: XtremeTable) -> str:
-    """The table with a column for every number; spreads and marks are in `remarks`."""
+    """The table as CSV: a column for every number; spreads and marks are in the column `remarks`."""
     columns = {
         key: [f"{key}_{part}".lower().replace("→", "_") if len(parts) > 1 else key for part in parts]
         for key, (_, parts) in table.columns.items()
@@ -277,6 +280,6 @@ def to_csv(table: XtremeTable) -> str:
         record = {"system": row.system, "source": source(row), "remarks": "; ".join(remarks)}
         for key, cell in row.cells.items():
             texts = [f"{value:.{table.decimals}f}" for value in cell.values]
-            record |= zip(columns[key], texts, strict=False)  # predictions alone have no values
+            record |= zip(columns[key], texts, strict=False)  # not strict: a task without labels has no values
         writer.writerow(record)
     return buffer.getvalue()
