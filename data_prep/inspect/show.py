@@ -45,8 +45,8 @@ class ShowConfig:
 
 @dataclass(frozen=True)
 class ShownRow:
-    """One training row: its `number`, `tokens` int32 [T], `lengths` of its items, `languages` (codes) of their
-    sides."""
+    """One training row: its `number`, `tokens` int32 [T], the `lengths` of its items, and the `languages` of these: a
+    code for each side of each item."""
 
     number: int
     tokens: np.ndarray
@@ -78,15 +78,15 @@ def _run(config: ShowConfig) -> None:
         raise ValueError(f"--mask-fraction is {fraction}: it must be at least 0 and below 1")
     if not tasks:
         raise ValueError(f"{config.data} holds neither mono/manifest.json nor para/manifest.json: run mix first")
-    nothing = list(filter(None, [_show(config, task) for task in tasks]))
-    if len(nothing) == len(tasks):
-        raise ValueError(nothing[0])
-    for sentence in nothing:
-        warn(sentence)
+    warnings = list(filter(None, [_show(config, task) for task in tasks]))
+    if len(warnings) == len(tasks):
+        raise ValueError(warnings[0])
+    for warning in warnings:
+        warn(warning)
 
 
 def _show(config: ShowConfig, task: str) -> str:
-    """Print rows of a task; where none fits, a sentence that says so."""
+    """Print rows of a task. Returns a warning if no row fits the settings, else an empty string."""
     folder, console = config.data / task, Console(highlight=False)
     manifest = read_manifest(folder)
     if manifest.stage != "mix":
@@ -108,7 +108,8 @@ def _show(config: ShowConfig, task: str) -> str:
 
 
 def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None) -> Iterator[ShownRow]:
-    """Rows from number `start` on, those with `language` if given. Raises ValueError for a damaged shard."""
+    """Read the rows from number `start` on; with `language`, only rows that have it. Raises ValueError for a damaged
+    shard."""
     first, layout = 0, LAYOUTS[manifest.layout]
     for shard in manifest.shards:
         if first + shard.rows <= start:
@@ -134,12 +135,12 @@ def _batches(folder: Path, shard: Shard, row_tokens: int) -> Iterator[pa.RecordB
 
 
 def _with_language(batch: pa.RecordBatch, manifest: Manifest, language: str | None) -> Sequence[int]:
-    """Rows of a batch with a language, or all: only the column of languages is read."""
+    """Numbers of the rows of a batch that have the language, or of all; reads only the column of languages."""
     if language is None:
         return range(batch.num_rows)
     codes = batch.column("languages")
-    rows = pc.list_parent_indices(codes).to_numpy()
-    return list(np.unique(rows[codes.flatten().to_numpy() == manifest.languages.index(language)]).tolist())
+    row_of_code = pc.list_parent_indices(codes).to_numpy()
+    return list(np.unique(row_of_code[codes.flatten().to_numpy() == manifest.languages.index(language)]).tolist())
 
 
 def _describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConfig, marks: bool) -> Iterator[Text]:
@@ -157,18 +158,18 @@ def _describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConf
 
 
 def _sides(row: ShownRow, begin: int, end: int, sides: int) -> list[tuple[int, int]]:
-    """[begin, end) of the text of each side of an item, without the special tokens around it."""
+    """Positions [first, stop) of each side's text in the item at [begin, end), without special tokens around it."""
     assert row.tokens[begin] == row.layout.opening and row.tokens[end - 1] == EOS
-    if sides == 1:  # may have several documents, with `</s>` in between
+    if sides == 1:  # the item may have several documents, with `</s>` in between
         return [(begin + 1, end - 1)]
     middle = begin + 1 + int(np.argmax(row.tokens[begin + 1 : end] == EOS))
     return [(begin + 1, middle), (middle + len(row.layout.between), end - 1)]
 
 
 def text_of(tokens: np.ndarray, first: int, stop: int, masked: set[int], vocabulary: Vocabulary, marks: bool) -> Text:
-    """Text of the tokens [first, stop): masked ones reversed, and each in ⟦⟧ when `marks`; `</s>` is written out.
+    """Decode the tokens [first, stop); `</s>` is written out.
 
-    `marks` is for an output without colour.
+    Masked tokens have reversed colours or, with `marks` (for an output without colour), are in ⟦⟧.
     """
     line = Text()
     for position in range(first, stop):

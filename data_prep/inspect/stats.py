@@ -33,7 +33,7 @@ class StatsConfig:
 
 
 class Section(NamedTuple):
-    """The numbers of one task: a line a language, lengths by language in the same order, and losses."""
+    """The numbers of one task: a line and a length histogram for each language or pair, and losses."""
 
     task: str
     lines: list[Line]
@@ -43,7 +43,7 @@ class Section(NamedTuple):
 
     @property
     def rows(self) -> list[dict[str, str]]:
-        """Cells of every line, and of their sum at the end."""
+        """Cells of every line by heading; the last row is the sum."""
         return [line.cells(self.task, self.packed) for line in (*self.lines, total(self.lines))]
 
 
@@ -69,14 +69,14 @@ def _section(config: StatsConfig, task: str) -> Section:
 def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
     from rich.console import Console
 
-    width = None if Console().is_terminal else 160  # a file has room for every column
+    width = None if Console().is_terminal else 160  # wide enough for every column, where the output is a file
     console = Console(width=width, markup=False, emoji=False)  # names may have brackets
-    page = config.out / "stats.html"  # first: who reads the tables may stop, as head does
+    page = config.out / "stats.html"  # written before the tables, whose reader may stop early, as `head` does
     write_file(page, html(sections, read_manifest(config.data / sections[0].task)).encode(), config.out)
     for section in sections:
         histograms = [*section.lengths.values(), np.sum(list(section.lengths.values()), axis=0)]
         medians = ({"median tokens": f"{median(histogram):,}+"} for histogram in histograms)
-        rows = [cells | middle for cells, middle in zip(section.rows, medians, strict=True)]
+        rows = [cells | median_cell for cells, median_cell in zip(section.rows, medians, strict=True)]
         console.print(_table(TITLES[section.task], rows))
         for losses in section.losses:
             console.print(_table(losses.title, losses.rows))
@@ -84,7 +84,7 @@ def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
 
 
 def _table(title: str, rows: Sequence[dict[str, str]]) -> object:
-    """A table of the terminal; its last row is the sum."""
+    """Lay out a table for the terminal; the last of `rows` is the sum."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Column, Table
 
@@ -97,7 +97,7 @@ def _table(title: str, rows: Sequence[dict[str, str]]) -> object:
 
 
 def html(sections: Sequence[Section], mixed: Manifest) -> str:
-    """The page, with its plots, in one file that needs nothing else."""
+    """Render the page, with its plots inside, so that it needs no other file."""
     from jinja2 import Environment, FileSystemLoader
 
     environment = Environment(
