@@ -3,16 +3,16 @@
 name = "cc100"                  what `--where NAME=PLACE` and messages call it
 where = "s3://bucket/cc100"     a folder or a pyarrow.fs URI; relative paths are from the current folder
 format = "cc100"                readers.READERS has all
-files = "{lang}.txt.xz"         or a list, all of which count, but of a text that is packed in several ways the first;
-                                pairs have {src}, {tgt} and {side}; * is any part of a name
-languages = ["af", "zh|zh_CN"]  as the files spell them (of a|b the first that has a file counts); or "any"
+files = "{lang}.txt.xz"         or a list of names, all of which are read (of one text in several compressions, the
+                                first); pairs have {src}, {tgt} and {side}; * is any part of a name
+languages = ["af", "zh|zh_CN"]  as the files spell them; a|b: the first spelling that has a file; or "any"
 pairs = ["en-hi"]               the same; "any": those that the file names show
-columns = ["score", "source", "target"]     of a .tsv format, from left to right; other names are not used;
-                                of jsonl, parquet and arrow the one that has the text; of pairs in records, and of tsv,
-                                {source = …, target = …, score = …} by name, in which {src} and {tgt} are the codes, or
-                                by number
-line_end = '\\n'                 what ends a line inside of a record's text besides a line feed
-[filters.length]                clean.py has all
+columns = ["score", "source", "target"]     tsv: the columns from left to right; other names are not used
+                                jsonl, parquet, arrow: the one column that has the text
+                                tsv, and pairs in records: {source = …, target = …, score = …}, by name (in which {src}
+                                and {tgt} are the codes) or by number
+line_end = '\\n'                 what ends a line inside a record's text, besides a line feed
+[filters.length]                filters/clean.py lists the filters
 min_characters = 10
 """
 
@@ -36,9 +36,9 @@ _KEYS = {"name", "where", "format", "files", "languages", "pairs", "columns", "f
 
 @dataclass(frozen=True)
 class CorpusDescription:
-    """A description as read, of task mono or para; `path` is its file.
+    """A description as read, of task mono or para; `path` is what error messages call it.
 
-    `codes` are languages or pairs as the files spell them, None for any.
+    `codes`: languages or pairs as the files spell them; None for any.
     """
 
     path: str
@@ -59,7 +59,7 @@ def ready_descriptions() -> list[str]:
 
 
 def read_corpora(descriptions: Sequence[str], where: Sequence[str]) -> list[CorpusDescription]:
-    """Descriptions by file or by the name of a ready one, `where` (NAME=PLACE) set in place of theirs.
+    """Read descriptions, each a file or the name of a ready one; `where` (NAME=PLACE) replaces their own places.
 
     Raises ValueError for a description that cannot work, naming its file and key.
     """
@@ -78,90 +78,105 @@ def read_corpora(descriptions: Sequence[str], where: Sequence[str]) -> list[Corp
 
 def _read(description: str, places: dict[str, str]) -> CorpusDescription:
     values = _toml(description)
-    where = f"corpus description {description}"
+    label = f"corpus description {description}"
     for key in values.keys() - _KEYS:
-        raise ValueError(f"{where}: there is no key {key!r}: the keys are {', '.join(sorted(_KEYS))}")
+        raise ValueError(f"{label}: there is no key {key!r}: the keys are {', '.join(sorted(_KEYS))}")
     for key in ("name", "format", "files"):
         if not values.get(key):
-            raise ValueError(f"{where}: {key} is missing: set it")
+            raise ValueError(f"{label}: {key} is missing: set it")
     for key in ("name", "where", "format", "files", "languages", "pairs"):
         value = values.get(key, "")
         several = key not in ("name", "where", "format") and isinstance(value, list)
         for one in value if several else [value]:
             if not isinstance(one, str):
-                raise ValueError(f"{where}: {key} has {one!r}: write a string")
+                raise ValueError(f"{label}: {key} has {one!r}: write a string")
     if values["format"] not in READERS:
-        raise ValueError(f"{where}: format {values['format']!r} is none of {', '.join(READERS)}")
+        raise ValueError(f"{label}: format {values['format']!r} is none of {', '.join(READERS)}")
     reader = READERS[values["format"]]
     key, example = ("languages", "en") if reader.task == "mono" else ("pairs", "en-fr")
     codes = values.get(key)
     if not isinstance(codes, list) and codes != "any":
-        raise ValueError(f'{where}: set {key} = ["{example}", …] or {key} = "any"')
+        raise ValueError(f'{label}: set {key} = ["{example}", …] or {key} = "any"')
     if reader.task == "mono" and codes != "any":
-        _check_codes(codes, where)
+        _check_codes(codes, label)
     place = places.get(values["name"], values.get("where", ""))
     if not place:
-        raise ValueError(f"{where} does not say where the corpus is: give --where {values['name']}=FOLDER")
-    columns = _columns(values, reader, where)
+        raise ValueError(f"{label} does not say where the corpus is: give --where {values['name']}=FOLDER")
+    columns = _columns(values, reader, label)
     filters = values.get("filters", {})
-    _check_filters(filters, reader, columns, where)
+    _check_filters(filters, reader, columns, label)
     line_end = values.get("line_end", "")
     if line_end and not (isinstance(line_end, str) and isinstance(reader, RecordDocuments)):
         raise ValueError(
-            f"{where}: line_end is {line_end!r}: it is a string, of a format that has records of documents"
+            f"{label}: line_end is {line_end!r}: it is a string, of a format that has records of documents"
         )
     patterns = [values["files"]] if isinstance(values["files"], str) else values["files"]
-    placeholders = ("{lang}",) if reader.task == "mono" else ("{src}", "{tgt}")
-    for pattern in patterns:
-        if codes == "any" and not all(one in pattern for one in placeholders):
-            raise ValueError(
-                f'{where}: files are {pattern!r}, but {key} = "any" needs {" and ".join(placeholders)} in the name'
-            )
-        if re.search(r"\.(tar|tgz)(\.|$)", pattern):
-            raise ValueError(
-                f"{where}: files are {pattern!r}, which are archives: unpack them, and name what is in them"
-            )
-        if "*{" in pattern:
-            raise ValueError(
-                f"{where}: files are {pattern!r}: * could take letters of the code after it, write a sign between"
-            )
-        if "*" in pattern and "{side}" in pattern:
-            raise ValueError(f"{where}: files are {pattern!r}: * and {{side}} cannot be in one name, list the names")
-        if values["format"] == "moses" and "{side}" not in pattern:
-            raise ValueError(
-                f"{where}: files are {pattern!r}, but format moses has a file for each side: write {{side}} where "
-                "their names differ"
-            )
+    _check_files(patterns, key, codes == "any", values["format"], label)
     listed = None if codes == "any" else tuple(codes)
-    names = values["name"], place, values["format"], tuple(patterns)
-    return CorpusDescription(where, reader.task, *names, listed, columns, filters, line_end)
+    return CorpusDescription(
+        path=label,
+        task=reader.task,
+        name=values["name"],
+        where=place,
+        format=values["format"],
+        files=tuple(patterns),
+        codes=listed,
+        columns=columns,
+        filters=filters,
+        line_end=line_end,
+    )
 
 
-def _columns(values: dict[str, Any], reader: Reader, where: str) -> tuple[str, ...]:
+def _columns(values: dict[str, Any], reader: Reader, label: str) -> tuple[str, ...]:
     try:
         return reader.read_columns(values.get("columns", reader.columns))
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise ValueError(f"{label}: {error}") from None
 
 
-def _check_filters(filters: dict[str, dict[str, Any]], reader: Reader, columns: tuple[str, ...], where: str) -> None:
-    make_filters(filters, reader.task, where)
+def _check_filters(filters: dict[str, dict[str, Any]], reader: Reader, columns: tuple[str, ...], label: str) -> None:
+    make_filters(filters, reader.task, label)
     scored = isinstance(reader, TableReader) and "score" in reader.roles(columns)
     if "score" in filters and not scored:
-        raise ValueError(f"{where}: filter score needs a column 'score': take the filter out, or name the column")
-    for rule in column_filters(filters, where):
+        raise ValueError(f"{label}: filter score needs a column 'score': take the filter out, or name the column")
+    for rule in column_filters(filters, label):
         if not reader.has_column(columns, rule.column):
             raise ValueError(
-                f"{where}: filter column needs a column {rule.column!r}: take the filter out, or name it in columns"
+                f"{label}: filter column needs a column {rule.column!r}: take the filter out, or name it in columns"
             )
 
 
-def _check_codes(codes: Sequence[str], where: str) -> None:
+def _check_codes(codes: Sequence[str], label: str) -> None:
     for code in codes:
-        languages = {named_code(spelling, where) for spelling in code.split("|")}
+        languages = {named_code(spelling, label) for spelling in code.split("|")}
         if len(languages) > 1:
             raise ValueError(
-                f"{where}: {code!r} are spellings of {' and '.join(sorted(languages))}: they must be one language"
+                f"{label}: {code!r} are spellings of {' and '.join(sorted(languages))}: they must be one language"
+            )
+
+
+def _check_files(patterns: Sequence[str], key: str, any_code: bool, file_format: str, label: str) -> None:
+    """Raise ValueError for a pattern that cannot work. `any_code`: `key` (languages or pairs) is "any"."""
+    placeholders = ("{lang}",) if key == "languages" else ("{src}", "{tgt}")
+    for pattern in patterns:
+        if any_code and not all(one in pattern for one in placeholders):
+            raise ValueError(
+                f'{label}: files are {pattern!r}, but {key} = "any" needs {" and ".join(placeholders)} in the name'
+            )
+        if re.search(r"\.(tar|tgz)(\.|$)", pattern):
+            raise ValueError(
+                f"{label}: files are {pattern!r}, which are archives: unpack them, and name what is in them"
+            )
+        if "*{" in pattern:
+            raise ValueError(
+                f"{label}: files are {pattern!r}: * could take letters of the code after it, write a sign between"
+            )
+        if "*" in pattern and "{side}" in pattern:
+            raise ValueError(f"{label}: files are {pattern!r}: * and {{side}} cannot be in one name, list the names")
+        if file_format == "moses" and "{side}" not in pattern:
+            raise ValueError(
+                f"{label}: files are {pattern!r}, but format moses has a file for each side: write {{side}} where "
+                "their names differ"
             )
 
 

@@ -1,6 +1,6 @@
 """The columns of files of records: JSON Lines, Parquet and Arrow, read record by record in bounded memory.
 
-A column `a.b` is the one of that name, or else the field `b` of the column `a`.
+A column named `a.b` is the column of that name or, if there is none, the field `b` of the column `a`.
 """
 
 import json
@@ -21,35 +21,35 @@ from data_prep.readers.reader import COMPRESSED
 _ADVICE = 'name the one that has the text by columns = ["NAME"] in a corpus description'
 _REPAIR = "it is truncated or damaged, fetch it again or repair the line"
 _LONGEST = 1 << 30  # bytes of a line of JSON Lines
-_ROWS = 64  # of Parquet, read at once
+_BATCH_ROWS = 64  # of Parquet, read at once
 _SHORT_FLOATS = {pa.FloatScalar: np.float32, pa.HalfFloatScalar: np.float16}
-_FILE, _STREAM_END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
+_FILE_START, _STREAM_END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
 
-# Values of a record: those of the columns of text, then those of other columns.
+# A record: the values of its columns of text, and those of its other columns.
 Record = tuple[list[str], list[Any]]
 
 
 class RecordFile(ABC):
-    """A kind of file. `file_names` in a folder of files by language: a regular expression, and in words."""
+    """A kind of file. `file_names`: the endings of its files' names, as a regular expression and for messages."""
 
     file_names: tuple[str, str]
 
     @abstractmethod
     def records(self, place: Place, texts: Sequence[str], others: Sequence[str] = ()) -> Iterator[Record]:
-        """The records' values in the columns `texts`, which are strings, and `others`, None where a record has none.
+        """Read each record's values in the columns `texts`, which are strings, and `others`, where a value may be None.
 
         Raises ValueError where a column is missing or has no text, and on a damaged file.
         """
 
 
 class JsonLines(RecordFile):
-    """An object a line; empty lines are passed over."""
+    """JSON Lines: an object a line; empty lines are skipped."""
 
     file_names = (rf"\.jsonl{COMPRESSED}", ".jsonl[.xz|.gz|.bz2|.zst]")
 
     def records(self, place: Place, texts: Sequence[str], others: Sequence[str] = ()) -> Iterator[Record]:
-        """The fields of each object; of nested ones by their path."""
-        nowhere = dict[str, str]()  # a record may lack one of the others, as it may have null there; not all of them
+        """Read the fields of each object; those of nested objects by their path."""
+        absent = dict[str, str]()  # messages by column: some records may lack one of the others, but not all
         columns_seen = set[str]()
         for number, line in enumerate(split_lines(read_text(place), _LONGEST), 1):
             if not line or line.isspace():
@@ -58,7 +58,7 @@ class JsonLines(RecordFile):
             if len(line) > _LONGEST:
                 raise ValueError(f"{where} has over {_LONGEST:,} bytes: is it JSON Lines, an object a line?")
             try:
-                record = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_object)
+                record = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_json_object)
             except UnicodeDecodeError as error:
                 raise ValueError(f"{where} is not UTF-8 (byte {error.start + 1} of the line): {_REPAIR}") from None
             except json.JSONDecodeError as error:
@@ -73,38 +73,38 @@ class JsonLines(RecordFile):
                     values.append(_field(record, column, where))
                     columns_seen.add(column)
                 except KeyError as error:
-                    nowhere.setdefault(column, error.args[0])
+                    absent.setdefault(column, error.args[0])
                     values.append(None)
             yield [_text(record, column, where) for column in texts], values
-        for column, first in nowhere.items():
+        for column, first in absent.items():
             if column not in columns_seen:
                 raise ValueError(first)
 
 
-class _Doubled(dict[str, Any]):
-    """A JSON object that has some names `twice`: it will do as long as nobody asks for those."""
+class _AmbiguousObject(dict[str, Any]):
+    """A JSON object that has some names `twice`, which is an error only for columns with those names."""
 
     def __init__(self, fields: Sequence[tuple[str, Any]]):
         super().__init__(fields)
         self.twice = {name for name, times in Counter(name for name, _ in fields).items() if times > 1}
 
 
-def _object(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _json_object(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     unique = dict(fields)
-    return unique if len(unique) == len(fields) else _Doubled(fields)
+    return unique if len(unique) == len(fields) else _AmbiguousObject(fields)
 
 
 def _field(record: dict[str, Any], column: str, where: str) -> Any:
     """The value of a field. Raises KeyError where the record lacks it, ValueError where it has it twice."""
-    inside: Any = record
-    while isinstance(inside, dict):
-        here = column in inside
-        name, _, column = (column, "", column) if here else column.partition(".")
-        if isinstance(inside, _Doubled) and name in inside.twice:
+    current: Any = record
+    while isinstance(current, dict):
+        is_field = column in current
+        name, _, column = (column, "", column) if is_field else column.partition(".")
+        if isinstance(current, _AmbiguousObject) and name in current.twice:
             raise ValueError(f"{where} has the field {name!r} twice in one object: remove one of them")
-        if here:
-            return inside[name]
-        inside = inside.get(name)
+        if is_field:
+            return current[name]
+        current = current.get(name)
     raise KeyError(f"{where} has no field {column or name!r}, but {', '.join(record)}: {_ADVICE}")
 
 
@@ -122,19 +122,19 @@ def _text(record: dict[str, Any], column: str, where: str) -> str:
 class Tables(RecordFile):
     """A file with a schema, in parts: those of Parquet are row groups, those of Arrow record batches."""
 
-    part: str  # what the parts are called
-    indexed: str  # why a named pipe does not serve
+    part: str  # what messages call a part
+    indexed: str  # why a named pipe cannot be read, for messages
 
     @abstractmethod
     def open(self, stream: Any) -> tuple[pa.Schema, Any]:
-        """The schema, and what `parts` reads from."""
+        """Read the schema; returns it, and the file for `parts`."""
 
     @abstractmethod
     def parts(self, file: Any, names: list[str]) -> Iterator[Iterable[pa.RecordBatch]]:
-        """The parts in order, as batches that have the columns `names` at least."""
+        """Read the parts in order, each as batches with at least the columns `names`."""
 
     def records(self, place: Place, texts: Sequence[str], others: Sequence[str] = ()) -> Iterator[Record]:
-        """The columns of each row, part by part."""
+        """Read the columns of each row, part by part."""
         if place.pipe:
             raise ValueError(f"{place} is a named pipe, but {self.indexed}: store it as a file")
         where = str(place)
@@ -172,13 +172,15 @@ class Parquet(Tables):
 
     def open(self, stream: Any) -> tuple[pa.Schema, Any]:
         """The schema, and the file."""
-        # a buffer in place of the whole row group in memory
+        # read through a buffer: the whole row group need not fit in memory
         file = parquet.ParquetFile(stream, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
         return file.schema_arrow, file
 
     def parts(self, file: Any, names: list[str]) -> Iterator[Iterable[pa.RecordBatch]]:
         """The row groups, a few rows at once."""
-        return (file.iter_batches(_ROWS, [group], names, use_threads=False) for group in range(file.num_row_groups))
+        return (
+            file.iter_batches(_BATCH_ROWS, [group], names, use_threads=False) for group in range(file.num_row_groups)
+        )
 
 
 class Arrow(Tables):
@@ -189,10 +191,10 @@ class Arrow(Tables):
 
     def open(self, stream: Any) -> tuple[pa.Schema, Any]:
         """The schema, and the reader of a stream or file. Raises ArrowInvalid for one without its end."""
-        is_file = stream.read(len(_FILE)) == _FILE
+        is_file = stream.read(len(_FILE_START)) == _FILE_START
         if not is_file:
             stream.seek(max(stream.seek(0, 2) - len(_STREAM_END), 0))
-            if stream.read(len(_STREAM_END)) != _STREAM_END:  # Arrow takes the end of a record batch for that of all
+            if stream.read(len(_STREAM_END)) != _STREAM_END:  # Arrow takes one cut after a batch for whole
                 raise pa.ArrowInvalid("neither an Arrow file nor the end of an Arrow stream")
         stream.seek(0)
         reader = pa.ipc.open_file(stream) if is_file else pa.ipc.open_stream(stream)
@@ -205,8 +207,8 @@ class Arrow(Tables):
         return ([batch] for batch in file)
 
 
-def _path(schema: pa.Schema, column: str, place: Place, text: bool) -> tuple[str, ...]:
-    """The names that lead to a column, from outside to inside."""
+def _path(schema: pa.Schema, column: str, place: Place, is_text: bool) -> tuple[str, ...]:
+    """Names that lead to a column, from the outermost to the column itself."""
     names, inside, rest = tuple[str, ...](), list(schema), column
     while True:
         fields = {field.name: field.type for field in inside}
@@ -220,14 +222,14 @@ def _path(schema: pa.Schema, column: str, place: Place, text: bool) -> tuple[str
         names, inside = (*names, first), list(fields[first].fields)
     kind = fields[rest]
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if text and not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+    if is_text and not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
         raise ValueError(f"{place}: column {column!r} has type {kind}, not string: {_ADVICE}")
     return (*names, rest)
 
 
-def _check(column: pa.Array) -> None:
-    """Raise ArrowInvalid for an offset outside of the memory, before a value is read. Text that is not UTF-8 is found
-    later, with its row."""
+def _check_offsets(column: pa.Array) -> None:
+    """Raise ArrowInvalid for an offset outside of the memory, before any value is read. Invalid UTF-8 passes: it is
+    found later, when its row is known."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -236,17 +238,17 @@ def _check(column: pa.Array) -> None:
 
 
 def _value(scalar: pa.Scalar) -> Any:
-    """The value; of a short float the number that it was made from, as 0.1 of 0.10000000149."""
+    """Convert to Python; 16- and 32-bit floats to the shortest decimal that they encode: 0.1, not 0.10000000149."""
     value = scalar.as_py()
-    short = _SHORT_FLOATS.get(type(scalar))
-    return value if short is None or value is None else float(str(short(value)))
+    float_type = _SHORT_FLOATS.get(type(scalar))
+    return value if float_type is None or value is None else float(str(float_type(value)))
 
 
 def _rows(batches: Iterable[pa.RecordBatch], paths: Sequence[tuple[str, ...]]) -> Iterator[tuple[Any, ...]]:
-    """The scalars of each row in the columns that the paths lead to."""
+    """Read each row's scalars in the columns that the paths lead to."""
     for batch in batches:
         for column in batch.columns:
-            _check(column)
+            _check_offsets(column)
         columns = [
             pc.struct_field(batch.column(first), list(inside)) if inside else batch.column(first)
             for first, *inside in paths
