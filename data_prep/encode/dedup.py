@@ -1,4 +1,4 @@
-"""Exact duplicates over a whole language or pair at bounded memory; the first one in input order is kept.
+"""Find exact duplicates over a whole language or pair in bounded memory; the first one in input order is kept.
 
 Texts are duplicates when they have one normal form (`Vocabulary.normal_forms`): the model reads them alike.
 While a block is encoded, a paragraph (or pair) that was in the block before is dropped at once, and a `Run` notes the
@@ -8,8 +8,9 @@ hash's range: of equal hashes all but the first are duplicates. Then the blocks 
 Among n paragraphs, n²/2^65 are expected to be lost to equal hashes of unequal texts: 0.1 of two billion.
 
     <run>.noted.npy                       a record a paragraph, in order: tokens, characters, bytes, document
-    <run>.hash.npy, <run>.position.npy    of each paragraph, by hash
-    <slice>.ends.npy, <slice>.found.npy   positions of duplicates, and where those of each block end
+    <run>.hash.npy, <run>.position.npy    hash and position of each paragraph, sorted by hash
+    <slice>.found.npy                     positions of duplicates, block by block
+    <slice>.ends.npy                      where those of each block end
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ import numpy as np
 from data_prep.store import new_file
 from xlme_ds.data.schema import Shard
 
-_SLICE = 4_000_000  # hashes that are merged at once, about 300 MB of memory
+_SLICE = 4_000_000  # hashes to merge at once, about 300 MB of memory
 _NOTED = np.dtype([("tokens", "<u4"), ("characters", "<u4"), ("bytes", "<u4"), ("document", "<u4")])
 
 
@@ -36,7 +37,7 @@ class Run:
         self._noted: list[np.ndarray] = []
 
     def repeated(self, forms: Sequence[Sequence[bytes]], candidates: np.ndarray) -> np.ndarray:
-        """bool for each paragraph or pair (normal forms by side): one of `candidates` that was in the block before."""
+        """Whether each paragraph or pair (normal forms by side) is one of `candidates` and was in the block before."""
         is_repeated = np.zeros(len(candidates), bool)
         self._batch = [b""] * len(candidates)
         for i in np.flatnonzero(candidates).tolist():
@@ -49,7 +50,11 @@ class Run:
     def note(
         self, written: np.ndarray, texts: Sequence[Sequence[str]], tokens: np.ndarray, documents: np.ndarray
     ) -> None:
-        """Add those of the batch that are `written`: their texts by side, tokens, and records in the shard."""
+        """Note the paragraphs or pairs of the batch that are `written` (bool for each of the batch).
+
+        The other arguments have an entry for each written one: `texts` by side, numbers of `tokens`, and `documents`,
+        its record in the shard.
+        """
         noted = np.zeros(len(tokens), _NOTED)
         noted["tokens"], noted["document"] = tokens, documents
         for side in texts:
@@ -60,11 +65,11 @@ class Run:
 
     @property
     def paragraphs(self) -> int:
-        """Number of paragraphs or pairs noted."""
+        """Number of paragraphs or pairs that were noted."""
         return len(self._hashes)
 
     def save(self, path: Path, root: Path) -> tuple[Shard, ...]:
-        """Write the run's files next to `path`; their names are relative to `root`."""
+        """Write the run's files next to `path`; returns them, with names relative to `root`."""
         noted = np.concatenate([np.zeros(0, _NOTED), *self._noted])
         hashes = np.frombuffer(b"".join(self._hashes), "<u8")
         assert len(noted) == len(hashes)
@@ -82,26 +87,26 @@ def number_of_slices(paragraphs: int) -> int:
 
 
 def find_duplicates(runs: Sequence[Path], number: int, total: int, out: Path, root: Path) -> tuple[Shard, ...]:
-    """Write slice `number` of `total`: all but the first of equal hashes, over all runs in their order."""
-    first, last = np.uint64(number * 2**64 // total), np.uint64((number + 1) * 2**64 // total - 1)
+    """Write the duplicates of slice `number` of `total`: all but the first of equal hashes, over all runs in order."""
+    lowest, highest = np.uint64(number * 2**64 // total), np.uint64((number + 1) * 2**64 // total - 1)
     hashes, positions = [np.zeros(0, "<u8")], [np.zeros(0, "<u4")]
     for run in runs:
         all_hashes = _load(run.with_suffix(".hash.npy"))
-        part = slice(np.searchsorted(all_hashes, first), np.searchsorted(all_hashes, last, side="right"))
+        part = slice(np.searchsorted(all_hashes, lowest), np.searchsorted(all_hashes, highest, side="right"))
         hashes.append(np.array(all_hashes[part]))
         positions.append(np.array(_load(run.with_suffix(".position.npy"))[part]))
     blocks = np.repeat(np.arange(len(runs), dtype=np.uint32), [len(part) for part in hashes[1:]])
-    at = np.concatenate(positions)
-    duplicate = np.ones(len(at), bool)
-    # the first of each is kept: a run has a hash once, and the runs are in input order
-    duplicate[np.unique(np.concatenate(hashes), return_index=True)[1]] = False
-    blocks, at = blocks[duplicate], at[duplicate]
+    position = np.concatenate(positions)
+    is_duplicate = np.ones(len(position), bool)
+    # np.unique finds the first of each hash, which is kept: a run has it once, and the runs are in input order
+    is_duplicate[np.unique(np.concatenate(hashes), return_index=True)[1]] = False
+    blocks, position = blocks[is_duplicate], position[is_duplicate]
     ends = np.searchsorted(blocks, np.arange(len(runs)), side="right")
-    return _save(out.with_suffix(".ends.npy"), ends, root), _save(out.with_suffix(".found.npy"), at, root)
+    return _save(out.with_suffix(".ends.npy"), ends, root), _save(out.with_suffix(".found.npy"), position, root)
 
 
 def duplicates_of(block: int, slices: Sequence[Path]) -> np.ndarray:
-    """int64 positions of the duplicates in one block, from all slices."""
+    """Read the positions, int64, of the duplicates in one block from all slices."""
     positions = [np.zeros(0, np.int64)]
     for path in slices:
         ends = _load(path.with_suffix(".ends.npy"))
@@ -111,7 +116,7 @@ def duplicates_of(block: int, slices: Sequence[Path]) -> np.ndarray:
 
 
 def load_notes(run: Path) -> np.ndarray:
-    """The notes of a run, a record a paragraph: tokens, characters, bytes, document."""
+    """Load the notes of a run, a record a paragraph: tokens, characters, bytes, document."""
     return np.array(_load(run.with_suffix(".noted.npy")))
 
 

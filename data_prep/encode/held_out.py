@@ -1,4 +1,4 @@
-"""Text that is kept out of training, compared as the model reads it: the other part of a split, and test sets."""
+"""Text to keep out of training: the other part of a split, and test sets. It is compared as the model reads it."""
 
 import re
 from collections import Counter
@@ -25,10 +25,10 @@ class Split:
     decides, so that texts that the model cannot tell apart are on one side, whatever files they are in."""
 
     part: str
-    share: float  # that is held out
+    share: float  # of the texts, to hold out
 
     def left_out(self, texts: Iterable[bytes]) -> np.ndarray:
-        """bool for each text, a normal form: it belongs to the other part."""
+        """Whether each text (in normal form) belongs to the other part; bool [texts]."""
         digests = (blake2b(text, digest_size=8, person=b"xlme held out").digest() for text in texts)
         limit = int(self.share * 2**64)
         held_out = np.array([int.from_bytes(digest, "little") < limit for digest in digests], bool)
@@ -37,41 +37,44 @@ class Split:
 
 @dataclass(frozen=True)
 class HeldOutText:
-    """Lines, for example of a test set, that are to be in no encoded text; as hashes of their token ids."""
+    """Lines that no encoded text may have, for example those of a test set; stored as hashes of their token ids."""
 
     digests: frozenset[bytes]
 
     @staticmethod
     def read(paths: Iterable[Path], vocabulary: Vocabulary) -> "HeldOutText":
-        """The lines of UTF-8 files, compressed or not. Raises ValueError where one is none, or has no lines that could
-        be in a text; and for a pipe: each process reads the files, and so does the next run."""
+        """Read the lines of UTF-8 files, compressed or not.
+
+        Raises ValueError for a file that is not UTF-8 or has no lines of text, and for a pipe, because each process
+        and the next run read the files again.
+        """
         digests: set[bytes] = set()
         for path in paths:
             place = Place(str(path.absolute().parent), path.name)
             if place.pipe:
                 raise ValueError(f"{path} is a pipe, which can be read once: store its lines in a file")
-            lines = _lines(path, b"".join(read_text(place)))
+            lines = _sentences(path, b"".join(read_text(place)))
             digests.update(map(_digest, filter(None, lines_of(*vocabulary.encode_lines(lines)))))
         return HeldOutText(frozenset(digests))
 
     def left_out(self, lines: Iterable[bytes]) -> np.ndarray:
-        """bool for each line, the bytes of its ids: it is one of those."""
+        """Whether each line (the bytes of its ids) is held out; bool [lines]."""
         return np.array([_digest(line) in self.digests for line in lines], bool)
 
 
-def _lines(path: Path, data: bytes) -> list[str]:
-    """The lines with text of a file, cleaned as text for training is."""
+def _sentences(path: Path, data: bytes) -> list[str]:
+    """Clean the lines of a test set as training text is cleaned; empty lines are left out."""
     repaired = Counter[str]()
     lines = list(filter(None, clean_lines(data, repaired)))
-    nothing = "so --without leaves out nothing by it"
+    effect = "so --without leaves out nothing by it"
     if repaired["invalid_utf8"]:
         raise ValueError(f"{path} is not UTF-8: convert it")
     if not lines:
-        raise ValueError(f"{path} has no text, {nothing}: name the file of the test set")
+        raise ValueError(f"{path} has no text, {effect}: name the file of the test set")
     require_line_feeds(data, path)
     if 2 * sum(map(bool, map(_MARKUP.fullmatch, lines))) > len(lines):
         raise ValueError(
-            f"the lines of {path} are a table's, JSON or XML, {nothing}: store the sentences alone, one a line"
+            f"the lines of {path} are a table's, JSON or XML, {effect}: store the sentences alone, one a line"
         )
     for doubt in doubts(len(lines), repaired):
         raise ValueError(f"{path}: {doubt}")
@@ -79,7 +82,7 @@ def _lines(path: Path, data: bytes) -> list[str]:
 
 
 def lines_of(ids: np.ndarray, lengths: np.ndarray) -> list[bytes]:
-    """The ids of each line as bytes."""
+    """Split `ids` into lines of these `lengths`, each as the bytes of its ids."""
     data, ends = ids.tobytes(), (np.cumsum(lengths) * ids.itemsize).tolist()
     return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 

@@ -1,8 +1,8 @@
-"""The second half of filter `exact_duplicates`: staged shards to final ones, without the duplicates of a language.
+"""The second half of filter `exact_duplicates`: write staged shards again, without the duplicates in a language.
 
-OUT/staged/<name>/<slice>.*.npy   duplicates in one slice of the hashes
-OUT/tasks/<name>.<slice>.json     they are found
-OUT/tasks/<task>.<block>.final.json   a block without its duplicates
+OUT/staged/<name>/<slice>.*.npy       duplicates in one slice of the hashes
+OUT/tasks/<name>.<slice>.json         marks that those are found
+OUT/tasks/<task>.<block>.final.json   result of a block without its duplicates
 """
 
 import os
@@ -38,7 +38,7 @@ class _Language:
 
 
 def remove_duplicates(stage: Stage, tasks: Sequence[EncodeTask], processes: int) -> None:
-    """Finish inputs whose blocks are all staged; collective under MPI."""
+    """Remove the duplicates of inputs whose blocks are all staged, and finish the inputs; collective under MPI."""
     languages = on_root(lambda: [_language(stage, list(same)) for _, same in groupby(tasks, lambda t: t.source.name)])
     merges = [(language, number) for language in languages for number in range(len(language.slices))]
     sizes = [len(language.runs) for language, _ in merges]
@@ -49,7 +49,7 @@ def remove_duplicates(stage: Stage, tasks: Sequence[EncodeTask], processes: int)
 
 
 def is_final(stage: Stage, task: EncodeTask) -> bool:
-    """Whether all blocks of an input are without their duplicates, and only its marker is missing."""
+    """Whether all blocks of an input are written without their duplicates, so that only its marker is missing."""
     encoded = stage.task_result(f"{task.name}.encoded")
     return encoded is not None and all(
         stage.task_result(f"{task.block_name(number)}.final") is not None for number in range(encoded["blocks"])
@@ -60,8 +60,9 @@ def _language(stage: Stage, tasks: list[EncodeTask]) -> _Language:
     blocks = [(t, number) for t in tasks for number in range(_result(stage, f"{t.name}.encoded")["blocks"])]
     paragraphs = sum(_result(stage, task.block_name(number))["paragraphs"] for task, number in blocks)
     staged, total = stage.folder / STAGED, number_of_slices(paragraphs)
-    files = tuple(staged / tasks[0].source.name / f"{i:05d}-of-{total:05d}" for i in range(total))
-    return _Language(tuple(blocks), tuple(staged / task.shard_name(number) for task, number in blocks), files)
+    slices = tuple(staged / tasks[0].source.name / f"{i:05d}-of-{total:05d}" for i in range(total))
+    runs = tuple(staged / task.shard_name(number) for task, number in blocks)
+    return _Language(tuple(blocks), runs, slices)
 
 
 def _result(stage: Stage, task_name: str) -> dict[str, Any]:
@@ -86,63 +87,68 @@ def _write_block(stage: Stage, item: tuple[_Language, int]) -> None:
     if stage.task_result(marker) is not None:
         return
     result = _result(stage, task.block_name(block))
-    result.pop("files", None)  # its notes, which go with the staged shard
+    result.pop("files", None)  # the notes are removed with the staged shards
     if result["shard"] is not None:
         path, staged = stage.folder / task.shard_name(block), language.runs[number]
         keep = np.ones(result["paragraphs"], bool)
         keep[duplicates_of(number, language.slices)] = False
         if not keep.all():
-            result |= _without(stage, task, staged, path, keep, result["counts"])
+            result |= _rewrite(stage, task, staged, path, keep, result["counts"])
         else:
             make_folder(path.parent)
-            if staged.exists():  # else an interrupted run has moved it
+            if staged.exists():  # else an interrupted run has moved it already
                 os.replace(staged, path)
             result["shard"]["name"] = task.shard_name(block)
     stage.finish_task(marker, result)
 
 
-def _without(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.ndarray, counts: Any) -> dict[str, Any]:
-    """Write a shard without the paragraphs or pairs that are not to `keep`; the parts of its result that change."""
+def _rewrite(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.ndarray, counts: Any) -> dict[str, Any]:
+    """Write a shard with only the paragraphs or pairs to `keep`; returns the entries of its result that change."""
     notes = load_notes(staged)
     batches = list(read_arrow(staged))
-    left = _kept_documents(batches, notes, keep) if task.mono else _kept_pairs(batches, keep)
-    before, after = (sum(map(count_text, part), Counter[str]()) for part in (batches, left))
-    shard = write_arrow(path, DOCUMENTS if task.mono else PAIRS, left, stage.folder) if left else None
-    unit, paragraphs = ("documents", 1) if task.mono else ("pairs", 2)
+    kept_batches = _kept_documents(batches, notes, keep) if task.mono else _kept_pairs(batches, keep)
+    before, after = (sum(map(count_text, part), Counter[str]()) for part in (batches, kept_batches))
+    shard = write_arrow(path, DOCUMENTS if task.mono else PAIRS, kept_batches, stage.folder) if kept_batches else None
+    unit, sides = ("documents", 1) if task.mono else ("pairs", 2)
     lost, dropped = notes[~keep], before["records"] - after["records"]
     reduced = {
         unit: counts[unit] - dropped,
-        "dropped": _add(counts["dropped"], dropped),
-        "paragraphs": counts["paragraphs"] - len(lost) * paragraphs,
+        "dropped": _add_duplicates(counts["dropped"], dropped),
+        "paragraphs": counts["paragraphs"] - len(lost) * sides,
         "characters": counts["characters"] - int(lost["characters"].sum(dtype=np.int64)),
         "bytes": counts["bytes"] - int(lost["bytes"].sum(dtype=np.int64)),
         "tokens": after["tokens"],
         "unknown": counts["unknown"] - before["unknown"] + after["unknown"],
     }
     if task.mono:
-        reduced["removed"] = _add(counts["removed"], len(lost))
+        reduced["removed"] = _add_duplicates(counts["removed"], len(lost))
     return {"shard": shard and asdict(shard), "counts": counts | reduced}
 
 
 def _kept_documents(batches: Sequence[pa.RecordBatch], notes: np.ndarray, keep: np.ndarray) -> list[pa.RecordBatch]:
-    """Documents of the paragraphs to `keep`; without any token they are dropped, with their paragraphs in `keep`."""
+    """Build documents of the paragraphs to `keep`. A document left without tokens is dropped: then all its paragraphs
+    are cleared in `keep`, too."""
     records = sum(batch.num_rows for batch in batches)
     tokens = np.bincount(notes["document"], weights=notes["tokens"] * keep, minlength=records).astype(np.int64)
     keep &= (tokens > 0)[notes["document"]]
-    written, first, begin = [], 0, 0
+    written, first_document, first_paragraph = [], 0, 0
     for batch in batches:
-        last = first + batch.num_rows
-        end = int(np.searchsorted(notes["document"], last))
-        # a document's paragraphs and its `</s>`, one after the other
-        owner = np.concatenate([notes["document"][begin:end], np.arange(first, last, dtype=np.uint32)])
+        next_document = first_document + batch.num_rows
+        next_paragraph = int(np.searchsorted(notes["document"], next_document))
+        documents, paragraphs = slice(first_document, next_document), slice(first_paragraph, next_paragraph)
+        # put each document's `</s>` after its paragraphs
+        owner = np.concatenate(
+            [notes["document"][paragraphs], np.arange(first_document, next_document, dtype=np.uint32)]
+        )
         order = np.argsort(owner, kind="stable")
-        lengths = np.concatenate([notes["tokens"][begin:end], np.ones(last - first, np.uint32)])[order]
-        is_kept = np.concatenate([keep[begin:end], tokens[first:last] > 0])[order]
-        left = tokens[first:last][tokens[first:last] > 0]
-        if len(left):
+        lengths = np.concatenate([notes["tokens"][paragraphs], np.ones(batch.num_rows, np.uint32)])[order]
+        has_text = tokens[documents] > 0
+        is_kept = np.concatenate([keep[paragraphs], has_text])[order]
+        kept_tokens = tokens[documents][has_text]
+        if len(kept_tokens):
             values = batch.column(0).flatten().to_numpy()[np.repeat(is_kept, lengths)]
-            written.append(pa.record_batch([list_array((values, left + 1))], schema=DOCUMENTS))
-        first, begin = last, end
+            written.append(pa.record_batch([list_array((values, kept_tokens + 1))], schema=DOCUMENTS))
+        first_document, first_paragraph = next_document, next_paragraph
     return written
 
 
@@ -152,7 +158,8 @@ def _kept_pairs(batches: Sequence[pa.RecordBatch], keep: np.ndarray) -> list[pa.
     return [batch for batch in filtered if batch.num_rows]
 
 
-def _add(reasons: dict[str, int], number: int) -> dict[str, int]:
+def _add_duplicates(reasons: dict[str, int], number: int) -> dict[str, int]:
+    """Add `number` duplicates to counts by reason, sorted."""
     return dict(sorted((Counter(reasons) + Counter({EXACT_DUPLICATES: number})).items()))
 
 

@@ -15,8 +15,8 @@ from data_prep.readers import TextBlock
 from xlme_ds.io.files import naming
 
 _WORK = re.compile(r"work-\d+-\d+")
-_SHORTEST, _LONGEST = 0.01, 1.0  # seconds between two looks; in between, an eighth of the time waited so far
-_OFFERED = 2  # blocks that are offered for each waiting member
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.01, 1.0  # seconds between two looks for work; else an eighth of the time waited
+_OFFERED_EACH = 2  # most blocks on offer for each waiting member
 _SOUND = "sound"  # a file that exists as long as no member has failed
 EncodeBlock = Callable[[str, int, TextBlock], None]  # takes the input's name, the block's number in it, and the block
 
@@ -69,7 +69,7 @@ class SharedWork:
         return folder
 
     def claim(self, name: str) -> bool:
-        """Whether this member is the first to claim input `name`."""
+        """Claim input `name`; False if another member has claimed it."""
         try:
             (self.folder / "claimed" / name).touch(exist_ok=False)
         except FileExistsError:
@@ -87,11 +87,11 @@ class SharedWork:
 
     @contextmanager
     def stopping_all(self) -> Iterator[None]:
-        """After an error in the `with` block all members see `failed`, so none waits for this one."""
+        """On an error in the `with` block, set `failed` for all members, so that none waits for this one."""
         try:
             yield
         except BaseException:
-            (self.folder / _SOUND).unlink(missing_ok=True)  # removing a file works on a full disk, too
+            (self.folder / _SOUND).unlink(missing_ok=True)  # removing a file works even on a full disk
             raise
         finally:
             self.status.stop()
@@ -99,7 +99,7 @@ class SharedWork:
     def offer(self, name: str, number: int, block: TextBlock) -> bool:
         """Leave a block to the waiting members; False when none waits, or they have enough blocks already."""
         waiting = len(os.listdir(self.folder / "waiting"))
-        if not waiting or len(os.listdir(self.folder / "offered")) >= _OFFERED * waiting:
+        if not waiting or len(os.listdir(self.folder / "offered")) >= _OFFERED_EACH * waiting:
             return False
         temporary = self.folder / f".{self.member}.tmp"
         with naming(temporary), open(temporary, "wb") as file:
@@ -134,30 +134,31 @@ class SharedWork:
         return self._take_until(lambda: not list((self.folder / "taken").glob(f"{name}.*")), work, name)
 
     def _take_until(self, done: Callable[[], bool], work: EncodeBlock, name: str = "") -> bool:
-        idle = time.monotonic()
+        idle_since = time.monotonic()
         while not self.failed:
             if self.take(work, name):
-                idle = time.monotonic()
+                idle_since = time.monotonic()
             elif done():
                 return True
             else:
-                time.sleep(min(max(_SHORTEST, (time.monotonic() - idle) / 8), _LONGEST))
+                time.sleep(min(max(_SHORTEST_WAIT, (time.monotonic() - idle_since) / 8), _LONGEST_WAIT))
         return False
 
     def report(self, done: int, inputs: int, label: str) -> None:
         """Add `done` bytes of encoded text; member 0 displays the sum over all members."""
         path = self.folder / f"done-{self.member}"
         with naming(path):
-            path.write_text(str(_number(path) + done))
+            path.write_text(str(_read_number(path) + done))
         if self.member == 0:
             self.status.show(lambda: self._progress(inputs, label))
 
     def _progress(self, inputs: int, label: str) -> str:
-        total = sum(map(_number, self.folder.glob("done-*")))
+        total = sum(map(_read_number, self.folder.glob("done-*")))
         finished = len(os.listdir(self.folder / "finished"))
         size = f"{total / 1e9:,.2f} GB" if total >= 1e9 else f"{total / 1e6:,.0f} MB"
         return f"encode {label}: {size} of text, {finished} of {inputs} inputs finished"
 
 
-def _number(path: Path) -> int:
+def _read_number(path: Path) -> int:
+    """Read a file of `report`; 0 if there is none."""
     return int(path.read_text() or 0) if path.exists() else 0  # empty while another member writes it
