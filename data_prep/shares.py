@@ -1,11 +1,11 @@
-"""Shares of languages and pairs: by temperature, as set, and bounded by repeats; and how they divide a total."""
+"""Shares of languages and pairs, by temperature, by --share and bounded by repeats; and how they divide a total."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-_ROUNDING = Fraction(1, 1000)  # of all set shares together: thirds of three digits
+_ROUNDING = Fraction(1, 1000)  # error allowed in the sum of set shares: three times 0.333 is all
 
 
 def temperature_shares(examples: Sequence[int], alpha: float) -> list[Fraction]:
@@ -22,7 +22,7 @@ def temperature_shares(examples: Sequence[int], alpha: float) -> list[Fraction]:
 
 
 def apportion(total: int, shares: Sequence[Fraction]) -> list[int]:
-    """Integers that sum to `total`, each `total * share` rounded down or up: the largest-remainder method.
+    """Divide `total` into integers, each `total * share` rounded down or up, by the largest-remainder method.
 
     Equal remainders go to the earlier entry.
     """
@@ -50,8 +50,8 @@ class Sampling:
     max_repeats: float = 0.0
 
     def set_shares(self) -> dict[tuple[str, ...], Fraction]:
-        """The lines of `share`, read. Raises ValueError for one that says nothing, and for a name in two of them."""
-        groups_set: dict[tuple[str, ...], Fraction] = {}
+        """Parse the lines of `share`. Raises ValueError for a line of another form, and for a repeated name."""
+        parts: dict[tuple[str, ...], Fraction] = {}
         for line in self.share:
             names, _, number = line.rpartition("=")
             try:
@@ -60,27 +60,27 @@ class Sampling:
                 share = Fraction(-1)
             if not all(names.split("+")) or not 0 <= share <= 1:
                 raise ValueError(f"--share {line}: write languages or pairs and a share from 0 to 1, as in sw+yo=0.02")
-            groups_set[tuple(names.split("+"))] = groups_set.get(tuple(names.split("+")), 0) + share
+            parts[tuple(names.split("+"))] = share
         for name, times in Counter(name for line in self.share for name in line.rpartition("=")[0].split("+")).items():
             if times > 1:
                 raise ValueError(f"--share names {name} {times} times: name it once")
-        return groups_set
+        return parts
 
     def limits(self, examples: Sequence[int]) -> list[int] | None:
-        """Most uses of each language; None without a bound."""
+        """Most examples that each language may give; None without a bound."""
         bound = Fraction(str(self.max_repeats))
         return [int(bound * number) for number in examples] if bound else None
 
     def shares(self, names: Sequence[str], examples: Sequence[int], total: int | None = None) -> list[Fraction]:
-        """The share of each language in `total` examples; None: of so few that no bound is reached.
+        """Compute each language's share of `total` examples; without a total, no bound is applied.
 
-        Raises ValueError where set shares leave too little or too much, and where `total` is more than all may give.
+        Raises ValueError where set shares leave too little or too much, and where `total` exceeds all bounds together.
         """
         parts = self.set_shares()
         number_of = {name: number for number, group in enumerate(parts, 1) for name in group}
         groups = [number_of.get(name, 0) for name in names]
         whole = sum(parts.values(), Fraction(0))
-        others = any(number and not group for number, group in zip(examples, groups, strict=True))
+        others = any(count and not group for count, group in zip(examples, groups, strict=True))
         if not others and abs(whole - 1) <= _ROUNDING:
             parts, whole = {group: part / whole for group, part in parts.items()}, Fraction(1)
         rest = 1 - whole
@@ -115,10 +115,10 @@ def _check_part(number: int, group: tuple[str, ...], part: Fraction, has_text: b
 def bound_shares(
     total: int, shares: Sequence[Fraction], limits: Sequence[int], groups: Sequence[int], repeats: float
 ) -> list[Fraction]:
-    """Shares of `total` by which no language j has more than `limits[j]`; see `Sampling` for who has what they leave.
+    """Bound shares of `total`, so that no language j has more than `limits[j]`; `Sampling` says who gets the rest.
 
     `groups` are numbers of the lines that set shares, 0 of none. Raises ValueError where the limits of all languages
-    that have a share are less than `total`; `repeats` is what the message calls the bound.
+    that have a share are less than `total`; `repeats` is the bound in that message.
     """
     amounts, full = [total * share for share in shares], set[int]()
     while over := [j for j, amount in enumerate(amounts) if amount > limits[j]]:

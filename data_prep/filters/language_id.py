@@ -1,4 +1,4 @@
-"""The language that a line is in, by py3langid's model or by a file of fastText's format (both: the extra `langid`)."""
+"""Language identification of lines, by py3langid's model or a model file of fastText (both: the extra `langid`)."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -11,7 +11,7 @@ import numpy as np
 from data_prep.languages import language_of
 from xlme_ds.io.files import file_sha256
 
-# Codes of a model's labels that are text of CC-100's language, too.
+# CC-100's language -> other codes that models use for its text.
 _DIALECTS = {
     "ar": ("acm", "acq", "aeb", "afb", "ajp", "apc", "arq", "ars", "ary", "arz"),
     "ku": ("sdh",),
@@ -19,9 +19,9 @@ _DIALECTS = {
     "uz": ("uzs",),
     "zh": ("wuu", "yue"),
 }
-_NO_LANGUAGE = ("und", "zxx")  # numbers, code and the like
+_NO_LANGUAGE = ("und", "zxx")  # numbers, program code and the like
 _LABEL = "__label__"  # of fastText
-_MODEL_FILE = "filter language needs the package fasttext-community for a model file: pip install 'xlme-ds[langid]'"
+_NO_FASTTEXT = "filter language needs the package fasttext-community for a model file: pip install 'xlme-ds[langid]'"
 
 
 class Identifier(Protocol):
@@ -31,14 +31,14 @@ class Identifier(Protocol):
     labels: Sequence[str]
 
     def own_shares(self, lines: Sequence[str], labels: Sequence[str], least: float) -> list[float]:
-        """For each line the probability that it has one of `labels`; less than `least` may be any value below it."""
+        """For each line the probability that it has one of `labels`; if below `least`, any value below `least`."""
 
 
 class Py3langid:
     """The model in the package py3langid."""
 
     def __init__(self) -> None:
-        """Takes 1.6 s. Raises ValueError where the package is missing."""
+        """Load the model, which takes 1.6 s. Raises ValueError where the package is missing."""
         try:
             from py3langid import langid
         except ImportError:
@@ -56,22 +56,22 @@ class FastText:
     """A classifier in fastText's format, such as GlotLID or lid.176."""
 
     def __init__(self, path: str) -> None:
-        """Raises ValueError where the package is missing, or the file is no such model."""
+        """Load the model. Raises ValueError where the package is missing, or the file is no such model."""
         try:
             import fasttext
         except ImportError:
-            raise ValueError(_MODEL_FILE) from None
+            raise ValueError(_NO_FASTTEXT) from None
         try:
             self._model: Any = fasttext.load_model(path)
             self.labels: Sequence[str] = self._model.get_labels()
             if not (self._model.is_quantized() or _ends_with(path, self._model.get_output_matrix())):
-                raise ValueError("it is cut off")  # which fastText does not look for
+                raise ValueError("it is cut off")  # fastText does not notice
         except (ValueError, RuntimeError, MemoryError) as error:
             raise ValueError(f"{path} is no model of fastText ({error}): fetch it again") from None
         self.name = f"fastText {file_sha256(Path(path))}"
 
     def own_shares(self, lines: Sequence[str], labels: Sequence[str], least: float) -> list[float]:
-        """See Identifier. A label under a hundredth of `least` counts as nothing."""
+        """See Identifier. A label with a probability below a hundredth of `least` counts as 0."""
         all_labels, all_shares = self._model.predict(list(lines), k=-1, threshold=least / 100)
         return [
             sum(float(share) for label, share in zip(*line, strict=True) if label in labels)
@@ -80,7 +80,7 @@ class FastText:
 
 
 def _ends_with(path: str, matrix: np.ndarray) -> bool:
-    """Whether a file's last bytes are these numbers, some, as float32."""
+    """Whether a file ends with the numbers of `matrix` as float32; False for an empty matrix."""
     end = matrix.astype("<f4").tobytes()
     with open(path, "rb") as file:
         file.seek(max(file.seek(0, 2) - len(end), 0))
@@ -89,12 +89,12 @@ def _ends_with(path: str, matrix: np.ndarray) -> bool:
 
 @cache
 def identifier(model: str = "") -> Identifier:
-    """The model, read once a process: the file `model`, or py3langid's. Raises ValueError for one that is missing."""
+    """Load the file `model`, or py3langid's model, once a process. Raises ValueError where it cannot be loaded."""
     return FastText(model) if model else Py3langid()
 
 
 def _code(label: str) -> str:
-    """The language of a label, without its script; labels of unknown form stay as they are."""
+    """Read a label's language, without its script; labels of another form stay as they are."""
     label = label.removeprefix(_LABEL)
     try:
         return language_of(label).partition("-")[0]
@@ -112,8 +112,8 @@ def labels_of(language: str, model: str = "") -> tuple[str, ...]:
 def in_another_language(lines: Sequence[str], language: str, probability: float, model: str = "") -> np.ndarray:
     """bool for each line: the probabilities of all other languages sum to more than `probability`.
 
-    So Bosnian, which may as well be Croatian or Serbian, is none of English. False for all lines of a language that the
-    model does not know.
+    They are summed because a model divides its probability between similar languages: a Bosnian line among English ones
+    may be Bosnian, Croatian or Serbian to it. False for all lines of a language that the model does not know.
     """
     own = labels_of(language, model)
     if not own:

@@ -1,4 +1,4 @@
-"""Number of examples to sample where rows are packed: enough to fill the rows asked for."""
+"""How many examples to sample where rows are packed: enough to fill the requested rows."""
 
 from functools import partial
 from typing import Any
@@ -10,11 +10,14 @@ from data_prep.parallel import run_tasks
 from data_prep.store import Stage
 
 _WINDOWS_A_TASK = 64
-_ROUNDS = 20
+_ROUNDS = 20  # most refinements of the total
 
 
 def enough_examples(plan: MixPlan, rows: int) -> MixPlan:
-    """Sample about as many pairs as fill `rows` rows. Raises ValueError if --max-repeats makes that impossible."""
+    """Set the plan's total to about as many examples as fill `rows` rows, by their mean length.
+
+    Raises ValueError if --max-repeats makes that impossible.
+    """
     order = plan.order
     groups = [group for group in zip(range(len(plan.tokens)), plan.tokens, order.examples, strict=True) if group[2]]
     limits = plan.sampling.limits(order.examples)
@@ -27,8 +30,8 @@ def enough_examples(plan: MixPlan, rows: int) -> MixPlan:
                 "ask for fewer rows"
             )
     for _ in range(_ROUNDS):  # the shares under a bound depend on the total, and the total on the shares
-        mean = sum(float(plan.order.shares[j]) * tokens / examples for j, tokens, examples in groups)
-        total = int(rows * plan.row_tokens / mean) + 1  # packing leaves gaps, so these nearly always suffice
+        mean_tokens = sum(float(plan.order.shares[j]) * tokens / examples for j, tokens, examples in groups)
+        total = int(rows * plan.row_tokens / mean_tokens) + 1  # nearly always enough, because packing leaves gaps
         total = min(total, sum(limits)) if limits is not None else total
         if total == plan.order.total:
             break
@@ -37,16 +40,19 @@ def enough_examples(plan: MixPlan, rows: int) -> MixPlan:
 
 
 def fill_rows(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple[MixPlan, np.ndarray]:
-    """Sample as many pairs as pack into at least `rows` rows; (plan, rows before each window [windows + 1])."""
+    """Raise the plan's total until its examples pack into at least `rows` rows.
+
+    Returns the plan, and the number of rows before each window [windows + 1].
+    """
     while True:
         total = plan.order.total
         windows = -(-total // WINDOW)
-        parts = range(0, windows, _WINDOWS_A_TASK)
+        starts = range(0, windows, _WINDOWS_A_TASK)  # the first window of each task
         count = partial(_count_windows, stage, plan, windows)
         results = run_tasks(
             count,
-            parts,
-            [min(_WINDOWS_A_TASK, windows - part) for part in parts],
+            starts,
+            [min(_WINDOWS_A_TASK, windows - start) for start in starts],
             processes,
             f"pack {plan.order.label}",
         )
@@ -57,6 +63,7 @@ def fill_rows(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple[M
 
 
 def _count_windows(stage: Stage, plan: MixPlan, windows: int, start: int) -> dict[str, Any]:
+    """Count the rows of one task's windows, once: an interrupted run's result is read."""
     name = f"windows-{plan.order.total}-{start}"
     result = stage.task_result(name)
     if result is None:

@@ -1,8 +1,8 @@
-"""New languages for a vocabulary that models were trained with: its pieces keep ids and scores, new ones follow them.
+"""Add languages to a vocabulary that models were trained with: its pieces keep ids and scores, new ones follow them.
 
-The new pieces are those of a vocabulary trained on the new languages' text alone which the old one does not have. A new
-piece's score is that of a hundredth of its probability there: it is still far likelier than the two or more old pieces
-that it takes the place of, and text of the old languages is cut almost as before (docs/lab/tokenizer.md).
+A vocabulary is trained on the new languages' text alone, and those of its pieces that the old one lacks are added. A
+new piece gets a hundredth of its probability in that text. So it is still far likelier than the two or more old pieces
+that it replaces, and text of the old languages is segmented almost as before (docs/lab/tokenizer.md).
 """
 
 import math
@@ -15,15 +15,15 @@ from sentencepiece import sentencepiece_model_pb2 as proto
 
 from data_prep.vocab.word_counts import count_words
 
-_SHARE = 0.01  # of its probability in the new text that a new piece gets
-_SHRINK = 0.95  # from one size of the new text's vocabulary to the next that is tried
-_LINES = 10_000  # of a language, whose tokens are counted
+_SHARE = 0.01  # of its probability in the new text, for a new piece
+_SHRINK = 0.95  # factor from one size of the new text's vocabulary to the next one to try
+_COUNTED_LINES = 10_000  # of each language; tokens are counted in these
 
 
 def room_in(path: Path, size: int) -> int:
-    """Number of new pieces with which the SentencePiece model at `path` has `size` ids, `<pad>` and `<mask>` included.
+    """Count the new pieces that give the SentencePiece model at `path` `size` ids, with `<pad>` and `<mask>`.
 
-    Raises ValueError for a size that it has already.
+    Raises ValueError unless `size` is larger than the model.
     """
     ids = len(proto.ModelProto.FromString(path.read_bytes()).pieces) + 2
     if size <= ids:
@@ -32,17 +32,17 @@ def room_in(path: Path, size: int) -> int:
 
 
 def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> bytes:
-    """The SentencePiece model at `path` with new pieces of `sentences`, `size` ids in all.
+    """Extend the SentencePiece model at `path` to `size` ids with pieces of `sentences`.
 
-    Raises ValueError as `room_in`, and for a size that the text does not allow.
+    Raises ValueError as `room_in`, and for a size that the text is too short for or whose room its characters exceed.
     """
     from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
 
     room, model = room_in(path, size), proto.ModelProto.FromString(path.read_bytes())
     old_pieces = {piece.piece for piece in model.pieces}
     normalize = spm.SentencePieceProcessor(model_proto=model.SerializeToString()).normalize
-    text = UnigramPath(count_words(sentences, normalize=normalize), coverage, room)
-    new_pieces = text.at(text.size).pieces
+    vocabularies = UnigramPath(count_words(sentences, normalize=normalize), coverage, room)
+    new_pieces = vocabularies.at(vocabularies.size).pieces
     new = new_pieces.keys() - old_pieces
     characters = sum(len(piece) == 1 for piece in new)
     least, most = (size - room + number for number in (characters, len(new)))
@@ -53,14 +53,14 @@ def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> 
         )
     if room > len(new):
         raise ValueError(f"--size is {size}, but the sampled text allows no more than {most}: take that")
-    smaller = room + len(new_pieces.keys() & old_pieces)  # this many have room for all new ones wanted
+    next_size = room + len(new_pieces.keys() & old_pieces)  # large enough for `room` new pieces
     while len(new) >= room:
         chosen = {piece: new_pieces[piece] for piece in new}
-        if len(new) == room or smaller <= characters:  # no character is ever dropped
+        if len(new) == room or next_size <= characters:  # characters are never pruned
             break
-        new_pieces = text.at(smaller).pieces
-        new, smaller = new_pieces.keys() - old_pieces, int(smaller * _SHRINK)
-    # The last vocabulary that had enough: its characters, then the most likely.
+        new_pieces = vocabularies.at(next_size).pieces
+        new, next_size = new_pieces.keys() - old_pieces, int(next_size * _SHRINK)
+    # Of the last vocabulary with enough new pieces: all new characters, then the likeliest pieces.
     ranked = sorted(chosen.items(), key=lambda item: (len(item[0]) > 1, -item[1], item[0]))[:room]
     for piece, score in sorted(ranked, key=lambda item: (-item[1], item[0])):
         model.pieces.add(piece=piece, score=score + math.log(_SHARE))
@@ -69,17 +69,17 @@ def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> 
 
 
 def cutting(model: bytes, lines: Iterable[str]) -> dict[str, float]:
-    """`tokens_per_character` and the share of `unknown` tokens of the first lines, as a model cuts them."""
+    """Segment the first lines with a model: `tokens_per_character`, and the share of tokens that are `unknown`."""
     processor = spm.SentencePieceProcessor(model_proto=model)
-    some = list(islice(lines, _LINES))
-    ids = [piece for line in processor.encode(some) for piece in line]
-    characters = sum(map(len, some))
+    first_lines = list(islice(lines, _COUNTED_LINES))
+    ids = [piece for line in processor.encode(first_lines) for piece in line]
+    characters = sum(map(len, first_lines))
     unknown = ids.count(processor.unk_id())
     return {"tokens_per_character": len(ids) / max(characters, 1), "unknown": unknown / max(len(ids), 1)}
 
 
 def described(code: str, before: Mapping[str, float], after: Mapping[str, float]) -> str:
-    """One line that says how a language's segmentation changed."""
+    """Write a line on how a language's segmentation changed."""
     old, new = before["tokens_per_character"], after["tokens_per_character"]
     return (
         f"{code}: {old:.3f} tokens a character and {before['unknown']:.1%} of them unknown, now {new:.3f} "
