@@ -67,19 +67,8 @@ def check_deepspeed(signatures: Mapping[str, str] = _SIGNATURES) -> None:
 
 
 _load = cpp_extension.load
-_COMPILERS = (
-    "ninja",
-    "c++",
-    "g++",
-    "clang++",
-    "cc1plus",
-    "as",
-    "ld",
-    "collect2",
-    "nvcc",
-    "cicc",
-    "ptxas",
-)  # programs of a build
+# Programs of a build.
+_COMPILERS = ("ninja", "c++", "g++", "clang++", "cc1plus", "as", "ld", "collect2", "nvcc", "cicc", "ptxas")
 
 
 @contextlib.contextmanager
@@ -185,8 +174,8 @@ def align_gradients(optimizer: Any) -> None:
 def _cut_to_alignment(
     swapper: Any, tensors: Sequence[Tensor], offsets: Sequence[int]
 ) -> tuple[list[Tensor], list[int]]:
-    """Cut flat gradients into parts with their offsets: an aligned one, which goes to the disk, and short ends, which
-    stay in memory. Replaces DeepSpeed's `_adjust_for_misaligned_lengths`, which cuts off only the last end.
+    """Cut flat gradients into parts, and give the parts' offsets: an aligned part goes to the disk, short ends at both
+    sides stay in memory. Replaces DeepSpeed's `_adjust_for_misaligned_lengths`, which cuts only at the end.
     """
     parts, starts, multiple = [], [], swapper.numel_alignment
     for tensor, offset in zip(tensors, offsets, strict=True):
@@ -197,8 +186,7 @@ def _cut_to_alignment(
         for begin, end in pairwise(cuts):
             if begin < end:
                 part = tensor[begin:end]
-                parts.append(
-                    part.clone() if len(part) < multiple else part
-                )  # a view would keep the whole gradient alive
+                # A view of a short end would keep the whole gradient in memory.
+                parts.append(part.clone() if len(part) < multiple else part)
                 starts.append(offset + begin)
     return parts, starts

@@ -4,7 +4,7 @@ A step takes, on the busiest GPU, with m micro-batches and p stages:
 
     compute   = operations executed / (peak · utilisation)        with checkpointed layers and logits computed again
     bubble    = compute · (p − 1) / m                             1F1B: (p−1) of (m+p−1) slots are idle
-    transfer  = exposed + excess of the rest over the computing meanwhile, all at bandwidth · LINK_EFFICIENCY
+    transfer  = time of exposed bytes + max(0, time of the rest − computing meanwhile), at bandwidth · LINK_EFFICIENCY
     offload   = bytes of optimizer, gradients and weights through PCIe and the host's memory; nvme counts as memory
 
 Bytes are those that the engines send. An all-reduce of n bytes over N ranks sends 2n(N−1)/N bytes a rank, a
