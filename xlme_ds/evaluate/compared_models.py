@@ -146,7 +146,7 @@ def trained_on(model: Compared, store: RowStore) -> dict[str, bool]:
 
 
 def told(models: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A table's note that names the models trained on its text; no note if there are none."""
+    """A table's note that names the models trained on its text; empty without any."""
     names = [model["model"] for model in models if model.get("trained_on")]
     return [f"not unseen: text that {', '.join(names)} {'was' if len(names) == 1 else 'were'} trained on"] * bool(names)
 

@@ -25,7 +25,7 @@ class RunSettings(NamedTuple):
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """`config.json` of a run (also named as RUN@STEP) or an export. Raises ValueError when there is none."""
+    """`config.json` of a run (also named as RUN@STEP) or an export. Raises ValueError without the file."""
     folder, step = at_step(folder)
     try:
         content: dict[str, Any] = read_json(folder / CONFIG_FILE, dict)
