@@ -1,5 +1,5 @@
-"""The training state of an engine as flat buffers, and the pieces of parameters in them: what checkpoints write and
-read."""
+"""The training state of an engine as flat buffers that hold pieces of parameters; checkpoints write and read it in this
+form."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from ..checkpoint.state_files import WEIGHTS, StateReader, StateWriter
 
 @dataclass(frozen=True)
 class Piece:
-    """Elements [start, start + numel) of the flattened parameter `name`, at `offset` of a buffer."""
+    """Elements [start, start + numel) of the flattened parameter `name`, which begin at `offset` of a buffer."""
 
     name: str
     start: int
@@ -23,19 +23,19 @@ class Piece:
 
 
 def state_kinds(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """Names of the tensors that the optimizer keeps of every parameter, next to its step (`build_optimizer`)."""
+    """Names of the tensors that the optimizer keeps for every parameter besides its step (see `build_optimizer`)."""
     kinds: tuple[str, ...] = optimizer.param_groups[0]["kinds"]
     return kinds
 
 
 def first_state(kinds: Sequence[str], master: Tensor) -> dict[str, Tensor]:
-    """The optimizer's state of `master` before its first step: the number of steps, and zeros of every kind."""
+    """The optimizer's state for `master` before its first step: a step count of 0, and zeros of every kind."""
     zeros = {kind: torch.zeros_like(master, dtype=torch.float32) for kind in kinds}
     return {"step": torch.zeros((), device=master.device)} | zeros
 
 
 class Bucket:
-    """Master weights in one buffer that an optimizer updates as one tensor, and this rank's pieces in it."""
+    """One buffer of master weights, which an optimizer updates as one tensor, and this rank's pieces in it."""
 
     def __init__(self, pieces: Sequence[Piece], optimizer: torch.optim.Optimizer, master: Tensor, kinds: Sequence[str]):
         """`kinds`: names of the optimizer's state, as `state_kinds` gives them."""
@@ -46,20 +46,20 @@ class Bucket:
 
     @contextmanager
     def opened(self, to_write: bool) -> Iterator[dict[str, Tensor]]:
-        """The flat buffers by kind, and `step`; `to_write`: changes to them are kept."""
-        state = self.optimizer.state[self.master]
-        state = self.optimizer.state[self.master] = state or first_state(self.kinds[1:], self.master)
+        """The flat buffers by kind, and `step`; `to_write`: keep changes. Buffers in memory always keep them."""
+        states = self.optimizer.state
+        state = states[self.master] = states[self.master] or first_state(self.kinds[1:], self.master)
         buffers = {kind: state[kind].view(-1) for kind in self.kinds[1:]}
         yield {"step": state["step"], WEIGHTS: self.master.detach().view(-1)} | buffers
 
     @property
     def step(self) -> int:
-        """Optimizer steps taken."""
+        """Number of optimizer steps taken."""
         return int(self.optimizer.state.get(self.master, {}).get("step", 0))
 
 
 def write_buckets(buckets: Sequence[Bucket], writer: StateWriter) -> None:
-    """Give all buffers to `writer`; they may change once this returns."""
+    """Give all pieces of all buffers to `writer`; the buffers may change once this returns."""
     sizes = {f"{piece.name}/{kind}/{piece.start}": piece.numel
              for bucket in buckets for piece, kind in product(bucket.pieces, bucket.kinds)}  # fmt: skip
     writer.begin(sizes, max(bucket.step for bucket in buckets))
@@ -72,8 +72,8 @@ def write_buckets(buckets: Sequence[Bucket], writer: StateWriter) -> None:
 
 @torch.no_grad()
 def read_buckets(buckets: Sequence[Bucket], reader: StateReader, sizes: Mapping[str, int]) -> None:
-    """Fill all buffers from `reader`; `sizes`: elements of every parameter of this rank. Raises ValueError where the
-    state is another model's."""
+    """Fill all buffers from `reader`; `sizes`: number of elements of every parameter of this rank. Raises ValueError
+    where the saved state is another model's."""
     for bucket in buckets:
         with bucket.opened(to_write=True) as buffers:
             parts = (

@@ -1,10 +1,10 @@
-"""Adapters for DeepSpeed: a check of its version, whose private parts we replace; its compiled extensions; and its
-gradients on a disk.
+"""Adapters for DeepSpeed: a check of its version, as we replace private parts of it; the loading of its compiled
+extensions; and the reading of gradients that it keeps on a disk.
 
-torch marks an extension that it compiles or loads with a file `lock` next to it, and waits while there is one: a killed
-process leaves it, and all later ones wait for ever. So only one process at a time compiles and loads extensions, in a
-folder of our own, under a lock that the system releases when its holder ends. A file `lock` there is a killed
-process's.
+While torch compiles or loads an extension it keeps a file `lock` next to it, for which other processes wait. A killed
+process leaves that file, and all later ones wait for ever. So our processes compile and load extensions one at a time,
+in a folder of our own, under a lock that the system releases when its holder ends. Whoever holds it knows that a file
+`lock` in the folder is left from a killed process.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from torch.utils import cpp_extension
 
 PROVEN = "0.19.8"
 _BF16, _ZERO3 = "runtime.bf16_optimizer:BF16_Optimizer", "runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
-# What we replace or call though it is not documented.
+# Undocumented functions that we replace or call, with their parameters.
 _SIGNATURES = {
     f"{_BF16}._update_hp_grad": "self, lp, group_idx, param_idx, clear_lp_grads",
     f"{_BF16}.clear_hp_grads": "self",
@@ -52,29 +52,29 @@ _SIGNATURES = {
 
 
 def check_deepspeed(signatures: Mapping[str, str] = _SIGNATURES) -> None:
-    """Raise ValueError for another DeepSpeed than the proven one, or one whose private parts have changed."""
-    needed = f"deepspeed {deepspeed.__version__} is installed, xlme_ds was proven with {PROVEN}"
+    """Raise ValueError for a DeepSpeed of another version than the proven one, or with other private parts."""
+    versions = f"deepspeed {deepspeed.__version__} is installed, xlme_ds was proven with {PROVEN}"
     advice = f"pip install deepspeed=={PROVEN}"
     if deepspeed.__version__.split("+")[0] != PROVEN:
-        raise ValueError(f"{needed}, whose private parts it replaces: {advice}")
+        raise ValueError(f"{versions}, whose private parts it replaces: {advice}")
     for name, expected in signatures.items():
         try:
             signature = str(inspect.signature(pkgutil.resolve_name(f"deepspeed.{name}"))).strip("()")
         except (ImportError, AttributeError):
             signature = "missing"
         if signature != expected:
-            raise ValueError(f"{needed}, in which {name} takes ({expected}), here it is ({signature}): {advice}")
+            raise ValueError(f"{versions}, in which {name} takes ({expected}), here it is ({signature}): {advice}")
 
 
 _load = cpp_extension.load
-
-
+# Programs of a build.
 _COMPILERS = ("ninja", "c++", "g++", "clang++", "cc1plus", "as", "ld", "collect2", "nvcc", "cicc", "ptxas")
 
 
 @contextlib.contextmanager
 def loading_extensions() -> Iterator[None]:
-    """Wrap code that may load an extension; DeepSpeed's messages on building and memory stay off standard output."""
+    """Context for code that may load an extension; it keeps DeepSpeed's messages on building and memory off standard
+    output."""
     cpp_extension.load = _load_alone  # type: ignore[assignment]  # DeepSpeed looks it up there each time
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -84,21 +84,21 @@ def loading_extensions() -> Iterator[None]:
 
 
 def _load_alone(name: str, **arguments: Any) -> Any:
-    """torch's `load` in a folder of this environment, by no other process of ours at the same time, and without the
-    `lock` of one that was killed.
+    """Call torch's `load` in a folder of this environment, in one process at a time, after removing a killed process's
+    `lock`.
 
-    The folder is in the one that TORCH_EXTENSIONS_DIR names, or in torch's in the user's cache. The commands of the
-    build have torch's path: of two environments that took turns each would compile anew. Raises ValueError where that
-    cannot be had.
+    The folder is in the one that TORCH_EXTENSIONS_DIR names, or in torch's in the user's cache. Each environment has
+    a folder of its own, as the build's commands contain torch's path: two that shared one would compile anew at every
+    change from one to the other. Raises ValueError where the folder cannot be written or locked.
     """
     parent = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
-    place = hashlib.sha256(torch.__file__.encode()).hexdigest()[:8]
-    folder = parent / f"xlme_ds-{python}-torch{torch.__version__}-{place}" / name
-    with contextlib.ExitStack() as held:
+    path_hash = hashlib.sha256(torch.__file__.encode()).hexdigest()[:8]
+    folder = parent / f"xlme_ds-{python}-torch{torch.__version__}-{path_hash}" / name
+    with contextlib.ExitStack() as contexts:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _wait_for(held.enter_context(open(folder / ".xlme_ds.lock", "w")))
+            _wait_for(contexts.enter_context(open(folder / ".xlme_ds.lock", "w")))
             _wait_until(
                 lambda: not _compiling(folder),
                 f"waiting for the compilers of a killed process, which write into {folder}",
@@ -111,7 +111,7 @@ def _load_alone(name: str, **arguments: Any) -> Any:
             ) from None
         if not (folder / f"{name}.so").exists():
             print(f"compiling {name} in {folder}, once for all runs", file=sys.stderr, flush=True)
-        held.enter_context(_own_programs_first())
+        contexts.enter_context(_own_programs_first())
         return _load(name=name, build_directory=str(folder), **arguments)
 
 
@@ -139,9 +139,9 @@ def _wait_until(over: Callable[[], bool], message: str, patience: float = 10.0) 
 
 
 def _compiling(folder: Path) -> bool:
-    """Whether a compiler works in `folder`: it outlives a killed process, and so the lock."""
+    """Whether a compiler still works in `folder`: it may outlive the process that started it, and so its lock."""
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
+        with contextlib.suppress(OSError):  # the process has ended, or is another user's
             program = (process / "cmdline").read_bytes().split(b"\0")[0].rpartition(b"/")[2].decode(errors="replace")
             if program in _COMPILERS and os.path.samefile(process / "cwd", folder):
                 return True
@@ -150,7 +150,7 @@ def _compiling(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _own_programs_first() -> Iterator[None]:
-    """Put this environment's ninja first in PATH: another one would compile everything anew."""
+    """Put this environment's ninja first in PATH: any other ninja would compile everything anew."""
     before = os.environ.get("PATH", "")
     os.environ["PATH"] = f"{sysconfig.get_path('scripts')}{os.pathsep}{before}"
     try:
@@ -160,20 +160,22 @@ def _own_programs_first() -> Iterator[None]:
 
 
 def align_gradients(optimizer: Any) -> None:
-    """Make a ZeRO-3 optimizer with its state on a disk read gradients into aligned memory only; others do not change.
+    """Make a ZeRO-3 optimizer with its state on a disk read gradients only into aligned memory; leave others unchanged.
 
-    DeepSpeed 0.19.8 reads by direct input, which fails where the address in memory is no multiple of 512 bytes, and
-    ignores the failure: the buffer keeps its old content. A gradient is read to its place in its group, at any address.
+    DeepSpeed 0.19.8 reads with direct I/O, which fails where the address in memory is no multiple of 512 bytes, and
+    ignores the failure, so the buffer keeps its old content. A gradient's place in its group's buffer can begin at any
+    address.
     """
     swapper = getattr(optimizer, "optimizer_swapper", None)
     if swapper is not None:
-        swapper._adjust_for_misaligned_lengths = partial(_aligned, swapper)
+        swapper._adjust_for_misaligned_lengths = partial(_cut_to_alignment, swapper)
 
 
-def _aligned(swapper: Any, tensors: Sequence[Tensor], offsets: Sequence[int]) -> tuple[list[Tensor], list[int]]:
-    """Replaces `_adjust_for_misaligned_lengths`: cuts flat gradients into parts, whose short ends stay in memory.
-
-    DeepSpeed itself cuts only at the end.
+def _cut_to_alignment(
+    swapper: Any, tensors: Sequence[Tensor], offsets: Sequence[int]
+) -> tuple[list[Tensor], list[int]]:
+    """Cut flat gradients into parts, and give the parts' offsets: an aligned part goes to the disk, short ends at both
+    sides stay in memory. Replaces DeepSpeed's `_adjust_for_misaligned_lengths`, which cuts only at the end.
     """
     parts, starts, multiple = [], [], swapper.numel_alignment
     for tensor, offset in zip(tensors, offsets, strict=True):
@@ -184,6 +186,7 @@ def _aligned(swapper: Any, tensors: Sequence[Tensor], offsets: Sequence[int]) ->
         for begin, end in pairwise(cuts):
             if begin < end:
                 part = tensor[begin:end]
-                parts.append(part.clone() if len(part) < multiple else part)  # a view would keep all of the gradient
+                # A view of a short end would keep the whole gradient in memory.
+                parts.append(part.clone() if len(part) < multiple else part)
                 starts.append(offset + begin)
     return parts, starts

@@ -1,5 +1,5 @@
-"""AdamW with decoupled weight decay on matrices only (XLM-E, Table 10). Its learning rate is set at every step; the
-parameters of a network or a layer may have a factor of their own."""
+"""AdamW with decoupled weight decay on matrices only (XLM-E, Table 10). The learning rate is set before every step; the
+parameters of a network or a layer may multiply it by a factor of their own."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,17 +16,17 @@ from .ranks import SharedError
 
 
 def build_optimizer(module: nn.Module, cfg: OptimizerConfig, objective: Objective | None = None) -> Optimizer:
-    """The optimizer of every engine; `objective` may give parameters learning rates of their own. The update rule is
-    chosen here alone; it is torch's, and elementwise.
+    """The optimizer that every engine uses; `objective` may give parameters learning rates of their own. Only this
+    function chooses the update rule, which must be one of torch's and elementwise.
 
-    Raises SharedError for a rule whose state checkpoints do not hold.
+    Raises SharedError for a rule whose state checkpoints cannot hold.
     """
     rule = partial(AdamW, lr=cfg.learning_rate, betas=(cfg.beta1, cfg.beta2), eps=cfg.epsilon, fused=True)
-    kinds = _state_kinds(rule)
-    names, parameters_of = zip(*module.named_parameters(), strict=True)
+    kinds = _probe_state_kinds(rule)
+    names, all_parameters = zip(*module.named_parameters(), strict=True)
     scales = [1.0] * len(names) if objective is None else objective.learning_rates(names, cfg)
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, True): [], (1.0, False): []}
-    for name, parameter, scale in zip(names, parameters_of, scales, strict=True):
+    for name, parameter, scale in zip(names, all_parameters, scales, strict=True):
         shape = getattr(parameter, "ds_shape", parameter.shape)  # ZeRO-3 leaves an empty tensor in its place
         groups.setdefault((scale, has_weight_decay(name, len(shape))), []).append(parameter)
     return rule(
@@ -37,10 +37,11 @@ def build_optimizer(module: nn.Module, cfg: OptimizerConfig, objective: Objectiv
     )
 
 
-def _state_kinds(rule: Callable[..., Optimizer]) -> tuple[str, ...]:
-    """Names of the tensors that the optimizer keeps of every parameter, next to its step; zeros before the first step.
+def _probe_state_kinds(rule: Callable[..., Optimizer]) -> tuple[str, ...]:
+    """Names of the tensors that the optimizer keeps for every parameter besides its step, found by one step on a small
+    matrix. Before the first step they are taken to be zeros.
 
-    Raises SharedError for a rule with other state, which checkpoints cannot hold.
+    Raises SharedError for a rule with any other state, which checkpoints cannot hold.
     """
     matrix = nn.Parameter(torch.zeros(2, 3))
     matrix.grad = torch.zeros(2, 3)
@@ -57,6 +58,6 @@ def _state_kinds(rule: Callable[..., Optimizer]) -> tuple[str, ...]:
 
 
 def set_learning_rate(optimizer: Any, learning_rate: float) -> None:
-    """Set the learning rate of the next step; `optimizer`: torch's, or DeepSpeed's wrapper of it."""
+    """Set the learning rate of the next step; `optimizer` is torch's, or DeepSpeed's wrapper of it."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group["scale"]

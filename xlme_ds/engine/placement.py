@@ -1,8 +1,8 @@
-"""Placement of parameters in DeepSpeed's flat buffers: each begins on a grid of 128 bytes.
+"""Placement of parameters in DeepSpeed's flat buffers: each begins at a multiple of 128 bytes.
 
 DeepSpeed lays the parameters of an optimizer group end to end, so one of odd size (a gate's scale, a head's single
-bias) moves all that follow off the 16-byte grid. There cuBLAS and layer norm take kernels without vector loads: a step
-of Base took 1.2 times as long on an H200 (docs/results/performance.md).
+bias) shifts all later ones to addresses that are no multiples of 16 bytes. For these cuBLAS and layer norm choose
+kernels without vector loads: a step of Base took 1.2 times as long on an H200 (docs/results/performance.md).
 """
 
 from collections.abc import Iterator
@@ -11,16 +11,16 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-GRID = 64  # numbers: 128 bytes of bf16
+GRID = 64  # elements: 128 bytes of bf16
 
 
 @contextmanager
 def on_grid(module: nn.Module, optimizer: torch.optim.Optimizer, ranks: int, stage: int) -> Iterator[None]:
-    """While DeepSpeed takes over `module`, parameters of zeros fill the gaps in the optimizer's groups.
+    """Context in which DeepSpeed takes over `module`: parameters of zeros fill the gaps in the optimizer's groups.
 
-    They get no gradient, and are removed from `module` afterwards. Under ZeRO 1 and 2 the `ranks` share a group in
-    equal parts, so its size is made a multiple of `ranks` grids. ZeRO-3 on several ranks gathers every parameter into
-    memory of its own, which begins on the grid anyway.
+    These fillers get no gradient, and are removed from `module` afterwards. Under ZeRO 1 and 2 the `ranks` share a
+    group in equal parts, so its size is made a multiple of `ranks` · GRID. ZeRO-3 on several ranks gathers
+    every parameter into memory of its own, which begins on the grid anyway.
     """
     module.fillers = fillers = nn.ParameterList()
     for group in optimizer.param_groups if stage < 3 or ranks == 1 else ():

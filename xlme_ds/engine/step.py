@@ -1,4 +1,4 @@
-"""One pass over the micro-batches of a training step or an evaluation: the losses' weights, and what was gathered."""
+"""State of one pass over the micro-batches of a training step or an evaluation: loss weights, and gathered numbers."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from ..objectives.protocol import Objective, Pretraining
 
 
 class Gathered(NamedTuple):
-    """Additive numbers of one micro-batch, float64."""
+    """Numbers of one micro-batch that are added up over micro-batches, float64."""
 
     sums: Tensor  # [terms]
     statistics: Tensor
@@ -27,13 +27,13 @@ class StepContext:
     norm_limit: float = math.inf  # a step with a larger gradient norm is not taken
     detailed: bool = True  # whether to gather the numbers that are reported
     languages: int = 0  # number of languages to gather sums by
-    applied: bool | None = None  # whether the step was taken; None: not decided yet, or left out by DeepSpeed itself
+    applied: bool | None = None  # whether the step was taken; None: not decided yet, or DeepSpeed itself skipped it
     gathered: list[Gathered] = field(default_factory=list)  # by micro-batch
     losses: list[tuple[Tensor, Any]] = field(default_factory=list)  # the loss and the batch, by micro-batch
 
     def loss(self, output: Any, batch: Any) -> Tensor:
-        """The micro-batch's share of the loss of the step. Where it is not finite its gradient is not finite either:
-        the norm then tells all ranks."""
+        """The micro-batch's share of the step's loss. If it is not finite, neither is its gradient: all ranks then see
+        that in the gradient's norm."""
         sums = self.objective.sums(output, batch)
         if self.detailed:
             by_language = None
@@ -44,19 +44,19 @@ class StepContext:
         return self.watched((self.weights * sums).sum(), batch)
 
     def watched(self, loss: Tensor, batch: Any) -> Tensor:
-        """`loss`, recorded in training; where it is not finite, its gradient is made not finite too."""
+        """Record `loss` in training, and return it; if it is not finite, its gradient becomes not finite too."""
         if loss.requires_grad:  # not in an evaluation
             self.losses.append((loss.detach(), batch))
         return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)
 
     def totals(self, device: torch.device) -> dict[str, Tensor]:
-        """The gathered numbers of this rank, added up, float64."""
+        """This rank's gathered numbers, summed over the micro-batches, float64."""
         terms = len(self.objective.terms)
         shapes: dict[str, tuple[int, ...]] = {"sums": (terms,), "statistics": self.objective.statistics_shape}
         if self.languages:
             shapes["by_language"] = 2, terms, self.languages
         totals = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()}
-        for part in self.gathered:
+        for micro_batch in self.gathered:
             for name, total in totals.items():
-                total += getattr(part, name)
+                total += getattr(micro_batch, name)
         return totals

@@ -1,5 +1,5 @@
-"""The models of a comparison, encoders alone or whole models that predict tokens: trained ones, and untrained ones of
-the same shape."""
+"""The models of a comparison: encoders, or whole models that predict tokens. They are trained, or untrained with the
+same shape."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,13 +24,13 @@ from ..trained.runs import TrainedRun, load_run
 from ..trained.settings import objective_and_seed, of_export, read_config
 from ..trained.weights import weights_sha256
 
-_HEAD = "masked_head."
+_MASKED_HEAD = "masked_head."
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 class ComparedEncoder(NamedTuple):
-    """An encoder under the name that tables and plots use, and the layer whose scores the tables quote; `step` as in
+    """An encoder, its name in tables and plots, and the layer whose scores the tables quote; `step` as in
     `TrainedRun`."""
 
     name: str
@@ -51,8 +51,8 @@ class ComparedEncoder(NamedTuple):
 
 
 class Predictor(NamedTuple):
-    """A whole model under the name that tables use; `objective` replaces every token to predict by `<mask>`, if it
-    replaces any."""
+    """A whole model and its name in tables. `objective` puts `<mask>` in place of every token to predict, unless it
+    masks none."""
 
     name: str
     folder: Path
@@ -77,33 +77,35 @@ def paper_layer(depth: int) -> int:
 def load_encoders(
     models: Models, layer: int | None, untrained: bool, which: Which | None = None
 ) -> list[ComparedEncoder]:
-    """The encoders in the folders; with `untrained`, after them one with initial weights for every shape and seed.
+    """The encoders in the folders; with `untrained`, followed by an untrained one for each shape and seed.
 
     Raises ValueError on a folder without a model and on a layer that a model does not have.
     """
     encoders: list[ComparedEncoder] = []
     which_name = f" ({which})" if which == "generator" else ""
-    for folder, name in _named(models):
+    for folder, name in _with_names(models):
         (encoder, vocabulary), step = load_encoder_and_step(folder, which)
         depth = encoder.cfg.discriminator_layers
         if layer is not None and not 0 <= layer <= depth:
             raise ValueError(f"--layer {layer} does not exist in {folder}: it has layers 0 (embeddings) to {depth}")
-        chosen = paper_layer(depth) if layer is None else layer
-        encoder = _ready(encoder)
-        encoders.append(ComparedEncoder(name + which_name, folder, encoder, encoder.cfg, vocabulary, chosen, step))
-    for like, objective_name, seed, name in _starts(encoders, which_name) if untrained else []:
+        quoted_layer = paper_layer(depth) if layer is None else layer
+        encoder = _on_device(encoder)
+        encoders.append(
+            ComparedEncoder(name + which_name, folder, encoder, encoder.cfg, vocabulary, quoted_layer, step)
+        )
+    for like, objective_name, seed, name in _untrained_variants(encoders, which_name) if untrained else []:
         encoder = initial_encoder(like.cfg, objective_name, seed, which)
-        encoders.append(like._replace(name=name, step=None, untrained=True, encoder=_ready(encoder)))
+        encoders.append(like._replace(name=name, step=None, untrained=True, encoder=_on_device(encoder)))
     return encoders
 
 
 def load_predictors(models: Models, untrained: bool) -> list[Predictor]:
-    """The whole models in the folders; with `untrained`, after them one with initial weights for every shape and seed.
+    """The whole models in the folders; with `untrained`, followed by an untrained one for each shape and seed.
 
     Raises ValueError on a folder whose model predicts no tokens.
     """
     predictors: list[Predictor] = []
-    for folder, name in _named(models):
+    for folder, name in _with_names(models):
         run = _exported_run(folder) if of_export(folder) else load_run(folder)
         if run.task:
             raise ValueError(f"{folder} was fine-tuned and predicts no tokens: name the run that it started from")
@@ -118,47 +120,53 @@ def load_predictors(models: Models, untrained: bool) -> list[Predictor]:
             )
         model = objective.build(run.model)
         run.load_into(model)
-        predictors.append(Predictor(name, folder, objective, _ready(model), run.model, run.vocabulary, run.step))
-    for like, _, seed, name in _starts(predictors) if untrained else []:
+        predictors.append(Predictor(name, folder, objective, _on_device(model), run.model, run.vocabulary, run.step))
+    for like, _, seed, name in _untrained_variants(predictors) if untrained else []:
         model = like.objective.build(like.cfg)
         initialise(model, seed, like.cfg.init_std)
-        predictors.append(like._replace(name=name, step=None, untrained=True, model=_ready(model)))
+        predictors.append(like._replace(name=name, step=None, untrained=True, model=_on_device(model)))
     return predictors
 
 
 def trained_on(model: Compared, store: RowStore) -> dict[str, bool]:
-    """The entry `trained_on` of a model's results, with a note, if its run read the text in `store`; else empty."""
+    """The entry `trained_on` of a model's results, with a printed note, if its run read the text in `store`; else
+    empty."""
     manifest = store.manifest
-    data: dict[str, Any] = read_config(model.folder).get("data") or {}
-    read = {*data.get("fingerprints", {}).values(), *data.get("phases", {}).values(), *data.get("encoded", ())}
-    here = {manifest.fingerprint(), manifest.settings.get("encoded")}
-    if model.untrained or (not read & here and manifest.settings.get("split") != "train"):
+    run_data: dict[str, Any] = read_config(model.folder).get("data") or {}
+    read_by_run = {
+        *run_data.get("fingerprints", {}).values(),
+        *run_data.get("phases", {}).values(),
+        *run_data.get("encoded", ()),
+    }
+    in_store = {manifest.fingerprint(), manifest.settings.get("encoded")}
+    if model.untrained or (not read_by_run & in_store and manifest.settings.get("split") != "train"):
         return {}
     note(f"{store.folder} is text that {model.folder} was trained on: its scores say nothing of unseen text")
     return {"trained_on": True}
 
 
 def told(models: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The note of a table on models that were trained on its text."""
+    """A table's note that names the models trained on its text; empty without any."""
     names = [model["model"] for model in models if model.get("trained_on")]
     return [f"not unseen: text that {', '.join(names)} {'was' if len(names) == 1 else 'were'} trained on"] * bool(names)
 
 
 def _exported_run(folder: Path) -> TrainedRun:
-    """The whole model of an export, or its encoder with the masked language modelling head, which the generator has
-    where there are two."""
+    """The whole model of an export; where it has only encoders, the one with the masked language modelling head, which
+    is the generator's where there are two."""
     if run := load_whole_export(folder):
         return run
     which: Which | None = "generator" if (folder / GENERATOR_FOLDER).is_dir() else None
     encoder, vocabulary = load_encoder(folder, which)
-    heads = {key: value for key, value in read_heads(folder, which).items() if key.startswith(_HEAD)}
+    heads = {key: value for key, value in read_heads(folder, which).items() if key.startswith(_MASKED_HEAD)}
     if not heads:
-        raise ValueError(f"{folder} has no {_HEAD}*, so it predicts no tokens: export the whole pre-trained run")
+        raise ValueError(f"{folder} has no {_MASKED_HEAD}*, so it predicts no tokens: export the whole pre-trained run")
     return TrainedRun(folder, encoder.state_dict() | heads, encoder.cfg, vocabulary, "", ObjectiveConfig("mlm"))
 
 
-def _named(models: Models) -> list[tuple[Path, str]]:
-    """Every folder with the name of its model: its last part, or all of it where two are alike."""
+def _with_names(models: Models) -> list[tuple[Path, str]]:
+    """Every folder with its model's name: the last part of the path, or the whole path where two have the same last
+    part."""
     folders = [Path(folder) for folder in ([models] if isinstance(models, Path | str) else models)]
     parts = [at_step(folder) for folder in folders]
     names = [run.resolve().name + ("" if step is None else f"@{step}") for run, step in parts]
@@ -170,14 +178,14 @@ def _named(models: Models) -> list[tuple[Path, str]]:
     return list(zip(folders, names, strict=True))
 
 
-def _ready(model: Model) -> Model:
-    """The model on its device."""
+def _on_device(model: Model) -> Model:
+    """The model in evaluation mode, on the GPU if there is one."""
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _starts(models: Sequence[Compared], which_name: str = "") -> list[tuple[Compared, str, int, str]]:
-    """The initial weights of `models`, for every shape, seed, objective and vocabulary: the first model that started
-    from them, its objective's name, the seed, and a name."""
+def _untrained_variants(models: Sequence[Compared], which_name: str = "") -> list[tuple[Compared, str, int, str]]:
+    """One entry for each shape, objective, seed and vocabulary of `models`: the first model that has them, its
+    objective's name, the seed, and a name for the untrained model."""
     first_models: dict[tuple[ModelConfig, str, int, str], Compared] = {}
     for model in models:
         objective, seed = objective_and_seed(model.folder)

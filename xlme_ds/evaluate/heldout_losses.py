@@ -1,6 +1,6 @@
-"""Losses of whole models on held-out rows, for any runs side by side: the terms that a run reports while it trains, but
-all under the same masks. 15% of the tokens are predicted, each under `<mask>`, whatever the runs' own shares are; every
-one by objectives that predict all.
+"""Losses of whole models on held-out rows, which compare any runs: the terms that a run reports while it trains, but
+under the same masks for all. 15% of the tokens are predicted, each replaced by `<mask>`, whatever share a run itself
+used; objectives that predict every token predict all of them.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _AT_ONCE = 16  # rows
 
 
 def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, random: bool = False) -> dict[str, Any]:
-    """Losses on the first `rows` rows of each task of the data folder `data`, as a whole and by language, with masks
+    """Losses on the first `rows` rows of each task of the data folder `data`, overall and by language, with masks
     drawn from `seed`."""
     folder = Path(data)
     tasks = [task for task, name in enumerate(TASKS) if (folder / name).is_dir()]
@@ -45,46 +45,49 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
 
 @torch.no_grad()
 def _losses(model: Predictor, stores: Mapping[int, RowStore], rows: int, seed: int) -> dict[str, Any]:
+    """The reported numbers of a model over all rows, and each term's loss by language; `stores` by task."""
     objective, device = model.objective, next(model.model.parameters()).device
-    # The share that is masked is the same for every model, as in `perplexity`.
+    # Every model masks the same share, as in `perplexity`.
     fraction = 1.0 if objective.mask_fraction == 1.0 else ObjectiveConfig().mask_fraction
-    most = max(len(store.languages) for store in stores.values())
+    most_languages = max(len(store.languages) for store in stores.values())
     counts = sums = torch.zeros(len(objective.terms), dtype=torch.float64)
     statistics = torch.zeros(objective.statistics_shape, dtype=torch.float64)
-    by_language = torch.zeros(2, len(objective.terms), most, dtype=torch.float64)
+    by_language = torch.zeros(2, len(objective.terms), most_languages, dtype=torch.float64)
     for task, store in stores.items():
         objective.check_rows(store, "compare")
         collate = objective.batches(store, "compare")
         starts = range(0, min(rows, store.rows), _AT_ONCE)
         for first in progress(starts, len(starts), f"batches of {TASKS[task]}", model.name):
-            numbers = np.arange(first, min(first + _AT_ONCE, rows, store.rows))
-            batch = collate([(task, store.read(numbers), numbers)], seed, fraction, 0).to(device)
+            row_numbers = np.arange(first, min(first + _AT_ONCE, rows, store.rows))
+            batch = collate([(task, store.read(row_numbers), row_numbers)], seed, fraction, 0).to(device)
             output = model.model(batch)
             sums = sums + objective.sums(output, batch).double().cpu()
             counts = counts + objective.counts(batch).cpu()
             statistics += objective.statistics(output, batch).cpu()
-            by_language += objective.by_language(output, batch, most).cpu()
+            by_language += objective.by_language(output, batch, most_languages).cpu()
     if not counts.sum():
         raise ValueError(
             f"{next(iter(stores.values())).folder.parent} has no rows that {model.folder} was trained to predict "
             f"({', '.join(objective.terms)}): name other data"
         )
     losses_of: dict[str, dict[str, float]] = {}
-    for term, totals, numbers in zip(objective.terms, *by_language.numpy(), strict=True):
+    for term, loss_sums, token_counts in zip(objective.terms, *by_language.numpy(), strict=True):
         task = TASKS.index(objective.quantities[term].task)
         if task in stores:
             codes = stores[task].languages
-            losses_of[term] = {code: float(totals[n] / numbers[n]) for n, code in enumerate(codes) if numbers[n]}
+            losses_of[term] = {
+                code: float(loss_sums[n] / token_counts[n]) for n, code in enumerate(codes) if token_counts[n]
+            }
     return {"overall": objective.summarise(sums, counts, statistics), "languages": losses_of}
 
 
 def loss_tables(results: Mapping[str, Any]) -> list[ResultTable]:
-    """A row for each reported number, and for each term a table by language; a column for each model."""
+    """A table of all reported numbers, then a table by language for each term; a column for each model."""
     models = results["models"]
     names = [model["model"] for model in models]
     keys = dict.fromkeys(key for model in models for key in model["overall"])
     if len({tuple(model["terms"]) for model in models}) > 1:
-        keys.pop("loss", None)  # a sum of other terms
+        keys.pop("loss", None)  # sums of different terms cannot be compared
     tables = [_table("Held-out text", "", keys, [model["overall"] for model in models], names)]
     for term in dict.fromkeys(term for model in models for term in model["languages"]):
         values = [model["languages"].get(term, {}) for model in models]

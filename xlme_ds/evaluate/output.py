@@ -1,4 +1,4 @@
-"""Options that every test has, and its results as JSON, tables (terminal, Markdown) and a plot over layers."""
+"""Options that all tests share, and output of their results: JSON, tables (terminal, Markdown), plots over layers."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ from typing_extensions import override
 from ..io.files import replacing, write_object, write_text
 from ..models.text_encoder import Which
 
-Curve = tuple[str, Sequence[float], bool]  # name, fractions by layer, whether the vectors were centred
+Curve = tuple[str, Sequence[float], bool]  # name, a fraction for each layer, whether the vectors were centred
 
 
 @dataclass
@@ -76,8 +76,8 @@ class CommonOptions:
     ) -> None:
         """Print the results, and write them into `out`, the plot last.
 
-        `curves`, of what `label` says, are one more table, of the vectors that are not centred, with a `note`, and the
-        plot.
+        `curves`, whose measure `label` names, become the plot and one more table; the table has only the vectors that
+        are not centred, and ends with `note`.
         """
         if curves:
             columns = {name: [percent(value) for value in values] for name, values, centred in curves if not centred}
@@ -144,8 +144,8 @@ def table_at_layer(
 ) -> ResultTable:
     """A model's scores at its layer: a row for each `of` (language or test), their mean, and the further `means`.
 
-    `measures`: what of the scores is shown, with its column's title; `note`: of those that are not the papers';
-    `cut`: what is said of the number that was cut, if there are some.
+    `measures`: the scores that are shown, with their columns' titles; `note`: explains those that are not the papers';
+    `cut`: text after the number of inputs that were cut, if any were.
     """
     scores_of, layer = model[f"{of}s"], model["layer"]
     rows = scores_of | {f"mean of {len(scores_of)}": model["overall"]} | means
@@ -182,13 +182,13 @@ def _plot(curves: Sequence[Curve], label: str, stem: Path) -> None:
 
 
 def drawn(name: str) -> str:
-    """A name as matplotlib draws it as it is: `$` begins no formula, and `_` keeps nothing out of a legend."""
+    """A name escaped for matplotlib: `$` then begins no formula, and a leading `_` hides no curve from the legend."""
     return ("\N{HAIR SPACE}" if name.startswith("_") else "") + name.replace("\\$", "$").replace("$", r"\$")
 
 
 def terminal(width: int) -> Console:
-    """Standard output, as wide as `width` where it is no terminal. What is printed is text: a name may look like
-    Rich's markup."""
+    """A console on standard output, `width` columns wide where that is no terminal. It interprets no markup: a name
+    may look like Rich's."""
     return Console(width=None if sys.stdout.isatty() else width, markup=False, emoji=False, highlight=False)
 
 

@@ -33,7 +33,7 @@ from .tokenizer import tokenizer_files
 REMOTE = Path(__file__).parent / "remote"
 CODE = ("configuration_xlme.py", "modeling_xlme.py")
 
-# What classes of pre-training have after the encoder; of the others it is a `head`.
+# Prefixes of the head's parameters by class of pre-training; all other classes have a `head`.
 _HEADS = {
     "XLMEForPreTraining": ("replaced_head.",),
     "XLMEForMaskedLM": ("masked_head.",),
@@ -49,24 +49,24 @@ def write_folder(
     model_type: ModelType = "xlme",
     onnx: bool = False,
 ) -> None:
-    """Write the folder `to`, which must not exist, with the model card `card` (Markdown); float32, whole or not at all.
-    With `onnx`, `main` is written as model.onnx too.
+    """Write the folder `to`, which must not exist, in float32, with the model card `card` (Markdown); after an error
+    there is no folder. With `onnx`, `main` is written as model.onnx too.
 
     Raises ValueError in one sentence where it cannot be written.
     """
     with made_whole(to, "--to") as partial:
-        _write_one(partial, main, vocabulary, model_type)
+        _write_encoder(partial, main, vocabulary, model_type)
         _write_sentence_transformers(partial, main)
         (partial / "README.md").write_text(card, encoding="utf-8")
         if generator is not None:
             (partial / GENERATOR_FOLDER).mkdir()
-            _write_one(partial / GENERATOR_FOLDER, generator, vocabulary, model_type)
+            _write_encoder(partial / GENERATOR_FOLDER, generator, vocabulary, model_type)
             _write_difference(partial, main.state)
         if onnx:
             write_onnx(partial, main, model_type)
 
 
-def _write_one(folder: Path, model: Exported, vocabulary: Vocabulary, model_type: ModelType) -> None:
+def _write_encoder(folder: Path, model: Exported, vocabulary: Vocabulary, model_type: ModelType) -> None:
     cfg = model.encoder.cfg
     if vocabulary.size != cfg.vocabulary:
         raise ValueError(
@@ -80,26 +80,29 @@ def _write_one(folder: Path, model: Exported, vocabulary: Vocabulary, model_type
     shutil.copyfile(vocabulary.path, folder / SENTENCEPIECE_FILE)
     native = FORMATS.get(model_type)
     config, state = _as_native(folder, model, native) if native else _as_xlme(folder, model)
-    write_json(folder / CONFIG_FILE, _common(model) | config | {"vocabulary_sha256": vocabulary.sha256})
-    apart = CONFIG_FILE, REPLACED_HEAD_FILE  # settings are compared one by one, weights have checksums of their own
-    files = (path for path in folder.iterdir() if path.name not in apart and not path.name.startswith("."))
-    written = {path.name: file_sha256(path) for path in files if path.is_file()}
-    shape = {name: value for name, value in config.items() if name not in ("architectures", "auto_map")}
-    metadata = {FILES: written, SETTINGS: shape}
-    _write_state(state, folder / WEIGHTS_FILE, {name: json.dumps(of, sort_keys=True) for name, of in metadata.items()})
+    write_json(folder / CONFIG_FILE, _common_settings(model) | config | {"vocabulary_sha256": vocabulary.sha256})
+    # No checksum here: settings are compared one by one, weights have checksums of their own.
+    unlisted = CONFIG_FILE, REPLACED_HEAD_FILE
+    files = (path for path in folder.iterdir() if path.name not in unlisted and not path.name.startswith("."))
+    checksums = {path.name: file_sha256(path) for path in files if path.is_file()}
+    settings = {name: value for name, value in config.items() if name not in ("architectures", "auto_map")}
+    metadata = {FILES: checksums, SETTINGS: settings}
+    _write_state(
+        state, folder / WEIGHTS_FILE, {name: json.dumps(content, sort_keys=True) for name, content in metadata.items()}
+    )
 
 
 def _as_xlme(folder: Path, model: Exported) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Settings and parameters for the classes in `remote/`, which are written to `folder`."""
+    """Settings and parameters for the classes in `remote/`, whose code is copied to `folder`."""
     for name in (*CODE, model.whole.code) if model.whole else CODE:
         shutil.copyfile(REMOTE / name, folder / name)
     if model.whole:
         write_json(folder / "generation_config.json", model.whole.generation(model.encoder.cfg))
-    return _config(model), export_state(model.encoder) | _head(model)
+    return _xlme_settings(model), export_state(model.encoder) | _head(model)
 
 
 def _as_native(folder: Path, model: Exported, native: NativeFormat) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Settings and parameters for a class of transformers; a discriminator's head goes into a file of its own."""
+    """Settings and parameters for a class of transformers. None has a discriminator's head: that gets its own file."""
     ending, head = model.architecture.removeprefix("XLME"), _head(model)
     if ending == "ForPreTraining":
         _write_state(head, folder / REPLACED_HEAD_FILE)
@@ -109,7 +112,7 @@ def _as_native(folder: Path, model: Exported, native: NativeFormat) -> tuple[dic
 
 
 def _head(model: Exported) -> dict[str, Tensor]:
-    """The parameters of the head, or of the further parts, that the architecture has."""
+    """The parameters of the architecture's head or of a whole model's further parts; `XLMEModel` has none."""
     head: dict[str, Tensor] = {}
     if model.architecture != "XLMEModel":
         for prefix in model.whole.parts if model.whole else _HEADS.get(model.architecture, ("head.",)):
@@ -126,14 +129,14 @@ def _write_state(state: Mapping[str, Tensor], path: Path, metadata: Mapping[str,
 
 
 def _write_difference(folder: Path, state: Mapping[str, Tensor]) -> None:
-    """Write the difference between the discriminator's embedding and the generator's (GDES)."""
+    """Write the difference between the discriminator's and the generator's embedding (GDES), if the model has one."""
     blocks = [state[name] for n in range(len(state)) if (name := f"difference_{n}") in state]
     if blocks:
         save_weights({DIFFERENCE: torch.cat(blocks).float()}, folder / DIFFERENCE_FILE)
 
 
-def _common(model: Exported) -> dict[str, Any]:
-    """Settings under the names of both model types."""
+def _common_settings(model: Exported) -> dict[str, Any]:
+    """Settings that have the same names in all model types."""
     config: dict[str, Any] = {
         "hidden_act": "gelu",
         "hidden_dropout_prob": 0.0,
@@ -151,9 +154,9 @@ def _common(model: Exported) -> dict[str, Any]:
     return config
 
 
-def _config(model: Exported) -> dict[str, Any]:
+def _xlme_settings(model: Exported) -> dict[str, Any]:
     cfg = model.encoder.cfg
-    # The classes that can be loaded from this folder: any head may be trained anew, but those of pre-training.
+    # Classes that load from this folder. A head of fine-tuning may start untrained, one of pre-training must be there.
     classes = {"AutoConfig": "configuration_xlme.XLMEConfig", "AutoModel": "modeling_xlme.XLMEModel"}
     for task in ("PreTraining", "MaskedLM", "TokenClassification", "SequenceClassification", "QuestionAnswering"):
         if f"XLMEFor{task}" not in _HEADS or model.architecture == f"XLMEFor{task}":
@@ -172,7 +175,7 @@ def _config(model: Exported) -> dict[str, Any]:
 
 
 def _write_sentence_transformers(folder: Path, model: Exported) -> None:
-    # sentence-transformers then takes the mean over the last hidden states as a sentence's vector.
+    # With these files sentence-transformers takes the mean of the last hidden states as a sentence's vector.
     modes = {f"pooling_mode_{mode}": mode == "mean_tokens" for mode in ("cls_token", "mean_tokens", "max_tokens")}
     files = {
         "modules.json": [

@@ -1,8 +1,8 @@
 """The vocabulary as Hugging Face's fast tokenizer: the same ids as SentencePiece's.
 
-The differences: `<s>`, `<pad>`, `</s>`, `<unk>` and `<mask>` in a text are special tokens to the tokenizer and letters
-to SentencePiece; of two segmentations with the same score each may choose another (one line in 73,000 of real text); a
-letter with two or more marks of its own that no character combines may be read otherwise.
+The exceptions: `<s>`, `<pad>`, `</s>`, `<unk>` and `<mask>` in a text are special tokens to the tokenizer and letters
+to SentencePiece; where two segmentations have the same score, the two may choose differently (one line in 73,000 of
+real text); a letter with two or more marks that no single character combines may get other ids.
 """
 
 import json
@@ -18,12 +18,14 @@ _ORDERED_MARKS = (
     "\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"  # Hebrew points
     "\u0610-\u061a\u064b-\u0652\u0656-\u065f\u0670\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed"  # Arabic vowels
 )
-_GUARD = "\ue000"  # any character that NFC composes with none; those of the text stay
-_NO_SPACE = "\uffff"  # before text that starts no new word; Unicode gives this code to no character
+_GUARD = "\ue000"  # a character that NFC composes with no other; one that is in the text stays there
+_NO_SPACE = "\uffff"  # before text that starts no new word; Unicode assigns this code to no character
 
 
 def tokenizer_files(vocabulary: Vocabulary, longest: int, layout: Layout = LAYOUTS["xlme"]) -> dict[str, Any]:
-    """JSON contents of the tokenizer's files by name; `longest` item in tokens, `layout` its special tokens.
+    """JSON contents of the tokenizer's files by name.
+
+    `longest`: maximum number of tokens of an input; `layout`: the special tokens around and between texts.
 
     Raises ValueError without the package tokenizers.
     """
@@ -38,7 +40,7 @@ def tokenizer_files(vocabulary: Vocabulary, longest: int, layout: Layout = LAYOU
         "mask_token": "<mask>",
     }
     config = tokens | {
-        # It takes tokenizer.json as it is; XLMRobertaTokenizerFast would put parts of its own in place of some.
+        # This class takes tokenizer.json as it is; XLMRobertaTokenizerFast would put parts of its own in place of some.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": longest,
         "model_input_names": ["input_ids", "attention_mask"],
@@ -62,9 +64,9 @@ def _pipeline(vocabulary: Vocabulary, layout: Layout) -> Any:
     scored = [*((special, 0.0) for special in _SPECIALS), *pieces, ("<mask>", 0.0)]
     tokenizer = Tokenizer(models.Unigram(scored, unk_id=UNK, byte_fallback=False))
     charsmap = model.normalizer_spec.precompiled_charsmap
-    # `Precompiled` composes letters and marks (Tamil vowels, decomposed Vietnamese) only in part, so NFC does it
-    # before; but NFC would order Arabic and Hebrew marks anew, which SentencePiece leaves as they are: a guard before
-    # each prevents it.
+    # `Precompiled` composes letters and marks (Tamil vowels, decomposed Vietnamese) only in part, so NFC composes them
+    # first. NFC would also reorder Arabic and Hebrew marks, which SentencePiece does not: a guard before each mark
+    # prevents this.
     compose = [
         normalizers.Replace(Regex(f"(?<=.)(?=[{_ORDERED_MARKS}])"), _GUARD),
         normalizers.NFC(),
@@ -73,8 +75,8 @@ def _pipeline(vocabulary: Vocabulary, layout: Layout) -> Any:
     ]
     spaces = [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(" $"), "")]
     tokenizer.normalizer = normalizers.Sequence([*(compose if charsmap else []), *spaces])
-    # "first": text after a <mask> without a space starts no new word, as at a masked position in training. The others
-    # take each space away and put ▁ there anew, as a part of the letter that follows: so no token's place has a space.
+    # "first": text that follows a <mask> without a space starts no new word, as at a masked position in training. The
+    # later steps remove each space and insert ▁ again as part of the next letter: so no token's offsets have a space.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first"),
@@ -87,7 +89,7 @@ def _pipeline(vocabulary: Vocabulary, layout: Layout) -> Any:
     tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="first")
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{_SPECIALS[layout.opening]} $A </s>",
-        pair=" ".join([_SPECIALS[layout.opening], "$A", *(_SPECIALS[each] for each in layout.between), "$B </s>"]),
+        pair=" ".join([_SPECIALS[layout.opening], "$A", *(_SPECIALS[token] for token in layout.between), "$B </s>"]),
         special_tokens=[("<s>", 0), ("</s>", EOS)],
     )
     tokenizer.add_special_tokens([AddedToken(special, normalized=False) for special in (*_SPECIALS, "<mask>")])

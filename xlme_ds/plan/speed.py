@@ -1,10 +1,10 @@
-"""GPUs, the bytes that they send, and tokens a second: a simple model with three assumptions, not a measurement.
+"""GPUs, the bytes that they send, and tokens a second: estimates of a simple model with three assumptions.
 
 A step takes, on the busiest GPU, with m micro-batches and p stages:
 
     compute   = operations executed / (peak · utilisation)        with checkpointed layers and logits computed again
     bubble    = compute · (p − 1) / m                             1F1B: (p−1) of (m+p−1) slots are idle
-    transfer  = exposed + time by which the rest exceeds the computing meanwhile, at bandwidth · LINK_EFFICIENCY
+    transfer  = time of exposed bytes + max(0, time of the rest − computing meanwhile), at bandwidth · LINK_EFFICIENCY
     offload   = bytes of optimizer, gradients and weights through PCIe and the host's memory; nvme counts as memory
 
 Bytes are those that the engines send. An all-reduce of n bytes over N ranks sends 2n(N−1)/N bytes a rank, a
@@ -44,19 +44,17 @@ from .activations import between_stages
 from .layout import ParallelLayout
 from .memory import FLOAT, OPTIMIZER, reused_weights, uses_bf16_optimizer
 
-# Assumed: the share of the peak that a GPU reaches while it computes (measure it, and set --utilisation); the share of
-# a link's rate that a collective reaches; bytes a second and GPU through PCIe and the host's memory, with eight GPUs on
-# a host.
-UTILISATION = 0.4
-LINK_EFFICIENCY = 0.7
-HOST = 10e9
+# The three assumptions.
+UTILISATION = 0.4  # share of the peak that a GPU reaches while it computes: measure it, and set --utilisation
+LINK_EFFICIENCY = 0.7  # share of a link's rate that a collective reaches
+HOST = 10e9  # bytes a second for each GPU through PCIe and the host's memory, with eight GPUs on a host
 BACKWARD = 2 / 3  # of the operations of a step: two matrix products for each one of the forward pass
 DAY = 86_400.0
 
 
 @dataclass(frozen=True)
 class GPU:
-    """`memory_gib` as the data sheet has it; `tflops` is the dense peak of matrix products in `precision`,
+    """A kind of GPU. `memory_gib` is the data sheet's; `tflops` is the dense peak of matrix products in `precision`,
     `fp32_tflops` that of float32 without tensor cores, 0 where it is not known.
 
     `link` joins the GPUs of one node, `network` is a GPU's share of the links between nodes; GB/s in one direction.
@@ -78,7 +76,7 @@ _H100 = "NVIDIA H100 SXM5 data sheet; DGX H100: 8 × 400 Gb/s"
 _A100 = "NVIDIA A100 SXM data sheet; DGX A100: 8 × 200 Gb/s"
 _V100 = "NVIDIA V100 SXM2 data sheet, which has no bf16; DGX-1: 4 × 100 Gb/s"
 _A10 = "NVIDIA A10 data sheet, PCIe 4.0 x16; 25 Gb/s a GPU between nodes is assumed"
-# Data sheets add up both directions of NVLink: half of that is one. The network is that of the maker's own system.
+# Data sheets give both directions of NVLink together, `link` is half of that. `network` is that of the maker's system.
 GPUS = {
     gpu.name: gpu
     for gpu in (
@@ -110,7 +108,7 @@ def gpu_of(text: str) -> GPU:
 
 def communication(layout: ParallelLayout) -> dict[str, float]:
     """Bytes that the busiest GPU sends in an optimizer step: `gradients` and `weights` to the replicas of its stage,
-    `stages` to other stages, and their total; `exposed`: those sent while nothing computes."""
+    `stages` to other stages, and `total`; `exposed`: those of them that are sent while nothing computes."""
     by_stage = [_sent_by(layout, stage) for stage in range(len(layout.stages))]
     totals = [sent["gradients"] + sent["weights"] + sent["stages"] for sent in by_stage]
     busiest = by_stage[totals.index(max(totals))]
@@ -118,49 +116,51 @@ def communication(layout: ParallelLayout) -> dict[str, float]:
 
 
 def _sent_by(layout: ParallelLayout, stage: int) -> dict[str, float]:
+    """Bytes that a GPU of a stage sends in an optimizer step; `exposed` is without those to other stages."""
     sizes, micro_batches = layout.sizes(stage), layout.accumulation
-    share = (layout.replicas - 1) / layout.replicas
-    once, reduced = layout.element * sizes.total * share, layout.sum_bytes * sizes.total * share
-    tables = sizes.tables / sizes.total
+    ring_share = (layout.replicas - 1) / layout.replicas
+    # Bytes of one all-gather of all weights, and of one reduce-scatter of all gradients.
+    gathered, reduced = layout.element * sizes.total * ring_share, layout.sum_bytes * sizes.total * ring_share
+    table_share = sizes.tables / sizes.total
     if layout.zero["stage"] == 3:
-        # The tables belong to the root module, which has not left them when its backward pass begins.
-        again = once * (1 - (sizes.tables + sum(reused_weights(layout, stage))) / sizes.total)
-        held = not layout.work.layer_ahead or sizes.discriminator <= layout.zero["stage3_max_reuse_distance"]
-        ahead = 0.0 if held else once * sizes.discriminator / sizes.total
-        gradients, weights = micro_batches * reduced, micro_batches * (once + again + ahead)
-        exposed = micro_batches * tables * (reduced + once)
+        # The root module still holds the tables, which belong to it, when its backward pass begins.
+        again = gathered * (1 - (sizes.tables + sum(reused_weights(layout, stage))) / sizes.total)
+        still_held = not layout.work.layer_ahead or sizes.discriminator <= layout.zero["stage3_max_reuse_distance"]
+        ahead = 0.0 if still_held else gathered * sizes.discriminator / sizes.total
+        gradients, weights = micro_batches * reduced, micro_batches * (gathered + again + ahead)
+        exposed = micro_batches * table_share * (reduced + gathered)
     else:
-        passes = 1 if uses_bf16_optimizer(layout) else 2
-        gradients, weights = passes * reduced * (micro_batches if layout.zero["stage"] == 2 else 1), once
-        exposed = tables * gradients + weights
+        passes = 1 if uses_bf16_optimizer(layout) else 2  # an all-reduce sends what two reduce-scatters do
+        gradients, weights = passes * reduced * (micro_batches if layout.zero["stage"] == 2 else 1), gathered
+        exposed = table_share * gradients + weights
     if not layout.zero["overlap_comm"] or len(layout.stages) > 1:
         exposed = gradients + weights
-    last = stage == len(layout.stages) - 1
-    forward_again = layout.work.layer_ahead > 0 and not last
+    is_last = stage == len(layout.stages) - 1
+    forward_again = layout.work.layer_ahead > 0 and not is_last
     between = micro_batches * (layout.neighbours(stage) + forward_again) * between_stages(layout)
-    if stage == 0:  # the new embedding to the last stage, which sent its gradient
+    if stage == 0:  # the new embedding, to the last stage
         between += layout.element * layout.borrowed
-    elif last:
+    elif is_last:  # the gradient of that embedding
         between += FLOAT * layout.borrowed
     return {"gradients": gradients, "weights": weights, "stages": between, "exposed": exposed}
 
 
 def speed(run: RunConfig, layout: ParallelLayout, gpu: GPU, utilisation: float) -> dict[str, float]:
-    """Estimate of `run` in a layout on GPUs of one kind: seconds of a step by kind and in all, and the rates.
+    """Estimate of `run` in a layout on GPUs of one kind: seconds of a step by kind and in total (`step`), and rates.
 
-    `of_peak`: operations of the standard count over the peak of all GPUs.
+    `of_peak`: rate of the standard count's operations as a share of the peak of all GPUs.
     """
     tokens = sum(run.data.mean_rows) * layout.row_tokens
-    balance = [len(part.layers) for part in layout.stages]
+    balance = [len(stage.layers) for stage in layout.stages]
     costs = stage_costs(layout.work, balance, layout.model.activation_checkpointing)
     compute = max(costs) * tokens / layout.replicas / (gpu.tflops * 1e12 * utilisation)
     bubble = compute * (len(layout.stages) - 1) / layout.accumulation
     seconds = {"compute": compute, "bubble": bubble, "transfer": _transfer(layout, gpu, compute), "offload": 0.0}
-    part = max(layout.sizes(stage).total for stage in range(len(layout.stages))) / layout.replicas
-    if layout.offloads_optimizer:  # states read and written, gradients down, weights up
-        seconds["offload"] += part * (2 * OPTIMIZER + 4 + layout.element) / HOST
-    if layout.engine.offload_parameters != "none":  # weights up in both passes of every micro-batch
-        seconds["offload"] += part * 2 * layout.accumulation * layout.element / HOST
+    parameters = max(layout.sizes(stage).total for stage in range(len(layout.stages))) / layout.replicas
+    if layout.offloads_optimizer:  # state read and written, gradients to the host, weights to the GPU
+        seconds["offload"] += parameters * (2 * OPTIMIZER + 4 + layout.element) / HOST
+    if layout.engine.offload_parameters != "none":  # weights to the GPU in both passes of every micro-batch
+        seconds["offload"] += parameters * 2 * layout.accumulation * layout.element / HOST
     step = sum(seconds.values())
     of_peak = flops_per_step(run, layout.row_tokens) / (step * layout.gpus * gpu.tflops * 1e12)
     rates = {"tokens_per_s": tokens / step, "days": step * run.train.steps / DAY, "of_peak": of_peak}
@@ -168,7 +168,7 @@ def speed(run: RunConfig, layout: ParallelLayout, gpu: GPU, utilisation: float) 
 
 
 def _transfer(layout: ParallelLayout, gpu: GPU, compute: float) -> float:
-    """Seconds of sending that computing does not hide."""
+    """Seconds of sending during which the GPU does not compute."""
     sent = communication(layout)
     # Consecutive ranks share a stage (rank = stage · replicas + replica).
     among_replicas = gpu.link if layout.replicas <= gpu.per_node else gpu.network

@@ -12,7 +12,7 @@ from .exports import folder_of_encoder, load_export
 from .runs import TrainedEncoder, TrainedRun, load_run, main_encoder
 from .settings import of_export
 
-# Functions that read exports of whole models: each returns a run, or None for a folder that is none of its own.
+# Functions that read exports of whole models: each returns a run, or None for a folder in another form.
 WHOLE_EXPORTS = ("xlme_ds.translate.exports:load_with_decoder",)
 
 
@@ -33,18 +33,19 @@ def load_encoder_and_step(folder: Path, which: Which | None = None) -> tuple[Tra
 
 
 def initial_encoder(cfg: ModelConfig, objective: str, seed: int, which: Which | None = None) -> TextEncoder:
-    """The randomly initialised encoder with which a run of these settings begins, float32 on the CPU;
-    `cfg.discriminator_layers` is its depth, also of a generator."""
-    built = objective_of(ObjectiveConfig(objective))
+    """The randomly initialised encoder with which a run of these settings begins, float32 on the CPU. Its depth is
+    `cfg.discriminator_layers`, also for a generator."""
+    pretraining = objective_of(ObjectiveConfig(objective))
     cfg = replace(cfg, generator_layers=cfg.discriminator_layers)
-    model = built.build(cfg)
+    model = pretraining.build(cfg)
     initialise(model, seed, cfg.init_std)
-    there = which if which is not None and which in built.encoders else main_encoder(built.encoders)
-    return take_encoder(model.state_dict(), cfg, there)
+    encoders = pretraining.encoders
+    chosen = which if which is not None and which in encoders else main_encoder(encoders)
+    return take_encoder(model.state_dict(), cfg, chosen)
 
 
 def load_whole_export(folder: Path) -> TrainedRun | None:
-    """The whole model of an export that holds more than encoders with their heads, like that of a run; None for any
-    other folder. Raises as `load_encoder` does."""
+    """The whole model of an export that holds more than encoders with their heads, in the form of a run; None for any
+    other folder. Raises ValueError where its files cannot be read."""
     runs = (pkgutil.resolve_name(name)(folder) for name in WHOLE_EXPORTS)
     return next((run for run in runs if run is not None), None)

@@ -1,5 +1,5 @@
-"""The models that transformers has a class for, by `model_type`: which of ours they can hold, and how they are written
-and read."""
+"""Formats of transformers' own model classes, by `model_type`: which of our models each can hold, and how to write and
+read it."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,18 +14,20 @@ from . import modernbert, xlm_roberta
 
 
 class NativeFormat(NamedTuple):
-    """A model of transformers. An ending is that of its class: `Model`, `ForMaskedLM`, …"""
+    """A model of transformers and its classes, whose names differ by their endings: `Model`, `ForMaskedLM`, …"""
 
     model: str  # its name in words
-    classes: str  # the beginning of the names of its classes
-    shape: Mapping[str, Any]  # the settings that it has no choice of
-    config: Callable[[ModelConfig], dict[str, Any]]  # the settings that give the shape in config.json
-    state: Callable[[TextEncoder, str, Mapping[str, Tensor]], dict[str, Tensor]]  # by ending, with the head
+    classes: str  # prefix of its classes' names
+    shape: Mapping[str, Any]  # settings of ours that are fixed for it
+    config: Callable[[ModelConfig], dict[str, Any]]  # config.json's settings that give the shape
+    state: Callable[
+        [TextEncoder, str, Mapping[str, Tensor]], dict[str, Tensor]
+    ]  # parameters of an encoder for the class with this ending, with the head
     read: Callable[[Path], tuple[TextEncoder, Vocabulary]]
     read_heads: Callable[[Path], dict[str, Tensor]]
 
     def differs(self, cfg: ModelConfig) -> str:
-        """The first setting, with its value, that the format does not have; empty for a model of its shape."""
+        """The first setting of `cfg` that the format cannot hold, with its value; empty where the model fits."""
         differing = (name for name, value in self.shape.items() if getattr(cfg, name) != value)
         return next((f"{name} {getattr(cfg, name)}" for name in differing), "")
 
@@ -53,5 +55,5 @@ FORMATS = {
 
 
 def native_format(config: Mapping[str, Any]) -> NativeFormat:
-    """The format of the folder that has this config.json; XLM-R's, whose reader reports any other."""
+    """The format that `config`, a folder's config.json, names; for an unknown one XLM-R's, whose reader then raises."""
     return FORMATS.get(config.get("model_type", ""), FORMATS[xlm_roberta.XLM_ROBERTA])

@@ -1,4 +1,4 @@
-"""config.json of a run or an export: what the model in a folder is, and which vocabulary it reads."""
+"""config.json of a run or an export: the shape of the model in a folder, its objective and its vocabulary."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,11 +25,11 @@ class RunSettings(NamedTuple):
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """`config.json` of a run (also named as RUN@STEP) or an export. Raises ValueError when there is none."""
+    """`config.json` of a run (also named as RUN@STEP) or an export. Raises ValueError without the file."""
     folder, step = at_step(folder)
     try:
         content: dict[str, Any] = read_json(folder / CONFIG_FILE, dict)
-        if "config" in content:  # of a run; an export is in Hugging Face's format
+        if "config" in content:  # a run's file has our format number, which is checked; an export's has none
             content = read_object(folder / CONFIG_FILE)
         elif step is not None:
             raise ValueError(f"{folder} is not a run and has no steps: leave out @{step}")
@@ -46,7 +46,7 @@ def of_export(folder: Path) -> bool:
 
 
 def read_settings(folder: Path) -> RunSettings:
-    """The settings of a run, finished or not. Raises ValueError when the folder holds no run."""
+    """The settings that determine a run's model; the run may be unfinished. Raises ValueError for any other folder."""
     config = read_config(folder)
     if "config" not in config:
         raise ValueError(f"{folder / CONFIG_FILE} is not of a run: name the folder of one")
@@ -71,9 +71,9 @@ def read_run_config(folder: Path) -> RunConfig:
 
 
 def objective_and_seed(folder: Path) -> tuple[str, int]:
-    """The name of the objective and the seed of the run in `folder`; for an export the defaults."""
-    config, usual = read_config(folder).get("config", {}), RunConfig(name="")
-    return config.get("objective", {}).get("name", usual.objective.name), int(config.get("seed", usual.seed))
+    """The name of the objective and the seed of the run in `folder`; the defaults for an export, which has neither."""
+    config, defaults = read_config(folder).get("config", {}), RunConfig(name="")
+    return config.get("objective", {}).get("name", defaults.objective.name), int(config.get("seed", defaults.seed))
 
 
 def read_vocabulary(folder: Path, path: Path) -> Vocabulary:
@@ -92,11 +92,11 @@ def read_vocabulary(folder: Path, path: Path) -> Vocabulary:
 
 def mismatch(weights: Path, folder: Path, error: Exception) -> ValueError:
     """The error to raise when a parameter is missing (KeyError) or has another shape (torch's RuntimeError)."""
-    lines = str(error).splitlines()  # the first line of load_state_dict's error names no parameter
+    lines = str(error).splitlines()  # of load_state_dict's error the second line is the first that names a parameter
     why = f"no {error}" if isinstance(error, KeyError) else lines[1 % len(lines)].strip()[:200]
     return ValueError(f"{weights} does not hold the model of {folder / CONFIG_FILE}: {why}")
 
 
 def without_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The entries of `state` whose names begin with `prefix`, named without it."""
+    """The entries of `state` whose names begin with `prefix`, which is removed from the names."""
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

@@ -1,4 +1,7 @@
-"""XLM-R in Hugging Face's form and our encoder and heads, in both directions: settings, names, positions."""
+"""Conversion between Hugging Face's XLM-R and our encoder and heads, in both directions.
+
+The tables below map XLM-R's names of settings and parameters to ours.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,13 +18,13 @@ from .settings import CONFIG_FILE, SENTENCEPIECE_FILE, mismatch, read_config, re
 from .weights import REPLACED_HEAD_FILE, WEIGHTS_FILE, read_weights, require_finite, shards_of
 
 XLM_ROBERTA = "xlm-roberta"  # `model_type` in config.json
-_PREFIX = "roberta."  # of the encoder's parameters, where a head is in the same file
+_PREFIX = "roberta."  # of the encoder's parameter names, in a file that has a head too
 _EMBEDDING = "embeddings.word_embeddings.weight"
 _POSITIONS = "embeddings.position_embeddings.weight"
 _TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
 _PICKLED = "pytorch_model.bin"
 _FIRST_POSITION = 2  # XLM-R's positions start after the padding id
-_MUST_BE = {"model_type": XLM_ROBERTA, "hidden_act": "gelu"}
+_FIXED = {"model_type": XLM_ROBERTA, "hidden_act": "gelu"}  # settings in config.json that have one value
 _SETTINGS = {
     "vocab_size": "vocabulary",
     "hidden_size": "width",
@@ -31,7 +34,7 @@ _SETTINGS = {
     "initializer_range": "init_std",
     "layer_norm_eps": "norm_epsilon",
 }
-# The settings that XLM-R has no choice of.
+# Settings of ours that are fixed for XLM-R.
 XLM_ROBERTA_SHAPE: dict[str, Any] = {
     "relative_bias": "none",
     "norm": "post",
@@ -40,15 +43,15 @@ XLM_ROBERTA_SHAPE: dict[str, Any] = {
     "layout": "xlme",
     "language_embeddings": (),
 }
-_PARTS = "query", "key", "value"
-_LAYER = {
+_PROJECTIONS = "query", "key", "value"  # thirds of our `qkv`
+_LAYER = {  # parameters of a layer, without `.weight` and `.bias`
     "attention.output.dense": "attention.output",
     "attention.output.LayerNorm": "attention_norm",
     "intermediate.dense": "up",
     "output.dense": "down",
     "output.LayerNorm": "feed_forward_norm",
 }
-# The names of a head in the class of the same ending: XLMRobertaForMaskedLM, …
+# Parameters of the head, by the ending of the class that has it: XLMRobertaForMaskedLM, …
 _HEADS = {
     "ForMaskedLM": {
         "lm_head.dense.weight": "masked_head.dense.weight",
@@ -67,19 +70,19 @@ _HEADS = {
     "ForQuestionAnswering": {"qa_outputs.weight": "head.output.weight", "qa_outputs.bias": "head.output.bias"},
 }
 _MASKED_HEAD = _HEADS["ForMaskedLM"]
-_NOT_HEADS = "embeddings.", "encoder.", "pooler."  # the pooler is trained with no task of XLM-R's
+_NOT_HEADS = "embeddings.", "encoder.", "pooler."  # prefixes; no task of XLM-R's trains the pooler
 
 
 def xlm_roberta_config(cfg: ModelConfig) -> dict[str, Any]:
     """The settings in XLM-R's config.json that give a model's shape."""
-    sizes = {theirs: getattr(cfg, ours) for theirs, ours in _SETTINGS.items()}
-    return sizes | _MUST_BE | {"max_position_embeddings": cfg.max_positions + _FIRST_POSITION, "type_vocab_size": 1}
+    settings = {theirs: getattr(cfg, ours) for theirs, ours in _SETTINGS.items()}
+    return settings | _FIXED | {"max_position_embeddings": cfg.max_positions + _FIRST_POSITION, "type_vocab_size": 1}
 
 
 def xlm_roberta_state(encoder: TextEncoder, ending: str, head: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The parameters that transformers saves for the class XLMRoberta + `ending` (`ForMaskedLM`, …, or `Model`).
 
-    Token types add nothing, and the pooler, which `Model` has and nothing was trained on, is 0.
+    The token type's embedding is 0, and so is the pooler of `Model`, which our encoders do not have.
     """
     ours, width = encoder.state_dict(), encoder.cfg.width
     state = {
@@ -87,8 +90,8 @@ def xlm_roberta_state(encoder: TextEncoder, ending: str, head: Mapping[str, Tens
         _POSITIONS: torch.cat([torch.zeros(_FIRST_POSITION, width), ours["encoder.positions"]]),
         _TOKEN_TYPES: torch.zeros(1, width),
     }
-    for theirs, name, part in _layer_names(encoder.cfg):
-        state[theirs] = ours[name] if part is None else ours[name].chunk(len(_PARTS))[part].clone()
+    for theirs, name, third in _layer_names(encoder.cfg):
+        state[theirs] = ours[name] if third is None else ours[name].chunk(len(_PROJECTIONS))[third].clone()
     if ending == "Model":
         return state | {"pooler.dense.weight": torch.zeros(width, width), "pooler.dense.bias": torch.zeros(width)}
     of_head = {theirs: head[name] for theirs, name in _HEADS[ending].items()}
@@ -96,13 +99,13 @@ def xlm_roberta_state(encoder: TextEncoder, ending: str, head: Mapping[str, Tens
 
 
 def read_xlm_roberta(folder: Path) -> tuple[TextEncoder, Vocabulary]:
-    """The encoder in `folder`: config.json, model.safetensors or pytorch_model.bin (or their shards),
-    sentencepiece.bpe.model.
+    """The encoder in `folder` and its vocabulary, from config.json, model.safetensors or pytorch_model.bin (or their
+    shards), and sentencepiece.bpe.model.
 
     Raises ValueError in one sentence for another architecture, and where a file is missing or does not fit.
     """
     config = read_config(folder)
-    for name, wanted in _MUST_BE.items():
+    for name, wanted in _FIXED.items():
         if config.get(name) != wanted:
             raise ValueError(
                 f"{folder / CONFIG_FILE} has {name} {config.get(name)}: only {wanted}, as XLM-R's, is read"
@@ -116,38 +119,42 @@ def read_xlm_roberta(folder: Path) -> tuple[TextEncoder, Vocabulary]:
         encoder.load_state_dict(_our_state(state, encoder.cfg))
     except (KeyError, RuntimeError) as error:
         raise mismatch(weights, folder, error) from None
-    ours = "vocabulary_sha256" in config
-    return encoder.float().eval(), read_vocabulary(folder, path) if ours else Vocabulary(path)
+    exported_by_us = "vocabulary_sha256" in config
+    return encoder.float().eval(), read_vocabulary(folder, path) if exported_by_us else Vocabulary(path)
 
 
 def read_xlm_roberta_heads(folder: Path) -> dict[str, Tensor]:
-    """The masked head in `folder` and the discriminator's under our names, empty where the folder has neither.
+    """The parameters of the masked head and the discriminator's head in `folder`, under our names; empty without both.
 
-    A head of masked language modelling that cannot be used is left out with a note.
+    A note reports a head of masked language modelling that cannot be used, and it is left out.
     """
     path, state = _read_state(folder)
-    there = {name: value for name, value in state.items() if not name.startswith(_NOT_HEADS)}
-    # Of two names of one tensor safetensors keeps either.
-    bias, table = there.pop("lm_head.decoder.bias", None), there.pop("lm_head.decoder.weight", None)
+    of_heads = {name: value for name, value in state.items() if not name.startswith(_NOT_HEADS)}
+    # A tensor with two names may be saved under either one.
+    bias, table = of_heads.pop("lm_head.decoder.bias", None), of_heads.pop("lm_head.decoder.weight", None)
     if bias is not None:
-        there.setdefault("lm_head.bias", bias)
-    lacking = sorted(_MASKED_HEAD.keys() - there.keys())
+        of_heads.setdefault("lm_head.bias", bias)
+    missing = sorted(_MASKED_HEAD.keys() - of_heads.keys())
     own_table = table is not None and not torch.equal(table, state[_EMBEDDING])
-    others = sorted(name for name in there if name not in _MASKED_HEAD)
-    if own_table or 0 < len(lacking) < len(_MASKED_HEAD):
-        why = "reads another table than the embedding" if own_table else f"lacks {' and '.join(lacking)}"
+    other_heads = sorted(name for name in of_heads if name not in _MASKED_HEAD)
+    if own_table or 0 < len(missing) < len(_MASKED_HEAD):
+        why = "reads another table than the embedding" if own_table else f"lacks {' and '.join(missing)}"
         note(f"{path}: the head of masked language modelling {why}, so the encoder is taken without it")
-    if others:
-        note(f"{path}: {', '.join(others)} are of another head, which is not taken")
+    if other_heads:
+        note(f"{path}: {', '.join(other_heads)} are of another head, which is not taken")
     replaced = folder / REPLACED_HEAD_FILE
     heads = read_weights(replaced) if replaced.exists() else {}
-    return heads if own_table or lacking else heads | {ours: there[theirs] for theirs, ours in _MASKED_HEAD.items()}
+    if own_table or missing:
+        return heads
+    return heads | {ours: of_heads[theirs] for theirs, ours in _MASKED_HEAD.items()}
 
 
 def _model_config(config: Mapping[str, Any]) -> ModelConfig:
     config = {"initializer_range": 0.02, **config}
-    sizes: dict[str, Any] = {ours: config[theirs] for theirs, ours in _SETTINGS.items()}
-    return ModelConfig(**sizes, **XLM_ROBERTA_SHAPE, max_positions=config["max_position_embeddings"] - _FIRST_POSITION)
+    settings: dict[str, Any] = {ours: config[theirs] for theirs, ours in _SETTINGS.items()}
+    return ModelConfig(
+        **settings, **XLM_ROBERTA_SHAPE, max_positions=config["max_position_embeddings"] - _FIRST_POSITION
+    )
 
 
 def _read_state(folder: Path) -> tuple[Path, dict[str, Tensor]]:
@@ -183,12 +190,12 @@ def _our_state(state: Mapping[str, Tensor], cfg: ModelConfig) -> dict[str, Tenso
 
 
 def _layer_names(cfg: ModelConfig) -> Iterator[tuple[str, str, int | None]]:
-    """XLM-R's name, ours, and the third of ours that it is, or None for the whole, of every parameter but tables."""
+    """Every parameter but the tables: XLM-R's name, ours, and which third of ours it is (None: all of it)."""
     for kind in ("weight", "bias"):
         yield f"embeddings.LayerNorm.{kind}", f"encoder.input_norm.{kind}", None
         for n in range(cfg.discriminator_layers):
-            layer, theirs = f"encoder.layers.{n}.", f"encoder.layer.{n}."
-            for third, part in enumerate(_PARTS):
-                yield f"{theirs}attention.self.{part}.{kind}", f"{layer}attention.qkv.{kind}", third
-            for old, name in _LAYER.items():
-                yield f"{theirs}{old}.{kind}", f"{layer}{name}.{kind}", None
+            our_layer, their_layer = f"encoder.layers.{n}.", f"encoder.layer.{n}."
+            for third, projection in enumerate(_PROJECTIONS):
+                yield f"{their_layer}attention.self.{projection}.{kind}", f"{our_layer}attention.qkv.{kind}", third
+            for theirs, ours in _LAYER.items():
+                yield f"{their_layer}{theirs}.{kind}", f"{our_layer}{ours}.{kind}", None
