@@ -17,7 +17,7 @@ from pyarrow import parquet
 from data_prep.encode.token_ids import list_array
 from data_prep.filters.clean import Counts
 from data_prep.inspect.stats_tables import length_histograms
-from data_prep.mix.encoded import copy_words, survey
+from data_prep.mix.encoded import Unit, copy_words, survey
 from data_prep.readers import READERS, Input, documents, pairs
 from data_prep.readers.corpus_files import Place
 from data_prep.readers.plain_pairs import MosesZip
@@ -81,8 +81,9 @@ def read_zip(path: Path) -> None:
 def read_shard(path: Path) -> None:
     """As `mix` does, and `stats`."""
     name = f"{path.parent.name}/{path.name}"
-    found = survey(path.parent.parent, 32, LAYOUTS["xlme"], None, "sentences", name)
-    starts, lengths = found.batches.bounds(found.records(np.arange(found.examples)))
+    unit: Unit = "pairs" if path.name.startswith("pairs") else "sentences"
+    found = survey(path.parent.parent, 32, LAYOUTS["xlme"], None, unit, name)
+    starts, lengths = found.batches.bounds(found.locate(np.arange(found.examples))[0])
     for begin, size in zip(starts, lengths, strict=True):
         copy_words(path, begin, size, np.zeros(size.sum(), np.int32), np.cumsum(size) - size)
     listed = Manifest("encode", {}, 99, "", (), (Shard(name, 0, 1, ""),), {"by_language": {path.parent.name: {}}})

@@ -108,7 +108,10 @@ def test_settings_of_mix(text: Text, vocab: Path, tmp_path: Path) -> None:
     changes = {"mono_rows": 7, "para_rows": 7, "row_tokens": 120, "alpha": 0.5, "share": ("en=0.6",), "max_repeats": 80}
     changes |= {"layout": "xlm", "seed": 1, "sentences": True, "into": "de", "rows_per_shard": 3}
     changes |= {"encoded": tmp_path / "encodedFalse", "vocab": FREE, "out": FREE, "processes": FREE}
-    compare(mix.run, config, changes)
+    compare(mix.run, config, changes | {"documents": FREE})
+    of_documents = replace(config, encoded=tmp_path / "encodedFalse", out=tmp_path / "documents")
+    mix.run(of_documents)
+    assert refused(mix.run, replace(of_documents, documents=True))
 
 
 def test_settings_of_vocab(text: Text, vocab: Path, tmp_path: Path) -> None:
