@@ -1,7 +1,7 @@
 """Check of the Triton kernels before a run: their results on small inputs against the CPU's in float64.
 
-A wrong number from another GPU, driver or compiler then stops the run instead of changing its loss curve. The kernels
-are compiled for the sizes that the run needs, so the check takes little of its time.
+If another GPU, driver or compiler gives a wrong number, the run stops, instead of getting another loss curve. The check
+compiles the kernels for the sizes that the run needs anyway, so it costs the run little time.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from .attention import Gate, ItemBias, RelativePositionTable, shared_bias
 from .masked_head import masked_softmax
 
 _ITEMS = (70, 50, 24, 16)  # tokens of the items of a row; the last is padding
-_BOUND = 3e-2  # largest difference, relative to the largest number; bf16 rounds to 2^-9, several times in a row
+_BOUND = 3e-2  # greatest allowed difference, relative to the largest number; bf16 rounds to 2^-9, several times
 
 
 def check_kernels(cfg: ModelConfig, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -37,9 +37,9 @@ def check_kernels(cfg: ModelConfig, device: torch.device, dtype: torch.dtype = t
 
 
 def random_numbers(shape: tuple[int, ...], seed: int, std: float, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Normal random numbers that take a gradient, the same in every type."""
+    """Normal random numbers that require a gradient, with the same values in every dtype."""
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * std
-    return values.bfloat16().to(device, dtype).requires_grad_()  # numbers that every type can hold
+    return values.bfloat16().to(device, dtype).requires_grad_()  # rounded to bf16 first: every dtype can hold them
 
 
 def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -64,7 +64,7 @@ def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> di
 
 
 def _head(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Losses and gradients for rows as wide as the model's."""
+    """Losses and gradients for hidden states as wide as the model's."""
     width, std = cfg.width, cfg.width**-0.5
     shapes = {"hidden": ((200, width), 1.0), "table": ((1000, width), 2 * std), "bias": ((1000,), 0.5)}
     inputs = {
