@@ -1,9 +1,9 @@
 """Replaced token detection with corrective language modelling (Meng et al., 2021, COCO-LM; Bajaj et al., 2022, METRO):
 next to its verdicts, the discriminator predicts the original token at every masked position, where it reads the
-generator's sample. So its layers learn more than one answer a token.
+generator's sample. So its layers learn more than a yes or no for each token.
 
-L = L_MLM + L_TLM + λ·L_MRTD + λ·L_TRTD + L_CMLM + L_CTLM, the last two means over the masked positions of their task,
-without COCO-LM's copy probability, as in METRO.
+L = L_MLM + L_TLM + λ·L_MRTD + λ·L_TRTD + L_CMLM + L_CTLM. The last two are means over the masked positions of their
+task, and as in METRO they have no copy probability, which COCO-LM has.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from .protocol import Quantity
 
 
 class Corrective(AllTokens):
-    """`AllTokens` that predicts the masked tokens alone; −log p is 0 at the others."""
+    """`AllTokens` that predicts only the masked tokens; −log p is 0 at all others."""
 
     @staticmethod
     def targets(batch: Batch) -> Tensor:
@@ -33,7 +33,7 @@ class Corrective(AllTokens):
     def judge(
         self, hidden_BTD: Tensor, targets_BT: Tensor, table: list[Tensor], masked_M: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The last two of `AllTokensOutput`; a stage of a pipeline finds the masked positions in the targets."""
+        """The last two of `AllTokensOutput`; without `masked_M` (in a pipeline) the masked positions have targets."""
         if masked_M is None:
             masked_M = targets_BT.flatten().nonzero().squeeze(1)
         hidden_MD, targets_M = hidden_BTD.flatten(0, 1)[masked_M], targets_BT.flatten()[masked_M]
