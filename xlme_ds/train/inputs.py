@@ -26,7 +26,7 @@ from .run_folder import RunFolder
 
 
 class RunInfo(NamedTuple):
-    """Facts of a run that its settings do not hold.
+    """Information on a run that is not in its settings.
 
     `flops`: operations of a step, by the standard count; `vocabulary_sha256`: of the vocabulary of the ids;
     `evaluation`: summarises the sums over held-out rows, as a whole and by language; `objective`: its description
@@ -50,8 +50,8 @@ class RunInputs(NamedTuple):
 
 
 def heldout_data(config: RunConfig, folder: Path, row_tokens: int) -> DataConfig:
-    """The rows of an evaluation: up to `train.eval_rows` from the start of each task, by as many tokens at once as
-    training reads in rows of `row_tokens`."""
+    """The rows of an evaluation: at most the first `train.eval_rows` of each task, in micro-batches of as many tokens
+    as training has with rows of `row_tokens`."""
     rows_per_step = (config.data.mono_rows, config.data.para_rows)
     stores = [RowStore(folder / name) if rows else None for name, rows in zip(TASKS, rows_per_step, strict=True)]
     mono, para = (min(store.rows, config.train.eval_rows) if store else 0 for store in stores)
@@ -68,8 +68,10 @@ def read_inputs(
     rank: int,
     world: int,
 ) -> RunInputs:
-    """Claim the `folder`, and open the data, the held-out data, and the `sources` of the first weights. Raises
-    ValueError for inputs that do not fit the run."""
+    """Claim the run's `folder`; open the data, the held-out data, and the `sources` of the first weights.
+
+    Raises ValueError for inputs that do not fit the run.
+    """
     validate(config, world)  # with the precision that `auto` has become
     require_engine_file(config.engine)
     out = folder.path.resolve()
@@ -95,14 +97,14 @@ def read_inputs(
 
 
 def started_from(config: RunConfig, out: Path) -> list[Path]:
-    """The folders that the first weights are read from; none for a run that resumes."""
+    """Folders to read the first weights from; none if the run resumes."""
     return [] if checkpoints_of(out) else [pin_step(folder) for folder in source_folders(config)]
 
 
 def pretraining(
     config: RunConfig, loader: Loader, heldout: Loader | None, root: bool, folders: tuple[Path, ...] = ()
 ) -> RunInfo:
-    """The information on a pre-training run; the `root` alone counts the unigram model's losses for it."""
+    """Information on a pre-training run; only the `root` computes the unigram model's losses."""
     info = RunInfo(
         flops_per_step(config, loader.row_tokens, loader.row_lengths),
         count_parameters(config),
@@ -135,7 +137,6 @@ def pretraining(
 
 
 def _means(codes: Sequence[str], sums: np.ndarray, counts: np.ndarray) -> tuple[dict[str, float], dict[str, int]]:
-    """Means and counts of the languages that have tokens, by code, without means that are not finite, which JSON cannot
-    hold."""
+    """Means and counts by language code, where there are tokens and the sum is finite: JSON holds no other numbers."""
     of = [n for n in range(len(codes)) if counts[n] and math.isfinite(sums[n])]
     return {codes[n]: float(sums[n] / counts[n]) for n in of}, {codes[n]: int(counts[n]) for n in of}

@@ -23,7 +23,7 @@ from .run_folder import RunFolder, first_step, flatten, missing_steps
 
 
 def opening(config: Training, out: Path, start: int, loader: BatchSource, world: int, info: RunInfo) -> list[str]:
-    """The settings and the sizes of a run, in a few lines."""
+    """A few lines that name the settings and sizes of a run."""
     data, engine = config.data, config.engine
     rows = " + ".join(f"{count:,}" for count in (data.mono_rows, data.para_rows) if count)
     tokens = int(sum(data.mean_rows)) * loader.row_tokens
@@ -61,7 +61,7 @@ def _phases(loader: Loader) -> Iterator[str]:
 
 
 def _changed_from_recipe(config: Training) -> list[str]:
-    """The settings in which a run differs from the recipe of its name, each with its value."""
+    """Settings, with their values, in which a run differs from the recipe of its name."""
     if config.name not in RECIPES:
         return []
     recipe = RECIPES[config.name]
@@ -95,7 +95,7 @@ def write_description(
 
 
 def _places(folders: Sequence[Path], run: Path) -> dict[str, str]:
-    """The folders, relative to the run's: all may be moved together."""
+    """Paths of the folders relative to the run's, so that all can be moved together."""
     return dict(zip(("folder", "heldout"), (_relative(folder, run) for folder in folders), strict=False))
 
 
@@ -104,7 +104,7 @@ def _relative(folder: Path, run: Path) -> str:
 
 
 def report_missing(logs: Sequence[StepLines], config: Training, start: int, saved: Mapping[str, Any]) -> None:
-    """Name the records that have fewer lines than when the checkpoint was saved."""
+    """Print which records have fewer lines than when the checkpoint was saved."""
     every = {"metrics": config.train.log_every, "heldout": config.train.eval_every}
     every["heldout_languages"] = every["heldout"]
     first = first_step(config) if isinstance(config, RunConfig) else 0

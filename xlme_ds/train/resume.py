@@ -29,7 +29,7 @@ def resume(
     engine: Engine, config: Training, folder: RunFolder, checkpoints: Checkpoints, read: Callable[[int], dict[str, Any]]
 ) -> tuple[int, dict[str, Any]]:
     """Load the newest complete checkpoint, which the root chooses; returns the steps done, 0 for a new run, and the
-    checkpoint's state. `read`: returns the fingerprints of the data of a number of steps."""
+    checkpoint's state. `read`: `data_until` of the run's data, for a number of steps."""
     newest, complaints = checkpoints.newest(engine.rank, engine.world)
     if engine.rank == 0 and complaints:
         print("\n".join(complaints))
@@ -57,16 +57,16 @@ def rehearse_resume(config: RunConfig, loader: Loader, heldout: Loader | None, f
 
 
 def _require_records(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool = False) -> None:
-    """Raise ValueError if the run had a checkpoint and has no usable one."""
+    """Raise ValueError if the run has saved a checkpoint, and none is usable."""
     own = folder.steps_logged() - (first_step(config) if isinstance(config, RunConfig) else 0)
-    every = min(config.train.save_every, folder.last_started_with("save_every", math.inf))  # it may have been raised
+    every = min(config.train.save_every, folder.last_started_with("save_every", math.inf))  # it may be raised since
     if damaged or checkpoints.lost(own, every):
         raise ValueError(f"{folder.path} has records but no usable checkpoint: restore one, or choose another --out")
 
 
 def _warn_of_changes(config: TrainConfig, folder: RunFolder, checkpoints: Checkpoints) -> None:
-    """Report another number of held-out rows, and name the checkpoints that were to be kept for good and that the next
-    save deletes."""
+    """Report a changed number of held-out rows, and the checkpoints that the next save deletes although they were to be
+    kept for good."""
     rows = int(folder.last_started_with("eval_rows", config.eval_rows))
     if rows != config.eval_rows:
         print(
@@ -89,7 +89,7 @@ def _warn_of_changes(config: TrainConfig, folder: RunFolder, checkpoints: Checkp
 
 
 def _begin_anew(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool) -> None:
-    """Put aside the records of a run that had no checkpoint yet. Raises as `_require_records`."""
+    """Put aside the records of a run that had no checkpoint yet. Raises as `_require_none_lost`."""
     _require_records(config, folder, checkpoints, damaged)
     if aside := folder.put_records_aside():
         print(f"{folder.path} has no checkpoint yet and begins anew: its records are kept as {', '.join(aside)}")
@@ -102,7 +102,7 @@ def _branch(
     parent = on_all_ranks(lambda: complete_checkpoint(*at_step(Path(config.start.folder))))
     saved = on_all_ranks(lambda: read_state(parent))
     same = {key: value for key, value in read(0).items() if saved.get(key) == value}
-    # The probe's loss depends on its row, masks and objective: with others there is nothing to compare it with.
+    # The probe's loss depends on its row, masks and objective: with another one there is nothing to compare it with.
     ours, theirs = settled(config), saved.get("settings", {})
     shaping = [key for key in ours if key == "seed" or key.startswith(("objective.", "data.phase_"))]
     comparable = "fingerprints" in same and all(ours[key] == theirs.get(key, ours[key]) for key in shaping)
