@@ -23,7 +23,7 @@ from .results import LOSSES, SCORES, UNTRAINED, tuned
 from .settings import CompareSettings
 from .systems import System
 
-COMMANDS = "commands.json"  # next to the scores: by the name of a test the command that gave them, and its data
+COMMANDS = "commands.json"  # next to the scores: for each test by name, its command and a hash of its data
 
 
 def require_tests(settings: CompareSettings) -> None:
@@ -52,8 +52,8 @@ def require_tests(settings: CompareSettings) -> None:
 
 
 def require_labels(folder: Path, task: str) -> None:
-    """Raise ValueError where no test of `task` in another language than English has labels: the measure is the mean
-    over those."""
+    """Raise ValueError if `task` has no labelled test in a language other than English: the measure is the mean over
+    those languages."""
     tests = choose(find(TASKS[task], [folder]), task, TuningConfig(), of_several=False).test
     if not any(labelled(read(source, TASKS[task])) for source in tests if source.language != "en"):
         raise ValueError(
@@ -67,10 +67,9 @@ def tuning_seeds(settings: CompareSettings) -> list[int]:
 
 
 def left_to_test(one: System, settings: CompareSettings) -> Iterator[tuple[str, list[str]]]:
-    """The tests by name that the model has no scores of, or scores by another command or of other data: module and
-    arguments.
+    """Tests whose scores are missing, or come from another command or other data: name, and module with arguments.
 
-    A test of evaluation is done again; fine-tuning refuses what would give another result.
+    An evaluation is then done again; fine-tuning stops with an error where the result would be another.
     """
     done = _done(one)
     for name, command in _tests(one, settings):
@@ -79,20 +78,20 @@ def left_to_test(one: System, settings: CompareSettings) -> Iterator[tuple[str, 
 
 
 def record(one: System, name: str, command: list[str], settings: CompareSettings) -> bool:
-    """Note the command of a test that has ended; False where it was stopped before its scores."""
+    """Record the command of a test that has ended; False if it stopped before it wrote its scores."""
     if written := _written(one, name, settings):
         write_object(one.model / SCORES / COMMANDS, _done(one) | {name: _noted(command)})
     return written
 
 
 def _noted(command: list[str]) -> dict[str, Any]:
-    """A command, and the files of its data as they are now."""
+    """A command, and the hash of its data as they are now."""
     return {"command": command, "data": files_as_they_are(Path(command[command.index("--data") + 1]))}
 
 
 @cache
 def files_as_they_are(folder: Path) -> str:
-    """A hash of the names and bytes of all files in a folder, of a mixed one of its manifests; once a process."""
+    """SHA-256 of the names and bytes of all files in a folder, or of the manifests of mixed data; cached."""
     mixed = [path for task in ROWS for path in [folder / task / "manifest.json"] if path.exists()]
     paths = mixed or sorted(path for path in folder.rglob("*") if path.is_file())
     listed = [(str(path.relative_to(folder)), file_sha256(path)) for path in paths]
@@ -112,7 +111,7 @@ def _written(one: System, name: str, settings: CompareSettings) -> bool:
 
 
 def _tests(one: System, settings: CompareSettings) -> Iterator[tuple[str, list[str]]]:
-    """All tests; untrained models are tested with those of the smallest budget."""
+    """All tests of a system; those of the smallest budget also test untrained models."""
     out = one.model / SCORES
     untrained = ["--random"] if one.budget == min(settings.budgets) else []
     masked = set(LOSSES) & set(objective_of(one.legs[-1].config.objective).terms)

@@ -1,6 +1,6 @@
 """The systems of a comparison: recipes, or several of them one after the other, each run cut to a budget of operations.
 
-The budget is in the standard count of `flops`: everything a step computes, with the generator.
+The budget is in operations by the standard count (`counting.py`): all that a step computes, with the generator.
 """
 
 import shlex
@@ -20,8 +20,8 @@ from ..recipes import recipe
 from ..trained.runs import main_encoder
 from ..validate import validate
 
-_SEEDS_APART = 1000  # between the runs of a chain: each reads the rows from the start, with other masks
-_SAVES = 10  # checkpoints of a run: a fault costs a tenth of it at most
+_SEEDS_APART = 1000  # of the runs of one system: each reads the rows from the start, with other masks
+_SAVES = 10  # checkpoints of a run: a crash costs at most a tenth of it
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,11 @@ def own_settings(words: Sequence[str], recipes: Sequence[str]) -> dict[str, list
 def system(
     name: str, seed: int, budget: Budget, settings: Sequence[str], own: Mapping[str, Sequence[str]], out: Path
 ) -> System:
-    """The runs of `name`, each with an equal share of the budget; one starts from the weights of the one before.
+    """The runs of `name`, each with an equal share of the budget; later ones start from the weights of the one before.
 
-    `settings` are those of all recipes, `own` those of single ones. Runs with the same past have the same folder, so
-    that they are made once. Raises ValueError for an unknown recipe, for rows that do not divide as the recipe's do,
-    for settings that follow from the budget, and for a budget too small for a step.
+    `settings` are those of all recipes, `own` those of single ones. Systems that begin with the same runs share their
+    folders, so that these runs are made once. Raises ValueError for an unknown recipe, for rows that do not divide as
+    the recipe's do, for settings that follow from the budget, and for a budget too small for a step.
     """
     for flag in ("--train.steps", "--train.save-every", "--seed"):
         if any(without(words, flag) != list(words) for words in (settings, *own.values())):
@@ -113,7 +113,7 @@ def system(
 
 
 def _rows(part: str, rows: int) -> list[str]:
-    """Rows of a step, shared out between the tasks as the recipe does."""
+    """Options for the rows of a step, divided between the tasks as in the recipe."""
     of = recipe(part).data
     mono, rest = divmod(rows * of.mono_rows, of.mono_rows + of.para_rows)
     if rest:
