@@ -14,7 +14,7 @@ from .collate import collate
 from .corrupt import Parts, row_bits
 from .rows import EOS, PAD, TASKS, Rows
 
-_BITS = np.uint64(32)
+_HALF = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
 
 
@@ -57,11 +57,11 @@ class PseudoSides:
         tokens = np.where(np.arange(width) <= length_of_x[:, None], rows.tokens, np.int32(PAD))
         tokens[np.arange(count), length_of_x + 1] = tokens[np.arange(count), lengths - 1] = EOS
         languages = np.sort(self.languages)
-        others = _below(max(len(languages) - 1, 1), bits >> _BITS) + (len(languages) > 1)
-        drawn = languages[(np.searchsorted(languages, rows.languages) + others) % len(languages)]
-        return Rows(tokens, rows.items, lengths, rows.languages), drawn
+        shift = _below(max(len(languages) - 1, 1), bits >> _HALF) + (len(languages) > 1)
+        second = languages[(np.searchsorted(languages, rows.languages) + shift) % len(languages)]
+        return Rows(tokens, rows.items, lengths, rows.languages), second
 
 
 def _below(count: int, bits: np.ndarray) -> np.ndarray:
     """Random integers from 0 to count − 1, each from 32 random bits, int64."""
-    return ((bits * np.uint64(count)) >> _BITS).astype(np.int64)
+    return ((bits * np.uint64(count)) >> _HALF).astype(np.int64)

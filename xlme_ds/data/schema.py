@@ -96,26 +96,26 @@ class Manifest:
     def shares_text(self, other: "Manifest") -> bool:
         """Whether both were mixed from the same encoded text, or have a shard with the same bytes."""
         encoded, theirs = self.settings.get("encoded"), other.settings.get("encoded")
-        rows = {shard.sha256 for shard in self.shards} & {shard.sha256 for shard in other.shards}
-        return bool(rows) or (encoded is not None and encoded == theirs)
+        common = {shard.sha256 for shard in self.shards} & {shard.sha256 for shard in other.shards}
+        return bool(common) or (encoded is not None and encoded == theirs)
 
     def fingerprint(self) -> str:
         """SHA-256 of the manifest's canonical JSON: equal exactly when settings, counts and every shard are equal."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
-_MANIFEST = {"stage": str, "settings": dict, "vocabulary_size": int, "vocabulary_sha256": str, "languages": list,
+_MANIFEST_TYPES = {"stage": str, "settings": dict, "vocabulary_size": int, "vocabulary_sha256": str, "languages": list,
              "shards": list, "counts": dict}  # fmt: skip
-_SHARD = {"name": str, "rows": int, "bytes": int, "sha256": str}
+_SHARD_TYPES = {"name": str, "rows": int, "bytes": int, "sha256": str}
 _SHARES = ("share_before", "share_after", "repeat")
-_KIND_WORDS = {str: "a text", dict: "an object", list: "a list", int: "a whole number"}
+_TYPE_WORDS = {str: "a text", dict: "an object", list: "a list", int: "a whole number"}
 
 
 def _require_manifest(fields: Any) -> None:
     """Raise ValueError if the JSON object `fields` lacks a manifest's field, or one has a wrong type or value."""
-    _require_kinds("it", fields, _MANIFEST)
+    _require_types("it", fields, _MANIFEST_TYPES)
     for number, shard in enumerate(fields["shards"]):
-        _require_kinds(f"shard {number}", shard, _SHARD)
+        _require_types(f"shard {number}", shard, _SHARD_TYPES)
         name = PurePosixPath(shard["name"])
         if name.is_absolute() or ".." in name.parts:
             raise ValueError(f"shard {number} is {shard['name']!r}, outside of the folder")
@@ -124,8 +124,8 @@ def _require_manifest(fields: Any) -> None:
         raise ValueError("its languages are not different codes")
     by_language = fields["counts"].get("by_language", {})
     if fields["stage"] == "mix":
-        _require_kinds("settings", fields["settings"], {"row_tokens": int, "layout": str})
-        _require_kinds("counts", fields["counts"], {"by_language": dict})
+        _require_types("settings", fields["settings"], {"row_tokens": int, "layout": str})
+        _require_types("counts", fields["counts"], {"by_language": dict})
         if fields["settings"]["layout"] not in LAYOUTS:
             raise ValueError(f"no layout is called {fields['settings']['layout']}")
         if fields["settings"]["row_tokens"] >= 2**31:
@@ -138,14 +138,15 @@ def _require_manifest(fields: Any) -> None:
             raise ValueError(f"its counts by language lack {', '.join(_SHARES)}")
 
 
-def _require_kinds(what: str, values: Any, kinds: Mapping[str, type]) -> None:
+def _require_types(what: str, values: Any, kinds: Mapping[str, type]) -> None:
+    """Raise ValueError unless `values` is an object with a value of each name and type in `kinds`."""
     if type(values) is not dict:
         raise ValueError(f"{what} is no object")
     for name, kind in kinds.items():
         value: Any = values.get(name)
         fits = isinstance(value, kind) and not isinstance(value, bool)
         if not fits or (kind is int and value < 0):
-            raise ValueError(f"{what} has {name} {value!r:.80}, not {_KIND_WORDS[kind]}")
+            raise ValueError(f"{what} has {name} {value!r:.80}, not {_TYPE_WORDS[kind]}")
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
