@@ -45,8 +45,8 @@ class Electra(nn.Module):
 
     def add_generator(self, z_loss: float, temperature: float) -> None:
         """Build what `generate` needs."""
-        without = replace(self.cfg, dropout=0.0, attention_dropout=0.0)  # its samples are the discriminator's input
-        self.generator = Encoder(without, self.cfg.generator_layers)
+        no_dropout = replace(self.cfg, dropout=0.0, attention_dropout=0.0)  # its samples are the discriminator's input
+        self.generator = Encoder(no_dropout, self.cfg.generator_layers)
         self.masked_head = MaskedLanguageModelHead(self.cfg, z_loss, temperature)
 
     @property

@@ -39,9 +39,9 @@ class MaskedLanguageModelHead(nn.Module):
         self.chunk = cfg.head_chunk
         self.kernels = cfg.kernels
         self.z_loss, self.temperature = z_loss, temperature
-        between = cfg.masked_head == "dense"
-        self.dense = nn.Linear(cfg.width, cfg.width, bias=cfg.biases) if between else None
-        self.norm = norm_of(cfg) if between else None
+        has_dense = cfg.masked_head == "dense"
+        self.dense = nn.Linear(cfg.width, cfg.width, bias=cfg.biases) if has_dense else None
+        self.norm = norm_of(cfg) if has_dense else None
         self.bias = nn.Parameter(torch.empty(cfg.vocabulary))
 
     def forward(
@@ -60,8 +60,8 @@ class MaskedLanguageModelHead(nn.Module):
         bias_V: Tensor = self.bias
         if ordinary:
             bias_V = bias_V.detach().clone()
-            for never in (bias_V[: UNK + 1], bias_V[-1]):
-                never.fill_(_NEVER)  # an assignment would copy the number to a GPU, and the host would wait
+            for special in (bias_V[: UNK + 1], bias_V[-1]):
+                special.fill_(_NEVER)  # an assignment would copy the number to a GPU, and the host would wait
         inputs = self._before_softmax(hidden_MD), table.blocks, bias_V, targets_M, uniforms_M
         return masked_softmax(*inputs, self.chunk, self.kernels, self.temperature, self.z_loss)
 

@@ -22,15 +22,15 @@ def check_kernels(cfg: ModelConfig, device: torch.device, dtype: torch.dtype = t
     """Raise ValueError if the kernels are wrong on `device`; do nothing for a model that uses none."""
     if cfg.kernels == "torch":
         return
-    exact = replace(cfg, kernels="torch"), torch.device("cpu"), torch.float64
-    attention = "attention", _attention(cfg, device, dtype), _attention(*exact)
-    head = "vocabulary softmax", _head(cfg, device, dtype), _head(*exact)
+    reference = replace(cfg, kernels="torch"), torch.device("cpu"), torch.float64
+    attention = "attention", _attention(cfg, device, dtype), _attention(*reference)
+    head = "vocabulary softmax", _head(cfg, device, dtype), _head(*reference)
     for part, actual, expected in (attention, head):
         for name, ours, theirs in zip(expected, actual.values(), expected.values(), strict=False):
-            off = float((ours.detach().cpu().double() - theirs.detach()).abs().max() / theirs.detach().abs().max())
-            if not off <= _BOUND:  # nor a NaN
+            error = float((ours.detach().cpu().double() - theirs.detach()).abs().max() / theirs.detach().abs().max())
+            if not error <= _BOUND:  # nor a NaN
                 raise ValueError(
-                    f"the Triton kernels of the {part} are wrong on this {device.type} ({name} by {off:.2g} of its "
+                    f"the Triton kernels of the {part} are wrong on this {device.type} ({name} by {error:.2g} of its "
                     "largest number): set model.kernels to torch, and report it with the GPU and the versions of torch "
                     "and triton"
                 )
@@ -56,8 +56,8 @@ def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> di
     for seed, (name, parameter) in enumerate(gate.named_parameters() if gate is not None else ()):
         parameter.data = random_numbers(tuple(parameter.shape), 2 + seed, 0.5, device, dtype).data
         inputs[name] = parameter
-    exact = device.type == "cpu" and dtype == torch.float64
-    if not exact and not isinstance(bias, ItemBias):
+    is_reference = device.type == "cpu" and dtype == torch.float64
+    if not is_reference and not isinstance(bias, ItemBias):
         return {}
     out = bias.attend(qkv_BT3HK, gate, 0.0, None)
     return with_gradients({"output": out}, inputs)
@@ -68,8 +68,8 @@ def _head(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[st
     width, std = cfg.width, cfg.width**-0.5
     shapes = {"hidden": ((200, width), 1.0), "table": ((1000, width), 2 * std), "bias": ((1000,), 0.5)}
     inputs = {
-        name: random_numbers(shape, seed, std, device, dtype)
-        for seed, (name, (shape, std)) in enumerate(shapes.items())
+        name: random_numbers(shape, seed, spread, device, dtype)
+        for seed, (name, (shape, spread)) in enumerate(shapes.items())
     }
     g = torch.Generator().manual_seed(0)
     targets, uniforms = torch.randint(1000, (200,), generator=g).to(device), torch.rand(200, generator=g).to(device)

@@ -45,14 +45,14 @@ def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     Triton kernels save one number of the gate a token and head.
     """
     tokens, gated, dropping = batch.tokens, cfg.relative_bias == "gated", cfg.attention_dropout > 0
-    copies = gated and batch.fused and not batch.triton
-    wide_tensors = (9 if dropping else 10 if copies else 8) * tokens * cfg.width
+    gate_copies = gated and batch.fused and not batch.triton
+    wide_tensors = (9 if dropping else 10 if gate_copies else 8) * tokens * cfg.width
     feed_forward = 2 * tokens * cfg.feed_forward
     gates = gated * (FLOAT if batch.triton else 5 * batch.element)
     per_head = tokens * cfg.heads * (gates + (FLOAT if batch.fused and not dropping else 0))
     norms = 4 * tokens * (FLOAT if batch.fused else batch.element)
-    dropped = 2 * tokens * cfg.width if cfg.dropout else 0
-    return (wide_tensors + feed_forward) * batch.element + score_bytes(cfg, batch) + per_head + norms + dropped
+    dropout_masks = 2 * tokens * cfg.width if cfg.dropout else 0
+    return (wide_tensors + feed_forward) * batch.element + score_bytes(cfg, batch) + per_head + norms + dropout_masks
 
 
 def score_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
@@ -86,7 +86,7 @@ def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
 
 def backward_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     """Bytes of the gradients that the backward pass of one layer holds at its peak."""
-    wide = batch.tokens * cfg.width * batch.element
+    hidden = batch.tokens * cfg.width * batch.element
     feed_forward = 2 * batch.tokens * cfg.feed_forward * batch.element
     if batch.triton:  # sums along the diagonals of tiles, for each group of SUMMED_ROWS rows
         side = tiling("_backward_distances", cfg.width // cfg.heads, batch.element).keys
@@ -95,5 +95,5 @@ def backward_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
         heads = cfg.heads if cfg.relative_bias != "none" or cfg.attention_dropout else 1
         scores = 3 * batch.tokens * batch.row_tokens * heads * batch.element - feed_forward
     else:  # scores of one row, at most a thread's tile, and gradients of q, k and v
-        scores = 3 * min(batch.row_tokens**2 * cfg.heads * batch.element, TILE) + 3 * wide
-    return max(feed_forward, scores) + 2 * wide
+        scores = 3 * min(batch.row_tokens**2 * cfg.heads * batch.element, TILE) + 3 * hidden
+    return max(feed_forward, scores) + 2 * hidden

@@ -16,8 +16,8 @@ from . import layer_costs
 from .attention import AttentionBias, Gate, ItemBias, shared_bias
 from .dropout import derive, drop
 
-_TOKENS, _PIECES = 512, 8  # minimum size of a piece, maximum number of pieces: adding a piece rounds to bf16
-_ROWS = 128  # tokens whose layer norm gradients are summed at a time, so that they stay in the cache
+_PIECE_TOKENS, _MOST_PIECES = 512, 8  # minimum size of a piece, maximum number of pieces: adding a piece rounds to bf16
+_NORM_TOKENS = 128  # tokens whose layer norm gradients are summed at a time, so that they stay in the cache
 
 
 class Linear(nn.Linear):
@@ -44,7 +44,7 @@ class _Linear(torch.autograd.Function):
         x, weight_OI = ctx.saved_tensors
         x_NI, grad_NO = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
         grad_weight = torch.empty_like(weight_OI)
-        size = max(_TOKENS, -(-len(x_NI) // _PIECES))
+        size = max(_PIECE_TOKENS, -(-len(x_NI) // _MOST_PIECES))
         for number, (part_NI, part_NO) in enumerate(zip(x_NI.split(size), grad_NO.split(size), strict=True)):
             torch.addmm(grad_weight, part_NO.t(), part_NI, beta=min(number, 1), out=grad_weight)
         grad_bias = grad_NO.sum(0) if ctx.needs_input_grad[2] else None
@@ -74,13 +74,13 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         x, mean, scale, weight_D, bias_D = ctx.saved_tensors
-        of_input = True, False, False
+        input_only = True, False, False
         grad_x, _, _ = torch.ops.aten.native_layer_norm_backward(
-            grad, x, weight_D.shape, mean, scale, weight_D, bias_D, of_input
+            grad, x, weight_D.shape, mean, scale, weight_D, bias_D, input_only
         )
         sums_2D = x.new_zeros(2, len(weight_D), dtype=torch.float32)
-        flat = [tensor.reshape(-1, tensor.shape[-1]).split(_ROWS) for tensor in (x, mean, scale, grad)]
-        for part in zip(*flat, strict=True):
+        pieces = [tensor.reshape(-1, tensor.shape[-1]).split(_NORM_TOKENS) for tensor in (x, mean, scale, grad)]
+        for part in zip(*pieces, strict=True):
             x_ND, mean_N1, scale_N1, grad_ND = (tensor.float() for tensor in part)
             sums_2D[0] += x_ND.sub_(mean_N1).mul_(scale_N1).mul_(grad_ND).sum(0)
             sums_2D[1] += grad_ND.sum(0)
