@@ -150,18 +150,18 @@ class BackTranslation(MaskedLanguageModelling):
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> LanguageModel:
         """The model that passes over a batch twice, or its `part` that a pipeline's stage runs."""
-        whole = cfg, self.masking, self.z_loss
-        return BackTranslationModel(*whole) if part is None else BackTranslationStage(*whole, part=part)
+        arguments = cfg, self.masking, self.z_loss
+        return BackTranslationModel(*arguments) if part is None else BackTranslationStage(*arguments, part=part)
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
         """A share 1 / (1 + fraction) of a full row is sentence, the rest open places, which an extra pass fills
         first."""
-        one = super().work(cfg, row_tokens)
+        one_pass = super().work(cfg, row_tokens)
         sentence = fmean(1 / (1 + fraction) for fraction in self.fractions)
         return replace(
-            one,
+            one_pass,
             softmax_last=masked_head_forward(cfg, self.mask_fraction * sentence),
-            layer_ahead=one.layer,
+            layer_ahead=one_pass.layer,
             softmax_ahead=masked_head_forward(cfg, 1 - sentence),
         )
 

@@ -83,6 +83,6 @@ class CorrectiveObjective(ElectraObjective):
     def by_language(self, output: AllTokensOutput, batch: Batch, languages: int) -> Tensor:  # type: ignore[override]
         """The six summed losses and their counts, float64 [2, 6, languages]."""
         nll_M, language_M = (values.flatten()[batch.masked_M] for values in (output.token_nll_BT, batch.languages_BT))
-        masked = nll_M, torch.ones_like(nll_M), batch.task_of_masked(), language_M
+        at_masked = nll_M, torch.ones_like(nll_M), batch.task_of_masked(), language_M
         electra = super().by_language(output, batch, languages)  # type: ignore[arg-type]
-        return torch.cat([electra, sum_by_language(*masked, len(TASKS), languages)], 1)
+        return torch.cat([electra, sum_by_language(*at_masked, len(TASKS), languages)], 1)

@@ -61,8 +61,8 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> LanguageModel:
         """The pre-training model, or its `part` that a pipeline's stage runs."""
-        whole = cfg, self.masking, self.z_loss
-        return LanguageModel(*whole) if part is None else LanguageModelStage(*whole, part=part)
+        arguments = cfg, self.masking, self.z_loss
+        return LanguageModel(*arguments) if part is None else LanguageModelStage(*arguments, part=part)
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
         """One encoder's operations; the softmax is in the last part."""
