@@ -76,24 +76,24 @@ def read_inputs(
     require_engine_file(config.engine)
     out = folder.path.resolve()
     for place in (place.resolve() for place in (*data, *([] if heldout is None else [heldout]))):
-        own = out == place or any(out.is_relative_to(place / name) for name in (*TASKS, "vocab"))
-        if own:
+        inside = out == place or any(out.is_relative_to(place / name) for name in (*TASKS, "vocab"))
+        if inside:
             raise ValueError(f"{folder.path} is in the data of {place}: choose another --out")
     folder.claim(config)
     start, begun = config.start, checkpoints_of(folder.path)
-    random = start.take == "all" or objective_of(config.objective).may_start_random
-    if not (random or start.folder or begun):
+    may_be_random = start.take == "all" or objective_of(config.objective).may_start_random
+    if not (may_be_random or start.folder or begun):
         raise ValueError(
             f"start.take {start.take} is of a model that the run begins with, and start.folder names none: name "
             "it, or set start.take to all, for random weights"
         )
-    share, shares = data_parallel(config.engine, rank, world)
-    loader = open_data(config, data, share, shares)
+    replica, replicas = data_parallel(config.engine, rank, world)
+    loader = open_data(config, data, replica, replicas)
     initial = starting_weights(config, Vocabulary(data[0] / "vocab"), sources) if sources else None
     if heldout is None:
         return RunInputs(loader, None, initial)
     rows = heldout_data(config, heldout, loader.row_tokens)
-    return RunInputs(loader, open_data(config, heldout, share, shares, rows, like=loader), initial)
+    return RunInputs(loader, open_data(config, heldout, replica, replicas, rows, like=loader), initial)
 
 
 def started_from(config: RunConfig, out: Path) -> list[Path]:
@@ -138,5 +138,5 @@ def pretraining(
 
 def _means(codes: Sequence[str], sums: np.ndarray, counts: np.ndarray) -> tuple[dict[str, float], dict[str, int]]:
     """Means and counts by language code, where there are tokens and the sum is finite: JSON holds no other numbers."""
-    of = [n for n in range(len(codes)) if counts[n] and math.isfinite(sums[n])]
-    return {codes[n]: float(sums[n] / counts[n]) for n in of}, {codes[n]: int(counts[n]) for n in of}
+    present = [n for n in range(len(codes)) if counts[n] and math.isfinite(sums[n])]
+    return {codes[n]: float(sums[n] / counts[n]) for n in present}, {codes[n]: int(counts[n]) for n in present}
