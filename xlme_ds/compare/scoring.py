@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cli import program
-from ..data.schema import TASKS as ROWS
+from ..data.schema import TASKS as ROW_TASKS
 from ..data.vocabulary import Vocabulary
 from ..evaluate.alignment import read_gold
 from ..evaluate.retrieval import heldout_pairs, read_tatoeba
@@ -41,9 +41,9 @@ def require_tests(settings: CompareSettings) -> None:
         options = shlex.split(settings.tuning)
     except ValueError as error:
         raise ValueError(f"--tuning {settings.tuning}: {error}") from None
-    ours = ["--task", "pos", "--model", ".", "--data", ".", "--out", "."]
+    required = ["--task", "pos", "--model", ".", "--data", ".", "--out", "."]
     prog = program("compare --tuning")
-    plain, tuned_settings = (parse(prog, [*ours, *more]) for more in ([], options))
+    plain, tuned_settings = (parse(prog, [*required, *more]) for more in ([], options))
     with_defaults = replace(tuned_settings, tuning=plain.tuning, engine=plain.engine, train=plain.train)
     if with_defaults != plain:
         raise ValueError(f"--tuning {settings.tuning} may have --tuning., --engine. and --train. settings alone")
@@ -71,20 +71,20 @@ def left_to_test(one: System, settings: CompareSettings) -> Iterator[tuple[str, 
 
     An evaluation is then done again; fine-tuning stops with an error where the result would be another.
     """
-    done = _done(one)
+    done = _recorded(one)
     for name, command in _tests(one, settings):
-        if done.get(name) != _noted(command) or not _written(one, name, settings):
+        if done.get(name) != _entry(command) or not _has_scores(one, name, settings):
             yield name, command
 
 
 def record(one: System, name: str, command: list[str], settings: CompareSettings) -> bool:
     """Record the command of a test that has ended; False if it stopped before it wrote its scores."""
-    if written := _written(one, name, settings):
-        write_object(one.model / SCORES / COMMANDS, _done(one) | {name: _noted(command)})
+    if written := _has_scores(one, name, settings):
+        write_object(one.model / SCORES / COMMANDS, _recorded(one) | {name: _entry(command)})
     return written
 
 
-def _noted(command: list[str]) -> dict[str, Any]:
+def _entry(command: list[str]) -> dict[str, Any]:
     """A command, and the hash of its data as they are now."""
     return {"command": command, "data": files_as_they_are(Path(command[command.index("--data") + 1]))}
 
@@ -92,18 +92,18 @@ def _noted(command: list[str]) -> dict[str, Any]:
 @cache
 def files_as_they_are(folder: Path) -> str:
     """SHA-256 of the names and bytes of all files in a folder, or of the manifests of mixed data; cached."""
-    mixed = [path for task in ROWS for path in [folder / task / "manifest.json"] if path.exists()]
+    mixed = [path for task in ROW_TASKS for path in [folder / task / "manifest.json"] if path.exists()]
     paths = mixed or sorted(path for path in folder.rglob("*") if path.is_file())
     listed = [(str(path.relative_to(folder)), file_sha256(path)) for path in paths]
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 
-def _done(one: System) -> dict[str, Any]:
+def _recorded(one: System) -> dict[str, Any]:
     path = one.model / SCORES / COMMANDS
     return read_object(path) if path.exists() else {}
 
 
-def _written(one: System, name: str, settings: CompareSettings) -> bool:
+def _has_scores(one: System, name: str, settings: CompareSettings) -> bool:
     out = one.model / SCORES
     tuning = name.removesuffix(UNTRAINED) in ("pos", "ner")
     files = tuned(out, name, tuning_seeds(settings)) if tuning else [out / f"{name}.json"]

@@ -114,11 +114,11 @@ def system(
 
 def _rows(part: str, rows: int) -> list[str]:
     """Options for the rows of a step, divided between the tasks as in the recipe."""
-    of = recipe(part).data
-    mono, rest = divmod(rows * of.mono_rows, of.mono_rows + of.para_rows)
+    data = recipe(part).data
+    mono, rest = divmod(rows * data.mono_rows, data.mono_rows + data.para_rows)
     if rest:
         raise ValueError(
-            f"{part} reads {of.mono_rows} rows of text to {of.para_rows} of pairs: --rows {rows} does not divide so"
+            f"{part} reads {data.mono_rows} rows of text to {data.para_rows} of pairs: --rows {rows} does not divide so"
         )
     return ["--data.mono-rows", str(mono), "--data.para-rows", str(rows - mono)]
 
@@ -126,16 +126,16 @@ def _rows(part: str, rows: int) -> list[str]:
 def _leg(part: str, options: list[str], share: Budget, before: Leg | None, out: Path, seed: str) -> Leg:
     run = validate(parse(program("compare"), _LegSettings, "", options).run)
     cost = flops_per_step(run, share.row_tokens)
-    steps, past = round(share.flops / cost), ""
+    steps, prefix = round(share.flops / cost), ""
     if steps < 1:
         raise ValueError(f"{share.flops:g} operations are less than a step of {part}, {cost:.3g}: raise --budgets")
     if before is not None:
-        past = f"{before.folder.parent.name}+"
+        prefix = f"{before.folder.parent.name}+"
         for name in SHAPE:
-            there, here = getattr(before.config.model, name), getattr(run.model, name)
-            if there != here:
+            earlier, own = getattr(before.config.model, name), getattr(run.model, name)
+            if earlier != own:
                 raise ValueError(
-                    f"{part} starts from {before.config.name}, whose model.{name} is {there} and its own {here}: "
+                    f"{part} starts from {before.config.name}, whose model.{name} is {earlier} and its own {own}: "
                     "give both the same after --"
                 )
         objective = before.config.objective
@@ -143,4 +143,4 @@ def _leg(part: str, options: list[str], share: Budget, before: Leg | None, out: 
         options = [*options, "--start.folder", str(before.folder), "--start.take", take]
     options = [*options, "--train.steps", str(steps), "--train.save-every", str(-(-steps // _SAVES))]
     config = validate(parse(program("compare"), _LegSettings, "", options).run)
-    return Leg(config, out / f"{past}{part}-{steps}" / seed, tuple(options), cost, share.rows * share.row_tokens)
+    return Leg(config, out / f"{prefix}{part}-{steps}" / seed, tuple(options), cost, share.rows * share.row_tokens)
