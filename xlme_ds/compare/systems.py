@@ -1,4 +1,4 @@
-"""The systems of a comparison: recipes, or several of them one after the other, each run cut to a budget of operations.
+"""The systems of a comparison: recipes, or chains of recipes, each trained to a budget of operations.
 
 The budget is in operations by the standard count (`counting.py`): all that a step computes, with the generator.
 """
@@ -20,13 +20,13 @@ from ..recipes import recipe
 from ..trained.runs import main_encoder
 from ..validate import validate
 
-_SEEDS_APART = 1000  # of the runs of one system: each reads the rows from the start, with other masks
+_SEEDS_APART = 1000  # between the seeds of a system's runs: each reads the rows from the start, with other masks
 _SAVES = 10  # checkpoints of a run: a crash costs at most a tenth of it
 
 
 @dataclass(frozen=True)
 class Leg:
-    """One run of a system; `arguments` are those of `xlme_ds.pretrain`, data and folders excepted."""
+    """One run of a system; `arguments` are those of `xlme_ds.pretrain`, except data and folders."""
 
     config: RunConfig
     folder: Path

@@ -1,4 +1,4 @@
-"""Rows to batches: positions and segments of the packed items, sides and languages, and the corruption.
+"""Turns rows into batches: positions and segments of the packed items, sides, languages, and the corruption.
 
 B rows, T tokens.
 """
@@ -80,7 +80,7 @@ def languages_of_text(rows: "RowStore") -> tuple[int, ...]:
 def _lay_out(
     tokens_BT: Array, items_B: Array, lengths: Array, languages: Array, pairs: bool, text_BT: Array, first: int
 ) -> None:
-    """Write tokens, positions, segments, sides and languages of the rows to the five of `text_BT` from row `first` on
+    """Write tokens, positions, segments, sides and languages to the five arrays of `text_BT` from row `first` on
     (see Batch).
 
     The first side of a pair ends with the first `</s>` after the item's first token. If the first token is itself a

@@ -27,7 +27,7 @@ _TO_PLACE, _NO_PLACE = np.uint64(32 - 7), np.uint64(1 << 7)  # place: the top 7 
 
 @njit(inline="always")
 def philox(c0: Word, c1: Word, c2: Word, c3: Word, seed: Word) -> tuple[Word, Word, Word, Word]:
-    """Four 32-bit words of a counter of four under the key of `seed`'s low and high half; all are uint64."""
+    """Four random 32-bit words from a counter of four; the key is `seed`'s low and high half. All are uint64."""
     k0, k1 = seed & _LOW, seed >> _HALF
     for _ in range(10):
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]

@@ -105,7 +105,7 @@ class Manifest:
 
 
 _MANIFEST_TYPES = {"stage": str, "settings": dict, "vocabulary_size": int, "vocabulary_sha256": str, "languages": list,
-             "shards": list, "counts": dict}  # fmt: skip
+                   "shards": list, "counts": dict}  # fmt: skip
 _SHARD_TYPES = {"name": str, "rows": int, "bytes": int, "sha256": str}
 _SHARES = ("share_before", "share_after", "repeat")
 _TYPE_WORDS = {str: "a text", dict: "an object", list: "a list", int: "a whole number"}

@@ -45,7 +45,7 @@ class Electra(nn.Module):
 
     def add_generator(self, z_loss: float, temperature: float) -> None:
         """Build what `generate` needs."""
-        no_dropout = replace(self.cfg, dropout=0.0, attention_dropout=0.0)  # its samples are the discriminator's input
+        no_dropout = replace(self.cfg, dropout=0.0, attention_dropout=0.0)  # the discriminator reads the samples
         self.generator = Encoder(no_dropout, self.cfg.generator_layers)
         self.masked_head = MaskedLanguageModelHead(self.cfg, z_loss, temperature)
 

@@ -153,7 +153,7 @@ class TransformerLayer(nn.Module):
     def _add(
         self, x_BTD: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], keys_B: Tensor | None, place: int
     ) -> Tensor:
-        """`x_BTD` plus a sublayer's output, with the norm before or after; `place`: the sublayer's for dropout."""
+        """`x_BTD` plus a sublayer's output, with the norm before or after; `place` numbers the sublayer for dropout."""
         if self.pre_norm:
             return x_BTD + self._drop(sublayer(norm(x_BTD)), keys_B, place)
         return norm(x_BTD + self._drop(sublayer(x_BTD), keys_B, place))

@@ -33,7 +33,7 @@ class Corrective(AllTokens):
     def judge(
         self, hidden_BTD: Tensor, targets_BT: Tensor, table: list[Tensor], masked_M: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The last two of `AllTokensOutput`; without `masked_M` (in a pipeline) the masked positions have targets."""
+        """The last two of `AllTokensOutput`; without `masked_M` (in a pipeline), positions with targets are masked."""
         if masked_M is None:
             masked_M = targets_BT.flatten().nonzero().squeeze(1)
         hidden_MD, targets_M = hidden_BTD.flatten(0, 1)[masked_M], targets_BT.flatten()[masked_M]
@@ -65,7 +65,7 @@ class CorrectiveObjective(ElectraObjective):
         self.weights = torch.cat([self.weights, self.weights.new_ones(len(TASKS))])
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
-        """ELECTRA's, and a second softmax at the masked positions, in the last part."""
+        """ELECTRA's operations, and a second softmax at the masked positions, in the last part."""
         return replace(super().work(cfg, row_tokens), softmax_last=masked_head_forward(cfg, self.mask_fraction))
 
     @staticmethod

@@ -52,7 +52,7 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
             )
         if not self.predicts_all:
             require_masks(run)
-        for setting, value, remedy in (("kernels", "triton", "auto"), ("body", "modern", "xlme")):  # only `item_mask`
+        for setting, value, remedy in (("kernels", "triton", "auto"), ("body", "modern", "xlme")):  # `item_mask` only
             if getattr(run.model, setting) == value and self.masking.allowed is not item_mask:
                 raise ValueError(
                     f"model.{setting} {value} lets a position see its whole item, and objective.name {name} does not: "

@@ -72,7 +72,7 @@ def read_inputs(
 
     Raises ValueError for inputs that do not fit the run.
     """
-    validate(config, world)  # with the precision that `auto` has become
+    validate(config, world)  # by now, a precision of `auto` is resolved
     require_engine_file(config.engine)
     out = folder.path.resolve()
     for place in (place.resolve() for place in (*data, *([] if heldout is None else [heldout]))):

@@ -47,7 +47,7 @@ def resume(
 
 
 def rehearse_resume(config: RunConfig, loader: Loader, heldout: Loader | None, folder: RunFolder) -> None:
-    """Raise ValueError if the run could not continue from its newest checkpoint. For the root."""
+    """Raise ValueError if the run could not continue from its newest checkpoint. For the root alone."""
     if checkpoints_of(folder.path):
         newest = complete_checkpoint(folder.path)
         saved = read_state(newest)
@@ -59,7 +59,8 @@ def rehearse_resume(config: RunConfig, loader: Loader, heldout: Loader | None, f
 def _require_none_lost(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool = False) -> None:
     """Raise ValueError if the run has saved a checkpoint, and none is usable."""
     own_steps = folder.steps_logged() - (first_step(config) if isinstance(config, RunConfig) else 0)
-    every = min(config.train.save_every, folder.last_started_with("save_every", math.inf))  # it may be raised since
+    # The setting may have been raised since the run last started.
+    every = min(config.train.save_every, folder.last_started_with("save_every", math.inf))
     if damaged or checkpoints.lost(own_steps, every):
         raise ValueError(f"{folder.path} has records but no usable checkpoint: restore one, or choose another --out")
 
@@ -102,7 +103,7 @@ def _branch(
     parent = on_all_ranks(lambda: complete_checkpoint(*at_step(Path(config.start.folder))))
     saved = on_all_ranks(lambda: read_state(parent))
     unchanged = {key: value for key, value in read(0).items() if saved.get(key) == value}
-    # The probe's loss depends on its row, masks and objective: with another one there is nothing to compare it with.
+    # The probe's loss depends on its row, masks and objective: if one differs, there is nothing to compare it with.
     ours, theirs = settled(config), saved.get("settings", {})
     shaping = [key for key in ours if key == "seed" or key.startswith(("objective.", "data.phase_"))]
     comparable = "fingerprints" in unchanged and all(ours[key] == theirs.get(key, ours[key]) for key in shaping)
