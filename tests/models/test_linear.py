@@ -11,7 +11,7 @@ from xlme_ds.models.layers import Linear
 @pytest.mark.parametrize("tokens", [1, 12, 100])
 def test_gradients_are_torchs(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """100 tokens in 8 pieces, the largest number, of 13; the last piece is smaller."""
-    monkeypatch.setattr(layers, "_TOKENS", 12)
+    monkeypatch.setattr(layers, "_PIECE_TOKENS", 12)
     torch.manual_seed(0)
     ours, whole = Linear(6, 5).to(torch.bfloat16), nn.Linear(6, 5).double()
     whole.load_state_dict(ours.state_dict())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cli import program
-from ..data.schema import TASKS as ROWS
+from ..data.schema import TASKS as ROW_TASKS
 from ..data.vocabulary import Vocabulary
 from ..evaluate.alignment import read_gold
 from ..evaluate.retrieval import heldout_pairs, read_tatoeba
@@ -23,7 +23,7 @@ from .results import LOSSES, SCORES, UNTRAINED, tuned
 from .settings import CompareSettings
 from .systems import System
 
-COMMANDS = "commands.json"  # next to the scores: by the name of a test the command that gave them, and its data
+COMMANDS = "commands.json"  # next to the scores: for each test by name, its command and a hash of its data
 
 
 def require_tests(settings: CompareSettings) -> None:
@@ -41,9 +41,9 @@ def require_tests(settings: CompareSettings) -> None:
         options = shlex.split(settings.tuning)
     except ValueError as error:
         raise ValueError(f"--tuning {settings.tuning}: {error}") from None
-    ours = ["--task", "pos", "--model", ".", "--data", ".", "--out", "."]
+    required = ["--task", "pos", "--model", ".", "--data", ".", "--out", "."]
     prog = program("compare --tuning")
-    plain, tuned_settings = (parse(prog, [*ours, *more]) for more in ([], options))
+    plain, tuned_settings = (parse(prog, [*required, *more]) for more in ([], options))
     with_defaults = replace(tuned_settings, tuning=plain.tuning, engine=plain.engine, train=plain.train)
     if with_defaults != plain:
         raise ValueError(f"--tuning {settings.tuning} may have --tuning., --engine. and --train. settings alone")
@@ -52,8 +52,8 @@ def require_tests(settings: CompareSettings) -> None:
 
 
 def require_labels(folder: Path, task: str) -> None:
-    """Raise ValueError where no test of `task` in another language than English has labels: the measure is the mean
-    over those."""
+    """Raise ValueError if `task` has no labelled test in a language other than English: the measure is the mean over
+    those languages."""
     tests = choose(find(TASKS[task], [folder]), task, TuningConfig(), of_several=False).test
     if not any(labelled(read(source, TASKS[task])) for source in tests if source.language != "en"):
         raise ValueError(
@@ -67,44 +67,43 @@ def tuning_seeds(settings: CompareSettings) -> list[int]:
 
 
 def left_to_test(one: System, settings: CompareSettings) -> Iterator[tuple[str, list[str]]]:
-    """The tests by name that the model has no scores of, or scores by another command or of other data: module and
-    arguments.
+    """Tests whose scores are missing, or come from another command or other data: name, and module with arguments.
 
-    A test of evaluation is done again; fine-tuning refuses what would give another result.
+    An evaluation is then done again; fine-tuning stops with an error where the result would be another.
     """
-    done = _done(one)
+    done = _recorded(one)
     for name, command in _tests(one, settings):
-        if done.get(name) != _noted(command) or not _written(one, name, settings):
+        if done.get(name) != _entry(command) or not _has_scores(one, name, settings):
             yield name, command
 
 
 def record(one: System, name: str, command: list[str], settings: CompareSettings) -> bool:
-    """Note the command of a test that has ended; False where it was stopped before its scores."""
-    if written := _written(one, name, settings):
-        write_object(one.model / SCORES / COMMANDS, _done(one) | {name: _noted(command)})
+    """Record the command of a test that has ended; False if it stopped before it wrote its scores."""
+    if written := _has_scores(one, name, settings):
+        write_object(one.model / SCORES / COMMANDS, _recorded(one) | {name: _entry(command)})
     return written
 
 
-def _noted(command: list[str]) -> dict[str, Any]:
-    """A command, and the files of its data as they are now."""
+def _entry(command: list[str]) -> dict[str, Any]:
+    """A command, and the hash of its data as they are now."""
     return {"command": command, "data": files_as_they_are(Path(command[command.index("--data") + 1]))}
 
 
 @cache
 def files_as_they_are(folder: Path) -> str:
-    """A hash of the names and bytes of all files in a folder, of a mixed one of its manifests; once a process."""
-    mixed = [path for task in ROWS for path in [folder / task / "manifest.json"] if path.exists()]
+    """SHA-256 of the names and bytes of all files in a folder, or of the manifests of mixed data; cached."""
+    mixed = [path for task in ROW_TASKS for path in [folder / task / "manifest.json"] if path.exists()]
     paths = mixed or sorted(path for path in folder.rglob("*") if path.is_file())
     listed = [(str(path.relative_to(folder)), file_sha256(path)) for path in paths]
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 
-def _done(one: System) -> dict[str, Any]:
+def _recorded(one: System) -> dict[str, Any]:
     path = one.model / SCORES / COMMANDS
     return read_object(path) if path.exists() else {}
 
 
-def _written(one: System, name: str, settings: CompareSettings) -> bool:
+def _has_scores(one: System, name: str, settings: CompareSettings) -> bool:
     out = one.model / SCORES
     tuning = name.removesuffix(UNTRAINED) in ("pos", "ner")
     files = tuned(out, name, tuning_seeds(settings)) if tuning else [out / f"{name}.json"]
@@ -112,7 +111,7 @@ def _written(one: System, name: str, settings: CompareSettings) -> bool:
 
 
 def _tests(one: System, settings: CompareSettings) -> Iterator[tuple[str, list[str]]]:
-    """All tests; untrained models are tested with those of the smallest budget."""
+    """All tests of a system; those of the smallest budget also test untrained models."""
     out = one.model / SCORES
     untrained = ["--random"] if one.budget == min(settings.budgets) else []
     masked = set(LOSSES) & set(objective_of(one.legs[-1].config.objective).terms)

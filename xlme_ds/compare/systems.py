@@ -1,6 +1,6 @@
-"""The systems of a comparison: recipes, or several of them one after the other, each run cut to a budget of operations.
+"""The systems of a comparison: recipes, or chains of recipes, each trained to a budget of operations.
 
-The budget is in the standard count of `flops`: everything a step computes, with the generator.
+The budget is in operations by the standard count (`counting.py`): all that a step computes, with the generator.
 """
 
 import shlex
@@ -20,13 +20,13 @@ from ..recipes import recipe
 from ..trained.runs import main_encoder
 from ..validate import validate
 
-_SEEDS_APART = 1000  # between the runs of a chain: each reads the rows from the start, with other masks
-_SAVES = 10  # checkpoints of a run: a fault costs a tenth of it at most
+_SEEDS_APART = 1000  # between the seeds of a system's runs: each reads the rows from the start, with other masks
+_SAVES = 10  # checkpoints of a run: a crash costs at most a tenth of it
 
 
 @dataclass(frozen=True)
 class Leg:
-    """One run of a system; `arguments` are those of `xlme_ds.pretrain`, data and folders excepted."""
+    """One run of a system; `arguments` are those of `xlme_ds.pretrain`, except data and folders."""
 
     config: RunConfig
     folder: Path
@@ -93,11 +93,11 @@ def own_settings(words: Sequence[str], recipes: Sequence[str]) -> dict[str, list
 def system(
     name: str, seed: int, budget: Budget, settings: Sequence[str], own: Mapping[str, Sequence[str]], out: Path
 ) -> System:
-    """The runs of `name`, each with an equal share of the budget; one starts from the weights of the one before.
+    """The runs of `name`, each with an equal share of the budget; later ones start from the weights of the one before.
 
-    `settings` are those of all recipes, `own` those of single ones. Runs with the same past have the same folder, so
-    that they are made once. Raises ValueError for an unknown recipe, for rows that do not divide as the recipe's do,
-    for settings that follow from the budget, and for a budget too small for a step.
+    `settings` are those of all recipes, `own` those of single ones. Systems that begin with the same runs share their
+    folders, so that these runs are made once. Raises ValueError for an unknown recipe, for rows that do not divide as
+    the recipe's do, for settings that follow from the budget, and for a budget too small for a step.
     """
     for flag in ("--train.steps", "--train.save-every", "--seed"):
         if any(without(words, flag) != list(words) for words in (settings, *own.values())):
@@ -113,12 +113,12 @@ def system(
 
 
 def _rows(part: str, rows: int) -> list[str]:
-    """Rows of a step, shared out between the tasks as the recipe does."""
-    of = recipe(part).data
-    mono, rest = divmod(rows * of.mono_rows, of.mono_rows + of.para_rows)
+    """Options for the rows of a step, divided between the tasks as in the recipe."""
+    data = recipe(part).data
+    mono, rest = divmod(rows * data.mono_rows, data.mono_rows + data.para_rows)
     if rest:
         raise ValueError(
-            f"{part} reads {of.mono_rows} rows of text to {of.para_rows} of pairs: --rows {rows} does not divide so"
+            f"{part} reads {data.mono_rows} rows of text to {data.para_rows} of pairs: --rows {rows} does not divide so"
         )
     return ["--data.mono-rows", str(mono), "--data.para-rows", str(rows - mono)]
 
@@ -126,16 +126,16 @@ def _rows(part: str, rows: int) -> list[str]:
 def _leg(part: str, options: list[str], share: Budget, before: Leg | None, out: Path, seed: str) -> Leg:
     run = validate(parse(program("compare"), _LegSettings, "", options).run)
     cost = flops_per_step(run, share.row_tokens)
-    steps, past = round(share.flops / cost), ""
+    steps, prefix = round(share.flops / cost), ""
     if steps < 1:
         raise ValueError(f"{share.flops:g} operations are less than a step of {part}, {cost:.3g}: raise --budgets")
     if before is not None:
-        past = f"{before.folder.parent.name}+"
+        prefix = f"{before.folder.parent.name}+"
         for name in SHAPE:
-            there, here = getattr(before.config.model, name), getattr(run.model, name)
-            if there != here:
+            earlier, own = getattr(before.config.model, name), getattr(run.model, name)
+            if earlier != own:
                 raise ValueError(
-                    f"{part} starts from {before.config.name}, whose model.{name} is {there} and its own {here}: "
+                    f"{part} starts from {before.config.name}, whose model.{name} is {earlier} and its own {own}: "
                     "give both the same after --"
                 )
         objective = before.config.objective
@@ -143,4 +143,4 @@ def _leg(part: str, options: list[str], share: Budget, before: Leg | None, out: 
         options = [*options, "--start.folder", str(before.folder), "--start.take", take]
     options = [*options, "--train.steps", str(steps), "--train.save-every", str(-(-steps // _SAVES))]
     config = validate(parse(program("compare"), _LegSettings, "", options).run)
-    return Leg(config, out / f"{past}{part}-{steps}" / seed, tuple(options), cost, share.rows * share.row_tokens)
+    return Leg(config, out / f"{prefix}{part}-{steps}" / seed, tuple(options), cost, share.rows * share.row_tokens)

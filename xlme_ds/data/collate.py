@@ -1,4 +1,4 @@
-"""Rows to batches: positions and segments of the packed items, sides and languages, and the corruption.
+"""Turns rows into batches: positions and segments of the packed items, sides, languages, and the corruption.
 
 B rows, T tokens.
 """
@@ -18,10 +18,10 @@ from .rows import EOS, TASKS
 if TYPE_CHECKING:  # this file runs where there is no pyarrow
     from .shards import RowStore
 
-# train: with the settings of the step; evaluate: with all that is trained in any step; compare: the tokens of the data
-# alone, so that all models read the same; show: as `compare`, each row in one way.
+# train: what the step trains; evaluate: what any step trains; compare: only the tokens of the data, so that all models
+# read the same; show: as `compare`, but each row is corrupted in one way only.
 Purpose = Literal["train", "evaluate", "compare", "show"]
-# Makes a batch from rows, the seed, the share of masked tokens and the step.
+# Makes a batch; arguments: rows, seed, share of masked tokens, step.
 Collate = Callable[[Parts, int, float, int], Batch]
 
 
@@ -29,21 +29,21 @@ class BatchMaker(Protocol):
     """Makes batches from rows: the part of an objective that a loader needs."""
 
     def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
-        """The function that makes batches from `rows` and the rows of the other task next to them."""
+        """A function that makes batches from `rows`, together with rows of the other task."""
 
 
 class RowBatches:
-    """Batches with nothing added to the rows."""
+    """Makes batches from the rows as they are."""
 
     def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
         """`collate`, in every step."""
         return lambda parts, seed, mask_fraction, step: collate(parts, seed, mask_fraction)
 
     def check_rows(self, rows: "RowStore", purpose: Purpose) -> None:
-        """All rows can be read."""
+        """Accept all rows."""
 
 
-_NO_COLUMN = 0xFFFFFFFF  # of the counter of a row's key
+_NO_COLUMN = 0xFFFFFFFF  # takes the column's place in the counter that a row's key is drawn with
 _NO_SIDE = "a row has a pair without two sides, or a side without a language: mix the data again"
 
 
@@ -69,8 +69,8 @@ def collate(parts: Parts, seed: int, mask_fraction: float) -> Batch:
 
 
 def languages_of_text(rows: "RowStore") -> tuple[int, ...]:
-    """The languages of monolingual rows, by their places in `rows.languages`; all of its languages where none were
-    counted."""
+    """Indices into `rows.languages` of the languages that monolingual rows use; all indices if the manifest has no
+    counts."""
     counts = rows.manifest.counts["by_language"] if rows.folder.name == "mono" else {}
     codes = [code for code in rows.manifest.languages if not counts or counts.get(code, {}).get("used")]
     return tuple(rows.languages.index(code) for code in codes)
@@ -80,11 +80,11 @@ def languages_of_text(rows: "RowStore") -> tuple[int, ...]:
 def _lay_out(
     tokens_BT: Array, items_B: Array, lengths: Array, languages: Array, pairs: bool, text_BT: Array, first: int
 ) -> None:
-    """Write tokens, positions, segments, sides and languages of the rows to the five of `text_BT` from row `first` on
+    """Write tokens, positions, segments, sides and languages to the five arrays of `text_BT` from row `first` on
     (see Batch).
 
-    The first side of a pair ends with the first `</s>` after the item's first token. Where that token is a `</s>`
-    too, the rows have XLM's layout, and positions restart.
+    The first side of a pair ends with the first `</s>` after the item's first token. If the first token is itself a
+    `</s>`, the rows have XLM's layout, and positions restart at the second side.
     """
     if len(languages) != len(lengths) * (1 + pairs):
         raise ValueError(_NO_SIDE)

@@ -14,7 +14,7 @@ from .rows import EOS, TASKS, UNK, Rows
 
 Array = np.ndarray
 Word = np.uint64
-# (task index, rows, row numbers (int64 [B]) in the run's endless order) of every task.
+# For every task: its index, its rows, and their numbers (int64 [B]) in the run's endless order.
 Parts = list[tuple[int, Rows, np.ndarray]]
 TOO_LONG = "the items of a row are empty or longer than the row: mix the data again"
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -22,12 +22,12 @@ _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _TO_24_BITS = np.uint64(8)
 _MONO = TASKS.index("mono")
-_TO_PLACE, _NO_PLACE = np.uint64(32 - 7), np.uint64(1 << 7)  # 7 bits of word 0; special tokens have no place
+_TO_PLACE, _NO_PLACE = np.uint64(32 - 7), np.uint64(1 << 7)  # place: the top 7 bits of word 0; special tokens get 128
 
 
 @njit(inline="always")
 def philox(c0: Word, c1: Word, c2: Word, c3: Word, seed: Word) -> tuple[Word, Word, Word, Word]:
-    """Four 32-bit words of a counter of four under the key of `seed`'s low and high half; all are uint64."""
+    """Four random 32-bit words from a counter of four; the key is `seed`'s low and high half. All are uint64."""
     k0, k1 = seed & _LOW, seed >> _HALF
     for _ in range(10):
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
@@ -48,8 +48,8 @@ def _choose(
 ) -> int:
     """Write the columns to mask of the item [start, stop) to chosen[done:], ascending, and return where they end.
 
-    A tally of places, the keys' leading bits, gives the last place whose tokens are needed; those of them with the
-    largest keys are taken out again.
+    Tokens are counted by place, the leading 7 bits of the key. All tokens of the lowest places are chosen, until there
+    are enough; then the surplus tokens, those with the largest keys, are removed.
     """
     tally[:] = 0
     for column in range(start, stop):
@@ -61,7 +61,7 @@ def _choose(
         bound += 1
     first = done
     for column in range(start, stop):
-        chosen[done] = column  # overwritten unless it counts: a branch would be taken at random
+        chosen[done] = column  # overwritten if not chosen; a branch would be mispredicted
         done += places_T[column] < bound
     for _ in range(reached - count):
         last, largest = first, np.uint64(0)
@@ -94,7 +94,7 @@ def _corrupt(
     uniforms: Array,
     done: int,
 ) -> int:
-    """Write to masked[done:] and uniforms[done:], which have one place more than tokens, and return where they end."""
+    """Write to masked[done:] and uniforms[done:], both one longer than the tokens, and return where they end."""
     batch, width = tokens_BT.shape
     keys_T, draws_T = np.empty(width, dtype=np.uint64), np.empty(width, dtype=np.uint64)
     places_T, tally = np.empty(width, dtype=np.uint8), np.empty(_NO_PLACE + 1, dtype=np.int64)
@@ -111,7 +111,7 @@ def _corrupt(
             stop = start + lengths[item]
             if not start < stop <= width:
                 raise ValueError(TOO_LONG)
-            if fraction == 1.0:  # the last token of a row of text is a cut, no end of a sentence
+            if fraction == 1.0:  # in text, the last </s> of a row is a cut, not a sentence's end
                 for column in range(start + 1, stop - (task == _MONO)):
                     if tokens_BT[row, column] == EOS:
                         places_T[column] = keys_T[column] >> (_HALF + _TO_PLACE)
@@ -138,9 +138,9 @@ def corrupt(parts: Parts, seed: int, fraction: float) -> tuple[np.ndarray, np.nd
     """Masked positions (ascending flat indices, int64 [M]) and their uniforms (float32 [M] in [0, 1)) of the rows of
     all parts.
 
-    Of each item, max(1, round(fraction · n)) of its n ordinary tokens are chosen without replacement, all sets alike
-    (XLM-E section 3.1: uniform masking): the first ones by 64 random bits, equal ones, if ever, by position. A fraction
-    of 1, for causal models, also chooses every `</s>` of an item except the one that opens it and the last of
+    Of each item, max(1, round(fraction · n)) of its n ordinary tokens are chosen without replacement, every set equally
+    likely (XLM-E section 3.1: uniform masking): those with the smallest keys of 64 random bits, ties by position. A
+    fraction of 1, for causal models, also chooses every `</s>` of an item except the one that opens it and the last of
     monolingual text. Raises ValueError for items that are empty, or longer than their row.
     """
     places = sum(rows.tokens.size for _, rows, _ in parts)
@@ -153,7 +153,7 @@ def corrupt(parts: Parts, seed: int, fraction: float) -> tuple[np.ndarray, np.nd
 
 
 def row_bits(numbers: np.ndarray, seed: int, task: int, column: int) -> np.ndarray:
-    """Words 0 (low) and 1 (high) of the counter of one column of every row, uint64 [B]."""
+    """64 random bits for every row, uint64 [B]: words 0 (low) and 1 (high) of the counter of one column."""
     return _row_bits(numbers, _unsigned(seed), np.uint64(task), np.uint64(column))
 
 

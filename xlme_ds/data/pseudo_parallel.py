@@ -1,7 +1,7 @@
 """Pseudo-parallel rows: open places after the sentence of a monolingual row (ERNIE-M, section 3.1: BTMLM).
 
-`<s> x </s>` becomes `<s> x </s> y </s>`; the places y hold `<pad>`, which is in no other item, until the
-model fills them. Where the row has no room for them, the end of x is cut. B rows, T tokens.
+`<s> x </s>` becomes `<s> x </s> y </s>`. Until the model fills them, the places y hold `<pad>`, which occurs in no
+other item. If the row has no room for y, the end of x is cut. B rows, T tokens.
 """
 
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ from .collate import collate
 from .corrupt import Parts, row_bits
 from .rows import EOS, PAD, TASKS, Rows
 
-_BITS = np.uint64(32)
+_HALF = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
 
 
 @dataclass(frozen=True)
 class PseudoSides:
-    """The number of places after a sentence, and the language in which the model fills them."""
+    """Opens places after each sentence; draws their number, and the language in which the model fills them."""
 
-    fractions: tuple[float, ...]  # places for a token of x; every item draws one of these
-    languages: tuple[int, ...]  # of the rows; every item draws one that is not its own, all alike
+    fractions: tuple[float, ...]  # number of places per token of x; every item draws one of these
+    languages: tuple[int, ...]  # those of the rows; every item draws one other than its own, uniformly
 
     def collate(self, parts: Parts, seed: int, mask_fraction: float) -> Batch:
-        """`collate` for monolingual rows: masked positions are chosen in the x that remain, and y are second sides.
+        """`collate` for monolingual rows: masked positions are chosen in what remains of x, and y is the second side.
 
         It adds `open_P`: the places that the model fills before it trains, as indices into the flattened tokens,
         ascending.
@@ -39,14 +39,14 @@ class PseudoSides:
         open_BT = (batch.tokens_BT == PAD) & inside_BT
         second_BT = open_BT.cummax(1).values & inside_BT
         languages_BT = torch.where(second_BT, torch.from_numpy(languages_B)[:, None], batch.languages_BT)
-        open_P = open_BT.flatten().nonzero().squeeze(1)  # found here: on a GPU the host would wait for their number
+        open_P = open_BT.flatten().nonzero().squeeze(1)  # on the CPU: on a GPU the host would wait for `nonzero`
         return batch._replace(sides_BT=second_BT.long(), languages_BT=languages_BT).with_added(open_P=open_P)
 
     def append(self, rows: Rows, numbers: np.ndarray, seed: int) -> tuple[Rows, np.ndarray]:
         """The rows with open places, and the language of each row's places, int64 [B].
 
-        The n tokens of x that leave room stay, and max(1, round(fraction · n)) places follow. Both draws are a function
-        of (seed, row number), by the counter of the row's first token, which `corrupt` never masks.
+        The first n tokens of x stay, as many as leave room, and max(1, round(fraction · n)) places follow. Both draws
+        are a function of (seed, row number): they use the counter of the row's first token, which is never masked.
         """
         count, width = rows.tokens.shape
         bits = row_bits(numbers, seed, TASKS.index("mono"), column=0)
@@ -57,11 +57,11 @@ class PseudoSides:
         tokens = np.where(np.arange(width) <= length_of_x[:, None], rows.tokens, np.int32(PAD))
         tokens[np.arange(count), length_of_x + 1] = tokens[np.arange(count), lengths - 1] = EOS
         languages = np.sort(self.languages)
-        others = _below(max(len(languages) - 1, 1), bits >> _BITS) + (len(languages) > 1)
-        drawn = languages[(np.searchsorted(languages, rows.languages) + others) % len(languages)]
-        return Rows(tokens, rows.items, lengths, rows.languages), drawn
+        shift = _below(max(len(languages) - 1, 1), bits >> _HALF) + (len(languages) > 1)
+        second = languages[(np.searchsorted(languages, rows.languages) + shift) % len(languages)]
+        return Rows(tokens, rows.items, lengths, rows.languages), second
 
 
 def _below(count: int, bits: np.ndarray) -> np.ndarray:
-    """Numbers from 0 to count − 1 from 32 random bits each, int64."""
-    return ((bits * np.uint64(count)) >> _BITS).astype(np.int64)
+    """Random integers from 0 to count − 1, each from 32 random bits, int64."""
+    return ((bits * np.uint64(count)) >> _HALF).astype(np.int64)

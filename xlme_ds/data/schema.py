@@ -1,7 +1,7 @@
 """The contract between data preparation and training: Arrow schemas, special token ids, rows, and manifests.
 
-This module, `shards`, `vocabulary`, `corrupt`, `compiled` and `xlme_ds.io` are all of `xlme_ds` that `data_prep`
-imports; this one needs no library but pyarrow.
+Of `xlme_ds`, `data_prep` imports only this module, `shards`, `vocabulary`, `corrupt`, `compiled` and `xlme_ds.io`. This
+module needs no library except pyarrow.
 
 Three kinds of shard exist, all uncompressed Arrow IPC files, so that reading is a memory map:
 
@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from ..io.files import FORMAT, read_signed, to_disk, write_signed
-from .rows import BOS, EOS, LAYOUTS, PAD, TASKS, UNK, Layout, Rows  # noqa: F401  they are part of the contract
+from .rows import BOS, EOS, LAYOUTS, PAD, TASKS, UNK, Layout, Rows  # noqa: F401  re-exported: part of the contract
 
 DOCUMENTS = pa.schema([pa.field("tokens", pa.list_(pa.int32()), nullable=False)])
 PAIRS = pa.schema(
@@ -38,8 +38,8 @@ def row_schema(row_tokens: int) -> pa.Schema:
     `tokens`: `row_tokens` ids, padded with `PAD` after the last item. `lengths`: tokens of each packed item, specials
     included; an item is `<s> text </s>` (task mono, one a row) or `<s> e </s> f </s>` (task para, several a row), or
     as the manifest's setting `layout` says (`LAYOUTS`).
-    `languages`: indices into the manifest's `languages`, one a side in their order, so one for a mono item
-    and two for a pair.
+    `languages`: indices into the manifest's `languages`, one for each side of each item, in order: one for a mono item,
+    two for a pair.
     """
     return pa.schema(
         [
@@ -65,7 +65,7 @@ class Manifest:
     """The settings, counts and files of a finished stage; `manifest.json` is written last: it marks the stage complete.
 
     `settings` holds every setting that shaped the bytes; `counts` the stage's counts (JSON values);
-    `languages` the codes that row shards index into, in index order.
+    `languages` the language codes; row shards hold indices into them.
     """
 
     stage: str
@@ -89,33 +89,33 @@ class Manifest:
 
     @property
     def packed(self) -> str:
-        """What the monolingual rows that `mix` wrote have several of: sentences, documents, or nothing, where each is a
-        slice of text."""
+        """The unit that a monolingual row written by `mix` holds several of: `sentences`, `documents`, or an empty text
+        where a row is a slice of text."""
         return next((unit for unit in ("sentences", "documents") if self.settings.get(unit)), "")
 
     def shares_text(self, other: "Manifest") -> bool:
-        """Whether both have rows of one encoded text, or equal rows."""
+        """Whether both were mixed from the same encoded text, or have a shard with the same bytes."""
         encoded, theirs = self.settings.get("encoded"), other.settings.get("encoded")
-        rows = {shard.sha256 for shard in self.shards} & {shard.sha256 for shard in other.shards}
-        return bool(rows) or (encoded is not None and encoded == theirs)
+        common = {shard.sha256 for shard in self.shards} & {shard.sha256 for shard in other.shards}
+        return bool(common) or (encoded is not None and encoded == theirs)
 
     def fingerprint(self) -> str:
         """SHA-256 of the manifest's canonical JSON: equal exactly when settings, counts and every shard are equal."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
-_MANIFEST = {"stage": str, "settings": dict, "vocabulary_size": int, "vocabulary_sha256": str, "languages": list,
-             "shards": list, "counts": dict}  # fmt: skip
-_SHARD = {"name": str, "rows": int, "bytes": int, "sha256": str}
+_MANIFEST_TYPES = {"stage": str, "settings": dict, "vocabulary_size": int, "vocabulary_sha256": str, "languages": list,
+                   "shards": list, "counts": dict}  # fmt: skip
+_SHARD_TYPES = {"name": str, "rows": int, "bytes": int, "sha256": str}
 _SHARES = ("share_before", "share_after", "repeat")
-_KIND_WORDS = {str: "a text", dict: "an object", list: "a list", int: "a whole number"}
+_TYPE_WORDS = {str: "a text", dict: "an object", list: "a list", int: "a whole number"}
 
 
 def _require_manifest(fields: Any) -> None:
-    """Raise ValueError for a manifest's JSON with other types than a manifest has."""
-    _require_kinds("it", fields, _MANIFEST)
+    """Raise ValueError if the JSON object `fields` lacks a manifest's field, or one has a wrong type or value."""
+    _require_types("it", fields, _MANIFEST_TYPES)
     for number, shard in enumerate(fields["shards"]):
-        _require_kinds(f"shard {number}", shard, _SHARD)
+        _require_types(f"shard {number}", shard, _SHARD_TYPES)
         name = PurePosixPath(shard["name"])
         if name.is_absolute() or ".." in name.parts:
             raise ValueError(f"shard {number} is {shard['name']!r}, outside of the folder")
@@ -124,8 +124,8 @@ def _require_manifest(fields: Any) -> None:
         raise ValueError("its languages are not different codes")
     by_language = fields["counts"].get("by_language", {})
     if fields["stage"] == "mix":
-        _require_kinds("settings", fields["settings"], {"row_tokens": int, "layout": str})
-        _require_kinds("counts", fields["counts"], {"by_language": dict})
+        _require_types("settings", fields["settings"], {"row_tokens": int, "layout": str})
+        _require_types("counts", fields["counts"], {"by_language": dict})
         if fields["settings"]["layout"] not in LAYOUTS:
             raise ValueError(f"no layout is called {fields['settings']['layout']}")
         if fields["settings"]["row_tokens"] >= 2**31:
@@ -138,18 +138,19 @@ def _require_manifest(fields: Any) -> None:
             raise ValueError(f"its counts by language lack {', '.join(_SHARES)}")
 
 
-def _require_kinds(what: str, values: Any, kinds: Mapping[str, type]) -> None:
+def _require_types(what: str, values: Any, kinds: Mapping[str, type]) -> None:
+    """Raise ValueError unless `values` is an object with a value of each name and type in `kinds`."""
     if type(values) is not dict:
         raise ValueError(f"{what} is no object")
     for name, kind in kinds.items():
         value: Any = values.get(name)
         fits = isinstance(value, kind) and not isinstance(value, bool)
         if not fits or (kind is int and value < 0):
-            raise ValueError(f"{what} has {name} {value!r:.80}, not {_KIND_WORDS[kind]}")
+            raise ValueError(f"{what} has {name} {value!r:.80}, not {_TYPE_WORDS[kind]}")
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Mark `folder` complete, when the names of its shards are on the disk."""
+    """Mark `folder` complete, after flushing the directory entries of its shards to the disk."""
     for parent in sorted({(folder / shard.name).parent for shard in manifest.shards}):
         to_disk(parent)
     write_signed(folder / "manifest.json", asdict(manifest))

@@ -45,8 +45,8 @@ class Electra(nn.Module):
 
     def add_generator(self, z_loss: float, temperature: float) -> None:
         """Build what `generate` needs."""
-        without = replace(self.cfg, dropout=0.0, attention_dropout=0.0)  # the discriminator reads its samples
-        self.generator = Encoder(without, self.cfg.generator_layers)
+        no_dropout = replace(self.cfg, dropout=0.0, attention_dropout=0.0)  # the discriminator reads the samples
+        self.generator = Encoder(no_dropout, self.cfg.generator_layers)
         self.masked_head = MaskedLanguageModelHead(self.cfg, z_loss, temperature)
 
     @property
@@ -56,7 +56,7 @@ class Electra(nn.Module):
 
     def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
         """The discriminator's token embeddings: the generator's, or their gradient-stopped copy plus a difference."""
-        # The masked head gives the embedding a dense gradient; the lookups add theirs to it.
+        # Sparse: the masked head gives the embedding a dense gradient, and the lookups add theirs to it.
         shared = lookup(ids_BT, self.table, sparse=True)
         if self.cfg.embedding_sharing == "tied":
             return shared
@@ -101,8 +101,10 @@ class Electra(nn.Module):
 
 
 def random_instead(share_1: Tensor | None, uniforms_M: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """(tokens, uniforms), both [M]: ordinary tokens drawn in place of samples, −1 elsewhere, and the uniforms for the
-    samples. `share_1`: share of the samples that random tokens replace, float32."""
+    """Draw random ordinary tokens that replace a share of the samples: (tokens, uniforms), both [M].
+
+    A token is −1 where the sample stays; the uniforms are those to sample with. `share_1`: the share, float32.
+    """
     none_M = torch.full_like(uniforms_M, -1, dtype=torch.int64)
     if share_1 is None:
         return none_M, uniforms_M
@@ -114,9 +116,9 @@ def random_instead(share_1: Tensor | None, uniforms_M: Tensor, vocabulary: int) 
 
 
 def uniforms_within(below_M: Tensor, uniforms_M: Tensor, bound: float | Tensor) -> Tensor:
-    """Place of each uniform in its part of [0, 1), below `bound` or from it on.
+    """Rescale each uniform from its part of [0, 1), below `bound` or from `bound` on, to [0, 1).
 
-    It is uniform again and independent of the part, so that one draw serves two choices.
+    The result is uniform again and independent of the part, so that one draw serves two choices.
     """
     within_M = torch.where(below_M, uniforms_M / bound, (uniforms_M - bound) / (1.0 - bound))
     return within_M.clamp(max=1.0 - 2.0**-24)

@@ -16,15 +16,15 @@ from ..data.rows import UNK
 from .layers import norm_of
 from .masked_head import MaskedTokens, masked_softmax
 
-_NEVER = -1e30  # logit of tokens that must not be predicted: their weight is an exact 0; infinity could give a NaN
+_NEVER = -1e30  # logit of tokens that must not be predicted: probability exactly 0; infinity could give a NaN
 
 
 @dataclass(frozen=True)
 class TiedTable:
     """The blocks of the tied embedding as one object, so that ZeRO-3 does not see tensors in a module's arguments.
 
-    DeepSpeed 0.19.8 replaces such tensors by views and then holds the complete table until the backward pass. On one
-    process with parameters on a disk, the views by then show whatever was read into the same buffer since.
+    DeepSpeed 0.19.8 replaces such tensors by views and then holds the complete table until the backward pass. With
+    one process and parameters on a disk, the views by then show whatever was read into their buffer since.
     """
 
     blocks: Sequence[Tensor]
@@ -39,9 +39,9 @@ class MaskedLanguageModelHead(nn.Module):
         self.chunk = cfg.head_chunk
         self.kernels = cfg.kernels
         self.z_loss, self.temperature = z_loss, temperature
-        between = cfg.masked_head == "dense"
-        self.dense = nn.Linear(cfg.width, cfg.width, bias=cfg.biases) if between else None
-        self.norm = norm_of(cfg) if between else None
+        has_dense = cfg.masked_head == "dense"
+        self.dense = nn.Linear(cfg.width, cfg.width, bias=cfg.biases) if has_dense else None
+        self.norm = norm_of(cfg) if has_dense else None
         self.bias = nn.Parameter(torch.empty(cfg.vocabulary))
 
     def forward(
@@ -54,14 +54,14 @@ class MaskedLanguageModelHead(nn.Module):
     ) -> MaskedTokens:
         """Loss, sample and prediction at the masked positions.
 
-        `ordinary`: the prediction is written into the text, so no special token is predicted; the loss then means
-        nothing.
+        `ordinary`: predict no special token, because the prediction is written into the text; the loss is then
+        meaningless.
         """
         bias_V: Tensor = self.bias
         if ordinary:
             bias_V = bias_V.detach().clone()
-            for never in (bias_V[: UNK + 1], bias_V[-1]):
-                never.fill_(_NEVER)  # assigned, the number would be copied to a GPU, for which the host waits
+            for special in (bias_V[: UNK + 1], bias_V[-1]):
+                special.fill_(_NEVER)  # an assignment would copy the number to a GPU, and the host would wait
         inputs = self._before_softmax(hidden_MD), table.blocks, bias_V, targets_M, uniforms_M
         return masked_softmax(*inputs, self.chunk, self.kernels, self.temperature, self.z_loss)
 

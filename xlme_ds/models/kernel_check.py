@@ -1,7 +1,7 @@
 """Check of the Triton kernels before a run: their results on small inputs against the CPU's in float64.
 
-A wrong number from another GPU, driver or compiler then stops the run instead of changing its loss curve. The kernels
-are compiled for the sizes that the run needs, so the check takes little of its time.
+If another GPU, driver or compiler gives a wrong number, the run stops, instead of getting another loss curve. The check
+compiles the kernels for the sizes that the run needs anyway, so it costs the run little time.
 """
 
 from collections.abc import Mapping
@@ -15,31 +15,32 @@ from .attention import Gate, ItemBias, RelativePositionTable, shared_bias
 from .masked_head import masked_softmax
 
 _ITEMS = (70, 50, 24, 16)  # tokens of the items of a row; the last is padding
-_BOUND = 3e-2  # largest difference, relative to the largest number; bf16 rounds to 2^-9, several times in a row
+_BOUND = 3e-2  # greatest allowed difference, relative to the largest number; bf16 rounds to 2^-9, several times
 
 
 def check_kernels(cfg: ModelConfig, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
     """Raise ValueError if the kernels are wrong on `device`; do nothing for a model that uses none."""
     if cfg.kernels == "torch":
         return
-    exact = replace(cfg, kernels="torch"), torch.device("cpu"), torch.float64
-    attention = "attention", _attention(cfg, device, dtype), _attention(*exact)
-    head = "vocabulary softmax", _head(cfg, device, dtype), _head(*exact)
+    reference = replace(cfg, kernels="torch"), torch.device("cpu"), torch.float64
+    attention = "attention", _attention(cfg, device, dtype), _attention(*reference)
+    head = "vocabulary softmax", _head(cfg, device, dtype), _head(*reference)
     for part, actual, expected in (attention, head):
+        # `actual` is empty where the model's attention runs in other kernels.
         for name, ours, theirs in zip(expected, actual.values(), expected.values(), strict=False):
-            off = float((ours.detach().cpu().double() - theirs.detach()).abs().max() / theirs.detach().abs().max())
-            if not off <= _BOUND:  # nor a NaN
+            error = float((ours.detach().cpu().double() - theirs.detach()).abs().max() / theirs.detach().abs().max())
+            if not error <= _BOUND:  # nor a NaN
                 raise ValueError(
-                    f"the Triton kernels of the {part} are wrong on this {device.type} ({name} by {off:.2g} of its "
+                    f"the Triton kernels of the {part} are wrong on this {device.type} ({name} by {error:.2g} of its "
                     "largest number): set model.kernels to torch, and report it with the GPU and the versions of torch "
                     "and triton"
                 )
 
 
 def random_numbers(shape: tuple[int, ...], seed: int, std: float, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Normal random numbers that take a gradient, the same in every type."""
+    """Normal random numbers that require a gradient, with the same values in every dtype."""
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * std
-    return values.bfloat16().to(device, dtype).requires_grad_()  # numbers that every type can hold
+    return values.bfloat16().to(device, dtype).requires_grad_()  # rounded to bf16 first: every dtype can hold them
 
 
 def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -56,20 +57,20 @@ def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> di
     for seed, (name, parameter) in enumerate(gate.named_parameters() if gate is not None else ()):
         parameter.data = random_numbers(tuple(parameter.shape), 2 + seed, 0.5, device, dtype).data
         inputs[name] = parameter
-    exact = device.type == "cpu" and dtype == torch.float64
-    if not exact and not isinstance(bias, ItemBias):
+    is_reference = device.type == "cpu" and dtype == torch.float64
+    if not is_reference and not isinstance(bias, ItemBias):
         return {}
     out = bias.attend(qkv_BT3HK, gate, 0.0, None)
     return with_gradients({"output": out}, inputs)
 
 
 def _head(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Losses and gradients for rows as wide as the model's."""
+    """Losses and gradients for hidden states as wide as the model's."""
     width, std = cfg.width, cfg.width**-0.5
     shapes = {"hidden": ((200, width), 1.0), "table": ((1000, width), 2 * std), "bias": ((1000,), 0.5)}
     inputs = {
-        name: random_numbers(shape, seed, std, device, dtype)
-        for seed, (name, (shape, std)) in enumerate(shapes.items())
+        name: random_numbers(shape, seed, spread, device, dtype)
+        for seed, (name, (shape, spread)) in enumerate(shapes.items())
     }
     g = torch.Generator().manual_seed(0)
     targets, uniforms = torch.randint(1000, (200,), generator=g).to(device), torch.rand(200, generator=g).to(device)

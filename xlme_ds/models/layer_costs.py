@@ -17,8 +17,9 @@ FLOAT = 4
 class MicroBatch:
     """The sizes of a micro-batch on one device, and the kernels that it runs in.
 
-    `rows`: of both tasks, `pairs` of them of pairs; `tokens`: positions of all rows; `element`: the size of a weight or
-    activation in bytes; `fused`: attention runs in the GPU's fused kernel; `triton`: in the Triton kernels.
+    `rows`: rows of both tasks, `pairs` of them of translation pairs; `tokens`: positions of all rows; `element`: the
+    size of a weight or activation in bytes; `fused`: attention runs in the GPU's fused kernel; `triton`: in the Triton
+    kernels.
     """
 
     rows: int
@@ -36,28 +37,29 @@ def operations(cfg: ModelConfig, row_tokens: int) -> float:
 
 
 def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
-    """Bytes that the forward pass of one layer saves for the backward pass, from its input to that of the next layer.
+    """Bytes that the forward pass of one layer saves for the backward pass, its input included, its output not.
 
     Eight tensors of width D: the inputs and outputs of both norms, the input of the output projection, and q, k and v;
-    on the GPU two more for the gate, which copies q for each of its two products. Dropout saves its mask, a byte an
-    element, twice. Attention with dropout saves one more, the scaled q; it runs in no fused kernel. Of the gate the
-    Triton kernels save one number for each head.
+    in torch's fused kernel two more for the gate, which copies q for each of its two products. Dropout saves two masks,
+    a byte an element. Attention with dropout saves one more tensor, the scaled q; it runs in no fused kernel. The
+    Triton kernels save one number of the gate a token and head.
     """
     tokens, gated, dropping = batch.tokens, cfg.relative_bias == "gated", cfg.attention_dropout > 0
-    copies = gated and batch.fused and not batch.triton
-    wide_tensors = (9 if dropping else 10 if copies else 8) * tokens * cfg.width
+    gate_copies = gated and batch.fused and not batch.triton
+    wide_tensors = (9 if dropping else 10 if gate_copies else 8) * tokens * cfg.width
     feed_forward = 2 * tokens * cfg.feed_forward
     gates = gated * (FLOAT if batch.triton else 5 * batch.element)
     per_head = tokens * cfg.heads * (gates + (FLOAT if batch.fused and not dropping else 0))
     norms = 4 * tokens * (FLOAT if batch.fused else batch.element)
-    dropped = 2 * tokens * cfg.width if cfg.dropout else 0
-    return (wide_tensors + feed_forward) * batch.element + score_bytes(cfg, batch) + per_head + norms + dropped
+    dropout_masks = 2 * tokens * cfg.width if cfg.dropout else 0
+    return (wide_tensors + feed_forward) * batch.element + score_bytes(cfg, batch) + per_head + norms + dropout_masks
 
 
 def score_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
-    """Saved bytes of all pairs of a query and a key: the bias for torch's fused kernel; else nothing.
+    """Saved bytes of all pairs of a query and a key.
 
-    Attention with dropout saves the weights before and after it, a mask of a byte, and on the CPU the mask of items.
+    Attention with dropout saves the weights before and after dropout, a mask of a byte, and on the CPU the mask of
+    items. Without dropout, torch's fused kernel saves the bias, and other kernels save nothing.
     """
     if cfg.attention_dropout:
         return batch.tokens * batch.row_tokens * (cfg.heads * (2 * batch.element + 1) + (not batch.fused))
@@ -70,8 +72,8 @@ def score_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
 def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     """Saved bytes that all layers of an encoder share.
 
-    Triton kernels: where items begin and end, and a table of d; others: a mask of all pairs, a byte each, and d of all
-    pairs.
+    The Triton kernels save where items begin and end, and a table of the distance bias d; others save a mask of all
+    pairs, a byte each, and d of all pairs.
     """
     saved = batch.tokens * (2 * FLOAT if batch.triton else batch.row_tokens)
     if cfg.relative_bias == "none":
@@ -84,14 +86,14 @@ def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
 
 def backward_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     """Bytes of the gradients that the backward pass of one layer holds at its peak."""
-    wide = batch.tokens * cfg.width * batch.element
+    hidden = batch.tokens * cfg.width * batch.element
     feed_forward = 2 * batch.tokens * cfg.feed_forward * batch.element
-    if batch.triton:  # sums along diagonals for some rows, twice for each tile
+    if batch.triton:  # sums along the diagonals of tiles, for each group of SUMMED_ROWS rows
         side = tiling("_backward_distances", cfg.width // cfg.heads, batch.element).keys
         scores = -(-batch.rows // SUMMED_ROWS) * cfg.heads * 4.0 * (batch.row_tokens + side) * FLOAT
     elif batch.fused or cfg.attention_dropout:
         heads = cfg.heads if cfg.relative_bias != "none" or cfg.attention_dropout else 1
         scores = 3 * batch.tokens * batch.row_tokens * heads * batch.element - feed_forward
-    else:  # one row, in tiles of one thread, and gradients of q, k and v
-        scores = 3 * min(batch.row_tokens**2 * cfg.heads * batch.element, TILE) + 3 * wide
-    return max(feed_forward, scores) + 2 * wide
+    else:  # scores of one row, at most a thread's tile, and gradients of q, k and v
+        scores = 3 * min(batch.row_tokens**2 * cfg.heads * batch.element, TILE) + 3 * hidden
+    return max(feed_forward, scores) + 2 * hidden

@@ -16,8 +16,8 @@ from . import layer_costs
 from .attention import AttentionBias, Gate, ItemBias, shared_bias
 from .dropout import derive, drop
 
-_TOKENS, _PIECES = 512, 8  # least tokens of a piece, most pieces: every addition of a piece rounds to bf16
-_ROWS = 128  # tokens that a layer norm's gradients are added up for at a time: they stay in the cache
+_PIECE_TOKENS, _MOST_PIECES = 512, 8  # minimum size of a piece, maximum number of pieces: adding a piece rounds to bf16
+_NORM_TOKENS = 128  # tokens whose layer norm gradients are summed at a time, so that they stay in the cache
 
 
 class Linear(nn.Linear):
@@ -31,8 +31,8 @@ class Linear(nn.Linear):
 
 
 class _Linear(torch.autograd.Function):
-    """Backward pass with gᵀ x in pieces: oneDNN takes twice as long for it as for other products of that size, but not
-    with few tokens."""
+    """Backward pass with gᵀ x in pieces: with many tokens, oneDNN takes twice as long for this product as for others of
+    its size."""
 
     @staticmethod
     def forward(ctx, x, weight_OI, bias_O):  # type: ignore[no-untyped-def]
@@ -44,7 +44,7 @@ class _Linear(torch.autograd.Function):
         x, weight_OI = ctx.saved_tensors
         x_NI, grad_NO = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
         grad_weight = torch.empty_like(weight_OI)
-        size = max(_TOKENS, -(-len(x_NI) // _PIECES))
+        size = max(_PIECE_TOKENS, -(-len(x_NI) // _MOST_PIECES))
         for number, (part_NI, part_NO) in enumerate(zip(x_NI.split(size), grad_NO.split(size), strict=True)):
             torch.addmm(grad_weight, part_NO.t(), part_NI, beta=min(number, 1), out=grad_weight)
         grad_bias = grad_NO.sum(0) if ctx.needs_input_grad[2] else None
@@ -62,8 +62,8 @@ class LayerNorm(nn.LayerNorm):
 
 
 class _LayerNorm(torch.autograd.Function):
-    """Gradients of weight and bias in float32: torch adds them up in bf16 on the CPU, and loses most of a sum over
-    thousands of tokens whose mean is not 0."""
+    """Sums the gradients of weight and bias in float32: torch sums them in bf16 on the CPU, and so loses most of a sum
+    over thousands of tokens whose mean is not 0."""
 
     @staticmethod
     def forward(ctx, x, weight_D, bias_D, eps):  # type: ignore[no-untyped-def]
@@ -74,13 +74,13 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         x, mean, scale, weight_D, bias_D = ctx.saved_tensors
-        of_input = True, False, False
+        input_only = True, False, False
         grad_x, _, _ = torch.ops.aten.native_layer_norm_backward(
-            grad, x, weight_D.shape, mean, scale, weight_D, bias_D, of_input
+            grad, x, weight_D.shape, mean, scale, weight_D, bias_D, input_only
         )
         sums_2D = x.new_zeros(2, len(weight_D), dtype=torch.float32)
-        flat = [tensor.reshape(-1, tensor.shape[-1]).split(_ROWS) for tensor in (x, mean, scale, grad)]
-        for part in zip(*flat, strict=True):
+        pieces = [tensor.reshape(-1, tensor.shape[-1]).split(_NORM_TOKENS) for tensor in (x, mean, scale, grad)]
+        for part in zip(*pieces, strict=True):
             x_ND, mean_N1, scale_N1, grad_ND = (tensor.float() for tensor in part)
             sums_2D[0] += x_ND.sub_(mean_N1).mul_(scale_N1).mul_(grad_ND).sum(0)
             sums_2D[1] += grad_ND.sum(0)
@@ -105,7 +105,7 @@ class Attention(nn.Module):
         self.gate = Gate(cfg.heads, cfg.width // cfg.heads) if cfg.relative_bias == "gated" else None
 
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
-        """Attention output, [B, T, D]; `keys_B`, if given, drop attention weights."""
+        """Attention output, [B, T, D]; `keys_B`, if given: dropout of attention weights."""
         rows, tokens, width = x_BTD.shape
         qkv_BT3HK = self.qkv(x_BTD).view(rows, tokens, 3, self.heads, -1)
         return self.output(bias.attend(qkv_BT3HK, self.gate, self.dropout, keys_B).reshape(rows, tokens, width))
@@ -114,10 +114,10 @@ class Attention(nn.Module):
 class TransformerLayer(nn.Module):
     """Attention and a GELU feed-forward network, each with a residual connection.
 
-    Another kind of layer is a subclass with its own `build`, `forward` and the functions that are named here.
+    For another kind of layer, write a subclass with its own `build`, `forward` and the functions listed here.
     """
 
-    # Computed once in each pass and read by all layers of an encoder; chooses the kernels of attention.
+    # Its result is computed once a pass and read by all layers of an encoder; it chooses the attention kernels.
     shared = staticmethod(shared_bias)
     operations = staticmethod(layer_costs.operations)
     saved_bytes = staticmethod(layer_costs.saved_bytes)
@@ -125,7 +125,7 @@ class TransformerLayer(nn.Module):
     backward_bytes = staticmethod(layer_costs.backward_bytes)
 
     def __init__(self, cfg: ModelConfig, attention: nn.Module | None = None):
-        """`attention`: a module in place of self-attention, with the same inputs."""
+        """`attention`: a module that replaces self-attention and takes the same inputs."""
         super().__init__()
         self.pre_norm = cfg.norm == "pre"
         self.dropout = cfg.dropout
@@ -137,15 +137,15 @@ class TransformerLayer(nn.Module):
 
     @staticmethod
     def check(cfg: ModelConfig) -> None:
-        """Raise ValueError for settings of a model that this kind of layer does not have; here all are possible."""
+        """Raise ValueError for model settings that this kind of layer does not support; this one supports all."""
 
     @classmethod
     def build(cls, cfg: ModelConfig, number: int) -> nn.Module:
-        """The layer at place `number` of an encoder; here all are alike."""
+        """Build layer `number` of an encoder; here all layers are alike."""
         return cls(cfg)
 
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
-        """The layer's output, [B, T, D]; `keys_B`, if given, drop attention weights and outputs of both sublayers."""
+        """The layer's output, [B, T, D]; `keys_B`, if given: dropout of attention weights and sublayers' outputs."""
         weights_B = None if keys_B is None else derive(keys_B, 2)
         x_BTD = self._add(x_BTD, self.attention_norm, lambda x: self.attention(x, bias, weights_B), keys_B, 0)
         return self._add(x_BTD, self.feed_forward_norm, self._feed_forward, keys_B, 1)
@@ -153,7 +153,7 @@ class TransformerLayer(nn.Module):
     def _add(
         self, x_BTD: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], keys_B: Tensor | None, place: int
     ) -> Tensor:
-        """`x_BTD` plus a sublayer's output, with the norm before or after; `place` is the sublayer's for dropout."""
+        """`x_BTD` plus a sublayer's output, with the norm before or after; `place` numbers the sublayer for dropout."""
         if self.pre_norm:
             return x_BTD + self._drop(sublayer(norm(x_BTD)), keys_B, place)
         return norm(x_BTD + self._drop(sublayer(x_BTD), keys_B, place))

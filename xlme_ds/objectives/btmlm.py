@@ -2,7 +2,7 @@
 3.1): one model writes a pseudo-parallel side, then reads it.
 
 L = L_BTMLM, a mean over the masked positions of the global batch: a token is predicted from the rest of its sentence
-and from tokens of another language that the same weights wrote after it. Of an item `<s> x </s> y </s>` whose y is open
+and from tokens of another language that the same weights wrote after it. In an item `<s> x </s> y </s>` whose y is open
 (`data/pseudo_parallel.py`), the first pass, without gradient, fills every place of y from x: p(y_j | x, M_j), the
 place's own `<mask>` with its position. The second masks x and predicts it from what is left of x and y: p(x_m | x \\ M,
 y).
@@ -37,11 +37,11 @@ class OpenSide(Masking):
     filled, every position sees the whole item."""
 
     def groups(self, batch: Batch) -> Tensor:
-        """Twice the item's number, and 1 more from the first open place on."""
+        """Twice the item's number, plus 1 from the row's first open place on."""
         return batch.segments_BT * 2 + _open(batch).long().cummax(1).values
 
     def allowed(self, groups_BT: Tensor) -> Tensor:
-        """A position sees itself, and x of its item; once y is filled nothing is open, and all of the item is x."""
+        """A position sees itself and its item's x; once y is filled nothing is open, so the whole item counts as x."""
         query_BT1, key_B1T = groups_BT[:, :, None], groups_BT[:, None, :]
         itself_TT = torch.eye(groups_BT.shape[1], dtype=torch.bool, device=groups_BT.device)
         of_item_BTT = (query_BT1 // 2 == key_B1T // 2) & (key_B1T % 2 == 0)
@@ -66,8 +66,8 @@ def second_pass(batch: Batch, first: Batch, predicted_P: Tensor) -> Batch:
     """`batch` with the open places filled: `first` is the result of `first_pass`, `predicted_P` the model's most likely
     tokens.
 
-    They are the most likely ordinary tokens, so that no randomness is needed (`LanguageModel.writing`): a special token
-    would change the item's layout, and nobody would predict a `<mask>`.
+    Taking the most likely token needs no randomness. Only ordinary tokens are predicted (`LanguageModel.writing`): a
+    special token would change the item's layout, and a `<mask>` in y would never be predicted.
     """
     tokens = batch.tokens_BT.flatten().index_copy(0, first.masked_M, predicted_P)
     return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT), added={})
@@ -116,7 +116,7 @@ class BackTranslation(MaskedLanguageModelling):
         self.fractions = cfg.pseudo_fractions
 
     def check_rows(self, rows: "RowStore", purpose: Purpose) -> None:
-        """A row must hold one item, not the packed sentences of `mix --sentences`."""
+        """Raise ValueError if a row holds the packed sentences of `mix --sentences`, not one item."""
         if purpose in ("train", "evaluate"):
             require_sentences(rows, needed=False)
 
@@ -128,12 +128,12 @@ class BackTranslation(MaskedLanguageModelling):
         return lambda parts, seed, mask_fraction, step: sides.collate(parts, seed, mask_fraction)
 
     def probe(self, batch: Batch) -> Batch:
-        """The open places hold one ordinary token: the most likely ones may be others after a rounding."""
+        """`batch` with one fixed ordinary token in all open places: rounding could change the most likely tokens."""
         tokens = batch.tokens_BT.flatten().index_fill(0, batch.added["open_P"], UNK + 1)
         return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT), added={})
 
     def check(self, run: RunConfig) -> None:
-        """There are places to write into, in monolingual rows in XLM-E's layout."""
+        """Raise ValueError without places to write into, with rows of pairs, or with another layout than XLM-E's."""
         super().check(run)
         name = run.objective.name
         if not self.fractions:
@@ -150,21 +150,21 @@ class BackTranslation(MaskedLanguageModelling):
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> LanguageModel:
         """The model that passes over a batch twice, or its `part` that a pipeline's stage runs."""
-        whole = cfg, self.masking, self.z_loss
-        return BackTranslationModel(*whole) if part is None else BackTranslationStage(*whole, part=part)
+        arguments = cfg, self.masking, self.z_loss
+        return BackTranslationModel(*arguments) if part is None else BackTranslationStage(*arguments, part=part)
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
         """A share 1 / (1 + fraction) of a full row is sentence, the rest open places, which an extra pass fills
         first."""
-        one = super().work(cfg, row_tokens)
+        one_pass = super().work(cfg, row_tokens)
         sentence = fmean(1 / (1 + fraction) for fraction in self.fractions)
         return replace(
-            one,
+            one_pass,
             softmax_last=masked_head_forward(cfg, self.mask_fraction * sentence),
-            layer_ahead=one.layer,
+            layer_ahead=one_pass.layer,
             softmax_ahead=masked_head_forward(cfg, 1 - sentence),
         )
 
     def term_of_masked(self, batch: Batch) -> Tensor:
-        """There is one term."""
+        """Zeros, [M], because there is one term."""
         return torch.zeros_like(batch.masked_M)

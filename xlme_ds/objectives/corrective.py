@@ -1,9 +1,9 @@
 """Replaced token detection with corrective language modelling (Meng et al., 2021, COCO-LM; Bajaj et al., 2022, METRO):
 next to its verdicts, the discriminator predicts the original token at every masked position, where it reads the
-generator's sample. So its layers learn more than one answer a token.
+generator's sample. So its layers learn more than a yes or no for each token.
 
-L = L_MLM + L_TLM + λ·L_MRTD + λ·L_TRTD + L_CMLM + L_CTLM, the last two means over the masked positions of their task,
-without COCO-LM's copy probability, as in METRO.
+L = L_MLM + L_TLM + λ·L_MRTD + λ·L_TRTD + L_CMLM + L_CTLM. The last two are means over the masked positions of their
+task, and as in METRO they have no copy probability, which COCO-LM has.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from .protocol import Quantity
 
 
 class Corrective(AllTokens):
-    """`AllTokens` that predicts the masked tokens alone; −log p is 0 at the others."""
+    """`AllTokens` that predicts only the masked tokens; −log p is 0 at all others."""
 
     @staticmethod
     def targets(batch: Batch) -> Tensor:
@@ -33,7 +33,7 @@ class Corrective(AllTokens):
     def judge(
         self, hidden_BTD: Tensor, targets_BT: Tensor, table: list[Tensor], masked_M: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The last two of `AllTokensOutput`; a stage of a pipeline finds the masked positions in the targets."""
+        """The last two of `AllTokensOutput`; without `masked_M` (in a pipeline), positions with targets are masked."""
         if masked_M is None:
             masked_M = targets_BT.flatten().nonzero().squeeze(1)
         hidden_MD, targets_M = hidden_BTD.flatten(0, 1)[masked_M], targets_BT.flatten()[masked_M]
@@ -65,7 +65,7 @@ class CorrectiveObjective(ElectraObjective):
         self.weights = torch.cat([self.weights, self.weights.new_ones(len(TASKS))])
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
-        """ELECTRA's, and a second softmax at the masked positions, in the last part."""
+        """ELECTRA's operations, and a second softmax at the masked positions, in the last part."""
         return replace(super().work(cfg, row_tokens), softmax_last=masked_head_forward(cfg, self.mask_fraction))
 
     @staticmethod
@@ -83,6 +83,6 @@ class CorrectiveObjective(ElectraObjective):
     def by_language(self, output: AllTokensOutput, batch: Batch, languages: int) -> Tensor:  # type: ignore[override]
         """The six summed losses and their counts, float64 [2, 6, languages]."""
         nll_M, language_M = (values.flatten()[batch.masked_M] for values in (output.token_nll_BT, batch.languages_BT))
-        masked = nll_M, torch.ones_like(nll_M), batch.task_of_masked(), language_M
+        at_masked = nll_M, torch.ones_like(nll_M), batch.task_of_masked(), language_M
         electra = super().by_language(output, batch, languages)  # type: ignore[arg-type]
-        return torch.cat([electra, sum_by_language(*masked, len(TASKS), languages)], 1)
+        return torch.cat([electra, sum_by_language(*at_masked, len(TASKS), languages)], 1)

@@ -30,7 +30,7 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
     }
     encoders: Mapping[Which, str] = {"encoder": "masked_head."}
     reads: tuple[str, ...] = ("objective.random_fraction", "objective.keep_fraction", "objective.z_loss")
-    # Names of the share of masked positions whose most likely token is the original, by term.
+    # Names of the accuracies by term: the share of masked positions whose most likely token is the original.
     accuracies: tuple[str, ...] = ("accuracy_mono", "accuracy_para")
     masking_kind: type[Masking] = Masking
     predicts_all = False  # whether every token is predicted, so that `mask_fraction` is 1
@@ -42,8 +42,8 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
         self.statistics_shape: tuple[int, ...] = (len(self.terms),)
 
     def check(self, run: RunConfig) -> None:
-        """A share of the tokens is masked, or all of them where that is the objective; and the attention kernel can do
-        this masking."""
+        """Raise ValueError for a share of masked tokens that the objective cannot use, or attention kernels without its
+        mask."""
         super().check(run)
         name, fraction = run.objective.name, run.objective.mask_fraction
         if self.predicts_all and fraction != 1.0:
@@ -52,7 +52,7 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
             )
         if not self.predicts_all:
             require_masks(run)
-        for setting, value, remedy in (("kernels", "triton", "auto"), ("body", "modern", "xlme")):  # no other masks
+        for setting, value, remedy in (("kernels", "triton", "auto"), ("body", "modern", "xlme")):  # `item_mask` only
             if getattr(run.model, setting) == value and self.masking.allowed is not item_mask:
                 raise ValueError(
                     f"model.{setting} {value} lets a position see its whole item, and objective.name {name} does not: "
@@ -61,11 +61,11 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> LanguageModel:
         """The pre-training model, or its `part` that a pipeline's stage runs."""
-        whole = cfg, self.masking, self.z_loss
-        return LanguageModel(*whole) if part is None else LanguageModelStage(*whole, part=part)
+        arguments = cfg, self.masking, self.z_loss
+        return LanguageModel(*arguments) if part is None else LanguageModelStage(*arguments, part=part)
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
-        """The softmax is in the last part."""
+        """One encoder's operations; the softmax is in the last part."""
         return Work(
             layers=cfg.discriminator_layers,
             layer=encoder_forward(cfg, 1, row_tokens),
@@ -73,7 +73,7 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
         )
 
     def term_of_masked(self, batch: Batch) -> Tensor:
-        """Number of the term that every masked position counts for, [M]."""
+        """Index of the term that each masked position counts towards, [M]."""
         return batch.task_of_masked()
 
     def _by_term(self, values_M: Tensor, batch: Batch) -> Tensor:

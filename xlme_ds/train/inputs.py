@@ -26,7 +26,7 @@ from .run_folder import RunFolder
 
 
 class RunInfo(NamedTuple):
-    """Facts of a run that its settings do not hold.
+    """Information on a run that is not in its settings.
 
     `flops`: operations of a step, by the standard count; `vocabulary_sha256`: of the vocabulary of the ids;
     `evaluation`: summarises the sums over held-out rows, as a whole and by language; `objective`: its description
@@ -50,8 +50,8 @@ class RunInputs(NamedTuple):
 
 
 def heldout_data(config: RunConfig, folder: Path, row_tokens: int) -> DataConfig:
-    """The rows of an evaluation: up to `train.eval_rows` from the start of each task, by as many tokens at once as
-    training reads in rows of `row_tokens`."""
+    """The rows of an evaluation: at most the first `train.eval_rows` of each task, in micro-batches of as many tokens
+    as training has with rows of `row_tokens`."""
     rows_per_step = (config.data.mono_rows, config.data.para_rows)
     stores = [RowStore(folder / name) if rows else None for name, rows in zip(TASKS, rows_per_step, strict=True)]
     mono, para = (min(store.rows, config.train.eval_rows) if store else 0 for store in stores)
@@ -68,41 +68,43 @@ def read_inputs(
     rank: int,
     world: int,
 ) -> RunInputs:
-    """Claim the `folder`, and open the data, the held-out data, and the `sources` of the first weights. Raises
-    ValueError for inputs that do not fit the run."""
-    validate(config, world)  # with the precision that `auto` has become
+    """Claim the run's `folder`; open the data, the held-out data, and the `sources` of the first weights.
+
+    Raises ValueError for inputs that do not fit the run.
+    """
+    validate(config, world)  # by now, a precision of `auto` is resolved
     require_engine_file(config.engine)
     out = folder.path.resolve()
     for place in (place.resolve() for place in (*data, *([] if heldout is None else [heldout]))):
-        own = out == place or any(out.is_relative_to(place / name) for name in (*TASKS, "vocab"))
-        if own:
+        inside = out == place or any(out.is_relative_to(place / name) for name in (*TASKS, "vocab"))
+        if inside:
             raise ValueError(f"{folder.path} is in the data of {place}: choose another --out")
     folder.claim(config)
     start, begun = config.start, checkpoints_of(folder.path)
-    random = start.take == "all" or objective_of(config.objective).may_start_random
-    if not (random or start.folder or begun):
+    may_be_random = start.take == "all" or objective_of(config.objective).may_start_random
+    if not (may_be_random or start.folder or begun):
         raise ValueError(
             f"start.take {start.take} is of a model that the run begins with, and start.folder names none: name "
             "it, or set start.take to all, for random weights"
         )
-    share, shares = data_parallel(config.engine, rank, world)
-    loader = open_data(config, data, share, shares)
+    replica, replicas = data_parallel(config.engine, rank, world)
+    loader = open_data(config, data, replica, replicas)
     initial = starting_weights(config, Vocabulary(data[0] / "vocab"), sources) if sources else None
     if heldout is None:
         return RunInputs(loader, None, initial)
     rows = heldout_data(config, heldout, loader.row_tokens)
-    return RunInputs(loader, open_data(config, heldout, share, shares, rows, like=loader), initial)
+    return RunInputs(loader, open_data(config, heldout, replica, replicas, rows, like=loader), initial)
 
 
 def started_from(config: RunConfig, out: Path) -> list[Path]:
-    """The folders that the first weights are read from; none for a run that resumes."""
+    """Folders to read the first weights from; none if the run resumes."""
     return [] if checkpoints_of(out) else [pin_step(folder) for folder in source_folders(config)]
 
 
 def pretraining(
     config: RunConfig, loader: Loader, heldout: Loader | None, root: bool, folders: tuple[Path, ...] = ()
 ) -> RunInfo:
-    """The information on a pre-training run; the `root` alone counts the unigram model's losses for it."""
+    """Information on a pre-training run; only the `root` computes the unigram model's losses."""
     info = RunInfo(
         flops_per_step(config, loader.row_tokens, loader.row_lengths),
         count_parameters(config),
@@ -135,7 +137,6 @@ def pretraining(
 
 
 def _means(codes: Sequence[str], sums: np.ndarray, counts: np.ndarray) -> tuple[dict[str, float], dict[str, int]]:
-    """Means and counts of the languages that have tokens, by code, without means that are not finite, which JSON cannot
-    hold."""
-    of = [n for n in range(len(codes)) if counts[n] and math.isfinite(sums[n])]
-    return {codes[n]: float(sums[n] / counts[n]) for n in of}, {codes[n]: int(counts[n]) for n in of}
+    """Means and counts by language code, where there are tokens and the sum is finite: JSON holds no other numbers."""
+    present = [n for n in range(len(codes)) if counts[n] and math.isfinite(sums[n])]
+    return {codes[n]: float(sums[n] / counts[n]) for n in present}, {codes[n]: int(counts[n]) for n in present}

@@ -23,17 +23,17 @@ from .run_folder import RunFolder, first_step, flatten, missing_steps
 
 
 def opening(config: Training, out: Path, start: int, loader: BatchSource, world: int, info: RunInfo) -> list[str]:
-    """The settings and the sizes of a run, in a few lines."""
+    """A few lines that name the settings and sizes of a run."""
     data, engine = config.data, config.engine
     rows = " + ".join(f"{count:,}" for count in (data.mono_rows, data.para_rows) if count)
     tokens = int(sum(data.mean_rows)) * loader.row_tokens
     kind = f"{engine.kind} {engine.deepspeed}" if engine.kind != "plain" else engine.kind
-    parts = {name: count for name, count in info.parameters.items() if name != "trained_total"}
-    counted = ", ".join(f"{name} {number(count)}" for name, count in parts.items())
+    sizes = {name: count for name, count in info.parameters.items() if name != "trained_total"}
+    counted = ", ".join(f"{name} {number(count)}" for name, count in sizes.items())
     lines = [
         f"{out}: {'resuming after' if start else 'starting at'} step {start} of {config.train.steps}, {world} "
         f"{'process' if world == 1 else 'processes'}, {kind}, {engine.precision}",
-        f"  model: {number(info.parameters.get('trained_total', sum(parts.values())))} parameters ({counted})",
+        f"  model: {number(info.parameters.get('trained_total', sum(sizes.values())))} parameters ({counted})",
         f"  a step: {rows} rows of {loader.row_tokens} tokens, {tokens:,} in all; a process takes "
         f"{loader.plan.accumulation} × {loader.plan.micro_rows} rows",
     ]
@@ -46,7 +46,8 @@ def opening(config: Training, out: Path, start: int, loader: BatchSource, world:
     changed = _changed_from_recipe(config)
     if isinstance(loader, Loader) and len(loader.phases) > 1:
         lines.append(f"  phases: {'; '.join(_phases(loader))}")
-    lines += [f"  not as the recipe: {', '.join(changed)}"] * bool(changed)
+    if changed:
+        lines.append(f"  not as the recipe: {', '.join(changed)}")
     if world == 1 and on_gpu() and (visible := torch.cuda.device_count()) > 1:
         lines.append(f"  one of {visible} GPUs is used: `deepspeed --num_gpus {visible} --module …` uses them all")
     return lines
@@ -61,13 +62,13 @@ def _phases(loader: Loader) -> Iterator[str]:
 
 
 def _changed_from_recipe(config: Training) -> list[str]:
-    """The settings in which a run differs from the recipe of its name, each with its value."""
+    """Settings, with their values, in which a run differs from the recipe of its name."""
     if config.name not in RECIPES:
         return []
     recipe = RECIPES[config.name]
-    now, usual = flatten(asdict(config)), flatten(asdict(recipe))
-    chosen = {"engine.precision"} | ({"engine.deepspeed"} if recipe.engine.deepspeed == "auto" else set())
-    return [f"{key} {now[key]}" for key in now if now[key] != usual.get(key) and key not in chosen]
+    now, of_recipe = flatten(asdict(config)), flatten(asdict(recipe))
+    set_at_start = {"engine.precision"} | ({"engine.deepspeed"} if recipe.engine.deepspeed == "auto" else set())
+    return [f"{key} {now[key]}" for key in now if now[key] != of_recipe.get(key) and key not in set_at_start]
 
 
 def write_description(
@@ -85,26 +86,26 @@ def write_description(
         data["encoded"] = loader.encoded
     if isinstance(loader, Loader) and len(loader.phases) > 1:
         data |= {"fingerprints": loader.fingerprints_until(0), "phases": loader.fingerprints}
-        data["phase_folders"] = [_relative(place, folder.path) for place in loader.folders]
+        data["phase_folders"] = [_relative_path(place, folder.path) for place in loader.folders]
     if heldout is not None:
         data["heldout_fingerprints"] = heldout.fingerprints
-    data |= _places(info.folders, folder.path)
+    data |= _relative_folders(info.folders, folder.path)
     folder.begin(config, data, world, info.parameters, identity, info.objective)
     for data_folder in info.folders[:1]:
         write_vocabulary(folder.path / MODEL_FOLDER, Vocabulary(data_folder / "vocab").path)
 
 
-def _places(folders: Sequence[Path], run: Path) -> dict[str, str]:
-    """The folders, relative to the run's: all may be moved together."""
-    return dict(zip(("folder", "heldout"), (_relative(folder, run) for folder in folders), strict=False))
+def _relative_folders(folders: Sequence[Path], run: Path) -> dict[str, str]:
+    """Paths of the folders relative to the run's, so that all can be moved together."""
+    return dict(zip(("folder", "heldout"), (_relative_path(folder, run) for folder in folders), strict=False))
 
 
-def _relative(folder: Path, run: Path) -> str:
+def _relative_path(folder: Path, run: Path) -> str:
     return os.path.relpath(folder.resolve(), run.resolve())
 
 
 def report_missing(logs: Sequence[StepLines], config: Training, start: int, saved: Mapping[str, Any]) -> None:
-    """Name the records that have fewer lines than when the checkpoint was saved."""
+    """Print which records have fewer lines than when the checkpoint was saved."""
     every = {"metrics": config.train.log_every, "heldout": config.train.eval_every}
     every["heldout_languages"] = every["heldout"]
     first = first_step(config) if isinstance(config, RunConfig) else 0

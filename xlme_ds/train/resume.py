@@ -21,52 +21,53 @@ from .run_folder import RunFolder, first_step, settled
 
 def data_until(loader: BatchSource, heldout: BatchSource | None, steps: int) -> dict[str, Any]:
     """Fingerprints of the data that the first `steps` steps read, and of the held-out data."""
-    ours = loader.fingerprints_until(steps) if isinstance(loader, Loader) else loader.fingerprints
-    return {"fingerprints": ours, "heldout": None if heldout is None else heldout.fingerprints}
+    training = loader.fingerprints_until(steps) if isinstance(loader, Loader) else loader.fingerprints
+    return {"fingerprints": training, "heldout": None if heldout is None else heldout.fingerprints}
 
 
 def resume(
     engine: Engine, config: Training, folder: RunFolder, checkpoints: Checkpoints, read: Callable[[int], dict[str, Any]]
 ) -> tuple[int, dict[str, Any]]:
     """Load the newest complete checkpoint, which the root chooses; returns the steps done, 0 for a new run, and the
-    checkpoint's state. `read`: returns the fingerprints of the data of a number of steps."""
+    checkpoint's state. `read`: `data_until` of the run's data, for a number of steps."""
     newest, complaints = checkpoints.newest(engine.rank, engine.world)
     if engine.rank == 0 and complaints:
         print("\n".join(complaints))
     saved = on_all_ranks(lambda: {} if newest is None else read_state(newest))
     use_tilings(saved.get("tilings", {}))
-    run = broadcast(on_all_ranks(lambda: folder.identity(config, newest, saved)))
+    identity = broadcast(on_all_ranks(lambda: folder.identity(config, newest, saved)))
     tolerance = PROBE_TOLERANCE[resolve_precision(config.engine)]
     if newest is not None:
         on_all_ranks(lambda: _warn_of_changes(config.train, folder, checkpoints) if engine.rank == 0 else None)
         return checkpoints.load(engine, newest, read(saved["step"]), tolerance), saved
     on_all_ranks(lambda: _begin_anew(config, folder, checkpoints, bool(complaints)) if engine.rank == 0 else None)
     if isinstance(config, RunConfig) and config.start.take == "state":
-        return _branch(engine, config, checkpoints, read, tolerance), {"run": run}
-    return 0, {"run": run}
+        return _branch(engine, config, checkpoints, read, tolerance), {"run": identity}
+    return 0, {"run": identity}
 
 
 def rehearse_resume(config: RunConfig, loader: Loader, heldout: Loader | None, folder: RunFolder) -> None:
-    """Raise ValueError if the run could not continue from its newest checkpoint. For the root."""
+    """Raise ValueError if the run could not continue from its newest checkpoint. For the root alone."""
     if checkpoints_of(folder.path):
         newest = complete_checkpoint(folder.path)
         saved = read_state(newest)
         folder.identity(config, newest, matching(saved, newest, data_until(loader, heldout, saved["step"])))
     else:
-        _require_records(config, folder, Checkpoints(folder.path, config.train.keep_last, config.train.keep_every))
+        _require_none_lost(config, folder, Checkpoints(folder.path, config.train.keep_last, config.train.keep_every))
 
 
-def _require_records(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool = False) -> None:
-    """Raise ValueError if the run had a checkpoint and has no usable one."""
-    own = folder.steps_logged() - (first_step(config) if isinstance(config, RunConfig) else 0)
-    every = min(config.train.save_every, folder.last_started_with("save_every", math.inf))  # it may have been raised
-    if damaged or checkpoints.lost(own, every):
+def _require_none_lost(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool = False) -> None:
+    """Raise ValueError if the run has saved a checkpoint, and none is usable."""
+    own_steps = folder.steps_logged() - (first_step(config) if isinstance(config, RunConfig) else 0)
+    # The setting may have been raised since the run last started.
+    every = min(config.train.save_every, folder.last_started_with("save_every", math.inf))
+    if damaged or checkpoints.lost(own_steps, every):
         raise ValueError(f"{folder.path} has records but no usable checkpoint: restore one, or choose another --out")
 
 
 def _warn_of_changes(config: TrainConfig, folder: RunFolder, checkpoints: Checkpoints) -> None:
-    """Report another number of held-out rows, and name the checkpoints that were to be kept for good and that the next
-    save deletes."""
+    """Report a changed number of held-out rows, and the checkpoints that the next save deletes although they were to be
+    kept for good."""
     rows = int(folder.last_started_with("eval_rows", config.eval_rows))
     if rows != config.eval_rows:
         print(
@@ -75,22 +76,22 @@ def _warn_of_changes(config: TrainConfig, folder: RunFolder, checkpoints: Checkp
             flush=True,
         )
     before, now = int(folder.last_started_with("keep_every", 0)), config.keep_every
-    gone = [
+    to_delete = [
         checkpoint.name
         for checkpoint in checkpoints.all()[: -config.keep_last]
         if before and saved_step(checkpoint) % before == 0 and not (now and saved_step(checkpoint) % now == 0)
     ]
-    if gone:
+    if to_delete:
         print(
-            f"{folder.path}: train.keep_every was {before} and is {now}: the next save deletes {', '.join(gone)}, copy "
-            "what you want to keep, or start the run again with the same",
+            f"{folder.path}: train.keep_every was {before} and is {now}: the next save deletes {', '.join(to_delete)}, "
+            "copy what you want to keep, or start the run again with the same",
             flush=True,
         )
 
 
 def _begin_anew(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool) -> None:
-    """Put aside the records of a run that had no checkpoint yet. Raises as `_require_records`."""
-    _require_records(config, folder, checkpoints, damaged)
+    """Put aside the records of a run that had no checkpoint yet. Raises as `_require_none_lost`."""
+    _require_none_lost(config, folder, checkpoints, damaged)
     if aside := folder.put_records_aside():
         print(f"{folder.path} has no checkpoint yet and begins anew: its records are kept as {', '.join(aside)}")
 
@@ -101,12 +102,12 @@ def _branch(
     """Load the state of the checkpoint that `start.folder` names; returns its step."""
     parent = on_all_ranks(lambda: complete_checkpoint(*at_step(Path(config.start.folder))))
     saved = on_all_ranks(lambda: read_state(parent))
-    same = {key: value for key, value in read(0).items() if saved.get(key) == value}
-    # The probe's loss depends on its row, masks and objective: with others there is nothing to compare it with.
+    unchanged = {key: value for key, value in read(0).items() if saved.get(key) == value}
+    # The probe's loss depends on its row, masks and objective: if one differs, there is nothing to compare it with.
     ours, theirs = settled(config), saved.get("settings", {})
     shaping = [key for key in ours if key == "seed" or key.startswith(("objective.", "data.phase_"))]
-    comparable = "fingerprints" in same and all(ours[key] == theirs.get(key, ours[key]) for key in shaping)
-    start = checkpoints.load(engine, parent, same, tolerance if comparable else math.inf)
+    comparable = "fingerprints" in unchanged and all(ours[key] == theirs.get(key, ours[key]) for key in shaping)
+    start = checkpoints.load(engine, parent, unchanged, tolerance if comparable else math.inf)
     if engine.rank == 0:
         print(f"{parent}: its state is taken, with the optimizer's", flush=True)
     return start
