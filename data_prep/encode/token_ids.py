@@ -122,7 +122,7 @@ class IdEncoder:
         """Encode each side's lines that are left, then drop those of held-out text and of token filters."""
         passed, encode, encode_normal = reasons.kept, self.vocabulary.encode_lines, self.vocabulary.encode_normal
         sides = [
-            encode_normal(_kept(normal, passed)) if normal else encode(_kept(lines, passed))
+            encode_normal(_select(normal, passed)) if normal else encode(_select(lines, passed))
             for lines, normal in zip(texts, forms, strict=True)
         ]
         if self.without is not None:
@@ -139,7 +139,7 @@ class IdEncoder:
         self, written: np.ndarray, texts: Sequence[list[str]], tokens: np.ndarray, records: np.ndarray, counts: Counts
     ) -> None:
         """Count the lines of `texts` (by side) that are `written`; `tokens` and `records` have an entry for each."""
-        texts = [_kept(side, written) for side in texts]
+        texts = [_select(side, written) for side in texts]
         counts.paragraphs += sum(map(len, texts))
         for side in texts:
             text = "".join(side)
@@ -181,7 +181,7 @@ def _spread(of_selected: np.ndarray, selected: np.ndarray) -> np.ndarray:
     return spread
 
 
-def _kept(lines: list[T], selected: np.ndarray) -> list[T]:
+def _select(lines: list[T], selected: np.ndarray) -> list[T]:
     return lines if selected.all() else list(compress(lines, selected))
 
 
