@@ -50,7 +50,7 @@ def perplexity(
             raise ValueError(f"{model.folder} predicts no tokens of monolingual text: use `evaluate losses`")
         require_readable(model, store)
     rows, tokens_per_character = text_facts(store, predictors[0].vocabulary, limit)
-    unigram_model = None if unigram is None else unigram_costs_by_language(open_text(Path(unigram)), store, limit)
+    counted_costs = None if unigram is None else unigram_costs_by_language(open_text(Path(unigram)), store, limit)
     scored = []
     for model in predictors:
         text = open_text(Path(data), model.cfg.language_embeddings)
@@ -58,9 +58,9 @@ def perplexity(
         description: dict[str, Any] = {"model": model.name, "folder": str(model.folder), "step": model.step}
         description |= {"term": model.objective.terms[0]} | trained_on(model, store)
         scored.append(description | perplexities(costs, tokens_per_character))
-    if unigram_model is not None:
+    if counted_costs is not None:
         description = {"model": "unigram", "folder": str(unigram), "term": "counted"}
-        scored.append(description | perplexities(unigram_model, tokens_per_character))
+        scored.append(description | perplexities(counted_costs, tokens_per_character))
     return {"test": "perplexity", "seed": seed, "passes": passes, "rows": rows, "models": scored}
 
 
