@@ -140,8 +140,7 @@ def _unbreakable(stream: Any) -> TextIO:
 
 
 def _follow_launcher() -> None:
-    """Send SIGTERM to this process when the DeepSpeed launcher that started it ends, or the `deepspeed` that started
-    that.
+    """Send this process SIGTERM when the DeepSpeed launcher that started it ends, or the `deepspeed` above that.
 
     Neither passes on the signal that kills it, and the run's processes would train on without anyone in control. Other
     parents, such as a shell, may end.
