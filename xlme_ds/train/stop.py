@@ -81,9 +81,8 @@ class StopRequest:
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
         self._wakeup = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)  # a notebook has set one
-        os.register_at_fork(
-            after_in_child=lambda: signal.set_wakeup_fd(-1)
-        )  # else a child's signals would count as ours
+        # Else a child's signals would count as ours.
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
         def listen() -> None:
             interrupts = 0
