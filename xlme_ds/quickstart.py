@@ -21,13 +21,13 @@ from .train.run_folder import settled
 
 RUN = recipe("quickstart")
 ROW_TOKENS = RUN.model.max_positions
-# One pass for the whole run. The corpus is short: every language repeats in it, in new company and with new masks.
+# Every row is read once. The corpus is small, so its text repeats in them, next to other text and with other masks.
 MONO_ROWS = RUN.train.steps * RUN.data.mono_rows
 PARA_ROWS = RUN.train.steps * RUN.data.para_rows
-_MARK = ".quickstart"  # a file in every folder that the quickstart made
-_TRIAL = 3.0  # seconds
-_WHOLE = 1.2  # what everything takes, in forward and backward passes of all steps; measured (docs/lab/quickstart.md)
-_LOG = "prepare.log"  # in data/: the commands of data preparation, and what they print
+_MARK = ".quickstart"  # a file in every run folder that the quickstart made
+_TRIAL_SECONDS = 3.0  # longest time of two trial steps after which a third is run
+_WHOLE = 1.2  # whole time as a multiple of all forward and backward passes; measured (docs/lab/quickstart.md)
+_LOG = "prepare.log"  # in data/: the commands of data preparation and their output
 JUDGED = "Everyone has the right to life, liberty and Recht of person."
 FILLED = "Everyone has the <mask> to education."
 HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS = 192, 280  # every held-out document and pair, about once
@@ -78,7 +78,7 @@ def training(data: Path, out: Path, processes: int) -> list[str]:
 
 
 def begin(out: Path, fresh: bool) -> None:
-    """Mark the folder `out`, which is locked, as made by the quickstart if it is empty; with `fresh` empty it before.
+    """Mark the locked folder `out` as made by the quickstart if it is empty; `fresh` empties it first.
 
     Raises ValueError if `fresh` would delete a folder without this mark, and for a run of other settings.
     """
@@ -96,20 +96,21 @@ def begin(out: Path, fresh: bool) -> None:
     if (out / "config.json").exists():
         from .trained.settings import read_run_config  # it loads torch
 
-        words = f"{out} has a run that the quickstart did not make (no {_MARK}): name another --out"
         if not (out / _MARK).exists():
-            raise ValueError(words)
+            raise ValueError(f"{out} has a run that the quickstart did not make (no {_MARK}): name another --out")
         theirs = settled(read_run_config(out))
-        ours = {key: value for key, value in settled(RUN).items() if key != "engine.precision"}  # it is the processor's
-        other = next((key for key, value in ours.items() if theirs.get(key) != value), None)
-        words = f"{out} was started with {other} {theirs.get(other or '')}, the quickstart has another"
-        if other is not None:
-            raise ValueError(f"{words}: start over with --fresh, or name another --out")
+        ours = {key: value for key, value in settled(RUN).items() if key != "engine.precision"}  # it depends on the CPU
+        changed = next((key for key, value in ours.items() if theirs.get(key) != value), None)
+        if changed is not None:
+            raise ValueError(
+                f"{out} was started with {changed} {theirs.get(changed)}, the quickstart has another: start over with "
+                "--fresh, or name another --out"
+            )
 
 
 def trial_seconds() -> float:
-    """Seconds of the forward and backward pass of one training step here, on all cores and random tokens: the fastest
-    of three, or of two where they take long (the first is slow: it allocates)."""
+    """Seconds of one training step's forward and backward pass here, on all cores and random tokens: the fastest of
+    three, or of two if these take long (the first is slow because it allocates memory)."""
     import numpy as np
 
     from .data.collate import collate
@@ -126,7 +127,7 @@ def trial_seconds() -> float:
     model = objective.build(RUN.model)
     initialise(model, RUN.seed, RUN.model.init_std)
     seconds: list[float] = []
-    while len(seconds) < 2 or (len(seconds) < 3 and sum(seconds) < _TRIAL):
+    while len(seconds) < 2 or (len(seconds) < 3 and sum(seconds) < _TRIAL_SECONDS):
         begun = time.perf_counter()
         objective.sums(model(batch), batch).sum().backward()
         seconds.append(time.perf_counter() - begun)
@@ -134,7 +135,7 @@ def trial_seconds() -> float:
 
 
 def announce(out: Path) -> None:
-    """Say what will happen, and how long it takes here."""
+    """Print what the command will do, and how long it takes on this machine."""
     step = trial_seconds()
     minutes = max(round(_WHOLE * RUN.train.steps * step / 60), 1)
     print(
@@ -146,36 +147,38 @@ def announce(out: Path) -> None:
 
 
 def run_stage(stage: list[str], data: Path, settings: dict[str, str]) -> None:
-    """Run a stage of data preparation, print what it made in one line, and append all else to prepare.log."""
+    """Run a stage of data preparation; append its output to prepare.log, and print what it made in one line."""
     print(f"{stage[0]:<6} ", end="", flush=True)
     data.mkdir(exist_ok=True)
     with open(data / _LOG, "ab+") as log:
-        begun = log.seek(0, os.SEEK_END)
+        end = log.seek(0, os.SEEK_END)
         try:
             run([sys.executable, "-m", "data_prep", *stage], settings, log=log)
         except SystemExit:
             print(f"stopped; {data / _LOG} ends with:", flush=True)
-            log.seek(begun)
+            log.seek(end)
             sys.stderr.write("".join(log.read().decode(errors="replace").splitlines(keepends=True)[-10:]))
             raise
-        log.seek(begun)
-        results = [line.partition(f"{data}/") for line in log.read().decode(errors="replace").splitlines()]
-    print("; ".join(line for before, _, line in results if line and before in ("", "open ")), flush=True)
+        log.seek(end)
+        printed = [line.partition(f"{data}/") for line in log.read().decode(errors="replace").splitlines()]
+    # Of the lines that name something in data/, the part from there.
+    print("; ".join(line for before, _, line in printed if line and before in ("", "open ")), flush=True)
 
 
 def show_model(out: Path) -> None:
-    """Print what the trained model says of a sentence with a wrong word, and of one with a gap."""
+    """Print how the trained model judges a sentence with a wrong word, and how it fills the gap in another."""
     from rich.console import Console
     from rich.text import Text
 
     from . import load
 
-    model, console, words = load(out), Console(highlight=False), list[tuple[str, float]]()
+    model, console, judged_words = load(out), Console(highlight=False), list[tuple[str, float]]()
     for piece in model.judge(JUDGED):  # a word has the highest probability of its pieces
-        before = ("", 0.0) if piece.text.startswith("▁") or not words else words.pop()
-        words.append((before[0] + piece.text.removeprefix("▁"), max(before[1], piece.probability)))
+        new_word = piece.text.startswith("▁") or not judged_words
+        start, highest = ("", 0.0) if new_word else judged_words.pop()
+        judged_words.append((start + piece.text.removeprefix("▁"), max(highest, piece.probability)))
     judged = Text("judge: ")
-    for word, probability in words:
+    for word, probability in judged_words:
         if probability > 0.5:
             judged.append(f"{word} [{probability:.0%} replaced] ", "bold red")
         else:
@@ -200,7 +203,7 @@ def main(words: list[str] | None = None) -> None:
     arguments = tyro.cli(Quickstart, prog=program("quickstart"), description=__doc__, args=words)
     out: Path = arguments.out
     try:
-        rows = RUN.data.mono_rows  # and as many of pairs
+        rows = RUN.data.mono_rows  # a step has as many of pairs
         if arguments.processes not in range(1, rows + 1) or rows % arguments.processes != 0:
             raise ValueError(
                 f"--processes is {arguments.processes}: it must divide the {rows} rows of each task in a step"
@@ -209,9 +212,8 @@ def main(words: list[str] | None = None) -> None:
             begin(out, arguments.fresh)
     except (ValueError, OSError) as error:
         fail("xlme quickstart", error)
-    # The quickstart is a run for processors, also where there is a GPU: its ZeRO settings and sizes are chosen for
-    # them.
-    settings = environment() | {"DS_ACCELERATOR": "cpu"}
+    # The quickstart trains on CPUs even where there is a GPU: its ZeRO settings and sizes are chosen for them.
+    variables = environment() | {"DS_ACCELERATOR": "cpu"}
     data = out / "data"
     finished = out / "finished.json"
     if not (out / "config.json").exists():  # training has not begun
@@ -221,17 +223,17 @@ def main(words: list[str] | None = None) -> None:
         for number, stage in enumerate(stages, start=1):
             print(f"[{number}/{len(stages) + 1}] ", end="")
             try:
-                run_stage(stage, data, settings)
+                run_stage(stage, data, variables)
             except OSError as error:
                 fail("xlme quickstart", error)
     if finished.exists():
         print(f"{out} is complete; open {out / 'report.html'} (make pretrain FRESH=1 starts over)")
         return
     threads = max((os.cpu_count() or 1) // arguments.processes, 1)
-    settings |= {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"}
+    variables |= {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"}
     print(f"[{len(stages) + 1}/{len(stages) + 1}] ", end="")
-    run(training(data, out, arguments.processes), settings)
-    if not finished.exists():  # stopped, or the launcher was killed, which it does not tell
+    run(training(data, out, arguments.processes), variables)
+    if not finished.exists():  # stopped, or the launcher was killed, which no exit code shows
         sys.exit(1)
     show_model(out)
     print("What to try next:", *map(shlex.join, next_steps(out)), sep="\n  ")

@@ -16,19 +16,19 @@ from data_prep.readers.reader import Paragraphs, ScoredPair
 from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, UNK
 from xlme_ds.data.vocabulary import Vocabulary
 
-_PAIRS = 4_000  # of one SentencePiece call, so of one record batch
-_CHARACTERS = 1_000_000  # the same
+_BATCH_PAIRS = 4_000  # in one SentencePiece call, and so in one record batch
+_BATCH_CHARACTERS = 1_000_000  # in one call
 
 T = TypeVar("T")
-Ragged = tuple[np.ndarray, np.ndarray]  # sequences one after the other: values of all, and int64 lengths of each
+Ragged = tuple[np.ndarray, np.ndarray]  # the values of all sequences in a row, and the int64 length of each
 
 
 @dataclass(frozen=True)
 class IdEncoder:
     """Encodes the text of one input to ids, with a vocabulary, the languages of the sides, and filters.
 
-    `run` notes the text that is written, for the removal of duplicates; `split` is the part of the text that is read;
-    lines of `without` are dropped. Each is None where it is not used.
+    `run` records the written text to remove duplicates; `split` is the part of the text that is read; lines of
+    `without` are dropped. Each is None where it is not used.
     """
 
     vocabulary: Vocabulary
@@ -41,14 +41,14 @@ class IdEncoder:
     def documents(self, paragraphs: Iterable[Paragraphs], counts: Counts) -> Iterator[pa.RecordBatch]:
         """Record batches of schema DOCUMENTS.
 
-        Filters remove paragraphs. A document without any left is dropped for the reason of the last one removed, one
-        without a single token as no_token.
+        Filters remove paragraphs. A document that loses all of them is dropped for the reason of its last paragraph; a
+        paragraph that no filter removes has the reason no_token if its document has no token.
         """
         for lines, of_document in paragraphs:
             owner = np.repeat(np.arange(len(of_document)), of_document)
             reasons = _Reasons(len(lines))
             forms = self._normal_forms((lines,), split=0)
-            if self.split is not None:  # before the filters, of which some depend on what else is read
+            if self.split is not None:  # before the filters, because some depend on the other text that is read
                 ends = np.cumsum(of_document).tolist()
                 documents = (b"".join(forms[0][first:last]) for first, last in pairwise([0, *ends]))
                 reasons.add(OTHER_SPLIT, self.split.left_out(documents)[owner])
@@ -57,14 +57,12 @@ class IdEncoder:
             passed = reasons.kept
             per_document = np.bincount(owner[passed], weights=lengths, minlength=len(of_document)).astype(np.int64)
             reasons.add("no_token", passed & (per_document == 0)[owner])
-            last = np.cumsum(of_document) - 1
+            last_paragraph = np.cumsum(of_document) - 1
             written = per_document > 0
-            counts.dropped.update(reasons.of(last[~written]))
+            counts.dropped.update(reasons.of(last_paragraph[~written]))
             counts.removed.update(reasons.of(np.flatnonzero(~reasons.kept)))
-            documents_of = counts.units + np.cumsum(written) - 1  # the records that they become
-            self._note(
-                reasons.kept, (lines,), lengths[written[owner[passed]]], documents_of[owner[reasons.kept]], counts
-            )
+            records = counts.units + np.cumsum(written) - 1  # record number of each written document
+            self._note(reasons.kept, (lines,), lengths[written[owner[passed]]], records[owner[reasons.kept]], counts)
             counts.units += int(written.sum())
             counts.unknown += int((values == UNK).sum())
             per_document = per_document[written]
@@ -83,7 +81,7 @@ class IdEncoder:
             batch: tuple[list[str], list[str]] = ([a for a, _, _ in scored], [b for _, b, _ in scored])
             scores = np.array([np.nan if score is None else score for _, _, score in scored])
             reasons = _Reasons(len(scored))
-            # by English, whose sentences have translations in several languages
+            # The split goes by the English side, whose sentences have translations in several languages.
             side = self.languages.index("en" if "en" in self.languages else min(self.languages))
             forms = self._normal_forms(batch, split=side)
             if self.split is not None:
@@ -107,23 +105,24 @@ class IdEncoder:
                 yield pa.record_batch([list_array(side) for side in sides], schema=PAIRS)
 
     def _normal_forms(self, texts: Sequence[list[str]], split: int) -> list[list[bytes]]:
-        """The normal forms of each side's lines to remove duplicates, or to `split` by this side; else []."""
+        """Normal forms of the lines: of all sides to remove duplicates, or of side `split` to split by it; else []."""
         return [
             self.vocabulary.normal_forms(lines) if self.run or (self.split and side == split) else []
             for side, lines in enumerate(texts)
         ]
 
     def _text_filters(self, reasons: "_Reasons", sides: Sides, forms: Sequence[list[bytes]]) -> None:
+        """Add the reasons of text filters and of exact duplicates."""
         for name, text_filter in self.filters.text:
             reasons.add(name, text_filter(sides))
         if self.run is not None:
             reasons.add(EXACT_DUPLICATES, self.run.repeated(forms, reasons.kept))
 
     def _encode(self, reasons: "_Reasons", texts: Sequence[list[str]], forms: Sequence[list[bytes]]) -> list[Ragged]:
-        """The ids of each side's lines that no filter drops; filters of tokens and held-out text run here."""
+        """Encode each side's lines that are left, then drop those of held-out text and of token filters."""
         passed, encode, encode_normal = reasons.kept, self.vocabulary.encode_lines, self.vocabulary.encode_normal
         sides = [
-            encode_normal(_kept(normal, passed)) if normal else encode(_kept(lines, passed))
+            encode_normal(_select(normal, passed)) if normal else encode(_select(lines, passed))
             for lines, normal in zip(texts, forms, strict=True)
         ]
         if self.without is not None:
@@ -140,7 +139,7 @@ class IdEncoder:
         self, written: np.ndarray, texts: Sequence[list[str]], tokens: np.ndarray, records: np.ndarray, counts: Counts
     ) -> None:
         """Count the lines of `texts` (by side) that are `written`; `tokens` and `records` have an entry for each."""
-        texts = [_kept(side, written) for side in texts]
+        texts = [_select(side, written) for side in texts]
         counts.paragraphs += sum(map(len, texts))
         for side in texts:
             text = "".join(side)
@@ -151,7 +150,7 @@ class IdEncoder:
 
 
 class _Reasons:
-    """The reasons to drop each of many paragraphs or pairs: the first one counts; those without are `kept`."""
+    """The first reason to drop each of many paragraphs or pairs; those without a reason are `kept`."""
 
     def __init__(self, number: int):
         self.names: list[str] = []
@@ -176,24 +175,24 @@ class _Reasons:
 
 
 def _spread(of_selected: np.ndarray, selected: np.ndarray) -> np.ndarray:
-    """bool of all from bool of the kept ones, False for the others."""
+    """Booleans of all lines from those of the `selected` ones; False for the others."""
     spread = np.zeros(len(selected), bool)
     spread[selected] = of_selected
     return spread
 
 
-def _kept(lines: list[T], selected: np.ndarray) -> list[T]:
+def _select(lines: list[T], selected: np.ndarray) -> list[T]:
     return lines if selected.all() else list(compress(lines, selected))
 
 
 def _batches(pairs: Iterable[ScoredPair]) -> Iterator[list[ScoredPair]]:
-    """About one SentencePiece call's worth of pairs."""
+    """Group the pairs into lists of about the size of one SentencePiece call."""
     batch: list[ScoredPair] = []
     characters = 0
     for pair in pairs:
         batch.append(pair)
         characters += len(pair[0]) + len(pair[1])
-        if len(batch) >= _PAIRS or characters >= _CHARACTERS:
+        if len(batch) >= _BATCH_PAIRS or characters >= _BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0
     if batch:
@@ -201,7 +200,7 @@ def _batches(pairs: Iterable[ScoredPair]) -> Iterator[list[ScoredPair]]:
 
 
 def list_array(ragged: Ragged) -> pa.ListArray:
-    """A column of lists."""
+    """An Arrow column of lists from ragged values."""
     values, lengths = ragged
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))

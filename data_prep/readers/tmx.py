@@ -1,9 +1,9 @@
-"""TMX as a stream: expat's events to the two wanted segments of each unit, in memory that no file can raise.
+"""TMX read as a stream: expat's events become the two wanted segments of each unit, in bounded memory.
 
 We use expat itself, because a tree of elements would grow with the unit. It reads nothing but the bytes it is given,
-and a file that declares entities fails. A file that is not XML is an error; but bytes that are not of the file's
-encoding and characters that XML does not have are repaired and counted: tools do write them, and the file could not be
-used at all otherwise.
+and a file that declares entities fails. A file that is not XML is an error; but bytes that are invalid in the file's
+encoding and characters that XML forbids are repaired and counted: tools do write them, and expat would fail on the
+whole file.
 """
 
 import codecs
@@ -20,12 +20,13 @@ from data_prep.languages import language_of
 from data_prep.readers.corpus_files import MAX_LINE, Place, read_text
 from data_prep.readers.reader import AlignedReader, Input, Unit
 
-# Codes of other tools inside of a segment are not text. Neither is a <sub> inside of them: it is not of the sentence.
+# Elements in a segment that hold codes of other tools, not text. A <sub> in them is not part of the sentence either.
 _CODES = {"bpt", "ept", "it", "ph", "ut"}
-_MOST_OPEN = 100  # elements, one inside of the other; TMX needs about ten
+_MOST_OPEN = 100  # nested elements; TMX needs about ten
 _LONGEST_TAG = 8_000_000  # bytes of a tag or a comment, which expat holds until its end
 _HEAD = 1000  # bytes in which the encoding is declared
 
+# Encodings of a file by its first bytes.
 _STARTS = {
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF16_LE: "utf-16",
@@ -36,7 +37,7 @@ _STARTS = {
 _DECLARED = re.compile(rb"""\s*<\?xml[^>]*?\sencoding\s*=\s*["']([^"'>]+)["']""")
 _NO_XML = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _NUMBERED = re.compile(r"&#(?:x([0-9A-Fa-f]{1,8})|([0-9]{1,8}));")
-_REFERENCE = 12  # characters that the longest of these has
+_LONGEST_REFERENCE = 12  # characters of the longest text that _NUMBERED matches
 
 
 class Tmx(AlignedReader):
@@ -45,10 +46,10 @@ class Tmx(AlignedReader):
     says_languages = True
 
     def units(self, source: Input, repaired: Counter[str]) -> Iterator[Unit]:
-        """The units of a TMX file: of each language the first segment, without tags. Raises ValueError.
+        """Yield the units of a TMX file: the first segment of each language, without tags. Raises ValueError.
 
-        Dropped are units that lack a language, or have an entity without a meaning (malformed) or a long segment
-        (long_line).
+        Units that lack a language or have an unknown entity are dropped as malformed, units with a long segment as
+        long_line.
         """
         name = str(source.paths[0])
         reader = _UnitHandler(name, source.languages)
@@ -80,17 +81,17 @@ class Tmx(AlignedReader):
 
 
 class _UnitHandler:
-    """Takes expat's events and leaves `units`."""
+    """Handles expat's events, and collects complete units in `units`."""
 
     def __init__(self, name: str, languages: tuple[str, ...]):
         self.name = name
         self.languages = languages
         self.units: list[Unit] = []
         self.open: list[str] = []
-        self.segment = self.code = 0  # how many elements were open when it began; 0 outside
+        self.segment = self.code = 0  # number of open elements at its start; 0 outside
         self.language = ""
         self.segments: dict[str, str] = {}
-        self.text: list[str] = []  # of a long segment little more than its first MAX_LINE characters
+        self.text: list[str] = []  # a long segment is cut soon after MAX_LINE characters
         self.length = 0
         self.sound = True
 
@@ -132,7 +133,7 @@ class _UnitHandler:
             self.length += len(text)
 
     def entity(self, name: str, is_parameter: bool) -> None:
-        """One that is not declared: it may be HTML's."""
+        """Handle an entity that is not declared: it may be one of HTML's."""
         if self.segment and not self.code:
             text = html.entities.html5.get(f"{name};")
             self.sound &= text is not None
@@ -151,7 +152,7 @@ class _UnitHandler:
 @lru_cache(1000)
 def _language(tag: str) -> str:
     """CC-100's code of a language tag (BCP 47): `de` of de-DE and de-CH-1901, `zh-Hant` of zh-Hant-TW; empty for other
-    languages. What follows a single letter (de-u-co-phonebk, de-x-mine) is an extension and says nothing of these."""
+    languages. A single letter and all after it (de-u-co-phonebk, de-x-mine) are an extension and do not count."""
     parts = re.split("[-_]", tag.strip())
     parts = parts[: next((i for i, part in enumerate(parts) if i and len(part) == 1), len(parts))]
     while parts:
@@ -165,19 +166,19 @@ def _language(tag: str) -> str:
 
 
 def _texts(place: Place, repaired: Counter[str]) -> Iterator[str]:
-    """The file's text as XML may have it; no piece ends inside of a numbered character."""
-    read = read_text(place)
+    """Yield the file's text, repaired to be legal in XML; no piece ends inside a numeric character reference."""
+    chunks = read_text(place)
     head = b""
-    while len(head) < _HEAD and (chunk := next(read, b"")):
+    while len(head) < _HEAD and (chunk := next(chunks, b"")):
         head += chunk
     decoder = codecs.getincrementaldecoder(_encoding(head, place))(_replace.__name__)
     held = ""
-    for chunk in chain([head], read, [b""]):
+    for chunk in chain([head], chunks, [b""]):
         _replaced.clear()
         text = held + decoder.decode(chunk, final=not chunk)
         repaired.update({"invalid_utf8": len(_replaced)} if _replaced else {})
-        begun = text.rfind("&", max(len(text) - _REFERENCE, 0)) if chunk else -1
-        text, held = (text[:begun], text[begun:]) if begun >= 0 and ";" not in text[begun:] else (text, "")
+        cut = text.rfind("&", max(len(text) - _LONGEST_REFERENCE, 0)) if chunk else -1
+        text, held = (text[:cut], text[cut:]) if cut >= 0 and ";" not in text[cut:] else (text, "")
         if "&#" in text or _NO_XML.search(text):
             text, repairs = _NO_XML.subn("", _NUMBERED.sub(_numbered, text))
             repaired.update({"control_character": repairs} if repairs else {})
@@ -185,7 +186,7 @@ def _texts(place: Place, repaired: Counter[str]) -> Iterator[str]:
 
 
 def _numbered(reference: re.Match[str]) -> str:
-    """The reference, or NUL in place of one to a character that XML does not have."""
+    """The reference, or NUL, which `_NO_XML` removes, in place of one to a character that XML forbids."""
     number = int(reference[1], 16) if reference[1] else int(reference[2])
     return reference[0] if number < 0x110000 and not _NO_XML.match(chr(number)) else "\0"
 
@@ -199,13 +200,13 @@ def _encoding(head: bytes, place: Place) -> str:
     encoding = declared[1].decode("ascii", "replace") if declared else "utf-8"
     try:
         codec = codecs.lookup(encoding)
-        # what can be read as far as here is in no encoding of two bytes a letter: it was converted since
+        # A declaration that matches byte by byte is not in UTF-16 or UTF-32: the file was converted since.
         return codec.name if not re.match(r"utf-?(16|32)", codec.name) and codec._is_text_encoding else "utf-8"
     except LookupError:
         raise ValueError(f"{place} declares the encoding {encoding!r}, which is unknown: convert it to UTF-8") from None
 
 
-_replaced: list[int] = []  # where the bytes were that are not of the encoding
+_replaced: list[int] = []  # positions of the bytes that are invalid in the encoding
 
 
 def _replace(error: UnicodeError) -> tuple[str, int]:

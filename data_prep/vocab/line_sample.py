@@ -1,11 +1,11 @@
 """A sample of lines of the text, by quotas over languages.
 
-The sample is uniform, without replacement: every different line of a language has a hash of its text, and the lines
-with the least hashes are chosen, so it is the same whatever the number of processes. A line is a paragraph, or a side
-of a pair, that the filters of its corpus leave; equal lines of a language count once, for pairs repeat text: the
-English of a corpus may be in a hundred of them. Filters that count tokens need a vocabulary and are left out here.
+The sample is uniform, without replacement: every distinct line of a language is hashed, and the lines with the
+smallest hashes are chosen, so the sample does not depend on the number of processes. A line is a paragraph, or one side
+of a pair, that passes the filters of its corpus. Equal lines of a language count once, because pairs repeat text: the
+English of one corpus may be in a hundred others. Filters that count tokens need a vocabulary and are left out here.
 
-Inputs are read once: the lines that may be among the chosen are kept aside meanwhile.
+Inputs are read once: the lines that may be chosen, the candidates, are written to files meanwhile.
 """
 
 import shutil
@@ -32,11 +32,11 @@ from data_prep.store import Stage, is_whole, new_file
 from xlme_ds.data.schema import Shard
 
 SAMPLE = ".sample"  # folder of the chosen lines, <language>.txt, and of the candidates, <language>/<input>.txt
-_SPARE = 8  # candidates that an input may keep, as a multiple of the lines it gives by its share of the bytes
-_LEAST_KEPT = 1000  # and these more; by them the different lines of a language are counted
-_ALL = (1 << 64) - 1  # the largest hash
-_LINE_CHARACTERS = 1000  # of a line count; the rest would change little
-_BLOCK = 1 << 18  # bytes of text that are filtered and chosen from at once
+_SPARE = 8  # candidates that an input may write, as a multiple of its share, by bytes, of the lines that are wanted
+_LEAST_KEPT = 1000  # more candidates on top; distinct lines are counted by as many of an input's smallest hashes
+_MAX_HASH = (1 << 64) - 1
+_LINE_CHARACTERS = 1000  # of a line are sampled; the rest would change little
+_BLOCK = 1 << 18  # bytes of text that are read and filtered at once
 
 
 def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]:
@@ -72,17 +72,17 @@ def sample_lines(
     seed: int,
     processes: int,
 ) -> tuple[dict[str, int], dict[str, int], dict[str, Path]]:
-    """Choose lines by `quotas`, which gives the lines wanted of each language, `most` or less, from those it has.
+    """Choose lines of each language: `quotas` maps the numbers of distinct lines to the numbers wanted, at most `most`.
 
-    Returns both by language, and the file of the chosen lines, in input order. Raises ValueError when the inputs have
-    no text.
+    Returns, by language, the number of distinct lines, the number chosen, and the file of the chosen lines in input
+    order. Raises ValueError when the inputs have no text.
     """
     numbers, sizes = range(len(inputs)), [source.size for source in inputs]
     bounds = _first_bounds(inputs, quotas, most)
     while True:
         read = partial(_read_lines, stage, inputs, bounds, seed)
         results = run_tasks(read, numbers, sizes, processes, "read lines")
-        lines = _counted(results)
+        lines = _distinct_lines(results)
         if not lines:
             raise ValueError(f"there is no text in {inputs[0].paths[0].folder}: a vocabulary needs some lines")
         quota = quotas(lines)
@@ -95,14 +95,14 @@ def sample_lines(
             chosen = dict(zip(lines, numbers_chosen, strict=True))
             return lines, chosen, {code: _chosen(stage, code) for code in lines}
         again = set(chain.from_iterable(missing))  # rarely: too few candidates were kept, or a file is damaged
-        bounds = [{code: max(most, quota.get(code, 0)) for code, most in bound.items()} for bound in bounds]
+        bounds = [{code: max(number, quota.get(code, 0)) for code, number in bound.items()} for bound in bounds]
         on_root(partial(stage.forget_tasks, map(_read_task, again)))
 
 
 def _first_bounds(
     inputs: Sequence[Input], quotas: Callable[[dict[str, int]], dict[str, int]], most: int
 ) -> list[dict[str, int]]:
-    """Most lines that each input may give of each language, guessed from its bytes."""
+    """Number of candidates that each input may write of each language, estimated from its bytes."""
     sizes = [source.size // len(source.languages) + 1 for source in inputs]
     total: Counter[str] = Counter()
     for source, size in zip(inputs, sizes, strict=True):
@@ -114,17 +114,17 @@ def _first_bounds(
     ]
 
 
-def _counted(results: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Different lines of each language: exact where no input has more than `_LEAST_KEPT` of them, else by the share of
-    repeated ones among the lines with the least hashes."""
+def _distinct_lines(results: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Number of distinct lines of each language: exact where every input has fewer than `_LEAST_KEPT` of them, else
+    estimated from the share of repeats among the lines with the smallest hashes."""
     lines = sum((Counter(result["lines"]) for result in results), Counter[str]())
     for code, number in lines.items():
         least = [result["least"][code] for result in results if code in result["lines"]]
-        limit = min((hashes[-1] for hashes, _ in least if len(hashes) == _LEAST_KEPT), default=_ALL)
-        times = Counter[int]()
+        limit = min((hashes[-1] for hashes, _ in least if len(hashes) == _LEAST_KEPT), default=_MAX_HASH)
+        occurrences = Counter[int]()
         for hashes, repeats in least:
-            times.update({value: n for value, n in zip(hashes, repeats, strict=True) if value <= limit})
-        lines[code] = round(number * len(times) / times.total())
+            occurrences.update({value: n for value, n in zip(hashes, repeats, strict=True) if value <= limit})
+        lines[code] = round(number * len(occurrences) / occurrences.total())
     return dict(sorted(lines.items()))
 
 
@@ -142,7 +142,7 @@ def read_lines(paths: Sequence[Path]) -> Iterator[str]:
 
 
 def filtered_lines(source: Input, read: Counts) -> Iterator[tuple[list[str], ...]]:
-    """Cleaned lines that the filters leave, by side, from some text at once; `read` counts what there was."""
+    """Yield the cleaned lines that pass the filters, by side, a block at a time; `read` counts all that was read."""
     task = "mono" if len(source.languages) == 1 else "para"
     filters, reader = make_filters(source.filters, task, source.corpus).text, READERS[source.format]
     for block in reader.blocks(source, _BLOCK):
@@ -171,7 +171,7 @@ def _chosen(stage: Stage, language: str) -> Path:
 def _read_lines(
     stage: Stage, inputs: Sequence[Input], bounds: Sequence[dict[str, int]], seed: int, number: int
 ) -> dict[str, Any]:
-    """Count the lines of one input, and write those that may be chosen, and their hashes; all up to `limits`."""
+    """Count the lines of one input, and write candidates and their hashes: all lines with hashes up to `limits`."""
     result = stage.task_result(_read_task(number))
     if result is not None:
         return result
@@ -182,17 +182,17 @@ def _read_lines(
     with ExitStack() as stack:
         files = [stack.enter_context(new_file(path)) for path in paths]
         for sides in filtered_lines(source, read):
-            for code, side, text, numbers in zip(keys, sides, files[::2], files[1::2], strict=True):
+            for code, side, text_file, hash_file in zip(keys, sides, files[::2], files[1::2], strict=True):
                 hashes = _hashed(keys[code], side, least[code].limit)
                 among = least[code].among(hashes)
-                text.write("".join(line[:_LINE_CHARACTERS] + "\n" for line in compress(side, among)).encode())
-                numbers.write(hashes[among].tobytes())
+                text_file.write("".join(line[:_LINE_CHARACTERS] + "\n" for line in compress(side, among)).encode())
+                hash_file.write(hashes[among].tobytes())
                 counts[code] += len(side)
     for doubt in doubts(read.paragraphs_in + 2 * read.units_in * (len(keys) == 2), read.repaired):
         warn(f"{' and '.join(map(str, source.paths))}: {doubt}")
     written = [asdict(file.shard(path, stage.folder)) for file, path in zip(files, paths, strict=True)]
     candidates = {code: written[2 * i : 2 * i + 2] for i, code in enumerate(keys)}
-    limits = {code: int(of_code.limit) for code, of_code in least.items()}
+    limits = {code: int(smallest.limit) for code, smallest in least.items()}
     result = {"lines": dict(+counts), "limits": limits, "candidates": candidates, "least": {}}
     for code, path in zip(keys, paths[1::2], strict=True):
         with_repeats = np.unique(np.fromfile(path, np.uint64), return_counts=True)
@@ -202,9 +202,9 @@ def _read_lines(
 
 
 def _hashed(key: np.uint64, lines: Sequence[str], limit: np.uint64) -> np.ndarray:
-    """uint64 hash of the text of each line, CRC-32 first; only those up to `limit` have the slower second half."""
+    """uint64 hash of each line's text: half from CRC-32, and the slower second half only for hashes up to `limit`."""
     texts = [line.encode() for line in lines]
-    hashes = hashed(key, np.fromiter(map(crc32, texts), np.uint64, len(texts))) & np.uint64(_ALL << 32 & _ALL)
+    hashes = hashed(key, np.fromiter(map(crc32, texts), np.uint64, len(texts))) & np.uint64(_MAX_HASH << 32 & _MAX_HASH)
     for number in np.flatnonzero(hashes <= limit).tolist():
         hashes[number] |= np.frombuffer(blake2b(texts[number], digest_size=4).digest(), "<u4")[0]
     return hashes
@@ -213,24 +213,25 @@ def _hashed(key: np.uint64, lines: Sequence[str], limit: np.uint64) -> np.ndarra
 def _choose_lines(
     stage: Stage, results: Sequence[dict[str, Any]], quota: dict[str, int], code: str
 ) -> tuple[int, list[int]]:
-    """Write the chosen lines of a language; their number, or the inputs to be read again if they are not all among the
-    candidates."""
+    """Write the chosen lines of a language. Returns their number, and the inputs to read again: none, unless
+    candidates are missing or damaged, and then nothing is written."""
     result = stage.task_result(f"chosen-{code}")
     if result is not None:
         return result["lines"], []
-    of = {number: result for number, result in enumerate(results) if code in result["candidates"]}
-    files = {number: [Shard(**file) for file in result["candidates"][code]] for number, result in of.items()}
+    by_input = {number: read for number, read in enumerate(results) if code in read["candidates"]}
+    files = {number: [Shard(**file) for file in read["candidates"][code]] for number, read in by_input.items()}
     if damaged := [number for number, shards in files.items() if not all(is_whole(stage.folder, f) for f in shards)]:
         return 0, damaged
     paths = [[stage.folder / file.name for file in shards] for shards in files.values()]
     hashes = np.concatenate([np.fromfile(path, np.uint64) for _, path in paths])
-    different, first = np.unique(hashes, return_index=True)
-    complete = first[different <= np.uint64(min(result["limits"][code] for result in of.values()))]
-    cut = [number for number, result in of.items() if result["limits"][code] < _ALL]
-    if len(complete) < quota[code] and cut:
-        return 0, cut
+    distinct, first = np.unique(hashes, return_index=True)
+    # Up to the smallest limit every input has written all its lines.
+    eligible = first[distinct <= np.uint64(min(read["limits"][code] for read in by_input.values()))]
+    limited = [number for number, read in by_input.items() if read["limits"][code] < _MAX_HASH]
+    if len(eligible) < quota[code] and limited:
+        return 0, limited
     chosen = np.zeros(len(hashes), bool)
-    chosen[complete[: quota[code]]] = True
+    chosen[eligible[: quota[code]]] = True
     with new_file(_chosen(stage, code)) as file:
         for line in compress(read_lines([path for path, _ in paths]), chosen):
             file.write(f"{line}\n".encode())

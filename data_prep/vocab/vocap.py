@@ -4,12 +4,12 @@ OUT/sentencepiece.model     the merged model, in the same layout as stage `vocab
 OUT/vocap.json, vocap.svg   curves and allocation
 OUT/.curves/<language>/      vocabularies on the curve, until the stage is complete
 
-The objective is VoCap's, max Σ_i q_i^β ALP_i(t_i) (Zheng et al., 2021): on concave curves taking steps by falling slope
-is optimal for every Σ t_i. Languages share pieces, and a shared piece is paid for once: steps are taken until the union
-of the languages' pieces has the size asked for, the last one in part.
+The objective is VoCap's, max Σ_i q_i^β ALP_i(t_i) (Zheng et al., 2021): on concave curves, taking steps in order of
+falling slope is optimal for every Σ t_i. Languages share pieces, and a shared piece counts once: steps are taken until
+the union of the languages' pieces has the requested size; the last step is taken in part.
 
 In the union, a piece's probability is pooled: p(x) = Σ_i w_i p_i(x), with p_i the probabilities of language i's
-vocabulary over its chosen pieces and w_i its weight in the objective, that is the unigram model of a text drawn with
+vocabulary over its chosen pieces and w_i its weight in the objective. This is the unigram model of a text drawn with
 those weights.
 """
 
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 
 _CURVES = ".curves"
-_ROOM = 1.25  # rare pieces are left out at this times the largest size, so that others can be in their place
-_LEAST_COUNT = 2.0  # expected occurrences of a piece longer than a character: a piece used once is memorized
-_MEMORY = 900_000_000  # bytes for the training of a language
+_ROOM = 1.25  # rare pieces are removed at this multiple of the largest size, so that others can take their place
+_LEAST_COUNT = 2.0  # fewest expected occurrences of a piece of several characters: a piece used once is memorized
+_MEMORY = 900_000_000  # bytes for the training of one language's vocabularies
 _SETTINGS = ("size", "step", "largest", "shrink", "sentences", "alpha", "beta", "seed", "character_coverage")
-_CURVE, _CHOSEN = "#c3cddc", "#1f5fa8"
+_GREY, _BLUE = "#c3cddc", "#1f5fa8"
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ def run(config: VocapConfig) -> None:
 def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> dict[str, Any]:
     """Write the vocabularies of one language; the result is its curve, smallest first."""
     code, path = task
-    marker = f"path-{code}"
-    result = stage.task_result(marker)
+    task_name = f"path-{code}"
+    result = stage.task_result(task_name)
     if result is None:
         text = thinned_words(partial(read_lines, [path]), _MEMORY)
         points, files = [], []
@@ -126,16 +126,16 @@ def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> d
                 file = _curve_file(stage, code, len(point.pieces))
                 files.append(asdict(write_file(file, serialize(point.pieces), stage.folder)))
         result = {"curve": points[::-1], "sentences": text.sentences, "words": len(text.words), "files": files}
-        stage.finish_task(marker, result)
+        stage.finish_task(task_name, result)
     return result
 
 
 def curve(text: WordCounts, largest: int, least: int, shrink: float, coverage: float) -> Iterator["Unigrams"]:
-    """Nested vocabularies from `largest` pieces by factors of `shrink` to `least` and last the characters, specials not
-    counted; a text that has fewer pieces starts where it can.
+    """Yield nested vocabularies from `largest` pieces by factors of `shrink` down to `least`, and last the characters.
 
-    The paper trains fifty vocabularies from nothing; we follow one pruning path, as a training does itself on its way
-    from a million seeds to the size asked for.
+    Special pieces do not count; a text with fewer than `largest` pieces starts with all it has. The paper trains fifty
+    vocabularies from scratch; we take them from one pruning path, as one training follows it from a million seed pieces
+    to the requested size.
     """
     from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
 
@@ -149,9 +149,9 @@ def curve(text: WordCounts, largest: int, least: int, shrink: float, coverage: f
     first = min(largest, path.size)
     grid = [round(largest * shrink**k) for k in range(math.ceil(math.log(least / largest, shrink)) + 1)]
     for size in [first, *(size for size in grid if least <= size < first)]:
-        smaller = path.at(max(size, path.characters))
+        vocabulary = path.at(max(size, path.characters))
         if path.size > path.characters:
-            yield smaller
+            yield vocabulary
     yield path.at(path.characters)
 
 
@@ -160,14 +160,15 @@ def _curve_file(stage: Stage, code: str, size: int) -> Path:
 
 
 def _merge(stage: Stage, config: VocapConfig, lines: dict[str, int], results: dict[str, dict[str, Any]]) -> None:
+    """Allocate pieces to the languages, and write the merged model, vocap.json and vocap.svg."""
     curves: dict[str, Curve] = {code: result["curve"] for code, result in results.items() if result["curve"]}
     if not curves:
         raise ValueError(f"there is no text in the inputs of {stage.folder}: a vocabulary needs some words")
     shares = dict(zip(lines, map(float, temperature_shares(list(lines.values()), config.alpha)), strict=True))
     orders = {code: piece_order([_pieces(stage, code, size) for size, _ in curves[code]]) for code in curves}
     weights = {code: shares[code] ** config.beta for code in curves}
-    pieces = config.size - len(SPECIALS) - 2  # <pad> and <mask> are ids of the vocabulary, not pieces
-    sizes = allocate(orders, curves, weights, config.step, pieces)
+    wanted = config.size - len(SPECIALS) - 2  # <pad> and <mask> are ids of the vocabulary, not pieces
+    sizes = allocate(orders, curves, weights, config.step, wanted)
     chosen = {code: _chosen(stage, code, curves[code], orders[code][: sizes[code]]) for code in curves}
     owners = Counter(piece for pieces in chosen.values() for piece in pieces)
     by_language = {
@@ -191,24 +192,24 @@ def _pieces(stage: Stage, code: str, size: int) -> Pieces:
 
 
 def _chosen(stage: Stage, code: str, curve: Curve, chosen: Sequence[str]) -> Pieces:
-    """The chosen pieces with the probabilities of the smallest vocabulary that has them all."""
+    """The chosen pieces, with their probabilities in the smallest vocabulary that has them all."""
     pieces = _pieces(stage, code, min(size for size, _ in curve if size >= len(chosen)))
     return {piece: pieces[piece] for piece in chosen}
 
 
 def plot(curves: Mapping[str, Curve], by_language: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """Every language's curve with its size, and sizes against amounts of text: an SVG image, always the same bytes."""
+    """Plot languages' curves with the chosen sizes, and sizes against lines: an SVG image, always the same bytes."""
     with svg_figure((9.6, 4.2), "vocap", "none") as (figure, image):  # text as text is a third of the size
         left, right = figure.subplots(1, 2)
         lines = [by_language[code]["lines"] for code in curves]
         pieces = [by_language[code]["pieces"] for code in curves]
-        at = []
+        chosen_alps = []
         for points, chosen in zip(curves.values(), pieces, strict=True):
             sizes, alps = zip(*points, strict=True)
-            left.plot(sizes, alps, color=_CURVE, linewidth=0.7)
-            at.append(np.interp(chosen, sizes, alps))
-        left.plot(pieces, at, "o", markersize=2.5, color=_CHOSEN)
-        right.plot(lines, pieces, "o", markersize=2.5, color=_CHOSEN)
+            left.plot(sizes, alps, color=_GREY, linewidth=0.7)
+            chosen_alps.append(np.interp(chosen, sizes, alps))
+        left.plot(pieces, chosen_alps, "o", markersize=2.5, color=_BLUE)
+        right.plot(lines, pieces, "o", markersize=2.5, color=_BLUE)
         for code, x, y in zip(curves, lines, pieces, strict=True):
             right.annotate(code, (x, y), fontsize=5, xytext=(2, 1), textcoords="offset points")
         left.set(

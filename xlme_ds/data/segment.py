@@ -1,7 +1,7 @@
-"""The ids that SentencePiece gives text in its normal form, in a third of its time.
+"""SentencePiece's ids of text in its normal form, in a third of SentencePiece's time.
 
 A piece has `▁` at its start only, so the best segmentation of a line (Kudo, 2018: the path of the largest sum of log
-probabilities) is made of those of its words, and a word that was segmented before is looked up.
+probabilities) joins those of its words. Words are remembered, and looked up when they come again.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from .rows import PIECE_OFFSET, UNK
 
 Array = np.ndarray
 Paths = tuple[Array, Array, Array, Array]
-_SPECIAL = 3  # of SentencePiece's own ids come first
+_SPECIAL = 3  # ids of SentencePiece's special pieces, which come first
 _UNKNOWN_PENALTY = 10.0  # nats below the least likely piece, as in SentencePiece
 _BASE, _PARENT, _ID, _SCORE = range(4)  # columns of a unit of the trie
 _FREE, _ROOT = -1, -2  # parents
-_WORDS = 1 << 17  # that are remembered, before all are forgotten
-_LONGEST = 32  # bytes of a word that is remembered; longer ones, as of languages without spaces, hardly come again
+_WORDS = 1 << 17  # most words that are remembered; then all are forgotten
+_LONGEST = 32  # bytes of a word that is remembered; longer ones, as in languages without spaces, rarely come again
 _OFFSET_BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # of the hash FNV-1a
 # Columns of a remembered word: where its bytes and its ids begin, how many there are, and `_reach`.
 _COLUMNS = _HASH, _START, _SIZE, _FIRST, _NUMBER, _REACH = range(6)
@@ -32,13 +32,13 @@ _COLUMNS = _HASH, _START, _SIZE, _FIRST, _NUMBER, _REACH = range(6)
 def _double_array(letters: Array, starts: Array, ids: Array, scores: Array) -> Array:
     """A trie of the sorted pieces `letters[starts[i] : starts[i + 1]]` as a double array (Aoe, 1989): int32 [units, 4].
 
-    The child of a unit by a byte is the unit base ^ byte, if its parent is that unit. The other columns are the id of
-    the piece that ends in the unit, or 0, and its score, as the bits of a float32.
+    The child of a unit by a byte is the unit base ^ byte, if that has the unit as its parent. The other columns are the
+    id of the piece that ends in the unit, or 0, and its score, as the bits of a float32.
     """
     units = np.zeros((2 * len(letters) + 1024, 4), np.int32)
     units[:, _PARENT] = _FREE
     units[0, _PARENT] = _ROOT
-    # Nodes, breadth first: their pieces from `low` to `high`, the unit, and the bytes before it.
+    # Of each node, breadth first: its pieces from `low` to `high`, its unit, and its depth in bytes.
     low, high = np.empty(len(letters) + 1, np.int64), np.empty(len(letters) + 1, np.int64)
     unit_of, depth_of = np.zeros(len(letters) + 1, np.int64), np.zeros(len(letters) + 1, np.int64)
     low[0], high[0] = 0, len(starts) - 1
@@ -60,7 +60,7 @@ def _double_array(letters: Array, starts: Array, ids: Array, scores: Array) -> A
             while units[free, _PARENT] != _FREE:
                 free += 1
             at, fits = free if number == 1 else max(free, top - 4096), False
-            while not fits:  # to the first place where the units of all children are free
+            while not fits:  # until the units of all children are free
                 if at | 255 >= len(units) - 1:
                     more = np.zeros_like(units)
                     more[:, _PARENT] = _FREE
@@ -85,10 +85,10 @@ def _best_path(
     text: Array, first: int, size: int, total: np.float32, units: Array, marks: Array, unknown: float, paths: Paths
 ) -> tuple[int, int, float]:
     """Write the ids of the best path through a word, `size` bytes from `first` on, to the end of the last array of
-    `paths`. Returns their number, the characters, and the smallest difference of two scores that were compared.
+    `paths`. Returns the number of ids, the number of characters, and the smallest difference of compared scores.
 
     `total` is the score before the word. Sums are rounded to float32, as in SentencePiece. The other arrays of `paths`
-    have, by the byte where a path ends, its score, the id of its last piece, and where that begins.
+    hold, for each byte where a path ends, its score, the id of its last piece, and the byte where that piece begins.
     """
     best, last, starts, ids = paths
     for at in range(size + 1):
@@ -131,8 +131,8 @@ def _best_path(
 
 @njit(inline="always")
 def _reach(margin: float, characters: int, total: float, unknown: float) -> int:
-    """The distance below 0 up to which the score before a word leaves its segmentation as it is: rounding sums of up to
-    `characters` numbers then moves no two scores by their `margin`, which rounding from `total` on has moved too."""
+    """How far below 0 the score before a word may be for the same segmentation. Up to there, rounding sums of up to
+    `characters` numbers cannot make up for the `margin` of two scores, which was itself rounded from `total` on."""
     longest = -unknown * characters
     safe = margin - characters * (longest - total) * 2.0**-23
     return int(min(max(safe * 2.0**23 / characters - longest, -1.0), 1e9))
@@ -140,7 +140,7 @@ def _reach(margin: float, characters: int, total: float, unknown: float) -> int:
 
 @njit(inline="always")
 def _place(key: np.uint64, text: Array, begin: int, size: int, table: Array, rows: Array, letters: Array) -> int:
-    """The place of a word in the hash table, or the free place for it."""
+    """The place of a word in the hash table, or a free place if the word is not there."""
     mask = np.uint64(len(table) - 1)
     place = (key ^ key >> np.uint64(32)) & mask
     while table[place]:
@@ -171,7 +171,7 @@ def _segment(
     ids: Array,
     numbers: Array,
 ) -> int:
-    """Write the ids of all lines to `ids` and their number in each to `numbers`; how many there are.
+    """Write the ids of all lines to `ids` and each line's number of ids to `numbers`. Returns the number of all ids.
 
     `memory`: a hash table of rows, from 1 on; the rows, the bytes and the ids of words; how many of these are in use.
     """
@@ -224,11 +224,11 @@ class Segmenter:
     """The pieces of a SentencePiece model of kind unigram, and up to `words` (a power of two) that were segmented."""
 
     def __init__(self, processor: spm.SentencePieceProcessor, words: int = _WORDS):
-        own = list(range(_SPECIAL, processor.get_piece_size()))
-        pieces = [piece.encode() for piece in processor.id_to_piece(own)]
-        order = np.array(sorted(range(len(own)), key=pieces.__getitem__))
-        scores = np.array(processor.get_score(own), np.float32)
-        self._scores = np.zeros(_SPECIAL + PIECE_OFFSET + len(own), np.float32)  # by id
+        ordinary = list(range(_SPECIAL, processor.get_piece_size()))
+        pieces = [piece.encode() for piece in processor.id_to_piece(ordinary)]
+        order = np.array(sorted(range(len(ordinary)), key=pieces.__getitem__))
+        scores = np.array(processor.get_score(ordinary), np.float32)
+        self._scores = np.zeros(_SPECIAL + PIECE_OFFSET + len(ordinary), np.float32)  # by id
         self._scores[_SPECIAL + PIECE_OFFSET :] = scores
         self._scores[UNK] = scores.min() - np.float32(_UNKNOWN_PENALTY)
         self._units = _double_array(

@@ -1,8 +1,8 @@
 """Perplexity by language on held-out monolingual rows (XLM; Conneau and Lample, 2019).
 
-The exponential of the mean −log p of the tokens that a model's objective predicts: of masked tokens from both of their
-sides a pseudo-perplexity (Salazar et al., 2020, there one mask at a time), of all tokens from those before them the
-perplexity itself.
+It is the exponential of the mean −log p of the tokens that a model's objective predicts. Masked tokens, predicted from
+both sides, give a pseudo-perplexity (Salazar et al., 2020, who mask one token at a time); tokens that are all predicted
+from those before them give the perplexity itself.
 """
 
 import math
@@ -45,12 +45,12 @@ def perplexity(
     check_seed(seed)
     predictors, store = load_predictors(models, random), open_text(Path(data))
     for model in predictors:
-        first = model.objective.quantities[model.objective.terms[0]]
-        if first.task == "para" or not model.objective.reads_whole_rows:
+        quantity = model.objective.quantities[model.objective.terms[0]]
+        if quantity.task == "para" or not model.objective.reads_whole_rows:
             raise ValueError(f"{model.folder} predicts no tokens of monolingual text: use `evaluate losses`")
         require_readable(model, store)
     rows, tokens_per_character = text_facts(store, predictors[0].vocabulary, limit)
-    counted = None if unigram is None else unigram_costs_by_language(open_text(Path(unigram)), store, limit)
+    counted_costs = None if unigram is None else unigram_costs_by_language(open_text(Path(unigram)), store, limit)
     scored = []
     for model in predictors:
         text = open_text(Path(data), model.cfg.language_embeddings)
@@ -58,9 +58,9 @@ def perplexity(
         description: dict[str, Any] = {"model": model.name, "folder": str(model.folder), "step": model.step}
         description |= {"term": model.objective.terms[0]} | trained_on(model, store)
         scored.append(description | perplexities(costs, tokens_per_character))
-    if counted is not None:
+    if counted_costs is not None:
         description = {"model": "unigram", "folder": str(unigram), "term": "counted"}
-        scored.append(description | perplexities(counted, tokens_per_character))
+        scored.append(description | perplexities(counted_costs, tokens_per_character))
     return {"test": "perplexity", "seed": seed, "passes": passes, "rows": rows, "models": scored}
 
 
@@ -80,8 +80,8 @@ def open_text(folder: Path, languages: Sequence[str] = ()) -> RowStore:
 def rows_by_language(
     store: RowStore, limit: int | None = None, most: int = 16
 ) -> Iterator[tuple[str, Rows, np.ndarray]]:
-    """(language, up to `most` of its rows, their record numbers), the first `limit` rows of every language, in one
-    pass."""
+    """Yield (language, up to `most` of its rows, their record numbers) until the first `limit` rows of every language
+    are read, in one pass over the store."""
     pending: dict[str, dict[int, Rows]] = defaultdict(dict)
     left: dict[str, int] = defaultdict(lambda: store.rows if limit is None else limit)
     for record in range(store.rows):
@@ -101,7 +101,7 @@ def rows_by_language(
 def text_facts(
     store: RowStore, vocabulary: Vocabulary, limit: int | None = None
 ) -> tuple[dict[str, int], dict[str, float]]:
-    """Rows, and ordinary tokens for each character of their pieces (a space counts as one), both by language.
+    """Number of rows, and ordinary tokens per character of their pieces (a space counts as one), both by language.
 
     Raises ValueError for a language without a token to predict, which a mean would leave out.
     """
@@ -110,9 +110,9 @@ def text_facts(
     for language, rows, _ in rows_by_language(store, limit):
         tokens = rows.tokens[rows.tokens > UNK]
         sums[language] += len(rows.tokens), len(tokens), characters[tokens].sum()
-    if bare := sorted(code for code, (_, tokens, _) in sums.items() if not tokens):
+    if without_tokens := sorted(code for code, (_, tokens, _) in sums.items() if not tokens):
         raise ValueError(
-            f"{store.folder} has no token of {', '.join(bare)} that the vocabulary knows"
+            f"{store.folder} has no token of {', '.join(without_tokens)} that the vocabulary knows"
             f"{' in the first rows' if limit else ''}: "
             "mix without it, or with a vocabulary that has its script"
         )
@@ -123,7 +123,7 @@ def text_facts(
 
 
 def unigram_costs_by_language(train: RowStore, store: RowStore, limit: int | None = None) -> Costs:
-    """Costs by language of `store` of a unigram model, counted on the rows of `train`, of all languages together.
+    """Costs, by language of `store`, of one unigram model that is counted on the rows of all languages in `train`.
 
     Raises ValueError when the two have different vocabularies.
     """
@@ -140,7 +140,7 @@ def unigram_costs_by_language(train: RowStore, store: RowStore, limit: int | Non
 
 
 def check_seed(seed: int) -> None:
-    """Raise ValueError for a seed that the random counters, of 64 bits, would take for another."""
+    """Raise ValueError for a seed that does not fit in the 64-bit random counters, which would repeat another's."""
     if not 0 <= seed < 2**63:
         raise ValueError(f"--seed {seed}: it must be at least 0 and below 2^63")
 
@@ -171,12 +171,11 @@ def mean_costs(predictor: Predictor, store: RowStore, seed: int, total: int, pas
     pass, row), the same for all models."""
     totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
     device = next(predictor.model.parameters()).device
-    # The share that is masked is the same for every model, whatever it was trained with, but for those that predict
-    # every token.
+    # All models have the same masked share, whatever they were trained with, except those that predict every token.
     fraction = 1.0 if predictor.objective.mask_fraction == 1.0 else ObjectiveConfig().mask_fraction
     batches = rows_by_language(store, limit)
     for language, rows, records in progress(batches, total, "rows", predictor.name, lambda item: len(item[2])):
-        for number in range(passes):  # a further pass has row numbers of its own, as in training
+        for number in range(passes):  # each pass has its own row numbers, so its own masks, as in training
             batch = collate([(TASKS.index("mono"), rows, records + number * store.rows)], seed, fraction).to(device)
             sums = predictor.objective.sums(predictor.model(batch), batch)
             totals[language] += float(sums[0]), float(predictor.objective.counts(batch)[0])
@@ -191,7 +190,7 @@ def _means(totals: Mapping[str, np.ndarray]) -> Costs:
 
 
 def perplexities(costs: Costs, tokens_per_character: Mapping[str, float]) -> dict[str, Any]:
-    """The results of a model: by language and over all, every language counting the same."""
+    """Results of one model: by language, and overall, where every language has the same weight."""
     languages = {
         language: {
             "nll": nll,
@@ -214,15 +213,15 @@ def perplexity_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     """Perplexity and bits per character: a row for each language, a column for each model."""
     models, counts, tables = results["models"], results["rows"], []
     columns = ["language", "rows", *(f"{model['model']} ({model['term']})" for model in models)]
-    for title, value, form in (
+    for title, key, number_format in (
         ("Perplexity of a token", "perplexity", ",.1f"),
         ("Bits per character", "bits_per_character", ".3f"),
     ):
         rows = [
-            [language, str(count), *(format(model["languages"][language][value], form) for model in models)]
+            [language, str(count), *(format(model["languages"][language][key], number_format) for model in models)]
             for language, count in counts.items()
         ]
-        means = (format(model["overall"][value], form) for model in models)
+        means = (format(model["overall"][key], number_format) for model in models)
         rows.append([f"mean of {len(counts)}", str(sum(counts.values())), *means])
         tables.append(ResultTable(title, columns, rows))
     tables[0].notes += told(models)

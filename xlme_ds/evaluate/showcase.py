@@ -1,5 +1,5 @@
 """Files for a run's report, in its folder: sentences as the model sees them, the retrieval test before and after
-training, the shares of the languages; and, when it is finished, its model in one file."""
+training, the languages' shares; and, when the run is finished, its model in one file."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,8 @@ from ..trained.settings import read_config, read_run_config
 from ..trained.weights import WEIGHTS_FILE
 from .retrieval import group_by_language, packed_pairs, retrieve
 
-_SHARES = {"share": "share_after", "share_before": "share_before", "repeat": "repeat"}  # of a manifest of mixed rows
+# Keys of languages.json, and what the manifest of mixed rows calls them.
+_SHARES = {"share": "share_after", "share_before": "share_before", "repeat": "repeat"}
 State = Mapping[str, torch.Tensor]
 
 
@@ -36,11 +37,11 @@ def showcase(run: Path, config: RunConfig, state: State, data: Sequence[Path], h
     `data`: the folder of each phase."""
     vocabulary = Vocabulary(data[0] / "vocab")
     write_model(run / MODEL_FOLDER, config.model, state, vocabulary.path)
-    _write(run, _shown(config, state, vocabulary, data, heldout, config.train.steps))
+    _write(run, _contents(config, state, vocabulary, data, heldout, config.train.steps))
 
 
 def bring_up_to_date(run: Path) -> None:
-    """Write the JSON files of a training run anew from its newest complete checkpoint, if they are of an older one.
+    """Rewrite the JSON files of an unfinished run from its newest complete checkpoint, if they are of an older one.
 
     Raises ValueError if its data are missing or changed.
     """
@@ -53,9 +54,10 @@ def bring_up_to_date(run: Path) -> None:
     if trained.step is None or trained.step <= shown_step(run):
         return
     data, heldout = _data_of(run, content["data"])
-    place = trained.vocabulary, data, heldout, trained.step
-    files = _shown(read_run_config(run), trained.state, *place, earlier=_read(run / "retrieval.json"))
-    if not _finished(run) and shown_step(run) < trained.step:  # nobody wrote what is newer meanwhile
+    config = read_run_config(run)
+    earlier = _read(run / "retrieval.json")
+    files = _contents(config, trained.state, trained.vocabulary, data, heldout, trained.step, earlier)
+    if not _finished(run) and shown_step(run) < trained.step:  # no other process wrote newer files meanwhile
         _write(run, files)
 
 
@@ -65,18 +67,18 @@ def shown_step(run: Path) -> int:
     return int(samples[0]["step"]) if samples else 0
 
 
-def _write(run: Path, found: Mapping[str, Any]) -> None:
-    """Write the files, and the sentences as texts of TensorBoard: predictions in bold, each followed by the original
-    where it differs."""
-    for name, content in found.items():
+def _write(run: Path, files: Mapping[str, Any]) -> None:
+    """Write the files, and the sentences as TensorBoard texts: predictions are bold, and the original follows where it
+    differs."""
+    for name, content in files.items():
         write_object(run / name, content)
     with SummaryWriter(str(run / "tensorboard" / "samples")) as board:
-        for sample in found["samples.json"]["samples"]:
+        for sample in files["samples.json"]["samples"]:
             parts = []
             for token in sample["tokens"]:
                 piece, original = (token[key].replace("▁", " ") for key in ("piece", "original"))
-                filled = f" **{piece.strip()}**" + (f" ({original.strip()})" if token["replaced"] else "")
-                parts.append(filled if token["masked"] else piece)
+                prediction = f" **{piece.strip()}**" + (f" ({original.strip()})" if token["replaced"] else "")
+                parts.append(prediction if token["masked"] else piece)
             board.add_text(f"{sample['task']}/{sample['language']}", "".join(parts), sample["step"])
 
 
@@ -88,23 +90,24 @@ def _read(path: Path) -> dict[str, Any]:
     return read_object(path) if path.exists() else {}
 
 
-def _data_of(run: Path, noted: Mapping[str, Any]) -> tuple[list[Path], Path | None]:
+def _data_of(run: Path, recorded: Mapping[str, Any]) -> tuple[list[Path], Path | None]:
     """The folders of the data of each phase and of the held-out data, from `config.json`. Raises ValueError if their
     content has changed."""
-    if "folder" not in noted or ("phases" in noted) != ("phase_folders" in noted):
+    if "folder" not in recorded or ("phases" in recorded) != ("phase_folders" in recorded):
         raise ValueError(f"{run / 'config.json'} does not say where its data are: start the run's command again")
-    data = [run / place for place in noted.get("phase_folders", [noted["folder"]])]
-    heldout = run / noted["heldout"] if "heldout" in noted else None
-    places = [(folder, noted.get("phases", noted["fingerprints"])) for folder in data]
-    places += [(heldout, noted.get("heldout_fingerprints") or {})] if heldout is not None else []
+    data = [run / place for place in recorded.get("phase_folders", [recorded["folder"]])]
+    heldout = run / recorded["heldout"] if "heldout" in recorded else None
+    places = [(folder, recorded.get("phases", recorded["fingerprints"])) for folder in data]
+    places += [(heldout, recorded.get("heldout_fingerprints") or {})] if heldout is not None else []
     for place, fingerprints in places:
-        for folder in sorted({place / name.split()[0] for name in fingerprints}):  # a later phase's: mono from step 100
+        # A later phase's name is `mono from step 100`.
+        for folder in sorted({place / name.split()[0] for name in fingerprints}):
             if not folder.is_dir() or read_manifest(folder).fingerprint() not in fingerprints.values():
                 raise ValueError(f"{folder} does not hold the data of {run} any more: restore them")
     return data, heldout
 
 
-def _shown(
+def _contents(
     config: RunConfig,
     state: State,
     vocabulary: Vocabulary,
@@ -113,9 +116,9 @@ def _shown(
     step: int,
     earlier: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The content of the files by name, from the state after `step` steps.
+    """The content of each file by its name, from the state after `step` steps.
 
-    `earlier`: of retrieval.json of this run, where the untrained model's scores are taken from.
+    `earlier`: content of the run's retrieval.json, from which the untrained model's scores are copied.
     """
     files: dict[str, Any] = {"languages.json": _languages(config, data)}
     if heldout is not None and (heldout / "para").is_dir():
@@ -125,11 +128,11 @@ def _shown(
     model.load_state_dict(state)
     samples = _sample_rows(config, objective, model.eval(), heldout or data[0], vocabulary)
     samples = [{"step": step, **sample} for sample in samples]
-    return files | {"samples.json": {"samples": samples}}  # written last: its step is the step of all files
+    return files | {"samples.json": {"samples": samples}}  # written last: its step counts as the step of all files
 
 
 def _languages(config: RunConfig, data: Sequence[Path]) -> dict[str, dict[str, dict[str, float]]]:
-    """The content of languages.json: of several phases the means over the steps."""
+    """The content of languages.json: the means over all steps if the run has several phases."""
     weights = phase_shares(phases(config.data, 0.0), config.train.steps)
     languages: dict[str, dict[str, dict[str, float]]] = {}
     for task in TASKS:
@@ -137,15 +140,15 @@ def _languages(config: RunConfig, data: Sequence[Path]) -> dict[str, dict[str, d
             counts = read_manifest(folder / task).counts["by_language"] if (folder / task).is_dir() else {}
             for code, count in counts.items():
                 values = languages.setdefault(task, {}).setdefault(code, dict.fromkeys(_SHARES, 0.0))
-                for name, theirs in _SHARES.items():
-                    values[name] += weight * count[theirs]
+                for name, manifest_key in _SHARES.items():
+                    values[name] += weight * count[manifest_key]
     return languages
 
 
 def _retrieval(
     config: RunConfig, state: State, heldout: Path, step: int, earlier: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """The content of retrieval.json under its name, if any language has pairs enough."""
+    """The content of retrieval.json by its name; empty if no language has enough pairs."""
     groups = group_by_language(packed_pairs(RowStore(heldout / "para")))
     if not groups:
         return {}
@@ -171,17 +174,17 @@ def _retrieval(
 
 
 def _shown_records(store: RowStore, sides: int) -> list[int]:
-    """The first rows of the languages that are shown, or of pairs where an item has two `sides`."""
+    """The first row of each language that is shown, or of each language pair where an item has two `sides`."""
     rows = store.read(np.arange(min(256, store.rows)))
     starts = sides * (np.cumsum(rows.items) - rows.items)
     keys = [frozenset(rows.languages[start : start + sides].tolist()) for start in starts]
     counts = Counter(keys)
 
-    def ahead(key: frozenset[int]) -> tuple[bool, bool, int]:
+    def priority(key: frozenset[int]) -> tuple[bool, bool, int]:
         codes = {store.languages[place] for place in key} - {"en"}
         return not codes, codes == {"de"}, counts[key]
 
-    return [keys.index(key) for key in sorted(counts, key=ahead, reverse=True)[:8]]
+    return [keys.index(key) for key in sorted(counts, key=priority, reverse=True)[:8]]
 
 
 @torch.no_grad()

@@ -29,10 +29,11 @@ IGNORED = -100  # the label of a token for which none is predicted
 class Feature(NamedTuple):
     """One input of the model, and the number of its `example`.
 
-    `ids` are int32, `<s> … </s>`, for two texts `<s> a </s> b </s>`, or in the model's layout, as in pre-training.
-    `labels` are int64: of every token (IGNORED but on first subwords), one of a pair, or first and last token of an
-    answer. `places` are int64: of tokens the positions of the first subwords, of a span [tokens, 2] first and last
-    character + 1, −1 outside the context. `language` is its place in the model's `language_embeddings`.
+    `ids` are int32, in the model's layout as in pre-training; XLM-E's is `<s> … </s>`, for two texts
+    `<s> a </s> b </s>`. `labels` are int64: one for each token (IGNORED except on first subwords), one for a pair, or
+    the first and last token of an answer. `places` are int64: for a sentence the positions of its first subwords; for
+    a question [tokens, 2], each token's first character and last character + 1 in the context, −1 outside it.
+    `language` is an index into the model's `language_embeddings`.
     """
 
     ids: np.ndarray
@@ -69,28 +70,28 @@ def featurise(
 def _sentence(
     sentence: Sentence, number: int, labels: Sequence[str], vocabulary: Vocabulary, longest: int, layout: Layout
 ) -> list[Feature]:
-    """Cut between words, so that every word is in one input and its first subword is predicted."""
+    """Cut a long sentence between words: every word is in one input, where its first subword is predicted."""
     flat, sizes = vocabulary.encode_lines(sentence.words)
     subwords = np.split(flat, np.cumsum(sizes)[:-1])
-    pieces: list[tuple[list[int], list[int], list[int]]] = [([], [IGNORED], [])]
+    inputs: list[tuple[list[int], list[int], list[int]]] = [([], [IGNORED], [])]
     for ids, tag in zip(subwords, sentence.tags, strict=True):
-        word = ids[: longest - 2].tolist() or [UNK]  # of white space alone nothing is left
-        if len(pieces[-1][0]) + len(word) + 2 > longest:
-            pieces.append(([], [IGNORED], []))
-        tokens, tags, places = pieces[-1]
+        word = ids[: longest - 2].tolist() or [UNK]  # a word of white space alone has no subwords
+        if len(inputs[-1][0]) + len(word) + 2 > longest:
+            inputs.append(([], [IGNORED], []))
+        tokens, tags, places = inputs[-1]
         places.append(1 + len(tokens))
         tags += [_label(labels, tag)] + [IGNORED] * (len(word) - 1)
         tokens += word
     return [
         Feature(layout.item(np.array(tokens)), np.array([*tags, IGNORED]), number, np.array(places))
-        for tokens, tags, places in pieces
+        for tokens, tags, places in inputs
     ]
 
 
 def _pair(
     pair: TextPair, number: int, labels: Sequence[str], vocabulary: Vocabulary, longest: int, layout: Layout
 ) -> Feature:
-    """The longer side loses tokens from its end until both fit."""
+    """Cut tokens off the end of the longer side until both fit."""
     first, second = vocabulary.encode(pair.first), vocabulary.encode(pair.second)
     room = longest - layout.pair_specials
     first_length = min(len(first), max(room // 2, room - len(second)))
@@ -105,19 +106,20 @@ def _label(labels: Sequence[str], label: str) -> int:
 def _question(
     question: Question, number: int, vocabulary: Vocabulary, tuning: TuningConfig, layout: Layout
 ) -> list[Feature]:
+    """Cut the context into windows that overlap, each after the question."""
     question_ids = vocabulary.encode(question.question)[: tuning.question_tokens]
     context, characters = vocabulary.encode_with_places(question.context)
     before = 1 + len(question_ids) + len(layout.between)
     room = tuning.max_tokens - len(question_ids) - layout.pair_specials
     answer = None
     if question.answers:
-        text, first = question.answers[0]
-        inside = np.flatnonzero((characters[:, 1] > first) & (characters[:, 0] < first + len(text)))
+        text, begin = question.answers[0]
+        inside = np.flatnonzero((characters[:, 1] > begin) & (characters[:, 0] < begin + len(text)))
         answer = (int(inside[0]), int(inside[-1])) if len(inside) else None
     features = []
     for start in range(0, max(len(context), 1), tuning.stride):
         ids = layout.item(question_ids, context[start : start + room])
-        labels = np.zeros(2, np.int64)  # the first token where the answer is not wholly in this window
+        labels = np.zeros(2, np.int64)  # both the first token, unless the whole answer is in this window
         if answer is not None and start <= answer[0] and answer[1] < start + room:
             labels = np.array(answer) - start + before
         places = np.full((len(ids), 2), -1, np.int64)
@@ -131,8 +133,8 @@ def _question(
 class TaskBatch(NamedTuple):
     """A micro-batch. All integers are int64.
 
-    `labels`: [B, T] of tokens, IGNORED where none is; [B] of pairs; [B, 2] of spans: first and last token. `keys_B`
-    seed the dropout of a row, as in `data.batch.Batch`.
+    `labels`: [B, T] for tokens, IGNORED where there is none; [B] for pairs; [B, 2] for spans, first and last token.
+    `keys_B` seed the dropout of each row, as in `data.batch.Batch`.
     """
 
     tokens_BT: Tensor
@@ -149,7 +151,7 @@ class TaskBatch(NamedTuple):
 
 
 def collate_features(features: Sequence[Feature], kind: Kind, keys: Sequence[int] = ()) -> TaskBatch:
-    """Features padded to the longest of them; `keys`, one each, are for training."""
+    """Pad features to the longest of them; `keys`, one for each, seed dropout in training."""
     tokens_BT = pad_sequence([torch.from_numpy(feature.ids).long() for feature in features], True, PAD)
     labels = pad_sequence([torch.from_numpy(feature.labels) for feature in features], True, IGNORED)
     positions_BT, inside_BT = one_item_a_row(tokens_BT)
@@ -160,10 +162,10 @@ def collate_features(features: Sequence[Feature], kind: Kind, keys: Sequence[int
 
 
 class TaskLoader:
-    """The training features for one of `world` ranks; holds no position.
+    """The training features for one of `world` ranks; it keeps no position, a step's number says what is read.
 
-    Step s reads numbers [s·B, (s+1)·B); number n is feature n mod N in the order of epoch n div N, which (seed, epoch)
-    give. Within a step they go by length, so that a micro-batch has little padding.
+    Step s reads numbers [s·B, (s+1)·B); number n is feature n mod N in the order of epoch n div N, which depends on
+    (seed, epoch) alone. A step's features are sorted by length, so that a micro-batch has little padding.
     """
 
     phases = (Phase(0, 0.0, None),)
@@ -173,7 +175,7 @@ class TaskLoader:
         self.kind = kind
         try:
             self.plan = plan_step(data, world)
-        except ValueError as error:  # in the words of fine-tuning's settings
+        except ValueError as error:  # name the settings of fine-tuning
             message = str(error).replace("data.mono_rows", "tuning.batch").replace("data.", "tuning.")
             raise ValueError(message.replace(" rows", " examples")) from None
         self.rank = rank
@@ -218,7 +220,7 @@ class TaskLoader:
         return batches
 
     def rows_of(self, step: int, micro_batch: int | None = None) -> str:
-        """The examples of that micro-batch of this rank, or of the whole step, in words."""
+        """Numbers of the examples in a micro-batch of this rank, or in the whole step, for messages."""
         read = self._sorted(step) if micro_batch is None else self._read(step, micro_batch)
         return "examples " + ", ".join(str(feature.example) for _, feature in read)
 

@@ -1,4 +1,4 @@
-"""The settings of fine-tuning: of the command, of each of its runs, and of a published grid."""
+"""Settings of fine-tuning: the command's options, the configuration of each of its runs, and the published grid."""
 
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
@@ -72,7 +72,7 @@ class TuningConfig:
     def completed(self, task: DownstreamTask, model: ModelConfig) -> Self:
         """These settings with the task's values in place of zeros. Raises ValueError for values that cannot be used."""
         longest = min(self.max_tokens or task.max_tokens, model.max_positions)
-        done = replace(
+        completed = replace(
             self,
             learning_rate=self.learning_rate or task.learning_rates[0],
             batch=self.batch or task.batches[0],
@@ -84,12 +84,12 @@ class TuningConfig:
         )
         if longest < 16:
             raise ValueError(f"tuning.max_tokens {longest} leaves no room for text: raise it to at least 16")
-        return done
+        return completed
 
 
 @dataclass(frozen=True)
 class FinetuneConfig(Training):
-    """The configuration in the `config.json` of a run."""
+    """Whole configuration of one run, as its `config.json` stores it."""
 
     task: str = "ner"
     """Task that the model was fine-tuned on."""
@@ -128,9 +128,9 @@ class FinetuneSettings:
     train: TrainConfig = field(default_factory=lambda: _TRAIN)
 
 
-_OPTIONS = ConstructorRegistry()
-# Type and help of the settings that have fewer values here than in pre-training.
-_NARROWER = {
+_REGISTRY = ConstructorRegistry()
+# Type and help of the settings that allow fewer values here than in pre-training.
+_NARROWED = {
     "kind": (Literal["deepspeed", "plain"], "deepspeed: data parallel with ZeRO; plain: torch on one process."),
     "deepspeed": (
         str,
@@ -140,16 +140,16 @@ _NARROWER = {
 }
 
 
-@_OPTIONS.struct_rule
+@_REGISTRY.struct_rule
 def _section_without_pretraining(section: StructTypeInfo) -> StructConstructorSpec | None:
-    """The options of a section of settings that pre-training has too, without what pre-training alone reads."""
+    """Options of the engine and train sections, without the settings that only pre-training reads."""
     if section.type not in (EngineConfig, TrainConfig):
         return None
     default = section.default if isinstance(section.default, section.type) else section.type()
     hints, helps = get_type_hints(section.type), help_of(section.type)
-    for name, (kind, about) in _NARROWER.items():
+    for name, (narrower_type, help_text) in _NARROWED.items():
         if name in hints:
-            hints[name], helps[name] = kind, about
+            hints[name], helps[name] = narrower_type, help_text
     names = [setting.name for setting in fields(section.type) if setting.metadata != PRETRAINING_ONLY]
     options = [StructFieldSpec(name, hints[name], getattr(default, name), helps[name]) for name in names]
 
@@ -161,21 +161,20 @@ def _section_without_pretraining(section: StructTypeInfo) -> StructConstructorSp
 
 
 def parse(prog: str, arguments: list[str], description: str = "") -> FinetuneSettings:
-    """The command line `arguments`. Raises ValueError for a setting or a value that only pre-training reads."""
-    for section, kind in (("engine", EngineConfig), ("train", TrainConfig)):
-        for setting in fields(kind):
+    """Parse the command line. Raises ValueError for a setting or a value that only pre-training reads."""
+    for section, config_type in (("engine", EngineConfig), ("train", TrainConfig)):
+        for setting in fields(config_type):
             flag = f"--{section}.{setting.name}".replace("_", "-")
             if setting.metadata == PRETRAINING_ONLY and without(arguments, flag) != arguments:
                 raise ValueError(f"{flag} is for pre-training and has no effect here: leave it out")
     if take_flag(arguments, "--engine.kind")[1] == "pipeline":
         raise ValueError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
-    return tyro.cli(FinetuneSettings, prog=prog, description=description, args=arguments, registry=_OPTIONS)
+    return tyro.cli(FinetuneSettings, prog=prog, description=description, args=arguments, registry=_REGISTRY)
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a command, in the folder `out`; `settings`: how many there are to choose from, of which these are
-    one."""
+    """One run of a command, in the folder `out`; `settings`: number of different `tuning` that the command runs."""
 
     command: FinetuneSettings
     out: Path
@@ -185,19 +184,19 @@ class Job:
 
     @property
     def done(self) -> Path:
-        """The file of the scores, the run's last act."""
+        """File of the scores, which the run writes last."""
         return self.out / "scores.json"
 
 
 def jobs(command: FinetuneSettings) -> list[Job]:
     """All runs of the command; a single one has --out itself as its folder."""
-    chosen = grid(command.task, command.tuning) if command.grid else [command.tuning]
+    tunings = grid(command.task, command.tuning) if command.grid else [command.tuning]
     all_jobs = []
-    for tuning in chosen:
+    for tuning in tunings:
         name = f"lr{tuning.learning_rate:g}_b{tuning.batch}_e{tuning.epochs}"
         for seed in command.seeds:
             parts = [name] * command.grid + [f"seed{seed}"] * (len(command.seeds) > 1)
-            all_jobs.append(Job(command, command.out.joinpath(*parts), seed, tuning, len(chosen)))
+            all_jobs.append(Job(command, command.out.joinpath(*parts), seed, tuning, len(tunings)))
     return all_jobs
 
 
@@ -211,7 +210,7 @@ def settings(
     features: int,
     base: str,
 ) -> FinetuneConfig:
-    """The whole configuration of one run on `features` inputs; `tuning` is completed. Raises ValueError."""
+    """Build the configuration of a run on `features` inputs from a completed `tuning`. Raises ValueError."""
     steps = ceil(features * tuning.epochs / tuning.batch)
     # A short run warms up for half of its steps at most.
     warmup = min(TASKS[task].warmup_steps, steps // 2) if tuning.warmup is None else int(steps * tuning.warmup)

@@ -1,8 +1,8 @@
-"""Attention with the gated relative position bias on the CPU, whose fused kernel of torch has no gradient for a bias.
+"""Attention with the gated relative position bias on the CPU, where torch's fused kernel has no gradient for a bias.
 
-It computes one tile of scores at a time, as large as the cores' caches hold; where every position sees its whole item,
-long items have tiles of their own. Nothing of that size is saved between the passes: the backward pass computes the
-weights again (as FlashAttention does; Dao et al. 2022, section 3.1).
+It computes one tile of scores at a time, as large as fits in the cores' caches; where every position sees its whole
+item, long items have tiles of their own. No scores or weights are saved between the passes: the backward pass computes
+the weights again (as FlashAttention does; Dao et al. 2022, section 3.1).
 
 B rows, H heads, T tokens, K head size; of a tile N heads, over one row or several, and S tokens.
 """
@@ -16,18 +16,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-TILE = 2**21  # bytes of scores a thread
-_TILE_COST = 60_000  # overhead of one more tile, in scores that a thread could compute meanwhile
-_MASK_COST = 0.1  # cost of masking a score, as a share of computing it
+TILE = 2**21  # bytes of scores per thread
+_TILE_COST = 60_000  # overhead of a tile, as the number of scores that a thread computes in that time
+_MASK_COST = 0.1  # cost of masking a score, as a share of the cost of computing it
 
 Items = Sequence[tuple[int, int, int]]  # for every item its row, its first token, and one after its last
 _WHOLE = slice(None)
-# Rows, heads, tokens: an item, or all heads and tokens of several rows, or some heads of either.
+# (rows, heads, tokens): one item or several whole rows, with all heads or some.
 Tile = tuple[slice, slice, slice]
 
 
 def items_of(segments_BT: Tensor) -> Items:
-    """Row, first token and end of every item, and of padding; items are contiguous."""
+    """(row, first token, end) of every item and of every run of padding; items are contiguous."""
     tokens = segments_BT.shape[1]
     border_BT = F.pad(segments_BT[:, 1:] != segments_BT[:, :-1], (1, 0), value=True)
     starts = [*border_BT.flatten().nonzero().flatten().tolist(), border_BT.numel()]
@@ -35,14 +35,14 @@ def items_of(segments_BT: Tensor) -> Items:
 
 
 def item_mask(segments_BT: Tensor) -> Tensor:
-    """Block-diagonal mask [B, 1, T, T]: true within one item. Padding (segment 0) sees padding, so no row is empty."""
+    """Block-diagonal mask [B, 1, T, T]: true within one item. Padding (segment 0) sees padding: no query lacks keys."""
     return (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
 
 
 class _Attend(torch.autograd.Function):
-    """softmax(q kᵀ / sqrt(K) + gate · d, where allowed, or inside the items of `segments_BT`) v, [B, H, T, K].
+    """softmax(q kᵀ / sqrt(K) + gate · d) v, [B, H, T, K], over the keys that a query may see.
 
-    q, k, v and gate are contiguous.
+    It may see those that `allowed_B1TT` says, or those of its item in `segments_BT`. q, k, v and gate are contiguous.
     """
 
     @staticmethod
@@ -87,8 +87,7 @@ def _gradients(
     allowed_B1TT: Tensor | None,
     segments_BT: Tensor | None,
 ) -> list[Tensor]:
-    """Gradients of q, k, v, and of gate and d where given; passes over the scores few times, while they are in the
-    cache."""
+    """Gradients of q, k, v, and of gate and d where given; the few passes over a tile's scores are in the cache."""
     tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, segments_BT)
     grad_q, grad_k, grad_v = (torch.empty_like(q_BHTK) for _ in range(3))
     grad_gate = None if gate_BHT1 is None else torch.empty_like(gate_BHT1)
@@ -100,25 +99,25 @@ def _gradients(
         torch.bmm(weights.mT, grad, out=_flat(grad_v[tile]))
         product = torch.bmm(grad, v.mT, out=tiles.scratch(tile))
         # Where a query may not see a key the weight is 0, and so is this gradient.
-        of_scores = torch.ops.aten._softmax_backward_data(product, weights, -1, weights.dtype)
-        _scaled_product(_flat(grad_q[tile]), of_scores, k, scale, beta=0)
-        _scaled_product(_flat(grad_k[tile]), of_scores.mT, q, scale, beta=0)
+        grad_scores = torch.ops.aten._softmax_backward_data(product, weights, -1, weights.dtype)
+        _scaled_product(_flat(grad_q[tile]), grad_scores, k, scale, beta=0)
+        _scaled_product(_flat(grad_k[tile]), grad_scores.mT, q, scale, beta=0)
         if distance_HTT is None or grad_distance is None:
             continue
-        by_head, of_pairs = of_scores.view(*grad_q[tile].shape[:3], -1), _of_pairs(grad_distance, tile)
+        by_head, grad_pairs = grad_scores.view(*grad_q[tile].shape[:3], -1), _distance_part(grad_distance, tile)
         if gate_BHT1 is not None and grad_gate is not None:
             spare = product.view_as(by_head)
-            torch.mul(by_head, _of_pairs(distance_HTT, tile), out=spare)
+            torch.mul(by_head, _distance_part(distance_HTT, tile), out=spare)
             torch.sum(spare, -1, keepdim=True, out=grad_gate[tile])
             by_head = torch.mul(by_head, gate_BHT1[tile], out=spare)
         for of_row in by_head:
-            of_pairs.add_(of_row)
+            grad_pairs.add_(of_row)
     if distance_HTT is not None and grad_distance is not None:
         grad_distance = grad_distance.to(distance_HTT.dtype)
     return [grad for grad in (grad_q, grad_k, grad_v, grad_gate, grad_distance) if grad is not None]
 
 
-# torch.compile must not trace into them: they loop over tiles, whose number depends on the items.
+# torch.compile must not trace into the functions above: they loop over tiles, whose number depends on the items.
 _output_operator = torch.library.custom_op("xlme_ds::attend_cpu", _output, mutates_args=())
 _output_operator.register_fake(lambda q_BHTK, *others: torch.empty_like(q_BHTK))
 _gradients_operator = torch.library.custom_op("xlme_ds::attend_cpu_backward", _gradients, mutates_args=())
@@ -169,9 +168,9 @@ class _Tiles:
         if self.distance is None:
             by_head.zero_()
         elif self.gate is None:
-            by_head.copy_(_of_pairs(self.distance, tile))
+            by_head.copy_(_distance_part(self.distance, tile))
         else:
-            torch.mul(self.gate[tile], _of_pairs(self.distance, tile), out=by_head)
+            torch.mul(self.gate[tile], _distance_part(self.distance, tile), out=by_head)
         if tile[2] == _WHOLE:
             allowed_R1TT = item_mask(self.segments[tile[0]]) if self.allowed is None else self.allowed[tile[0]]
             by_head.add_(self.q.new_zeros(()).where(allowed_R1TT, float("-inf")))
@@ -179,24 +178,24 @@ class _Tiles:
 
 
 def _divide(items: Items, rows: int, heads: int, tokens: int, room: int) -> tuple[Items, list[int]]:
-    """(items, rows): the items that are less work in tiles of their own than as part of their rows, and the other rows;
-    without items all rows."""
+    """Divide the work into (items, rows): the items of rows that cost less with a tile for each item, and the other
+    rows; without items all rows."""
     cost = _TILE_COST * torch.get_num_threads()
-    whole = (1 + _MASK_COST) * heads * tokens**2 + cost / max(1, room // (heads * tokens**2))
+    row_cost = (1 + _MASK_COST) * heads * tokens**2 + cost / max(1, room // (heads * tokens**2))
     apart: list[tuple[int, int, int]] = []
     for _, group in groupby(items, key=itemgetter(0)):
         of_row = list(group)
-        if sum(cost + heads * (end - first) ** 2 for _, first, end in of_row) < whole:
+        if sum(cost + heads * (end - first) ** 2 for _, first, end in of_row) < row_cost:
             apart += of_row
     return apart, sorted(set(range(rows)) - {row for row, _, _ in apart})
 
 
 def _rows(numbers: Sequence[int], heads: int, tokens: int, room: int) -> Iterator[Tile]:
-    """Tiles of neighbouring rows, as many as fit, or of some heads of one row."""
+    """Yield tiles of as many neighbouring rows as fit, or of some heads of one row."""
     at_once = max(1, room // (heads * tokens**2))
     for part in _heads(heads, tokens, room):
         for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
-            run = [row for _, row in group]
+            run = [row for _, row in group]  # consecutive rows: row − index is constant
             for first in range(run[0], run[-1] + 1, at_once):
                 yield slice(first, min(first + at_once, run[-1] + 1)), part, _WHOLE
 
@@ -208,15 +207,15 @@ def _heads(heads: int, tokens: int, room: int) -> Iterator[slice]:
     return (slice(head, head + size) for head in range(0, heads, size))
 
 
-def _of_pairs(all_HTT: Tensor, tile: Tile) -> Tensor:
-    """The tile's part of a table [H, T, T] that depends on head and distance; a view."""
+def _distance_part(all_HTT: Tensor, tile: Tile) -> Tensor:
+    """The tile's part of a table [H, T, T] of values by head and distance; a view."""
     first, end, _ = tile[2].indices(all_HTT.shape[1])
     return all_HTT[tile[1], : end - first, : end - first]
 
 
 def _scaled_product(out: Tensor, a: Tensor, b: Tensor, scale: float, beta: int = 1) -> Tensor:
     """out = beta · out + scale · a b, for every head."""
-    return torch.baddbmm(out, a, b, beta=beta, alpha=scale, out=out)  # torch's counter of operations misses baddbmm_
+    return torch.baddbmm(out, a, b, beta=beta, alpha=scale, out=out)  # torch's FLOP counter misses baddbmm_
 
 
 def _flat(tile_RHSK: Tensor) -> Tensor:

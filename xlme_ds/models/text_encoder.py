@@ -1,5 +1,5 @@
-"""One encoder with its embedding: alone for evaluation, fine-tuning and export, with a masked head to train XLM, XLM-R
-and ERNIE-M.
+"""One encoder with its embedding: alone for evaluation, fine-tuning and export; with a masked-token head to train XLM,
+XLM-R and ERNIE-M.
 
 B rows, T tokens, M masked positions of the batch, D width.
 """
@@ -50,7 +50,7 @@ class TextEncoder(nn.Module):
         languages_BT: Tensor | None = None,
         keys_B: Tensor | None = None,
     ) -> Tensor:
-        """Last hidden states, [B, T, D]; `segments_BT` is 0 at padding; a token sees the tokens with its number.
+        """Last hidden states, [B, T, D]; `segments_BT` is 0 at padding; a token sees tokens of its own number.
 
         `languages_BT` (places in `cfg.language_embeddings`) and `keys_B` (see `Batch`) are needed by models that have
         language embeddings, and for dropout.
@@ -85,8 +85,9 @@ class Masking:
         """The tokens that the model reads, [B, T]. The batch's uniforms decide: original below `keep`, random below
         `keep` + `random`, else `<mask>`."""
         targets_M = batch.tokens_BT.flatten()[batch.masked_M]
-        uniforms_M, first, count = batch.uniforms_M.double(), UNK + 1, vocabulary - UNK - 2
-        # A uniform is one of 2^24 values; those for random tokens are spread over all ordinary ids again.
+        uniforms_M = batch.uniforms_M.double()
+        first, count = UNK + 1, vocabulary - UNK - 2  # ordinary ids
+        # A uniform has one of 2^24 values; those from `keep` to `keep` + `random` are spread over all ordinary ids.
         within_M = (uniforms_M - self.keep) * (count / self.random if self.random else 0.0)
         random_M = first + within_M.long().clamp(0, count - 1)
         masked_M = torch.where(uniforms_M < self.keep + self.random, random_M, vocabulary - 1)
@@ -98,17 +99,17 @@ class Masking:
         return masked_M
 
     def groups(self, batch: Batch) -> Tensor:
-        """The group of every position, int64 [B, T], from which `allowed` makes a mask: here the number of its item."""
+        """Group number of every position, int64 [B, T], for `allowed` to make a mask from: here its item's number."""
         return batch.segments_BT
 
-    # Attention mask by the groups, bool [B, 1, T, T]: here a query sees the keys of its item.
+    # Makes an attention mask from the groups, bool [B, 1, T, T]: here a query sees the keys of its item.
     allowed = staticmethod(item_mask)
 
 
 class LanguageModel(TextEncoder):
     """`TextEncoder` with a head that predicts masked tokens, tied to the embedding."""
 
-    writing = False  # whether predictions are written into the text and so are never special tokens (BTMLM)
+    writing = False  # whether predictions become part of the text, and so are never special tokens (BTMLM)
 
     def __init__(self, cfg: ModelConfig, masking: Masking, z_loss: float = 0.0):
         super().__init__(cfg)
@@ -127,7 +128,7 @@ class LanguageModel(TextEncoder):
     def predict(
         self, hidden_BTD: Tensor, masked_M: Tensor, targets_M: Tensor, table: list[Tensor]
     ) -> LanguageModelOutput:
-        """The masked tokens from the last hidden states; `table`: the blocks of the tied embedding."""
+        """Predict the masked tokens from the last hidden states; `table`: the blocks of the tied embedding."""
         hidden_MD = hidden_BTD.flatten(0, 1)[self.masking.predicted_from(masked_M)]
         tokens = self.masked_head(hidden_MD, TiedTable(table), targets_M, None, self.writing)
         return LanguageModelOutput(tokens.nll_M, tokens.predicted_M)
@@ -157,8 +158,10 @@ def language_index(cfg: ModelConfig, code: str) -> int:
     Raises ValueError for a language that the model does not have.
     """
     codes = cfg.language_embeddings
-    if code in codes or not codes:
-        return codes.index(code) if codes else 0
+    if not codes:
+        return 0
+    if code in codes:
+        return codes.index(code)
     for place, longer in enumerate(codes):
         if longer.startswith(f"{code}-"):
             return place
@@ -168,7 +171,7 @@ def language_index(cfg: ModelConfig, code: str) -> int:
 
 
 def languages_of(cfg: ModelConfig, codes: Sequence[tuple[str, ...]], tokens_BT: Tensor) -> Tensor:
-    """Languages of rows that hold one item each, int64 [B, T], from the `codes` of the sides of every row."""
+    """Languages of rows that hold one item each, int64 [B, T]; `codes`: those of every row's sides."""
     pairs = [[language_index(cfg, code) for code in (of_row[0], of_row[-1])] for of_row in codes]
     first_B, second_B = torch.tensor(pairs, device=tokens_BT.device).unbind(1)
     languages_BT = torch.where(second_sides(tokens_BT) > 0, second_B[:, None], first_B[:, None])
@@ -176,7 +179,7 @@ def languages_of(cfg: ModelConfig, codes: Sequence[tuple[str, ...]], tokens_BT: 
 
 
 def take_encoder(state: Mapping[str, Tensor], cfg: ModelConfig, which: Which) -> TextEncoder:
-    """One encoder from the complete state of a pre-training model, in evaluation mode.
+    """Build one encoder from the complete state of a pre-training model, in evaluation mode.
 
     Under gradient-disentangled sharing the discriminator's embedding is the generator's plus the difference.
     """
@@ -191,7 +194,7 @@ def take_encoder(state: Mapping[str, Tensor], cfg: ModelConfig, which: Which) ->
 
 
 def encoder_of(state: Mapping[str, Tensor], cfg: ModelConfig) -> TextEncoder:
-    """The encoder with these parameters, in evaluation mode."""
+    """Build the encoder with these parameters, in evaluation mode."""
     encoder = TextEncoder(cfg)
     encoder.load_state_dict(state)
     return encoder.eval()

@@ -40,7 +40,7 @@ def train(
     watchdog: Watchdog,
     profiled: int = 0,
 ) -> bool:
-    """Train to the end or until stopped; True when the run is finished. Resumes from the newest complete checkpoint.
+    """Train to the end or until stopped, from the newest complete checkpoint. Returns True when the run is finished.
 
     Raises SharedError when the run cannot continue.
     """
@@ -54,20 +54,20 @@ def train(
     on_all_ranks(lambda: description() if root else None)
     logged = on_all_ranks(lambda: folder.steps_logged() if root else 0)
     if start >= settings.steps:
-        # The run may have been made shorter after it had done more.
+        # The run may have done more steps than its settings now ask for.
         on_all_ranks(lambda: folder.drop_records(start) if logged > start else None)
         if root:
             print(f"{out}: all {start} steps are done")
         return True
     if root:
         print("\n".join(opening(config, out, start, loader, engine.world, info)), flush=True)
-    peak = engine.world * product_rate(engine.device, config.engine.precision)  # on all ranks at the same time
+    peak = engine.world * product_rate(engine.device, config.engine.precision)  # measured on all ranks at once
     audited = None
     if settings.audit and isinstance(loader, Loader):  # other sources do not allow the setting
         audited = audit_reads(out, loader, start, engine.rank, engine.world)
     if logged > start:
-        again = min(logged, settings.steps)
-        print(f"{out}: steps {start + 1} to {again} are done again: the newest checkpoint is of step {start}")
+        last_again = min(logged, settings.steps)
+        print(f"{out}: steps {start + 1} to {last_again} are done again: the newest checkpoint is of step {start}")
     build = partial(_callbacks, engine, config, out, start, saved, loader, info, peak, profiled)
     guard, callbacks, outputs = on_all_ranks(build)
     logs = [log for callback in (guard, *callbacks) for log in callback.logs]
@@ -82,7 +82,7 @@ def train(
 
     callbacks.append(Save(checkpoints, engine, settings.save_every, to_save, start))
     if root and info.folders:
-        callbacks.append(Show(out, settings, checkpoints))  # last: after the checkpoint that it shows
+        callbacks.append(Show(out, settings, checkpoints))  # last, because it shows the checkpoint that was just saved
     done = fit(engine, config, guard, callbacks, start, stop, watchdog)
     for output in outputs:
         output.close()
@@ -104,8 +104,8 @@ def _callbacks(
     peak: float,
     profiled: int,
 ) -> tuple[Guard, list[Callback], list[Console | Tracker]]:
-    """The guard, the callbacks that record the run, and the outputs to close after it; only the root has a console and
-    files. Raises OSError when the files cannot be written."""
+    """Make the guard, the callbacks that record the run, and the outputs to close after it; only the root has a console
+    and files. Raises OSError when the files cannot be written."""
     root, settings = engine.rank == 0, config.train
     guard = Guard(settings, saved.get("guard", {}), loader.rows_of, StepLines(out, "faults", start) if root else None)
     callbacks: list[Callback] = []
@@ -115,8 +115,8 @@ def _callbacks(
             tracker = Tracker(settings.wandb, out, saved["run"], asdict(config))
         terms = (info.objective or {}).get("terms", ())
         console = Console(settings.steps, start, terms, gpu=engine.device.type == "cuda")
-        show = console.step, lambda: guard.skipped
-        callbacks.append(Record(out, config, start, engine, info.flops, peak, *show, tracker))
+        record = Record(out, config, start, engine, info.flops, peak, console.step, lambda: guard.skipped, tracker)
+        callbacks.append(record)
     if info.evaluation is not None:
         callbacks.append(Evaluate(out, engine, settings, start, info.evaluation, console, tracker))
         if isinstance(config, RunConfig) and objective_of(config.objective).reads_whole_rows:
@@ -148,7 +148,7 @@ def pretrain(
         config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
         folder = RunFolder(out, root=rank == 0)
 
-        # The same checkpoint on every rank, of a run that may still train.
+        # All ranks must start from the same checkpoint, even if its run is still training.
         sources = broadcast(on_all_ranks(lambda: started_from(config, out) if rank == 0 else []))
         try:
             inputs = on_all_ranks(partial(read_inputs, config, data, heldout, folder, sources, rank, world))
@@ -168,7 +168,7 @@ def pretrain(
     if finished and rank == 0:
         stop.at_once = True
         try:
-            page = on_all_ranks(lambda: report(state))  # this process alone by now
+            page = on_all_ranks(lambda: report(state))  # only this process is left
         except SystemExit:
             print(f"{out}: stopped while the report was written; the same command writes it", flush=True)
             raise

@@ -1,6 +1,6 @@
-"""Ends of a run before its last step: by signals, by the end of its launcher, by a watchdog if it hangs.
+"""Stops a run before its last step: on a signal, at the end of its launcher, or by a watchdog if it hangs.
 
-Nothing here loads torch: a signal may come while it is still being loaded.
+This module does not load torch: a signal may come while torch is still being loaded.
 """
 
 import errno
@@ -20,23 +20,22 @@ from typing import Any, TextIO
 # that is lost sends SIGHUP.
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
-
-_LAUNCH = "deepspeed.launcher.launch"
-_RUNNERS = ("deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner")
-_PATIENCE = 3.0  # seconds in which Python's own handler of a signal should have run
-_LATE = 1.0  # seconds by which it may have run before the thread that waits for it hears of the signal
+_LAUNCH = "deepspeed.launcher.launch"  # starts the processes of one machine
+_RUNNERS = ("deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner")  # the command, which starts that
+_PATIENCE = 3.0  # seconds that Python's own handler of a signal has to run
+_LATE = 1.0  # seconds that the handler may run before the listening thread reads the signal
 
 
 class StopRequest:
     """Remembers a signal to stop until the step is finished; a second SIGINT ends the process at once.
 
-    The end of DeepSpeed's launcher is such a signal too. With `at_once` a signal raises SystemExit with code 0: what is
-    still to be done can be done again. Until `has_work` is set there is nothing to save. Made outside the main thread,
-    which alone gets signals, it leaves them alone; so it does with those that are ignored, as SIGHUP under nohup.
-    What is printed after the terminal is lost is dropped.
+    The end of DeepSpeed's launcher counts as such a signal. With `at_once` a signal raises SystemExit with code 0: the
+    rest of the work can be repeated. Until `has_work` is set there is nothing to save. No signal is handled if the
+    object is made outside the main thread, which alone gets signals; nor is a signal that was ignored, such as SIGHUP
+    under nohup. Output after the terminal is lost is dropped.
 
     Python runs a handler between two of its own instructions, so never while the main thread waits for other processes
-    in C++. A thread, which hears of every signal, acts where the handler cannot.
+    in C++. A thread, which reads the number of every signal, acts where the handler cannot.
     """
 
     def __init__(self) -> None:
@@ -44,7 +43,7 @@ class StopRequest:
         self.at_once = False
         self.has_work = False
         self.interrupts = 0
-        self._handled: dict[int, float] = {}  # when the handler of a signal ran last
+        self._handled: dict[int, float] = {}  # time of the last run of a signal's handler
         self._released = False
         main = threading.current_thread() is threading.main_thread()
         numbers = [number for number in _STOP_SIGNALS if main and signal.getsignal(number) != signal.SIG_IGN]
@@ -67,7 +66,7 @@ class StopRequest:
         self.received = signal.Signals(number).name
 
     def release(self) -> None:
-        """Give the signals the meaning back that they had before."""
+        """Restore the handlers of the signals, and the streams."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self._before:
@@ -78,30 +77,31 @@ class StopRequest:
         self._released = True
 
     def _listen(self) -> None:
-        """Have a thread read the number of every signal, which the system's own handler writes at once."""
-        heard, pipe_end = os.pipe()
-        os.set_blocking(pipe_end, False)
-        self._wakeup = signal.set_wakeup_fd(pipe_end, warn_on_full_buffer=False)  # a notebook has one
-        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # else a child's would count as ours
+        """Start a thread that reads the number of every signal, which Python's C handler writes to a pipe at once."""
+        read_end, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        self._wakeup = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)  # a notebook has set one
+        # Else a child's signals would count as ours.
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
         def listen() -> None:
             interrupts = 0
-            while byte := os.read(heard, 1):
+            while byte := os.read(read_end, 1):
                 interrupts += byte[0] == signal.SIGINT
                 if byte[0] in self._before:
-                    heard_of = signal.Signals(byte[0]), interrupts > 1
-                    threading.Thread(target=self._heard, args=heard_of, daemon=True).start()
+                    arguments = signal.Signals(byte[0]), interrupts > 1
+                    threading.Thread(target=self._heard, args=arguments, daemon=True).start()
 
         threading.Thread(target=listen, name="signals", daemon=True).start()
 
     def _heard(self, number: signal.Signals, again: bool) -> None:
-        """Act on a signal whose handler does not run; `again`: SIGINT, more than once."""
+        """Act on a signal if its handler does not run in time; `again`: it is a second SIGINT."""
         then = time.monotonic()
         while time.monotonic() - then < _PATIENCE:
             if self._handled.get(number, -math.inf) > then - _LATE and not again:
                 return
             time.sleep(0.05)
-        if self._released:  # a second SIGINT was told by KeyboardInterrupt, and something caught it
+        if self._released:  # KeyboardInterrupt reported a second SIGINT, and was caught
             return
         if again or not self.has_work or self.at_once:
             what = "ended" if again else "stopped with nothing to save"
@@ -117,8 +117,8 @@ class StopRequest:
 
 
 class _Unbreakable(io.FileIO):
-    """Drops what is written once nobody can read it: the terminal, or a program like tee, has ended; or while the disk
-    of a log is full, which alone ends no run."""
+    """Drops output that cannot be written, which must not end a run: the terminal or a program like tee has ended, or
+    the disk of a log is full."""
 
     def write(self, block: Any, /) -> int:
         try:
@@ -130,8 +130,8 @@ class _Unbreakable(io.FileIO):
 
 
 def _unbreakable(stream: Any) -> TextIO:
-    """`stream` as one whose writes do not fail when its reader is lost; it is written by line where it was, or where it
-    had no buffer (`python -u`, as DeepSpeed's launcher starts it)."""
+    """Open `stream` again so that writes do not fail when its reader is lost; it is line-buffered if it was, or if it
+    had no buffer (`python -u`, as DeepSpeed's launcher starts Python)."""
     stream.flush()
     buffer = io.BufferedWriter(_Unbreakable(stream.fileno(), "w", closefd=False))
     by_line = stream.line_buffering or stream.write_through
@@ -139,27 +139,26 @@ def _unbreakable(stream: Any) -> TextIO:
 
 
 def _follow_launcher() -> None:
-    """Have the end of the DeepSpeed launcher that started this process, or of the `deepspeed` that started that, act as
-    SIGTERM.
+    """Send this process SIGTERM when the DeepSpeed launcher that started it ends, or the `deepspeed` above that.
 
-    Neither passes on what kills it, and the processes of the run would train on as nobody's. Other parents may go: a
-    shell does.
+    Neither passes on the signal that kills it, and the run's processes would train on without anyone in control. Other
+    parents, such as a shell, may end.
     """
-    launch = os.getppid()
-    if _LAUNCH not in _words(launch):
+    launcher = os.getppid()
+    if _LAUNCH not in _command_line(launcher):
         return
-    above = _parent(launch)
-    runner = above if any(Path(word).name in _RUNNERS for word in _words(above)[:3]) else None
+    grandparent = _parent(launcher)
+    runner = grandparent if any(Path(word).name in _RUNNERS for word in _command_line(grandparent)[:3]) else None
 
     def follow() -> None:
-        while os.getppid() == launch and (runner is None or _parent(launch) == runner):
+        while os.getppid() == launcher and (runner is None or _parent(launcher) == runner):
             time.sleep(1)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=follow, name="launcher", daemon=True).start()
 
 
-def _words(process: int) -> list[str]:
+def _command_line(process: int) -> list[str]:
     """The command line of a process; empty when it has ended, or where there is no /proc."""
     try:
         return Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -175,15 +174,14 @@ def _parent(process: int) -> int:
         return 0
 
 
-# Where even Python's threads hang, faulthandler's own, which needs no interpreter, ends the process this much
-# later.
+# Where even Python's threads hang, faulthandler's own thread, which needs no interpreter, ends the process this many
+# seconds later.
 _GRACE = 30.0
 _STDERR = 2  # the descriptor: sys.stderr may be replaced
 
 
 class Watchdog:
-    """Ends this process, with the stacks of all its threads on stderr, when `beat` is not called for `minutes`; 0:
-    never.
+    """Ends this process when `beat` is not called for `minutes` (0: never), and prints the stacks of all its threads.
 
     The launcher (`srun --kill-on-bad-exit`, DeepSpeed's, torchrun) then ends the other ranks.
     """
@@ -197,13 +195,13 @@ class Watchdog:
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def beat(self, doing: str) -> None:
-        """Something was finished; `doing`: what comes next, in words that fit after `while`."""
+        """Report progress; `doing` names what comes next, in words that fit after `while`."""
         self._doing, self._last = doing, time.monotonic()
         if self.minutes and not self._ended.is_set():
             faulthandler.dump_traceback_later(60 * self.minutes + _GRACE, exit=True, file=_STDERR)
 
     def close(self) -> None:
-        """The run is over."""
+        """Stop watching: the run is over."""
         self._ended.set()
         if self.minutes:
             faulthandler.cancel_dump_traceback_later()
