@@ -159,7 +159,7 @@ def require_line_feeds(data: bytes, name: object) -> None:
 
 
 def files_below(folder: Path, pattern: str = "*") -> list[Path]:
-    """What has such a name in `folder` and below it, sorted; nothing hidden, by a dot at the start of a name."""
+    """Paths in and below `folder` whose name fits `pattern`, sorted, without hidden ones (a dot at a name's start)."""
     found = (path for path in folder.rglob(pattern) if path != folder)
     return sorted(path for path in found if not any(p.startswith(".") for p in path.relative_to(folder).parts))
 
