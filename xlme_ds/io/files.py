@@ -146,9 +146,9 @@ def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def require_regular(path: Path, option: str) -> None:
-    """Raise ValueError for a link, a device or a pipe at `path`, which a file written under another name would
-    replace."""
-    if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+    """Raise ValueError for a link, a device or a pipe at `path`, which a file written under another name would replace;
+    a folder makes the writing fail."""
+    if os.path.lexists(path) and not (stat.S_ISREG(path.lstat().st_mode) or stat.S_ISDIR(path.lstat().st_mode)):
         raise ValueError(f"{option} {path} is no regular file: name another")
 
 
