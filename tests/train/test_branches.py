@@ -259,7 +259,9 @@ def test_a_phase_is_added(config: RunConfig, data: tuple[Path, Path], stable: Pa
         pretrain(early, data, begun)
 
 
-def test_rows_become_longer(config: RunConfig, data: tuple[Path, Path], tmp_path: Path) -> None:
+def test_rows_become_longer(
+    config: RunConfig, data: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Rows twice as long and a higher rotary base from step 5 on: the first step of that phase has the loss of the
     model of step 5 with that base, on the rows that follow; a resumed run and the models of steps know the base."""
     vocabulary = Vocabulary(data[0] / "vocab")
@@ -289,6 +291,19 @@ def test_rows_become_longer(config: RunConfig, data: tuple[Path, Path], tmp_path
         losses[base] = float((objective.weights * sums / objective.counts(batch)).sum())
     assert logged[6]["loss"] == pytest.approx(losses[5e3], rel=1e-6)
     assert abs(losses[50.0] / losses[5e3] - 1) > 1e-4, "bases that this model cannot tell apart"
+
+    said = capsys.readouterr().out
+    assert f"from step 0 {data[0]}, 15% predicted, rows of 32 tokens, rotary base 50; from step 5 {longer}" in said
+    assert "15% predicted, rows of 64 tokens\n" in said
+    bare = replace(modern, data=replace(phases, phase_steps=(), phase_rotary_bases=()))
+    alone = pretrain(replace(bare, train=replace(bare.train, steps=5)), data[0], tmp_path / "alone")
+    for base in (50.0, 5e3):  # a phase is added to steps that had model.rotary_base
+        added = replace(modern, data=replace(phases, phase_rotary_bases=(base,)))
+        if base == 50.0:
+            with pytest.raises(SharedError, match=r"data.phase_"):
+                pretrain(added, [data[0], longer], alone)
+        else:
+            assert pretrain(added, [data[0], longer], alone) == alone
 
     forget(run, 8)  # the checkpoint of step 6 was saved in the second phase
     resumed = pretrain(modern, [data[0], longer], run, heldout=data[1])
@@ -439,6 +454,9 @@ def test_operations_are_the_mean_of_the_phases(config: RunConfig) -> None:
         return flops_per_step(replace(config, data=bare, objective=ObjectiveConfig(mask_fraction=fraction)), 32)
 
     assert flops_per_step(config, 32) == pytest.approx((5 * of_one(0.3) + 3 * of_one(0.15)) / 8)
+    one_share = replace(config, data=replace(config.data, phase_mask_fractions=()))
+    short, long = flops_per_step(one_share, 32), flops_per_step(one_share, 64) / 2  # of as many tokens
+    assert long > short and flops_per_step(one_share, 32, (32, 64)) == pytest.approx((5 * short + 3 * long) / 8)
 
 
 def test_what_cannot_be(

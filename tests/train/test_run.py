@@ -55,6 +55,9 @@ def test_held_out_rows_depend_on_the_settings_of_evaluation_alone(
     )
     data = heldout_data(config, folder, row_tokens=32)
     assert (data.mono_rows, data.para_rows) == (min(rows, 60), 9)
+    for row_tokens, expected in ((32, micro_batch), (64, 2 * micro_batch), (16, max(micro_batch // 2, 1)), (1, 1)):
+        # as many tokens at once as in training on rows of that length, and a row at least
+        assert heldout_data(config, folder, row_tokens).micro_batch == expected
     found, sizes = [], set()
     for rank in range(world):
         loader = HeldOutLoader(folder, data, 1, 0.15, rank, world)

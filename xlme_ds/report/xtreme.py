@@ -196,7 +196,7 @@ def _read_run(path: Path, content: Mapping[str, Any]) -> TaskRun:
     unlabelled = tuple(sorted(content.get("unlabelled", ())))
     if not (languages or unlabelled) or not metrics:
         raise ValueError(f"{path} has scores of no language: write it again or leave it out")
-    if not all(0 <= score < 101 for scores in languages.values() for score in scores):  # nor a NaN
+    if not all(0 <= score <= 100 for scores in languages.values() for score in scores):  # nor a NaN
         raise ValueError(f"{path} has a score that is no percentage: write it again or leave it out")
     dev, dev_name = None, ""
     if of_dev := content.get("dev"):

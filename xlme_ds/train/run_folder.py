@@ -294,9 +294,14 @@ def _changeable_ahead(theirs: Mapping[str, Any], config: Training, done: int) ->
             phase_mask_fractions=tuple(theirs["data.phase_mask_fractions"]),
             phase_rotary_bases=tuple(theirs["data.phase_rotary_bases"]),
         )
-        fraction = config.objective.mask_fraction
+        fraction, base = config.objective.mask_fraction, config.model.rotary_base
         begun = [
-            [phase for phase in phases(settings, fraction) if phase.first < done] for settings in (data, config.data)
+            [
+                phase._replace(rotary_base=phase.rotary_base or base)  # a phase that is the last no more has it by name
+                for phase in phases(settings, fraction)
+                if phase.first < done
+            ]
+            for settings in (data, config.data)
         ]
         prefixes += ["data.phase_"] * (begun[0] == begun[1])
     return tuple(prefixes)
