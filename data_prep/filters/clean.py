@@ -2,10 +2,11 @@
 
 No text is lost silently: damage is repaired and counted by reason, text of no use is dropped and counted.
 
-    invalid_utf8       bytes that are not UTF-8 become U+FFFD
-    carriage_return    CR at the end of a line is removed, elsewhere it becomes a space (it ends no line)
-    control_character  NUL and the other C0 and C1 controls but tab and U+0085 are removed
-    byte_order_mark    U+FEFF at the start of a line, also after white space, is removed
+    invalid_utf8            bytes that are not UTF-8 become U+FFFD
+    carriage_return         CR at the end of a line is removed
+    carriage_return_inside  CR elsewhere becomes a space (it ends no line)
+    control_character       NUL and the other C0 and C1 controls but tab and U+0085 are removed
+    byte_order_mark         U+FEFF at the start of a line, also after white space, is removed
 
 U+2028 and U+0085 end no line: only LF does. White space at both ends is removed without being counted.
 
@@ -41,6 +42,7 @@ _MARK_OR_SPACE = "\ufeff" + "".join(character for character in map(chr, range(0x
 _SUSPICIOUS_REPAIRS = (
     ("invalid_utf8", 0.02, "of its lines have bytes that are no UTF-8: is it in another encoding, or compressed?"),
     ("control_character", 0.1, "of its lines have control characters: is it UTF-16, or no text?"),
+    ("carriage_return_inside", 0.1, "of its lines have carriage returns inside: should these end lines, as LF does?"),
 )
 _MOST_UNKNOWN = 0.05  # share of the tokens that are unknown
 _LINE_BY_LINE = 4_000  # bytes, at most, whose lines are repaired one by one
@@ -116,8 +118,9 @@ def clean_line(raw: bytes, repaired: Counter[str]) -> str:
         text = raw.decode(errors="replace")
         repaired["invalid_utf8"] += 1
     if "\r" in text:
-        text = text.rstrip("\r").replace("\r", " ")
-        repaired["carriage_return"] += 1
+        text = text.rstrip("\r")
+        repaired["carriage_return_inside" if "\r" in text else "carriage_return"] += 1
+        text = text.replace("\r", " ")
     if _CONTROL.search(text):
         text = _CONTROL.sub("", text)
         repaired["control_character"] += 1

@@ -508,6 +508,7 @@ def test_text_that_is_hardly_what_it_should_be_is_named(
     (mono / "el.txt").write_text("Όλοι οι άνθρωποι γεννιούνται ελεύθεροι\n" * 40)
     (mono / "en.txt").write_bytes(lines[0].encode() + b"\nna\xefve\x01\r\n")  # one line in 400
     (mono / "ur.txt").write_text(lines[5].replace("\n", "\r\n"))
+    (mono / "ar.txt").write_text(lines[5].replace("\n", "\r"))
     (para / "X.de-en.de").write_text(lines[1], encoding="latin-1")
     (para / "X.de-en.en").write_text(lines[0])
     (para / "X.en-ru.en").write_text(lines[0])
@@ -521,6 +522,7 @@ def test_text_that_is_hardly_what_it_should_be_is_named(
     for words in (
         f"warning: {mono / 'de.txt'}: 100% {encoding}: is it in another encoding, or compressed?",
         f"warning: {mono / 'ru.txt'}: 100% of its lines have control characters: is it UTF-16, or no text?",
+        f"warning: {mono / 'ar.txt'}: 100% of its lines have carriage returns inside: should these end lines",
         f"% {encoding}",
         f"warning: {pair}: 50% {encoding}",
     ):
@@ -532,5 +534,8 @@ def test_text_that_is_hardly_what_it_should_be_is_named(
     assert not any(name in told for name in ("en.txt", "ur.txt", "X.en-ru", "X.en-fr"))
     train(VocabConfig(tmp_path / "vocab", mono=mono, para=para, size=500, sentences=3000))
     told = capsys.readouterr().err
-    assert all(f"warning: {name}" in told for name in (mono / "de.txt", mono / "ru.txt", mono / "fr.txt", pair))
+    assert all(
+        f"warning: {name}" in told
+        for name in (mono / "de.txt", mono / "ru.txt", mono / "fr.txt", mono / "ar.txt", pair)
+    )
     assert not any(name in told for name in ("en.txt", "ur.txt", "el.txt", "X.en-ru", "X.en-fr"))
