@@ -54,8 +54,8 @@ def record(run: Path) -> dict[str, Any]:
         "settings": json.loads((run / "config.json").read_text())["config"],
         "encoded_tokens": encoded_tokens(run / "data"),
         **{name: lines(run / f"{name}.jsonl") for name in ("metrics", "heldout", "dimensions")},
-        "judged": [[piece.text, round(piece.probability, 4)] for piece in model.judge(quickstart.JUDGED)],
-        "filled": [[piece.text, round(piece.probability, 4)] for piece in model.fill(quickstart.FILLED)[0]],
+        "judged": [[piece.text, round(piece.probability, 4)] for piece in model.judge(quickstart.JUDGED_SENTENCE)],
+        "filled": [[piece.text, round(piece.probability, 4)] for piece in model.fill(quickstart.MASKED_SENTENCE)[0]],
         "said": said.getvalue().splitlines(),
     }
 

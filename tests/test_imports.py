@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FLOORS = {
     "xlme_ds.io": -1,
     "xlme_ds.config": 0,
-    "xlme_ds.folders": 0,
+    "xlme_ds.checkpoint_names": 0,
     "xlme_ds.data.batch": 0,
     "xlme_ds.data.rows": 0,
     "xlme_ds.recipes": 1,

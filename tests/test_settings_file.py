@@ -14,7 +14,7 @@ from xlme_ds.config import OptimizerConfig, RunConfig
 from xlme_ds.io.files import write_object
 from xlme_ds.plan.__main__ import PlanSettings
 from xlme_ds.recipes import RECIPES, SUMMARIES, recipe
-from xlme_ds.settings_file import read, with_values, written
+from xlme_ds.settings_file import read, to_toml, with_values
 
 
 def settings(*words: str) -> RunConfig:
@@ -30,7 +30,7 @@ def saved(path: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_that_was_printed_is_the_recipe(name: str, tmp_path: Path) -> None:
-    path = saved(tmp_path / "run.toml", written(recipe(name)))
+    path = saved(tmp_path / "run.toml", to_toml(recipe(name)))
     assert settings("--config", str(path)) == recipe(name)
 
 
@@ -38,11 +38,11 @@ def test_settings_that_toml_writes_otherwise_than_json(tmp_path: Path) -> None:
     run = replace(
         recipe("xlm_mt"), name='мир "\\\n\x7f Infinity', optimizer=OptimizerConfig(clip=math.inf, learning_rate=1e-7)
     )
-    assert settings("--config", str(saved(tmp_path / "a.toml", written(run)))) == run
+    assert settings("--config", str(saved(tmp_path / "a.toml", to_toml(run)))) == run
 
 
 def test_every_setting_is_below_its_help() -> None:
-    text = written(recipe("base"))
+    text = to_toml(recipe("base"))
     sections = [getattr(recipe("base"), field.name) for field in fields(RunConfig)]
     names = sum(len(fields(section)) if is_dataclass(section) else 1 for section in sections)
     blocks = [block.split("\n") for block in text.removesuffix("\n").split("\n\n")]

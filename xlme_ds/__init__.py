@@ -27,13 +27,13 @@ __all__ = ["TextModel", "evaluate", "export", "finetune", "load", "plan", "pretr
 
 
 def recipe(name: str) -> "RunConfig":
-    """The configuration of a published run (`xlme pretrain --help` describes them); `dataclasses.replace` changes it.
+    """The configuration of a published run; `xlme pretrain --help` lists the names, `dataclasses.replace` changes it.
 
     from dataclasses import replace
     config = xlme.recipe("quickstart")
     config = replace(config, train=replace(config.train, steps=500))
 
-    Raises ValueError for another name.
+    Raises ValueError for an unknown name.
     """
     from . import recipes
 
@@ -43,12 +43,15 @@ def recipe(name: str) -> "RunConfig":
 def pretrain(
     config: "RunConfig", data: Path | str | Sequence[Path | str], out: Path | str, heldout: Path | str | None = None
 ) -> Path:
-    """Train `config` on the folder `data` of `xlme prep mix` into the run folder `out`, and return that; `data` may be
-    several folders, those of `data.phase_steps`. `heldout`: a data folder of text that is not trained on.
+    """Train `config` on the folder `data`, which `xlme prep mix` wrote, and return the run folder `out`.
 
-    It does what the command `xlme pretrain` does, in this process: on one rank, or as one of those that the launcher of
-    DeepSpeed or torch started. A second call resumes. A signal to stop saves and returns; called outside the main
-    thread, it leaves signals alone. Raises ValueError for a mistake in the settings or the data.
+    `data`: several folders if the run has phases (`data.phase_steps`). `heldout`: a data folder of text that is not
+    trained on.
+
+    This is the command `xlme pretrain` in this process, which may be one of the ranks that DeepSpeed's or torch's
+    launcher started. A second call resumes the run. On a signal to stop, such as SIGTERM, it saves a checkpoint and
+    returns; outside the main thread it does not handle signals. Raises ValueError for a mistake in the settings or the
+    data.
     """
     from . import api
 
@@ -63,8 +66,8 @@ def load(folder: Path | str, device: str = "cpu") -> "TextModel":
     model.fill("Everyone has the <mask> to education.")
     model.judge("Everyone has the right to life, liberty and Recht of person.")
 
-    A run that is not finished counts as its newest checkpoint; RUN@STEP names another one. Raises ValueError when there
-    is no model.
+    Of an unfinished run it loads the newest checkpoint; RUN@STEP names another one. Raises ValueError when there is no
+    model.
     """
     from .api import TextModel
 

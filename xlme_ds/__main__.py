@@ -32,15 +32,15 @@ COMMANDS = {
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; without one, list them all."""
     open_output()
-    words = sys.argv[1:] if arguments is None else arguments
-    if not words or words[0] in ("-h", "--help"):
+    argv = sys.argv[1:] if arguments is None else arguments
+    if not argv or argv[0] in ("-h", "--help"):
         lines = [f"  {name:<12}{about}" for name, (_, about) in COMMANDS.items()]
         print("\n".join(["usage: xlme COMMAND --flags    (xlme COMMAND --help lists them)\n", *lines]))
         return 0
-    if words[0] == "--version":
+    if argv[0] == "--version":
         print(f"xlme_ds {__version__}")
         return 0
-    name, *rest = words
+    name, *rest = argv
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1) or ["--help"]
         fail("xlme", ValueError(f"there is no command {name!r}: did you mean `xlme {near[0]}`?"))

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .checkpoint_names import checkpoints_of, saved_step
 from .cli import note, number
 from .config import RunConfig
 from .data.schema import LAYOUTS
@@ -24,7 +25,6 @@ from .engine.build import resolve_precision
 from .engine.ranks import SharedError, on_all_ranks, on_gpu, process_group, rendezvous
 from .evaluate.showcase import showcase
 from .evaluate.vectors import hidden_states, sentence_vectors
-from .folders import checkpoints_of, saved_step
 from .models.heads import MaskedLanguageModelHead, ReplacedTokenHead
 from .models.text_encoder import TextEncoder
 from .objectives import objective_of
@@ -34,7 +34,7 @@ from .report import run_page
 from .train import run
 from .train.inputs import pretraining, read_inputs, started_from
 from .train.opening import opening
-from .train.resume import rehearse_resume
+from .train.resume import check_resume
 from .train.run_folder import RunFolder, first_step
 from .train.stop import StopRequest
 from .trained.encoders import load_encoder, load_whole_export
@@ -57,8 +57,8 @@ def pretrain(
 ) -> Path:
     """Train, then write the report page; collective over the ranks.
 
-    `data`: a folder, or one for each phase of `data.phase_steps`; `stop`: the caller's own request
-    to stop, if it has one; `profiled`: number of steps whose time is broken down.
+    `data`: a folder, or one for each phase of `data.phase_steps`; `stop`: the caller's own `StopRequest`, if it has
+    one; `profiled`: number of steps to profile.
     """
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
     config = _validated(config, profiled)
@@ -67,23 +67,23 @@ def pretrain(
     if heldout is None:
         note(
             "no --heldout: nothing will show whether the model gets better on text that it has not read; "
-            "`xlme prep encode --split` keeps some out"
+            "`xlme prep encode --split` keeps some text out of training"
         )
 
     def report(state: dict[str, Tensor]) -> Path:
         showcase(out, config, state, folders, heldout)
         return run_page.write_report(out)
 
-    mine = stop or StopRequest()
+    stop_request = stop or StopRequest()
     try:
-        run.pretrain(config, folders, out, heldout, mine, report, profiled)
+        run.pretrain(config, folders, out, heldout, stop_request, report, profiled)
     finally:
         if stop is None:
-            mine.release()
+            stop_request.release()
     return out
 
 
-def rehearse(
+def dry_run(
     config: RunConfig,
     data: Path | str | Sequence[Path | str],
     out: Path,
@@ -100,7 +100,7 @@ def rehearse(
             folders, sources = _folders(data), started_from(config, out)
             inputs = on_all_ranks(lambda: read_inputs(config, folders, heldout, folder, sources, rank, world))
             loader = inputs.loader
-            on_all_ranks(lambda: rehearse_resume(config, loader, inputs.heldout, folder) if rank == 0 else None)
+            on_all_ranks(lambda: check_resume(config, loader, inputs.heldout, folder) if rank == 0 else None)
     if rank:
         return
     info = pretraining(config, loader, None, root=False)
@@ -120,7 +120,7 @@ def rehearse(
 
 
 def _unicode(text: str) -> str:
-    """`text` itself. Raises ValueError for half a surrogate pair in it, which Python makes of bytes that are not
+    """`text` unchanged. Raises ValueError for a lone surrogate in it, which Python uses for a byte that is not
     UTF-8."""
     try:
         text.encode()
@@ -158,7 +158,7 @@ class ScoredPiece(NamedTuple):
 class TextModel:
     """A trained model in float32, from the folder of a run, of one of its checkpoints (RUN@STEP), or of an export.
 
-    model = xlme.load("runs/mine")
+    model = xlme.load("runs/stop_request")
 
     Models with language embeddings need `language`, the code of the text's language, in every call.
     """
@@ -191,20 +191,20 @@ class TextModel:
         return TrainedEncoder(encoder.to(self.device), vocabulary)
 
     @cached_property
-    def _masked(self) -> tuple[TrainedEncoder, MaskedLanguageModelHead]:
+    def _masked_language_model(self) -> tuple[TrainedEncoder, MaskedLanguageModelHead]:
         return self._with_head("masked_head.", MaskedLanguageModelHead)
 
     @cached_property
-    def _replaced(self) -> tuple[TrainedEncoder, ReplacedTokenHead]:
+    def _discriminator(self) -> tuple[TrainedEncoder, ReplacedTokenHead]:
         return self._with_head("replaced_head.", ReplacedTokenHead)
 
     def encode(self, sentences: str | Sequence[str], layer: int = -1, language: str = "") -> np.ndarray:
         """Sentence vectors, float32 [N, D], or of one string [D]: the mean hidden state of `layer` over the tokens
         (XLM-E section 4.6). Sentences longer than the model reads are cut.
 
-        `layer`: 0 is the embedding, -1 the last layer. Fine-tuning on pairs trains the last, and sentence-transformers
-        reads it from an export. For encoders that are not fine-tuned `xlme evaluate` quotes the layer at three quarters
-        of the depth, as the paper does (9 of 12).
+        `layer`: 0 is the embedding, -1 the last layer. Fine-tuning on pairs trains the last layer, and
+        sentence-transformers reads it from an export. For encoders that are not fine-tuned, `xlme evaluate` reports the
+        layer at three quarters of the depth, as the paper does (9 of 12).
         """
         encoder, vocabulary = self._encoder
         if not -1 <= layer <= encoder.cfg.discriminator_layers:
@@ -221,7 +221,7 @@ class TextModel:
 
         Raises ValueError when there is no `<mask>`, or the model has no masked language model.
         """
-        (encoder, vocabulary), head = self._masked
+        (encoder, vocabulary), head = self._masked_language_model
         before, *after = _unicode(text).split(MASK)
         parts = [vocabulary.encode(before), *(vocabulary.encode_after_mask(part) for part in after)]
         if not after:
@@ -243,7 +243,7 @@ class TextModel:
 
         Raises ValueError when the model has no discriminator.
         """
-        (encoder, vocabulary), head = self._replaced
+        (encoder, vocabulary), head = self._discriminator
         ids = vocabulary.encode(_unicode(text))
         scores = head(self._states(encoder, ids, language)[None])[0].sigmoid().tolist()
         return [ScoredPiece(vocabulary.piece(token), score) for token, score in zip(ids, scores[1:-1], strict=True)]

@@ -1,8 +1,8 @@
 """`xlme audit --run DIR --data DIR`, for a run that was trained with `--train.audit`.
 
 Proves from the run's own records that every row up to its newest checkpoint was read exactly once, in its step, with
-the tokens that the data hold. If a step was done several times, because the run was killed and resumed, only the last
-time counts.
+the tokens that the data hold. If a step was repeated, because the run was killed and resumed, only its last attempt
+counts.
 """
 
 import sys
@@ -22,7 +22,7 @@ from .train.records import ATTEMPTS, AUDIT_FOLDER, audit_lines, row_checksums
 from .train.run_folder import first_step
 from .trained.settings import read_run_config
 
-_SHOWN = 10  # faults that are printed
+_MOST_PRINTED = 10  # faults
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
         faults, summary = tyro.cli(examine, prog=program("audit"), args=arguments)
     except (ValueError, OSError) as error:
         fail("xlme audit", error)
-    for fault in faults[:_SHOWN]:
+    for fault in faults[:_MOST_PRINTED]:
         print(fault)
     print(f"{len(faults)} faults in {summary}" if faults else f"{summary}: each once, with the tokens of the data")
     sys.exit(1 if faults else 0)
@@ -75,7 +75,7 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
 
 
 def _counting_readings(folder: Path, steps: int) -> dict[str, dict[int, list[tuple[int, int]]]]:
-    """The readings that count, by task and row, each as (step, checksum of the row)."""
+    """Every reading in the last attempt at its step, as (step, checksum of the row) by task and row."""
     last_attempts = np.zeros(steps, dtype=np.int64)  # by step
     for attempt, line in enumerate(audit_lines(folder / ATTEMPTS)):
         last_attempts[line["start"] :] = attempt

@@ -1,4 +1,4 @@
-"""`xlme bench NAME --flags`: the benchmarks of a clone, which no wheel carries."""
+"""`xlme bench NAME --flags`: the benchmarks in a clone of the repository; an installed package has none."""
 
 import ast
 import difflib
@@ -14,34 +14,34 @@ _FOLDER = Path(__file__).parents[1] / "bench"
 
 
 def benchmarks(folder: Path = _FOLDER) -> dict[str, str]:
-    """Benchmarks by name, as in `python -m bench.NAME`, and their docstrings up to the first colon or full stop. Raises
-    ValueError where the folder is missing."""
+    """A description of each benchmark by its name, the NAME of `python -m bench.NAME`: its docstring up to the first
+    colon or full stop. Raises ValueError if the folder is missing."""
     if not (folder / "step.py").is_file():
         raise ValueError(
             f"there are no benchmarks in {folder}: an installed package has none, run this in a clone of the repository"
         )
-    found = {}
+    descriptions = {}
     for path in sorted(path for name in ("*.py", "*/__main__.py", "peers/*.py") for path in folder.glob(name)):
         source = path.read_text(encoding="utf-8")
         if "\nif __name__ ==" in source:
             parts = path.relative_to(folder).with_suffix("").parts
             name = ".".join(part for part in parts if part != "__main__")
             about = " ".join((ast.get_docstring(ast.parse(source)) or "").split())
-            found[name] = re.split("[:.] ", about, maxsplit=1)[0]
-    return found
+            descriptions[name] = re.split("[:.] ", about, maxsplit=1)[0]
+    return descriptions
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Become one of the benchmarks, or list them; a user's mistake ends in one sentence and exit code 2."""
-    words = sys.argv[1:] if arguments is None else arguments
+    """Replace this process by a benchmark, or list them; a user's mistake ends in one sentence and exit code 2."""
+    argv = sys.argv[1:] if arguments is None else arguments
     try:
         about = benchmarks()
-        if not words or words[0] in ("-h", "--help"):
+        if not argv or argv[0] in ("-h", "--help"):
             width = max(map(len, about)) + 2
             lines = [f"  {name:<{width}}{line}" for name, line in about.items()]
             print("\n".join(["usage: xlme bench NAME --flags    (xlme bench NAME --help lists them)\n", *lines]))
             return
-        name, *rest = words
+        name, *rest = argv
         if name not in about:
             near = difflib.get_close_matches(name, about, n=1) or ["--help"]
             raise ValueError(f"there is no benchmark {name!r}: did you mean `xlme bench {near[0]}`?")

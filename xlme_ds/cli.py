@@ -46,8 +46,9 @@ _OFTEN_SET = (
 def program(command: str) -> str:
     """How `command` was called: `xlme plan`, `python -m xlme_ds plan`, or `python -m xlme_ds.plan`.
 
-    Every command begins with this call: it also opens stdout, has tyro join the lines of a setting's docstring, and
-    removes a launcher's variables from a command that no launcher starts: they are left over, and would silence it.
+    Every command begins with this call, which also prepares stdout and has tyro join the lines of a setting's
+    docstring. If no launcher starts the command, it removes a launcher's variables from the environment: they are left
+    over from another process, and with them `note` would print nothing.
     """
     _join_docstring_lines()
     open_output()
@@ -83,8 +84,8 @@ def parse(
     """The dataclass `command`, filled from `arguments`. Its field `run` has the settings of --recipe, of the file
     --config or of `base`, with the overrides.
 
-    A value of another type ends the program with a message, as does an unknown setting, for which it names the nearest.
-    Raises ValueError for an unknown recipe. `xlme_ds.validate` checks the values.
+    A value of the wrong type or an unknown setting ends the program with a message, which names the nearest setting.
+    Raises ValueError for an unknown recipe. `xlme_ds.validate` checks the values later.
     """
     import tyro
 
@@ -182,17 +183,17 @@ def _entry(flag: str, about: str) -> str:
 
 
 def without_launcher(arguments: list[str]) -> list[str]:
-    """`arguments` without the --local_rank that DeepSpeed's launcher adds: the environment has the rank too."""
+    """`arguments` without --local_rank, which DeepSpeed's launcher adds; LOCAL_RANK in the environment has it too."""
     return [argument for argument in arguments if not argument.startswith("--local_rank")]
 
 
 def take_flag(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
-    """`arguments` without `flag` and its value, and this value, or None where the flag is not there."""
-    for place, argument in enumerate(arguments):
-        if argument == flag and place + 1 < len(arguments):
-            return arguments[:place] + arguments[place + 2 :], arguments[place + 1]
+    """(`arguments` without `flag` and its value, the value); the value is None if the flag is not there."""
+    for index, argument in enumerate(arguments):
+        if argument == flag and index + 1 < len(arguments):
+            return arguments[:index] + arguments[index + 2 :], arguments[index + 1]
         if argument.startswith(f"{flag}="):
-            return arguments[:place] + arguments[place + 1 :], argument.removeprefix(f"{flag}=")
+            return arguments[:index] + arguments[index + 1 :], argument.removeprefix(f"{flag}=")
     return arguments, None
 
 
@@ -206,13 +207,13 @@ def without(arguments: Sequence[str], *flags: str) -> list[str]:
 
 
 def fail(program: str, error: Exception) -> None:
-    """Print a user's mistake as one line, from the first process or one whose error `prints`; exit with code 2."""
+    """Print a user's mistake as one line and exit with code 2. Only rank 0 prints, unless the error sets `prints`."""
     note(f"{program}: error: {in_words(error)}", getattr(error, "prints", False))
     sys.exit(2)
 
 
 def note(text: str, here: bool = False) -> None:
-    """Print a remark for the user, on the first process only, or on every process that calls it with `here`."""
+    """Print a remark for the user on stderr: on rank 0 only, or with `here` on this rank too."""
     if here or os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         print(text, file=sys.stderr, flush=True)
 
@@ -220,7 +221,7 @@ def note(text: str, here: bool = False) -> None:
 def progress(
     items: Iterable[Item], total: int, unit: str, name: str = "", amount: Callable[[Item], int] = lambda _: 1
 ) -> Iterator[Item]:
-    """The items. Every ten seconds a line on stderr reports how much of `total` is done: the sum of `amount`."""
+    """Yield `items`, and every ten seconds print to stderr how much of `total` is done: the sum of their `amount`."""
     done, last = 0, time.monotonic()
     for item in items:
         if time.monotonic() - last >= _SECONDS_BETWEEN_LINES:

@@ -22,18 +22,18 @@ class Range:
     """Completes the error "SETTING is VALUE: it must …"."""
     contains: Callable[[float], bool]
     most: float = 1e9
-    """The largest number allowed; a larger one would overflow somewhere, or take for ever."""
+    """The largest number allowed: a larger one would overflow, or never finish."""
 
 
 Count = Annotated[int, Range("be at least 1", lambda value: value >= 1)]
 Size = Annotated[int, Range("be at least 1", lambda value: value >= 1, most=2**20)]
-Parts = Annotated[int, Range("be at least 1", lambda value: value >= 1, most=1_000)]
+SmallCount = Annotated[int, Range("be at least 1", lambda value: value >= 1, most=1_000)]
 Seed = Annotated[int, Range("not be negative", lambda value: value >= 0, most=2**63 - 1)]
 NotNegative = Annotated[Number, Range("not be negative", lambda value: value >= 0)]
 Positive = Annotated[float, Range("be positive", lambda value: value > 0)]
-Bound = Annotated[float, Range("be positive", lambda value: value > 0, most=math.inf)]  # infinity: no bound
+PositiveOrInfinite = Annotated[float, Range("be positive", lambda value: value > 0, most=math.inf)]
 BelowOne = Annotated[float, Range("be at least 0 and below 1", lambda value: 0 <= value < 1)]
-Factor = Annotated[float, Range("be above 0, up to 1", lambda value: 0 < value <= 1)]
+UpToOne = Annotated[float, Range("be above 0, up to 1", lambda value: 0 < value <= 1)]
 Buckets = Annotated[
     int,
     Range("be even and at least 4 (half for each direction)", lambda value: value >= 4 and value % 2 == 0, most=2**20),
@@ -84,12 +84,12 @@ class ModelConfig:
     """Attention heads of a layer; XLM-E's heads have size 64, so change it with `width`."""
     feed_forward: Size = 3072
     """Inner size of the feed-forward network; four times `width` in all published sizes."""
-    generator_layers: Parts = 4
+    generator_layers: SmallCount = 4
     """Transformer layers of the generator: a third (Base) to a sixth (XL) of the discriminator's."""
-    discriminator_layers: Parts = 12
+    discriminator_layers: SmallCount = 12
     """Transformer layers of the discriminator, the model that is used after pre-training, or of the only encoder."""
     max_positions: Size = 512
-    """Rows of the learned absolute position table; also the most tokens of an item."""
+    """Rows of the learned absolute position table; also the largest number of tokens in an item."""
     absolute_positions: bool = True
     """Add a learned position embedding to every token; off: only the relative bias shows the order."""
     body: Literal["xlme", "modern"] = "xlme"
@@ -111,7 +111,7 @@ class ModelConfig:
     """Codes of the languages with a learned embedding, which is added to their tokens; name every language of the
     data, or none (XLM-E has none)."""
     decoder_layers: Annotated[int, Range("not be negative", lambda value: value >= 0, most=1_000)] = 0
-    """Layers of the decoder of a translation model; 0: as many as the encoder has, or half as many where they are
+    """Layers of the decoder of a translation model; 0: as many as the encoder has, or half as many if `decoder` is
     interleaved."""
     decoder: Literal["xlm", "interleaved"] = "xlm"
     """xlm: a layer of the decoder is self-attention, cross-attention, feed-forward; interleaved: self-attention,
@@ -142,7 +142,7 @@ class ModelConfig:
     masked_head: Literal["dense", "linear"] = "dense"
     """Head before the output projection, which is tied to the embedding: dense, GELU and norm, as in BERT and XLM-R,
     or none (linear), as in XLM."""
-    vocabulary_blocks: Parts = 1
+    vocabulary_blocks: SmallCount = 1
     """Store the embedding as this many parameters. One is fastest on a GPU; more make the buffers of offloading
     engines smaller (XL on NVMe: 16). A run may be resumed with another number."""
     init_std: Positive = 0.02
@@ -177,10 +177,10 @@ class ObjectiveConfig:
     tokens, a control (Clark et al., 2020); mt: machine translation by encoder and decoder,
     on pairs or on sentences, as XLM."""
     mask_fraction: float = 0.15
-    """Share of an item's tokens, special ones left out, that are predicted, or replaced (rts); 1 for clm, which also
-    predicts ends of sentences, and for mt, which also predicts that of the second side."""
+    """Share of an item's ordinary tokens that are predicted, or for rts replaced. It is 1 for clm, which also predicts
+    the ends of sentences, and for mt, which also predicts the end of the second side."""
     random_fraction: NotNegative[float] = 0.1
-    """Share of the predicted positions that show a random token; not read by electra."""
+    """Share of the predicted positions that show a random token; electra does not use it."""
     keep_fraction: NotNegative[float] = 0.1
     """Share of the predicted positions that show the original token; the rest show `<mask>`. electra reads
     generator_keep_fraction instead."""
@@ -193,21 +193,21 @@ class ObjectiveConfig:
     """Share of the predicted positions at which the generator reads the original token, 0.15 in ELECTRA's code; the
     rest show `<mask>`, as all do in XLM-E's equation (1)."""
     random_fakes: tuple[str, ...] = ()
-    """Share of the generator's samples that random tokens replace in the discriminator's input, by step and linear in
-    between: 0:1 3000:0 starts with random tokens only, which the discriminator can detect before the generator has
-    learned anything (see rts), and has none from step 3,000 on. Evaluations have none; empty: none at all."""
+    """Share of the generator's samples that are replaced by random tokens in the discriminator's input, as STEP:SHARE,
+    linear in between. 0:1 3000:0 falls from all samples at step 0 to none at step 3,000: the discriminator can detect
+    random tokens before the generator has learned anything (see rts). Evaluations have none; empty: none."""
     z_loss: NotNegative[float] = 0.0
     """Weight of log² Z, added to every −log p of a masked token; it keeps the softmax's normaliser Z near 1 (PaLM,
     section 5: 1e-4). It is in the gradient, not in the reported losses."""
-    pseudo_fractions: tuple[Factor, ...] = ()
-    """btmlm: numbers of tokens that the model writes after a sentence, as shares of the sentence's length; each
-    sentence draws one."""
+    pseudo_fractions: tuple[UpToOne, ...] = ()
+    """btmlm: how many tokens the model writes after a sentence, as shares of the sentence's length; one of them is
+    drawn for each sentence."""
     denoising: tuple[str, ...] = ()
-    """mt: weight of restoring monolingual sentences from noised ones, by step and linear in between, as
-    XLM's 0:1 100000:0.1 300000:0; empty: none."""
+    """mt: weight of restoring monolingual sentences from noised ones, as STEP:WEIGHT, linear in between (XLM:
+    0:1 100000:0.1 300000:0); empty: none."""
     back_translation: tuple[str, ...] = ()
-    """mt: weight of translating the model's own translations of monolingual sentences back, by step as for
-    denoising (XLM: 0:1); empty: none."""
+    """mt: weight of back-translation, from the model's own translations of monolingual sentences, as STEP:WEIGHT (XLM:
+    0:1); empty: none."""
 
 
 @dataclass(frozen=True)
@@ -230,8 +230,8 @@ class DataConfig:
     phase_mask_fractions: tuple[float, ...] = ()
     """objective.mask_fraction of each folder, where it changes during the run (0.3, 0.15, 0.05 in mmBERT)."""
     phase_rotary_bases: tuple[Positive, ...] = ()
-    """model.rotary_base during each of `phase_steps`, where the run ends with another one (10,000 in ModernBERT, which
-    raises it for rows of 8,192 tokens)."""
+    """model.rotary_base during each of `phase_steps`, if it differs from that of the last phase (ModernBERT: 10,000
+    before the last, which has rows of 8,192 tokens)."""
 
     @property
     def mean_rows(self) -> tuple[float, float]:
@@ -256,12 +256,13 @@ class OptimizerConfig:
     """Added to AdamW's divisor; change it only to follow another paper."""
     weight_decay: NotNegative[float] = 0.01
     """Weight decay, decoupled as in AdamW; biases and norms have none."""
-    clip: Bound = 2.0
+    clip: PositiveOrInfinite = 2.0
     """Largest global gradient norm; larger gradients are scaled down to it."""
     discriminator_rate: Positive = 1.0
-    """Learning rate of the parameters that only the discriminator has, as a multiple of `learning_rate`; below 1 its
-    layers keep more dimensions in small runs. Dong et al. (2023) decouple the optimizers of the two networks."""
-    layer_decay: Factor = 1.0
+    """Learning rate of the parameters that only the discriminator has, as a multiple of `learning_rate`. Below 1, the
+    token states of its layers keep more effective dimensions in small runs. Dong et al. (2023) decouple the optimizers
+    of the two networks."""
+    layer_decay: UpToOne = 1.0
     """Fine-tuning: the learning rate falls by this factor from each layer to the one below it."""
 
 
@@ -270,8 +271,9 @@ class ScheduleConfig:
     """The learning rate after the warm-up."""
 
     name: Literal["linear", "cosine", "wsd", "inverse_sqrt"] = "linear"
-    """linear: to zero at the last step (XLM-E, Table 10); cosine: half a cosine, to the same; wsd: stays at the peak
-    until the last `decay_steps`; inverse_sqrt: by the root of the steps done, without an end (XLM)."""
+    """linear: falls to zero at the last step (XLM-E, Table 10); cosine: falls to zero along half a cosine; wsd: stays
+    at the peak until the last `decay_steps`; inverse_sqrt: falls with the root of the steps done and has no end
+    (XLM)."""
     decay_steps: NotNegative[int] = 0
     """wsd: number of last steps in which the rate falls to zero, as 1 - √(share of them that is done) (Hägele et
     al., 2024); 0: it does not fall, except in branches (`pretrain --branch`)."""
@@ -286,26 +288,26 @@ class EngineConfig:
     on one process, the reference for the others."""
     deepspeed: str = "zero1"
     """A file of ds_configs/ by name (zero1, zero2, zero3, zero3_cpu …), or a path to a DeepSpeed JSON with engine keys
-    only; a higher stage partitions more state. auto: the faster one by the planner, zero3 where a step has one
-    micro-batch, else zero1."""
+    only; a higher stage partitions more state. auto: zero3 if a step has one micro-batch, else zero1, whichever the
+    planner finds faster."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Type of weights and activations while computing. auto: bf16 where the processor computes in it, else fp32."""
     gradient_precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Type in which gradients are added, when computing in bf16 under ZeRO-1 or ZeRO-3; bf16 takes half the memory,
-    and its error grows with the processes. auto and fp32: over the processes in fp32; over a step's micro-batches in
-    fp32 too (auto under ZeRO-1: bf16 where there is only one)."""
+    """Type in which gradients are added, when computing in bf16 under ZeRO-1 or ZeRO-3. bf16 takes half the memory,
+    and its error grows with the number of processes. fp32 and auto add in fp32, over the processes and over a step's
+    micro-batches; auto under ZeRO-1 stores them in bf16 if a step has one micro-batch."""
     pipeline_stages: Stages = field(default=2, metadata=PRETRAINING_ONLY)
     """Processes that share one copy of the model under engine.kind pipeline; more for a model that does not fit."""
     pipeline_schedule: Literal["1f1b", "dualpipev"] = field(default="1f1b", metadata=PRETRAINING_ONLY)
-    """dualpipev has fewer idle slots: a process holds two parts of the model, and a step needs two micro-batches for
-    each stage."""
+    """dualpipev has fewer idle slots than 1f1b: a process holds two parts of the model, and a step needs two
+    micro-batches for each stage."""
     balance: tuple[int, ...] = field(default=(), metadata=PRETRAINING_ONLY)
     """Layers of the discriminator, or of the only encoder, in each part of the pipeline; empty: balanced by counted
     operations. Set it if measurements show a slower stage. The first part may have no layers."""
     offload_optimizer: Literal["none", "cpu", "nvme"] = "none"
-    """Where master weights and moments wait between steps, if the GPU has no room for them; nvme needs ZeRO-3."""
+    """Where master weights and moments are stored, if the GPU has no room for them; nvme needs ZeRO-3."""
     offload_parameters: Literal["none", "cpu", "nvme"] = "none"
-    """Where weights wait while no layer needs them, if the GPU has no room for them; needs ZeRO-3."""
+    """Where weights are stored while no layer needs them, if the GPU has no room for them; needs ZeRO-3."""
     nvme_folder: str = ""
     """Folder on a local disk for offloading to nvme; its contents may be deleted after a run."""
 
@@ -335,11 +337,11 @@ class TrainConfig:
     eval_rows: Count = field(default=512, metadata=PRETRAINING_ONLY)
     """Held-out rows of each task that an evaluation reads, from the start; more give steadier figures."""
     save_every: Count = 2_500
-    """Steps between two checkpoints: a fault costs no more."""
+    """Steps between two checkpoints; a crash loses no more than these."""
     keep_last: Count = 3
     """Number of newest checkpoints that are kept; a checkpoint has 12 bytes for each parameter."""
     keep_every: NotNegative[int] = 25_000
-    """Checkpoints at multiples of this step are never removed; 0: all but the newest are."""
+    """Checkpoints at multiples of this step are never deleted; 0: only the newest (`keep_last`) are kept."""
     save_buffer_gib: NotNegative[float] = 4.0
     """Host memory of a process, in GiB, for copies of state that are written while training continues; 0: training
     waits for every save."""
@@ -349,8 +351,8 @@ class TrainConfig:
     """Skip steps whose gradient norm is this many standard deviations above the mean of the last 128; 0: never. Try 6,
     as OLMo-core, if the loss jumps."""
     watchdog_minutes: Annotated[float, Range("not be negative", lambda value: value >= 0, most=525_600)] = 30.0
-    """Minutes after which a process that finishes no step, save or part of the start ends the run and reports where it
-    stands; 0: never."""
+    """Minutes after which a process that has finished no step, save or part of the start ends the run and reports
+    where it hangs; 0: never."""
     wandb: str = ""
     """Weights & Biases project that also receives the records (`pip install wandb`); empty: none."""
     audit: bool = field(default=False, metadata=PRETRAINING_ONLY)
@@ -377,23 +379,23 @@ class Training:
 
 @dataclass(frozen=True)
 class StartConfig:
-    """The first weights of a run; by default they are drawn from its seed."""
+    """The first weights of a run; by default they are random, from its seed."""
 
     folder: str = ""
-    """A run, one of its checkpoints (RUN@STEP), an export, or an XLM-R model as Hugging Face stores it. Its layers
-    have this model's shape, and its vocabulary is that of the data or the first part of it. An unfinished run counts
-    as its newest checkpoint."""
+    """A run, one of its checkpoints (RUN@STEP), an export, or an XLM-R model as Hugging Face stores it. Of an
+    unfinished run the newest checkpoint is taken. Its layers must have this model's shape, and its vocabulary must be
+    that of the data or the first part of it."""
     take: Literal["all", "state", "generator", "discriminator", "encoder"] = "all"
     """all: every parameter, to continue with other data or another schedule; state: also the optimizer's state and
-    the number of steps, of a run (what `--branch` sets); generator, discriminator or encoder (where there is only
-    one, as of XLM-R): that encoder for every one here, its first layers for one that has fewer, with embedding and
-    head (ELECTRA's head start)."""
+    the number of steps of a run (`--branch` sets this); generator, discriminator, or encoder for a model with only
+    one, such as XLM-R: every encoder of this run starts from that one, a shallower encoder from its first layers, with
+    its embedding and head (ELECTRA's head start)."""
     into: Literal["both", "encoder", "decoder"] = "both"
     """mt: which side starts from the encoder that was taken; the decoder's cross-attention starts from random weights,
     except where it is interleaved."""
     decoder: str = ""
-    """mt: another run, export or XLM-R model, whose encoder (of two the discriminator) the decoder starts from, as in
-    XLM from a causal one; its embedding is not taken, for both read that of `folder`."""
+    """mt: another run, export or XLM-R model from whose encoder (or discriminator) the decoder starts, as XLM's starts
+    from a causal model. Its embedding is not taken: encoder and decoder share that of `folder`."""
 
 
 @dataclass(frozen=True)
@@ -405,8 +407,8 @@ class RunConfig(Training):
 
 
 def from_json(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
-    """Settings of class `kind` from `values`, which `dataclasses.asdict` and JSON stored. Raises TypeError for an
-    unknown setting, KeyError for a missing one."""
+    """Settings of class `kind` from `values`, as `dataclasses.asdict` gave them and JSON stored them. Raises TypeError
+    for an unknown setting, KeyError for a missing one."""
     if missing := [setting.name for setting in fields(kind) if setting.name not in values]:  # type: ignore[arg-type]
         raise KeyError(missing[0])
     sections = get_type_hints(kind)

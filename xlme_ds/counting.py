@@ -19,8 +19,8 @@ from .objectives import objective_of
 
 
 def work_of(run: RunConfig, row_tokens: int) -> Work:
-    """Operations of the run's forward pass on full rows of `row_tokens` tokens, a token: the mean over its steps, as
-    each phase may predict another share of the tokens."""
+    """Operations per token of the run's forward pass on full rows of `row_tokens` tokens, averaged over its steps:
+    phases may predict different shares of the tokens."""
     objective = run.objective
     if run.data.phase_mask_fractions:
         data_phases = phases(run.data, objective.mask_fraction)
@@ -30,12 +30,12 @@ def work_of(run: RunConfig, row_tokens: int) -> Work:
     return objective_of(objective).work(run.model, row_tokens)
 
 
-def flops_per_step(run: RunConfig, row_tokens: int, of_phases: Sequence[int] = ()) -> float:
-    """Forward and backward of one optimizer step on full rows of `row_tokens` tokens; `of_phases`: the tokens of the
-    rows of each phase, for the mean over all steps, where they differ."""
+def flops_per_step(run: RunConfig, row_tokens: int, row_lengths: Sequence[int] = ()) -> float:
+    """Operations of one optimizer step, forward and backward, on full rows of `row_tokens` tokens; with `row_lengths`,
+    the tokens of a row in each phase, the mean over all steps."""
     tokens = sum(run.data.mean_rows) * row_tokens
-    shares = phase_shares(phases(run.data, 0.0), run.train.steps) if of_phases else [1.0]
-    works = (work_of(run, length).training for length in of_phases or [row_tokens])
+    shares = phase_shares(phases(run.data, 0.0), run.train.steps) if row_lengths else [1.0]
+    works = (work_of(run, length).training for length in row_lengths or [row_tokens])
     return tokens * sum(share * work for share, work in zip(shares, works, strict=True))
 
 
@@ -49,7 +49,8 @@ def paper_forward_per_token(run: RunConfig, row_tokens: int) -> float:
 
 
 def paper_training_flops(run: RunConfig, row_tokens: int) -> dict[str, float]:
-    """A run as Table 4 counts it: backward as large as forward, 2^20 tokens called 1.0e6, those of pairs taken as half.
+    """Operations of a run as Table 4 counts them: a backward pass as one forward pass, 2^20 tokens as 1.0e6, and half
+    of the tokens of pairs.
 
     `mono`: the monolingual task alone (published for Base: 6.3e19); `both`: with the parallel one (9.5e19).
     """

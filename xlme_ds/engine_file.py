@@ -1,4 +1,4 @@
-"""The file of DeepSpeed settings that `engine.deepspeed` names: in ds_configs/, or at a path of the user's."""
+"""The file of DeepSpeed settings that `engine.deepspeed` names, in ds_configs/ or at a path that the user gives."""
 
 import json
 from dataclasses import replace
@@ -46,9 +46,9 @@ _LOSSY = (
 
 
 def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
-    """Contents of the engine's file.
+    """The contents of the engine's file.
 
-    Raises ValueError for a file that is missing, is no JSON, or sets something that may change the loss curve.
+    Raises ValueError for a file that is missing, is not JSON, or sets something that may change the loss curve.
     """
     path = Path(engine.deepspeed) if engine.deepspeed.endswith(".json") else CONFIG_FOLDER / f"{engine.deepspeed}.json"
     if not path.exists():
@@ -68,7 +68,8 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
 
 
 def _fault(settings: dict[str, Any], zero: dict[str, Any]) -> str:
-    """Second half of the sentence about a wrong file, empty for a right one; `zero`: its section about ZeRO."""
+    """The fault in a file's `settings`, worded to follow the file's path in an error; empty if there is none. `zero`:
+    their section zero_optimization."""
     if zero.get("stage") not in (1, 2, 3):
         return "must set zero_optimization.stage to 1, 2 or 3"
     if any(not isinstance(zero[key], dict) for key in ("offload_optimizer", "offload_param") if key in zero):
@@ -98,8 +99,9 @@ def zero_stage(engine: EngineConfig) -> int:
 def choose_engine(config: Config, world: int) -> Config:
     """`config` with the file that `engine.deepspeed auto` means on `world` processes.
 
-    A step of one micro-batch sends the same under ZeRO-1 and ZeRO-3, and ZeRO-3 sends more of it while computing; with
-    more micro-batches ZeRO-3 sends it in each one. Raises ValueError where the rows do not divide.
+    With one micro-batch in a step, ZeRO-1 and ZeRO-3 send the same number of bytes, and ZeRO-3 overlaps more of them
+    with computing. With several micro-batches, ZeRO-3 sends the weights again for each. Raises ValueError if the rows
+    do not divide among the processes.
     """
     if config.engine.deepspeed != "auto":
         return config

@@ -1,8 +1,8 @@
 """The first weights that a run takes from another model (`start.folder`): a run, an export, or XLM-R.
 
-A vocabulary may grow: if the data's vocabulary begins with all pieces of the model's, the old vocabulary cuts each new
-piece into old ones, and the new embedding is the mean of theirs. If the run has a relative bias and the other model has
-none, the bias begins at 0, so that at first it changes nothing.
+A vocabulary may grow: the data's vocabulary may begin with all pieces of the model's and have more. Each new piece is
+then segmented into old ones, and its embedding starts as the mean of theirs. If the run has a relative bias and the
+other model has none, the bias starts at 0, so that at first it changes nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .checkpoint_names import checkpoints_of, run_and_step, saved_step
 from .cli import note
 from .config import ModelConfig, RunConfig
 from .counting import parameter_sizes
 from .data.vocabulary import Vocabulary
-from .folders import at_step, checkpoints_of, saved_step
 from .models.init import InitialValues
 from .models.text_encoder import TextEncoder, Which
 from .objectives import objective_of
@@ -33,7 +33,8 @@ _MAY_DIFFER = ("discriminator_layers", "init_std", "layout", "language_embedding
 _BODY = ("body", "local_window", "global_every", "local_rotary_base")
 # Settings in which a run must be equal to the model that it starts from. `rotary_base` may be raised.
 SHAPE = [*_BODY, *(name for name in EXPORTED_SETTINGS if name not in _MAY_DIFFER)]
-_BY_TOKEN = ("embedding_", "difference_", "masked_head.bias", "token_head.bias")  # parameters with a row for every id
+# Prefixes of the parameters that have a row for every id.
+_TOKEN_PARAMETERS = ("embedding_", "difference_", "masked_head.bias", "token_head.bias")
 
 
 class _SourceEncoder(NamedTuple):
@@ -65,9 +66,10 @@ def starting_weights(config: RunConfig, vocabulary: Vocabulary, sources: Sequenc
     if take == "state":  # the engine loads it later, with the optimizer's state
         _check_state(folder, config, vocabulary)
         return None
-    values, models = (
-        _everything(folder, config, vocabulary) if take == "all" else _encoders(pinned, take, config, vocabulary)
-    )
+    if take == "all":
+        values, models = _all_parameters(folder, config, vocabulary)
+    else:
+        values, models = _from_encoders(pinned, take, config, vocabulary)
     if config.model.relative_bias != "none":
         zeros = torch.zeros(config.model.relative_buckets, config.model.heads)
         values |= {f"{part}.relative.weight": zeros for part, cfg in models.items() if cfg.relative_bias == "none"}
@@ -82,8 +84,8 @@ def source_folders(config: RunConfig) -> list[Path]:
     return list(dict.fromkeys(map(Path, (config.start.folder, *(part.folder for part in parts.values())))))
 
 
-def _encoders(folders: Mapping[Path, Path], take: Which, config: RunConfig, vocabulary: Vocabulary) -> _Start:
-    """Embedding and heads of the encoder that `take` names, and an encoder for every part of the run's model.
+def _from_encoders(folders: Mapping[Path, Path], take: Which, config: RunConfig, vocabulary: Vocabulary) -> _Start:
+    """Embedding and heads of the encoder that `take` names, and the encoder that each part of the run's model takes.
 
     `folders`: the source folders as `pin_step` names them.
     """
@@ -91,13 +93,13 @@ def _encoders(folders: Mapping[Path, Path], take: Which, config: RunConfig, voca
 
     def read(folder: Path, which: Which | None) -> tuple[_SourceEncoder, dict[str, Tensor], ModelConfig]:
         source = _source_encoder(folders[folder], which)
-        state, cfg = _grown(source.encoder.state_dict(), source.encoder.cfg, source.vocabulary, vocabulary)
+        state, cfg = _with_new_pieces(source.encoder.state_dict(), source.encoder.cfg, source.vocabulary, vocabulary)
         _check_start(folders[folder], cfg, config, source.vocabulary, vocabulary)
         _check_layout(folders[folder], cfg, config)
         return source, state, cfg
 
     source, state, cfg = read(main, take)
-    heads, _ = _grown(source.heads, source.encoder.cfg, source.vocabulary, vocabulary)
+    heads, _ = _with_new_pieces(source.heads, source.encoder.cfg, source.vocabulary, vocabulary)
     values = {name: value for name, value in heads.items() if name.startswith(tuple(objective.encoders.values()))}
     values["embedding_0"] = _table(state)
     models: dict[str, ModelConfig] = dict.fromkeys(objective.encoders, cfg)
@@ -117,11 +119,11 @@ def _table(state: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([state[name] for n in range(len(state)) if (name := f"embedding_{n}") in state])
 
 
-def _everything(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> _Start:
-    """Every parameter of a pre-training model."""
+def _all_parameters(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> _Start:
+    """Every parameter of the pre-training model in `folder` (`start.take all`)."""
     objective = objective_of(config.objective)
     of_run = "config" in read_config(folder)
-    run = load_run(folder) if of_run else _whole(folder, config)
+    run = load_run(folder) if of_run else _whole_export(folder, config)
     parts, encoders = objective.first_weights(config.start, config.model), " or ".join(objective.encoders)
     if run.task:
         raise ValueError(
@@ -134,19 +136,19 @@ def _everything(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> _Sta
             f"{folder} was trained for {run.objective.name}, whose model has other parts than that of "
             f"{config.objective.name}: set start.take to {' or '.join(run.encoders)}"
         )
-    state, cfg = _grown(run.state, run.model, run.vocabulary, vocabulary)
+    state, cfg = _with_new_pieces(run.state, run.model, run.vocabulary, vocabulary)
     _check_start(folder, cfg, config, run.vocabulary, vocabulary)
     _check_layout(folder, cfg, config)
     _check_shape(folder, cfg, config, f", or start.take to {encoders}")
-    # It may lack the relative bias and the embeddings of languages, and have its vocabulary tables in other blocks.
+    # It may lack the relative bias and the language embeddings, and split its vocabulary tables into other blocks.
     model = replace(config.model, relative_bias=cfg.relative_bias, language_embeddings=cfg.language_embeddings)
     sizes = parameter_sizes(config.objective, model)
     blocks = "embedding_", "difference_"
-    lacking = {name.split(".")[0] for name in sizes if name not in state and not name.startswith(blocks)}
-    if lacking:
+    missing = {name.split(".")[0] for name in sizes if name not in state and not name.startswith(blocks)}
+    if missing:
         remedy = "" if of_run else "start.folder to the run that it is an export of, or "
         raise ValueError(
-            f"{folder} has no {' and no '.join(sorted(lacking))}, which start.take all takes for "
+            f"{folder} has no {' and no '.join(sorted(missing))}, which start.take all takes for "
             f"{config.objective.name}: set {remedy}start.take to {encoders}"
         )
     return _Start(state, dict.fromkeys(parts, cfg))
@@ -155,8 +157,8 @@ def _everything(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> _Sta
 def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> None:
     """Raise ValueError where a run of `config` cannot take the state of the run in `folder`, the optimizer's too."""
     settings = read_settings(folder)
-    run, _ = at_step(folder)
-    _, step = at_step(Path(config.start.folder))
+    run, _ = run_and_step(folder)
+    _, step = run_and_step(Path(config.start.folder))
     if step is None:
         raise ValueError(
             f"start.take state continues from a step: name it, {config.start.folder}@STEP, or give --branch"
@@ -200,20 +202,20 @@ def _source_encoder(folder: Path, which: Which | None = None) -> _SourceEncoder:
     return _SourceEncoder(encoder, read_heads(folder, which), vocabulary)
 
 
-def _whole(folder: Path, config: RunConfig) -> TrainedRun:
+def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
     """The whole model of an export, or of XLM-R, with the parts that the objective of `config` has."""
     if run := load_whole_export(folder):
         return run
     objective = objective_of(config.objective)
     has_generator, exported = (folder / GENERATOR_FOLDER).is_dir(), read_config(folder).get(WHICH)
     instead = f"set start.take to {'discriminator or generator' if has_generator else 'encoder'}"
-    lacking = [
+    missing = [
         part
         for part in objective.first_weights(config.start, config.model)
         if not (has_generator if part == "generator" else part in objective.encoders and exported in (None, part))
     ]
-    if lacking:
-        raise ValueError(f"{folder} has no {' and no '.join(lacking)}, which start.take all takes: {instead}")
+    if missing:
+        raise ValueError(f"{folder} has no {' and no '.join(missing)}, which start.take all takes: {instead}")
     sources = [_source_encoder(folder, which) for which in objective.encoders]
     state = dict[str, Tensor]()
     for source, (which, head) in zip(sources, objective.encoders.items(), strict=True):
@@ -242,17 +244,17 @@ def _whole(folder: Path, config: RunConfig) -> TrainedRun:
     return TrainedRun(folder, state, model, first.vocabulary, "", config.objective)
 
 
-def _grown(
+def _with_new_pieces(
     state: Mapping[str, Tensor], cfg: ModelConfig, old: Vocabulary, new: Vocabulary
 ) -> tuple[dict[str, Tensor], ModelConfig]:
-    """`state` and `cfg` with rows for all pieces of `new`, if that begins with the pieces of `old`; else unchanged."""
+    """`state` and `cfg` with rows for all pieces of `new`, if `new` begins with the pieces of `old`; else unchanged."""
     if new.size <= old.size or not new.begins_with(old):
         return dict(state), cfg
     cuts = old.cut([new.piece(token) for token in range(old.mask, new.mask)])
     sizes, ids = torch.tensor(list(map(len, cuts))), torch.from_numpy(np.concatenate(cuts)).long()
     new_pieces = torch.arange(len(cuts)).repeat_interleave(sizes)  # for every old piece in `ids`
 
-    def longer(rows: Tensor) -> Tensor:
+    def with_new_rows(rows: Tensor) -> Tensor:
         """`rows` with those of the new pieces, means of old rows, inserted before the row of `<mask>`."""
         sums = rows.new_zeros(len(cuts), *rows.shape[1:]).index_add_(0, new_pieces, rows[ids])
         means = sums / sizes.view(-1, *(1 for _ in rows.shape[1:]))
@@ -260,7 +262,7 @@ def _grown(
 
     whole_tables = replace(cfg, vocabulary_blocks=1)
     values = in_blocks(dict(state), whole_tables)
-    values = {name: longer(value) if name.startswith(_BY_TOKEN) else value for name, value in values.items()}
+    values |= {name: with_new_rows(rows) for name, rows in values.items() if name.startswith(_TOKEN_PARAMETERS)}
     return values, replace(whole_tables, vocabulary=new.size)
 
 

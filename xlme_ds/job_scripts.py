@@ -21,7 +21,7 @@ class SlurmSettings:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Copy the scripts, and name them; a user's mistake ends in one line on stderr and exit code 2."""
+    """Copy the scripts and print their names; a user's mistake ends in one line on stderr and exit code 2."""
     to = tyro.cli(SlurmSettings, prog=program("slurm"), args=arguments).to / "slurm"
     source = next(folder for folder in _FOLDERS if folder.is_dir())
     try:

@@ -1,4 +1,4 @@
-"""`xlme launch --gpus 8 pretrain …`: a command on several processes, started by DeepSpeed's launcher."""
+"""`xlme launch --gpus 8 pretrain …` runs a command on several processes, which DeepSpeed's launcher starts."""
 
 import os
 import sys
@@ -17,26 +17,26 @@ It is `deepspeed --num_gpus N --module xlme_ds.COMMAND --flags`.
                      without ssh on each machine --no_ssh --node_rank N --master_addr HOST"""
 
 
-def command(words: list[str]) -> list[str]:
-    """The launcher's command line. Raises ValueError where `words` have no command or no number."""
-    place = next((place for place, word in enumerate(words) if word in LAUNCHED), None)
+def command(argv: list[str]) -> list[str]:
+    """The launcher's command line. Raises ValueError where `argv` have no command or no number."""
+    place = next((place for place, word in enumerate(argv) if word in LAUNCHED), None)
     if place is None:
         raise ValueError(f"no command to launch: add {' or '.join(LAUNCHED)}, and its flags after it")
-    options, gpus = take_flag(words[:place], "--gpus")
+    options, gpus = take_flag(argv[:place], "--gpus")
     if gpus is not None and not (gpus.isdecimal() and int(gpus)):
         raise ValueError(f"--gpus {gpus}: it must be a number of processes, at least 1")
-    return launch(f"xlme_ds.{words[place]}", int(gpus) if gpus else None, words[place + 1 :], options)
+    return launch(f"xlme_ds.{argv[place]}", int(gpus) if gpus else None, argv[place + 1 :], options)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Become the launcher; a user's mistake ends in one sentence and exit code 2."""
+    """Replace this process by the launcher; a user's mistake ends in one sentence and exit code 2."""
     open_output()
-    words = sys.argv[1:] if arguments is None else arguments
-    if not words or words[0] in ("-h", "--help"):
+    argv = sys.argv[1:] if arguments is None else arguments
+    if not argv or argv[0] in ("-h", "--help"):
         print(USAGE)
         return
     try:
-        launcher = command(words)
+        launcher = command(argv)
     except ValueError as error:
         fail("xlme launch", error)
     variables = environment()

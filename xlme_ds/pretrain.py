@@ -36,48 +36,44 @@ class Pretrain:
     """Break down the time of this many steps, after the first three, into `profile/` of the run folder; 0: none."""
 
 
-def _branched(source: Path, out: str | None) -> RunConfig:
-    from .train.run_folder import branched  # it loads torch
-
-    return branched(source, None if out is None else Path(out))
-
-
-def _flags(words: list[str]) -> set[str]:
-    return {word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")}
-
-
-def _to_its_end(config: RunConfig) -> RunConfig:
-    """The branch's steps: those of its decay."""
+def _with_decay_steps(config: RunConfig) -> RunConfig:
+    """`config` with `train.steps` at the end of the branch's decay."""
     steps = int(config.start.folder.rpartition("@")[2]) + config.schedule.decay_steps
     return replace(config, train=replace(config.train, steps=steps))
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
-    # The number of masked positions is another in every batch: blocks of many sizes would leave gaps that none fits.
+    # The number of masked positions differs between batches, so blocks of fixed sizes would fragment a GPU's memory.
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # read once, when torch is loaded
-    words = sys.argv[1:] if arguments is None else arguments
-    # Before torch is loaded, which takes a while: a job may be told to leave at any time.
-    stop = None if {"-h", "--help", "--help-all", "--dry-run"} & set(words) else StopRequest()
+    argv = sys.argv[1:] if arguments is None else arguments
+    # Before torch is loaded, which takes a while: a signal to stop may come at any time.
+    stop = None if {"-h", "--help", "--help-all", "--dry-run"} & set(argv) else StopRequest()
     try:
-        words, branch = take_flag(words, "--branch")
-        parent = None if branch is None else _branched(Path(branch), take_flag(words, "--out")[1])
-        command = parse(program("pretrain"), Pretrain, __doc__ or "", words, parent)
-        if parent is not None and "--schedule.decay-steps" in _flags(words) and "--train.steps" not in _flags(words):
-            command = replace(command, run=_to_its_end(command.run))
+        argv, branch = take_flag(argv, "--branch")
+        parent = None
+        if branch is not None:
+            from .train.run_folder import branched  # it loads torch
+
+            _, out_name = take_flag(argv, "--out")
+            parent = branched(Path(branch), None if out_name is None else Path(out_name))
+        command = parse(program("pretrain"), Pretrain, __doc__ or "", argv, parent)
+        flags = {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
+        if parent is not None and "--schedule.decay-steps" in flags and "--train.steps" not in flags:
+            command = replace(command, run=_with_decay_steps(command.run))
     except ValueError as error:
         fail("xlme pretrain", error)
-    from .api import pretrain, rehearse
+    from .api import dry_run, pretrain
     from .engine.ranks import SharedError
 
     try:
         run, data, out, heldout = command.run, command.data_folders, command.out, command.heldout
         if command.dry_run:
-            rehearse(run, data, out, heldout, command.profile)
+            dry_run(run, data, out, heldout, command.profile)
         else:
             pretrain(run, data, out, heldout, stop, command.profile)
-    except SharedError as error:  # no other: one that a single rank has is a fault of ours, and keeps its traceback
+    except SharedError as error:  # any other is a bug of ours, and keeps its traceback
         fail("xlme pretrain", error)
 
 

@@ -8,7 +8,7 @@ import tyro
 
 from .cli import fail, parse, program
 from .config import RunConfig
-from .settings_file import written
+from .settings_file import to_toml
 from .validate import validate
 
 
@@ -21,9 +21,9 @@ class PrintedSettings:
 
 def main(arguments: list[str] | None = None) -> None:
     """Print the file; a user's mistake ends in one sentence and exit code 2."""
-    words = sys.argv[1:] if arguments is None else arguments
+    argv = sys.argv[1:] if arguments is None else arguments
     try:
-        print(written(validate(parse(program("config"), PrintedSettings, __doc__ or "", words).run)), end="")
+        print(to_toml(validate(parse(program("config"), PrintedSettings, __doc__ or "", argv).run)), end="")
     except ValueError as error:
         fail("xlme config", error)
 

@@ -17,19 +17,19 @@ from .cli import fail, program
 from .io.folders import LOCK, empty, lock
 from .recipes import recipe
 from .run_commands import environment, launch, run
-from .train.run_folder import settled
+from .train.run_folder import fixed_settings
 
 RUN = recipe("quickstart")
 ROW_TOKENS = RUN.model.max_positions
-# Every row is read once. The corpus is small, so its text repeats in them, next to other text and with other masks.
+# Every row is read once. The corpus is small, so its text occurs in many rows, next to other text, with other masks.
 MONO_ROWS = RUN.train.steps * RUN.data.mono_rows
 PARA_ROWS = RUN.train.steps * RUN.data.para_rows
 _MARK = ".quickstart"  # a file in every run folder that the quickstart made
 _TRIAL_SECONDS = 3.0  # longest time of two trial steps after which a third is run
-_WHOLE = 1.2  # whole time as a multiple of all forward and backward passes; measured (docs/lab/quickstart.md)
+_OVERHEAD = 1.2  # whole time as a multiple of all forward and backward passes; measured (docs/lab/quickstart.md)
 _LOG = "prepare.log"  # in data/: the commands of data preparation and their output
-JUDGED = "Everyone has the right to life, liberty and Recht of person."
-FILLED = "Everyone has the <mask> to education."
+JUDGED_SENTENCE = "Everyone has the right to life, liberty and Recht of person."
+MASKED_SENTENCE = "Everyone has the <mask> to education."
 HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS = 192, 280  # every held-out document and pair, about once
 
 
@@ -78,9 +78,9 @@ def training(data: Path, out: Path, processes: int) -> list[str]:
 
 
 def begin(out: Path, fresh: bool) -> None:
-    """Mark the locked folder `out` as made by the quickstart if it is empty; `fresh` empties it first.
+    """Mark the locked folder `out` as made by the quickstart if it is empty; with `fresh`, empty it first.
 
-    Raises ValueError if `fresh` would delete a folder without this mark, and for a run of other settings.
+    Raises ValueError if `fresh` would delete a folder without this mark, and for a run with other settings.
     """
     content = {path for path in out.iterdir() if path.name != LOCK}
     if fresh and content:
@@ -98,8 +98,9 @@ def begin(out: Path, fresh: bool) -> None:
 
         if not (out / _MARK).exists():
             raise ValueError(f"{out} has a run that the quickstart did not make (no {_MARK}): name another --out")
-        theirs = settled(read_run_config(out))
-        ours = {key: value for key, value in settled(RUN).items() if key != "engine.precision"}  # it depends on the CPU
+        theirs = fixed_settings(read_run_config(out))
+        ours = fixed_settings(RUN)
+        del ours["engine.precision"]  # it depends on the CPU
         changed = next((key for key, value in ours.items() if theirs.get(key) != value), None)
         if changed is not None:
             raise ValueError(
@@ -137,7 +138,7 @@ def trial_seconds() -> float:
 def announce(out: Path) -> None:
     """Print what the command will do, and how long it takes on this machine."""
     step = trial_seconds()
-    minutes = max(round(_WHOLE * RUN.train.steps * step / 60), 1)
+    minutes = max(round(_OVERHEAD * RUN.train.steps * step / 60), 1)
     print(
         f"This fetches 1.5 MB of text in 91 languages, prepares it, pre-trains a small XLM-E for {RUN.train.steps:,} "
         f"steps and draws its report, all in {out}.\nIt takes about {minutes} minutes here (forward and backward pass "
@@ -161,7 +162,7 @@ def run_stage(stage: list[str], data: Path, settings: dict[str, str]) -> None:
             raise
         log.seek(end)
         printed = [line.partition(f"{data}/") for line in log.read().decode(errors="replace").splitlines()]
-    # Of the lines that name something in data/, the part from there.
+    # Each line that names a file in data/ is printed from that name on.
     print("; ".join(line for before, _, line in printed if line and before in ("", "open ")), flush=True)
 
 
@@ -173,7 +174,7 @@ def show_model(out: Path) -> None:
     from . import load
 
     model, console, judged_words = load(out), Console(highlight=False), list[tuple[str, float]]()
-    for piece in model.judge(JUDGED):  # a word has the highest probability of its pieces
+    for piece in model.judge(JUDGED_SENTENCE):  # a word has the highest probability of its pieces
         new_word = piece.text.startswith("▁") or not judged_words
         start, highest = ("", 0.0) if new_word else judged_words.pop()
         judged_words.append((start + piece.text.removeprefix("▁"), max(highest, piece.probability)))
@@ -183,33 +184,35 @@ def show_model(out: Path) -> None:
             judged.append(f"{word} [{probability:.0%} replaced] ", "bold red")
         else:
             judged.append(f"{word} ")
-    filled = ", ".join(f"{piece.text.lstrip('▁')} {piece.probability:.0%}" for piece in model.fill(FILLED, top=3)[0])
+    filled = ", ".join(
+        f"{piece.text.lstrip('▁')} {piece.probability:.0%}" for piece in model.fill(MASKED_SENTENCE, top=3)[0]
+    )
     judged.rstrip()
     console.print(judged, soft_wrap=True)
-    console.print(f"fill:  {FILLED}  {filled}", markup=False)
+    console.print(f"fill:  {MASKED_SENTENCE}  {filled}", markup=False)
 
 
 def next_steps(out: Path) -> list[list[str]]:
     """Commands to try on the finished run."""
     python = os.path.relpath(sys.executable)
     python = python if python.startswith(".venv") else sys.executable
-    judge = f'import xlme_ds as xlme; print(xlme.load({str(out)!r}).judge("{JUDGED}"))'
+    judge = f'import xlme_ds as xlme; print(xlme.load({str(out)!r}).judge("{JUDGED_SENTENCE}"))'
     export = ["export", "--run", str(out), "--to", str(out.with_name(f"{out.name}-export"))]
     return [[python, "-c", judge], [python, "-m", "xlme_ds", *export]]
 
 
-def main(words: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run every step that is not done yet."""
-    arguments = tyro.cli(Quickstart, prog=program("quickstart"), description=__doc__, args=words)
-    out: Path = arguments.out
+    options = tyro.cli(Quickstart, prog=program("quickstart"), description=__doc__, args=arguments)
+    out: Path = options.out
     try:
         rows = RUN.data.mono_rows  # a step has as many of pairs
-        if arguments.processes not in range(1, rows + 1) or rows % arguments.processes != 0:
+        if options.processes not in range(1, rows + 1) or rows % options.processes != 0:
             raise ValueError(
-                f"--processes is {arguments.processes}: it must divide the {rows} rows of each task in a step"
+                f"--processes is {options.processes}: it must divide the {rows} rows of each task in a step"
             )
         with lock(out):
-            begin(out, arguments.fresh)
+            begin(out, options.fresh)
     except (ValueError, OSError) as error:
         fail("xlme quickstart", error)
     # The quickstart trains on CPUs even where there is a GPU: its ZeRO settings and sizes are chosen for them.
@@ -218,7 +221,7 @@ def main(words: list[str] | None = None) -> None:
     finished = out / "finished.json"
     if not (out / "config.json").exists():  # training has not begun
         announce(out)
-    stages = preparation(data, arguments.processes)
+    stages = preparation(data, options.processes)
     if not (data / "stats" / "stats.html").exists():
         for number, stage in enumerate(stages, start=1):
             print(f"[{number}/{len(stages) + 1}] ", end="")
@@ -229,10 +232,10 @@ def main(words: list[str] | None = None) -> None:
     if finished.exists():
         print(f"{out} is complete; open {out / 'report.html'} (make pretrain FRESH=1 starts over)")
         return
-    threads = max((os.cpu_count() or 1) // arguments.processes, 1)
+    threads = max((os.cpu_count() or 1) // options.processes, 1)
     variables |= {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"}
     print(f"[{len(stages) + 1}/{len(stages) + 1}] ", end="")
-    run(training(data, out, arguments.processes), variables)
+    run(training(data, out, options.processes), variables)
     if not finished.exists():  # stopped, or the launcher was killed, which no exit code shows
         sys.exit(1)
     show_model(out)

@@ -1,4 +1,4 @@
-"""Commands that are steps of a larger one: each is printed before it runs."""
+"""Running commands as steps of a larger one: the environment, DeepSpeed's launcher, and passing on signals."""
 
 import os
 import shlex
@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-# By this torchrun has its processes meet at a store of its own: those that it did not start wait there for ever.
+# torchrun sets it so that its processes meet at its own store; a process that it did not start would wait for ever.
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 TORCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # a launcher's, for each process
 LAUNCHED = ("pretrain", "finetune")  # the commands that a launcher starts
@@ -20,8 +20,8 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 def environment() -> dict[str, str]:
-    """Ours, with the programs of this Python's folder first; Python imports nothing from the current folder, which may
-    hold a module of any name, and these packages from where they are; a launcher's variables are not theirs."""
+    """This process's environment for a command: without a launcher's variables; PATH begins with this Python's folder;
+    PYTHONPATH has our packages, and PYTHONSAFEPATH excludes the current folder, which may hold a module of any name."""
     ours, places = str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if ours not in (*places, *map(os.path.realpath, site.getsitepackages())):
         places.append(ours)
@@ -32,9 +32,9 @@ def environment() -> dict[str, str]:
 
 
 def launch(module: str, processes: int | None, arguments: Sequence[str], options: Sequence[str] = ()) -> list[str]:
-    """The command that runs `module` on processes of DeepSpeed's launcher, or alone.
+    """The command that runs `module` under DeepSpeed's launcher, or without it on one process.
 
-    `processes`: None for one a GPU; `options`: further ones of the launcher.
+    `processes`: None for one per GPU; `options`: further options of the launcher.
     """
     if processes == 1 and not options:
         return [sys.executable, "-W", "ignore", "-m", module, *arguments]
@@ -49,9 +49,12 @@ def launch(module: str, processes: int | None, arguments: Sequence[str], options
 def run(
     command: Sequence[str], environment: Mapping[str, str], quiet: bool = False, log: IO[bytes] | None = None
 ) -> None:
-    """Run one step; leaves with its exit code when it fails. Ctrl-C reaches the step, which saves and ends by itself;
-    other signals to stop (of a job that must end, of a lost terminal) are passed on to it, and this program ends after
-    it. `log` gets the command, stdout and stderr in place of the terminal; `quiet` drops stdout."""
+    """Print `command` and run it; if it fails, exit with its code.
+
+    Ctrl-C reaches the command itself, which saves and ends. Other signals to stop (SIGTERM, SIGUSR1, SIGHUP) are passed
+    on to it, and this program exits after it. `log` gets the command, its stdout and stderr in place of the terminal;
+    `quiet` drops stdout.
+    """
     line = f"$ {shlex.join(command)}\n"
     if log is None:
         print(line, end="", flush=True)
@@ -66,8 +69,8 @@ def run(
         received.append(number)
         process.send_signal(number)
 
-    heard = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, pass_on) for number in heard}
+    handled = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, pass_on) for number in handled}
     before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = process.wait()
     for number, handler in before.items():

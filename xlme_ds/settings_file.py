@@ -15,7 +15,7 @@ from .io.files import read_json, read_object
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The settings in a TOML or JSON file, or those of a run in its config.json. Raises ValueError for another file."""
+    """The settings in a TOML or JSON file, or in a run's config.json. Raises ValueError for any other file."""
     try:
         if path.suffix != ".json":
             return tomllib.loads(path.read_text(encoding="utf-8-sig"))
@@ -80,7 +80,7 @@ def help_of(kind: type) -> dict[str, str]:
     return {setting.arg_name: " ".join((setting.description or "").split()) for setting in settings}
 
 
-def written(config: RunConfig) -> str:
+def to_toml(config: RunConfig) -> str:
     """All settings of `config` as TOML, each below its help text."""
     lines = [*_section(config)]
     for field in fields(config):

@@ -1,4 +1,4 @@
-"""Every check of a run's settings that needs neither its data nor its hardware, before anything is started.
+"""Every check of a run's settings that needs neither its data nor its hardware, made before anything starts.
 
 Each check raises ValueError with one sentence that names the setting and a remedy. A single setting is checked against
 the range or the choices that its type in `xlme_ds.config` gives; the other checks are of relations between settings.
@@ -20,8 +20,8 @@ Config = TypeVar("Config", bound=Training)
 def validate(config: Config, world: int | None = None) -> Config:
     """Check that all settings of `config` fit each other, and `world` processes if their number is given; returns it.
 
-    `engine.deepspeed auto` is replaced by the file that it chooses for `world` processes; without their number it
-    stays, and every file that it can choose is checked. Raises ValueError.
+    `engine.deepspeed auto` is replaced by the file that it chooses for `world` processes; without `world` it stays
+    auto, and both files that it can choose are checked. Raises ValueError.
     """
     if config.engine.deepspeed == "auto":
         if not isinstance(config, RunConfig):

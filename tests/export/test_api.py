@@ -97,7 +97,7 @@ def test_a_device(run: Path) -> None:
     # A device without numbers shows where tensors lie: all of the model's are there, and the text's follow.
     meta = xlme.load(run, device="meta")
     assert {value.device.type for value in meta._encoder.encoder.parameters()} == {"meta"}
-    for encoder, head in (meta._masked, meta._replaced):
+    for encoder, head in (meta._masked_language_model, meta._discriminator):
         assert {value.device.type for part in (encoder.encoder, head) for value in part.parameters()} == {"meta"}
 
 

@@ -44,7 +44,7 @@ from xlme_ds.evaluate.vectors import sentence_vectors
 from xlme_ds.export.__main__ import cut, main
 from xlme_ds.export.card import escape
 from xlme_ds.finetune.downstream_tasks import TASKS
-from xlme_ds.first_weights import _everything
+from xlme_ds.first_weights import _all_parameters
 from xlme_ds.io.folders import lock
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
@@ -83,7 +83,7 @@ def test_a_flipped_bit_in_weights_is_found(
 ) -> None:
     """Anywhere in the tensors of a run or an export, by what reads them and by the check."""
     config, vocabulary = read_run_config(run), load_run(run).vocabulary
-    for folder, reads in ((run, load_run), (exported, lambda each: _everything(each, config, vocabulary))):
+    for folder, reads in ((run, load_run), (exported, lambda each: _all_parameters(each, config, vocabulary))):
         checkpoint.main(["check", "--run", str(folder)])
         assert "model.safetensors  " in capsys.readouterr().out
         for weights in sorted(path.relative_to(folder) for path in folder.rglob("*.safetensors")):

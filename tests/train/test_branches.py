@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from tests.launch import TIMED, run_ranks
 from tests.rows import train_vocabulary, write_data
 from tests.small import MODERN
-from xlme_ds.api import pretrain, rehearse
+from xlme_ds.api import dry_run, pretrain
 from xlme_ds.audit import examine
 from xlme_ds.checkpoint import __main__ as checkpoint
 from xlme_ds.config import (
@@ -441,7 +441,7 @@ def test_held_out_text_is_that_of_no_phase(
         change(parts[phase], split="all")
         change(unseen, split="heldout", heldout_share=0.1)
     said = "of --split all" if how == "split" else "have the same text, so it is not held out"
-    for call in (rehearse, pretrain):
+    for call in (dry_run, pretrain):
         with pytest.raises(SharedError, match=rf"mono .*{parts[phase].name} {said}"):
             call(config, parts, tmp_path / "run", unseen)
 
@@ -478,7 +478,7 @@ def test_what_cannot_be(
     stepless = replace(late, start=StartConfig(str(stable), "state"))
     with pytest.raises(SharedError, match=r"start.take state continues from a step: name it, .*stable@STEP, or give"):
         pretrain(stepless, data, tmp_path / "one")
-    rehearse(late, data, tmp_path / "one")
+    dry_run(late, data, tmp_path / "one")
     assert "resuming after step 6 of 8" in capsys.readouterr().out
     narrow = replace(late, model=replace(config.model, discriminator_layers=1))
     with pytest.raises(SharedError, match=r"has model.discriminator_layers 2, this run has 1"):

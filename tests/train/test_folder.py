@@ -21,10 +21,10 @@ from tests.train.test_guard import config as short
 from tests.train.test_guard import run
 from xlme_ds import quickstart
 from xlme_ds.checkpoint import __main__ as checkpoint
+from xlme_ds.checkpoint_names import run_and_step
 from xlme_ds.config import EngineConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from xlme_ds.engine.ranks import SharedError
-from xlme_ds.folders import at_step
-from xlme_ds.io.folders import lock, made_whole
+from xlme_ds.io.folders import atomic_folder, lock
 from xlme_ds.report.run_page import write_report
 from xlme_ds.train.run_folder import RunFolder, missing_steps
 from xlme_ds.trained.runs import complete_checkpoint
@@ -143,9 +143,9 @@ def test_a_link_to_the_folder_is_no_second_folder(tmp_path: Path) -> None:
 
 
 def test_a_step_is_named_whatever_the_runs_name(tmp_path: Path) -> None:
-    assert at_step(tmp_path / "a\nb@c@7") == (tmp_path / "a\nb@c", 7)
+    assert run_and_step(tmp_path / "a\nb@c@7") == (tmp_path / "a\nb@c", 7)
     (tmp_path / "a@7").mkdir()
-    assert at_step(tmp_path / "a@7") == (tmp_path / "a@7", None)
+    assert run_and_step(tmp_path / "a@7") == (tmp_path / "a@7", None)
 
 
 def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
@@ -196,27 +196,27 @@ def test_a_file_system_that_cannot_lock_is_named(tmp_path: Path, monkeypatch: py
 
 def test_two_do_not_write_one_folder(tmp_path: Path) -> None:
     """That of an export or of a conversion."""
-    with made_whole(tmp_path / "out", "--to") as partial:
+    with atomic_folder(tmp_path / "out", "--to") as partial:
         (partial / "half").write_text("x")
         with (
             pytest.raises(ValueError, match=r"another process is still working in \S+out\.partial"),
-            made_whole(tmp_path / "out", "--to"),
+            atomic_folder(tmp_path / "out", "--to"),
         ):
             pass
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["half"]
     with (
         pytest.raises(ValueError, match=r"out exists already: choose another --to"),
-        made_whole(tmp_path / "out", "--to"),
+        atomic_folder(tmp_path / "out", "--to"),
     ):
         pass
-    with pytest.raises(KeyError), made_whole(tmp_path / "failed", "--to") as partial:
+    with pytest.raises(KeyError), atomic_folder(tmp_path / "failed", "--to") as partial:
         (partial / "half").write_text("x")
         raise KeyError
     (tmp_path / "theirs.partial").mkdir()
     (tmp_path / "theirs.partial/notes").write_text("theirs")
     with (
         pytest.raises(ValueError, match=r"theirs\.partial is in the way: move it"),
-        made_whole(tmp_path / "theirs", "--to"),
+        atomic_folder(tmp_path / "theirs", "--to"),
     ):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "theirs.partial"]
@@ -244,7 +244,7 @@ def test_a_folder_can_be_made_again_after_a_kill_at_any_call(tmp_path: Path, cal
 
 
 def _write_a_folder(to: Path) -> None:
-    with made_whole(to, "--to") as partial:
+    with atomic_folder(to, "--to") as partial:
         (partial / "half").write_text("x")
 
 
@@ -481,7 +481,7 @@ def test_all_that_a_marker_vouches_for_is_on_the_disk_before_it(data: Path, tmp_
         assert written | {f"step_{step:08d}.partial"} <= before, synced[first:marker]
     assert synced[markers[-1] :].count("checkpoints") >= 1, "the new name of the folder"
     synced.clear()
-    with made_whole(tmp_path / "made", "--to") as partial:
+    with atomic_folder(tmp_path / "made", "--to") as partial:
         (partial / "deep").mkdir()
         for name in ("one", "deep/two"):
             (partial / name).write_text("x")

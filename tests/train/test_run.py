@@ -23,13 +23,13 @@ from safetensors.torch import load_file
 from tests.engine.worker import tiny
 from tests.launch import ROOT, environment, free_port, python
 from tests.rows import train_vocabulary, write_data
+from xlme_ds.checkpoint_names import checkpoints_of, saved_step
 from xlme_ds.config import DataConfig
 from xlme_ds.data.collate import collate
 from xlme_ds.data.loader import HeldOutLoader, Loader
 from xlme_ds.data.rows import TASKS
 from xlme_ds.data.shards import RowStore
 from xlme_ds.engine.build import build_engine
-from xlme_ds.folders import checkpoints_of, saved_step
 from xlme_ds.train.inputs import heldout_data
 from xlme_ds.train.run_folder import RunFolder
 

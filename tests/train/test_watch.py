@@ -24,7 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.launch import ROOT, environment
 from tests.rows import train_vocabulary, write_data
-from xlme_ds.api import pretrain, rehearse
+from xlme_ds.api import dry_run, pretrain
 from xlme_ds.config import DataConfig, EngineConfig, RunConfig
 from xlme_ds.counting import flops_per_step
 from xlme_ds.engine.ranks import SharedError
@@ -122,7 +122,7 @@ def test_a_profile_changes_nothing(folder: Path, config: RunConfig, plain: Path)
 
 def test_a_dry_run_writes_nothing(folder: Path, config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(folder.rglob("*"))
-    rehearse(config, folder / "data", folder / "new", folder / "heldout")
+    dry_run(config, folder / "data", folder / "new", folder / "heldout")
     said = capsys.readouterr().out
     assert "starting at step 0 of 9" in said and "nothing was written" in said
     assert "memory, by count: not counted (engine.kind plain" in said  # of others: tests/e2e/test_pipeline.py
@@ -134,7 +134,7 @@ def test_one_process_says_that_other_gpus_are_idle(
 ) -> None:
     monkeypatch.setattr("xlme_ds.train.opening.on_gpu", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
-    rehearse(config, folder / "data", folder / "new")
+    dry_run(config, folder / "data", folder / "new")
     assert "one of 8 GPUs is used: `deepspeed --num_gpus 8 --module" in capsys.readouterr().out
 
 
@@ -148,7 +148,7 @@ MISTAKES: dict[str, Callable[[RunConfig], RunConfig]] = {
 @pytest.mark.parametrize("sentence", MISTAKES)
 def test_a_dry_run_finds_what_a_run_would(folder: Path, config: RunConfig, plain: Path, sentence: str) -> None:
     wrong, said = MISTAKES[sentence](config), []
-    for call in (rehearse, pretrain):
+    for call in (dry_run, pretrain):
         with pytest.raises(SharedError, match=sentence) as caught:
             call(wrong, folder / "data", plain)
         said.append(str(caught.value))
@@ -158,22 +158,22 @@ def test_a_dry_run_finds_what_a_run_would(folder: Path, config: RunConfig, plain
 def test_a_dry_run_of_a_run_that_is_there(
     folder: Path, config: RunConfig, plain: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rehearse(config, folder / "data", plain)
+    dry_run(config, folder / "data", plain)
     assert f"resuming after step {STEPS} of {STEPS}" in capsys.readouterr().out
     with lock(plain):
         held = (plain / LOCK).read_bytes()
         with pytest.raises(SharedError, match="another process is still working in"):
-            rehearse(config, folder / "data", plain)
+            dry_run(config, folder / "data", plain)
         assert (plain / LOCK).read_bytes() == held
-    for call in (rehearse, pretrain):
+    for call in (dry_run, pretrain):
         with pytest.raises(SharedError, match="--profile -1 is no number of steps"):
             call(config, folder / "data", plain, profiled=-1)
-    for call in (rehearse, pretrain):
+    for call in (dry_run, pretrain):
         for place in (folder / "data", folder / "data/mono/run", folder / "heldout/vocab", folder / "heldout"):
             with pytest.raises(SharedError, match=r"is in the data of .*: choose another --out"):
                 call(config, folder / "data", place, folder / "heldout")
     below, warm = plain / "config.json/run", replace(config, start=replace(config.start, folder=plain))
-    for call, settings in ((rehearse, config), (rehearse, warm), (pretrain, config), (pretrain, warm)):
+    for call, settings in ((dry_run, config), (dry_run, warm), (pretrain, config), (pretrain, warm)):
         with pytest.raises(SharedError, match=r"config\.json is no folder: choose another --out"):
             call(settings, folder / "data", below)
 
@@ -181,7 +181,7 @@ def test_a_dry_run_of_a_run_that_is_there(
 def test_a_dry_run_finds_that_a_run_cannot_go_on(folder: Path, config: RunConfig, plain: Path, tmp_path: Path) -> None:
     vocabulary = train_vocabulary(tmp_path / "other" / "vocab")
     write_data(tmp_path / "other", rows=20, vocabulary=vocabulary.size, sha256=vocabulary.sha256, seed=5)
-    for n, call in enumerate((rehearse, pretrain)):
+    for n, call in enumerate((dry_run, pretrain)):
         one, two, bare = (shutil.copytree(plain, tmp_path / f"{name}{n}") for name in ("one", "two", "bare"))
         shutil.rmtree(bare / "checkpoints")
         with pytest.raises(SharedError, match="was saved with fingerprints"):

@@ -17,11 +17,11 @@ import torch
 import tyro
 from torch import Tensor
 
+from ..checkpoint_names import checkpoints_of, is_checkpoint_name, run_and_step, saved_step
 from ..cli import fail, program
 from ..data.vocabulary import MODEL_FILE
-from ..folders import at_step, checkpoints_of, is_checkpoint_name, saved_step
 from ..io.errors import in_words
-from ..io.folders import made_whole
+from ..io.folders import atomic_folder
 from ..trained.exports import DIFFERENCE, DIFFERENCE_FILE, GENERATOR_FOLDER, embedding_name, require_exported_files
 from ..trained.runs import (
     MODEL_FOLDER,
@@ -113,7 +113,7 @@ def convert(run: Path, out: Path, step: int | None = None) -> None:
             f"--out {out.name} is the name of a checkpoint of step {named}, and {source} is of another step: name it "
             f"{source.name}"
         )
-    with made_whole(out, "--out") as partial:
+    with atomic_folder(out, "--out") as partial:
         writer = StateWriter(partial / state_file(0, 1), buffer_bytes=0)
         merge_state(StateReader(state_files(source)), writer)
         seal(partial, read_state(source) | {"world": 1}, {writer.path.name: writer.result()})
@@ -137,7 +137,7 @@ def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = 
     vocabulary = read_vocabulary(run, run / MODEL_FOLDER if vocab is None else vocab)
     source = complete_checkpoint(run, step)
     state = read_checkpoint(source, settings)
-    with made_whole(out, "--out") as partial:
+    with atomic_folder(out, "--out") as partial:
         shutil.copyfile(run / CONFIG_FILE, partial / CONFIG_FILE)
         write_model(partial / MODEL_FOLDER, settings.model, state, vocabulary.path)
     print(f"{out}: the model of {source.name}")
@@ -157,7 +157,7 @@ def average(models: Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.a
     exports = ["config" not in read_config(folder) for folder in models]
     if any(exports) and not all(exports):
         raise ValueError(f"{models[exports.index(True)]} is an export and others are runs: export those, or name runs")
-    with made_whole(out, "--out") as partial:
+    with atomic_folder(out, "--out") as partial:
         (_average_exports if all(exports) else _average_runs)(models, partial)
     print(f"{out}: the mean of {len(models)} models")
 
@@ -178,7 +178,7 @@ def _average_runs(models: Sequence[Path], out: Path) -> None:
 
     state, checksums = _mean(models, state_of)
     _require_different(models, checksums)
-    shutil.copyfile(at_step(models[0])[0] / CONFIG_FILE, out / CONFIG_FILE)
+    shutil.copyfile(run_and_step(models[0])[0] / CONFIG_FILE, out / CONFIG_FILE)
     write_model(out / MODEL_FOLDER, first.model, state, first.vocabulary.path)
 
 

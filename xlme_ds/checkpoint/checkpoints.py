@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint_names import checkpoint_name, checkpoints_of, is_checkpoint_name, saved_step
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, broadcast, gather, on_all_ranks
-from ..folders import checkpoint_name, checkpoints_of, is_checkpoint_name, saved_step
 from ..io.errors import in_words
 from ..io.files import naming, to_disk, write_object
 from .state_files import (

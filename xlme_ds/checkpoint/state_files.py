@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..folders import checkpoint_name, saved_step
+from ..checkpoint_names import checkpoint_name, saved_step
 from ..io.files import read_object
 
 WEIGHTS = "fp32"  # the kind of the master weights

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
+from ..checkpoint_names import run_and_step
 from ..cli import note
 from ..config import ModelConfig, ObjectiveConfig
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
-from ..folders import at_step
 from ..models.init import initialise
 from ..models.text_encoder import TextEncoder, Which
 from ..objectives import objective_of
@@ -168,7 +168,7 @@ def _with_names(models: Models) -> list[tuple[Path, str]]:
     """Every folder with its model's name: the last part of the path, or the whole path where two have the same last
     part."""
     folders = [Path(folder) for folder in ([models] if isinstance(models, Path | str) else models)]
-    parts = [at_step(folder) for folder in folders]
+    parts = [run_and_step(folder) for folder in folders]
     names = [run.resolve().name + ("" if step is None else f"@{step}") for run, step in parts]
     names = [name if names.count(name) == 1 else str(folder) for folder, name in zip(folders, names, strict=True)]
     if not folders:

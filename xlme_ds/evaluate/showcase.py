@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
+from ..checkpoint_names import checkpoints_of, saved_step
 from ..config import RunConfig
 from ..data.order import phase_shares, phases
 from ..data.schema import TASKS, read_manifest
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
-from ..folders import checkpoints_of, saved_step
 from ..io.files import read_object, write_object
 from ..models.init import initialise
 from ..models.text_encoder import take_encoder

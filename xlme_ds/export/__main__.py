@@ -10,9 +10,9 @@ from typing import cast
 
 import tyro
 
+from ..checkpoint_names import run_and_step
 from ..cli import fail, program
 from ..finetune.downstream_tasks import TASKS, Kind
-from ..folders import at_step
 from ..models.text_encoder import TextEncoder, Which
 from ..objectives import objective_of
 from ..trained.native import FORMATS
@@ -100,7 +100,7 @@ def export_run(
         generator = others[0] if others else None
     form = _form(main, model_type, onnx)
     other = of if of != first else None
-    card = run_card(at_step(folder)[0], main, form, layer, run.step, generator is not None, other)
+    card = run_card(run_and_step(folder)[0], main, form, layer, run.step, generator is not None, other)
     write_folder(to, main, run.vocabulary, card, generator, form, onnx)
 
 

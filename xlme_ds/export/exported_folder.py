@@ -13,7 +13,7 @@ from torch import Tensor
 from ..data.schema import BOS, EOS, LAYOUTS, PAD
 from ..data.vocabulary import Vocabulary
 from ..io.files import file_sha256, write_json
-from ..io.folders import made_whole
+from ..io.folders import atomic_folder
 from ..trained.exports import (
     DIFFERENCE,
     DIFFERENCE_FILE,
@@ -54,7 +54,7 @@ def write_folder(
 
     Raises ValueError in one sentence where it cannot be written.
     """
-    with made_whole(to, "--to") as partial:
+    with atomic_folder(to, "--to") as partial:
         _write_encoder(partial, main, vocabulary, model_type)
         _write_sentence_transformers(partial, main)
         (partial / "README.md").write_text(card, encoding="utf-8")

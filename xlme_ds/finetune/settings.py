@@ -13,17 +13,17 @@ from ..cli import take_flag, without
 from ..config import (
     PRETRAINING_ONLY,
     BelowOne,
-    Bound,
     Count,
     DataConfig,
     EngineConfig,
-    Factor,
     ModelConfig,
     NotNegative,
     OptimizerConfig,
+    PositiveOrInfinite,
     Seed,
     TrainConfig,
     Training,
+    UpToOne,
 )
 from ..settings_file import help_of
 from ..validate import validate
@@ -45,13 +45,13 @@ class TuningConfig:
     warmup: NotNegative[float] | None = None
     """Share of the steps in which the learning rate rises; None: the task's published one, a tenth, or XNLI's 12,500
     steps."""
-    layer_decay: Factor = 1.0
+    layer_decay: UpToOne = 1.0
     """Factor by which the learning rate falls from each layer to the one below it (ERNIE-M: 0.8 or 0.9); 1: none."""
     dropout: BelowOne = 0.1
     """Dropout of the embedded tokens, of each sublayer's output and of the head's input."""
     weight_decay: NotNegative[float] = 0.0
     """Weight decay, decoupled as in AdamW (ERNIE-M on CoNLL: 0.01)."""
-    clip: Bound = 1.0
+    clip: PositiveOrInfinite = 1.0
     """Largest global gradient norm; larger gradients are scaled down to it."""
     max_tokens: NotNegative[int] = 0
     """Longest input in tokens; 0: the task's (128, for questions 384), or the model's longest if that is less."""

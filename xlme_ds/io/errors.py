@@ -1,22 +1,22 @@
-"""Errors of users and of the operating system, as one sentence that says what to do."""
+"""Errors in one sentence; errors of the operating system with advice on what to do."""
 
 import errno
 
-_FOLDER = "choose another output folder"
-_PERMIT = "give this user the permission, or choose another place"
-_AGAIN = "give the same command again: finished work is kept"
+_OTHER_FOLDER = "choose another output folder"
+_GIVE_PERMISSION = "give this user the permission, or choose another place"
+_RUN_AGAIN = "give the same command again: finished work is kept"
 ADVICE = {
-    errno.ENOSPC: f"make room there and {_AGAIN}",
-    errno.EDQUOT: f"make room in the quota and {_AGAIN}",
-    errno.EFBIG: f"raise the limit of a file's size (ulimit -f) and {_AGAIN}",
+    errno.ENOSPC: f"make room there and {_RUN_AGAIN}",
+    errno.EDQUOT: f"make room in the quota and {_RUN_AGAIN}",
+    errno.EFBIG: f"raise the limit of a file's size (ulimit -f) and {_RUN_AGAIN}",
     errno.EMFILE: "use fewer processes, or raise the limit of open files (ulimit -n)",
     errno.EAGAIN: "use fewer processes, or raise the limit of processes (ulimit -u)",
     errno.ENOMEM: "use fewer processes, or a machine with more memory",
-    errno.EACCES: _PERMIT,
-    errno.EPERM: _PERMIT,
-    errno.EROFS: _FOLDER,
-    errno.EEXIST: f"it is in the way of a folder: remove it, or {_FOLDER}",
-    errno.ENOTDIR: _FOLDER,
+    errno.EACCES: _GIVE_PERMISSION,
+    errno.EPERM: _GIVE_PERMISSION,
+    errno.EROFS: _OTHER_FOLDER,
+    errno.EEXIST: f"it is in the way of a folder: remove it, or {_OTHER_FOLDER}",
+    errno.ENOTDIR: _OTHER_FOLDER,
     errno.EISDIR: "remove it, or name a file",
     errno.ELOOP: "remove the link, or name the file that it should point to",
     errno.ENAMETOOLONG: "choose a shorter name",
@@ -25,7 +25,7 @@ ADVICE = {
 
 
 def in_words(error: Exception) -> str:
-    """The error as one sentence; for an error of the operating system the file, the fault and what to do."""
+    """The error as one sentence; an error of the operating system as its file, the fault and what to do."""
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     place = f"{error.filename}: " if error.filename is not None else ""

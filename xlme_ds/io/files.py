@@ -21,12 +21,12 @@ _CHECKSUM = "sha256"  # the key of an object's checksum of itself
 
 @contextmanager
 def replacing(path: Path, flush: bool = True) -> Iterator[IO[bytes]]:
-    """A binary file that becomes `path` when the block ends: its bytes are on the disk then, unless `flush` is false,
-    and had a temporary name before.
+    """A binary file with a temporary name, which is renamed to `path` when the block ends. Its bytes are on the disk by
+    then, unless `flush` is false.
 
-    After an error, such as a full disk's, `path` is as it was before; the OSError names it. The new name is on the disk
-    after `to_disk` of its folder: a crash that loses a marker costs a little work, but the files that a manifest lists
-    must be on the disk before it.
+    After an error, such as a full disk, `path` is as it was before, and the OSError names it. The rename itself reaches
+    the disk only with `to_disk` of the folder. Files that a manifest lists need that; a marker does not, as losing one
+    costs little work.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -46,7 +46,7 @@ def replacing(path: Path, flush: bool = True) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add the name `path` to the OSError of a read or write, which Python raises without one."""
+    """Add the name `path` to an OSError of a read or write, which Python raises without a file name."""
     try:
         yield
     except OSError as error:
@@ -56,8 +56,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def to_disk(*paths: Path) -> None:
-    """Flush the content of files, and the names in folders, to the disk (fsync): else a crash may lose a file that was
-    renamed."""
+    """Flush the content of files, and the names in folders, to the disk (fsync), so that no crash loses them."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -81,7 +80,7 @@ def write_json(path: Path, value: Any, flush: bool = True) -> None:
 
 
 def write_object(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON object with the number of the format of this package's files."""
+    """Write a JSON object with the key `format`, the number of our file format."""
     write_json(path, {"format": FORMAT, **value})
 
 
@@ -95,7 +94,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def write_signed(path: Path, value: Mapping[str, Any], context: str = "", flush: bool = True) -> None:
-    """Write a JSON object with the format's number and a checksum of the object and of `context`, which the reader must
+    """Write a JSON object with the key `format` and a checksum of the object and of `context`, which the reader must
     know."""
     content = {"format": FORMAT, **value}
     write_json(path, content | {_CHECKSUM: _checksum(content, context)}, flush)
@@ -138,7 +137,7 @@ def read_json(path: Path, kind: type) -> Any:
 
 
 def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of `pairs`. Raises ValueError for a name that it has twice, of which Python keeps the last."""
+    """The object of `pairs`. Raises ValueError for a name that occurs twice; Python would keep the last value."""
     names = Counter(name for name, _ in pairs)
     if len(names) < len(pairs):
         raise ValueError(f"{path} has {max(names, key=names.__getitem__)} twice in one object: remove one")
@@ -146,8 +145,8 @@ def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def require_regular(path: Path, option: str) -> None:
-    """Raise ValueError for a link, a device or a pipe at `path`, which a file written under another name would replace;
-    a folder makes the writing fail."""
+    """Raise ValueError if `path` is a link, a device or a pipe: an atomic write would replace it by a file. A folder
+    passes, as writing there fails by itself."""
     if os.path.lexists(path) and not (stat.S_ISREG(path.lstat().st_mode) or stat.S_ISDIR(path.lstat().st_mode)):
         raise ValueError(f"{option} {path} is no regular file: name another")
 
@@ -160,8 +159,8 @@ def require_line_feeds(data: bytes, name: object) -> None:
 
 def files_below(folder: Path, pattern: str = "*") -> list[Path]:
     """Paths in and below `folder` whose name fits `pattern`, sorted, without hidden ones (a dot at a name's start)."""
-    found = (path for path in folder.rglob(pattern) if path != folder)
-    return sorted(path for path in found if not any(p.startswith(".") for p in path.relative_to(folder).parts))
+    paths = (path for path in folder.rglob(pattern) if path != folder)
+    return sorted(path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 
 
 def file_sha256(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Folders that one process at a time works in, and that a killed process leaves complete or not at all."""
+"""Folders: locks for one process at a time, folders that are complete or absent after a crash, private caches."""
 
 import errno
 import fcntl
@@ -20,7 +20,7 @@ _NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, and have their names on the disk."""
+    """Make a folder and its parents, and flush their names to the disk."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -71,8 +71,7 @@ def lock(folder: Path) -> Lock:
     path = folder / LOCK
     foreign = ValueError(f"{path} is no lock of this package, which needs the name: move it away")
     try:
-        # Follows no link and does not wait for the other end of a pipe; an existing file is not changed before its
-        # content is known.
+        # This follows no link, does not wait for the other end of a pipe, and does not truncate an existing file.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
@@ -104,8 +103,8 @@ def lock(folder: Path) -> Lock:
     return held
 
 
-def private(folder: Path) -> Path:
-    """`folder`, made for this user alone; if somebody else can write there, a new folder next to it."""
+def private_folder(folder: Path) -> Path:
+    """`folder`, made for this user alone; if somebody else could write there, a new folder next to it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -116,13 +115,13 @@ def private(folder: Path) -> Path:
 
 
 def user_cache() -> Path:
-    """This package's folder in the user's cache folder, which nobody else can write. Raises OSError if it has none."""
-    return private(Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "xlme_ds"))
+    """This package's folder in the user's cache folder. Raises OSError if it cannot be made."""
+    return private_folder(Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "xlme_ds"))
 
 
 def use_private_caches() -> None:
-    """Have compilers cache machine code where nobody else can write: in the folder XLME_CACHE if that is set (on a disk
-    of the node), else in the user's cache folder, which is not torch's default."""
+    """Make torch's, numba's and Triton's compilers cache machine code where nobody else can write: in the folder that
+    XLME_CACHE names (on a disk of the node), else in the user's cache folder."""
     place = os.environ.get("XLME_CACHE")
     names = {"TORCHINDUCTOR_CACHE_DIR": "inductor"}
     if place is not None:
@@ -130,7 +129,7 @@ def use_private_caches() -> None:
     if all(name in os.environ for name in names):
         return
     try:
-        folder = user_cache() if place is None else private(Path(place))
+        folder = user_cache() if place is None else private_folder(Path(place))
     except OSError:  # no home, or one that cannot be written
         folder = Path(tempfile.mkdtemp(prefix="xlme-"))
     for name, kind in names.items():
@@ -138,15 +137,16 @@ def use_private_caches() -> None:
 
 
 @contextmanager
-def made_whole(to: Path, option: str) -> Iterator[Path]:
-    """A folder to write into, which is renamed to `to` when its content is on the disk; after an error it is removed.
+def atomic_folder(to: Path, option: str) -> Iterator[Path]:
+    """A folder to write into. When the block ends and its content is on the disk it is renamed to `to`; after an error
+    it is removed.
 
-    Raises ValueError naming `option` when `to` exists, or something has the temporary name.
+    Raises ValueError naming `option` if `to` or the temporary name exists.
     """
     if os.path.lexists(to):
         raise ValueError(f"{to} exists already: choose another {option}")
     partial = to.with_name(to.name + ".partial")
-    # A killed process left its lock file, or an empty folder.
+    # Only a killed process leaves a lock file or an empty folder there.
     abandoned = partial.is_dir() and ((partial / LOCK).is_file() or not any(partial.iterdir()))
     if os.path.lexists(partial) and not abandoned:
         raise ValueError(f"{partial} is in the way: move it, or choose another {option}")

@@ -9,10 +9,10 @@ from typing import Any
 
 
 def open_output() -> None:
-    """Have a failed write to stdout end the program, and stdout write a character that its encoding lacks, as ASCII and
-    Latin-1 terminals do, as `\\u2581`.
+    """Make a failed write to stdout end the program. Characters that stdout's encoding lacks, such as ▁ on an ASCII
+    terminal, are printed as `\\u2581`.
 
-    A stdout that the shell closed (`>&-`) becomes /dev/null: the next file that is opened would get what is printed.
+    A stdout that the shell closed (`>&-`) becomes /dev/null; else the next file that is opened would get the output.
     """
     stdout, of_python = sys.stdout, sys.stdout is sys.__stdout__
     if stdout is None:
@@ -21,14 +21,15 @@ def open_output() -> None:
     elif of_python and not isinstance(getattr(stdout.buffer, "raw", None), _Output):
         stdout.flush()
         buffer = io.BufferedWriter(_Output(stdout.fileno(), "w", closefd=False))
-        # By line: else a short text would be written when Python ends, which cannot change its exit code then.
+        # Line-buffered: a short text would otherwise be written only when Python ends, too late for the exit code.
         sys.stdout = sys.__stdout__ = io.TextIOWrapper(buffer, stdout.encoding, line_buffering=True)  # type: ignore[misc]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 class _Output(io.FileIO):
-    """Ends the program when a write fails: as by SIGPIPE when the reader has ended (`| head`), else with a sentence."""
+    """Ends the program when a write fails: with SIGPIPE's exit code if the reader has ended (`| head`), else with an
+    error."""
 
     def write(self, block: Any, /) -> int:
         try:
@@ -42,7 +43,7 @@ class _Output(io.FileIO):
 
 
 def _drop(descriptor: int) -> None:
-    """Have /dev/null take what is written to `descriptor`."""
+    """Redirect `descriptor` to /dev/null."""
     null = os.open(os.devnull, os.O_WRONLY)
     if null != descriptor:
         os.dup2(null, descriptor)

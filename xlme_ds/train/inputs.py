@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from ..checkpoint_names import checkpoints_of
 from ..config import DataConfig, RunConfig
 from ..counting import count_parameters, flops_per_step
 from ..data.loader import Loader, unigram_by_language
@@ -17,7 +18,6 @@ from ..data.vocabulary import Vocabulary
 from ..engine.build import open_data, require_engine_file
 from ..engine.ranks import data_parallel
 from ..first_weights import source_folders, starting_weights
-from ..folders import checkpoints_of
 from ..models.init import InitialValues
 from ..objectives import described, objective_of
 from ..trained.runs import pin_step

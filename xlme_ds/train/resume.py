@@ -7,16 +7,16 @@ from typing import Any
 
 from ..checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, matching
 from ..checkpoint.state_files import read_state
+from ..checkpoint_names import checkpoints_of, run_and_step, saved_step
 from ..config import RunConfig, TrainConfig, Training
 from ..data.loader import Loader
 from ..engine.build import resolve_precision
 from ..engine.engine import Engine
 from ..engine.ranks import broadcast, on_all_ranks
-from ..folders import at_step, checkpoints_of, saved_step
 from ..models.tiles import use_tilings
 from ..objectives.protocol import BatchSource
 from ..trained.runs import complete_checkpoint
-from .run_folder import RunFolder, first_step, settled
+from .run_folder import RunFolder, first_step, fixed_settings
 
 
 def data_until(loader: BatchSource, heldout: BatchSource | None, steps: int) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def resume(
     return 0, {"run": identity}
 
 
-def rehearse_resume(config: RunConfig, loader: Loader, heldout: Loader | None, folder: RunFolder) -> None:
+def check_resume(config: RunConfig, loader: Loader, heldout: Loader | None, folder: RunFolder) -> None:
     """Raise ValueError if the run could not continue from its newest checkpoint. For the root alone."""
     if checkpoints_of(folder.path):
         newest = complete_checkpoint(folder.path)
@@ -100,11 +100,11 @@ def _branch(
     engine: Engine, config: RunConfig, checkpoints: Checkpoints, read: Callable[[int], dict[str, Any]], tolerance: float
 ) -> int:
     """Load the state of the checkpoint that `start.folder` names; returns its step."""
-    parent = on_all_ranks(lambda: complete_checkpoint(*at_step(Path(config.start.folder))))
+    parent = on_all_ranks(lambda: complete_checkpoint(*run_and_step(Path(config.start.folder))))
     saved = on_all_ranks(lambda: read_state(parent))
     unchanged = {key: value for key, value in read(0).items() if saved.get(key) == value}
     # The probe's loss depends on its row, masks and objective: if one differs, there is nothing to compare it with.
-    ours, theirs = settled(config), saved.get("settings", {})
+    ours, theirs = fixed_settings(config), saved.get("settings", {})
     shaping = [key for key in ours if key == "seed" or key.startswith(("objective.", "data.phase_"))]
     comparable = "fingerprints" in unchanged and all(ours[key] == theirs.get(key, ours[key]) for key in shaping)
     start = checkpoints.load(engine, parent, unchanged, tolerance if comparable else math.inf)

@@ -25,7 +25,7 @@ from .loop import Callback, Dimensions, Evaluate, Guard, Profile, Record, Save, 
 from .opening import opening, report_missing, write_description
 from .records import Console, StepLines, Tracker, audit_reads, product_rate
 from .resume import data_until, resume
-from .run_folder import RunFolder, first_step, settled
+from .run_folder import RunFolder, first_step, fixed_settings
 from .stop import StopRequest, Watchdog
 
 
@@ -77,7 +77,7 @@ def train(
         if audited is not None and audited.exists():
             to_disk(audited)
         records = {log.path.stem: log.sync() for log in logs}
-        identity = {"run": saved["run"], "settings": settled(config), "tilings": tilings()}
+        identity = {"run": saved["run"], "settings": fixed_settings(config), "tilings": tilings()}
         return {**identity, **read(done), "guard": guard.state, "records": records}
 
     callbacks.append(Save(checkpoints, engine, settings.save_every, to_save, start))

@@ -13,10 +13,10 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint_names import checkpoints_of, run_and_step, saved_step
 from ..cli import called
 from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from ..data.order import phases
-from ..folders import at_step, checkpoints_of, saved_step
 from ..io.files import read_object, replacing, write_object
 from ..io.folders import LOCK, in_use, lock
 from .schedule import learning_rate
@@ -192,7 +192,7 @@ class RunFolder:
         """Raise ValueError naming the first setting whose value in `stored` differs from that in `config`, and what to
         do instead. `what`: the subject of the message. `done`: finished steps, after which another schedule or other
         data may follow; None where neither may."""
-        theirs, ours = flatten(stored), settled(config)
+        theirs, ours = flatten(stored), fixed_settings(config)
         if missing := sorted(ours.keys() - theirs.keys()):
             raise ValueError(f"{what} without {missing[0]}: it is of another version, choose another --out")
         changeable = () if done is None else _changeable_ahead(theirs, config, done)
@@ -225,7 +225,7 @@ def branched(source: Path, out: Path | None = None) -> RunConfig:
     """
     from ..trained.settings import read_run_config  # here: reports are written where there is no torch
 
-    run, step = at_step(source)
+    run, step = run_and_step(source)
     if step is None:
         raise ValueError(f"--branch {source} names no step: write {run}@STEP")
     start = StartConfig(f"{run}@{step}", "state")
@@ -246,7 +246,7 @@ def first_step(config: RunConfig) -> int:
 def first_step_of(settings: Mapping[str, Any]) -> int:
     """`first_step` from the settings in a run's config.json."""
     start = settings.get("start", {"take": "all"})
-    return (at_step(Path(start["folder"]))[1] or 0) if start["take"] == "state" else 0
+    return (run_and_step(Path(start["folder"]))[1] or 0) if start["take"] == "state" else 0
 
 
 def step_of(line: bytes) -> int | None:
@@ -270,7 +270,7 @@ def missing_steps(logged: Iterable[int], every: int, last: int, done: int = 0) -
     return ", ".join(stretches[:10]) + (f" and {len(stretches) - 10} more stretches" if len(stretches) > 10 else "")
 
 
-def settled(config: Training) -> dict[str, Any]:
+def fixed_settings(config: Training) -> dict[str, Any]:
     """The settings that no resume may change, as `section.key`."""
     ours = flatten(json.loads(json.dumps(asdict(config))))  # tuples as the lists that JSON has
     return {key: value for key, value in ours.items() if not _may_change(key)}

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ..checkpoint.state_files import WEIGHTS, StateReader, fault_of, read_state, state_files
+from ..checkpoint_names import checkpoints_of, run_and_step, saved_step
 from ..cli import note
 from ..config import ModelConfig, ObjectiveConfig, RunConfig
 from ..data.order import phase_of, phases
 from ..data.vocabulary import MODEL_FILE, Vocabulary
-from ..folders import at_step, checkpoints_of, saved_step
 from ..io.files import replacing, to_disk
 from ..models.electra import block_sizes
 from ..models.text_encoder import TextEncoder, Which, encoder_of, take_encoder
@@ -94,7 +94,7 @@ def load_run(folder: Path) -> TrainedRun:
 
     Raises ValueError when the folder holds no run, or the run lacks the checkpoint.
     """
-    (run, step), settings = at_step(folder), read_settings(folder)
+    (run, step), settings = run_and_step(folder), read_settings(folder)
     weights = run / MODEL_FOLDER / WEIGHTS_FILE
     if step is None and weights.exists():
         require_settings(weights, read_config(run)["config"]["model"], run / CONFIG_FILE)
@@ -138,7 +138,7 @@ def in_blocks(state: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]
 
 def pin_step(folder: Path) -> Path:
     """A name of the folder that means one model, on every rank and later: RUN@STEP for an unfinished run."""
-    run, step = at_step(folder)
+    run, step = run_and_step(folder)
     if step is None and not (run / MODEL_FOLDER / WEIGHTS_FILE).exists() and "config" in read_config(folder):
         return Path(f"{run}@{saved_step(complete_checkpoint(run))}")
     return folder

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ..checkpoint_names import run_and_step
 from ..config import ModelConfig, ObjectiveConfig, RunConfig, from_json
 from ..data.vocabulary import Vocabulary
-from ..folders import at_step
 from ..io.files import read_json, read_object
 
 CONFIG_FILE = "config.json"
@@ -26,7 +26,7 @@ class RunSettings(NamedTuple):
 
 def read_config(folder: Path) -> dict[str, Any]:
     """`config.json` of a run (also named as RUN@STEP) or an export. Raises ValueError without the file."""
-    folder, step = at_step(folder)
+    folder, step = run_and_step(folder)
     try:
         content: dict[str, Any] = read_json(folder / CONFIG_FILE, dict)
         if "config" in content:  # a run's file has our format number, which is checked; an export's has none

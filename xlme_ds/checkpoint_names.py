@@ -1,0 +1,38 @@
+"""Names of a run's checkpoints, and RUN@STEP."""
+
+import re
+from pathlib import Path
+
+_PREFIX = "step_"
+_NAME = re.compile(_PREFIX + r"(\d{8,})")
+_RUN_AT_STEP = re.compile(r"(.+)@(\d+)", re.DOTALL)
+
+
+def checkpoint_name(step: int) -> str:
+    """Name of the folder of the checkpoint after `step` steps."""
+    return f"{_PREFIX}{step:08d}"
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Whether `name` is one that `checkpoint_name` gives."""
+    return _NAME.fullmatch(name) is not None
+
+
+def saved_step(folder: Path) -> int:
+    """The number of steps after which a checkpoint was saved, from the folder's name."""
+    return int(folder.name.removeprefix(_PREFIX))
+
+
+def checkpoints_of(run: Path) -> list[Path]:
+    """Checkpoint folders of a run, oldest first, complete or not."""
+    try:
+        folders = [path for path in (run / "checkpoints").iterdir() if is_checkpoint_name(path.name) and path.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(folders, key=saved_step)
+
+
+def run_and_step(folder: Path) -> tuple[Path, int | None]:
+    """RUN and STEP of RUN@STEP. The step is None if the path has none, or if a folder of that whole name exists."""
+    match = None if folder.exists() else _RUN_AT_STEP.fullmatch(str(folder))
+    return (Path(match[1]), int(match[2])) if match else (folder, None)
