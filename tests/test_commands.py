@@ -28,12 +28,14 @@ def real(*words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
 
 
-def test_the_launchers_command_line() -> None:
-    words = ["--gpus", "8", "--hostfile", "hosts", "pretrain", "--recipe", "base", "--gpus", "x"]
+def test_the_launchers_command_line(tmp_path: Path) -> None:
+    hosts = str(tmp_path / "hosts")
+    Path(hosts).write_text("a slots=8\n")
+    words = ["--gpus", "8", "--hostfile", hosts, "pretrain", "--recipe", "base", "--gpus", "x"]
     launcher = command(words)
     assert launcher[:3] == ["deepspeed", "--num_gpus", "8"]
     module = launcher.index("--module")
-    assert launcher[module - 2 : module] == ["--hostfile", "hosts"]
+    assert launcher[module - 2 : module] == ["--hostfile", hosts]
     assert launcher[module + 1 :] == ["xlme_ds.pretrain", "--recipe", "base", "--gpus", "x"]
     assert "--num_gpus" not in command(["finetune"])
     assert command(["--gpus=1", "finetune", "--grid"])[-4:] == ["ignore", "-m", "xlme_ds.finetune", "--grid"]
@@ -45,6 +47,10 @@ def test_the_launchers_command_line() -> None:
         ("--gpus 8", "no command to launch: add pretrain or finetune, and its flags after it"),
         ("--gpus 0 pretrain", "--gpus 0: it must be a number of processes, at least 1"),
         ("--gpus eight pretrain", "--gpus eight: it must be a number of processes, at least 1"),
+        ("--hostfile no-hosts pretrain", "--hostfile no-hosts: there is no such file"),
+        ("-H no-hosts --gpus 2 finetune", "-H no-hosts: there is no such file"),
+        ("--gpus 2 --include a:0 pretrain", "--gpus and --include both choose processes: leave one out"),
+        ("--gpus 2 --gpus=3 pretrain", "--gpus and --gpus=3 both choose processes: leave one out"),
     ],
 )
 def test_a_mistake_of_a_launch(words: str, message: str) -> None:

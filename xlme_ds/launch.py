@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 from .cli import fail, take_flag
 from .io.output import open_output
@@ -16,6 +17,9 @@ It is `deepspeed --num_gpus N --module xlme_ds.COMMAND --flags`.
   DEEPSPEED OPTIONS  those of `deepspeed --help`: --hostfile FILE, --include HOST:GPU,GPU, --master_port PORT, ...;
                      without ssh on each machine --no_ssh --node_rank N --master_addr HOST"""
 
+# Options that choose processes, as --gpus does; --gpus itself, given twice.
+_CHOICES = ("--gpus", "--num_gpus", "--num_accelerators", "--include", "-i", "--exclude", "-e")
+
 
 def command(argv: list[str]) -> list[str]:
     """The launcher's command line. Raises ValueError where `argv` have no command or no number."""
@@ -25,6 +29,13 @@ def command(argv: list[str]) -> list[str]:
     options, gpus = take_flag(argv[:place], "--gpus")
     if gpus is not None and not (gpus.isdecimal() and int(gpus)):
         raise ValueError(f"--gpus {gpus}: it must be a number of processes, at least 1")
+    for flag in ("--hostfile", "-H"):
+        _, hostfile = take_flag(options, flag)
+        if hostfile is not None and not Path(hostfile).is_file():
+            raise ValueError(f"{flag} {hostfile}: there is no such file")
+    chosen = next((word for word in options if word.partition("=")[0] in _CHOICES), None)
+    if gpus is not None and chosen:
+        raise ValueError(f"--gpus and {chosen} both choose processes: leave one out")
     return launch(f"xlme_ds.{argv[place]}", int(gpus) if gpus else None, argv[place + 1 :], options)
 
 
