@@ -15,7 +15,7 @@ import tyro
 from .checkpoint.checkpoints import Checkpoints
 from .checkpoint.state_files import read_state
 from .cli import fail, program
-from .data.order import StepPlan, phase_of, phases, plans_of
+from .data.order import StepPlan, phase_index, phase_plans, phases
 from .data.schema import TASKS
 from .data.shards import RowStore
 from .train.records import ATTEMPTS, AUDIT_FOLDER, audit_lines, row_checksums
@@ -62,13 +62,13 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
         if rows[number]:
             stores = [RowStore(folder / task) for folder in data]
             one_rank = StepPlan(rows, rows, 1, 1, settings.alternate)  # a step's rows do not depend on the ranks
-            plans = plans_of(run_phases, one_rank, [store.row_tokens for store in stores])
+            plans = phase_plans(run_phases, one_rank, [store.row_tokens for store in stores])
             step_rows = {
                 step: numbers
                 for step in range(first, steps)
-                if (numbers := plans[phase_of(run_phases, step)].step_rows(step, number))
+                if (numbers := plans[phase_index(run_phases, step)].step_rows(step, number))
             }
-            step_stores = {step: stores[phase_of(run_phases, step)] for step in step_rows}
+            step_stores = {step: stores[phase_index(run_phases, step)] for step in step_rows}
             faults += _compare(task, step_rows, step_stores, readings[task])
             row_counts.append(f"{sum(map(len, step_rows.values())):,} {task} rows")
     return faults, f"{' and '.join(row_counts)} of {steps - first} steps"

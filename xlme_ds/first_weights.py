@@ -250,13 +250,13 @@ def _with_new_pieces(
     """`state` and `cfg` with rows for all pieces of `new`, if `new` begins with the pieces of `old`; else unchanged."""
     if new.size <= old.size or not new.begins_with(old):
         return dict(state), cfg
-    cuts = old.cut([new.piece(token) for token in range(old.mask, new.mask)])
-    sizes, ids = torch.tensor(list(map(len, cuts))), torch.from_numpy(np.concatenate(cuts)).long()
-    new_pieces = torch.arange(len(cuts)).repeat_interleave(sizes)  # for every old piece in `ids`
+    old_ids = old.segment_pieces([new.piece(token) for token in range(old.mask, new.mask)])
+    sizes, ids = torch.tensor(list(map(len, old_ids))), torch.from_numpy(np.concatenate(old_ids)).long()
+    new_pieces = torch.arange(len(old_ids)).repeat_interleave(sizes)  # for every old piece in `ids`
 
     def with_new_rows(rows: Tensor) -> Tensor:
         """`rows` with those of the new pieces, means of old rows, inserted before the row of `<mask>`."""
-        sums = rows.new_zeros(len(cuts), *rows.shape[1:]).index_add_(0, new_pieces, rows[ids])
+        sums = rows.new_zeros(len(old_ids), *rows.shape[1:]).index_add_(0, new_pieces, rows[ids])
         means = sums / sizes.view(-1, *(1 for _ in rows.shape[1:]))
         return torch.cat([rows[: old.mask], means, rows[old.mask :]])
 

@@ -171,7 +171,7 @@ def test_tasks_in_turns(folder: Path) -> None:
     loader = Loader(folder, replace(DATA, alternate=True), 7, 0.15)
     assert_equal(loader.batch(4, 1), reference(folder, [[27, 28, 29], []], 7))
     assert_equal(loader.batch(5, 1), reference(folder, [[], [27, 28, 29]], 7))
-    assert loader.rows_of(4) == "mono 24-35" and loader.rows_of(5, 1) == "para 27-29"
+    assert loader.describe_rows(4) == "mono 24-35" and loader.describe_rows(5, 1) == "para 27-29"
     assert set(loader.probe().task_B.tolist()) == {0, 1}
 
 
@@ -259,13 +259,13 @@ def test_the_share_of_random_fakes_follows_the_step(folder: Path, tmp_path: Path
 def test_rows_of_the_next_step_are_asked_for_ahead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two ranks the second, in two micro-batches of three rows a task."""
     asked: list[tuple[str, int, int]] = []
-    ahead = RowStore.ahead
+    prefetch = RowStore.prefetch
 
     def noted(store: RowStore, first: int, last: int) -> None:
         asked.append((store.folder.name, first, last))
-        ahead(store, first, last)
+        prefetch(store, first, last)
 
-    monkeypatch.setattr(RowStore, "ahead", noted)
+    monkeypatch.setattr(RowStore, "prefetch", noted)
     loader = Loader(folder, DATA, 3, 0.15, rank=1, world=2)
     for step in range(4):
         asked.clear()

@@ -46,8 +46,8 @@ def test_the_system_is_told_what_is_read_next(data: Path, monkeypatch: pytest.Mo
             told.append((at, size))
 
     monkeypatch.setattr(os, "posix_fadvise", listed)
-    store.ahead(19, 21)  # rows 3 to 5 of the second shard
-    store.ahead(14, 18)  # of two shards
+    store.prefetch(19, 21)  # rows 3 to 5 of the second shard
+    store.prefetch(14, 18)  # of two shards
     content = (data / "mono" / "00001.arrow").read_bytes()
     ((at, size),) = told
     assert (
@@ -116,7 +116,7 @@ def test_an_index_from_elsewhere_with_a_right_checksum(
     head = bytes(content[: 64 + 40] if (at, value) == (28, 1) else content[:end])
     (folder / "00000.index").write_bytes(head + struct.pack("<I", zlib.crc32(head)) + content[end + 4 :])
     store = RowStore(folder)
-    store.ahead(13, 15)
+    store.prefetch(13, 15)
     with pytest.raises(ValueError, match=r"00000\.arrow cannot be read \(its index (does not have|has places)"):
         store.read(np.array([0, 13]))
 
@@ -127,7 +127,7 @@ def test_a_damaged_shard_is_no_error_before_its_rows_are_read(data: Path, tmp_pa
     shutil.copytree(data / "mono", folder)
     damage(folder / "00001.arrow")
     store, expected = RowStore(folder), plain_rows(data / "mono")
-    store.ahead(16, 19)
+    store.prefetch(16, 19)
     assert unpacked(store.read(np.arange(16))) == expected[:16]
     with pytest.raises(ValueError, match=r"00001\.arrow cannot be read"):
         store.read(np.array([16]))

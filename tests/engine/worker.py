@@ -160,7 +160,7 @@ def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> d
     folder = Path(f"{prefix}.run{rank}")
     folder.mkdir()
     record = Record(folder, config, 0, engine, 0.0, 1.0, lambda values: None, lambda: 0, None)
-    guard = Guard(config.train, {}, loaders[0].rows_of, None)
+    guard = Guard(config.train, {}, loaders[0].describe_rows, None)
     fit(engine, config, guard, [first, record], 0, StopRequest(), Watchdog(0, rank))
     weights = engine.full_state()
     if rank == 0:

@@ -88,7 +88,7 @@ def test_windows_cover_the_context_and_lead_back_to_it(vocabulary: Vocabulary) -
     features = featurise(
         [Question("q", "ter dor in pe ka", context, [(answer, start)])], TASKS["xquad"], vocabulary, WINDOWS
     )
-    ids, places = vocabulary.encode_with_places(context)
+    ids, places = vocabulary.encode_with_offsets(context)
     covered = set()
     labelled = 0
     for number, feature in enumerate(features):
@@ -125,7 +125,7 @@ def _windows(vocabulary: Vocabulary, question: str, context: list[str]) -> list[
 def test_an_answer_in_text_without_spaces_ends_where_it_ends(vocabulary: Vocabulary) -> None:
     """Tokens touch there: every run of them is an answer once, and its labels are that run, not a token more."""
     context = "kalomiterunvedorsadorpeka"
-    ids, places = vocabulary.encode_with_places(context)
+    ids, places = vocabulary.encode_with_offsets(context)
     drawn = [(first, last) for first, last in places if last > first]  # the first may be a space alone
     assert len(drawn) > 8 and all(a[1] == b[0] for a, b in pairwise(drawn))
     shift = 2 + len(vocabulary.encode("ter")) + len(ids) - len(drawn)
@@ -140,7 +140,7 @@ def test_an_answer_in_text_without_spaces_ends_where_it_ends(vocabulary: Vocabul
 def test_an_answer_is_labelled_in_the_windows_that_hold_all_of_it(vocabulary: Vocabulary) -> None:
     """Every run of tokens as the answer, so also those that end or begin a token outside a window."""
     context = "ter kalo, miter unve dor sador peka lomi inpe, dor kalo ter unve lomi peka"
-    of_text = vocabulary.encode_with_places(context)[1]
+    of_text = vocabulary.encode_with_offsets(context)[1]
     drawn = [(int(start), int(end)) for start, end in of_text if end > start]
     borders = 0
     for first in range(len(drawn)):
@@ -162,7 +162,7 @@ def test_an_answer_is_labelled_in_the_windows_that_hold_all_of_it(vocabulary: Vo
 def test_places_are_characters_of_the_text(vocabulary: Vocabulary) -> None:
     """White space runs, letters outside the vocabulary, one that the normaliser makes two of, four-byte ones."""
     text = "  kalo\u3000 miter ﬁ 中国 ter𝄞dor "
-    ids, places = vocabulary.encode_with_places(text)
+    ids, places = vocabulary.encode_with_offsets(text)
     assert ids.tolist() == vocabulary.encode(text).tolist()
     assert (places[1:, 0] >= places[:-1, 1]).all(), "in order, without overlap"
     shown = [text[first:last] for first, last in places]

@@ -52,10 +52,10 @@ def test_an_epoch_reads_every_example_once_whatever_the_ranks() -> None:
     assert all(value == seen[1, 4] for value in seen.values())
     two_epochs = sorted(row for step in seen[1, 4] for row in step)
     assert two_epochs == sorted([tuple(feature.ids.tolist()) for feature in every] * 2), "20 numbers of 10 examples"
-    named = [int(number) for number in loaders[0].rows_of(2).removeprefix("examples ").split(", ")]
+    named = [int(number) for number in loaders[0].describe_rows(2).removeprefix("examples ").split(", ")]
     assert sorted(tuple(every[number].ids.tolist()) for number in named) == seen[1, 4][2]
     another = TaskLoader(every, "pair", DataConfig(4, 0, 4), 2, 0, 1)
-    assert [another.rows_of(step) for step in range(2)] != [loaders[0].rows_of(step) for step in range(2)]
+    assert [another.describe_rows(step) for step in range(2)] != [loaders[0].describe_rows(step) for step in range(2)]
 
 
 @pytest.mark.parametrize("kind", ["tokens", "pair", "span"])

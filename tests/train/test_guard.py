@@ -55,7 +55,7 @@ def run(data: Path, out: Path, config: RunConfig, bad: set[int], watch: bool = T
         return sums(*arguments) * (math.inf if now["step"] in bad and now["call"] == 2 else 1)
 
     if watch:
-        loader.watch, engine.objective.sums = follow, spoilt
+        loader.on_read, engine.objective.sums = follow, spoilt
     folder = RunFolder(out)
     try:
         work = pretraining(config, loader, None, root=True)

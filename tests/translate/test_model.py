@@ -13,7 +13,7 @@ from tests.small import LANGUAGES, SMALL, batch_of, lively, rows_of
 from xlme_ds.config import ModelConfig, ObjectiveConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.collate import collate
-from xlme_ds.data.corrupt import Parts
+from xlme_ds.data.corrupt import TaskRows
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD
 from xlme_ds.models import attention, encoder, layers
 from xlme_ds.models.attention import bucket
@@ -244,7 +244,7 @@ def test_sentences_by_the_formulas(changes: dict[str, object]) -> None:
     rng = np.random.default_rng(2)
     lengths, opening = ((3, 7), (12,)), LAYOUTS[layout].opening
     mono = [[[opening, *rng.integers(4, 96, size).tolist(), EOS] for size in row] for row in lengths]
-    parts: Parts = [(0, rows_of(mono, 44), np.arange(2) + 10)]
+    parts: TaskRows = [(0, rows_of(mono, 44), np.arange(2) + 10)]
     parts += [(1, rows_of([[LAYOUTS[layout].item(*pair).tolist() for pair in row] for row in texts()], 44, 1),
                np.arange(2))]  # fmt: skip
     made = Sentences(("0:0.5", "10:0"), ("0:2",), (0, 1, 2), SMALL.vocabulary - 1)
@@ -323,7 +323,7 @@ def long_sentences() -> tuple[Batch, int]:
     """A row with a sentence as long as the model can read, and their number of tokens."""
     rng, size = np.random.default_rng(3), SMALL.max_positions - 2
     rows = rows_of([[[0, *rng.integers(4, 96, size).tolist(), EOS]]], SMALL.max_positions)
-    parts: Parts = [(0, rows, np.arange(1) + 5)]
+    parts: TaskRows = [(0, rows, np.arange(1) + 5)]
     made = Sentences(("0:1",), ("0:1",), (0, 1, 2), SMALL.vocabulary - 1)
     return made.added(collate(parts, 3, 1.0), parts, 3, 0), size
 
@@ -334,7 +334,7 @@ def test_sources_that_grow_longer_than_their_row_drop_as_others_do(monkeypatch: 
     with torch.no_grad():
         model.masked_head.bias[EOS] -= 50.0  # translations as long as they may be
     rows = rows_of([[[0, 5 + n, EOS] for n in range(4)]], 12)
-    parts: Parts = [(0, rows, np.arange(1))]
+    parts: TaskRows = [(0, rows, np.arange(1))]
     batch = Sentences((), ("0:1",), (0, 1, 2), SMALL.vocabulary - 1).added(collate(parts, 3, 1.0), parts, 3, 0)
     kept: list[Tensor] = []
     real = attention.drop_weights
@@ -360,7 +360,7 @@ def test_of_n_tokens_a_translation_has_at_most_xlms_number(size: int) -> None:
     with torch.no_grad():
         model.masked_head.bias[EOS] -= 50.0
     rows = rows_of([[[0, *range(5, 5 + size), EOS]]], 40)
-    parts: Parts = [(0, rows, np.arange(1))]
+    parts: TaskRows = [(0, rows, np.arange(1))]
     batch = Sentences((), ("0:1",), (0, 1, 2), SMALL.vocabulary - 1).added(collate(parts, 3, 1.0), parts, 3, 0)
     assert int((model.written(batch).items > 0).sum()) == int(1.3 * size + 5) + 2
 

@@ -21,7 +21,7 @@ class Batch(NamedTuple):
     sides_BT: Tensor  # 0 on the first side of a pair and in monolingual rows, 1 on the second side; 0 at padding
     languages_BT: Tensor  # index of the side's language in the data's list; 0 at padding
     task_B: Tensor  # index into schema.TASKS
-    keys_B: Tensor  # 64 bits of randomness of the row and its number, as int64: what dropout draws from
+    keys_B: Tensor  # the key from which dropout is drawn: 64 random bits of the row and its number, as int64
     masked_M: Tensor  # masked positions, as indices into the flattened tokens, ascending
     # Float32 in [0, 1): the generator's sample at each masked position is the inverse CDF at this value.
     uniforms_M: Tensor
@@ -47,7 +47,7 @@ class Batch(NamedTuple):
         return cls._make([*tensors[:own], dict(zip(added, tensors[own:], strict=False))])
 
     def to(self, device: torch.device) -> "Batch":
-        """A copy on `device`; to a GPU by pinned memory, so that the host does not wait for the copy."""
+        """A copy on `device`. To a GPU it goes through pinned memory, so that the host does not wait for it."""
 
         def moved(tensor: Tensor) -> Tensor:
             return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
@@ -58,10 +58,8 @@ class Batch(NamedTuple):
 def sum_by_language(
     values_N: Tensor, counted_N: Tensor, terms_N: Tensor, languages_N: Tensor, terms: int, languages: int
 ) -> Tensor:
-    """Sums by term and language of the `values_N` whose `counted_N` is 1 and not 0, and their number.
-
-    float64 [2, terms, languages].
-    """
+    """The sum and the number of the `values_N` with `counted_N` 1 (the others have 0), by term and language, float64
+    [2, terms, languages]."""
     both_2N = torch.stack([values_N * counted_N, counted_N]).double()
     sums = torch.zeros(2, terms * languages, dtype=torch.float64, device=values_N.device)
     return sums.index_add(1, terms_N * languages + languages_N, both_2N).view(2, terms, languages)

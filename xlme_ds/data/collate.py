@@ -12,28 +12,28 @@ from numba.types import boolean, int32, int64, void
 
 from .batch import Batch
 from .compiled import compiled, reads
-from .corrupt import TOO_LONG, Array, Parts, corrupt, row_bits
+from .corrupt import TOO_LONG, Array, TaskRows, corrupt, row_bits
 from .rows import EOS, TASKS
 
 if TYPE_CHECKING:  # this file runs where there is no pyarrow
     from .shards import RowStore
 
-# train: what the step trains; evaluate: what any step trains; compare: only the tokens of the data, so that all models
-# read the same; show: as `compare`, but each row is corrupted in one way only.
+# train: as the step trains; evaluate: as training, but equal in every step; compare: only the tokens of the data, so
+# that all models read the same; show: as `compare`, but each row is corrupted in one way only.
 Purpose = Literal["train", "evaluate", "compare", "show"]
 # Makes a batch; arguments: rows, seed, share of masked tokens, step.
-Collate = Callable[[Parts, int, float, int], Batch]
+Collate = Callable[[TaskRows, int, float, int], Batch]
 
 
 class BatchMaker(Protocol):
-    """Makes batches from rows: the part of an objective that a loader needs."""
+    """The part of an objective that a loader needs: makes batches from rows."""
 
     def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
-        """A function that makes batches from `rows`, together with rows of the other task."""
+        """The function that makes batches from `rows`, and from the rows of the other task in the same folder."""
 
 
 class RowBatches:
-    """Makes batches from the rows as they are."""
+    """Makes batches without changing the rows."""
 
     def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
         """`collate`, in every step."""
@@ -43,16 +43,16 @@ class RowBatches:
         """Accept all rows."""
 
 
-_NO_COLUMN = 0xFFFFFFFF  # takes the column's place in the counter that a row's key is drawn with
+_NO_COLUMN = 0xFFFFFFFF  # the column in the counter from which a row's key is drawn: no row is so long
 _NO_SIDE = "a row has a pair without two sides, or a side without a language: mix the data again"
 
 
-def collate(parts: Parts, seed: int, mask_fraction: float) -> Batch:
+def collate(parts: TaskRows, seed: int, mask_fraction: float) -> Batch:
     """One batch of `parts`.
 
     The masked positions, uniforms and keys are a function of (seed, task, row number) and the row alone. Raises
-    ValueError for items that are longer than their row, for a pair without a second side, and where there are not as
-    many languages as sides.
+    ValueError for an item that is longer than its row, for a pair without a second side, and for a side without a
+    language.
     """
     batch, width = sum(len(rows.tokens) for _, rows, _ in parts), parts[0][1].tokens.shape[1]
     text_BT = np.empty((5, batch, width), dtype=np.int64)

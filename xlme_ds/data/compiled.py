@@ -1,4 +1,4 @@
-"""Loops over rows as machine code, by numba: a module's loops are compiled at its first import, and cached."""
+"""Numba compiles loops over rows to machine code: a module's loops at its first import; the code is cached."""
 
 import hashlib
 import tempfile
@@ -21,28 +21,28 @@ Kernel = Callable[..., Any]
 
 
 def reads(dtype: Type, dimensions: int = 1) -> Type:
-    """A contiguous array that is only read: numba has another type for those that may be written to, `dtype[::1]`."""
+    """The type of a contiguous array that is only read; one that may be written to is `dtype[::1]`."""
     return types.Array(dtype, dimensions, "C", readonly=True)
 
 
 def compiled(signature: Any) -> Callable[[Kernel], Kernel]:
-    """`numba.njit` for these types of arguments, without interpreter lock or index checks; NUMBA_DISABLE_JIT=1 leaves
-    Python.
+    """`numba.njit` for these types of arguments, without interpreter lock or index checks. With NUMBA_DISABLE_JIT=1 the
+    function stays Python.
 
-    The machine code is cached next to the module, else in the user's cache folder (or NUMBA_CACHE_DIR), in a folder
-    named after the constants that the module imports: numba alone compiles again only when the function's own file
-    changes. So a function calls only functions of its own file.
+    The machine code is cached next to the module, or in the user's cache folder, or in NUMBA_CACHE_DIR. Numba compiles
+    again only when the function's own file changes. So the cache folder is named after the constants that the module
+    imports, and a compiled function may call only functions of its own file.
     """
 
     def compile_one(function: Kernel) -> Kernel:
         folder = _cache_folder(function)
         if folder is None:  # compiled at every start, for some seconds
             return njit(signature, nogil=True)(function)
-        usual, config.CACHE_DIR = config.CACHE_DIR, str(folder)
+        previous, config.CACHE_DIR = config.CACHE_DIR, str(folder)
         try:
             return njit(signature, nogil=True, cache=True)(function)
         finally:
-            config.CACHE_DIR = usual
+            config.CACHE_DIR = previous
 
     return compile_one
 
@@ -61,7 +61,7 @@ def _cache_folder(function: Kernel) -> Path | None:
 
 
 def constants_hash(function: Kernel) -> str:
-    """A hash of the constants that a function's module has so far, by name: machine code keeps their values."""
+    """A hash of the constants that a function's module has so far, by name: machine code contains their values."""
     kinds = int | float | str | tuple | np.generic
     values = {
         name: repr(value)

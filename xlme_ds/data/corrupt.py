@@ -14,15 +14,16 @@ from .rows import EOS, TASKS, UNK, Rows
 
 Array = np.ndarray
 Word = np.uint64
-# For every task: its index, its rows, and their numbers (int64 [B]) in the run's endless order.
-Parts = list[tuple[int, Rows, np.ndarray]]
+# For every task: its index, its rows, and their row numbers (int64 [B]; see `order.py`).
+TaskRows = list[tuple[int, Rows, np.ndarray]]
 TOO_LONG = "the items of a row are empty or longer than the row: mix the data again"
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _TO_24_BITS = np.uint64(8)
 _MONO = TASKS.index("mono")
-_TO_PLACE, _NO_PLACE = np.uint64(32 - 7), np.uint64(1 << 7)  # place: the top 7 bits of word 0; special tokens get 128
+# A token's bucket is the top 7 bits of word 0, the leading bits of its key; special tokens are in bucket 128.
+_TO_BUCKET, _SPECIAL_BUCKET = np.uint64(32 - 7), np.uint64(1 << 7)
 
 
 @njit(inline="always")
@@ -44,25 +45,25 @@ def masked_count(ordinary: int, fraction: float) -> int:
 
 @njit
 def _choose(
-    keys_T: Array, places_T: Array, start: int, stop: int, fraction: float, tally: Array, chosen: Array, done: int
+    keys_T: Array, buckets_T: Array, start: int, stop: int, fraction: float, counts: Array, chosen: Array, done: int
 ) -> int:
     """Write the columns to mask of the item [start, stop) to chosen[done:], ascending, and return where they end.
 
-    Tokens are counted by place, the leading 7 bits of the key. All tokens of the lowest places are chosen, until there
-    are enough; then the surplus tokens, those with the largest keys, are removed.
+    Tokens are counted by bucket. All tokens of the lowest buckets are chosen until there are enough; then the surplus
+    tokens, those with the largest keys, are removed.
     """
-    tally[:] = 0
+    counts[:] = 0
     for column in range(start, stop):
-        tally[places_T[column]] += 1
-    count = masked_count(stop - start - tally[_NO_PLACE], fraction)
+        counts[buckets_T[column]] += 1
+    count = masked_count(stop - start - counts[_SPECIAL_BUCKET], fraction)
     bound, reached = 0, 0
     while reached < count:
-        reached += tally[bound]
+        reached += counts[bound]
         bound += 1
     first = done
     for column in range(start, stop):
         chosen[done] = column  # overwritten if not chosen; a branch would be mispredicted
-        done += places_T[column] < bound
+        done += buckets_T[column] < bound
     for _ in range(reached - count):
         last, largest = first, np.uint64(0)
         for at in range(first, done):
@@ -94,10 +95,13 @@ def _corrupt(
     uniforms: Array,
     done: int,
 ) -> int:
-    """Write to masked[done:] and uniforms[done:], both one longer than the tokens, and return where they end."""
+    """Write the masked positions and their uniforms to masked[done:] and uniforms[done:], and return where they end.
+
+    Both arrays are one longer than the tokens. `first_row`: index of the first row in the batch.
+    """
     batch, width = tokens_BT.shape
     keys_T, draws_T = np.empty(width, dtype=np.uint64), np.empty(width, dtype=np.uint64)
-    places_T, tally = np.empty(width, dtype=np.uint8), np.empty(_NO_PLACE + 1, dtype=np.int64)
+    buckets_T, counts = np.empty(width, dtype=np.uint8), np.empty(_SPECIAL_BUCKET + 1, dtype=np.int64)
     item = 0
     for row in range(batch):
         number = np.uint64(numbers_B[row])
@@ -105,17 +109,17 @@ def _corrupt(
             first, second, third, _ = philox(np.uint64(column), task, number & _LOW, number >> _HALF, seed)
             keys_T[column] = first << _HALF | second
             draws_T[column] = third
-            places_T[column] = first >> _TO_PLACE if tokens_BT[row, column] > UNK else _NO_PLACE
+            buckets_T[column] = first >> _TO_BUCKET if tokens_BT[row, column] > UNK else _SPECIAL_BUCKET
         start, before = 0, done
         for _ in range(items_B[row]):
             stop = start + lengths[item]
             if not start < stop <= width:
                 raise ValueError(TOO_LONG)
-            if fraction == 1.0:  # in text, the last </s> of a row is a cut, not a sentence's end
+            if fraction == 1.0:  # the last </s> of monolingual text is where the row was cut, not a sentence's end
                 for column in range(start + 1, stop - (task == _MONO)):
                     if tokens_BT[row, column] == EOS:
-                        places_T[column] = keys_T[column] >> (_HALF + _TO_PLACE)
-            done = _choose(keys_T, places_T, start, stop, fraction, tally, masked, done)
+                        buckets_T[column] = keys_T[column] >> (_HALF + _TO_BUCKET)
+            done = _choose(keys_T, buckets_T, start, stop, fraction, counts, masked, done)
             start = stop
             item += 1
         for at in range(before, done):
@@ -134,7 +138,7 @@ def _row_bits(numbers_B: Array, seed: Word, task: Word, column: Word) -> Array:
     return bits_B
 
 
-def corrupt(parts: Parts, seed: int, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+def corrupt(parts: TaskRows, seed: int, fraction: float) -> tuple[np.ndarray, np.ndarray]:
     """Masked positions (ascending flat indices, int64 [M]) and their uniforms (float32 [M] in [0, 1)) of the rows of
     all parts.
 
@@ -143,8 +147,8 @@ def corrupt(parts: Parts, seed: int, fraction: float) -> tuple[np.ndarray, np.nd
     fraction of 1, for causal models, also chooses every `</s>` of an item except the one that opens it and the last of
     monolingual text. Raises ValueError for items that are empty, or longer than their row.
     """
-    places = sum(rows.tokens.size for _, rows, _ in parts)
-    masked, uniforms = np.empty(places + 1, dtype=np.int64), np.empty(places + 1, dtype=np.float32)
+    positions = sum(rows.tokens.size for _, rows, _ in parts)
+    masked, uniforms = np.empty(positions + 1, dtype=np.int64), np.empty(positions + 1, dtype=np.float32)
     first, done = 0, 0
     for task, rows, numbers in parts:
         done = _corrupt(*rows[:3], numbers, _unsigned(seed), np.uint64(task), fraction, first, masked, uniforms, done)

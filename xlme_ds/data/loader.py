@@ -10,8 +10,8 @@ import numpy as np
 from ..config import DataConfig
 from .batch import Batch
 from .collate import BatchMaker, Purpose, RowBatches, collate
-from .corrupt import Parts
-from .order import StepPlan, phase_of, phase_shares, phases, plan_step, plans_of
+from .corrupt import TaskRows
+from .order import StepPlan, phase_index, phase_plans, phase_shares, phases, plan_step
 from .rows import TASKS, UNK
 from .shards import RowStore, unigram_costs
 
@@ -19,9 +19,9 @@ from .shards import RowStore, unigram_costs
 class Loader:
     """Reads the rows of one of `world` ranks from `folders`, one for each phase, with a subfolder for each task.
 
-    Row numbers continue from phase to phase; `plan`, `stores` and `row_tokens` are those of the first. `languages` as
-    in `RowStore`; `maker` makes batches from the rows, as some objectives do in their own way. Raises ValueError for
-    folders that do not fit each other or the phases.
+    Row numbers continue from phase to phase; `plan`, `stores` and `row_tokens` are those of the first phase.
+    `languages`: see `RowStore`. `maker`: makes batches in the objective's way, by default `RowBatches`. Raises
+    ValueError for folders that do not fit each other or the phases.
     """
 
     purpose: Purpose = "train"
@@ -49,11 +49,11 @@ class Loader:
         self.layout = first.manifest.layout
         self.row_lengths = [_row_tokens(first, list(stores.values())) for stores in self._stores]  # of each phase
         self.row_tokens = self.row_lengths[0]
-        self._plans = plans_of(self.phases, self.plan, self.row_lengths)
+        self._plans = phase_plans(self.phases, self.plan, self.row_lengths)
         batch_maker = maker or RowBatches()
         self._collate = [batch_maker.batches(next(iter(stores.values())), self.purpose) for stores in self._stores]
         # Called after every step is read, with its number and its rows by micro-batch.
-        self.watch: Callable[[int, list[Parts]], None] | None = None
+        self.on_read: Callable[[int, list[TaskRows]], None] | None = None
 
     def _make_plan(self, data: DataConfig, world: int) -> StepPlan:
         return plan_step(data, world)
@@ -108,33 +108,33 @@ class Loader:
         """Micro-batch `micro_batch` (of `plan.accumulation`) of this rank in step `step`."""
         return self._collated(step, self._read(step, micro_batch))
 
-    def _collated(self, step: int, parts: Parts) -> Batch:
-        phase = phase_of(self.phases, step)
+    def _collated(self, step: int, parts: TaskRows) -> Batch:
+        phase = phase_index(self.phases, step)
         return self._collate[phase](parts, self.seed, self.phases[phase].mask_fraction, step)
 
     def stores_at(self, step: int) -> dict[int, RowStore]:
         """The rows that a step reads, by task."""
-        return self._stores[phase_of(self.phases, step)]
+        return self._stores[phase_index(self.phases, step)]
 
     def plan_at(self, step: int) -> StepPlan:
         """The plan by which a step's rows are split over ranks and micro-batches."""
-        return self._plans[phase_of(self.phases, step)]
+        return self._plans[phase_index(self.phases, step)]
 
     def shares(self, task: int, steps: int) -> dict[RowStore, float]:
-        """The stores from which the first `steps` steps read a task, and the share of the rows that each one gives."""
+        """Each store from which the first `steps` steps read a task, with its share of the rows read."""
         shares = dict.fromkeys((stores[task] for stores in self._stores), 0.0)
         for stores, share in zip(self._stores, phase_shares(self.phases, steps), strict=True):
             shares[stores[task]] += share
         return shares
 
-    def _read(self, step: int, micro_batch: int) -> Parts:
+    def _read(self, step: int, micro_batch: int) -> TaskRows:
         return [
             (task, store.read(numbers % store.rows), numbers)
             for task, store in self.stores_at(step).items()
             if len(numbers := self.plan_at(step).numbers(step, self.rank, micro_batch, task))
         ]
 
-    def rows_of(self, step: int, micro_batch: int | None = None) -> str:
+    def describe_rows(self, step: int, micro_batch: int | None = None) -> str:
         """The rows of a micro-batch of this rank, or of the whole step, in words: `mono 328-335, para 164-167`."""
         ranges = []
         for task in self.stores:
@@ -162,24 +162,24 @@ class Loader:
         return self._collated(0, [(task, store.read(these), these) for task, store, these in numbers])
 
     def step(self, step: int) -> list[Batch]:
-        """All micro-batches of this rank in step `step`; the system begins to fetch the rows of the next step."""
+        """All micro-batches of this rank in step `step`; the rows of the next step are prefetched."""
         read = [self._read(step, micro) for micro in range(self.plan.accumulation)]
         for task, store in self.stores_at(step + 1).items():
             for micro in range(self.plan.accumulation):
                 coming = self.plan_at(step + 1).numbers(step + 1, self.rank, micro, task)
                 if len(coming):
-                    store.ahead(int(coming[0]) % store.rows, int(coming[-1]) % store.rows)
-        if self.watch is not None:
-            self.watch(step, read)
+                    store.prefetch(int(coming[0]) % store.rows, int(coming[-1]) % store.rows)
+        if self.on_read is not None:
+            self.on_read(step, read)
         return [self._collated(step, parts) for parts in read]
 
 
 class HeldOutLoader(Loader):
     """Reads the first `data.mono_rows` and `data.para_rows` rows, whatever the number of ranks and the micro-batch.
 
-    Every rank has equally many micro-batches of equal sizes, each of one task, as the engine's collectives need. Rows
-    that do not fill a micro-batch are read one by one. Where the rows do not divide among the ranks, a rank without a
-    last row reads the first row again, which does not count.
+    All ranks have micro-batches of the same number and sizes, each of one task, as the engine's collectives need. Rows
+    that do not fill a micro-batch are micro-batches of one row. If the rows do not divide among the ranks, a rank
+    without a last row reads the task's first row again, which does not count.
     """
 
     purpose: Purpose = "evaluate"
@@ -214,17 +214,17 @@ class HeldOutLoader(Loader):
         return [self._collated(step, [part]) for part in read]
 
 
-def _row_tokens(first: RowStore, of_phase: Sequence[RowStore]) -> int:
+def _row_tokens(first: RowStore, stores: Sequence[RowStore]) -> int:
     """The tokens of a row of a phase. Raises ValueError if its tasks have rows of different lengths, or if one has
     another vocabulary or layout than `first`."""
     ours = first.manifest
-    for store in of_phase:
+    for store in stores:
         theirs, folders = store.manifest, f"{store.folder} and {first.folder}"
         if (theirs.vocabulary_sha256, theirs.vocabulary_size) != (ours.vocabulary_sha256, ours.vocabulary_size):
             raise ValueError(f"{folders} were encoded with different vocabularies: prepare them together")
         if theirs.layout != ours.layout:
             raise ValueError(f"{folders} have rows of different layouts: mix them together")
-    reference, *others = of_phase
+    reference, *others = stores
     for other in others:
         if other.row_tokens != reference.row_tokens:
             raise ValueError(f"{other.folder} and {reference.folder} have rows of different lengths: mix them together")

@@ -1,10 +1,10 @@
 """The rows that each step reads, computed from its number: independent of ranks, micro-batches and restarts.
 
-Step s of a run reads rows [s·B, (s+1)·B) of each task, where B is that task's rows a step. Where tasks alternate it
-reads rows [k·B, (k+1)·B) of one of them, with k = s/2 rounded down. Row numbers never end: number n is record n mod N
-of the N records of the data, so a second pass has new numbers, and with them new masks. A run that changes its data has
-phases: row numbers continue from one to the next, and N is that of the phase's data. A step has the same number of
-tokens in every phase: where rows are c times as long, B is c times smaller.
+Step s of a run reads rows [s·B, (s+1)·B) of each task, where B is the task's number of rows in a step. If tasks
+alternate, it reads rows [k·B, (k+1)·B) of one of them, with k = s/2 rounded down. Row numbers never end: row n is
+record n mod N of the N records of the data, so a second pass has new numbers, and with them new masks. A run that
+changes its data has phases: row numbers continue from one to the next, and N is that of the phase's data. A step has
+the same number of tokens in every phase: if rows are c times as long, B is c times smaller.
 """
 
 from bisect import bisect_right
@@ -21,8 +21,8 @@ from .rows import TASKS
 
 
 class Phase(NamedTuple):
-    """Consecutive steps that read one folder: the first of them, the share of tokens that are predicted, and the
-    model's `rotary_base`, None for that of the settings."""
+    """Consecutive steps that read one folder: the first step, the share of tokens that are predicted, and the model's
+    `rotary_base` (None: that of the settings)."""
 
     first: int
     mask_fraction: float
@@ -30,9 +30,9 @@ class Phase(NamedTuple):
 
 
 def phases(data: DataConfig, mask_fraction: float) -> list[Phase]:
-    """The phases of a run; each predicts the share `mask_fraction` of tokens, unless `data` has a share for each.
+    """The phases of a run. `mask_fraction`: the share of tokens that a phase predicts, unless `data` has one for each.
 
-    Raises ValueError where the number of shares or rotary bases does not fit that of the phases.
+    Raises ValueError if the number of shares or rotary bases does not fit the number of phases.
     """
     starts = [0, *accumulate(data.phase_steps)]
     fractions = data.phase_mask_fractions or (mask_fraction,) * len(starts)
@@ -50,22 +50,23 @@ def phases(data: DataConfig, mask_fraction: float) -> list[Phase]:
     return [Phase(*phase) for phase in zip(starts, fractions, (*bases, None), strict=True)]
 
 
-def phase_shares(of_run: Sequence[Phase], steps: int) -> list[float]:
-    """The share of a run's `steps`, and so of its tokens, that each phase has."""
-    return [(end - first) / steps for first, end in pairwise([*(phase.first for phase in of_run), steps])]
+def phase_shares(run_phases: Sequence[Phase], steps: int) -> list[float]:
+    """Each phase's share of a run's `steps`, and so of its tokens."""
+    return [(end - first) / steps for first, end in pairwise([*(phase.first for phase in run_phases), steps])]
 
 
-def phase_of(of_run: Sequence[Phase], step: int) -> int:
+def phase_index(run_phases: Sequence[Phase], step: int) -> int:
     """The index of a step's phase."""
-    return bisect_right(of_run, step, key=lambda phase: phase.first) - 1
+    return bisect_right(run_phases, step, key=lambda phase: phase.first) - 1
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The cut of a step's rows into micro-batches over `world` ranks.
+    """How a step's rows are split into micro-batches over `world` ranks.
 
-    `rows[t]`: rows of task t in a step; `micro[t]`: those in one micro-batch; `accumulation`: micro-batches a rank
-    runs. `first`: the step at which the plan's phase begins; `read[t]`: rows of task t that earlier phases read.
+    `rows[t]`: rows of task t in a step; `micro[t]`: rows of task t in a micro-batch; `accumulation`: micro-batches of a
+    rank in a step. `first`: the step at which the plan's phase begins; `read[t]`: rows of task t that earlier phases
+    read.
     """
 
     rows: tuple[int, ...]
@@ -94,13 +95,13 @@ class StepPlan:
         earlier, all_before = (-(-(end - task) // len(TASKS)) if self.alternate else end for end in (self.first, step))
         return self.read[task] + (all_before - earlier) * self.rows[task]
 
-    def followed_by(self, first: int, lengthened: Fraction) -> "StepPlan":
-        """The plan of the next phase, which begins at step `first` and whose rows are `lengthened` times as long as
+    def followed_by(self, first: int, length_ratio: Fraction) -> "StepPlan":
+        """The plan of the next phase, which begins at step `first` and whose rows are `length_ratio` times as long as
         this one's. Raises ValueError where its steps or micro-batches would not have whole rows."""
-        rows, micro = ([count / lengthened for count in counts] for counts in (self.rows, self.micro))
+        rows, micro = ([count / length_ratio for count in counts] for counts in (self.rows, self.micro))
         if any(count.denominator != 1 for count in (*rows, *micro)):
             raise ValueError(
-                f"data.phase_steps: from step {first} on rows are {lengthened} times as long, so that a step would "
+                f"data.phase_steps: from step {first} on rows are {length_ratio} times as long, so that a step would "
                 f"have {' + '.join(map(str, rows))} rows and a micro-batch {' + '.join(map(str, micro))}: choose "
                 "data.mono_rows, data.para_rows and data.micro_batch that give whole numbers"
             )
@@ -132,10 +133,10 @@ def plan_step(data: DataConfig, world: int) -> StepPlan:
     return StepPlan(rows, tuple(count // pieces for count in rows), accumulation, world, data.alternate)
 
 
-def plans_of(of_run: Sequence[Phase], plan: StepPlan, row_lengths: Sequence[int]) -> list[StepPlan]:
-    """The plan of each phase; `plan`: that of the first; `row_lengths`: tokens of a row of each phase. Raises
-    ValueError as `followed_by`."""
+def phase_plans(run_phases: Sequence[Phase], plan: StepPlan, row_lengths: Sequence[int]) -> list[StepPlan]:
+    """The plan of each phase. `plan`: the first phase's; `row_lengths`: tokens of a row in each phase. Raises
+    ValueError if a later phase would not have whole rows in a step or micro-batch."""
     plans = [plan]
-    for phase, (before, tokens) in zip(of_run[1:], pairwise(row_lengths), strict=True):
+    for phase, (before, tokens) in zip(run_phases[1:], pairwise(row_lengths), strict=True):
         plans.append(plans[-1].followed_by(phase.first, Fraction(tokens, before)))
     return plans

@@ -11,7 +11,7 @@ import torch
 
 from .batch import Batch
 from .collate import collate
-from .corrupt import Parts, row_bits
+from .corrupt import TaskRows, row_bits
 from .rows import EOS, PAD, TASKS, Rows
 
 _HALF = np.uint64(32)
@@ -20,16 +20,16 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 @dataclass(frozen=True)
 class PseudoSides:
-    """Opens places after each sentence; draws their number, and the language in which the model fills them."""
+    """Opens places after each sentence; draws the number of places, and the language in which the model fills them."""
 
     fractions: tuple[float, ...]  # number of places per token of x; every item draws one of these
     languages: tuple[int, ...]  # those of the rows; every item draws one other than its own, uniformly
 
-    def collate(self, parts: Parts, seed: int, mask_fraction: float) -> Batch:
-        """`collate` for monolingual rows: masked positions are chosen in what remains of x, and y is the second side.
+    def collate(self, parts: TaskRows, seed: int, mask_fraction: float) -> Batch:
+        """`collate` for monolingual rows with open places: positions are masked in what remains of x, and y is the
+        second side.
 
-        It adds `open_P`: the places that the model fills before it trains, as indices into the flattened tokens,
-        ascending.
+        The batch has the added tensor `open_P`: the open places, as ascending indices into the flattened tokens.
         """
         ((task, rows, numbers),) = parts
         assert task == TASKS.index("mono") and (rows.items == 1).all()

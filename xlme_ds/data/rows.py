@@ -14,7 +14,7 @@ TASKS = ("mono", "para")
 
 @dataclass(frozen=True)
 class Layout:
-    """The special tokens of an item, `opening text </s>` or `opening e between f </s>`."""
+    """The special tokens of an item: `opening text </s>`, or for a pair (e, f) `opening e between f </s>`."""
 
     opening: int
     between: tuple[int, ...]  # between the two sides of a pair

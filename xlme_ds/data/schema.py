@@ -36,8 +36,8 @@ def row_schema(row_tokens: int) -> pa.Schema:
     """Schema of a training row.
 
     `tokens`: `row_tokens` ids, padded with `PAD` after the last item. `lengths`: tokens of each packed item, specials
-    included; an item is `<s> text </s>` (task mono, one a row) or `<s> e </s> f </s>` (task para, several a row), or
-    as the manifest's setting `layout` says (`LAYOUTS`).
+    included. In the layout xlme (the manifest's setting `layout`; see `LAYOUTS`) an item is `<s> text </s>` (task mono,
+    one per row unless packed) or `<s> e </s> f </s>` (task para, several per row).
     `languages`: indices into the manifest's `languages`, one for each side of each item, in order: one for a mono item,
     two for a pair.
     """
@@ -62,7 +62,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The settings, counts and files of a finished stage; `manifest.json` is written last: it marks the stage complete.
+    """The settings, counts and files of a finished stage. `manifest.json` is written last, as the stage's marker.
 
     `settings` holds every setting that shaped the bytes; `counts` the stage's counts (JSON values);
     `languages` the language codes; row shards hold indices into them.
@@ -89,8 +89,8 @@ class Manifest:
 
     @property
     def packed(self) -> str:
-        """The unit that a monolingual row written by `mix` holds several of: `sentences`, `documents`, or an empty text
-        where a row is a slice of text."""
+        """The unit of which `mix` packed several into a monolingual row, `sentences` or `documents`; empty if a row is
+        a slice of text."""
         return next((unit for unit in ("sentences", "documents") if self.settings.get(unit)), "")
 
     def shares_text(self, other: "Manifest") -> bool:

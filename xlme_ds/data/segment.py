@@ -1,7 +1,7 @@
 """SentencePiece's ids of text in its normal form, in a third of SentencePiece's time.
 
-A piece has `▁` at its start only, so the best segmentation of a line (Kudo, 2018: the path of the largest sum of log
-probabilities) joins those of its words. Words are remembered, and looked up when they come again.
+A piece has `▁` at its start only. So the best segmentation of a line (Kudo, 2018: the path with the largest sum of log
+probabilities) is the best segmentations of its words, one after the other. Those of frequent words are cached.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ _SPECIAL = 3  # ids of SentencePiece's special pieces, which come first
 _UNKNOWN_PENALTY = 10.0  # nats below the least likely piece, as in SentencePiece
 _BASE, _PARENT, _ID, _SCORE = range(4)  # columns of a unit of the trie
 _FREE, _ROOT = -1, -2  # parents
-_WORDS = 1 << 17  # most words that are remembered; then all are forgotten
-_LONGEST = 32  # bytes of a word that is remembered; longer ones, as in languages without spaces, rarely come again
+_WORDS = 1 << 17  # words in a full cache, which is then emptied
+_LONGEST = 32  # bytes of a cached word; longer words, as in languages without spaces, rarely occur again
 _OFFSET_BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # of the hash FNV-1a
-# Columns of a remembered word: where its bytes and its ids begin, how many there are, and `_reach`.
+# Columns of a cached word: its hash, where its bytes begin, how many; where its ids begin, how many; and `_reach`.
 _COLUMNS = _HASH, _START, _SIZE, _FIRST, _NUMBER, _REACH = range(6)
 
 
@@ -38,7 +38,7 @@ def _double_array(letters: Array, starts: Array, ids: Array, scores: Array) -> A
     units = np.zeros((2 * len(letters) + 1024, 4), np.int32)
     units[:, _PARENT] = _FREE
     units[0, _PARENT] = _ROOT
-    # Of each node, breadth first: its pieces from `low` to `high`, its unit, and its depth in bytes.
+    # For each node, breadth first: its pieces are `low` to `high` − 1; its unit; its depth in bytes.
     low, high = np.empty(len(letters) + 1, np.int64), np.empty(len(letters) + 1, np.int64)
     unit_of, depth_of = np.zeros(len(letters) + 1, np.int64), np.zeros(len(letters) + 1, np.int64)
     low[0], high[0] = 0, len(starts) - 1
@@ -82,13 +82,14 @@ def _double_array(letters: Array, starts: Array, ids: Array, scores: Array) -> A
 
 @njit
 def _best_path(
-    text: Array, first: int, size: int, total: np.float32, units: Array, marks: Array, unknown: float, paths: Paths
+    text: Array, first: int, size: int, total: np.float32, units: Array, log_probs: Array, unknown: float, paths: Paths
 ) -> tuple[int, int, float]:
-    """Write the ids of the best path through a word, `size` bytes from `first` on, to the end of the last array of
-    `paths`. Returns the number of ids, the number of characters, and the smallest difference of compared scores.
+    """Find the best path through a word, `size` bytes from `first` on. Returns the number of ids, the number of
+    characters, and the smallest difference of compared scores.
 
-    `total` is the score before the word. Sums are rounded to float32, as in SentencePiece. The other arrays of `paths`
-    hold, for each byte where a path ends, its score, the id of its last piece, and the byte where that piece begins.
+    `total`: the score before the word. Sums are rounded to float32, as in SentencePiece. `paths`: for each byte where a
+    path ends, its score, the id of its last piece, and the byte where that piece begins; the last array gets the ids of
+    the best path, at its end.
     """
     best, last, starts, ids = paths
     for at in range(size + 1):
@@ -105,7 +106,7 @@ def _best_path(
                 break
             unit = child
             if units[unit, _ID]:
-                score = np.float32(before + marks[unit, _SCORE])
+                score = np.float32(before + log_probs[unit, _SCORE])
                 difference = np.float64(score) - np.float64(best[at + 1])
                 if starts[at + 1] >= 0 and abs(difference) < margin:
                     margin = abs(difference)
@@ -131,28 +132,32 @@ def _best_path(
 
 @njit(inline="always")
 def _reach(margin: float, characters: int, total: float, unknown: float) -> int:
-    """How far below 0 the score before a word may be for the same segmentation. Up to there, rounding sums of up to
-    `characters` numbers cannot make up for the `margin` of two scores, which was itself rounded from `total` on."""
+    """How far below 0 the score before a word may be for a cached segmentation to be right.
+
+    The segmentation was found after the score `total`, with the smallest difference `margin` between compared scores.
+    Float32 rounds a sum of up to `characters` numbers more coarsely, the further it is below 0. Up to the result, the
+    rounding before and then cannot make up for the margin.
+    """
     longest = -unknown * characters
     safe = margin - characters * (longest - total) * 2.0**-23
     return int(min(max(safe * 2.0**23 / characters - longest, -1.0), 1e9))
 
 
 @njit(inline="always")
-def _place(key: np.uint64, text: Array, begin: int, size: int, table: Array, rows: Array, letters: Array) -> int:
-    """The place of a word in the hash table, or a free place if the word is not there."""
+def _slot(key: np.uint64, text: Array, begin: int, size: int, table: Array, rows: Array, letters: Array) -> int:
+    """The slot of a word in the hash table, or a free slot if the word is not there."""
     mask = np.uint64(len(table) - 1)
-    place = (key ^ key >> np.uint64(32)) & mask
-    while table[place]:
-        row = rows[table[place] - 1]
+    slot = (key ^ key >> np.uint64(32)) & mask
+    while table[slot]:
+        row = rows[table[slot] - 1]
         if row[_HASH] == np.int64(key) and row[_SIZE] == size:
             start, same = row[_START], True
             for i in range(size):
                 same &= letters[start + i] == text[begin + i]
             if same:
                 break
-        place = (place + np.uint64(1)) & mask
-    return np.int64(place)  # type: ignore[return-value]
+        slot = (slot + np.uint64(1)) & mask
+    return np.int64(slot)  # type: ignore[return-value]
 
 
 @compiled(
@@ -165,17 +170,18 @@ def _segment(
     text: Array,
     ends_of_lines: Array,
     units: Array,
-    marks: Array,
+    log_probs: Array,
     scores: Array,
-    memory: tuple[Array, Array, Array, Array, Array],
+    cache: tuple[Array, Array, Array, Array, Array],
     ids: Array,
     numbers: Array,
 ) -> int:
     """Write the ids of all lines to `ids` and each line's number of ids to `numbers`. Returns the number of all ids.
 
-    `memory`: a hash table of rows, from 1 on; the rows, the bytes and the ids of words; how many of these are in use.
+    `cache`: the hash table, whose slots hold 1 + the row of a word, or 0; the rows, the bytes and the ids of words; and
+    how many of each of these three are in use.
     """
-    table, rows, letters, ids_of, used = memory
+    table, rows, letters, ids_of, used = cache
     longest, at, done = 0, 0, 0
     for end in ends_of_lines:
         longest, at = max(longest, end - at), end
@@ -191,18 +197,18 @@ def _segment(
                 key = (key ^ np.uint64(text[at])) * _PRIME
                 at += 1
             size = at - begin
-            place = _place(key, text, begin, size, table, rows, letters)
-            word = table[place] - 1
+            slot = _slot(key, text, begin, size, table, rows, letters)
+            word = table[slot] - 1
             if word >= 0 and -total < rows[word, _REACH]:
                 start, number, path = rows[word, _FIRST], rows[word, _NUMBER], ids_of
             else:
-                number, characters, margin = _best_path(text, begin, size, total, units, marks, scores[UNK], paths)
+                number, characters, margin = _best_path(text, begin, size, total, units, log_probs, scores[UNK], paths)
                 start, path = longest + 1 - number, paths[3]
                 if word < 0 and size <= _LONGEST:
                     if used[0] == len(rows) or used[1] + size > len(letters) or used[2] + number > len(ids_of):
                         table[:] = 0
                         used[:] = 0
-                        place = _place(key, text, begin, size, table, rows, letters)
+                        slot = _slot(key, text, begin, size, table, rows, letters)
                     row = rows[used[0]]
                     row[_HASH], row[_START], row[_SIZE] = np.int64(key), used[1], size
                     row[_FIRST], row[_NUMBER] = used[2], number
@@ -210,7 +216,7 @@ def _segment(
                     letters[used[1] : used[1] + size] = text[begin:at]
                     ids_of[used[2] : used[2] + number] = path[start:]
                     used[0], used[1], used[2] = used[0] + 1, used[1] + size, used[2] + number
-                    table[place] = used[0]
+                    table[slot] = used[0]
             for i in range(start, start + number):
                 total = np.float32(total + scores[path[i]])
                 ids[done] = path[i]
@@ -221,7 +227,7 @@ def _segment(
 
 
 class Segmenter:
-    """The pieces of a SentencePiece model of kind unigram, and up to `words` (a power of two) that were segmented."""
+    """Segments text as a SentencePiece unigram model does, with a cache of up to `words` words (a power of two)."""
 
     def __init__(self, processor: spm.SentencePieceProcessor, words: int = _WORDS):
         ordinary = list(range(_SPECIAL, processor.get_piece_size()))
@@ -237,7 +243,7 @@ class Segmenter:
             (order + _SPECIAL + PIECE_OFFSET).astype(np.int32),
             scores[order],
         )
-        self._memory = (
+        self._cache = (
             np.zeros(4 * words, np.int32),
             np.empty((words, len(_COLUMNS)), np.int64),
             np.empty(16 * words + _LONGEST, np.uint8),
@@ -251,7 +257,7 @@ class Segmenter:
         ends = np.cumsum(np.fromiter(map(len, forms), np.int64, len(forms)))
         text = np.frombuffer(b"".join(forms), np.uint8)
         ids, numbers = np.empty(len(text) + 1, np.int32), np.empty(len(forms), np.int64)
-        marks = self._units.view(np.float32)
+        log_probs = self._units.view(np.float32)
         with self._lock:
-            done = _segment(text, ends, self._units, marks, self._scores, self._memory, ids, numbers)
+            done = _segment(text, ends, self._units, log_probs, self._scores, self._cache, ids, numbers)
         return ids[:done].copy(), numbers

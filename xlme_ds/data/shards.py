@@ -1,8 +1,8 @@
 """Random access to the rows of a mixed data folder; unigram costs from their tokens.
 
-A shard has an index next to it: where the rows' numbers lie in the Arrow file, and a checksum of every four rows. So a
-process reads only the rows that it uses, and checks them at every reading: no byte that changes on the disk gets into a
-batch, and a file that is cut short raises an error, where a memory map would end the process.
+Next to each shard is its index: the offsets of the rows' numbers in the Arrow file, and a checksum of every four rows.
+So a process reads only the rows that it uses and checks them each time: no byte that changed on the disk gets into a
+batch. A file that was cut short raises an error, where a memory map would kill the process.
 
     NAME.index   64 bytes   "XLMEROWS", version, rows, ids of a row, rows of a group and of a record batch, record
                             batches (uint32 each), SHA-256 of the shard
@@ -14,7 +14,7 @@ batch, and a file that is cut short raises an error, where a memory map would en
 
 Numbers are little-endian. The checksum h of a group begins at 0 and takes in, row by row, the ids, the number of
 lengths, the lengths, the number of languages, and the languages: for every number n, as an unsigned one of 32 bits,
-h = (h xor n) · 0x9E3779B97F4A7C15 mod 2⁶⁴, then h = h xor (h >> 32). Either step is a bijection of h, so a change of a
+h = (h xor n) · 0x9E3779B97F4A7C15 mod 2⁶⁴, then h = h xor (h >> 32). Both steps are bijections of h, so a change of a
 single number always changes the checksum.
 """
 
@@ -42,7 +42,7 @@ Numbers = np.ndarray
 _LOW, _HALF, _MULTIPLIER = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(0x9E3779B97F4A7C15)
 SUFFIX = ".index"
 _HEADER = struct.Struct("<8s6I32s")
-_MAGIC, _VERSION, _PLACES = b"XLMEROWS", 1, 5
+_MAGIC, _VERSION, _OFFSETS = b"XLMEROWS", 1, 5
 
 
 def group_checks(batch: pa.RecordBatch) -> np.ndarray:
@@ -56,7 +56,7 @@ def group_checks(batch: pa.RecordBatch) -> np.ndarray:
 
 
 @njit(inline="always")
-def _mixed(check: np.uint64, number: int) -> np.uint64:
+def _mix(check: np.uint64, number: int) -> np.uint64:
     check = (check ^ (np.uint64(number) & _LOW)) * _MULTIPLIER
     return check ^ (check >> _HALF)
 
@@ -72,13 +72,13 @@ def _checks(
         check = np.uint64(0)
         for row in range(number * group, min(rows, (number + 1) * group)):
             for token in tokens[row * width : (row + 1) * width]:
-                check = _mixed(check, token)
-            check = _mixed(check, items[row + 1] - items[row])
+                check = _mix(check, token)
+            check = _mix(check, items[row + 1] - items[row])
             for length in lengths[items[row] : items[row + 1]]:
-                check = _mixed(check, length)
-            check = _mixed(check, sides[row + 1] - sides[row])
+                check = _mix(check, length)
+            check = _mix(check, sides[row + 1] - sides[row])
             for language in languages[sides[row] : sides[row + 1]]:
-                check = _mixed(check, language)
+                check = _mix(check, language)
         checks[number] = check
     return checks
 
@@ -93,12 +93,12 @@ def index_of(path: Path, sha256: str, checks: Sequence[np.ndarray]) -> bytes:
     with pa.memory_map(str(path)) as mapped:
         start, reader = mapped.read_buffer().address, pa.ipc.open_file(mapped)
         batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
-        places = np.array([_addresses(batch) for batch in batches], dtype="<i8").reshape(-1, _PLACES) - start
+        offsets = np.array([_addresses(batch) for batch in batches], dtype="<i8").reshape(-1, _OFFSETS) - start
         rows, width = [batch.num_rows for batch in batches], reader.schema.field("tokens").type.list_size
     header = _HEADER.pack(
         _MAGIC, _VERSION, sum(rows), width, GROUP, rows[0] if rows else 0, len(rows), bytes.fromhex(sha256)
     )
-    head = header + places.tobytes()
+    head = header + offsets.tobytes()
     return head + struct.pack("<I", zlib.crc32(head)) + b"".join(batch.astype("<u8").tobytes() for batch in checks)
 
 
@@ -111,11 +111,11 @@ def _addresses(batch: pa.RecordBatch) -> list[int]:
 
 
 class IndexedShard:
-    """A shard whose rows are read at their places in the file and compared with their checksums. Raises ValueError or
-    OSError."""
+    """A shard whose rows are read at their offsets in the file and compared with their checksums. Raises ValueError or
+    OSError if that fails."""
 
     def __init__(self, path: Path, rows: int, row_tokens: int, size: int, sha256: str, scattered: bool):
-        """`size`: bytes of the file; `scattered`: the rows that are read do not follow one another."""
+        """`size`: bytes of the file; `scattered`: the reads are not sequential."""
         self.row_tokens = row_tokens
         if not path.with_suffix(SUFFIX).exists():
             raise ValueError(f"its index {path.with_suffix(SUFFIX).name} does not exist")
@@ -126,33 +126,33 @@ class IndexedShard:
             *form, count, width, self._group, self._batch_rows, batches, shard_sha256 = _HEADER.unpack(header)
             if form != [_MAGIC, _VERSION] or (count, width, shard_sha256.hex()) != (rows, row_tokens, sha256):
                 raise ValueError("its index is not that of the file that the manifest lists")
-            places = file.read(8 * _PLACES * batches)
-            if zlib.crc32(header + places).to_bytes(4, "little") != file.read(4):
+            offsets = file.read(8 * _OFFSETS * batches)
+            if zlib.crc32(header + offsets).to_bytes(4, "little") != file.read(4):
                 raise ValueError("its index changed since it was written")
             self._checks_at = file.tell()
-        self._rows, self._places = rows, np.frombuffer(places, "<i8").reshape(-1, _PLACES)
-        if min(self._group, self._batch_rows) < 1 or len(self._places) != -(-rows // self._batch_rows):
+        self._rows, self._offsets = rows, np.frombuffer(offsets, "<i8").reshape(-1, _OFFSETS)
+        if min(self._group, self._batch_rows) < 1 or len(self._offsets) != -(-rows // self._batch_rows):
             raise ValueError("its index does not have all its rows")
-        if ((self._places < 0) | (self._places > size)).any():
-            raise ValueError("its index has places that are not in the file")
+        if ((self._offsets < 0) | (self._offsets > size)).any():
+            raise ValueError("its index has offsets that are not in the file")
         if path.stat().st_size != size:
             raise ValueError("it is not the file that the manifest lists, its bytes changed")
         self._file = os.open(path, os.O_RDONLY)
         self._index = os.open(path.with_suffix(SUFFIX), os.O_RDONLY)
         for descriptor in (self._file, self._index) if scattered else ():
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # or the system would read more after each place
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # else the system would read ahead
 
     def __del__(self) -> None:
         for descriptor in (getattr(self, "_file", None), getattr(self, "_index", None)):
             if descriptor is not None:
                 os.close(descriptor)
 
-    def ahead(self, first: int, stop: int) -> None:
-        """Have the system fetch the ids of rows `first` … `stop` − 1, which are read next; they may end in the next
+    def prefetch(self, first: int, stop: int) -> None:
+        """Make the system fetch the ids of rows `first` … `stop` − 1, which are read next; the last may be in the next
         record batch."""
         batch, first = divmod(first, self._batch_rows)
         row_bytes = 4 * self.row_tokens
-        at, count = int(self._places[batch][0]) + first * row_bytes, stop - batch * self._batch_rows - first
+        at, count = int(self._offsets[batch][0]) + first * row_bytes, stop - batch * self._batch_rows - first
         os.posix_fadvise(self._file, at, count * row_bytes, os.POSIX_FADV_WILLNEED)
 
     def read(self, first: int, stop: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
@@ -164,7 +164,7 @@ class IndexedShard:
         stop = min(stop - rows_before, count)
         # Whole groups are read, rows `begin` … `end` − 1 of the record batch: their checksums need all.
         begin, end = first // self._group * self._group, min(-(-stop // self._group) * self._group, count)
-        tokens_at, *lists_at = self._places[batch].tolist()
+        tokens_at, *lists_at = self._offsets[batch].tolist()
         row_bytes = 4 * self.row_tokens
         flat = self._numbers(self._file, np.int32, (end - begin) * self.row_tokens, tokens_at + begin * row_bytes)
         lists: list[np.ndarray] = []  # offsets and values of the lengths, then of the languages
@@ -198,9 +198,9 @@ class IndexedShard:
 class RowStore:
     """One task of a mixed data folder, whose rows have the record numbers 0 … rows−1.
 
-    `languages`: the codes whose places number the languages of its rows; by default the data's own list. `scattered`:
-    the rows that are read do not follow one another, so the system should fetch none after them. Raises ValueError for
-    a folder without rows, or with text in a language that is not among `languages`.
+    `languages`: the list of codes into which the languages of its rows are indices; by default the data's own.
+    `scattered`: the reads are not sequential, so the system should not read ahead. Raises ValueError for a folder
+    without rows, or with text in a language that is not among `languages`.
     """
 
     def __init__(self, folder: Path, languages: Sequence[str] = (), scattered: bool = False):
@@ -235,15 +235,15 @@ class RowStore:
             while start < stop:  # consecutive records, cut where a record batch ends
                 pieces.append(self._piece(start, stop))
                 start += len(pieces[-1].tokens)
-        return joined(pieces)
+        return concatenated(pieces)
 
-    def ahead(self, first: int, last: int) -> None:
-        """Have the system fetch records `first` to `last`, which are read next, if they lie in one shard. An unreadable
+    def prefetch(self, first: int, last: int) -> None:
+        """Make the system fetch records `first` to `last`, which are read next, if they are in one shard. An unreadable
         shard is an error only in `read`: the run may end before it needs the shard."""
         number = self._shard_of(first)
         if first <= last and number == self._shard_of(last):
             with suppress(ValueError, OSError):
-                self._shard(number).ahead(first - self._starts[number], last + 1 - self._starts[number])
+                self._shard(number).prefetch(first - self._starts[number], last + 1 - self._starts[number])
 
     def _shard_of(self, record: int) -> int:
         return bisect_right(self._starts, record) - 1
@@ -255,7 +255,7 @@ class RowStore:
         shard = self._shard(number)
         with self._naming_shard(number):
             rows = _rows_of(*shard.read(first, min(first + stop - start, self.manifest.shards[number].rows)))
-        if not _possible(*rows, self.manifest.vocabulary_size, len(self.manifest.languages)):
+        if not _is_valid(*rows, self.manifest.vocabulary_size, len(self.manifest.languages)):
             raise ValueError(
                 f"{self._path(number)} has ids or lengths that no row can have, near row {first}: mix {self.folder} "
                 "again"
@@ -296,10 +296,10 @@ def _rows_of(tokens: np.ndarray, lists: Sequence[tuple[np.ndarray, np.ndarray]])
 
 
 @compiled(boolean(reads(int32, 2), reads(int64), reads(int64), reads(int64), int64, int64))
-def _possible(
+def _is_valid(
     tokens_BT: np.ndarray, items_B: np.ndarray, lengths: np.ndarray, languages: np.ndarray, vocabulary: int, codes: int
 ) -> bool:
-    """Whether a model can read the rows: in data from other programs the checksums may be right and the rows wrong."""
+    """Whether a model can read the rows: another program may have written wrong rows with right checksums."""
     batch, width = tokens_BT.shape
     item, ok = 0, True
     for row in range(batch):
@@ -320,8 +320,8 @@ def _possible(
 def unigram_costs(train: RowStore | Mapping[RowStore, float], train_rows: int = 65_536) -> np.ndarray:
     """−log p (nats) of every id in a unigram model, float64 [V].
 
-    p is proportional to 1 plus the count of the id, if it is an ordinary token, in the first `train_rows` rows. Of
-    several stores the count is the mean of theirs, weighted by their shares, as if all had equally many rows.
+    p is proportional to 1 plus the count of the id in the first `train_rows` rows; only ordinary tokens are counted.
+    With several stores the count is the mean of theirs, weighted by their shares, as if all had equally many rows.
     """
     shares = {train: 1.0} if isinstance(train, RowStore) else train
     most = min(train_rows, max(store.rows for store in shares))
@@ -335,7 +335,7 @@ def unigram_costs(train: RowStore | Mapping[RowStore, float], train_rows: int = 
     return -np.log(counts / counts.sum())
 
 
-def joined(pieces: Sequence[Rows]) -> Rows:
+def concatenated(pieces: Sequence[Rows]) -> Rows:
     """The rows of all pieces, one after the other."""
     if len(pieces) == 1:
         return pieces[0]

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from .segment import Segmenter
 
 MODEL_FILE = "sentencepiece.model"
-# Settings by which data_prep and XLM-R train a model. The fast tokenizer of an export (`export/tokenizer.py`) can only
-# reproduce a model with these.
+# Settings with which data_prep and XLM-R train a model. The fast tokenizer of an export (`export/tokenizer.py`) can
+# reproduce only a model with these.
 _TRAINED_WITH = {
     "normalizer_spec": {"add_dummy_prefix": True, "remove_extra_whitespaces": True, "escape_whitespaces": True},
     "trainer_spec": {
@@ -35,7 +35,7 @@ _TRAINED_WITH = {
 class Vocabulary:
     """A SentencePiece model file read as XLM-R reads it: any XLM-R `sentencepiece.bpe.model` can be dropped in.
 
-    Raises ValueError for a model of another kind, whose ids the tokenizer of an export could not give, and for a file
+    Raises ValueError for a model of another kind, which the tokenizer of an export could not reproduce, and for a file
     that differs from the checksum in the manifest next to it, which `data_prep` wrote.
 
     `size` counts the pieces, `<pad>` and `<mask>`; `mask` is the last id.
@@ -78,7 +78,7 @@ class Vocabulary:
     def encode_after_mask(self, text: str) -> np.ndarray:
         """int32 ids of text that follows `<mask>`: it begins a new word only if it starts with a space.
 
-        A space is what the model normalises to one, for most models U+200B too.
+        A space is every character that the model normalises to one, in most models U+200B too.
         """
         new_word = self._without_prefix.normalize(f"x{text}").startswith("x▁")
         return self.encode(text) if new_word else self.from_pieces(self._without_prefix.encode(text))
@@ -109,25 +109,25 @@ class Vocabulary:
 
         return Segmenter(self.processor)
 
-    def encode_with_places(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """int32 ids of `text`, and int64 [ids, 2]: the first character of each in `text`, after white space, and the
-        last + 1."""
+    def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """int32 ids of `text`, and their offsets, int64 [ids, 2]: the first character of each in `text`, after white
+        space, and the last + 1."""
         pieces = self.processor.encode(text, return_type="proto").pieces
         character_at = np.zeros(len(text.encode("utf-8")) + 1, np.int64)  # the character that begins at a byte
         character_at[np.cumsum([0, *(len(character.encode("utf-8")) for character in text)])] = np.arange(len(text) + 1)
-        places = character_at[np.array([(piece.begin, piece.end) for piece in pieces], np.int64).reshape(-1, 2)]
-        for place in places:
-            while place[0] < place[1] and text[place[0]].isspace():
-                place[0] += 1
-        return self.from_pieces([piece.id for piece in pieces]), places
+        offsets = character_at[np.array([(piece.begin, piece.end) for piece in pieces], np.int64).reshape(-1, 2)]
+        for span in offsets:
+            while span[0] < span[1] and text[span[0]].isspace():
+                span[0] += 1
+        return self.from_pieces([piece.id for piece in pieces]), offsets
 
     def begins_with(self, other: "Vocabulary") -> bool:
         """Whether all pieces of `other` come first here, so that they have the same ids in both."""
         ids = list(range(other.processor.get_piece_size()))
         return self.size >= other.size and self.processor.id_to_piece(ids) == other.processor.id_to_piece(ids)
 
-    def cut(self, pieces: Sequence[str]) -> list[np.ndarray]:
-        """int32 ids of each of another vocabulary's `pieces`, cut by this one as inside a text."""
+    def segment_pieces(self, pieces: Sequence[str]) -> list[np.ndarray]:
+        """int32 ids of each of another vocabulary's `pieces`, segmented by this one as inside a text."""
         ids, numbers = self._segmenter([piece.encode() for piece in pieces])
         return np.split(ids, np.cumsum(numbers)[:-1]) if len(numbers) else []
 
@@ -152,7 +152,7 @@ class Vocabulary:
 
 
 def _require_kind(path: Path) -> None:
-    """Raise ValueError for a model whose ids the tokenizer of an export could not give."""
+    """Raise ValueError for a model that the tokenizer of an export could not reproduce."""
     model = proto.ModelProto.FromString(path.read_bytes())
     for spec, settings in _TRAINED_WITH.items():
         for name, expected in settings.items():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..checkpoint.state_files import StateReader, StateWriter
 from ..data.batch import Batch
-from ..data.order import phase_of
+from ..data.order import phase_index
 from ..models.dimensions import effective_rank, token_products
 from ..models.encoder import use_rotary_base
 from ..objectives.protocol import BatchSource, Objective, Pretraining
@@ -112,7 +112,7 @@ class Engine:
 
     def enter(self, step: int) -> None:
         """Compute as step `step` does: with the rotary base of its phase."""
-        use_rotary_base(self.module, self.loader.phases[phase_of(self.loader.phases, step)].rotary_base)
+        use_rotary_base(self.module, self.loader.phases[phase_index(self.loader.phases, step)].rotary_base)
 
     def train_batch(self, step: int, learning_rate: float, detailed: bool, norm_limit: float = math.inf) -> StepStats:
         """Take optimizer step `step` (from 0) on its rows, unless its gradient norm exceeds `norm_limit`.
@@ -186,7 +186,7 @@ class Engine:
         if context.applied:
             return StepStats(metrics, norm, rate)
         own_rows = [
-            self.loader.rows_of(step, micro_batch)
+            self.loader.describe_rows(step, micro_batch)
             for micro_batch, batch in enumerate(batches)
             for loss, copy in context.losses  # of a pipeline, those of copies of its batches
             if not torch.isfinite(loss) and torch.equal(copy.keys_B, batch.keys_B)

@@ -18,7 +18,7 @@ from ..cli import progress
 from ..config import ObjectiveConfig
 from ..data.collate import collate
 from ..data.rows import TASKS, UNK, Rows
-from ..data.shards import RowStore, joined, unigram_costs
+from ..data.shards import RowStore, concatenated, unigram_costs
 from ..data.vocabulary import Vocabulary
 from .compared_models import Models, Predictor, load_predictors, told, trained_on
 from .output import ResultTable
@@ -93,9 +93,9 @@ def rows_by_language(
         pending[language][record] = row
         if len(pending[language]) == most:
             rows = pending.pop(language)
-            yield language, joined(list(rows.values())), np.array(list(rows))
+            yield language, concatenated(list(rows.values())), np.array(list(rows))
     for language, rows in pending.items():
-        yield language, joined(list(rows.values())), np.array(list(rows))
+        yield language, concatenated(list(rows.values())), np.array(list(rows))
 
 
 def text_facts(

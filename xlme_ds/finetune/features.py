@@ -108,7 +108,7 @@ def _question(
 ) -> list[Feature]:
     """Cut the context into windows that overlap, each after the question."""
     question_ids = vocabulary.encode(question.question)[: tuning.question_tokens]
-    context, characters = vocabulary.encode_with_places(question.context)
+    context, characters = vocabulary.encode_with_offsets(question.context)
     before = 1 + len(question_ids) + len(layout.between)
     room = tuning.max_tokens - len(question_ids) - layout.pair_specials
     answer = None
@@ -219,7 +219,7 @@ class TaskLoader:
             batches.append(collate_features(features, self.kind, keys))
         return batches
 
-    def rows_of(self, step: int, micro_batch: int | None = None) -> str:
+    def describe_rows(self, step: int, micro_batch: int | None = None) -> str:
         """Numbers of the examples in a micro-batch of this rank, or in the whole step, for messages."""
         read = self._sorted(step) if micro_batch is None else self._read(step, micro_batch)
         return "examples " + ", ".join(str(feature.example) for _, feature in read)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..config import ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, weight_at
 from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.collate import Collate, Purpose, RowBatches, collate
-from ..data.corrupt import Parts
+from ..data.corrupt import TaskRows
 from ..data.rows import TASKS, UNK
 from ..models.electra import Electra, ElectraOutput
 from ..models.pipeline import ElectraStage, Part, Work, encoder_forward, masked_head_forward
@@ -71,7 +71,7 @@ class ElectraObjective(RowBatches, Pretraining):
         if purpose != "train" or not self.random_fakes:
             return super().batches(rows, purpose)
 
-        def with_share(parts: Parts, seed: int, mask_fraction: float, step: int) -> Batch:
+        def with_share(parts: TaskRows, seed: int, mask_fraction: float, step: int) -> Batch:
             share_1 = torch.tensor([weight_at(self.random_fakes, step)])
             return collate(parts, seed, mask_fraction).with_added(random_1=share_1)
 

@@ -75,7 +75,7 @@ class BatchSource(Protocol):
     def step(self, step: int) -> Sequence[Any]:
         """All micro-batches of this rank in step `step`."""
 
-    def rows_of(self, step: int, micro_batch: int | None = None) -> str:
+    def describe_rows(self, step: int, micro_batch: int | None = None) -> str:
         """The rows of that micro-batch of this rank, or of the whole step, in words: `mono 328-335, para 164-167`."""
 
     def probe(self) -> Any:

@@ -356,13 +356,13 @@ class Guard(Callback):
     run decides as if it had never stopped."""
 
     def __init__(
-        self, config: TrainConfig, state: Mapping[str, Any], rows_of: Callable[[int], str], log: StepLines | None
+        self, config: TrainConfig, state: Mapping[str, Any], describe_rows: Callable[[int], str], log: StepLines | None
     ):
         self.config = config
         self.skipped = int(state.get("skipped", 0))
         self.in_a_row = int(state.get("in_a_row", 0))
         self.norms: deque[float] = deque(state.get("norms", ()), maxlen=_WINDOW)
-        self.rows_of = rows_of
+        self.describe_rows = describe_rows
         self.logs = () if log is None else (log,)
         self.fault: str | None = None  # why the run cannot continue
 
@@ -390,7 +390,7 @@ class Guard(Callback):
     def _count_left_out(self, done: int, stats: StepStats) -> None:
         self.skipped += 1
         self.in_a_row += 1
-        rows = list(stats.suspects) or [self.rows_of(done - 1)]
+        rows = list(stats.suspects) or [self.describe_rows(done - 1)]
         norm = stats.gradient_norm
         if math.isfinite(norm):
             reason = f"gradient norm {norm:.4g}, {self.config.spike_sigma:g} sigma allow {self.norm_limit():.4g}"

@@ -20,7 +20,7 @@ from rich.table import Column
 from torch.utils.tensorboard import SummaryWriter
 
 from ..cli import duration, number
-from ..data.corrupt import Parts
+from ..data.corrupt import TaskRows
 from ..data.loader import Loader
 from ..data.rows import TASKS
 from ..engine.ranks import broadcast, on_all_ranks
@@ -286,7 +286,7 @@ def audit_reads(run: Path, loader: Loader, start: int, rank: int, world: int) ->
     if rank >= loader.plan.world:  # the other stages of a pipeline read the same
         return None
     path = folder / f"rank_{rank:05d}.jsonl"
-    loader.watch = lambda step, read: _record_rows(path, attempt, step, read)
+    loader.on_read = lambda step, read: _record_rows(path, attempt, step, read)
     return path
 
 
@@ -314,7 +314,7 @@ def _begin_attempt(folder: Path, start: int, world: int) -> int:
     return attempt
 
 
-def _record_rows(path: Path, attempt: int, step: int, read: list[Parts]) -> None:
+def _record_rows(path: Path, attempt: int, step: int, read: list[TaskRows]) -> None:
     rows: dict[str, list[list[int]]] = {}
     for parts in read:
         for task, part, numbers in parts:

@@ -107,7 +107,9 @@ def _callbacks(
     """Make the guard, the callbacks that record the run, and the outputs to close after it; only the root has a console
     and files. Raises OSError when the files cannot be written."""
     root, settings = engine.rank == 0, config.train
-    guard = Guard(settings, saved.get("guard", {}), loader.rows_of, StepLines(out, "faults", start) if root else None)
+    guard = Guard(
+        settings, saved.get("guard", {}), loader.describe_rows, StepLines(out, "faults", start) if root else None
+    )
     callbacks: list[Callback] = []
     console, tracker = None, None
     if root:

@@ -13,7 +13,7 @@ from ..checkpoint.state_files import WEIGHTS, StateReader, fault_of, read_state,
 from ..checkpoint_names import checkpoints_of, run_and_step, saved_step
 from ..cli import note
 from ..config import ModelConfig, ObjectiveConfig, RunConfig
-from ..data.order import phase_of, phases
+from ..data.order import phase_index, phases
 from ..data.vocabulary import MODEL_FILE, Vocabulary
 from ..io.files import replacing, to_disk
 from ..models.electra import block_sizes
@@ -117,7 +117,7 @@ def load_run(folder: Path) -> TrainedRun:
 def _model_after(config: RunConfig, steps: int) -> ModelConfig:
     """The model's settings after `steps` steps: they have the rotary base of the phase of the last step."""
     run_phases = phases(config.data, config.objective.mask_fraction)
-    base = run_phases[phase_of(run_phases, max(steps - 1, 0))].rotary_base
+    base = run_phases[phase_index(run_phases, max(steps - 1, 0))].rotary_base
     return config.model if base is None else replace(config.model, rotary_base=base)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..config import ModelConfig, ObjectiveConfig, RunConfig, StartConfig, weight_at
 from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.collate import Collate, Purpose, collate, languages_of_text
-from ..data.corrupt import Parts
+from ..data.corrupt import TaskRows
 from ..data.rows import TASKS
 from ..models.layer_costs import MicroBatch
 from ..models.pipeline import Part, Work, encoder_forward, masked_head_forward
@@ -86,7 +86,7 @@ class MachineTranslation(MaskedLanguageModelling):
             back = ()
         sentences = Sentences(denoising, back, languages_of_text(rows), rows.manifest.vocabulary_size - 1)
 
-        def with_sentences(parts: Parts, seed: int, mask_fraction: float, step: int) -> Batch:
+        def with_sentences(parts: TaskRows, seed: int, mask_fraction: float, step: int) -> Batch:
             return sentences.added(collate(parts, seed, mask_fraction), parts, seed, step)
 
         return with_sentences

@@ -13,7 +13,7 @@ from numba.types import int32, int64, uint64, void
 from ..config import weight_at
 from ..data.batch import Batch
 from ..data.compiled import compiled, reads
-from ..data.corrupt import Array, Parts, Word, philox
+from ..data.corrupt import Array, TaskRows, Word, philox
 from ..data.rows import EOS, PAD, TASKS
 
 SHUFFLED, DROPPED, BLANKED = 3, 0.1, 0.1  # XLM's: how far tokens move; shares of tokens
@@ -39,7 +39,7 @@ class Sentences:
                 f"objective.back_translation needs text of two languages, the data have {count}: leave it empty"
             )
 
-    def added(self, batch: Batch, parts: Parts, seed: int, step: int) -> Batch:
+    def added(self, batch: Batch, parts: TaskRows, seed: int, step: int) -> Batch:
         """`batch`, which `collate` made of `parts`, with `noised_BT` and `into_BT` of its sentences."""
         noised_BT, into_BT = np.full((2, *batch.tokens_BT.shape), PAD, dtype=np.int64)
         first = 0
