@@ -115,7 +115,7 @@ def python() -> str:
     from xlme_ds.api import ScoredPiece
     from xlme_ds.config import RunConfig
     from xlme_ds.export.exported_model import ModelType
-    from xlme_ds.models.text_encoder import Which
+    from xlme_ds.models.text_encoder import EncoderName
 
     pages = [f"# Python\n\n{_text(xlme)}", _PYTHON]
     for name in ("recipe", "plan", "pretrain", "load", "evaluate", "finetune", "export", "translate"):
@@ -129,7 +129,7 @@ def python() -> str:
     pages.append(f"## xlme.TextModel\n\n`xlme.load` returns one. {_text(xlme.TextModel)}")
     pages += [_function(f"model.{name}", getattr(xlme.TextModel, name), "###") for name in ("encode", "fill", "judge")]
     pages.append(f"## ScoredPiece\n\nA named tuple ({', '.join(ScoredPiece._fields)}). {_text(ScoredPiece)}")
-    choices = {"Models": "Path | str | Sequence[Path | str]", "Which": Which, "ModelType": ModelType}
+    choices = {"Models": "Path | str | Sequence[Path | str]", "EncoderName": EncoderName, "ModelType": ModelType}
     pages.append("## Types\n\n```python")
     pages += [f"{name} = {str(kind).replace('typing.', '')}" for name, kind in choices.items()]
     pages.append("```\n")

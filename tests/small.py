@@ -17,7 +17,7 @@ from xlme_ds.data.schema import BOS, EOS, PAD
 from xlme_ds.data.shards import Rows
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.execution import wrap_layers
-from xlme_ds.models.text_encoder import LanguageModel, Masking, TextEncoder, Which, take_encoder
+from xlme_ds.models.text_encoder import EncoderName, LanguageModel, Masking, TextEncoder, take_encoder
 from xlme_ds.validate import validate
 
 # On tensors this small a second thread costs more than it does.
@@ -68,7 +68,7 @@ def language_model(seed: int = 0, random: float = 0.1, keep: float = 0.1, **chan
     return lively(wrap_layers(LanguageModel(cfg, Masking(random, keep)), cfg), seed)
 
 
-def encoder_of(whole: Electra | LanguageModel, which: Which = "discriminator") -> TextEncoder:
+def encoder_of(whole: Electra | LanguageModel, which: EncoderName = "discriminator") -> TextEncoder:
     """One encoder of a pre-training model."""
     return take_encoder(whole.state_dict(), whole.cfg, which)
 

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig
-from xlme_ds.counting import work_of
-from xlme_ds.models.pipeline import Work, describe_balance, pipeline_balance, process_costs, stage_costs
+from xlme_ds.counting import flops_of
+from xlme_ds.models.pipeline import Flops, describe_balance, pipeline_balance, process_costs, stage_costs
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.recipes import RECIPES
 from xlme_ds.validate import validate
@@ -14,8 +14,8 @@ from xlme_ds.validate import validate
 MODEL = ModelConfig(vocabulary=5000, width=64, heads=4, feed_forward=256, generator_layers=2, discriminator_layers=9)
 
 
-def counted(model: ModelConfig) -> tuple[Work, bool]:
-    return ElectraObjective(ObjectiveConfig()).work(model, 128), model.activation_checkpointing
+def counted(model: ModelConfig) -> tuple[Flops, bool]:
+    return ElectraObjective(ObjectiveConfig()).flops(model, 128), model.activation_checkpointing
 
 
 def splits(layers: int, parts: int) -> list[tuple[int, ...]]:
@@ -30,8 +30,8 @@ def test_no_other_split_has_a_cheaper_busiest_process(vocabulary: int, schedule:
     engine = EngineConfig("pipeline", pipeline_stages=stages, pipeline_schedule=schedule)  # type: ignore[arg-type]
 
     def busiest(balance: tuple[int, ...]) -> float:
-        work, checkpointing = counted(model)
-        return max(process_costs(stage_costs(work, balance, checkpointing), stages))
+        flops, checkpointing = counted(model)
+        return max(process_costs(stage_costs(flops, balance, checkpointing), stages))
 
     ours = pipeline_balance(engine, *counted(model))
     assert sum(ours) == model.discriminator_layers
@@ -41,9 +41,9 @@ def test_no_other_split_has_a_cheaper_busiest_process(vocabulary: int, schedule:
 
 def test_costs_of_parts_by_hand() -> None:
     """Forward 1, backward 2; layers under checkpointing and the softmax of a masked head do their forward twice."""
-    work = Work(3, 1, before=10, softmax_first=100, softmax_last=1000, head=10_000, layer_ahead=0.5, softmax_ahead=50)
-    assert stage_costs(work, (1, 2), False) == [3 + 0.5 + 30 + 400, 6 + 1 + 4000 + 30_000 + 50]
-    assert stage_costs(work, (1, 2), True) == [4 + 0.5 + 40 + 400, 8 + 1 + 4000 + 30_000 + 50]
+    flops = Flops(3, 1, 10, 100, 1000, head=10_000, first_pass_layer=0.5, first_pass_softmax=50)
+    assert stage_costs(flops, (1, 2), False) == [3 + 0.5 + 30 + 400, 6 + 1 + 4000 + 30_000 + 50]
+    assert stage_costs(flops, (1, 2), True) == [4 + 0.5 + 40 + 400, 8 + 1 + 4000 + 30_000 + 50]
     assert process_costs([1, 10, 100, 1000], 2) == [1 + 1000, 10 + 100]  # DualPipeV: the parts go to and fro
 
 
@@ -65,9 +65,9 @@ def test_a_given_balance_stands() -> None:
 @pytest.mark.parametrize("name", [name for name, run in RECIPES.items() if run.engine.kind == "pipeline"])
 def test_recipes_are_balanced(name: str) -> None:
     run = validate(RECIPES[name])
-    work = work_of(run, run.model.max_positions)
-    balance = pipeline_balance(run.engine, work, run.model.activation_checkpointing)
-    costs = stage_costs(work, balance, run.model.activation_checkpointing)
+    flops = flops_of(run, run.model.max_positions)
+    balance = pipeline_balance(run.engine, flops, run.model.activation_checkpointing)
+    costs = stage_costs(flops, balance, run.model.activation_checkpointing)
     assert max(costs) < 1.15 * sum(costs) / len(costs)
 
 

@@ -13,7 +13,7 @@ import torch
 from tests.launch import python
 from tests.small import SMALL, language_model, lively, model, usual_batch
 from xlme_ds.config import DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, TrainConfig
-from xlme_ds.counting import count_parameters, flops_per_step, work_of
+from xlme_ds.counting import count_parameters, flops_of, flops_per_step
 from xlme_ds.engine_file import deepspeed_settings
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.masked_head import GROUP
@@ -136,7 +136,7 @@ def test_operations_equal_torchs_counter(name: Any, built: Any) -> None:
         built()(batch)
     objective = ObjectiveConfig(name, mask_fraction=len(batch.masked_M) / (rows * tokens))
     cfg = replace(SMALL, masked_head="linear") if built is linear_head else SMALL
-    expected = rows * tokens * work_of(RunConfig("test", model=cfg, objective=objective), tokens).forward
+    expected = rows * tokens * flops_of(RunConfig("test", model=cfg, objective=objective), tokens).forward
     # Logits of groups of ids are computed again, of one for the most likely id and of another for the generator's
     # sample; that, as all that is computed twice, is no work done.
     masked = len(batch.masked_M)
@@ -155,7 +155,7 @@ def test_operations_of_a_step_follow_the_rows() -> None:
         train=TrainConfig(steps=10, log_every=1),
         optimizer=OptimizerConfig(warmup_steps=5),
     )
-    assert flops_per_step(run, 32) == pytest.approx(3 * 12 * 32 * work_of(run, 32).forward)
+    assert flops_per_step(run, 32) == pytest.approx(3 * 12 * 32 * flops_of(run, 32).forward)
     mono = plan(replace(run, data=DataConfig(8, 0)))["flops"]["paper_convention"]
     assert mono["both"] == mono["mono"]
     turns = replace(run, data=DataConfig(8, 8, alternate=True))

@@ -14,11 +14,11 @@ import torch
 
 from .config import ModelConfig, ObjectiveConfig, RunConfig
 from .data.order import phase_shares, phases
-from .models.pipeline import Part, Work
+from .models.pipeline import Flops, Part
 from .objectives import objective_of
 
 
-def work_of(run: RunConfig, row_tokens: int) -> Work:
+def flops_of(run: RunConfig, row_tokens: int) -> Flops:
     """Operations per token of the run's forward pass on full rows of `row_tokens` tokens, averaged over its steps:
     phases may predict different shares of the tokens."""
     objective = run.objective
@@ -27,7 +27,7 @@ def work_of(run: RunConfig, row_tokens: int) -> Work:
         shares = phase_shares(data_phases, run.train.steps)
         mean = sum(phase.mask_fraction * share for phase, share in zip(data_phases, shares, strict=True))
         objective = replace(objective, mask_fraction=mean)
-    return objective_of(objective).work(run.model, row_tokens)
+    return objective_of(objective).flops(run.model, row_tokens)
 
 
 def flops_per_step(run: RunConfig, row_tokens: int, row_lengths: Sequence[int] = ()) -> float:
@@ -35,8 +35,8 @@ def flops_per_step(run: RunConfig, row_tokens: int, row_lengths: Sequence[int] =
     the tokens of a row in each phase, the mean over all steps."""
     tokens = sum(run.data.mean_rows) * row_tokens
     shares = phase_shares(phases(run.data, 0.0), run.train.steps) if row_lengths else [1.0]
-    works = (work_of(run, length).training for length in row_lengths or [row_tokens])
-    return tokens * sum(share * work for share, work in zip(shares, works, strict=True))
+    per_token = (flops_of(run, length).training for length in row_lengths or [row_tokens])
+    return tokens * sum(share * count for share, count in zip(shares, per_token, strict=True))
 
 
 def paper_forward_per_token(run: RunConfig, row_tokens: int) -> float:
@@ -44,8 +44,8 @@ def paper_forward_per_token(run: RunConfig, row_tokens: int) -> float:
 
     252.84 MFLOP a token for Base on rows of 512.
     """
-    work = work_of(run, row_tokens)
-    return work.forward - work.softmax
+    flops = flops_of(run, row_tokens)
+    return flops.forward - flops.softmax
 
 
 def paper_training_flops(run: RunConfig, row_tokens: int) -> dict[str, float]:
@@ -54,8 +54,8 @@ def paper_training_flops(run: RunConfig, row_tokens: int) -> dict[str, float]:
 
     `mono`: the monolingual task alone (published for Base: 6.3e19); `both`: with the parallel one (9.5e19).
     """
-    work = work_of(run, row_tokens)
-    per_token = 2.0 * paper_forward_per_token(run, row_tokens) + work.layers * work.layer_ahead
+    flops = flops_of(run, row_tokens)
+    per_token = 2.0 * paper_forward_per_token(run, row_tokens) + flops.layers * flops.first_pass_layer
     per_row = per_token * row_tokens * (1e6 / 2**20)
     mono, para = (per_row * rows * run.train.steps for rows in run.data.mean_rows)
     return {"mono": mono, "both": mono + para / 2}

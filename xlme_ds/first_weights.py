@@ -20,7 +20,7 @@ from .config import ModelConfig, RunConfig
 from .counting import parameter_sizes
 from .data.vocabulary import Vocabulary
 from .models.init import InitialValues
-from .models.text_encoder import TextEncoder, Which
+from .models.text_encoder import EncoderName, TextEncoder
 from .objectives import objective_of
 from .objectives.protocol import FirstWeights
 from .trained.encoders import load_encoder, load_whole_export
@@ -84,14 +84,16 @@ def source_folders(config: RunConfig) -> list[Path]:
     return list(dict.fromkeys(map(Path, (config.start.folder, *(part.folder for part in parts.values())))))
 
 
-def _from_encoders(folders: Mapping[Path, Path], take: Which, config: RunConfig, vocabulary: Vocabulary) -> _Start:
+def _from_encoders(
+    folders: Mapping[Path, Path], take: EncoderName, config: RunConfig, vocabulary: Vocabulary
+) -> _Start:
     """Embedding and heads of the encoder that `take` names, and the encoder that each part of the run's model takes.
 
     `folders`: the source folders as `pin_step` names them.
     """
     objective, main = objective_of(config.objective), Path(config.start.folder)
 
-    def read(folder: Path, which: Which | None) -> tuple[_SourceEncoder, dict[str, Tensor], ModelConfig]:
+    def read(folder: Path, which: EncoderName | None) -> tuple[_SourceEncoder, dict[str, Tensor], ModelConfig]:
         source = _source_encoder(folders[folder], which)
         state, cfg = _with_new_pieces(source.encoder.state_dict(), source.encoder.cfg, source.vocabulary, vocabulary)
         _check_start(folders[folder], cfg, config, source.vocabulary, vocabulary)
@@ -190,7 +192,7 @@ def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Non
             )
 
 
-def _source_encoder(folder: Path, which: Which | None = None) -> _SourceEncoder:
+def _source_encoder(folder: Path, which: EncoderName | None = None) -> _SourceEncoder:
     """One encoder of a run, an export or XLM-R, by default its main one, with the heads that were trained on it."""
     config = read_config(folder)
     if "config" in config:

@@ -43,7 +43,7 @@ from xlme_ds.evaluate.compared_models import load_predictors
 from xlme_ds.export.__main__ import main
 from xlme_ds.first_weights import starting_weights
 from xlme_ds.models.heads import MaskedLanguageModelHead
-from xlme_ds.models.text_encoder import Which, one_item_a_row
+from xlme_ds.models.text_encoder import EncoderName, one_item_a_row
 from xlme_ds.trained.encoders import load_encoder
 from xlme_ds.trained.exports import read_heads
 from xlme_ds.trained.runs import load_run
@@ -90,7 +90,7 @@ def load(auto: Any, folder: Path, **settings: object) -> Any:
     return auto.from_pretrained(folder, dtype=torch.float64, **settings)
 
 
-def hidden_states(run: Path, which: Which, tokens: Tensor = TOKENS) -> list[Tensor]:
+def hidden_states(run: Path, which: EncoderName, tokens: Tensor = TOKENS) -> list[Tensor]:
     return load_run(run).encoder(which).double().hidden_states(tokens, *one_item_a_row(tokens))
 
 
@@ -99,7 +99,7 @@ def test_hidden_states_and_logits_are_ours(
     form: str, masked: tuple[Path, Path], two: tuple[Path, Path], attention: str
 ) -> None:
     """In float64, for both encoders of a run too."""
-    cases: list[tuple[Path, Path, Which]] = [(*masked, "encoder"), (*two, "discriminator")]
+    cases: list[tuple[Path, Path, EncoderName]] = [(*masked, "encoder"), (*two, "discriminator")]
     cases.append((two[0], two[1] / "generator", "generator"))
     for run, folder, which in cases:
         expected = hidden_states(run, which)

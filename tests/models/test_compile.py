@@ -17,7 +17,7 @@ from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.engine.build import assemble
 from xlme_ds.engine.ranks import SharedError, on_gpu
 from xlme_ds.models.attention import AttentionBias, fused_attend, item_mask
-from xlme_ds.models.execution import compiled, how_compiled
+from xlme_ds.models.execution import compiled, resolve_compile
 from xlme_ds.objectives import objective_of
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.validate import validate
@@ -115,11 +115,11 @@ def test_a_copy_reads_its_own_weights(traced: None) -> None:
 
 def test_auto_compiles_layers_on_a_gpu_alone() -> None:
     auto = ModelConfig()
-    assert [how_compiled(model(), auto, on_gpu=gpu) for gpu in (True, False)] == ["layers", "none"]
+    assert [resolve_compile(model(), auto, on_gpu=gpu) for gpu in (True, False)] == ["layers", "none"]
     assert (
-        how_compiled(MT.build(replace(SMALL, language_embeddings=("de", "en"))), auto, on_gpu=True) == "none"
+        resolve_compile(MT.build(replace(SMALL, language_embeddings=("de", "en"))), auto, on_gpu=True) == "none"
     )  # whose sides have any length
-    assert how_compiled(model(), replace(auto, compile="graphs"), on_gpu=True) == "graphs"
+    assert resolve_compile(model(), replace(auto, compile="graphs"), on_gpu=True) == "graphs"
 
 
 def test_attention_for_a_gpu_is_one_graph() -> None:

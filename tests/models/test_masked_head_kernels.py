@@ -19,11 +19,12 @@ POINTERS = {
     "*bf16": {"x", "table", "bias", "part"}, "*i64": {"targets", "chosen", "ids"}, "*fp64": {"threshold"},
     "*fp32": {"highest", "sums", "at_target", "maximum", "lse", "grad"},
 }
+TILE_OPTIONS = kernels.TILE_OPTIONS
 OPTIONS = {
-    kernels._group_sums: kernels.OF_TILES, kernels._gradient: kernels.OF_TILES, kernels._sample: kernels.OF_SAMPLES,
+    kernels._group_sums: TILE_OPTIONS, kernels._gradient: TILE_OPTIONS, kernels._sample: kernels.SAMPLE_OPTIONS,
 }
 VARIANTS = [(kernel, options, "") for kernel, options in OPTIONS.items()]
-VARIANTS += [(kernels._group_sums, kernels.OF_TILES, "TEMPERED"), (kernels._gradient, kernels.OF_TILES, "PENALISED")]
+VARIANTS += [(kernels._group_sums, TILE_OPTIONS, "TEMPERED"), (kernels._gradient, TILE_OPTIONS, "PENALISED")]
 rows = []
 WIDTH = 1536  # of Base and Large a kernel differs in the number of its rounds alone
 for gpu in TARGETS:

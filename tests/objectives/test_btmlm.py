@@ -137,12 +137,12 @@ def test_work_is_what_both_passes_do() -> None:
     fraction = places / (tokens - places)
     settings = dict(mask_fraction=len(batch.masked_M) / (tokens - places), pseudo_fractions=(fraction,))
     objective = objective_of(ObjectiveConfig("btmlm", **settings))
-    work = objective.work(cfg, 40)
+    flops = objective.flops(cfg, 40)
     sampled = 2 * (len(batch.masked_M) + places) * GROUP * cfg.width  # looked at twice, no work done
-    ahead = work.layers * work.layer_ahead + work.softmax_ahead
-    assert counter.get_total_flops() == pytest.approx(tokens * (work.forward + ahead) + sampled, rel=1e-9)
+    ahead = flops.layers * flops.first_pass_layer + flops.first_pass_softmax
+    assert counter.get_total_flops() == pytest.approx(tokens * (flops.forward + ahead) + sampled, rel=1e-9)
     run = RunConfig("test", model=cfg, objective=ObjectiveConfig("btmlm", **settings), data=DataConfig(6, 0))
-    assert flops_per_step(run, 40) == pytest.approx(tokens * (3 * work.forward + ahead))
+    assert flops_per_step(run, 40) == pytest.approx(tokens * (3 * flops.forward + ahead))
 
 
 def test_the_language_asked_for_is_a_signal_where_languages_have_embeddings() -> None:

@@ -13,7 +13,7 @@ from tests.rows import write_data
 from tests.small import SMALL, batch_of
 from tests.translate.test_model import MT, config, packed, texts, translator
 from xlme_ds.config import DataConfig, ObjectiveConfig, OptimizerConfig, RunConfig, StartConfig, TrainConfig
-from xlme_ds.counting import count_parameters, work_of
+from xlme_ds.counting import count_parameters, flops_of
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import LAYOUTS
 from xlme_ds.engine.build import build_engine
@@ -131,7 +131,7 @@ def test_operations_equal_torchs_counter(changes: dict[str, object]) -> None:
     )
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         translator(**changes)(batch)
-    expected = 64 * work_of(replace(RUN, model=config(**changes)), 32).forward
+    expected = 64 * flops_of(replace(RUN, model=config(**changes)), 32).forward
     expected += 2 * 32 * GROUP * SMALL.width  # the logits of a group of ids for the most likely one
     assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
 
@@ -147,12 +147,12 @@ def test_operations_of_sentences() -> None:
         translator()(batch)
     once = replace(RUN, model=config(), objective=replace(RUN.objective, denoising=("0:1",)))
     both = replace(RUN, model=config(), objective=replace(once.objective, back_translation=("0:1",)))
-    work, twice = work_of(once, 32), work_of(both, 32)
+    flops, twice = flops_of(once, 32), flops_of(both, 32)
     # 62 targets, and the logits of a group of ids for the most likely one.
-    expected = 64 * work.forward - 2 * work.softmax + 2 * 62 * GROUP * SMALL.width
+    expected = 64 * flops.forward - 2 * flops.softmax + 2 * 62 * GROUP * SMALL.width
     assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
-    assert twice.forward == pytest.approx(2 * work.forward)
-    assert twice.training == pytest.approx(3 * twice.forward + work.forward) and work.training == 3 * work.forward
+    assert twice.forward == pytest.approx(2 * flops.forward)
+    assert twice.training == pytest.approx(3 * twice.forward + flops.forward) and flops.training == 3 * flops.forward
 
 
 def test_every_parameter_is_counted() -> None:

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from ..config import DataConfig, EngineConfig, ModelConfig, RunConfig, Training
-from ..counting import work_of
+from ..counting import flops_of
 from ..data.loader import HeldOutLoader, Loader
 from ..data.vocabulary import Vocabulary
 from ..engine_file import deepspeed_settings, zero_stage
-from ..models.execution import how_compiled, wrap_layers
+from ..models.execution import resolve_compile, wrap_layers
 from ..models.init import GatherParameter, InitialValues, initialise
 from ..models.kernel_check import check_kernels
 from ..models.layers import layer_class
@@ -170,7 +170,7 @@ def build_engine(
         from .pipeline_engine import PipelineEngine
 
         _check_kernels(config)
-        pipeline_settings = config.engine, work_of(config, loader.row_tokens), config.model.activation_checkpointing
+        pipeline_settings = config.engine, flops_of(config, loader.row_tokens), config.model.activation_checkpointing
         if torch.distributed.get_rank() == 0:
             print(describe_balance(*pipeline_settings), flush=True)
         stage_parts = parts(pipeline_balance(*pipeline_settings))
@@ -234,7 +234,7 @@ def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSo
         # The configuration gives the data type: DeepSpeed 0.19.8 ignores the argument for it on the CPU.
         with loading_extensions(), deepspeed.zero.Init(config_dict_or_path=ds_config):
             model = objective.build(config.model)
-        if how_compiled(model, config.model, on_gpu()) != "none":
+        if resolve_compile(model, config.model, on_gpu()) != "none":
             # ZeRO-3 then gathers and releases all parameters of a layer at once, outside of the layer's compiled code.
             deepspeed.utils.set_z3_leaf_modules(model, [layer_class(config.model)])
         gather_parameter = partial(deepspeed.zero.GatheredParameters, modifier_rank=0)

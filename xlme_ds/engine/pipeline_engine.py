@@ -145,7 +145,7 @@ class PipelineEngine(ZeroEngine):
 
         `micro_batches`: the number that the schedule runs, equal on all processes. Collective over the stages.
         """
-        if not self._last.passes_ahead:
+        if not self._last.two_passes:
             return batches
         open_batches = [self._last.first_pass(batch) for batch in batches]
         self._predicted.clear()

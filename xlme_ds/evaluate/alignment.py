@@ -14,7 +14,7 @@ import numpy as np
 from ..cli import progress
 from ..data.schema import LAYOUTS
 from ..data.vocabulary import Vocabulary
-from ..models.text_encoder import TextEncoder, Which
+from ..models.text_encoder import EncoderName, TextEncoder
 from .compared_models import Models, load_encoders
 from .output import ResultTable, table_at_layer
 from .text_lines import read_sentence_pairs, split_lines
@@ -49,7 +49,7 @@ def align(
     *,
     apart: bool = False,
     layer: int | None = None,
-    which: Which | None = None,
+    which: EncoderName | None = None,
     random: bool = False,
 ) -> dict[str, Any]:
     """Word alignment, scored against links made by hand: `data` has folders named a-b, each with test.a, test.b and

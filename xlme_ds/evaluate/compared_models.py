@@ -15,7 +15,7 @@ from ..config import ModelConfig, ObjectiveConfig
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..models.init import initialise
-from ..models.text_encoder import TextEncoder, Which
+from ..models.text_encoder import EncoderName, TextEncoder
 from ..objectives import objective_of
 from ..objectives.protocol import Pretraining
 from ..trained.encoders import initial_encoder, load_encoder, load_encoder_and_step, load_whole_export
@@ -75,7 +75,7 @@ def paper_layer(depth: int) -> int:
 
 
 def load_encoders(
-    models: Models, layer: int | None, untrained: bool, which: Which | None = None
+    models: Models, layer: int | None, untrained: bool, which: EncoderName | None = None
 ) -> list[ComparedEncoder]:
     """The encoders in the folders; with `untrained`, followed by an untrained one for each shape and seed.
 
@@ -156,7 +156,7 @@ def _exported_run(folder: Path) -> TrainedRun:
     is the generator's where there are two."""
     if run := load_whole_export(folder):
         return run
-    which: Which | None = "generator" if (folder / GENERATOR_FOLDER).is_dir() else None
+    which: EncoderName | None = "generator" if (folder / GENERATOR_FOLDER).is_dir() else None
     encoder, vocabulary = load_encoder(folder, which)
     heads = {key: value for key, value in read_heads(folder, which).items() if key.startswith(_MASKED_HEAD)}
     if not heads:

@@ -16,7 +16,7 @@ import torch
 
 from ..data.schema import UNK
 from ..io.files import files_below
-from ..models.text_encoder import Which
+from ..models.text_encoder import EncoderName
 from ..trained.runs import TrainedEncoder
 from .compared_models import Models, load_encoders
 from .output import ResultTable
@@ -69,7 +69,9 @@ class JudgedPairs(NamedTuple):
     scores: list[float]
 
 
-def words(models: Models, data: Path | str, *, which: Which | None = None, random: bool = False) -> dict[str, Any]:
+def words(
+    models: Models, data: Path | str, *, which: EncoderName | None = None, random: bool = False
+) -> dict[str, Any]:
     """Scores of the lookup table on judged word pairs and on dictionaries.
 
     The folder `data` holds SemEval-2017's en-de.test.data.txt and en-de.test.gold.txt, or dictionaries such as

@@ -17,7 +17,7 @@ from rich.table import Column, Table
 from typing_extensions import override
 
 from ..io.files import replacing, write_object, write_text
-from ..models.text_encoder import Which
+from ..models.text_encoder import EncoderName
 
 Curve = tuple[str, Sequence[float], bool]  # name, a fraction for each layer, whether the vectors were centred
 
@@ -105,7 +105,7 @@ class CommonOptions:
 class EncoderOptions(CommonOptions):
     """Options of the tests that read an encoder's vectors."""
 
-    which: Which | None = None
+    which: EncoderName | None = None
     """Which encoder of a pre-training run; by default the one that it is for, XLM-E's discriminator."""
 
     @property

@@ -19,7 +19,7 @@ from ..data.schema import EOS, LAYOUTS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..models.dimensions import effective_rank
-from ..models.text_encoder import TextEncoder, Which
+from ..models.text_encoder import EncoderName, TextEncoder
 from .compared_models import Models, load_encoders, told, trained_on
 from .output import ResultTable, table_at_layer
 from .text_lines import read_sentence_pairs, require_same_length, split_lines
@@ -51,7 +51,12 @@ _PAIR_FILE = re.compile(rf"(.*\.)?({PIVOT}-(?P<after>[^.]+)|(?P<before>[^.]+)-{P
 
 
 def tatoeba(
-    models: Models, data: Path | str, *, layer: int | None = None, which: Which | None = None, random: bool = False
+    models: Models,
+    data: Path | str,
+    *,
+    layer: int | None = None,
+    which: EncoderName | None = None,
+    random: bool = False,
 ) -> dict[str, Any]:
     """Sentence retrieval on the Tatoeba test set: `data` has LASER's files, tatoeba.xxx-eng.xxx and
     tatoeba.xxx-eng.eng."""
@@ -73,7 +78,7 @@ def pairs(
     *,
     limit: int = 1000,
     layer: int | None = None,
-    which: Which | None = None,
+    which: EncoderName | None = None,
     random: bool = False,
 ) -> dict[str, Any]:
     """Sentence retrieval on translation pairs kept out of training: `data` is a data folder that holds para/, or has

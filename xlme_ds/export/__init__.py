@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # it loads torch
-    from ..models.text_encoder import Which
+    from ..models.text_encoder import EncoderName
     from .exported_model import ModelType
 
 __all__ = ["from_hf", "run"]
@@ -18,7 +18,7 @@ def run(
     to: Path | str,
     *,
     layer: int | None = None,
-    which: "Which | None" = None,
+    which: "EncoderName | None" = None,
     model_type: "ModelType | None" = None,
     onnx: bool = False,
 ) -> Path:

@@ -13,7 +13,7 @@ import tyro
 from ..checkpoint_names import run_and_step
 from ..cli import fail, program
 from ..finetune.downstream_tasks import TASKS, Kind
-from ..models.text_encoder import TextEncoder, Which
+from ..models.text_encoder import EncoderName, TextEncoder
 from ..objectives import objective_of
 from ..trained.native import FORMATS
 from ..trained.runs import load_run, main_encoder
@@ -46,7 +46,7 @@ class ExportSettings:
     """Folder of an XLM-R model: config.json, model.safetensors or pytorch_model.bin, sentencepiece.bpe.model."""
     layer: int | None = None
     """Cut the encoder after this layer, for sentence vectors (the paper's retrieval reads layer 9 of 12)."""
-    which: Which | None = None
+    which: EncoderName | None = None
     """This encoder of `--run` alone, without a head; by default the whole model."""
     model_type: ModelType | None = None
     """`xlm-roberta` and `modernbert` load everywhere without our code; `xlme` has its code in the folder
@@ -77,7 +77,7 @@ def export_run(
     folder: Path,
     to: Path,
     layer: int | None = None,
-    which: Which | None = None,
+    which: EncoderName | None = None,
     model_type: ModelType | None = None,
     onnx: bool = False,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from ..models.text_encoder import Which
+from ..models.text_encoder import EncoderName
 from ..report.files import RunFiles, read_optional
 from ..trained.native import FORMATS
 from .exported_model import Exported, ModelType
@@ -62,7 +62,7 @@ def run_card(
     layer: int | None,
     step: int | None = None,
     generator: bool = False,
-    other: Which | None = None,
+    other: EncoderName | None = None,
 ) -> str:
     """The card of the run in `folder`, with a `generator` or without, after `step` steps where that is not its end;
     what is known of other steps is left out. `other`: the encoder, where it is not the one that the run is for.

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..models.text_encoder import TextEncoder, Which
+from ..models.text_encoder import EncoderName, TextEncoder
 from ..trained.exports import WholeModel
 from ..translate.exports import TRANSLATION_MODEL
 
@@ -38,7 +38,7 @@ class Exported:
     state: Mapping[str, Tensor] = field(default_factory=dict)
     labels: Sequence[str] = ()
     separators: int = 0
-    which: Which | None = None
+    which: EncoderName | None = None
 
     @property
     def whole(self) -> WholeModel | None:

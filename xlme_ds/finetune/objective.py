@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig, OptimizerConfig
-from ..models.dropout import APART, derive, drop
+from ..models.dropout import OUTSIDE, derive, drop
 from ..models.layers import norm_of
 from ..models.text_encoder import TextEncoder
 from ..objectives.protocol import Objective
@@ -56,7 +56,7 @@ class TaskModel(nn.Module):
             batch.tokens_BT, batch.positions_BT, batch.segments_BT, batch.languages_BT, batch.keys_B
         )
         if self.training:
-            hidden_BTD = drop(hidden_BTD, self.dropout, derive(batch.keys_B, APART))
+            hidden_BTD = drop(hidden_BTD, self.dropout, derive(batch.keys_B, OUTSIDE))
         logits = self.head(hidden_BTD[:, 0] if self.kind == "pair" else hidden_BTD).float()
         # An answer cannot be in the padding.
         return logits.masked_fill((batch.segments_BT == 0)[..., None], -1e4) if self.kind == "span" else logits

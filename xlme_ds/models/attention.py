@@ -1,7 +1,7 @@
 """Attention with the gated relative position bias (XLM-E section 3.3), inside the items of a packed row.
 
-`shared_bias` chooses the kernels for a pass. It returns mask and bias in the form that they read, an `AttentionBias` or
-an `ItemBias`, whose `attend` runs them.
+`shared_bias` chooses the kernels for a pass: it returns mask and bias in the form that these kernels read, as an
+`AttentionBias` or an `ItemBias`. Its method `attend` runs the kernels.
 
 B rows, H heads, T tokens, K head size, W = 2T−1 distances. For head query q_i (after the projection, before the
 1/sqrt(K) scale):
@@ -32,7 +32,7 @@ from .tiles import HEAD_SIZES
 
 @functools.cache
 def _borders(half: int, max_distance: int) -> tuple[int, ...]:
-    """Smallest distance of every bucket of one sign except the first, computed in integers, without rounding."""
+    """The smallest distance in each bucket of one sign, except the first bucket; exact, in integers."""
     exact = half // 2
     logarithmic = half - exact
     borders, size = list(range(1, exact + 1)), exact
@@ -49,7 +49,7 @@ def bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
     `distance` is j − i as integers of any shape; returns int64 bucket numbers in that shape.
     """
     half = buckets // 2
-    # Creating them on the GPU would make the host wait for everything that is queued there.
+    # Made on the CPU: creating them on the GPU would make the host wait for all queued work.
     borders = torch.tensor(_borders(half, max_distance)).to(distance.device, non_blocking=True)
     return torch.bucketize(distance.abs(), borders, right=True) + half * (distance > 0).long()
 
@@ -100,10 +100,10 @@ class AttentionBias(NamedTuple):
     distance_HTT: Tensor | None  # d_{i-j}, or None without a relative bias
     # Number of each position's item: the mask on the CPU, if every position sees its whole item.
     segments_BT: Tensor | None = None
-    row_tokens: int | None = None  # length of the complete rows if these are parts of them: dropout counts places by it
+    row_tokens: int | None = None  # length of the complete rows, if these are parts of them: dropout depends on it
 
     def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, keys_B: Tensor | None) -> Tensor:
-        """Attention, [B, T, H, K]; `keys_B`, if given, are the random keys that drop the share `dropout` of weights."""
+        """Attention, [B, T, H, K]; with `keys_B`, the rows' random keys, the share `dropout` of weights is dropped."""
         dropping = keys_B is not None and dropout > 0
         kernel = fused_attend if qkv_BT3HK.is_cuda else plain_attend
         qkv = qkv_BT3HK.permute(2, 0, 3, 1, 4)
@@ -126,7 +126,7 @@ class ItemBias(NamedTuple):
     end_BT: Tensor  # int32: one after where it ends
     distance_HW: Tensor | None  # float32: d by distance j − i, from 1−T to T−1; it takes the gradient
     skewed: Tensor | None  # `attention_triton.skew` of `distance_HW`, in the type of the queries
-    near: int  # tiles off the diagonal in which d depends on the distance: `attention_triton.near_tiles`
+    near: int  # `attention_triton.near_tiles`: d depends on the distance only in tiles so near to the diagonal
 
     def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, keys_B: Tensor | None) -> Tensor:
         """Attention, [B, T, H, K]. Scores and bias exist only in tiles; tiles whose queries and keys have no item in
@@ -156,8 +156,7 @@ def causal_mask(segments_BT: Tensor) -> Tensor:
 
 
 def takes_triton(cfg: ModelConfig, allowed: Callable[[Tensor], Tensor], on_gpu: bool, half: bool) -> bool:
-    """Whether attention runs in the Triton kernels, provided that Triton is installed; `half`: it computes in 16
-    bits."""
+    """Whether attention runs in the Triton kernels, if Triton is installed; `half`: it computes in a 16-bit type."""
     if cfg.width // cfg.heads not in HEAD_SIZES or cfg.attention_dropout or allowed is not item_mask:
         return False
     if cfg.kernels == "triton":  # on a CPU only in Triton's interpreter
@@ -178,7 +177,7 @@ def shared_bias(
     `allowed` maps the groups of positions to an attention mask; `row_tokens`: see `AttentionBias`.
     """
     half = dtype in (torch.bfloat16, torch.float16)
-    # Where the setting demands Triton, a missing one is an error below.
+    # With kernels triton a missing package is an error, in `_triton_kernels`.
     installed = cfg.kernels == "triton" or importlib.util.find_spec("triton") is not None
     if takes_triton(cfg, allowed, groups_BT.is_cuda, half) and installed:
         kernels = _triton_kernels()
@@ -224,7 +223,7 @@ def dropping_attend(
     rate: float,
     keys_B: Tensor,
 ) -> Tensor:
-    """`plain_attend` with the share `rate` of weights dropped by `keys_B`, on any device; it stores all scores."""
+    """`plain_attend` on any device, with the share `rate` of weights dropped by `keys_B`; it stores all scores."""
     scores_BHTT = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHTK.mT
     if bias.distance_HTT is not None:
         scores_BHTT = scores_BHTT + (bias.distance_HTT if gate_BHT1 is None else bias.distance_HTT * gate_BHT1)

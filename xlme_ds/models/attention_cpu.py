@@ -1,7 +1,7 @@
 """Attention with the gated relative position bias on the CPU, where torch's fused kernel has no gradient for a bias.
 
-It computes one tile of scores at a time, as large as fits in the cores' caches; where every position sees its whole
-item, long items have tiles of their own. No scores or weights are saved between the passes: the backward pass computes
+It computes one tile of scores at a time, as large as fits in the cores' caches. A tile is several whole rows, or, if
+every position sees its whole item, one long item. No scores or weights are saved for the backward pass, which computes
 the weights again (as FlashAttention does; Dao et al. 2022, section 3.1).
 
 B rows, H heads, T tokens, K head size; of a tile N heads, over one row or several, and S tokens.
@@ -42,7 +42,8 @@ def item_mask(segments_BT: Tensor) -> Tensor:
 class _Attend(torch.autograd.Function):
     """softmax(q kᵀ / sqrt(K) + gate · d) v, [B, H, T, K], over the keys that a query may see.
 
-    It may see those that `allowed_B1TT` says, or those of its item in `segments_BT`. q, k, v and gate are contiguous.
+    These are the keys that `allowed_B1TT` allows, or without it those of the query's item in `segments_BT`. q, k, v and
+    gate must be contiguous.
     """
 
     @staticmethod
@@ -87,7 +88,7 @@ def _gradients(
     allowed_B1TT: Tensor | None,
     segments_BT: Tensor | None,
 ) -> list[Tensor]:
-    """Gradients of q, k, v, and of gate and d where given; the few passes over a tile's scores are in the cache."""
+    """Gradients of q, k, v, and of gate and d if given; the passes over a tile's scores stay in the cache."""
     tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, segments_BT)
     grad_q, grad_k, grad_v = (torch.empty_like(q_BHTK) for _ in range(3))
     grad_gate = None if gate_BHT1 is None else torch.empty_like(gate_BHT1)
@@ -110,8 +111,8 @@ def _gradients(
             torch.mul(by_head, _distance_part(distance_HTT, tile), out=spare)
             torch.sum(spare, -1, keepdim=True, out=grad_gate[tile])
             by_head = torch.mul(by_head, gate_BHT1[tile], out=spare)
-        for of_row in by_head:
-            grad_pairs.add_(of_row)
+        for row_HSS in by_head:
+            grad_pairs.add_(row_HSS)
     if distance_HTT is not None and grad_distance is not None:
         grad_distance = grad_distance.to(distance_HTT.dtype)
     return [grad for grad in (grad_q, grad_k, grad_v, grad_gate, grad_distance) if grad is not None]
@@ -142,14 +143,16 @@ class _Tiles:
         self.segments: Any = segments  # a tensor where `allowed` is None
         rows, heads, tokens, size = q.shape
         self.scale = size**-0.5
-        room = TILE * torch.get_num_threads() // q.element_size()
-        apart, together = _divide([] if segments is None else items_of(segments), rows, heads, tokens, room)
+        capacity = TILE * torch.get_num_threads() // q.element_size()
+        separate_items, whole_rows = _items_and_rows(
+            [] if segments is None else items_of(segments), rows, heads, tokens, capacity
+        )
         self.all: list[Tile] = [
             (slice(row, row + 1), part, slice(first, end))
-            for row, first, end in apart
-            for part in _heads(heads, end - first, room)
+            for row, first, end in separate_items
+            for part in _heads(heads, end - first, capacity)
         ]
-        self.all += _rows(together, heads, tokens, room)
+        self.all += _rows(whole_rows, heads, tokens, capacity)
         self._scratch = q.new_empty(max(self._numel(tile) for tile in self.all))
 
     def _numel(self, tile: Tile) -> int:
@@ -177,32 +180,32 @@ class _Tiles:
         return _scaled_product(scores, _flat(self.q[tile]), _flat(self.k[tile]).mT, self.scale).softmax(-1)
 
 
-def _divide(items: Items, rows: int, heads: int, tokens: int, room: int) -> tuple[Items, list[int]]:
+def _items_and_rows(items: Items, rows: int, heads: int, tokens: int, capacity: int) -> tuple[Items, list[int]]:
     """Divide the work into (items, rows): the items of rows that cost less with a tile for each item, and the other
     rows; without items all rows."""
     cost = _TILE_COST * torch.get_num_threads()
-    row_cost = (1 + _MASK_COST) * heads * tokens**2 + cost / max(1, room // (heads * tokens**2))
-    apart: list[tuple[int, int, int]] = []
+    row_cost = (1 + _MASK_COST) * heads * tokens**2 + cost / max(1, capacity // (heads * tokens**2))
+    separate_items: list[tuple[int, int, int]] = []
     for _, group in groupby(items, key=itemgetter(0)):
-        of_row = list(group)
-        if sum(cost + heads * (end - first) ** 2 for _, first, end in of_row) < row_cost:
-            apart += of_row
-    return apart, sorted(set(range(rows)) - {row for row, _, _ in apart})
+        row_items = list(group)
+        if sum(cost + heads * (end - first) ** 2 for _, first, end in row_items) < row_cost:
+            separate_items += row_items
+    return separate_items, sorted(set(range(rows)) - {row for row, _, _ in separate_items})
 
 
-def _rows(numbers: Sequence[int], heads: int, tokens: int, room: int) -> Iterator[Tile]:
+def _rows(numbers: Sequence[int], heads: int, tokens: int, capacity: int) -> Iterator[Tile]:
     """Yield tiles of as many neighbouring rows as fit, or of some heads of one row."""
-    at_once = max(1, room // (heads * tokens**2))
-    for part in _heads(heads, tokens, room):
+    at_once = max(1, capacity // (heads * tokens**2))
+    for part in _heads(heads, tokens, capacity):
         for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
             run = [row for _, row in group]  # consecutive rows: row − index is constant
             for first in range(run[0], run[-1] + 1, at_once):
                 yield slice(first, min(first + at_once, run[-1] + 1)), part, _WHOLE
 
 
-def _heads(heads: int, tokens: int, room: int) -> Iterator[slice]:
+def _heads(heads: int, tokens: int, capacity: int) -> Iterator[slice]:
     """Parts of the heads of nearly equal size, so that the scores of each part fit."""
-    parts = -(-heads // max(1, room // tokens**2))
+    parts = -(-heads // max(1, capacity // tokens**2))
     size = -(-heads // parts)
     return (slice(head, head + size) for head in range(0, heads, size))
 

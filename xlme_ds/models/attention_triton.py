@@ -1,5 +1,5 @@
-"""The attention of `attention.py` as Triton kernels: scores and bias exist a tile at a time, and where no item reaches,
-never; the gate is computed from the queries where they are read.
+"""The attention of `attention.py` as Triton kernels: scores and bias exist one tile at a time, tiles without a common
+item are skipped, and the gate is computed from the queries in the kernel.
 
 B rows, H heads, T tokens, K head size, W distances. Of one head, in the notation of FlashAttention-2 (Dao 2023,
 algorithms 1 and 2; in the code exp and log are those of base 2):
@@ -10,11 +10,11 @@ algorithms 1 and 2; in the code exp and log are those of base 2):
     dQ = dS K / √K + dα uᵀ + dρ rᵀ (before the sigmoids)     dK = dSᵀ Q / √K     dV = Pᵀ dO
     dg_i = Σ_j dS_ij d_{j−i}     dd_δ = Σ_i g_i dS_{i,i+δ}
 
-Q, K and V are read from the output of one projection, and their gradients written as that output's. A tile of d is read
-from `skew`'s table, whose rows are the distances moved by one each: contiguous, so that it is copied 16 bytes at a
-time. Tiles inside one item need no mask. dd is a kernel of its own: a program adds up the tiles of one head that are
-equally far from the diagonal, and then sums along their diagonals once. Every sum has a fixed order and nothing is
-added atomically: the same inputs give the same bits.
+Q, K and V are read from the output of one projection, and their gradients are written as that output's gradient. A
+tile of d is read from the table of `skew`, each of whose rows is d shifted by one more distance: there a tile's rows
+are contiguous, so they are copied 16 bytes at a time. Tiles inside one item need no mask. dd has its own kernel: a
+program adds up the tiles of one head that are equally far from the diagonal, and then sums along their diagonals once.
+Every sum has a fixed order and nothing is added atomically: the same inputs give the same bits.
 """
 
 from typing import Any
@@ -52,8 +52,8 @@ def _store_rows(x, values, start, stride, tokens, TILE: tl.constexpr, K: tl.cons
 
 @triton.jit
 def _items(first, end, start, tokens, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """For each position of a tile where its item begins and ends; over all of them the first begin and the last end,
-    the last begin and the first end."""
+    """Begin and end of the item of each position of a tile; then the least begin and the greatest end of these, the
+    greatest begin and the least end."""
     at = start + tl.arange(0, TILE)
     firsts, ends = tl.load(first + at, at < tokens, other=0), tl.load(end + at, at < tokens, other=2147483647)
     last = tl.minimum(start + TILE, tokens) - 1
@@ -124,8 +124,8 @@ def _backward_queries(  # type: ignore[no-untyped-def]
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
     SKEWED: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """Δ [B, H, T] and dQ of a tile of queries, and its share of du and dr [B, H, tiles, 2, K], of dw [B, H, tiles] and
-    of dd in the tiles of SIDE that are further than `near` from the diagonal, before and after it [B, H, tiles, 2]."""
+    """Δ [B, H, T] and dQ of a tile of queries, and its share of du and dr [B, H, tiles, 2, K], of dw [B, H, tiles], and
+    of dd [B, H, tiles, 2] in tiles of SIDE positions that are more than `near` tiles before or after the diagonal."""
     start, bh = tl.program_id(0) * M, tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
     i = start + tl.arange(0, M)
@@ -191,7 +191,7 @@ def _backward_keys(  # type: ignore[no-untyped-def]
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
     SKEWED: tl.constexpr,
 ):  # fmt: skip
-    """dK and dV of a tile of keys; scores are transposed, a key a row."""
+    """dK and dV of a tile of keys; the scores are transposed, with a row for each key."""
     start, bh = tl.program_id(0) * N, tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
     outputs, vectors, stride = (b * tokens * heads + h) * K, bh * tokens, 3 * heads * K
@@ -305,8 +305,8 @@ def _backward_distances(  # type: ignore[no-untyped-def]
 
 
 def skew(distance_HW: Tensor, dtype: torch.dtype) -> Tensor:
-    """d in `dtype`, [2, H, SKEWED, X] with X of about 2T: row r has at column X/2 + x distance x − r, where there is
-    one; the second half is d of the negative distances."""
+    """d in `dtype`, [2, H, SKEWED, X] with X of about 2T: column X/2 + x of row r has d of distance x − r, or 0 if
+    there is none. The second half has d of the negative distances."""
     tokens = (distance_HW.shape[1] + 1) // 2
     half = -(-tokens // SKEWED) * SKEWED + SKEWED
     left = half + SKEWED - tokens  # of distance 1 − T: that of the first window is 1 − SKEWED − half
@@ -316,9 +316,9 @@ def skew(distance_HW: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def near_tiles(reach: int, tokens: int, head_size: int, dtype: torch.dtype, device: torch.device) -> int:
-    """Tiles off the diagonal with separate gradients of distances: from distance `reach` on d is one number a sign, and
-    the furthest distance gets the gradient of all."""
-    side = _form(_backward_distances, head_size, dtype, device).keys
+    """The number of tiles off the diagonal in which each distance needs its own gradient. From distance `reach` on, d
+    is one number for each sign: the furthest distance gets the gradient of all of them."""
+    side = _tiling_of(_backward_distances, head_size, dtype, device).keys
     return min(-(-(reach - 1) // side), triton.cdiv(tokens, side) - 1)
 
 
@@ -343,44 +343,44 @@ def attend(
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, distance_HW, *given):  # type: ignore[no-untyped-def]
-        ctx.near = given[-1]
-        out_BTHK, lse_BHT, gate_BHT = _outputs(*given[:-1])
-        ctx.save_for_backward(*given[:-1], out_BTHK, lse_BHT, gate_BHT)
+    def forward(ctx, distance_HW, *inputs):  # type: ignore[no-untyped-def]
+        ctx.near = inputs[-1]
+        out_BTHK, lse_BHT, gate_BHT = _outputs(*inputs[:-1])
+        ctx.save_for_backward(*inputs[:-1], out_BTHK, lse_BHT, gate_BHT)
         return out_BTHK
 
     @staticmethod
     def backward(ctx, grad_BTHK):  # type: ignore[no-untyped-def]
         saved = ctx.saved_tensors  # read once: a checkpointed layer computes them at each access
         qkv, update, _, scale, skewed, *_ = saved
-        grad_qkv, of_d, of_far, of_gates, of_scale = _gradients(*saved, grad_BTHK.contiguous(), ctx.near)
+        grad_qkv, grad_d, grad_far, grad_gates, grad_scale = _gradients(*saved, grad_BTHK.contiguous(), ctx.near)
         grads = None, None, None
         if update is not None:
-            grads = *of_gates.sum((0, 1, 2)).to(update.dtype), of_scale.sum((0, 2)).to(scale.dtype)
+            grads = *grad_gates.sum((0, 1, 2)).to(update.dtype), grad_scale.sum((0, 2)).to(scale.dtype)
         of_distance = None
         if skewed is not None:
-            of_distance = _by_distance(of_d.sum(0), of_far.sum((0, 2)), ctx.near, qkv.shape[1])
+            of_distance = _by_distance(grad_d.sum(0), grad_far.sum((0, 2)), ctx.near, qkv.shape[1])
         return of_distance, grad_qkv, *grads, None, None, None, None
 
 
-def _by_distance(of_d: Tensor, of_far: Tensor, near: int, tokens: int) -> Tensor:
+def _by_distance(grad_d: Tensor, grad_far: Tensor, near: int, tokens: int) -> Tensor:
     """[H, W] from sums [H, offsets, 2 N]: the upper half of an offset's sums has the distances of the next offset's
     lower half; the sums of further tiles, [H, 2], go to the furthest distances."""
-    side = of_d.shape[2] // 2
-    lower, upper = of_d.unflatten(2, (2, -1)).unbind(2)
+    side = grad_d.shape[2] // 2
+    lower, upper = grad_d.unflatten(2, (2, -1)).unbind(2)
     sums = (F.pad(lower, (0, 0, 0, 1)) + F.pad(upper, (0, 0, 1, 0))).flatten(1)  # from distance 1 − (near + 1) N on
     beyond = tokens - (near + 1) * side
     sums = F.pad(sums, (beyond, beyond - 1))  # a negative number cuts
-    return torch.cat([sums[:, :1] + of_far[:, :1], sums[:, 1:-1], sums[:, -1:] + of_far[:, 1:]], 1)
+    return torch.cat([sums[:, :1] + grad_far[:, :1], sums[:, 1:-1], sums[:, -1:] + grad_far[:, 1:]], 1)
 
 
-# Operators of their own, into which torch.compile does not look.
+# Custom operators, into which torch.compile does not trace.
 @torch.library.custom_op("xlme_ds::attend", mutates_args=())
 def _outputs(
     qkv_BT3HK: Tensor, update_K: Tensor | None, reset_K: Tensor | None, scale_H: Tensor | None,
     skewed: Tensor | None, first_BT: Tensor, end_BT: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """O [B, T, H, K], and L and g [B, H, T]; without a gate the last is empty."""
+    """O [B, T, H, K], and L and g [B, H, T]; without a gate g is empty."""
     out = _empty_outputs(qkv_BT3HK, update_K)
     _launch(_forward, qkv_BT3HK, update_K, reset_K, scale_H, skewed, first_BT, end_BT, *out)
     return out
@@ -394,16 +394,16 @@ def _gradients(
     """dQ, dK and dV as one, and the shares of dd [batches, H, offsets, 2 N] and [B, H, tiles, 2], of du and dr
     [B, H, tiles, 2, K] and of dw [B, H, tiles]."""
     gradients = _empty_gradients(qkv_BT3HK, update_K, skewed, near)
-    grad_qkv, of_d, of_far, of_gates, of_scale = gradients
+    grad_qkv, grad_d, grad_far, grad_gates, grad_scale = gradients
     delta_BHT, bounds, passed = torch.empty_like(lse_BHT), (skewed, first_BT, end_BT), (lse_BHT, gate_BHT, grad_BTHK)
-    gate, of_queries = (update_K, reset_K, scale_H), (of_gates, of_scale, of_far)
+    gate, of_queries = (update_K, reset_K, scale_H), (grad_gates, grad_scale, grad_far)
     _launch(
         _backward_queries, qkv_BT3HK, *gate, *bounds, out_BTHK, *passed, delta_BHT, grad_qkv, *of_queries, near=near
     )
     _launch(_backward_keys, qkv_BT3HK, *bounds, *passed, delta_BHT, grad_qkv, gated=update_K is not None)
     if skewed is not None:
         _launch(
-            _backward_distances, qkv_BT3HK, *bounds, *passed, delta_BHT, of_d, gated=update_K is not None, near=near
+            _backward_distances, qkv_BT3HK, *bounds, *passed, delta_BHT, grad_d, gated=update_K is not None, near=near
         )
     return gradients
 
@@ -419,13 +419,15 @@ def _empty_gradients(
     qkv_BT3HK: Tensor, update_K: Tensor | None, skewed: Tensor | None, near: int, form: Tiling | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     rows, tokens, _, heads, size = qkv_BT3HK.shape
-    side, tile = ((form or _form_for(kernel, qkv_BT3HK)).queries for kernel in (_backward_distances, _backward_queries))
+    side, tile = (
+        (form or _tiling_for(kernel, qkv_BT3HK)).queries for kernel in (_backward_distances, _backward_queries)
+    )
     offsets, tiles = 2 * near + 1 if skewed is not None else 0, triton.cdiv(tokens, tile)
     gated = tiles if update_K is not None else 0
     of_distances = (triton.cdiv(rows, SUMMED_ROWS), heads, offsets, 2 * side), (rows, heads, tiles, 2)
     shapes = *of_distances, (rows, heads, gated, 2, size), (rows, heads, gated)
-    of_d, of_far, of_gates, of_scale = (qkv_BT3HK.new_empty(shape, dtype=torch.float32) for shape in shapes)
-    return torch.empty_like(qkv_BT3HK), of_d, of_far, of_gates, of_scale
+    grad_d, grad_far, grad_gates, grad_scale = (qkv_BT3HK.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    return torch.empty_like(qkv_BT3HK), grad_d, grad_far, grad_gates, grad_scale
 
 
 _outputs.register_fake(lambda qkv_BT3HK, update_K, *others: _empty_outputs(qkv_BT3HK, update_K))
@@ -434,31 +436,32 @@ _gradients.register_fake(
 )
 
 
-def _form(kernel: Any, head_size: int, dtype: torch.dtype, device: torch.device) -> Tiling:
+def _tiling_of(kernel: Any, head_size: int, dtype: torch.dtype, device: torch.device) -> Tiling:
     capability = "default"
     if device.type == "cuda" and torch.cuda.is_available():
         capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
     return tiling(kernel.__name__, head_size, dtype.itemsize, capability)
 
 
-def _form_for(kernel: Any, qkv_BT3HK: Tensor) -> Tiling:
-    return _form(kernel, qkv_BT3HK.shape[-1], qkv_BT3HK.dtype, qkv_BT3HK.device)
+def _tiling_for(kernel: Any, qkv_BT3HK: Tensor) -> Tiling:
+    return _tiling_of(kernel, qkv_BT3HK.shape[-1], qkv_BT3HK.dtype, qkv_BT3HK.device)
 
 
 def _launch(
     kernel: Any, *tensors: Any, gated: bool | None = None, near: int | None = None, form: Tiling | None = None
 ) -> None:
-    """`tensors` begins with the queries, keys and values, and with the gate's weights where `gated` is not given."""
+    """Run `kernel`. `tensors` begins with the queries, keys and values, then, unless `gated` is given, the gate's
+    weights."""
     rows, tokens, _, heads, size = tensors[0].shape
     skewed = tensors[4 if gated is None else 1]
     gated = tensors[1] is not None if gated is None else gated
-    form = form or _form_for(kernel, tensors[0])
+    form = form or _tiling_for(kernel, tensors[0])
     grid: tuple[int, ...] = triton.cdiv(tokens, form.keys if kernel is _backward_keys else form.queries), rows * heads
     options = {"M": form.queries, "N": form.keys, "K": size, "GATED": gated, "BIASED": skewed is not None}
     options |= {"SKEWED": SKEWED, "num_warps": form.warps, "num_stages": form.stages}
     numbers = [size**-0.5, tokens, heads, 0 if skewed is None else skewed.shape[-1], rows]
     if kernel is _backward_queries:
-        options["SIDE"] = _form_for(_backward_distances, tensors[0]).keys
+        options["SIDE"] = _tiling_for(_backward_distances, tensors[0]).keys
         assert max(form.queries, form.keys) <= options["SIDE"], "a tile is near or far as a whole"
         numbers.insert(0, near)
     if kernel is _backward_distances:

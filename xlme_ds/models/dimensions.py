@@ -1,4 +1,4 @@
-"""Effective dimensions of the token states of an encoder's layers: few mean that its layers have collapsed.
+"""Effective dimensions of the token states of an encoder's layers; a small number means that the layers collapsed.
 
 B rows, T tokens, D width, N tokens of a batch.
 """
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 def effective_rank(products_DD: np.ndarray) -> float:
-    """exp(−Σ p log p), p the shares of the eigenvalues in their sum (Roy and Vetterli 2007); 1 for vectors on a line.
+    """exp(−Σ p log p), p: each eigenvalue's share of their sum (Roy and Vetterli 2007); 1 if all vectors are on a line.
 
     `products_DD`: Σ x xᵀ of the vectors; NaN where one is not finite.
     """
@@ -28,10 +28,10 @@ def effective_rank(products_DD: np.ndarray) -> float:
 
 @contextmanager
 def token_products(model: nn.Module, encoder: str, inside_BT: Tensor) -> Iterator[dict[int, np.ndarray]]:
-    """Σ x xᵀ of the centred token states [D, D] of every layer of `encoder` that `model` holds, by its number; 0 is the
-    input of the first layer. The last forward pass within the `with` block counts.
+    """Σ x xᵀ [D, D] of the centred token states x after every layer of `encoder` that `model` holds, by the layer's
+    number; 0 is the input of the first layer. They are of the last forward pass within the `with` block.
 
-    `inside_BT`: the tokens of that pass that count, bool.
+    `inside_BT`: bool, the tokens that are included.
     """
     products: dict[int, np.ndarray] = {}
 

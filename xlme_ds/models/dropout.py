@@ -1,40 +1,37 @@
-"""Dropout whose randomness is data: only 64 bits of the row (`Batch.keys_B`) and the place decide what is dropped.
+"""Dropout whose randomness is data: only the row's 64-bit key (`Batch.keys_B`) and the place decide what is dropped.
 
 So it is the same on any device, in any division of a step, and when a checkpointed layer runs again. SplitMix64
-(Steele, Lea and Flood, 2014) makes the bits, 16 a number. B rows, T tokens, D width.
+(Steele, Lea and Flood, 2014) makes the random bits, 16 for each number. B rows, T tokens, D width.
 
-Custom operators read the keys, so that torch.compile does not trace into them: its code for a GPU multiplies an arange
-in 32 bits (pytorch#175966), its code for a CPU corrupted the memory here (torch 2.13).
+The functions of keys are custom operators, into which torch.compile does not trace: its code for a GPU multiplies an
+arange in 32 bits (pytorch#175966), its code for a CPU corrupted the memory here (torch 2.13).
 """
 
 import torch
 from torch import Tensor
 
-_STEP, _FIRST, _SECOND = (
+_STEP, _FACTOR_1, _FACTOR_2 = (
     word - (1 << 64) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)  # as int64, which multiplies alike
-APART = -1  # a place outside of the encoder, whose layers count from 1
+)  # as int64, whose products have the same bits
+OUTSIDE = -1  # a place outside of the encoder, whose layers count from 1
 _BITS = 16
-_A_WORD = 64 // _BITS
+_PER_WORD = 64 // _BITS
 
 
 @torch.library.custom_op("xlme_ds::derive", mutates_args=())
 def derive(keys_B: Tensor, place: int) -> Tensor:
-    """Separate keys for one place that drops, int64 [B]."""
+    """The rows' keys for one `place` in the model with dropout, int64 [B]."""
     return _mixed(keys_B + ((place * _STEP + (1 << 63)) % (1 << 64) - (1 << 63)))
 
 
 def drop(x_BTD: Tensor, rate: float, keys_B: Tensor | None) -> Tensor:
-    """`x_BTD` with the share `rate` of its elements set to 0 by `keys_B`, and the others scaled up by 1 / (1 − rate);
-    unchanged without keys.
-
-    `rate` is rounded to a multiple of 2^-16.
-    """
+    """`x_BTD` with the share `rate` of its elements set to 0, as `keys_B` decide, and the others scaled up by
+    1 / (1 − rate); unchanged without keys. `rate` is rounded to a multiple of 2^-16."""
     dropped = round(rate * (1 << _BITS))
     if keys_B is None or not dropped:
         return x_BTD
     tokens, width = x_BTD.shape[1:]
-    return x_BTD.masked_fill(_out(keys_B, 1, tokens, width, tokens, width, dropped).squeeze(1), 0.0) * (
+    return x_BTD.masked_fill(_dropped(keys_B, 1, tokens, width, tokens, width, dropped).squeeze(1), 0.0) * (
         (1 << _BITS) / ((1 << _BITS) - dropped)
     )
 
@@ -45,29 +42,29 @@ def drop_weights(weights_BHTS: Tensor, rate: float, keys_B: Tensor, row_tokens: 
     They are dropped as in complete rows, so the result does not depend on T and S.
     """
     dropped = round(rate * (1 << _BITS))
-    out_BHTS = _out(keys_B, *weights_BHTS.shape[1:], row_tokens, row_tokens, dropped)
-    return weights_BHTS.masked_fill(out_BHTS, 0.0) * ((1 << _BITS) / ((1 << _BITS) - dropped))
+    dropped_BHTS = _dropped(keys_B, *weights_BHTS.shape[1:], row_tokens, row_tokens, dropped)
+    return weights_BHTS.masked_fill(dropped_BHTS, 0.0) * ((1 << _BITS) / ((1 << _BITS) - dropped))
 
 
 @torch.library.custom_op("xlme_ds::dropped", mutates_args=())
-def _out(
+def _dropped(
     keys_B: Tensor, groups: int, tokens: int, width: int, all_tokens: int, whole_width: int, dropped: int
 ) -> Tensor:
-    """Mask of dropped elements, `dropped` of 2^16, bool [B, groups, tokens, width].
+    """Mask of the dropped elements, about `dropped` of every 2^16, bool [B, groups, tokens, width].
 
-    It is the upper left corner of each group's [all_tokens, whole_width]; only the corner is computed.
+    It is the upper left corner of the mask [all_tokens, whole_width] of each group; only the corner is computed.
     """
-    device, a_token = keys_B.device, -(-whole_width // _A_WORD)  # words
-    columns = -(-width // _A_WORD)
-    of_groups = torch.arange(groups, device=device)[:, None, None] * (all_tokens * a_token)
-    of_tokens = torch.arange(tokens, device=device)[:, None] * a_token
+    device, words_per_token = keys_B.device, -(-whole_width // _PER_WORD)
+    columns = -(-width // _PER_WORD)
+    of_groups = torch.arange(groups, device=device)[:, None, None] * (all_tokens * words_per_token)
+    of_tokens = torch.arange(tokens, device=device)[:, None] * words_per_token
     count_GTW = of_groups + of_tokens + torch.arange(1, columns + 1, device=device)
     bits = _mixed(keys_B[:, None] + count_GTW.flatten() * _STEP).view(torch.int16)
-    return bits.view(len(keys_B), groups, tokens, columns * _A_WORD)[..., :width] < dropped - (1 << (_BITS - 1))
+    return bits.view(len(keys_B), groups, tokens, columns * _PER_WORD)[..., :width] < dropped - (1 << (_BITS - 1))
 
 
 derive.register_fake(lambda keys_B, place: torch.empty_like(keys_B))
-_out.register_fake(
+_dropped.register_fake(
     lambda keys_B, groups, tokens, width, all_tokens, whole_width, dropped: keys_B.new_empty(
         len(keys_B), groups, tokens, width, dtype=torch.bool
     )
@@ -76,8 +73,8 @@ _out.register_fake(
 
 def _mixed(state: Tensor) -> Tensor:
     """SplitMix64's output function, int64 in and out."""
-    state = (state ^ _shifted(state, 30)) * _FIRST
-    state = (state ^ _shifted(state, 27)) * _SECOND
+    state = (state ^ _shifted(state, 30)) * _FACTOR_1
+    state = (state ^ _shifted(state, 27)) * _FACTOR_2
     return state ^ _shifted(state, 31)
 
 

@@ -28,8 +28,8 @@ class ElectraOutput(NamedTuple):
 class Electra(nn.Module):
     """XLM-E's pre-training model.
 
-    The embedding's parameters belong to this module (`embedding_0`, …): both encoders and the masked head read them
-    while this module's forward runs, and a partitioning engine gathers them for that time.
+    The embedding's parameters (`embedding_0`, …) belong to this module, because both encoders and the masked head read
+    them: an engine that partitions parameters gathers them while this module's forward runs.
     """
 
     def __init__(self, cfg: ModelConfig, z_loss: float = 0.0, temperature: float = 1.0, keep: float = 0.0):
@@ -44,8 +44,8 @@ class Electra(nn.Module):
         self.replaced_head = ReplacedTokenHead(cfg)
 
     def add_generator(self, z_loss: float, temperature: float) -> None:
-        """Build what `generate` needs."""
-        no_dropout = replace(self.cfg, dropout=0.0, attention_dropout=0.0)  # the discriminator reads the samples
+        """Build the generator and its head."""
+        no_dropout = replace(self.cfg, dropout=0.0, attention_dropout=0.0)  # it would make its samples worse
         self.generator = Encoder(no_dropout, self.cfg.generator_layers)
         self.masked_head = MaskedLanguageModelHead(self.cfg, z_loss, temperature)
 
@@ -101,10 +101,8 @@ class Electra(nn.Module):
 
 
 def random_instead(share_1: Tensor | None, uniforms_M: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Draw random ordinary tokens that replace a share of the samples: (tokens, uniforms), both [M].
-
-    A token is −1 where the sample stays; the uniforms are those to sample with. `share_1`: the share, float32.
-    """
+    """(random tokens, uniforms), both [M]: random ordinary tokens in place of a share of the samples, and −1 in the
+    other positions; the uniforms to sample with there. `share_1`: the share, float32 [1]."""
     none_M = torch.full_like(uniforms_M, -1, dtype=torch.int64)
     if share_1 is None:
         return none_M, uniforms_M
@@ -116,9 +114,9 @@ def random_instead(share_1: Tensor | None, uniforms_M: Tensor, vocabulary: int) 
 
 
 def uniforms_within(below_M: Tensor, uniforms_M: Tensor, bound: float | Tensor) -> Tensor:
-    """Rescale each uniform from its part of [0, 1), below `bound` or from `bound` on, to [0, 1).
+    """Rescale each uniform to [0, 1) from the part of [0, 1) that it is in, below `bound` or from `bound` on.
 
-    The result is uniform again and independent of the part, so that one draw serves two choices.
+    The result is uniform again and independent of that part, so that one uniform serves two random choices.
     """
     within_M = torch.where(below_M, uniforms_M / bound, (uniforms_M - bound) / (1.0 - bound))
     return within_M.clamp(max=1.0 - 2.0**-24)

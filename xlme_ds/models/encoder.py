@@ -20,7 +20,8 @@ from .layers import layer_class, norm_of
 
 
 class _Lookup(torch.autograd.Function):
-    """Table lookup whose gradient is summed in float32: a frequent token has thousands of rows, too many for bf16."""
+    """Table lookup whose gradient is summed in float32: a frequent token has thousands of summands, too many for
+    bf16."""
 
     @staticmethod
     def forward(ctx, ids: Tensor, weight: Tensor, sparse: bool) -> Tensor:  # type: ignore[no-untyped-def]
@@ -42,7 +43,8 @@ class _Lookup(torch.autograd.Function):
 
 
 class _ReadWhole(torch.autograd.Function):
-    """Identity, whose gradient is not a view, unlike that of torch's views: autograd adds to no view in place."""
+    """Identity. Its gradient is no view, unlike that of torch's own identity `view_as`: autograd adds nothing to a view
+    in place."""
 
     @staticmethod
     def forward(ctx, block: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
@@ -80,9 +82,10 @@ def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tenso
 def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
     """`blocks` for an operation that gives them a dense gradient; call this before the sparse lookups of a pass.
 
-    autograd goes back through the first operation last: the sparse gradients are then added to the dense one in place;
-    in the other order it would be copied. Blocks that an engine partitions are returned unchanged, because a view would
-    hold the complete block; so are blocks whose dense gradient an engine takes itself.
+    The order matters: autograd runs operations backward from the last. The dense gradient then comes first, and the
+    sparse ones are added to it in place; in the other order it would be copied. Blocks that an engine partitions are
+    returned unchanged, because a view would hold the complete block; so are blocks whose dense gradient an engine takes
+    itself.
     """
     if not torch.is_grad_enabled():
         return list(blocks)
@@ -93,7 +96,7 @@ def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
 
 
 def run_layer(layer: nn.Module, *inputs: object) -> Tensor:
-    """The output of `layer`: how `Encoder.run_layer` runs a layer, unless `execution.wrap_layers` replaces it."""
+    """The output of `layer`; the default of `Encoder.run_layer`, which `execution.wrap_layers` may replace."""
     return layer(*inputs)
 
 
@@ -107,7 +110,7 @@ def use_rotary_base(model: nn.Module, base: float | None) -> None:
 class Encoder(nn.Module):
     """Positions, layers and norms of one encoder. Token embeddings belong to the model: two encoders may share one."""
 
-    ragged = False  # whether its rows differ in length, so that a compiler would compile the layers again and again
+    ragged = False  # whether its rows differ in length: then its layers are not compiled, as each length needs new code
 
     def __init__(self, cfg: ModelConfig, layers: int):
         super().__init__()
@@ -122,7 +125,8 @@ class Encoder(nn.Module):
             else None
         )
         self.layers = nn.ModuleDict({str(n): self._layer(n) for n in range(layers)})
-        # Post-LN normalises the input of the first layer, pre-LN the output of the last, and on request that input.
+        # Post-LN normalises the input of the first layer. Pre-LN normalises the output of the last layer, and the input
+        # too with `embedding_norm`.
         input_norm, output_norm = cfg.norm == "post" or cfg.embedding_norm, cfg.norm == "pre"
         self.run_layer: Callable[..., Tensor] = run_layer
         self.input_norm = norm_of(cfg) if input_norm else None
@@ -146,9 +150,7 @@ class Encoder(nn.Module):
             embedded_BTD = embedded_BTD + lookup(positions_BT, [self.positions])
         if self.languages is not None:
             if languages_BT is None:
-                raise ValueError(
-                    "the model has model.language_embeddings: it needs to know the language of what it reads"
-                )
+                raise ValueError("the model has model.language_embeddings: it needs the language of its input")
             embedded_BTD = embedded_BTD + lookup(languages_BT, [self.languages])
         if self.input_norm is not None:
             embedded_BTD = self.input_norm(embedded_BTD)
@@ -184,7 +186,7 @@ class Encoder(nn.Module):
         return self.through_layers(x_BTD, shared, keys_B)
 
     def through_layers(self, x_BTD: Tensor, shared: object, keys_B: Tensor | None = None) -> Tensor:
-        """As `body`, from the input `shared` that all layers read."""
+        """As `body`, given `shared`: the mask and bias that all layers read."""
         keys_B = self._dropping(keys_B)
         for number, layer in self.layers.items():
             x_BTD = self.run_layer(layer, x_BTD, shared, None if keys_B is None else derive(keys_B, 1 + int(number)))

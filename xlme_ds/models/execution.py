@@ -1,4 +1,4 @@
-"""Execution of a model's layers, changed from outside of the model: compilation and activation checkpointing."""
+"""Compilation and activation checkpointing of a model's layers, applied from outside of the model."""
 
 import functools
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from .encoder import Encoder
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def how_compiled(model: nn.Module, cfg: ModelConfig, on_gpu: bool) -> str:
+def resolve_compile(model: nn.Module, cfg: ModelConfig, on_gpu: bool) -> str:
     """`model.compile`, with auto resolved: layers on a GPU, unless an encoder is `ragged`."""
     if cfg.compile != "auto":
         return cfg.compile
@@ -27,24 +27,24 @@ def _encoders(model: nn.Module) -> list[Encoder]:
 
 
 def wrap_layers(model: Model, cfg: ModelConfig, on_gpu: bool = False) -> Model:
-    """`model`, with layers that run as `model.compile` and `model.activation_checkpointing` say.
+    """Make the layers of `model` run as `model.compile` and `model.activation_checkpointing` say; returns it.
 
     Parameters, names and hooks stay as they are.
     """
-    compile_as = how_compiled(model, cfg, on_gpu)
+    compile_as = resolve_compile(model, cfg, on_gpu)
     for encoder in _encoders(model):
         if cfg.activation_checkpointing:
             encoder.run_layer = _checkpointed
         if compile_as != "none" and not encoder.ragged:
             for layer in encoder.layers.values():
                 layer.forward = functools.partial(_compiled_in_training, layer, compile_as)
-    if cfg.compile == "graphs":  # a micro-batch overwrites the outputs of the CUDA graphs of the one before
+    if cfg.compile == "graphs":  # each micro-batch may overwrite the outputs of the previous one's CUDA graphs
         model.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
     return model
 
 
 def _checkpointed(layer: nn.Module, *inputs: Any) -> Tensor:
-    """The layer's output; it saves only its inputs for the backward pass, which calls layer and hooks again."""
+    """The layer's output; only the inputs are saved for the backward pass, which runs the layer and its hooks again."""
     return checkpoint(layer, *inputs, use_reentrant=False) if torch.is_grad_enabled() else layer(*inputs)
 
 
@@ -56,12 +56,12 @@ def _compiled_in_training(layer: nn.Module, compile_as: str, *inputs: Any) -> Te
 
 @functools.cache
 def compiled(function: Callable[..., Any], how: str) -> Callable[..., Any]:
-    """`function` compiled as one graph for the shapes of its inputs, again for each other shape; torch raises an error
-    for more than eight shapes in a process.
+    """`function` compiled as one graph for each shape of its inputs; torch raises an error for more than eight shapes
+    in a process.
 
-    `graphs` also replays it as a CUDA graph. Inductor chooses sums' order without timing them, so that a run that is
-    resumed has the bits of one left alone. Its code for an aligned parameter reads others without a check
-    (pytorch#193054): engines align all parameters (`engine/placement.py`).
+    With `graphs` it is also replayed as a CUDA graph. Inductor is deterministic, which excludes choosing the order of a
+    sum by timing: so a resumed run is bit-identical. Code compiled for an aligned parameter is used for unaligned ones
+    without a check (pytorch#193054), so engines align all parameters (`engine/placement.py`).
     """
     return torch.compile(
         function,

@@ -1,5 +1,5 @@
-"""The heads between an encoder and its loss: the masked head, before the vocabulary softmax of `masked_head.py`, and
-the discriminator's.
+"""The heads between an encoder and its loss: the masked language model's, which ends in the vocabulary softmax of
+`masked_head.py`, and the discriminator's.
 
 B rows, T tokens, M masked positions, V vocabulary, D width.
 """
@@ -23,8 +23,8 @@ _NEVER = -1e30  # logit of tokens that must not be predicted: probability exactl
 class TiedTable:
     """The blocks of the tied embedding as one object, so that ZeRO-3 does not see tensors in a module's arguments.
 
-    DeepSpeed 0.19.8 replaces such tensors by views and then holds the complete table until the backward pass. With
-    one process and parameters on a disk, the views by then show whatever was read into their buffer since.
+    DeepSpeed 0.19.8 replaces such tensors by views, which hold the complete table until the backward pass. With one
+    process and parameters on a disk, other parameters have been read into the views' buffer by then.
     """
 
     blocks: Sequence[Tensor]
@@ -54,7 +54,7 @@ class MaskedLanguageModelHead(nn.Module):
     ) -> MaskedTokens:
         """Loss, sample and prediction at the masked positions.
 
-        `ordinary`: predict no special token, because the prediction is written into the text; the loss is then
+        `ordinary`: predict no special token, because the prediction becomes part of the text; the loss is then
         meaningless.
         """
         bias_V: Tensor = self.bias

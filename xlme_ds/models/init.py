@@ -6,8 +6,8 @@
 | biases, the GDES difference | 0 |
 | LayerNorm weights, gate scales w | 1 |
 
-Every parameter has a random generator of its own, seeded by (seed, its name): the values do not depend on the order
-of construction, on the engine, or on the number of processes.
+Every parameter has its own random generator, seeded by (seed, the parameter's name): its values do not depend on the
+order of construction, the engine, or the number of processes.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ GatherParameter = Callable[[nn.Parameter], AbstractContextManager[object]]
 
 
 def has_weight_decay(name: str, parameter_dim: int) -> bool:
-    """Whether the optimizer decays this parameter: all but biases, norms and other vectors."""
+    """Whether the parameter has weight decay: biases, norms and other vectors have none."""
     return parameter_dim >= 2
 
 

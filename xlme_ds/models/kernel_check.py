@@ -1,7 +1,7 @@
 """Check of the Triton kernels before a run: their results on small inputs against the CPU's in float64.
 
-If another GPU, driver or compiler gives a wrong number, the run stops, instead of getting another loss curve. The check
-compiles the kernels for the sizes that the run needs anyway, so it costs the run little time.
+If a GPU, driver or compiler gives wrong numbers, the run stops, instead of continuing with another loss curve. The
+check compiles the kernels for the sizes that the run needs anyway, so it costs the run little time.
 """
 
 from collections.abc import Mapping

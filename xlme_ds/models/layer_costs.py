@@ -32,17 +32,17 @@ class MicroBatch:
 
 
 def operations(cfg: ModelConfig, row_tokens: int) -> float:
-    """Operations of the forward pass, a token: projections, feed-forward network, scores and weighted sums."""
+    """Operations per token of a layer's forward pass: projections, feed-forward network, scores and weighted sums."""
     return 2.0 * (4 * cfg.width**2 + 2 * cfg.width * cfg.feed_forward + 2 * row_tokens * cfg.width)
 
 
 def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
-    """Bytes that the forward pass of one layer saves for the backward pass, its input included, its output not.
+    """Bytes that the forward pass of one layer saves for the backward pass; its input is included, its output is not.
 
-    Eight tensors of width D: the inputs and outputs of both norms, the input of the output projection, and q, k and v;
-    in torch's fused kernel two more for the gate, which copies q for each of its two products. Dropout saves two masks,
-    a byte an element. Attention with dropout saves one more tensor, the scaled q; it runs in no fused kernel. The
-    Triton kernels save one number of the gate a token and head.
+    Eight tensors of width D are saved: the inputs and outputs of both norms, the input of the output projection, and q,
+    k and v. With torch's fused kernel the gate saves two more, as it copies q for each of its two products. Dropout
+    saves two masks with a byte for each element. Attention with dropout, which no fused kernel computes, saves one more
+    tensor, the scaled q. The Triton kernels save one number of the gate for each token and head.
     """
     tokens, gated, dropping = batch.tokens, cfg.relative_bias == "gated", cfg.attention_dropout > 0
     gate_copies = gated and batch.fused and not batch.triton
@@ -56,10 +56,10 @@ def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
 
 
 def score_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
-    """Saved bytes of all pairs of a query and a key.
+    """Bytes that one layer saves for pairs of a query and a key.
 
-    Attention with dropout saves the weights before and after dropout, a mask of a byte, and on the CPU the mask of
-    items. Without dropout, torch's fused kernel saves the bias, and other kernels save nothing.
+    Attention with dropout saves the weights before and after dropout, a dropout mask (a byte a weight), and on the CPU
+    the mask of items. Without dropout, torch's fused kernel saves the bias, and other kernels save nothing.
     """
     if cfg.attention_dropout:
         return batch.tokens * batch.row_tokens * (cfg.heads * (2 * batch.element + 1) + (not batch.fused))

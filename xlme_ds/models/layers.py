@@ -16,7 +16,7 @@ from . import layer_costs
 from .attention import AttentionBias, Gate, ItemBias, shared_bias
 from .dropout import derive, drop
 
-_PIECE_TOKENS, _MOST_PIECES = 512, 8  # minimum size of a piece, maximum number of pieces: adding a piece rounds to bf16
+_PIECE_TOKENS, _MOST_PIECES = 512, 8  # least tokens of a piece, most pieces: adding a piece rounds to bf16
 _NORM_TOKENS = 128  # tokens whose layer norm gradients are summed at a time, so that they stay in the cache
 
 
@@ -31,8 +31,8 @@ class Linear(nn.Linear):
 
 
 class _Linear(torch.autograd.Function):
-    """Backward pass with gᵀ x in pieces: with many tokens, oneDNN takes twice as long for this product as for others of
-    its size."""
+    """Computes gᵀ x of the backward pass in pieces: for many tokens, oneDNN takes twice as long for this product as for
+    others of its size."""
 
     @staticmethod
     def forward(ctx, x, weight_OI, bias_O):  # type: ignore[no-untyped-def]
@@ -117,7 +117,7 @@ class TransformerLayer(nn.Module):
     For another kind of layer, write a subclass with its own `build`, `forward` and the functions listed here.
     """
 
-    # Its result is computed once a pass and read by all layers of an encoder; it chooses the attention kernels.
+    # Chooses the attention kernels; called once in a pass, and all layers of the encoder read its result.
     shared = staticmethod(shared_bias)
     operations = staticmethod(layer_costs.operations)
     saved_bytes = staticmethod(layer_costs.saved_bytes)

@@ -1,12 +1,11 @@
 """The softmax over the vocabulary at masked positions: losses, samples and predictions without complete rows of logits.
 
-It computes one tile of ids at a time, so the logits of a batch never exist all at once. The forward pass saves for
-every group of ids its highest logit and the sum of exponentials relative to it; if samples have a temperature other
-than 1, also such a sum under the temperature. They give the loss and the group of the inverse-CDF sample; to draw the
-sample, only that group's logits are computed again. The backward pass computes a tile's logits again and writes the
-gradient of the tile's embeddings in one product. An engine may give a block of the embedding a method `open_gradient`:
-the product is then added to the engine's sum instead. On a GPU the kernels of `masked_head_triton.py` do the work
-between the products.
+It computes one tile of ids at a time, so the logits of a batch never exist all at once. The forward pass stores for
+every group of ids its highest logit and the sum of exponentials relative to it; if the sampling temperature is not 1,
+also that sum at the temperature. These give the loss and the group of the inverse-CDF sample; to find the sample, only
+that group's logits are computed again. The backward pass computes a tile's logits again and writes the gradient of the
+tile's embeddings in one product. An engine may give a block of the embedding a method `open_gradient`: the product is
+then added to the engine's sum instead. On a GPU the kernels of `masked_head_triton.py` compute all but these products.
 
 M masked positions, V vocabulary, C ids of a tile, G groups of K ids, W of which are computed again (N = W · K ids),
 D width, S sums of a group.
@@ -24,8 +23,8 @@ from torch import Tensor
 from .encoder import lookup
 from .tiles import GROUP
 
-# A GPU draws samples for a piece of the positions at a time. The most bytes that a piece takes: the embeddings of two
-# groups for each position; the float64 sums of all groups for each position.
+# Samples are drawn for some of the positions at a time. Limits for these, in bytes: the embeddings of two groups for
+# each position, and on a GPU the float64 sums of all groups for each position.
 _ROWS_BYTES, _SUMS_BYTES = 2**28, 2**30
 
 
@@ -74,10 +73,10 @@ def _logits(hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, tile: _
 
 
 def choose(weights_MN: Tensor, thresholds_M1: Tensor) -> tuple[Tensor, Tensor]:
-    """(place, sum before it), both [M, 1]: the place, of any N, at which the cumulated `weights_MN` (float64) pass the
-    threshold, and the sum of the weights before it.
+    """(index, sum before it), both [M, 1]: where the cumulative sum of `weights_MN` (float64) passes the threshold, and
+    the sum of the weights before that.
 
-    The weight there is never 0: if rounding puts the threshold above the total, it is the last weight that is not 0.
+    The weight at the index is never 0: if rounding puts the threshold above the total, it is the last that is not 0.
     """
     cumulated_MN = weights_MN.cumsum(1)
     last_M1 = weights_MN.shape[1] - 1 - (weights_MN > 0).flip(1).byte().argmax(1, keepdim=True)
@@ -97,7 +96,7 @@ class _Groups(NamedTuple):
 def _choose_groups(
     temperature: float, highest_MG: Tensor, sums_MG: Tensor, uniforms_M: Tensor | None = None
 ) -> _Groups:
-    """The groups to compute again; without uniforms the sample's is that of the highest logit."""
+    """The groups to compute again; without uniforms, the sample's group is that of the highest logit."""
     maximum_M1, best_M1 = highest_MG.max(1, keepdim=True)
     if uniforms_M is None:
         return _Groups(best_M1, best_M1, maximum_M1, torch.zeros_like(maximum_M1).double())
@@ -114,11 +113,12 @@ def _sample(
     bias_V: Tensor,
     borders: tuple[Tensor, Tensor],
     temperature: float,
-    drawn: bool,
+    samples: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The inverse-CDF sample, if one is `drawn`, and the most likely id of M positions; int64 [M]."""
+    """The inverse-CDF sample and the most likely id of M positions, int64 [M]; unless it `samples`, the most likely id
+    twice."""
     starts_G, ends_G = borders
-    groups_MW = torch.cat([groups.sampled, groups.best], dim=1) if drawn else groups.best  # two groups, or one
+    groups_MW = torch.cat([groups.sampled, groups.best], dim=1) if samples else groups.best  # two groups, or one
     ids_MWK = starts_G[groups_MW].unsqueeze(-1) + torch.arange(GROUP, device=starts_G.device)
     outside_MWK = ids_MWK >= ends_G[groups_MW].unsqueeze(-1)
     ids_MWK = ids_MWK.clamp(max=len(bias_V) - 1)
@@ -130,7 +130,7 @@ def _sample(
     logits_MWK = products_MN1.view_as(ids_MWK).float() + bias_V.float()[ids_MWK]
     logits_MWK = logits_MWK.masked_fill_(outside_MWK, float("-inf"))
     predicted_M1 = ids_MWK[:, -1].gather(1, logits_MWK[:, -1].argmax(1, keepdim=True))
-    if not drawn:
+    if not samples:
         return predicted_M1.squeeze(1), predicted_M1.squeeze(1)
     inside_MK = (logits_MWK[:, 0] - groups.maximum).mul_(1 / temperature).exp_().double()
     offset_M1, _ = choose(inside_MK, groups.threshold)
@@ -159,7 +159,7 @@ def _all_samples(
     pieces = zip(*(array.split(max(at_once, 1)) for array in (hidden_MD, *arrays)), strict=True)
     table = blocks, bias_V, (starts_G, ends_G)
     parts = [
-        _sample(hidden, _choose_groups(temperature, *others), *table, temperature, drawn=len(arrays) == 3)
+        _sample(hidden, _choose_groups(temperature, *others), *table, temperature, samples=len(arrays) == 3)
         for hidden, *others in pieces
     ]
     return [torch.cat(results) for results in zip(*parts, strict=True)]
@@ -187,7 +187,7 @@ def _group_sums(
         logits_MGK.sub_(highest[-1].unsqueeze(-1))
         tempered = [] if temperature == 1.0 else [(logits_MGK * (1 / temperature)).exp_().sum(-1)]
         sums.append(torch.stack([logits_MGK.exp_().sum(-1), *tempered]))
-        del logits_MC, logits_MGK  # or they would still be there while the next tile is made
+        del logits_MC, logits_MGK  # else they would take memory while the next tile is computed
     return torch.cat(highest, dim=1), torch.cat(sums, dim=2), at_target_M1.squeeze(1)
 
 
@@ -267,7 +267,7 @@ class _MaskedSoftmax(torch.autograd.Function):
 
 
 def triton_kernels(choice: str, hidden_MD: Tensor) -> ModuleType | None:
-    """The module `masked_head_triton`, or None where it cannot run or `choice` (`model.kernels`) excludes it.
+    """The module `masked_head_triton`, or None if it cannot run or `choice` (`model.kernels`) excludes it.
 
     It runs on a GPU in bf16 or fp16, and, if the choice is triton, on a CPU in Triton's interpreter, which has no bf16
     products.

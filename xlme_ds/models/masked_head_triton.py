@@ -5,8 +5,8 @@ rounded: X Wᵀ + b, [BM, K]. Programs that follow one another share the group, 
 memory once; the hidden states stay in L2. Every number is written by one program, and every sum has a fixed order: the
 same inputs give the same bits.
 
-M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width. Above each operator is what it multiplies
-(FLOPs, an addition counted as one) and what it moves (bytes, each input read from memory once; e bytes a number).
+M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width. A comment above each operator counts its
+FLOPs (a multiply-add is two) and the bytes that it moves (each input read from memory once; e bytes a number).
 """
 
 from typing import Any
@@ -18,19 +18,19 @@ from torch import Tensor
 
 from .tiles import GROUP
 
-# Positions of a program, and what the compiler is given for them: two programs are at work on a multiprocessor and
-# nothing spills (tests/models/test_masked_head_kernels.py).
+# Positions of a program, and compiler options with which two programs fit on a multiprocessor and no register spills
+# (tests/models/test_masked_head_kernels.py).
 POSITIONS = 128
-OF_TILES = {"num_warps": 8, "num_stages": 3, "maxnreg": 128}
-OF_SAMPLES = {"num_warps": 4, "num_stages": 2}
+TILE_OPTIONS = {"num_warps": 8, "num_stages": 3, "maxnreg": 128}
+SAMPLE_OPTIONS = {"num_warps": 4, "num_stages": 2}
 K = tl.constexpr(GROUP)
-# One code for all batches and blocks: none of its own for a 1, or for a number that 16 divides.
-VARYING = ["positions", "size", "first_id", "first_group", "groups"]
+# The same code for all batches and blocks: Triton would specialise it for a 1 and for multiples of 16.
+NOT_SPECIALISED = ["positions", "size", "first_id", "first_group", "groups"]
 
 
 @triton.jit
 def _logits(x, table, bias, start, group, positions, size, BM: tl.constexpr, BK: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
-    """[BM, K] in float32; −inf past the last id, and past the last position that one's."""
+    """Logits [BM, K], float32: −inf past the last id; past the last position those of the last position."""
     row = tl.minimum(tl.arange(0, BM), positions - start - 1)[:, None]
     n = tl.arange(0, K)
     last = size - group * K - 1
@@ -44,14 +44,14 @@ def _logits(x, table, bias, start, group, positions, size, BM: tl.constexpr, BK:
     return acc + tl.load(bias + group * K + n, n <= last, other=float("-inf")).to(tl.float32)[None, :]
 
 
-@triton.jit(do_not_specialize=VARYING)
+@triton.jit(do_not_specialize=NOT_SPECIALISED)
 def _group_sums(  # type: ignore[no-untyped-def]
     x, table, bias, targets, highest, sums, at_target,
     positions, size, first_id, first_group, groups, inverse,
     TEMPERED: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Highest logit [M, G], sum of exponentials [M, G], where `TEMPERED` followed by the one under the temperature
-    1 / `inverse`, and the target's logit where it is here [M]."""
+    """Highest logit [M, G], sum of exponentials [M, G], if `TEMPERED` followed by the sum at the temperature
+    1 / `inverse`, and the target's logit [M] if the target is in this group."""
     tiles = tl.cdiv(positions, BM)
     start, group = tl.program_id(0) % tiles * BM, tl.program_id(0) // tiles
     logits = _logits(x, table, bias, start, group, positions, size, BM, BK, D)
@@ -71,7 +71,7 @@ def _group_sums(  # type: ignore[no-untyped-def]
     tl.store(at_target + m, logit, here)
 
 
-@triton.jit(do_not_specialize=VARYING)
+@triton.jit(do_not_specialize=NOT_SPECIALISED)
 def _sample(  # type: ignore[no-untyped-def]
     x, table, bias, chosen, maximum, threshold, ids,
     positions, size, first_id, first_group, inverse, BK: tl.constexpr, D: tl.constexpr,
@@ -90,7 +90,7 @@ def _sample(  # type: ignore[no-untyped-def]
             acc += tl.load(table_at).to(tl.float32) * tl.load(x_at).to(tl.float32)[None, :]
             x_at, table_at = x_at + BK, table_at + BK
         logits = tl.sum(acc, 1) + tl.load(bias + group * K + n, n <= last, other=float("-inf")).to(tl.float32)
-        if which == 0:  # masked_head.choose; here sums are made in a tree, so they may fall by a rounding
+        if which == 0:  # masked_head.choose; tl.cumsum adds in a tree, so rounding may make its sums fall
             weights = tl.exp((logits - tl.load(maximum + m)) * inverse).to(tl.float64)
             passed = (weights > 0) & (tl.cumsum(weights, 0) > tl.load(threshold + m))
             place = tl.minimum(tl.min(tl.where(passed, n, K), 0), tl.max(tl.where(weights > 0, n, 0), 0))
@@ -99,7 +99,7 @@ def _sample(  # type: ignore[no-untyped-def]
         tl.store(ids + which * positions + m, first_id + group * K + place)
 
 
-@triton.jit(do_not_specialize=VARYING)
+@triton.jit(do_not_specialize=NOT_SPECIALISED)
 def _gradient(  # type: ignore[no-untyped-def]
     x, table, bias, targets, lse, grad, part, sums,
     positions, size, width, first_id, twice_z,
@@ -123,7 +123,7 @@ def _gradient(  # type: ignore[no-untyped-def]
     tl.store(sums + tl.program_id(0) % tiles * width + group * K + n, tl.sum(p, 0))
 
 
-# Operators of their own, into which torch.compile does not look.
+# Custom operators, into which torch.compile does not trace.
 # 2·M·V·D FLOPs; e·D·(V + M) + e·V + 8·M·G bytes.
 @torch.library.custom_op("xlme_ds::masked_head_group_sums", mutates_args=())
 def group_sums(
@@ -137,7 +137,7 @@ def group_sums(
         tensors = hidden_MD, block, bias_V[first_id:], targets_M, *out
         numbers = len(hidden_MD), size, first_id, first_group, out[0].shape[1], 1 / temperature
         grid = (triton.cdiv(len(hidden_MD), POSITIONS) * groups,)
-        _launch(_group_sums, grid, *tensors, *numbers, TEMPERED=temperature != 1.0, BM=POSITIONS, **OF_TILES)
+        _launch(_group_sums, grid, *tensors, *numbers, TEMPERED=temperature != 1.0, BM=POSITIONS, **TILE_OPTIONS)
         first_id, first_group = first_id + size, first_group + groups
     return out
 
@@ -161,7 +161,7 @@ def sample(
     for block in blocks:
         tensors = hidden_MD, block, bias_V[first_id:], chosen_2M, maximum_M, threshold_M, ids_2M
         numbers = len(hidden_MD), len(block), first_id, first_group, 1 / temperature
-        _launch(_sample, (len(hidden_MD), 2), *tensors, *numbers, **OF_SAMPLES)
+        _launch(_sample, (len(hidden_MD), 2), *tensors, *numbers, **SAMPLE_OPTIONS)
         first_id, first_group = first_id + len(block), first_group + triton.cdiv(len(block), GROUP)
     return ids_2M
 
@@ -184,7 +184,7 @@ def _gradients(
     tensors = hidden_MD, rows_CD, bias_C, targets_M, lse_M, grad_M, part_MC, sums_NC
     numbers = len(hidden_MD), len(rows_CD), part_MC.shape[1], first_id, 2 * z_loss
     grid = (len(sums_NC) * part_MC.shape[1] // GROUP,)
-    _launch(_gradient, grid, *tensors, *numbers, PENALISED=z_loss != 0.0, BM=POSITIONS, **OF_TILES)
+    _launch(_gradient, grid, *tensors, *numbers, PENALISED=z_loss != 0.0, BM=POSITIONS, **TILE_OPTIONS)
     return part_MC, sums_NC
 
 
@@ -224,7 +224,7 @@ _gradients.register_fake(lambda hidden_MD, rows_CD, *others: _empty_gradients(hi
 
 
 def columns(width: int) -> int:
-    """Columns of the `width` that a program multiplies at a time: the width is a multiple of them."""
+    """Columns that a program multiplies at a time, a divisor of `width`."""
     return next(size for size in (64, 32, 16) if width % size == 0)
 
 

@@ -1,8 +1,8 @@
 """The layer of ModernBERT (Warner et al., 2024, section 2.1): pre-LN without biases, rotary positions, GeGLU, and
 attention that is global in every third layer and otherwise local.
 
-B rows, H heads, T tokens, D width, K head size; S windows of all rows, C tokens of a window. A local position sees C/2
-tokens on each side of it, so that the C queries of a window need 2C keys: the cost of a local layer for each token does
+B rows, H heads, T tokens, D width, K head size; S windows of all rows, C tokens of a window. In a local layer a
+position sees C/2 tokens on each side of it, so the C queries of a window need 2C keys: the layer's cost per token does
 not depend on the length of rows.
 """
 
@@ -39,14 +39,14 @@ class Windows(NamedTuple):
     """Attention within windows by torch's kernels, which never store all scores. The Triton kernels need no windows:
     their `ItemBias` has narrower bounds in local layers."""
 
-    # [S, 1, C, 2C] in the type of the queries: 0 where query and key are in one item, at most C/2 apart, else −inf.
-    # Every layer would turn a mask of bool into this, and save it.
+    # [S, 1, C, 2C] in the type of the queries: 0 if query and key are in one item, at most C/2 apart, else −inf. Every
+    # layer would convert a bool mask to this, and save the result.
     bias_S1CC: Tensor
 
     @classmethod
     def of(cls, groups_BT: Tensor, window: int, dtype: torch.dtype) -> "Windows":
-        """The windows of `window` tokens of rows whose items `groups_BT` numbers. Padding, and what fills the last
-        window, sees itself, so that no softmax is empty."""
+        """The windows, of `window` tokens each, of rows whose items `groups_BT` numbers. Padding tokens, and those
+        that fill the last window, see one another, so that no softmax is empty."""
         queries_BSC, keys_BSC = _cut(F.pad(groups_BT, (0, -groups_BT.shape[1] % window), value=-1), window, value=-1)
         place = torch.arange(2 * window, device=groups_BT.device)
         near_CC = (place - window // 2 - place[:window, None]).abs() <= window // 2
@@ -142,23 +142,23 @@ def shared_by_kind(
 
 
 def _mean(cfg: ModelConfig, whole: float, local: float) -> float:
-    """The mean over a global layer and the local ones after it."""
+    """The mean over a global layer, with the value `whole`, and the local ones after it."""
     return (whole + (cfg.global_every - 1) * local) / cfg.global_every
 
 
 def operations(cfg: ModelConfig, row_tokens: int) -> float:
-    """Operations of the forward pass for one token, as `layer_costs.operations`, the mean over global and local layers;
-    in a window only the C + 1 keys that a position sees count."""
+    """As `layer_costs.operations`, the mean over global and local layers; of a local layer's window only the C + 1 keys
+    that a position sees count."""
     seen = _mean(cfg, row_tokens, min(row_tokens, cfg.local_window + 1))
     return 2.0 * (4 * cfg.width**2 + 3 * cfg.width * cfg.feed_forward + 2 * seen * cfg.width)
 
 
 def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
-    """Bytes that the forward pass of one layer saves for the backward pass, the mean over global and local layers.
+    """As `layer_costs.saved_bytes`, the mean over global and local layers.
 
-    Five tensors of width D: four around the two norms, and the input of the output projection. Then q, k and v; with
-    torch's kernels a local layer saves 2C keys and values for C tokens. The feed-forward network saves four tensors of
-    width F.
+    Five tensors of width D are saved, four around the two norms and the input of the output projection; then q, k and
+    v, of which a local layer with torch's kernels saves 2C keys and values for C tokens. The feed-forward network saves
+    four tensors of width F.
     """
     wide = (5 + _mean(cfg, 3, 3 if batch.triton else 5)) * batch.tokens * cfg.width
     whole = layer_costs.score_bytes(cfg, batch)
@@ -209,7 +209,7 @@ class ModernLayer(TransformerLayer):
             actual = getattr(cfg, name)
             if actual != value:
                 remedy = f"set it to {str(value).lower()}" if value != () else "leave it empty"
-                raise ValueError(f"model.{name} is {actual}, and model.body modern has none of that kind: {remedy}")
+                raise ValueError(f"model.{name} is {actual}, which model.body modern does not support: {remedy}")
         if cfg.width // cfg.heads % 2:
             raise ValueError(
                 f"model.width / model.heads is {cfg.width // cfg.heads}, and rotary positions turn pairs of "

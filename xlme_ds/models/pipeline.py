@@ -1,4 +1,4 @@
-"""Stages of a pipeline: models cut between the layers of one encoder, and how many layers each part gets, balanced by
+"""Stages of a pipeline: models cut into parts between the layers of one encoder, and the balance of the parts by
 operations. Modules and parameters have the same names as in the whole model.
 
 The first stage of `Electra` holds the generator, the masked head, the sampling and all embeddings, the last one the
@@ -37,7 +37,8 @@ class PipelineStage(nn.Module):
     ignores their type. The relative bias d, float32 [H, W], is sent too, so that no other stage needs a copy of its
     table.
 
-    The complete model is built from the arguments `whole`, on the meta device; then all but `part` is removed.
+    The complete model is built on the meta device, from the arguments `whole`; then everything outside `part` is
+    removed.
     """
 
     cut_encoder: str  # the encoder whose layers are cut
@@ -48,8 +49,8 @@ class PipelineStage(nn.Module):
     # The blocks of that embedding in the last part, which does not own them: the engine fills them in and sends their
     # gradients to the first part.
     borrowed: Sequence[Tensor] = ()
-    # Whether a batch has two passes: `second_pass` fills in the predictions for `first_pass`.
-    passes_ahead = False
+    # Whether a batch needs two passes: `second_pass` makes the second one's batch from the predictions of the first.
+    two_passes = False
     added: tuple[str, ...] = ()  # names of the tensors that a batch may add (`Batch.added`)
 
     def __init__(self, *whole: Any, part: Part):
@@ -92,8 +93,8 @@ class ElectraStage(PipelineStage, Electra):
         that of the last."""
         if self.part.first:
             tensors = self._start(Batch.of_tensors(tensors, self.added))
-        # The hidden states are the last floating-point tensor: DeepSpeed runs a backward pass for each of them, and
-        # only the last one frees its graph. Theirs is the large one.
+        # The hidden states are the last floating-point tensor: DeepSpeed runs a backward pass for each floating-point
+        # tensor, and only the last pass frees its graph. That of the hidden states is the large one.
         *others, hidden_BTD = (tensor for tensor in tensors if tensor.is_floating_point())
         segments_BT, *rows, keys_B = tensors[len(others) + 1 :]
         distance_HW = None if self.cfg.relative_bias == "none" else others[-1]
@@ -104,8 +105,8 @@ class ElectraStage(PipelineStage, Electra):
         return tuple(tensor.contiguous() for tensor in (*others, hidden_BTD, segments_BT, *rows, keys_B))
 
     def finish(self, hidden_BTD: Tensor, judged: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Outputs of the last stage from the last hidden states; `judged`: the tensors from the rows with samples on,
-        without the keys."""
+        """Outputs of the last stage, from the last hidden states; `judged`: the tensors after the segments, without the
+        keys."""
         return (self.replaced_head(hidden_BTD),)
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -150,7 +151,7 @@ class LanguageModelStage(PipelineStage, LanguageModel):
         hidden_BTD = self.encoder.body(hidden_BTD, groups_BT, distance_HW, self.masking.allowed, keys_B)
         if not self.part.last:
             return *relative, hidden_BTD.contiguous(), groups_BT, targets_BT, keys_B
-        # Here and not in the loss, which has the batch: DeepSpeed 0.19.8 drops gradients of bf16 weights there.
+        # Predicted here, not in the loss, which has the batch: there DeepSpeed 0.19.8 drops gradients of bf16 weights.
         masked_M = targets_BT.flatten().nonzero().squeeze(1)
         output = self.predict(hidden_BTD, masked_M, targets_BT.flatten()[masked_M], self.table)
         return tuple(scatter(values_M, masked_M, targets_BT) for values_M in output)
@@ -184,24 +185,24 @@ def parts(balance: Sequence[int]) -> list[Part]:
 
 
 @dataclass(frozen=True)
-class Work:
-    """Floating-point operations of an objective's forward pass, a token, by their place in a pipeline.
+class Flops:
+    """Floating-point operations per token of an objective's forward pass, by their place in a pipeline.
 
     A multiply-add is two, and only matrix products count.
     """
 
     layers: int  # number of layers of the encoder that a pipeline cuts
     layer: float  # one of these layers
-    before: float = 0.0  # layers of another encoder, in the first part
+    generator: float = 0.0  # layers of the generator, in the first part
     softmax_first: float = 0.0  # a masked head with its vocabulary softmax, in the first part
     softmax_last: float = 0.0  # a masked head with its vocabulary softmax, in the last part
-    further: float = 0.0  # layers after the encoder, in a model that no pipeline cuts
-    further_layers: int = 0  # their number
-    further_attentions: int = 0  # how many of them have a second attention
+    decoder: float = 0.0  # layers of a decoder; no pipeline cuts a model with one
+    decoder_layers: int = 0  # their number
+    cross_attentions: int = 0  # how many of them have a cross-attention too
     head: float = 0.0  # any other head, in the last part
-    layer_ahead: float = 0.0  # one layer in an additional pass without gradient, before the one that trains
-    softmax_ahead: float = 0.0  # the masked head in that pass, in the last part
-    predicted_last: float = 0.0  # share of positions with the last part's softmax, where it is not mask_fraction
+    first_pass_layer: float = 0.0  # one layer in an additional first pass, without gradient
+    first_pass_softmax: float = 0.0  # the masked head in that pass, in the last part
+    predicted_last: float = 0.0  # share of positions with the last part's softmax, if it is not mask_fraction
 
     @property
     def softmax(self) -> float:
@@ -210,46 +211,47 @@ class Work:
 
     @property
     def forward(self) -> float:
-        """Operations of the forward pass that trains, without a pass ahead of it."""
-        return self.layers * self.layer + self.before + self.further + self.softmax + self.head
+        """Operations of the forward pass that trains, without an additional first pass."""
+        return self.layers * self.layer + self.generator + self.decoder + self.softmax + self.head
 
     @property
     def training(self) -> float:
         """Operations of all passes of a training step; a backward pass counts as two forward passes."""
-        return 3.0 * self.forward + self.layers * self.layer_ahead + self.softmax_ahead
+        return 3.0 * self.forward + self.layers * self.first_pass_layer + self.first_pass_softmax
 
 
 def encoder_forward(cfg: ModelConfig, layers: int, row_tokens: int) -> float:
-    """Operations of an encoder's layers, forward, a token."""
+    """Operations per token of an encoder's layers in a forward pass."""
     return layers * layer_class(cfg).operations(cfg, row_tokens)
 
 
 def masked_head_forward(cfg: ModelConfig, mask_fraction: float) -> float:
-    """Operations of the masked head with its vocabulary softmax at the masked fraction, forward, a token."""
+    """Operations per token of the masked head, vocabulary softmax included, in a forward pass; `mask_fraction`: share
+    of the tokens that it predicts."""
     dense = cfg.width**2 if cfg.masked_head == "dense" else 0
     return 2.0 * mask_fraction * (dense + cfg.width * cfg.vocabulary)
 
 
-def stage_costs(work: Work, balance: Sequence[int], checkpointing: bool) -> list[float]:
-    """Operations that each part executes a token, forward and backward, recomputation included."""
-    # Backward is twice forward; the softmax computes its logits again, and checkpointed layers their activations.
+def stage_costs(flops: Flops, balance: Sequence[int], checkpointing: bool) -> list[float]:
+    """Operations per token that each part executes, forward and backward, recomputation included."""
+    # Backward is twice forward. The softmax recomputes its logits, checkpointed layers recompute their activations.
     passes = 4.0 if checkpointing else 3.0
-    costs = [(passes * work.layer + work.layer_ahead) * count for count in balance]
-    costs[0] += passes * work.before + 4.0 * work.softmax_first
-    costs[-1] += passes * work.further + 4.0 * work.softmax_last + 3.0 * work.head + work.softmax_ahead
+    costs = [(passes * flops.layer + flops.first_pass_layer) * count for count in balance]
+    costs[0] += passes * flops.generator + 4.0 * flops.softmax_first
+    costs[-1] += passes * flops.decoder + 4.0 * flops.softmax_last + 3.0 * flops.head + flops.first_pass_softmax
     return costs
 
 
-def pipeline_balance(engine: EngineConfig, work: Work, checkpointing: bool) -> tuple[int, ...]:
+def pipeline_balance(engine: EngineConfig, flops: Flops, checkpointing: bool) -> tuple[int, ...]:
     """Layers of the encoder in each part: `engine.balance`, or the split whose most expensive process costs least."""
     if engine.balance:
         return engine.balance
     balance = [0] + [1] * (engine.pipeline_parts - 1)
-    for _ in range(work.layers - sum(balance)):  # each layer goes to the part where the cost is then least
+    for _ in range(flops.layers - sum(balance)):  # each layer goes to the part where the cost is then least
 
         def cost_if_added(part: int) -> tuple[float, float]:
             grown_balance = [layers + (n == part) for n, layers in enumerate(balance)]
-            costs = stage_costs(work, grown_balance, checkpointing)
+            costs = stage_costs(flops, grown_balance, checkpointing)
             return process_costs(costs, engine.pipeline_stages)[_process(part, engine.pipeline_stages)], costs[part]
 
         balance[min(range(len(balance)), key=cost_if_added)] += 1
@@ -269,17 +271,17 @@ def _process(part: int, stages: int) -> int:
     return part if part < stages else 2 * stages - 1 - part
 
 
-def describe_balance(engine: EngineConfig, work: Work, checkpointing: bool) -> str:
-    """A line for people: the layers of each process of a replica, and its share of the operations."""
-    balance = pipeline_balance(engine, work, checkpointing)
+def describe_balance(engine: EngineConfig, flops: Flops, checkpointing: bool) -> str:
+    """A human-readable line: the layers of each process of a replica, and its share of the operations."""
+    balance = pipeline_balance(engine, flops, checkpointing)
     names_by_process: list[list[str]] = [[] for _ in range(engine.pipeline_stages)]
-    names_by_process[0].append("embedding, generator" if work.before else "embedding")
+    names_by_process[0].append("embedding, generator" if flops.generator else "embedding")
     for number, part in enumerate(parts(balance)):
         if part.layers:
             first, last = part.layers[0], part.layers[-1]
             layers = f"layers {first}-{last}" if first < last else f"layer {last}"
             names_by_process[_process(number, engine.pipeline_stages)].append(layers)
-    costs = process_costs(stage_costs(work, balance, checkpointing), engine.pipeline_stages)
+    costs = process_costs(stage_costs(flops, balance, checkpointing), engine.pipeline_stages)
     shares = [
         f"{', '.join(names)} ({cost / sum(costs):.0%})" for names, cost in zip(names_by_process, costs, strict=True)
     ]

@@ -19,8 +19,8 @@ from .electra import block_sizes
 from .encoder import Encoder, lookup, read_whole
 from .heads import MaskedLanguageModelHead, TiedTable
 
-# An encoder of a pre-training model, by the prefix of its parameters.
-Which = Literal["encoder", "discriminator", "generator"]
+# An encoder of a pre-training model: the prefix of its parameters' names.
+EncoderName = Literal["encoder", "discriminator", "generator"]
 
 
 class TextEncoder(nn.Module):
@@ -50,10 +50,10 @@ class TextEncoder(nn.Module):
         languages_BT: Tensor | None = None,
         keys_B: Tensor | None = None,
     ) -> Tensor:
-        """Last hidden states, [B, T, D]; `segments_BT` is 0 at padding; a token sees tokens of its own number.
+        """Last hidden states, [B, T, D]. `segments_BT` is 0 at padding; a token sees the tokens with its own segment.
 
-        `languages_BT` (places in `cfg.language_embeddings`) and `keys_B` (see `Batch`) are needed by models that have
-        language embeddings, and for dropout.
+        `languages_BT` (indices into `cfg.language_embeddings`) is needed by models with language embeddings, `keys_B`
+        (see `Batch`) for dropout.
         """
         return self.encoder(self.embed(tokens_BT), positions_BT, segments_BT, languages_BT, keys_B)
 
@@ -109,7 +109,7 @@ class Masking:
 class LanguageModel(TextEncoder):
     """`TextEncoder` with a head that predicts masked tokens, tied to the embedding."""
 
-    writing = False  # whether predictions become part of the text, and so are never special tokens (BTMLM)
+    writing = False  # whether predictions become part of the text: then no special token is predicted (BTMLM)
 
     def __init__(self, cfg: ModelConfig, masking: Masking, z_loss: float = 0.0):
         super().__init__(cfg)
@@ -146,14 +146,14 @@ def one_item_a_row(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def second_sides(tokens_BT: Tensor) -> Tensor:
-    """1 from the second side on in rows that hold a pair each, else 0; int64 [B, T]."""
+    """1 from the second side on, 0 before, in rows that hold one pair each; int64 [B, T]."""
     ends_BT = (tokens_BT == EOS).long()
     ends_BT[:, 0] = 0  # XLM's layout opens the item with it
     return (ends_BT.cumsum(1) - ends_BT).clamp(max=1)
 
 
 def language_index(cfg: ModelConfig, code: str) -> int:
-    """Place of a language in `cfg.language_embeddings` (`zh` also finds `zh-Hans`); 0 for a model without them.
+    """Index of a language in `cfg.language_embeddings` (`zh` also finds `zh-Hans`); 0 for a model without them.
 
     Raises ValueError for a language that the model does not have.
     """
@@ -178,7 +178,7 @@ def languages_of(cfg: ModelConfig, codes: Sequence[tuple[str, ...]], tokens_BT: 
     return languages_BT * (tokens_BT != PAD)
 
 
-def take_encoder(state: Mapping[str, Tensor], cfg: ModelConfig, which: Which) -> TextEncoder:
+def take_encoder(state: Mapping[str, Tensor], cfg: ModelConfig, which: EncoderName) -> TextEncoder:
     """Build one encoder from the complete state of a pre-training model, in evaluation mode.
 
     Under gradient-disentangled sharing the discriminator's embedding is the generator's plus the difference.

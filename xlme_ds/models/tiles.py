@@ -1,4 +1,4 @@
-"""Tile sizes of the Triton kernels, in a file of their own, because the planner needs them where Triton is missing."""
+"""Tile sizes of the Triton kernels; a separate file, because the planner needs them without Triton."""
 
 import functools
 import json
@@ -24,28 +24,29 @@ class Tiling(NamedTuple):
     stages: int
 
 
-_of_run: Mapping[str, Any] = {}
+_run_tilings: Mapping[str, Any] = {}
 
 
 def tilings() -> Mapping[str, Any]:
     """The tilings in use, by compute capability, size of heads and kernel: a run's own, else those of `TABLE`."""
-    return _of_run or json.loads(TABLE.read_text(encoding="utf-8"))
+    return _run_tilings or json.loads(TABLE.read_text(encoding="utf-8"))
 
 
-def use_tilings(of_run: Mapping[str, Any]) -> None:
-    """Take the tilings that a run began with, so that it continues bit for bit after `TABLE` has changed; empty: those
-    of `TABLE`."""
-    global _of_run
-    _of_run = of_run
+def use_tilings(run_tilings: Mapping[str, Any]) -> None:
+    """Use the tilings with which a run began, so that it continues bit for bit even if `TABLE` has changed; empty: use
+    those of `TABLE`."""
+    global _run_tilings
+    _run_tilings = run_tilings
     tiling.cache_clear()
 
 
 @functools.cache
 def tiling(kernel: str, head_size: int, element: int, capability: str = "default") -> Tiling:
-    """The tiling of `kernel` for a head size and elements of `element` bytes, on a GPU of a compute capability, as 9.0.
+    """The tiling of `kernel` for a head size and elements of `element` bytes, on a GPU with a compute capability
+    such as 9.0.
 
-    The winners of `python -m bench.gpu --sections kernels` where it has run; elsewhere forms that spill next to nothing
-    (tests/models/test_attention_kernels.py). `_backward_distances` takes squares.
+    It is the fastest in `python -m bench.gpu --sections kernels`, if that has run on such a GPU; else one with hardly
+    any register spills (tests/models/test_attention_kernels.py). `_backward_distances` needs square tiles.
     """
     if element == 4:  # multiplied without tensor cores: larger tiles overflow the registers
         return Tiling(32, 32, 4, 2)

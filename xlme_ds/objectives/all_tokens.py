@@ -24,7 +24,7 @@ from ..data.batch import Batch
 from ..models.electra import Electra
 from ..models.encoder import read_whole
 from ..models.heads import MaskedLanguageModelHead, TiedTable
-from ..models.pipeline import ElectraStage, Work, masked_head_forward
+from ..models.pipeline import ElectraStage, Flops, masked_head_forward
 from .electra import ElectraObjective
 from .protocol import Quantity
 
@@ -120,9 +120,9 @@ class AllTokensObjective(ElectraObjective):
                 "model.embedding_sharing gdes makes two: set it to tied"
             )
 
-    def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
+    def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
         """ELECTRA's, and a softmax at every position in the last part."""
-        return replace(super().work(cfg, row_tokens), softmax_last=masked_head_forward(cfg, 1.0), predicted_last=1.0)
+        return replace(super().flops(cfg, row_tokens), softmax_last=masked_head_forward(cfg, 1.0), predicted_last=1.0)
 
     @staticmethod
     def costs(output: AllTokensOutput, batch: Batch) -> Tensor:  # type: ignore[override]

@@ -23,7 +23,7 @@ from ..data.batch import Batch
 from ..data.collate import Collate, Purpose, languages_of_text
 from ..data.pseudo_parallel import PseudoSides
 from ..data.rows import PAD, UNK
-from ..models.pipeline import LanguageModelStage, Part, Work, masked_head_forward
+from ..models.pipeline import Flops, LanguageModelStage, Part, masked_head_forward
 from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking
 from .mlm import MaskedLanguageModelling
 from .protocol import Quantity, require_sentences
@@ -91,7 +91,7 @@ class BackTranslationModel(LanguageModel):
 class BackTranslationStage(LanguageModelStage):
     """The part of `BackTranslationModel` that one stage runs, the same in both passes."""
 
-    passes_ahead = True
+    two_passes = True
     first_pass = staticmethod(first_pass)
     second_pass = staticmethod(second_pass)
 
@@ -153,16 +153,16 @@ class BackTranslation(MaskedLanguageModelling):
         arguments = cfg, self.masking, self.z_loss
         return BackTranslationModel(*arguments) if part is None else BackTranslationStage(*arguments, part=part)
 
-    def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
+    def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
         """A share 1 / (1 + fraction) of a full row is sentence, the rest open places, which an extra pass fills
         first."""
-        one_pass = super().work(cfg, row_tokens)
+        one_pass = super().flops(cfg, row_tokens)
         sentence = fmean(1 / (1 + fraction) for fraction in self.fractions)
         return replace(
             one_pass,
             softmax_last=masked_head_forward(cfg, self.mask_fraction * sentence),
-            layer_ahead=one_pass.layer,
-            softmax_ahead=masked_head_forward(cfg, 1 - sentence),
+            first_pass_layer=one_pass.layer,
+            first_pass_softmax=masked_head_forward(cfg, 1 - sentence),
         )
 
     def term_of_masked(self, batch: Batch) -> Tensor:

@@ -16,7 +16,7 @@ from ..config import ModelConfig, ObjectiveConfig
 from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.rows import TASKS
 from ..models.heads import TiedTable
-from ..models.pipeline import Work, masked_head_forward, scatter
+from ..models.pipeline import Flops, masked_head_forward, scatter
 from .all_tokens import AllTokens, AllTokensOutput, AllTokensStage
 from .electra import ElectraObjective
 from .protocol import Quantity
@@ -64,9 +64,9 @@ class CorrectiveObjective(ElectraObjective):
         super().__init__(cfg)
         self.weights = torch.cat([self.weights, self.weights.new_ones(len(TASKS))])
 
-    def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
+    def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
         """ELECTRA's operations, and a second softmax at the masked positions, in the last part."""
-        return replace(super().work(cfg, row_tokens), softmax_last=masked_head_forward(cfg, self.mask_fraction))
+        return replace(super().flops(cfg, row_tokens), softmax_last=masked_head_forward(cfg, self.mask_fraction))
 
     @staticmethod
     def counts(batch: Batch) -> Tensor:

@@ -20,8 +20,8 @@ from ..data.collate import Collate, Purpose, RowBatches, collate
 from ..data.corrupt import TaskRows
 from ..data.rows import TASKS, UNK
 from ..models.electra import Electra, ElectraOutput
-from ..models.pipeline import ElectraStage, Part, Work, encoder_forward, masked_head_forward
-from ..models.text_encoder import Which
+from ..models.pipeline import ElectraStage, Flops, Part, encoder_forward, masked_head_forward
+from ..models.text_encoder import EncoderName
 from .protocol import Pretraining, Quantity, require_masks
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class ElectraObjective(RowBatches, Pretraining):
         "generator_accuracy": Quantity("Generator: accuracy on masked tokens"),
         "replaced_fraction": Quantity("Tokens that the generator replaced", "fraction"),
     }
-    encoders: Mapping[Which, str] = {"discriminator": "replaced_head.", "generator": "masked_head."}
+    encoders: Mapping[EncoderName, str] = {"discriminator": "replaced_head.", "generator": "masked_head."}
     reads: tuple[str, ...] = (
         *("objective.discriminator_weight", "objective.generator_temperature", "objective.generator_keep_fraction"),
         *("objective.random_fakes", "objective.z_loss"),
@@ -102,12 +102,12 @@ class ElectraObjective(RowBatches, Pretraining):
         whole, stage = self.models
         return whole(cfg, *self.of_generator) if part is None else stage(cfg, *self.of_generator, part=part)
 
-    def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
+    def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
         """The generator with its softmax is in the first part, the discriminator's head in the last."""
-        return Work(
+        return Flops(
             layers=cfg.discriminator_layers,
             layer=encoder_forward(cfg, 1, row_tokens),
-            before=encoder_forward(cfg, cfg.generator_layers, row_tokens),
+            generator=encoder_forward(cfg, cfg.generator_layers, row_tokens),
             softmax_first=masked_head_forward(cfg, self.mask_fraction),
             head=2.0 * (cfg.width**2 + cfg.width),
         )

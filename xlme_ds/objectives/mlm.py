@@ -13,8 +13,8 @@ from ..config import ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.collate import RowBatches
 from ..models.attention import item_mask
-from ..models.pipeline import LanguageModelStage, Part, Work, encoder_forward, masked_head_forward
-from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking, Which
+from ..models.pipeline import Flops, LanguageModelStage, Part, encoder_forward, masked_head_forward
+from ..models.text_encoder import EncoderName, LanguageModel, LanguageModelOutput, Masking
 from .protocol import Pretraining, Quantity, require_masks
 
 
@@ -28,7 +28,7 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
         "tlm": Quantity("Masked-token loss", "nats a token", "para", unigram=True),
         "accuracy": Quantity("Accuracy on masked tokens"),
     }
-    encoders: Mapping[Which, str] = {"encoder": "masked_head."}
+    encoders: Mapping[EncoderName, str] = {"encoder": "masked_head."}
     reads: tuple[str, ...] = ("objective.random_fraction", "objective.keep_fraction", "objective.z_loss")
     # Names of the accuracies by term: the share of masked positions whose most likely token is the original.
     accuracies: tuple[str, ...] = ("accuracy_mono", "accuracy_para")
@@ -64,9 +64,9 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
         arguments = cfg, self.masking, self.z_loss
         return LanguageModel(*arguments) if part is None else LanguageModelStage(*arguments, part=part)
 
-    def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
+    def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
         """One encoder's operations; the softmax is in the last part."""
-        return Work(
+        return Flops(
             layers=cfg.discriminator_layers,
             layer=encoder_forward(cfg, 1, row_tokens),
             softmax_last=masked_head_forward(cfg, self.mask_fraction),

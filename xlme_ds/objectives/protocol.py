@@ -15,8 +15,8 @@ from ..data.batch import Batch
 from ..data.collate import Collate, Purpose
 from ..data.order import Phase, StepPlan
 from ..models.layer_costs import MicroBatch
-from ..models.pipeline import Part, Work
-from ..models.text_encoder import Which
+from ..models.pipeline import Flops, Part
+from ..models.text_encoder import EncoderName
 
 if TYPE_CHECKING:  # models and engines run where there is no pyarrow
     from ..data.shards import RowStore
@@ -95,7 +95,7 @@ class FirstWeights(NamedTuple):
     """The encoder of another model that gives a part of this model its first weights."""
 
     folder: str  # of the other model
-    which: Which | None  # the encoder there; None: its main one
+    which: EncoderName | None  # the encoder there; None: its main one
     layers: int  # how many of its layers the part takes
     remedy: str  # the change to suggest where it has fewer
     convert: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict  # from its parameters to the part's
@@ -123,7 +123,7 @@ class Pretraining(Objective, Protocol):
     mask_fraction: float  # share of the ordinary tokens of an item that are predicted
     # The encoders of its model by the prefix of their parameters (a dot follows), each with the prefix of its head. The
     # first one is cut into stages, evaluated, fine-tuned and exported. A token embedding is `embedding_n`.
-    encoders: Mapping[Which, str]
+    encoders: Mapping[EncoderName, str]
     reads: tuple[str, ...] = ()  # the settings in SPECIAL that it reads
     # The class of `export/remote` that its model is exported as; empty: that of the head of each encoder.
     export_class: str = ""
@@ -154,7 +154,7 @@ class Pretraining(Objective, Protocol):
     def build(self, cfg: ModelConfig, part: Part | None = None) -> nn.Module:
         """The model, or the stage that runs one `part` of it in a pipeline (`models/pipeline.py`)."""
 
-    def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
+    def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
         """Operations of a forward pass on full rows of `row_tokens` tokens, a token."""
 
     def passes(self, batch: MicroBatch) -> list[MicroBatch]:
@@ -175,7 +175,7 @@ class Pretraining(Objective, Protocol):
     def first_weights(self, start: StartConfig, cfg: ModelConfig) -> dict[str, FirstWeights]:
         """The encoder that each part of the model starts from, by the prefix of the part's parameters; by default
         `start.take`."""
-        weights, which = dict[str, FirstWeights](), cast(Which, start.take)
+        weights, which = dict[str, FirstWeights](), cast(EncoderName, start.take)
         for name in self.encoders:
             setting = "generator_layers" if name == "generator" else "discriminator_layers"
             weights[name] = FirstWeights(start.folder, which, getattr(cfg, setting), f"lower model.{setting}")

@@ -16,8 +16,8 @@ from ..data.batch import Batch
 from ..data.rows import TASKS
 from ..models.electra import Electra, ElectraOutput
 from ..models.encoder import lookup
-from ..models.pipeline import ElectraStage, Work
-from ..models.text_encoder import Masking, Which
+from ..models.pipeline import ElectraStage, Flops
+from ..models.text_encoder import EncoderName, Masking
 from .electra import ElectraObjective
 from .protocol import Quantity
 
@@ -65,7 +65,7 @@ class RandomTokenSubstitution(ElectraObjective):
         for name, quantity in ElectraObjective.quantities.items()
         if not quantity.unigram and name != "generator_accuracy"
     } | {"replaced_fraction": Quantity("Tokens that were replaced", "fraction")}
-    encoders: Mapping[Which, str] = {"discriminator": "replaced_head."}
+    encoders: Mapping[EncoderName, str] = {"discriminator": "replaced_head."}
     reads = ()
     models = Substitution, SubstitutionStage
 
@@ -86,10 +86,10 @@ class RandomTokenSubstitution(ElectraObjective):
         """`batch` as it is: no generator samples."""
         return batch
 
-    def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
+    def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
         """The discriminator's share of ELECTRA's."""
-        whole = super().work(cfg, row_tokens)
-        return Work(layers=whole.layers, layer=whole.layer, head=whole.head)
+        whole = super().flops(cfg, row_tokens)
+        return Flops(layers=whole.layers, layer=whole.layer, head=whole.head)
 
     @staticmethod
     def counts(batch: Batch) -> Tensor:

@@ -44,7 +44,7 @@ def _encoder(layout: ParallelLayout, layers: int, first: bool = True, last: bool
 
 def predicted(layout: ParallelLayout, last: bool) -> float:
     """Positions of a micro-batch that the masked head of the first or the last part predicts."""
-    return ((last and layout.work.predicted_last) or layout.objective.mask_fraction) * layout.tokens
+    return ((last and layout.flops.predicted_last) or layout.objective.mask_fraction) * layout.tokens
 
 
 def _masked_head(layout: ParallelLayout, last: bool) -> float:
@@ -56,7 +56,7 @@ def _masked_head(layout: ParallelLayout, last: bool) -> float:
 
 def generator(layout: ParallelLayout) -> float:
     """The encoder in front of the one that a pipeline cuts, with its masked head; it has no dropout."""
-    if not layout.work.before:
+    if not layout.flops.generator:
         return 0.0
     layout = replace(layout, model=replace(layout.model, dropout=0.0, attention_dropout=0.0))
     return _encoder(layout, layout.model.generator_layers) + _masked_head(layout, last=False)
@@ -76,19 +76,19 @@ def _passes(layout: ParallelLayout) -> list[ParallelLayout]:
 
 
 def _of_pass(layout: ParallelLayout, number: int) -> float:
-    part, work = layout.stages[number], layout.work
+    part, flops = layout.stages[number], layout.flops
     saved = _encoder(layout, len(part.layers), part.first, part.last)
     if part.first:
         saved += generator(layout)
-    if part.last and work.head:  # dense, GELU, one logit a token and its loss
+    if part.last and flops.head:  # dense, GELU, one logit a token and its loss
         saved += 2 * wide(layout) + layout.tokens * 6 * FLOAT
-    if part.last and work.softmax_last:
+    if part.last and flops.softmax_last:
         saved += _masked_head(layout, last=True)
-    if work.further_layers:
-        saved += _encoder(layout, work.further_layers)
+    if flops.decoder_layers:
+        saved += _encoder(layout, flops.decoder_layers)
         if not layout.model.activation_checkpointing:  # a second attention is counted as the first
             feed_forward = 2 * layout.tokens * layout.model.feed_forward * layout.element
-            saved += work.further_attentions * (layer(layout) - feed_forward)
+            saved += flops.cross_attentions * (layer(layout) - feed_forward)
     return saved
 
 
@@ -134,6 +134,6 @@ def between_stages(layout: ParallelLayout) -> float:
 
     After a generator also its losses and one more kind of integers.
     """
-    per_token = FLOAT + 3 * INTEGER if layout.work.before else 2 * INTEGER
-    per_token += INTEGER if layout.work.softmax_first and layout.work.softmax_last else 0  # the original tokens
+    per_token = FLOAT + 3 * INTEGER if layout.flops.generator else 2 * INTEGER
+    per_token += INTEGER if layout.flops.softmax_first and layout.flops.softmax_last else 0  # the original tokens
     return wide(layout) + layout.tokens * per_token + layout.rows * INTEGER

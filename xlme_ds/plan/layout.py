@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
-from ..counting import parameter_sizes, work_of
+from ..counting import flops_of, parameter_sizes
 from ..data.order import phases, plan_step
 from ..engine.build import resolve_gradient_precision
 from ..engine_file import choose_engine, deepspeed_settings
 from ..models.attention import item_mask, takes_triton
 from ..models.layer_costs import MicroBatch
-from ..models.pipeline import Part, Work, parts, pipeline_balance
+from ..models.pipeline import Flops, Part, parts, pipeline_balance
 from ..objectives import objective_of
 from ..validate import validate
 
@@ -86,7 +86,7 @@ def _takes_triton(run: RunConfig, precision: str) -> bool:
 class ParallelLayout(MicroBatch):
     """`replicas` of a pipeline of `len(stages)` stages, `gpus` processes in all.
 
-    `work`: operations of the forward pass, a token; `zero`: ZeRO's settings under DeepSpeed's names; `gradient_bytes`:
+    `flops`: operations of the forward pass, a token; `zero`: ZeRO's settings under DeepSpeed's names; `gradient_bytes`:
     of an element of the gradients that micro-batches add up in; `sum_bytes`: of those that are summed over ranks;
     `offloads_optimizer`: its states are in the host's memory.
     """
@@ -94,7 +94,7 @@ class ParallelLayout(MicroBatch):
     objective: ObjectiveConfig
     model: ModelConfig
     engine: EngineConfig
-    work: Work
+    flops: Flops
     zero: Mapping[str, int]
     gradient_bytes: int
     sum_bytes: int
@@ -117,16 +117,16 @@ class ParallelLayout(MicroBatch):
         group = run.engine.processes_per_replica
         if gpus % group:
             raise ValueError(f"--gpus {gpus} is not a multiple of engine.pipeline_stages {group}: choose one that is")
-        work, stages = work_of(run, row_tokens), [Part(range(run.model.discriminator_layers))]
+        flops, stages = flops_of(run, row_tokens), [Part(range(run.model.discriminator_layers))]
         if run.engine.kind == "pipeline":
-            stages = parts(pipeline_balance(run.engine, work, run.model.activation_checkpointing))
+            stages = parts(pipeline_balance(run.engine, flops, run.model.activation_checkpointing))
         step = plan_step(run.data, gpus // group)
         predicted = [phase.mask_fraction for phase in phases(run.data, run.objective.mask_fraction)]
         return ParallelLayout(
             objective=replace(run.objective, mask_fraction=max(predicted)),
             model=run.model,
             engine=run.engine,
-            work=work,
+            flops=flops,
             zero=zero_settings(run.engine),
             gradient_bytes=2 if resolve_gradient_precision(run.engine, precision, step.accumulation) == "bf16" else 4,
             sum_bytes=2 if run.engine.gradient_precision == "bf16" else 4,
@@ -147,7 +147,7 @@ class ParallelLayout(MicroBatch):
     @property
     def borrowed(self) -> int:
         """Elements of the embedding that the first stage owns and the last one reads too, for its softmax."""
-        return self.sizes(0).embedding if self.work.softmax_last and len(self.stages) > 1 else 0
+        return self.sizes(0).embedding if self.flops.softmax_last and len(self.stages) > 1 else 0
 
     def sizes(self, stage: int) -> StageSizes:
         """Parameters of a stage. Checkpointing changes none, so layouts with and without it share one model."""

@@ -75,9 +75,9 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
         ),
         "update": _plus(idle, gradients=_reduced_gradients(layout, stage), buffers=_updating(layout, stage)),
     }
-    if layout.work.softmax_first and part.first:
+    if layout.flops.softmax_first and part.first:
         moments |= _around_the_first_softmax(layout, stage, busy, bucket_bytes)
-    if layout.work.softmax_last and part.last:
+    if layout.flops.softmax_last and part.last:
         table_gradient = _softmax_gradient(layout, stage) if sizes.embedding else layout.element * layout.borrowed
         moments |= {
             "vocabulary softmax, forward": _plus(backward_start, logits=logits(layout, backward=False, last=True)),
@@ -88,7 +88,7 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
                 buffers=bucket_bytes,
             ),
         }
-    if layout.work.softmax_last and part.first:
+    if layout.flops.softmax_last and part.first:
         arrived = _arriving_gradients(layout, stage, sizes.discriminator)
         moments["embedding, backward"] = _plus(
             busy,
@@ -213,7 +213,7 @@ def _reduced_gradients(layout: ParallelLayout, stage: int, produced: float = mat
 
 def _waiting(layout: ParallelLayout, stage: int) -> float:
     """Bytes of the softmax's gradient of an embedding that waits for the lookup's: autograd adds the two first."""
-    return _softmax_gradient(layout, stage) if layout.work.softmax_last and len(layout.stages) == 1 else 0.0
+    return _softmax_gradient(layout, stage) if layout.flops.softmax_last and len(layout.stages) == 1 else 0.0
 
 
 def _softmax_gradient(layout: ParallelLayout, stage: int) -> float:

@@ -9,11 +9,11 @@ from typing import Any
 from ..config import EngineConfig, RunConfig
 from ..counting import (
     count_parameters,
+    flops_of,
     flops_per_step,
     paper_forward_per_token,
     paper_training_flops,
     parameter_sizes,
-    work_of,
 )
 from ..data.order import phases
 from ..objectives import described, objective_of
@@ -116,11 +116,11 @@ def _phases(run: RunConfig) -> list[dict[str, float]]:
 def _operations(run: RunConfig, mono: int, para: int) -> dict[str, Any]:
     """Floating-point operations of the whole run on `mono` tokens of text and `para` of pairs, by both conventions."""
     row_tokens = run.model.max_positions
-    work = work_of(run, row_tokens)
-    of_mono, of_para = work.training * mono, work.training * para
+    flops = flops_of(run, row_tokens)
+    of_mono, of_para = flops.training * mono, flops.training * para
     totals = {"mono": of_mono, "both": of_mono + of_para, "both_para_half": of_mono + of_para / 2}
     return {
-        "forward_per_token": work.forward,
+        "forward_per_token": flops.forward,
         "per_step": flops_per_step(run, row_tokens),
         "standard": {"accounting": STANDARD, **totals},
         "paper_convention": {

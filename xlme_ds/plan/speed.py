@@ -125,7 +125,9 @@ def _sent_by(layout: ParallelLayout, stage: int) -> dict[str, float]:
     if layout.zero["stage"] == 3:
         # The root module still holds the tables, which belong to it, when its backward pass begins.
         again = gathered * (1 - (sizes.tables + sum(reused_weights(layout, stage))) / sizes.total)
-        still_held = not layout.work.layer_ahead or sizes.discriminator <= layout.zero["stage3_max_reuse_distance"]
+        still_held = (
+            not layout.flops.first_pass_layer or sizes.discriminator <= layout.zero["stage3_max_reuse_distance"]
+        )
         ahead = 0.0 if still_held else gathered * sizes.discriminator / sizes.total
         gradients, weights = micro_batches * reduced, micro_batches * (gathered + again + ahead)
         exposed = micro_batches * table_share * (reduced + gathered)
@@ -136,7 +138,7 @@ def _sent_by(layout: ParallelLayout, stage: int) -> dict[str, float]:
     if not layout.zero["overlap_comm"] or len(layout.stages) > 1:
         exposed = gradients + weights
     is_last = stage == len(layout.stages) - 1
-    forward_again = layout.work.layer_ahead > 0 and not is_last
+    forward_again = layout.flops.first_pass_layer > 0 and not is_last
     between = micro_batches * (layout.neighbours(stage) + forward_again) * between_stages(layout)
     if stage == 0:  # the new embedding, to the last stage
         between += layout.element * layout.borrowed
@@ -152,7 +154,7 @@ def speed(run: RunConfig, layout: ParallelLayout, gpu: GPU, utilisation: float) 
     """
     tokens = sum(run.data.mean_rows) * layout.row_tokens
     balance = [len(stage.layers) for stage in layout.stages]
-    costs = stage_costs(layout.work, balance, layout.model.activation_checkpointing)
+    costs = stage_costs(layout.flops, balance, layout.model.activation_checkpointing)
     compute = max(costs) * tokens / layout.replicas / (gpu.tflops * 1e12 * utilisation)
     bubble = compute * (len(layout.stages) - 1) / layout.accumulation
     seconds = {"compute": compute, "bubble": bubble, "transfer": _transfer(layout, gpu, compute), "offload": 0.0}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..config import ModelConfig, ObjectiveConfig
 from ..models.init import initialise
-from ..models.text_encoder import TextEncoder, Which, take_encoder
+from ..models.text_encoder import EncoderName, TextEncoder, take_encoder
 from ..objectives import objective_of
 from .exports import folder_of_encoder, load_export
 from .runs import TrainedEncoder, TrainedRun, load_run, main_encoder
@@ -16,7 +16,7 @@ from .settings import of_export
 WHOLE_EXPORTS = ("xlme_ds.translate.exports:load_with_decoder",)
 
 
-def load_encoder(folder: Path, which: Which | None = None) -> TrainedEncoder:
+def load_encoder(folder: Path, which: EncoderName | None = None) -> TrainedEncoder:
     """The encoder in `folder`, by default its main one, float32 on the CPU in evaluation mode.
 
     Raises ValueError in one sentence when the folder holds none.
@@ -24,7 +24,7 @@ def load_encoder(folder: Path, which: Which | None = None) -> TrainedEncoder:
     return load_encoder_and_step(folder, which)[0]
 
 
-def load_encoder_and_step(folder: Path, which: Which | None = None) -> tuple[TrainedEncoder, int | None]:
+def load_encoder_and_step(folder: Path, which: EncoderName | None = None) -> tuple[TrainedEncoder, int | None]:
     """`load_encoder`, and the step of the checkpoint that was read (see `TrainedRun`)."""
     if of_export(folder):
         return load_export(folder_of_encoder(folder, which)), None
@@ -32,7 +32,7 @@ def load_encoder_and_step(folder: Path, which: Which | None = None) -> tuple[Tra
     return TrainedEncoder(run.encoder(which), run.vocabulary), run.step
 
 
-def initial_encoder(cfg: ModelConfig, objective: str, seed: int, which: Which | None = None) -> TextEncoder:
+def initial_encoder(cfg: ModelConfig, objective: str, seed: int, which: EncoderName | None = None) -> TextEncoder:
     """The randomly initialised encoder with which a run of these settings begins, float32 on the CPU. Its depth is
     `cfg.discriminator_layers`, also for a generator."""
     pretraining = objective_of(ObjectiveConfig(objective))

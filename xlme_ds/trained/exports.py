@@ -15,7 +15,7 @@ from torch import Tensor
 from ..config import ModelConfig
 from ..data.vocabulary import Vocabulary
 from ..io.files import file_sha256
-from ..models.text_encoder import TextEncoder, Which, encoder_of
+from ..models.text_encoder import EncoderName, TextEncoder, encoder_of
 from .native import native_format
 from .runs import TrainedEncoder
 from .settings import (
@@ -85,7 +85,7 @@ def embedding_name(state: Iterable[str]) -> str:
     return next(name for name in state if name.endswith(EMBEDDINGS))
 
 
-def read_heads(folder: Path, which: Which | None = None) -> dict[str, Tensor]:
+def read_heads(folder: Path, which: EncoderName | None = None) -> dict[str, Tensor]:
     """The parameters of an export's heads, by name (`masked_head.bias`, …)."""
     folder = folder_of_encoder(folder, which)
     if (config := read_config(folder)).get("model_type") != MODEL_TYPE:
@@ -93,7 +93,7 @@ def read_heads(folder: Path, which: Which | None = None) -> dict[str, Tensor]:
     return {name: value for name, value in read_model(folder / WEIGHTS_FILE).items() if not name.startswith(PREFIX)}
 
 
-def folder_of_encoder(folder: Path, which: Which | None) -> Path:
+def folder_of_encoder(folder: Path, which: EncoderName | None) -> Path:
     """The folder of an encoder in an export. Raises ValueError if the export lacks it."""
     if which == "generator" and (folder / GENERATOR_FOLDER).is_dir():
         return folder / GENERATOR_FOLDER

@@ -17,7 +17,7 @@ from ..data.order import phase_index, phases
 from ..data.vocabulary import MODEL_FILE, Vocabulary
 from ..io.files import replacing, to_disk
 from ..models.electra import block_sizes
-from ..models.text_encoder import TextEncoder, Which, encoder_of, take_encoder
+from ..models.text_encoder import EncoderName, TextEncoder, encoder_of, take_encoder
 from ..objectives import objective_of
 from .settings import (
     CONFIG_FILE,
@@ -55,11 +55,11 @@ class TrainedRun(NamedTuple):
     step: int | None = None  # of the checkpoint that was read; None: the model of the last step
 
     @property
-    def encoders(self) -> Mapping[Which, str]:
+    def encoders(self) -> Mapping[EncoderName, str]:
         """The encoders, each with the prefix of its head's parameters (see `Pretraining`); one after fine-tuning."""
         return {"encoder": "head."} if self.task else objective_of(self.objective).encoders
 
-    def encoder(self, which: Which | None = None) -> TextEncoder:
+    def encoder(self, which: EncoderName | None = None) -> TextEncoder:
         """An encoder, by default the main one, in evaluation mode. Raises ValueError when the run lacks it."""
         which = which or main_encoder(self.encoders)
         if self.task and which == "generator":
@@ -84,7 +84,7 @@ class TrainedRun(NamedTuple):
             raise mismatch(self.folder / MODEL_FOLDER / WEIGHTS_FILE, self.folder, error) from None
 
 
-def main_encoder(encoders: Mapping[Which, str]) -> Which:
+def main_encoder(encoders: Mapping[EncoderName, str]) -> EncoderName:
     """The encoder that is used after pre-training: of a generator and a discriminator the discriminator."""
     return next(iter(encoders))
 

@@ -14,7 +14,7 @@ from ..config import ModelConfig
 from ..data.batch import Batch
 from ..data.rows import LAYOUTS, TASKS
 from ..models.attention import AttentionBias, causal_mask, shared_bias
-from ..models.dropout import APART, derive
+from ..models.dropout import OUTSIDE, derive
 from ..models.encoder import lookup, read_whole
 from ..models.heads import MaskedLanguageModelHead, TiedTable
 from ..models.text_encoder import TextEncoder
@@ -81,7 +81,7 @@ class TranslationModel(TextEncoder):
         """The output for one kind of sources of `rows`, whose targets are at `places_M` of `tokens`."""
         number, row_tokens = TERMS.index(kind), rows.tokens_BT.shape[1]
         source = {"ae": noised_sources, "bt": self.written, "mt": sources_of_pairs}[kind](rows)
-        keys_B = derive(rows.keys_B, APART - 1) if kind == "bt" else rows.keys_B
+        keys_B = derive(rows.keys_B, OUTSIDE - 1) if kind == "bt" else rows.keys_B
         row_tokens *= LONGER if kind == "bt" else 1
         source_BSD = self.read_source(source, keys_B, row_tokens)
         target_BRD = self.read_target(target, source_BSD, source.items, keys_B, row_tokens)
@@ -114,7 +114,7 @@ class TranslationModel(TextEncoder):
         row_tokens: int | None = None,
     ) -> Tensor:
         """The decoder's last hidden states, [B, R, D], of whole targets; `sources_BS`: item numbers of the source."""
-        decoder, keys_B = self.decoder, None if keys_B is None else derive(keys_B, APART)
+        decoder, keys_B = self.decoder, None if keys_B is None else derive(keys_B, OUTSIDE)
         embedded_BRD = lookup(target.tokens, self.table, sparse=True)
         read_BRD = decoder.embed(embedded_BRD, target.positions, target.languages, keys_B)
         distance_HW = decoder.distances(target.tokens.shape[1])

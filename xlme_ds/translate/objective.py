@@ -21,7 +21,7 @@ from ..data.collate import Collate, Purpose, collate, languages_of_text
 from ..data.corrupt import TaskRows
 from ..data.rows import TASKS
 from ..models.layer_costs import MicroBatch
-from ..models.pipeline import Part, Work, encoder_forward, masked_head_forward
+from ..models.pipeline import Flops, Part, encoder_forward, masked_head_forward
 from ..objectives.clm import Causal
 from ..objectives.mlm import MaskedLanguageModelling
 from ..objectives.protocol import FirstWeights, Quantity, require_sentences
@@ -180,7 +180,7 @@ class MachineTranslation(MaskedLanguageModelling):
         """The whole model: no pipeline cuts it."""
         return TranslationModel(cfg)
 
-    def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
+    def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
         """Half of a row of pairs is source, half is target. A sentence is a whole target, with a source of equal
         length; it is read once for denoising and once for back-translation, for which both networks first run without
         gradient. Where a step has sentences, pairs are counted as sentences."""
@@ -192,15 +192,15 @@ class MachineTranslation(MaskedLanguageModelling):
         feed_forward = 2 * cfg.width * cfg.feed_forward
         decoder = 2.0 * ((self_attentions + cross_attentions) * attention + decoder_depth(cfg) * feed_forward)
         encoder, ahead = encoder_forward(cfg, 1, side), "bt" in self.terms
-        return Work(
+        return Flops(
             layers=cfg.discriminator_layers,
             layer=encoder * share,
-            further=decoder * share,
-            further_layers=decoder_depth(cfg),
-            further_attentions=decoder_depth(cfg) if cfg.decoder == "xlm" else 0,
+            decoder=decoder * share,
+            decoder_layers=decoder_depth(cfg),
+            cross_attentions=decoder_depth(cfg) if cfg.decoder == "xlm" else 0,
             softmax_last=masked_head_forward(cfg, share),
-            layer_ahead=encoder * ahead,
-            softmax_ahead=(decoder + masked_head_forward(cfg, 1.0)) * ahead,
+            first_pass_layer=encoder * ahead,
+            first_pass_softmax=(decoder + masked_head_forward(cfg, 1.0)) * ahead,
         )
 
     def passes(self, batch: MicroBatch) -> list[MicroBatch]:
