@@ -215,7 +215,7 @@ def test_items_and_rows_in_tiles_equal_the_explicit_form(
     monkeypatch.setattr(attention_cpu, "_TILE_COST", cost / torch.get_num_threads())
     monkeypatch.setattr(attention_cpu, "TILE", room // torch.get_num_threads())
     items = attention_cpu.items_of(segments)
-    rows = attention_cpu._divide(items, 3, 3, 14, 10**6)[1]
+    rows = attention_cpu._items_and_rows(items, 3, 3, 14, 10**6)[1]
     assert len([one for one in items if one[0] not in rows]) == apart
     g = torch.Generator().manual_seed(0)
     inputs = [torch.randn(3, 3, 14, 8, generator=g).double().requires_grad_() for _ in range(3)]
