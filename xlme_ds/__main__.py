@@ -46,9 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
         fail("xlme", ValueError(f"there is no command {name!r}: did you mean `xlme {near[0]}`?"))
     code = int(importlib.import_module(COMMANDS[name][0]).main(rest) or 0)
     if name in ("pretrain", "finetune"):
-        from .engine.ranks import leave
+        from .engine.ranks import exit_now
 
-        leave()
+        exit_now()
     return code
 
 

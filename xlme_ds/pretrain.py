@@ -79,6 +79,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 if __name__ == "__main__":
     main()
-    from .engine.ranks import leave
+    from .engine.ranks import exit_now
 
-    leave()
+    exit_now()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tests.models.test_allocations import Allocations
 from xlme_ds.config import EngineConfig
 from xlme_ds.engine import bf16_gradients
-from xlme_ds.engine.bf16_gradients import spare_passes
+from xlme_ds.engine.bf16_gradients import reduce_in_buffers
 from xlme_ds.engine.ranks import start_process_group
 from xlme_ds.models.encoder import lookup
 
@@ -55,7 +55,7 @@ def train(spare: bool, immediate: bool, micro_batches: int = 2, halved: bool = F
     )
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
     if spare:
-        spare_passes(engine, halved)
+        reduce_in_buffers(engine, halved)
     generator = torch.Generator().manual_seed(1 + engine.global_rank)
     numbers = sum(p.numel() for p in groups[0])
     norms, made = [], []

@@ -4,7 +4,7 @@ import deepspeed
 import pytest
 
 from xlme_ds.config import EngineConfig
-from xlme_ds.engine.deepspeed_compat import PROVEN, check_deepspeed
+from xlme_ds.engine.deepspeed_compat import TESTED_VERSION, check_deepspeed
 from xlme_ds.engine.ranks import SharedError, start_process_group
 
 REDUCE = "runtime.engine:DeepSpeedEngine.buffered_allreduce_fallback"
@@ -18,7 +18,9 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deepspeed, "__version__", "0.19.5+local")
     for name in ("RANK", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(SharedError, match=f"0.19.5.local is installed, .* proven with {PROVEN}.*deepspeed=={PROVEN}"):
+    with pytest.raises(
+        SharedError, match=f"0.19.5.local is installed, .* proven with {TESTED_VERSION}.*deepspeed=={TESTED_VERSION}"
+    ):
         start_process_group(EngineConfig(deepspeed="zero1"))
 
 

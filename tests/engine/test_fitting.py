@@ -11,7 +11,7 @@ from tests.small import SMALL
 from xlme_ds.config import DataConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import read_manifest, write_manifest
-from xlme_ds.engine.build import fitting
+from xlme_ds.engine.build import require_fit
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +36,9 @@ def loader(tmp_path_factory: pytest.TempPathFactory) -> Loader:
 )
 def test_a_setting_that_differs(loader: Loader, changes: dict[str, object], words: str) -> None:
     model = replace(SMALL, vocabulary=loader.vocabulary_size, layout="xlm")
-    assert fitting(loader, model) is loader
+    require_fit(loader, model)
     with pytest.raises(ValueError, match=words):
-        fitting(loader, replace(model, **changes))  # type: ignore[arg-type]
+        require_fit(loader, replace(model, **changes))  # type: ignore[arg-type]
 
 
 def test_another_vocabulary_beside_the_rows(loader: Loader, tmp_path: Path) -> None:
@@ -48,4 +48,4 @@ def test_another_vocabulary_beside_the_rows(loader: Loader, tmp_path: Path) -> N
     train_vocabulary(tmp_path / "mixed" / "vocab", size=90)
     model = replace(SMALL, vocabulary=loader.vocabulary_size, layout="xlm")
     with pytest.raises(ValueError, match="is not the vocabulary of the rows next to it: mix"):
-        fitting(other, model)
+        require_fit(other, model)

@@ -71,7 +71,7 @@ def bad_steps(steps: tuple[int, ...], what: str, victim: int) -> Patch:
 
     def apply(rank: int) -> None:
         now = {"step": -1}
-        read, watched = Engine._read, StepContext.watched
+        read, watched = Engine._read, StepContext.recorded
 
         def watched_read(self, step):  # type: ignore[no-untyped-def]
             now["step"] = step
@@ -86,7 +86,7 @@ def bad_steps(steps: tuple[int, ...], what: str, victim: int) -> Patch:
             return watched(self, loss * math.inf if spoil else loss, batch)
 
         patch.object(Engine, "_read", watched_read).start()
-        patch.object(StepContext, "watched", watched_loss).start()
+        patch.object(StepContext, "recorded", watched_loss).start()
 
     return apply
 

@@ -61,7 +61,7 @@ warnings.filterwarnings("ignore")
 import torch
 import torch.distributed as dist
 from xlme_ds.config import EngineConfig
-from xlme_ds.engine.ranks import leave, start_process_group
+from xlme_ds.engine.ranks import exit_now, start_process_group
 rank, world = start_process_group(EngineConfig(), float(sys.argv[1]))
 from deepspeed.pipe import PipelineModule
 before = len(dist.distributed_c10d._world.pg_map)
@@ -71,7 +71,7 @@ assert len(groups) >= before + 3, "the world's and the stages' own"
 for group in groups:
     print("waits", group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
 dist.barrier()
-leave()
+exit_now()
 """
 
 

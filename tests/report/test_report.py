@@ -12,7 +12,7 @@ import pytest
 
 from tests.launch import python
 from xlme_ds.config import ObjectiveConfig
-from xlme_ds.objectives import described
+from xlme_ds.objectives import describe
 from xlme_ds.report import by_language, figures, run_page
 from xlme_ds.report.__main__ import main
 from xlme_ds.report.files import RunFiles
@@ -21,7 +21,7 @@ from xlme_ds.report.runs_page import write_comparison
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 40
-KNOWN = described(ObjectiveConfig())["quantities"]
+KNOWN = describe(ObjectiveConfig())["quantities"]
 
 
 def token(piece: str, score: float, original: str | None = None, masked: bool = False) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def run(tmp_path: Path) -> Path:
     values = {
         "config.json": {
             "config": {"name": "tiny <b>", "model": {"width": 96}},
-            "objective": described(ObjectiveConfig()),
+            "objective": describe(ObjectiveConfig()),
             "parameters": {"embedding": 700_000, "trained_total": 1_230_000},
             "world_size": 2,
         },

@@ -1,14 +1,14 @@
 """Gradients of DeepSpeed's BF16_Optimizer (0.19.8) in fewer passes over memory, summed over ranks in float32.
 
-The gradients of a group add up in one flat buffer, of float32, or of bf16 where a step has one micro-batch. DeepSpeed
-itself converts every gradient into a new buffer before it adds it. It then joins the flat buffers in another one,
-all-reduces that in bf16, converts it back and copies it into the flat buffers, even on one process. Where the system
-maps a new buffer page by page, one pass over the gradients of a Base model takes as long as several of its layers. The
-largest gradient, that of the embedding from the vocabulary softmax, is added tile by tile and never is a whole tensor.
-docs/lab/engines.md says what each part saves.
+The gradients of a group add up in one flat buffer, in float32, or in bf16 if a step has one micro-batch. DeepSpeed
+itself would convert every gradient into a new buffer before adding it. It would then join the flat buffers in another
+one, all-reduce that in bf16, convert it back and copy it into the flat buffers, even on one process. As the system maps
+new buffers page by page, one pass over the gradients of a Base model takes as long as several of its layers. The
+largest gradient, that of the embedding from the vocabulary softmax, is added tile by tile and never exists as one
+tensor. docs/lab/engines.md has the time that each part saves.
 
-One reduce-scatter sums a group's gradients over the ranks, since a rank needs the sum of its own part alone. In float32
-it sends as many bytes as an all-reduce in bf16, whose error grows with the ranks.
+A reduce-scatter sums a group's gradients over the ranks, since a rank needs only the sum of its own part. In float32 it
+sends as many bytes as an all-reduce in bf16, whose error would grow with the number of ranks.
 """
 
 import math
@@ -24,15 +24,16 @@ from torch import Tensor, nn
 from .buckets import first_state, state_kinds
 
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # its name from torch 2.13 on
-_AT_ONCE = 2**18  # elements
-_PIECE = {"cpu": 2**19, "cuda": 2**26}  # elements of a piece: on a CPU it fits the caches, on a GPU launches are few
+_ADDED_AT_ONCE = 2**18  # elements
+_PIECE = {"cpu": 2**19, "cuda": 2**26}  # elements of a piece: on a CPU it fits in the caches, on a GPU launches are few
 
 
 def cut_groups(optimizer: torch.optim.Optimizer, module: nn.Module, size: float) -> None:
     """Cut the optimizer's groups into groups of at most `size` elements or of one parameter, in the order in which the
     backward pass completes them: from the last layer to the first.
 
-    The groups of the vocabulary tables come last and are marked `late`: they get gradients at both ends of the model.
+    The groups of the vocabulary tables come last and are marked `late`, as the tables get gradients at both ends of the
+    model.
     """
     order = {p: n for n, (_, p) in enumerate(reversed(list(module.named_parameters())))}
     late = {p for name, p in module.named_parameters() if name.split(".")[-1].startswith(("embedding_", "difference_"))}
@@ -49,7 +50,7 @@ def cut_groups(optimizer: torch.optim.Optimizer, module: nn.Module, size: float)
     optimizer.param_groups[:] = cut
 
 
-def spare_passes(engine: Any, halved: bool = False) -> None:
+def reduce_in_buffers(engine: Any, halved: bool = False) -> None:
     """Make a DeepSpeed engine add and reduce gradients in their buffers, if its optimizer is a BF16_Optimizer.
 
     `halved`: the buffers are bf16, the type of the gradients from the backward pass. The sums over ranks are in the
@@ -74,9 +75,10 @@ def spare_passes(engine: Any, halved: bool = False) -> None:
 class _GradientSums:
     """The gradients of this rank's part of every group: sums over the replicas, then their averages.
 
-    Every rank sends the groups in one order, whatever the order in which gradients arrive. A group that is not `late`
-    is sent during the last backward pass, once its gradients and those of all groups before it are complete. The others
-    are sent after that pass, and so are all groups of a pipeline, where the tied table's gradient comes then.
+    All ranks send the groups in the same order, whatever the order in which gradients arrive. A group that is not
+    `late` is sent during the last backward pass, once its gradients and those of all groups before it are complete.
+    `late` groups are sent after that pass. So are all groups of a pipeline, where the tied table's gradient arrives
+    then.
     """
 
     def __init__(self, engine: Any):
@@ -85,8 +87,8 @@ class _GradientSums:
         self.parts: list[Any] = list(self.optimizer.fp32_groups_gradient_flat_partition)
         late = [group.get("late", True) for group in self.optimizer.param_groups]
         overlaps = self.replicas > 1 and engine.zero_overlap_comm() and not engine.pipeline_parallelism
-        self.early_groups = [*late, True].index(True) if overlaps else 0  # so many are sent in the backward pass
-        parameters = set(engine.module.parameters())  # fillers get no gradient
+        self.early_groups = [*late, True].index(True) if overlaps else 0  # number of groups sent in the backward pass
+        parameters = set(engine.module.parameters())  # without fillers (`placement.py`), which get no gradient
         groups = (enumerate(group) for group in self.optimizer.bf16_groups)
         self.with_gradients = [{index for index, parameter in group if parameter in parameters} for group in groups]
         self._begin()
@@ -97,7 +99,7 @@ class _GradientSums:
         self.missing = [set(group) for group in self.with_gradients]
 
     def arrived(self, group: int, index: int) -> None:
-        """Record that the gradient of a parameter in one micro-batch was added."""
+        """Record that a parameter's gradient of one micro-batch was added; send the groups that are complete."""
         if self.early_groups and self.engine.is_gradient_accumulation_boundary():
             assert group >= self.sent, "a gradient came after its group was sent"
             self.missing[group].discard(index)
@@ -116,9 +118,8 @@ class _GradientSums:
             return
         flat, part = optimizer.fp32_groups_gradients_flat[group], optimizer.fp32_groups_gradient_flat_partition[group]
         if flat.dtype != self.dtype:
-            for work, _ in self.in_flight[
-                :-1
-            ]:  # at most two copies at a time: more would take the memory that is saved
+            # At most two copies exist at a time: more would take the memory that bf16 saves.
+            for work, _ in self.in_flight[:-1]:
                 work.wait()
             del self.in_flight[:-1]
             flat, part = flat.to(self.dtype), torch.empty_like(part, dtype=self.dtype)
@@ -127,7 +128,7 @@ class _GradientSums:
         self.in_flight.append((work, flat))
 
     def finish(self, **_: Any) -> None:
-        """Replaces `buffered_allreduce_fallback` after the last backward pass: send what is left, and wait."""
+        """Replaces `buffered_allreduce_fallback` after the last backward pass: send the other groups, and wait."""
         while self.sent < len(self.parts):
             self._send()
         for work, _flat in self.in_flight:
@@ -169,8 +170,8 @@ def _halve_buffers(optimizer: BF16_Optimizer) -> None:
 
 @torch.no_grad()
 def _step(optimizer: BF16_Optimizer, sums: _GradientSums) -> None:
-    """Replaces `step` of BF16_Optimizer, which would read all gradients on every rank, clip in bf16 and convert all at
-    once."""
+    """Replaces `step` of BF16_Optimizer, which would read all gradients on every rank, clip in bf16, and convert all
+    gradients at once."""
     norm = sums.norm()
     optimizer.overflow = not 0 <= float(norm) < math.inf  # DeepSpeed reports -1 for a norm that is not finite
     optimizer._global_grad_norm = math.inf if optimizer.overflow else norm
@@ -184,7 +185,7 @@ def _step(optimizer: BF16_Optimizer, sums: _GradientSums) -> None:
 
 
 def _step_in_pieces(optimizer: BF16_Optimizer, sums: _GradientSums, take_step: Callable[[], object]) -> None:
-    """Replaces `step` of torch's optimizer: calls it for every piece of this rank's part, one after the other, so that
+    """Replaces `step` of torch's optimizer, and calls it for one piece of this rank's part after the other, so that
     only one piece of a bf16 gradient exists in float32 at a time; collective."""
     times_too_large = ((optimizer._global_grad_norm + 1e-6) / optimizer.clip_grad).clamp(min=1)
     groups, states = optimizer.optimizer.param_groups, optimizer.optimizer.state
@@ -202,7 +203,7 @@ def _step_in_pieces(optimizer: BF16_Optimizer, sums: _GradientSums, take_step: C
             take_step()
             piece.grad = None
             del states[piece]
-        # Every piece has counted the step in its own copy of the counter: take that of the last one.
+        # Each piece counted the step in its own copy of the counter; they are equal.
         states[master]["step"].copy_(state[list(states[master]).index("step")])
     for group, parameters in zip(groups, whole_groups, strict=True):
         group["params"] = parameters
@@ -210,7 +211,7 @@ def _step_in_pieces(optimizer: BF16_Optimizer, sums: _GradientSums, take_step: C
 
 
 def _pieces(tensor: Tensor, master: Tensor) -> list[Tensor]:
-    """Views of a flat tensor, one for each piece of `master`; for a scalar (the step) a copy for each."""
+    """One view of a flat tensor for each piece of `master`; of a scalar (the step) one copy for each."""
     size = _PIECE[master.device.type]
     if tensor.dim():
         return list(tensor.split(size))
@@ -220,8 +221,8 @@ def _pieces(tensor: Tensor, master: Tensor) -> list[Tensor]:
 def _open_gradient(
     optimizer: BF16_Optimizer, parameter: nn.Parameter, group: int, index: int
 ) -> Callable[[slice, Tensor], object]:
-    """A function that adds the gradient of some rows of `parameter` to the step's (see `models.masked_head`). Its calls
-    must take in every row once."""
+    """A function that adds a gradient of some rows of `parameter` to the step's sum (see `models.masked_head`). Its
+    calls must cover every row once."""
     total = optimizer.fp32_groups_gradients[group][index].view_as(parameter)
     arrived = optimizer.fp32_groups_has_gradients[group]
     is_first = not arrived[index]
@@ -239,7 +240,7 @@ def _add_gradient(
     index: int,
     clear_lp_grads: bool,
 ) -> None:
-    """Replaces `_update_hp_grad`: the step's first gradient of a parameter overwrites that of the step before."""
+    """Replaces `_update_hp_grad`: the first gradient of a parameter in a step overwrites the sum of the step before."""
     if parameter.grad is None:
         return
     arrived = optimizer.fp32_groups_has_gradients[group]
@@ -258,8 +259,8 @@ def _add_gradient(
 
 
 def _accumulate(total: Tensor, part: Tensor) -> None:
-    """Add a gradient of any type, sparse or dense. The CPU adds bf16 to float32 in pieces: torch would convert all of
-    the bf16 tensor first."""
+    """Add a gradient of any type, sparse or dense. On the CPU bf16 is added to float32 in pieces: torch would convert
+    the whole bf16 tensor first."""
     if part.is_sparse:  # the many gradients of a frequent token's row add up in float32, whatever the type of `total`
         rows = torch.sparse_coo_tensor(
             part._indices(), part._values().float(), part.shape, check_invariants=False
@@ -269,10 +270,10 @@ def _accumulate(total: Tensor, part: Tensor) -> None:
     if total.is_cuda or total.dtype == part.dtype:
         total.add_(part)
         return
-    for sums, numbers in zip(total.view(-1).split(_AT_ONCE), part.reshape(-1).split(_AT_ONCE), strict=True):
+    for sums, numbers in zip(total.view(-1).split(_ADDED_AT_ONCE), part.reshape(-1).split(_ADDED_AT_ONCE), strict=True):
         sums.add_(numbers)
 
 
 def _forget_gradients(optimizer: BF16_Optimizer) -> None:
-    """Replaces `clear_hp_grads`, which would fill the buffers with zeros."""
+    """Replaces `clear_hp_grads`, which would fill the buffers with zeros: the next gradients overwrite them."""
     optimizer.fp32_groups_has_gradients = [[False] * len(group) for group in optimizer.fp32_groups_gradients]

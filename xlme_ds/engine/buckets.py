@@ -1,5 +1,5 @@
-"""The training state of an engine as flat buffers that hold pieces of parameters; checkpoints write and read it in this
-form."""
+"""The training state of an engine as flat buffers that hold pieces of parameters, from which checkpoints are written
+and into which they are read."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -59,7 +59,7 @@ class Bucket:
 
 
 def write_buckets(buckets: Sequence[Bucket], writer: StateWriter) -> None:
-    """Give all pieces of all buffers to `writer`; the buffers may change once this returns."""
+    """Pass all pieces of all buffers to `writer`; the buffers may change once this returns."""
     sizes = {f"{piece.name}/{kind}/{piece.start}": piece.numel
              for bucket in buckets for piece, kind in product(bucket.pieces, bucket.kinds)}  # fmt: skip
     writer.begin(sizes, max(bucket.step for bucket in buckets))

@@ -1,4 +1,4 @@
-"""Build an engine from the settings: the only place for parallelism, precision and DeepSpeed's configuration."""
+"""Build an engine from the settings; only this file decides parallelism, precision and DeepSpeed's configuration."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from .engine import Engine
 from .optimizer import build_optimizer
 from .ranks import SharedError, on_all_ranks, on_gpu
 
-# Gives every parameter of a model its first value, each inside a `GatherParameter` if there is one.
+# Gives every parameter of a model its first value, inside a `GatherParameter` if there is one.
 Fill = Callable[[nn.Module, GatherParameter | None], None]
 
 
@@ -43,8 +43,8 @@ def resolve_precision(engine: EngineConfig) -> Literal["bf16", "fp32"]:
 
 
 def resolve_gradient_precision(engine: EngineConfig, precision: str, accumulation: int) -> Literal["bf16", "fp32"]:
-    """The precision in which the gradients of a step's `accumulation` micro-batches are added. `auto` takes bf16 where
-    there is one micro-batch: nothing is added then, and sums over ranks are float32 in any case, so no bit is lost.
+    """The precision in which the gradients of a step's `accumulation` micro-batches are added. `auto` takes bf16 if
+    there is one micro-batch: then nothing is added, and sums over ranks are in float32 anyway, so no bit is lost.
 
     Raises ValueError for gradients in bf16 of a model in fp32.
     """
@@ -71,8 +71,8 @@ def open_data(
     rows: DataConfig | None = None,
     like: Loader | None = None,
 ) -> Loader:
-    """The loader of the rows of `folders` that `rank` of `world` trains on or, where `rows` gives their numbers, of
-    held-out rows of one folder. `like`: see `fitting`."""
+    """The loader of the rows of `folders` that `rank` of `world` trains on; with `rows`, their numbers, the loader of
+    the held-out rows of one folder. `like`: see `require_fit`."""
     kind = Loader if rows is None else HeldOutLoader
     objective = objective_of(config.objective)
     loader = kind(
@@ -85,15 +85,15 @@ def open_data(
         config.model.language_embeddings,
         objective,
     )
-    fitting(loader, config.model, like)
+    require_fit(loader, config.model, like)
     for store in (store for phase in loader.phases for store in loader.stores_at(phase.first).values()):
         objective.check_rows(store, loader.purpose)
     return loader
 
 
-def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> Loader:
-    """Return `loader` if its data fit `model` and, as held-out data, the training data `like`. Raises ValueError that
-    names the setting or the folder."""
+def require_fit(loader: Loader, model: ModelConfig, like: Loader | None = None) -> None:
+    """Raise ValueError, naming the setting or the folder, if the data of `loader` do not fit `model`, or, as held-out
+    data, the training data `like`."""
     folder = loader.folders[0]
     with_other_vocabulary = [
         place for place in loader.folders if Vocabulary(place / "vocab").sha256 != loader.vocabulary_sha256
@@ -123,12 +123,11 @@ def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> L
         )
     if like is not None:
         _require_split(loader, like)
-    return loader
 
 
 def _require_split(unseen: Loader, trained: Loader) -> None:
-    """Raise ValueError where text of `unseen` may be in the training data: both have the same text, or `unseen` is a
-    part of a split (`xlme prep encode --split`) and the training data are not its other part. Other folders pass."""
+    """Raise ValueError if text of `unseen` may be in the training data: both have the same text, or `unseen` is one
+    part of a split (`xlme prep encode --split`) and the training data are not the other part. Other folders pass."""
     for (task, store), (phase, folder) in product(
         unseen.stores.items(), zip(trained.phases, trained.folders, strict=True)
     ):
@@ -161,9 +160,9 @@ def _require_split(unseen: Loader, trained: Loader) -> None:
 def build_engine(
     config: RunConfig, loader: Loader, heldout: Loader | None, initial_values: InitialValues | None = None
 ) -> Engine:
-    """Model, optimizer and engine of `config`. Parameters start from `initial_values`, the others from the seed.
+    """Model, optimizer and engine of `config`. Parameters start from `initial_values`; those without one are random.
 
-    The process group, where the engine needs one, exists already. Raises ValueError for settings that do not fit.
+    The process group must exist already if the engine needs one. Raises ValueError for settings that do not fit.
     """
     objective = objective_of(config.objective)
     if config.engine.kind == "pipeline":
@@ -184,8 +183,8 @@ def build_engine(
 
 
 def _check_kernels(config: Training) -> None:
-    """Raise SharedError where the model's Triton kernels compute wrong results on a rank's GPU or in Triton's
-    interpreter, or cannot run."""
+    """Raise SharedError if the model's Triton kernels cannot run, or compute wrong results on a rank's GPU or in
+    Triton's interpreter."""
     in_bf16, triton_chosen = resolve_precision(config.engine) == "bf16", config.model.kernels == "triton"
     interpreted = triton_chosen and not on_gpu() and os.environ.get("TRITON_INTERPRET") == "1"
     if not interpreted and not (on_gpu() and (in_bf16 or triton_chosen)):
@@ -249,7 +248,7 @@ def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSo
 
 
 def require_engine_file(engine: EngineConfig) -> None:
-    """Raise SharedError for a user's file that DeepSpeed does not accept."""
+    """Raise SharedError for a user's file of settings that DeepSpeed does not accept."""
     if engine.kind == "plain" or not engine.deepspeed.endswith(".json"):
         return
     from deepspeed.runtime.zero.config import get_zero_config
@@ -281,10 +280,10 @@ def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> 
     for key, device in ("offload_optimizer", engine.offload_optimizer), ("offload_param", engine.offload_parameters):
         if device != "none":
             zero[key] = zero.get(key, {}) | {"device": device, **folder}
-    if engine.offload_parameters == "nvme":  # else DeepSpeed 0.19.8 reads a weight twice, and fails
+    if engine.offload_parameters == "nvme":  # with prefetching DeepSpeed 0.19.8 reads a weight twice, and fails
         zero["stage3_prefetch_bucket_size"] = 0
-    # Under ZeRO-1 our own code keeps gradients in bf16, in place of the float32 ones of BF16_Optimizer: if this setting
-    # were bf16, DeepSpeed would take ZeRO-2's optimizer, and a step a third more time (docs/lab/engines.md).
+    # Under ZeRO-1 our own code keeps gradients in bf16 (`bf16_gradients.py`). With bf16 in this setting DeepSpeed would
+    # use ZeRO-2's optimizer, and a step would take a third more time (docs/lab/engines.md).
     accumulated_in = gradients if zero["stage"] == 3 else "fp32"
     return settings | {
         "train_micro_batch_size_per_gpu": loader.plan.micro_rows,

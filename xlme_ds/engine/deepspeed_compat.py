@@ -1,10 +1,10 @@
-"""Adapters for DeepSpeed: a check of its version, as we replace private parts of it; the loading of its compiled
+"""Adapters for DeepSpeed: a check of its version, because we replace private parts of it; the loading of its compiled
 extensions; and the reading of gradients that it keeps on a disk.
 
-While torch compiles or loads an extension it keeps a file `lock` next to it, for which other processes wait. A killed
-process leaves that file, and all later ones wait for ever. So our processes compile and load extensions one at a time,
-in a folder of our own, under a lock that the system releases when its holder ends. Whoever holds it knows that a file
-`lock` in the folder is left from a killed process.
+While torch compiles or loads an extension, a file `lock` is next to it, and other processes wait until it is gone. A
+killed process leaves that file, and all later processes wait for ever. So our processes compile and load extensions one
+at a time, in our own folder, under a second lock that the system releases when its holder ends. The holder may delete a
+file `lock` there: only a killed process can have left it.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.utils import cpp_extension
 
-PROVEN = "0.19.8"
+TESTED_VERSION = "0.19.8"
 _BF16, _ZERO3 = "runtime.bf16_optimizer:BF16_Optimizer", "runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
 # Undocumented functions that we replace or call, with their parameters.
 _SIGNATURES = {
@@ -52,10 +52,10 @@ _SIGNATURES = {
 
 
 def check_deepspeed(signatures: Mapping[str, str] = _SIGNATURES) -> None:
-    """Raise ValueError for a DeepSpeed of another version than the proven one, or with other private parts."""
-    versions = f"deepspeed {deepspeed.__version__} is installed, xlme_ds was proven with {PROVEN}"
-    advice = f"pip install deepspeed=={PROVEN}"
-    if deepspeed.__version__.split("+")[0] != PROVEN:
+    """Raise ValueError for a DeepSpeed of another version than the tested one, or with other private parts."""
+    versions = f"deepspeed {deepspeed.__version__} is installed, xlme_ds was proven with {TESTED_VERSION}"
+    advice = f"pip install deepspeed=={TESTED_VERSION}"
+    if deepspeed.__version__.split("+")[0] != TESTED_VERSION:
         raise ValueError(f"{versions}, whose private parts it replaces: {advice}")
     for name, expected in signatures.items():
         try:
@@ -67,14 +67,14 @@ def check_deepspeed(signatures: Mapping[str, str] = _SIGNATURES) -> None:
 
 
 _load = cpp_extension.load
-# Programs of a build.
+# The programs that a build runs.
 _COMPILERS = ("ninja", "c++", "g++", "clang++", "cc1plus", "as", "ld", "collect2", "nvcc", "cicc", "ptxas")
 
 
 @contextlib.contextmanager
 def loading_extensions() -> Iterator[None]:
-    """Context for code that may load an extension; it keeps DeepSpeed's messages on building and memory off standard
-    output."""
+    """Context for code that may load an extension: makes `cpp_extension.load` safe, and keeps DeepSpeed's messages off
+    stdout."""
     cpp_extension.load = _load_alone  # type: ignore[assignment]  # DeepSpeed looks it up there each time
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -87,9 +87,9 @@ def _load_alone(name: str, **arguments: Any) -> Any:
     """Call torch's `load` in a folder of this environment, in one process at a time, after removing a killed process's
     `lock`.
 
-    The folder is in the one that TORCH_EXTENSIONS_DIR names, or in torch's in the user's cache. Each environment has
-    a folder of its own, as the build's commands contain torch's path: two that shared one would compile anew at every
-    change from one to the other. Raises ValueError where the folder cannot be written or locked.
+    The folder is below TORCH_EXTENSIONS_DIR, or below torch's folder in the user's cache. Each environment has its own:
+    the build's commands contain torch's path, so environments that shared a folder would compile again at each switch.
+    Raises ValueError if the folder cannot be written or locked.
     """
     parent = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
@@ -111,7 +111,7 @@ def _load_alone(name: str, **arguments: Any) -> Any:
             ) from None
         if not (folder / f"{name}.so").exists():
             print(f"compiling {name} in {folder}, once for all runs", file=sys.stderr, flush=True)
-        contexts.enter_context(_own_programs_first())
+        contexts.enter_context(_own_ninja_first())
         return _load(name=name, build_directory=str(folder), **arguments)
 
 
@@ -139,7 +139,7 @@ def _wait_until(over: Callable[[], bool], message: str, patience: float = 10.0) 
 
 
 def _compiling(folder: Path) -> bool:
-    """Whether a compiler still works in `folder`: it may outlive the process that started it, and so its lock."""
+    """Whether a compiler runs in `folder`: it may outlive the process that started it, and so that process's lock."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or is another user's
             program = (process / "cmdline").read_bytes().split(b"\0")[0].rpartition(b"/")[2].decode(errors="replace")
@@ -149,7 +149,7 @@ def _compiling(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _own_programs_first() -> Iterator[None]:
+def _own_ninja_first() -> Iterator[None]:
     """Put this environment's ninja first in PATH: any other ninja would compile everything anew."""
     before = os.environ.get("PATH", "")
     os.environ["PATH"] = f"{sysconfig.get_path('scripts')}{os.pathsep}{before}"
@@ -162,9 +162,8 @@ def _own_programs_first() -> Iterator[None]:
 def align_gradients(optimizer: Any) -> None:
     """Make a ZeRO-3 optimizer with its state on a disk read gradients only into aligned memory; leave others unchanged.
 
-    DeepSpeed 0.19.8 reads with direct I/O, which fails where the address in memory is no multiple of 512 bytes, and
-    ignores the failure, so the buffer keeps its old content. A gradient's place in its group's buffer can begin at any
-    address.
+    DeepSpeed 0.19.8 reads with direct I/O, which fails if the address in memory is no multiple of 512 bytes. It ignores
+    the failure, and the buffer keeps its old content. A gradient may begin at any address of its group's buffer.
     """
     swapper = getattr(optimizer, "optimizer_swapper", None)
     if swapper is not None:
@@ -174,9 +173,8 @@ def align_gradients(optimizer: Any) -> None:
 def _cut_to_alignment(
     swapper: Any, tensors: Sequence[Tensor], offsets: Sequence[int]
 ) -> tuple[list[Tensor], list[int]]:
-    """Cut flat gradients into parts, and give the parts' offsets: an aligned part goes to the disk, short ends at both
-    sides stay in memory. Replaces DeepSpeed's `_adjust_for_misaligned_lengths`, which cuts only at the end.
-    """
+    """Cut flat gradients into parts; returns the parts and their offsets. The aligned part goes to the disk, the short
+    parts before and after it stay in memory. Replaces `_adjust_for_misaligned_lengths`, which cuts only at the end."""
     parts, starts, multiple = [], [], swapper.numel_alignment
     for tensor, offset in zip(tensors, offsets, strict=True):
         cuts = [0, tensor.numel()]

@@ -32,9 +32,9 @@ class StepStats:
     """Result of one optimizer step, equal on every rank.
 
     `metrics`: the objective's means over the global batch, empty unless they were asked for; `gradient_norm`: global,
-    before clipping; `learning_rate`: the optimizer's; `applied`: whether the step changed anything - one whose loss or
-    gradient is not finite, or whose norm exceeds the limit, leaves weights, moments and Adam's step as they were;
-    `suspects`: if the step was left out, the rows of each micro-batch whose loss was not finite, in words.
+    before clipping; `learning_rate`: the optimizer's; `applied`: false if the step was left out because its loss or
+    gradient was not finite, or its norm exceeded the limit: weights, moments and Adam's step are then unchanged;
+    `suspects`: of a step that was left out, the rows of each micro-batch whose loss was not finite, in words.
     """
 
     metrics: dict[str, float]
@@ -45,10 +45,8 @@ class StepStats:
 
 
 class Engine:
-    """A model with its optimizer, by plain torch on one process. Every public method is collective: all ranks call it
-    with equal arguments.
-
-    DeepSpeed's engines override the methods that go backward, update and reduce.
+    """A model with its optimizer, in plain torch on one process. Every public method is collective: all ranks call it
+    with equal arguments. DeepSpeed's engines override the methods for the backward pass, the update and reductions.
     """
 
     rank = 0
@@ -64,7 +62,7 @@ class Engine:
         optimizer: Any,
         clip: float = math.inf,
     ):
-        """`optimizer`: torch's, or DeepSpeed's wrapper of it; `clip`: the norm to which plain torch clips."""
+        """`optimizer`: torch's, or DeepSpeed's wrapper of it; `clip`: the largest gradient norm, for plain torch."""
         self.module = module
         self.objective = objective
         self.loader = loader
@@ -74,7 +72,7 @@ class Engine:
         self.clip = clip
         self.seconds_reading = 0.0  # spent by this rank on reading its rows and waiting for the other ranks
         self._reads = True  # whether this process reads rows
-        self._counting = True  # whether its rows count: a pipeline's last stage reads the rows that the first counts
+        self._counting = True  # whether it counts the rows: a pipeline's last stage reads the same rows as the first
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that this rank holds, by their names in the whole model."""
@@ -100,7 +98,7 @@ class Engine:
         return [Bucket([Piece(name, 0, p.numel(), 0)], self.optimizer, p, kinds) for name, p in self.named_parameters()]
 
     def _publish(self) -> None:
-        """From now on compute with the weights that were written into the buckets; collective."""
+        """Update the module from the weights that were written into the buckets; collective."""
 
     def _reduce(self, values: Tensor) -> Tensor:
         """Sum of `values` over the ranks, in place."""
@@ -111,7 +109,7 @@ class Engine:
         return {name: value.detach().float().cpu().clone() for name, value in self.named_parameters()}
 
     def enter(self, step: int) -> None:
-        """Compute as step `step` does: with the rotary base of its phase."""
+        """Prepare the model to compute step `step`: set the rotary base of its phase."""
         use_rotary_base(self.module, self.loader.phases[phase_index(self.loader.phases, step)].rotary_base)
 
     def train_batch(self, step: int, learning_rate: float, detailed: bool, norm_limit: float = math.inf) -> StepStats:
@@ -142,7 +140,7 @@ class Engine:
                 batches = list(self.loader.step(step))
         except (ValueError, OSError) as failure:
             error = failure
-        # Reduced on the host, which would otherwise wait until the GPU has finished the previous step.
+        # Reduced on the host: on the GPU it would wait for the previous step.
         failed = torch.full((1,), float(error is not None), dtype=torch.float64)
         reduced = self._reduce(torch.cat([self._own_counts(batches, failed.device), failed]))
         if reduced[-1] > 0:
@@ -188,7 +186,7 @@ class Engine:
         own_rows = [
             self.loader.describe_rows(step, micro_batch)
             for micro_batch, batch in enumerate(batches)
-            for loss, copy in context.losses  # of a pipeline, those of copies of its batches
+            for loss, copy in context.losses  # a pipeline's losses come with copies of its batches
             if not torch.isfinite(loss) and torch.equal(copy.keys_B, batch.keys_B)
         ]
         suspects = dict.fromkeys(rows for part in gather(own_rows) for rows in part)
@@ -251,7 +249,7 @@ class Engine:
             context.loss(self.module(batch), batch)
 
     def save(self, writer: StateWriter) -> None:
-        """Give this rank's part of weights and optimizer state to `writer`; they may change once this returns."""
+        """Pass this rank's part of weights and optimizer state to `writer`; they may change once this returns."""
         write_buckets(self._buckets(), writer)
 
     def load(self, reader: StateReader) -> None:

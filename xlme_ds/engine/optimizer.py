@@ -1,5 +1,5 @@
-"""AdamW with decoupled weight decay on matrices only (XLM-E, Table 10). The learning rate is set before every step; the
-parameters of a network or a layer may multiply it by a factor of their own."""
+"""AdamW with decoupled weight decay on matrices only (XLM-E, Table 10). The learning rate is set before every step;
+parameters may have a factor by which it is multiplied."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +16,7 @@ from .ranks import SharedError
 
 
 def build_optimizer(module: nn.Module, cfg: OptimizerConfig, objective: Objective | None = None) -> Optimizer:
-    """The optimizer that every engine uses; `objective` may give parameters learning rates of their own. Only this
+    """The optimizer that every engine uses; `objective` may give some parameters other learning rates. Only this
     function chooses the update rule, which must be one of torch's and elementwise.
 
     Raises SharedError for a rule whose state checkpoints cannot hold.
@@ -38,8 +38,8 @@ def build_optimizer(module: nn.Module, cfg: OptimizerConfig, objective: Objectiv
 
 
 def _probe_state_kinds(rule: Callable[..., Optimizer]) -> tuple[str, ...]:
-    """Names of the tensors that the optimizer keeps for every parameter besides its step, found by one step on a small
-    matrix. Before the first step they are taken to be zeros.
+    """Names of the tensors, besides the step, in the optimizer's state of a parameter, as one step on a small matrix
+    shows. Before the first step they are assumed to be zeros.
 
     Raises SharedError for a rule with any other state, which checkpoints cannot hold.
     """

@@ -7,9 +7,9 @@ The first stage owns the embedding: only its copy has moments, counts in the gra
 last stage's copy is filled after every step, and its gradient is sent to the first stage before the first stage reduces
 its own over the replicas.
 
-Where an objective's rows have open places, a pass over the micro-batches of a step comes before the one that trains
-(DeepSpeed's evaluation schedule). The first stage, which reads the tokens, fills the places with predictions of the
-last stage; only these are sent, for both stages read the rows and so know the places.
+If an objective's rows have open places, a first pass over the micro-batches of a step precedes the one that trains
+(with DeepSpeed's evaluation schedule). The first stage, which reads the tokens, fills the places with predictions of
+the last stage. Only these are sent: both stages read the rows, and so know the places.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ class PipelineEngine(ZeroEngine):
         with contextlib.redirect_stdout(None):
             module_class = DualPipeVModule if dualpipev else PipelineModule
             module = module_class(specs, num_stages=config.engine.pipeline_stages, partition_method="uniform")
-        # In the model's order.
+        # The parts on this process, in the model's order.
         own_parts: list[Any] = [part for name, part in module.named_children() if name.isdigit()]
         for part in own_parts:  # with the values that the whole model would have there
             initialise(part, config.seed, config.model.init_std, initial_values=initial_values)
@@ -79,7 +79,7 @@ class PipelineEngine(ZeroEngine):
         self._counting = self.engine.is_first_stage()
         self._reads = self._counting or self.engine.is_last_stage()
         self._least_micro_batches = 2 * self.engine.num_stages if dualpipev else 1
-        # DualPipeV has a buffer for each micro-batch of training: with more micro-batches two share one (0.19.8).
+        # DualPipeV has as many buffers as training has micro-batches; with more, two would share a buffer (0.19.8).
         self._most_micro_batches = self.engine.gradient_accumulation_steps() if dualpipev else sys.maxsize
         self._last = own_parts[-1]
         self._predicted: list[Tensor] = []
@@ -100,7 +100,7 @@ class PipelineEngine(ZeroEngine):
         return Batch.of_tensors(tensors, self._last.added)
 
     def enter(self, step: int) -> None:
-        """As `Engine.enter`. Rows may have another length where a phase begins, and then activations another shape."""
+        """As `Engine.enter`. A new phase may have rows of another length, and so activations of another shape."""
         super().enter(step)
         if any(step == phase.first for phase in self.loader.phases):
             self.engine.reset_activation_shape()
@@ -176,7 +176,7 @@ class PipelineEngine(ZeroEngine):
         self._tied.share()
 
     def full_state(self) -> dict[str, Tensor]:
-        """All parameters, on rank 0: the first process of every other stage sends its own there."""
+        """All parameters, on rank 0, to which the first process of every other stage sends its own."""
         state = super().full_state()
         for source, shapes in enumerate(gather({name: value.shape for name, value in state.items()})[1:], start=1):
             for name, shape in shapes.items():
@@ -190,8 +190,8 @@ class PipelineEngine(ZeroEngine):
 
 
 class _TiedTable:
-    """The tied embedding on a process that holds `parts` and is its owner, its borrower or neither. Blocks of the
-    embedding are sent one by one."""
+    """The tied embedding on a process that holds `parts`: it owns the embedding (first part), borrows a copy (last
+    part), or has neither. The embedding's blocks are sent one by one."""
 
     def __init__(self, engine: Any, parts: Sequence[Any]):
         first, last = parts[0], parts[-1]

@@ -1,4 +1,4 @@
-"""Placement of parameters in DeepSpeed's flat buffers: each begins at a multiple of 128 bytes.
+"""Alignment of parameters in DeepSpeed's flat buffers: each begins at a multiple of 128 bytes.
 
 DeepSpeed lays the parameters of an optimizer group end to end, so one of odd size (a gate's scale, a head's single
 bias) shifts all later ones to addresses that are no multiples of 16 bytes. For these cuBLAS and layer norm choose
@@ -11,16 +11,17 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-GRID = 64  # elements: 128 bytes of bf16
+ALIGNMENT = 64  # elements: 128 bytes of bf16
 
 
 @contextmanager
-def on_grid(module: nn.Module, optimizer: torch.optim.Optimizer, ranks: int, stage: int) -> Iterator[None]:
-    """Context in which DeepSpeed takes over `module`: parameters of zeros fill the gaps in the optimizer's groups.
+def aligned(module: nn.Module, optimizer: torch.optim.Optimizer, ranks: int, stage: int) -> Iterator[None]:
+    """Context in which DeepSpeed takes over `module`, with parameters of zeros that fill the gaps in the optimizer's
+    groups.
 
     These fillers get no gradient, and are removed from `module` afterwards. Under ZeRO 1 and 2 the `ranks` share a
-    group in equal parts, so its size is made a multiple of `ranks` · GRID. ZeRO-3 on several ranks gathers
-    every parameter into memory of its own, which begins on the grid anyway.
+    group in equal parts, so its size is made a multiple of `ranks` · ALIGNMENT. ZeRO-3 on several ranks gathers every
+    parameter into its own memory, which is aligned anyway.
     """
     module.fillers = fillers = nn.ParameterList()
     for group in optimizer.param_groups if stage < 3 or ranks == 1 else ():
@@ -29,7 +30,7 @@ def on_grid(module: nn.Module, optimizer: torch.optim.Optimizer, ranks: int, sta
         for number, parameter in enumerate(parameters, start=1):
             placed.append(parameter)
             size += getattr(parameter, "ds_numel", parameter.numel())  # ZeRO-3 leaves an empty tensor in its place
-            gap = -size % (GRID * ranks if number == len(parameters) else GRID)
+            gap = -size % (ALIGNMENT * ranks if number == len(parameters) else ALIGNMENT)
             if gap:
                 fillers.append(nn.Parameter(torch.zeros(gap, dtype=parameter.dtype, device=parameter.device)))
                 placed.append(fillers[-1])

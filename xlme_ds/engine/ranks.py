@@ -1,7 +1,7 @@
-"""The processes of a run: the launcher's variables, joining, and failing together.
+"""The processes of a run: the launcher's variables, the process group, and errors that all ranks raise together.
 
 DeepSpeed's launcher and torchrun set torch's five variables. Plain `srun` sets its own, which are translated. A launch
-that would silently become several runs of one process each fails.
+by which each process would silently start a run of its own is an error.
 """
 
 import datetime
@@ -23,18 +23,19 @@ from ..config import EngineConfig, TrainConfig
 from ..io.errors import in_words
 from ..run_commands import AGENT_STORE, TORCH_VARIABLES
 
-# A Slurm job's port comes from its number, so that jobs on one node differ; it is below those that systems assign.
+# A Slurm job's port is computed from its number, so that jobs on one node have different ports. It is below the range
+# from which systems assign ports.
 _FIRST_PORT, _PORTS = 10_000, 20_000
-_PORTS_TO_NEXT_TRY = 1_009  # a requeued job takes another port: that of the last try may still be in use
+_PORTS_TO_NEXT_TRY = 1_009  # a requeued job takes another port, as its last one may still be in use
 _DAY = datetime.timedelta(days=1)
 _SLOW = 30.0  # seconds of waiting after which a message is printed: importing on a busy machine takes less
 _UNSET = f"the environment has another job's variables: unset {' '.join(TORCH_VARIABLES)}"
 
 
 def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
-    """torch's five variables for this process; empty if no launcher started it: then it runs alone.
+    """torch's five variables for this process; empty if no launcher started it, so that it runs alone.
 
-    Raises ValueError when a launcher started several processes, each of which would run alone, or a variable is wrong.
+    Raises ValueError if a launcher started several processes that would each run alone, or if a variable is wrong.
     """
     tasks = int(environment.get("SLURM_STEP_NUM_TASKS") or 1)
     if "RANK" in environment:
@@ -89,9 +90,9 @@ Result = TypeVar("Result")
 
 
 class SharedError(ValueError):
-    """A user's mistake that every rank raises with one message, and the first rank prints.
+    """A user's mistake that all ranks raise with the same message, and rank 0 prints.
 
-    Before the ranks have met only some of them may raise it: then the one with `prints` prints it.
+    Before the process group exists, only some ranks may raise it: then a rank with `prints` prints it.
     """
 
     def __init__(self, message: str, prints: bool = False):
@@ -102,9 +103,9 @@ class SharedError(ValueError):
 def start_process_group(
     engine: EngineConfig, watchdog_minutes: float = TrainConfig.watchdog_minutes
 ) -> tuple[int, int]:
-    """Join the processes that the launcher started, and return (rank, world): (0, 1) where there is no launcher.
+    """Join the processes that the launcher started; returns (rank, world), which is (0, 1) without a launcher.
 
-    A collective times out only after the watchdog and its last resort have acted; without a watchdog after a day.
+    The timeout of collectives is longer than that of the watchdog and its last resort; without a watchdog it is a day.
     """
     os.environ.update(on_all_ranks(lambda: rendezvous(os.environ) or _alone()))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -125,7 +126,7 @@ def start_process_group(
         check_deepspeed()
         waiting = f"rank {rank} waits for the others of {world} at {address}:{port}"
         with loading_extensions():
-            build_shm_op()  # compiled before the clock below starts, which is for waiting for other processes
+            build_shm_op()  # compiled before the timeout below starts, which is for waiting for other processes
             with _printing_if_slow(f"{waiting}; if no launcher started it, {_UNSET}"):
                 deepspeed.init_distributed("nccl" if on_gpu() else "gloo", verbose=False, timeout=timeout)
     except ValueError as error:
@@ -150,16 +151,16 @@ def start_process_group(
     return rank, world
 
 
-def wait_for_all() -> None:
-    """Raise the timeout of collectives to a day from here on: for work without a watchdog, in which one rank may take
-    longer than the others."""
+def extend_timeout() -> None:
+    """Raise the timeout of collectives to a day, for work without a watchdog in which one rank may take longer than the
+    others."""
     if dist.is_initialized():
         distributed_c10d._set_pg_timeout(_DAY)
 
 
 @contextmanager
 def _printing_if_slow(message: str) -> Iterator[None]:
-    """Print `message`, once for each node, if the block takes long."""
+    """Print `message`, once on each node, if the block takes more than half a minute."""
     timer = threading.Timer(_SLOW, lambda: print(message, file=sys.stderr, flush=True))
     timer.daemon = True
     if os.environ["LOCAL_RANK"] == "0":
@@ -204,8 +205,8 @@ def data_parallel(engine: EngineConfig, rank: int, world: int) -> tuple[int, int
 def process_group(
     engine: EngineConfig, watchdog_minutes: float = TrainConfig.watchdog_minutes
 ) -> Iterator[tuple[int, int]]:
-    """Calls `start_process_group`; at its end leaves the group and restores what was changed, for the next run of this
-    process."""
+    """Calls `start_process_group`; at the end leaves the group and undoes its changes, so that this process can start
+    another run."""
     linear, variables = torch.nn.functional.linear, {name: os.environ.get(name) for name in TORCH_VARIABLES}
     try:
         yield start_process_group(engine, watchdog_minutes)
@@ -222,11 +223,12 @@ def process_group(
             (comm if comm.is_initialized() else dist).destroy_process_group()
 
 
-def leave() -> NoReturn:
-    """End a process that is done, with exit code 0 and at once.
+def exit_now() -> NoReturn:
+    """End a process that is done, at once and with exit code 0.
 
-    Gloo's threads still run where DeepSpeed refers to a process group. Python's own exit kills them, and now and then
-    one aborts ("terminate called without an active exception"): the launcher then takes a saved run for a failed one.
+    Gloo's threads may still run, because DeepSpeed refers to a process group. Python's own exit kills them, and now and
+    then one aborts ("terminate called without an active exception"): the launcher would then report a saved run as
+    failed.
     """
     sys.stdout.flush()
     sys.stderr.flush()

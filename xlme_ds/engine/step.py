@@ -1,4 +1,4 @@
-"""State of one pass over the micro-batches of a training step or an evaluation: loss weights, and gathered numbers."""
+"""The state of a training step or an evaluation: settings of its pass over micro-batches, and numbers gathered."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from ..objectives.protocol import Objective, Pretraining
 
 
 class Gathered(NamedTuple):
-    """Numbers of one micro-batch that are added up over micro-batches, float64."""
+    """Numbers of one micro-batch, to be summed over micro-batches; float64."""
 
     sums: Tensor  # [terms]
     statistics: Tensor
@@ -32,8 +32,8 @@ class StepContext:
     losses: list[tuple[Tensor, Any]] = field(default_factory=list)  # the loss and the batch, by micro-batch
 
     def loss(self, output: Any, batch: Any) -> Tensor:
-        """The micro-batch's share of the step's loss. If it is not finite, neither is its gradient: all ranks then see
-        that in the gradient's norm."""
+        """The micro-batch's share of the step's loss. If it is not finite, its gradient is not finite either, so that
+        all ranks see the fault in the gradient's norm."""
         sums = self.objective.sums(output, batch)
         if self.detailed:
             by_language = None
@@ -41,10 +41,10 @@ class StepContext:
                 by_language = cast(Pretraining, self.objective).by_language(output, batch, self.languages)
             statistics = self.objective.statistics(output, batch)
             self.gathered.append(Gathered(sums.detach().double(), statistics, by_language))
-        return self.watched((self.weights * sums).sum(), batch)
+        return self.recorded((self.weights * sums).sum(), batch)
 
-    def watched(self, loss: Tensor, batch: Any) -> Tensor:
-        """Record `loss` in training, and return it; if it is not finite, its gradient becomes not finite too."""
+    def recorded(self, loss: Tensor, batch: Any) -> Tensor:
+        """Record `loss` in training and return it; if it is not finite, make its gradient NaN too."""
         if loss.requires_grad:  # not in an evaluation
             self.losses.append((loss.detach(), batch))
         return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)

@@ -1,5 +1,5 @@
-"""DeepSpeed's engine with ZeRO 1, 2 or 3, and where in DeepSpeed's optimizers this rank's master weights and moments
-are."""
+"""DeepSpeed's engine with ZeRO 1, 2 or 3, and the location of this rank's master weights and moments in DeepSpeed's
+optimizers."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,21 +17,21 @@ from torch import Tensor, nn
 from ..config import OptimizerConfig
 from ..data.loader import Loader
 from ..objectives.protocol import BatchSource, Objective
-from .bf16_gradients import cut_groups, spare_passes
+from .bf16_gradients import cut_groups, reduce_in_buffers
 from .buckets import Bucket, Piece, state_kinds
 from .deepspeed_compat import align_gradients, loading_extensions
 from .engine import Engine
 from .optimizer import build_optimizer
-from .placement import on_grid
+from .placement import aligned
 from .ranks import on_gpu
 from .step import StepContext
 
 
 class ZeroEngine(Engine):
-    """An engine in which DeepSpeed runs the backward pass, reduces and updates.
+    """An engine in which DeepSpeed runs the backward pass, the reduction and the update.
 
-    DeepSpeed averages gradients over ranks and micro-batches. Our losses are terms of one sum, so `_backward` undoes
-    that.
+    DeepSpeed averages gradients over ranks and micro-batches. Our losses are terms of a sum, so `_backward` undoes the
+    averaging.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class ZeroEngine(Engine):
             bf16_optimizer = zero["stage"] == 1 and bf16 and "offload_optimizer" not in zero  # then DeepSpeed has one
             if bf16_optimizer and dist.get_world_size() > 1 and not isinstance(module, PipelineModule):
                 cut_groups(adam, module, zero.get("reduce_bucket_size", 5e8))
-            with on_grid(module, adam, _replicas(module), zero["stage"]):
+            with aligned(module, adam, _replicas(module), zero["stage"]):
                 engine, *_ = deepspeed.initialize(model=module, optimizer=adam, config=ds_config)
-            spare_passes(engine, halved_gradients)
+            reduce_in_buffers(engine, halved_gradients)
             align_gradients(engine.optimizer)
         super().__init__(engine, objective, loader, heldout, engine.device, engine.optimizer)
         self.engine = engine
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self._hosts = dist.new_group(backend="gloo") if on_gpu() else None  # sums CPU tensors, without waiting for GPUs
+        self._cpu_group = dist.new_group(backend="gloo") if on_gpu() else None  # its sums do not wait for GPUs
         # DeepSpeed divides by the accumulation steps and averages over the ranks.
         self._undo_averaging = engine.dp_world_size * engine.gradient_accumulation_steps()
         self._context: StepContext | None = None  # of the step that is being taken
@@ -72,8 +72,8 @@ class ZeroEngine(Engine):
         return self.engine.module.named_parameters()
 
     def _step_if_accepted(self, take_step: Callable[[], None]) -> None:
-        """Replaces `step` of torch's optimizer. By then DeepSpeed has computed the norm; it skips most steps with an
-        infinite norm itself, and does not get here."""
+        """Replaces `step` of torch's optimizer, which DeepSpeed calls after computing the norm; most steps with an
+        infinite norm DeepSpeed skips itself, without this call."""
         context = self._context
         assert context is not None
         if context.applied is None:
@@ -93,13 +93,13 @@ class ZeroEngine(Engine):
         return self._norm_of(context)
 
     def _norm_of(self, context: StepContext) -> float:
-        """The norm of the step's gradients: the stored one if there is one, for DeepSpeed's would have to wait until a
-        GPU has done the update."""
+        """The norm of the step's gradients: the stored one if there is one, because asking DeepSpeed would wait for the
+        update on the GPU."""
         skipped_by_deepspeed = context.applied is None
         return float(self.engine.get_global_grad_norm()) if skipped_by_deepspeed else self._norm
 
     def _reduce(self, values: Tensor) -> Tensor:
-        dist.all_reduce(values, group=None if values.is_cuda else self._hosts)
+        dist.all_reduce(values, group=None if values.is_cuda else self._cpu_group)
         return values
 
     def _buckets(self) -> list[Bucket]:
@@ -164,7 +164,7 @@ class _SubGroup(Bucket):
 
 
 def _partition_pieces(group: list[Any], names: dict[nn.Parameter, str]) -> list[Piece]:
-    """This rank's pieces with ZeRO 1 and 2, where it owns a stretch of all parameters laid end to end."""
+    """This rank's pieces with ZeRO 1 and 2: it owns one stretch of the group's parameters laid end to end."""
     pieces = []
     for parameter in group:
         if parameter in names and parameter._hp_mapping is not None:  # not a filler
@@ -175,7 +175,7 @@ def _partition_pieces(group: list[Any], names: dict[nn.Parameter, str]) -> list[
 
 
 def _sub_group_pieces(group: list[Any], names: dict[nn.Parameter, str]) -> list[Piece]:
-    """This rank's pieces with ZeRO-3, where all ranks own equal parts of every parameter; the last parts are padded."""
+    """This rank's pieces with ZeRO-3: each rank owns an equal part of every parameter; the last part is padded."""
     pieces, offset = [], 0
     for parameter in group:
         size = parameter.partition_numel()

@@ -97,6 +97,6 @@ def score_table(scores: Mapping[str, Any]) -> list[str]:
 
 if __name__ == "__main__":
     main()
-    from ..engine.ranks import leave
+    from ..engine.ranks import exit_now
 
-    leave()
+    exit_now()

@@ -15,7 +15,7 @@ from torch import nn
 from ..config import Training
 from ..data.schema import LAYOUTS
 from ..engine.build import assemble, resolve_precision
-from ..engine.ranks import broadcast, gather, on_all_ranks, on_gpu, wait_for_all
+from ..engine.ranks import broadcast, extend_timeout, gather, on_all_ranks, on_gpu
 from ..io.files import read_object, write_object
 from ..models.init import GatherParameter, initialise
 from ..models.pipeline import encoder_forward
@@ -85,7 +85,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
             parts = weights.parent, config.model, state, saved.vocabulary.path
             on_all_ranks(lambda: write_model(*parts) if rank == 0 else None)
         watchdog.close()  # scoring takes as long as it takes, and not equally long on all ranks
-        wait_for_all()
+        extend_timeout()
         # The folder is submitted as it is, so an earlier call's predictions of other tests must go.
         earlier = job.out / "predictions"
         on_all_ranks(lambda: shutil.rmtree(earlier) if rank == 0 and earlier.exists() else None)

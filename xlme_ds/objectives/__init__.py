@@ -1,5 +1,5 @@
-"""Objectives of pre-training: tensors in, sums and counts out. Each one is a file with the class that this table names,
-which is imported when it is asked for."""
+"""Objectives of pre-training: tensors in, sums and counts out. The table names the class of each objective, which has
+its own file and is imported on demand."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -24,7 +24,8 @@ OBJECTIVES: dict[str, str] = {
 
 
 def objective_of(cfg: ObjectiveConfig) -> Pretraining:
-    """The objective that `cfg` names, with its settings. Raises ValueError, naming the known ones, for another name."""
+    """The objective that `cfg` names, with its settings. Raises ValueError for an unknown name, and lists the
+    others."""
     if cfg.name not in OBJECTIVES:
         nearest = "".join(f", for example {name}" for name in get_close_matches(cfg.name, OBJECTIVES, n=1, cutoff=0.0))
         raise ValueError(f"objective.name {cfg.name} is not known: choose one of {', '.join(OBJECTIVES)}{nearest}")
@@ -33,9 +34,9 @@ def objective_of(cfg: ObjectiveConfig) -> Pretraining:
     return objective
 
 
-def described(cfg: ObjectiveConfig, rows: Sequence[int] = (1, 1)) -> dict[str, Any]:
-    """The objective in words, as a run records it: description, names of the terms, and what it reports by name;
-    without those of a task that has no `rows` in a step."""
+def describe(cfg: ObjectiveConfig, rows: Sequence[int] = (1, 1)) -> dict[str, Any]:
+    """The record of an objective in a run's config.json: its description, the names of its terms, and its quantities by
+    name, without those of a task that has no `rows` in a step."""
     objective = objective_of(cfg)
     left_out = [task for task, count in zip(TASKS, rows, strict=True) if count == 0]
     quantities = {

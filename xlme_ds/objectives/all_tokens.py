@@ -4,7 +4,7 @@ instead of judging it:
 
     p(x_t) = D_t · 1[x_t is what it reads] + (1 − D_t) · softmax_t(x_t)
 
-with the copy probability D from a sigmoid, that of ELECTRA's verdict "original". L = L_MLM + L_TLM + λ·L_AMLM +
+D, the copy probability, is the sigmoid that in ELECTRA is the probability of "original". L = L_MLM + L_TLM + λ·L_AMLM +
 λ·L_ATLM, the last two means over all tokens of their task. The softmax at all positions costs 1 / mask_fraction times
 the generator's.
 
@@ -35,7 +35,7 @@ class AllTokensOutput(NamedTuple):
     nll_M: Tensor
     predicted_M: Tensor
     corrupted_BT: Tensor
-    replaced_logits_BT: Tensor  # positive says replaced, so do not copy
+    replaced_logits_BT: Tensor  # positive means replaced: do not copy
     token_nll_BT: Tensor  # float32, the softmax's −log p of the original token
 
 
@@ -112,7 +112,7 @@ class AllTokensObjective(ElectraObjective):
     models = AllTokens, AllTokensStage
 
     def check(self, run: RunConfig) -> None:
-        """Both softmaxes read one embedding."""
+        """Raise ValueError also for two embeddings: both softmaxes read the same one."""
         super().check(run)
         if run.model.embedding_sharing != "tied":
             raise ValueError(
@@ -121,7 +121,7 @@ class AllTokensObjective(ElectraObjective):
             )
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
-        """ELECTRA's, and a softmax at every position in the last part."""
+        """ELECTRA's operations, and a softmax at every position in the last part."""
         return replace(super().flops(cfg, row_tokens), softmax_last=masked_head_forward(cfg, 1.0), predicted_last=1.0)
 
     @staticmethod

@@ -2,10 +2,10 @@
 3.1): one model writes a pseudo-parallel side, then reads it.
 
 L = L_BTMLM, a mean over the masked positions of the global batch: a token is predicted from the rest of its sentence
-and from tokens of another language that the same weights wrote after it. In an item `<s> x </s> y </s>` whose y is open
-(`data/pseudo_parallel.py`), the first pass, without gradient, fills every place of y from x: p(y_j | x, M_j), the
-place's own `<mask>` with its position. The second masks x and predicts it from what is left of x and y: p(x_m | x \\ M,
-y).
+and from tokens of another language that the same weights wrote after it. In an item `<s> x </s> y </s>` the places of y
+are open at first (`data/pseudo_parallel.py`). The first pass, without gradient, fills each from x and its own `<mask>`
+with its position: p(y_j | x, M_j). The second pass masks x and predicts it from the rest of x and from y:
+p(x_m | x \\ M, y).
 
 B rows, T tokens, M masked positions, P open places.
 """
@@ -33,15 +33,16 @@ if TYPE_CHECKING:
 
 
 class OpenSide(Masking):
-    """The attention mask of both passes: while y is open, x sees x, and an open place sees x and itself; once y is
-    filled, every position sees the whole item."""
+    """The attention mask of both passes. While y is open, x sees x, and an open place sees x and itself. Once y is
+    filled, every position sees its whole item."""
 
     def groups(self, batch: Batch) -> Tensor:
         """Twice the item's number, plus 1 from the row's first open place on."""
         return batch.segments_BT * 2 + _open(batch).long().cummax(1).values
 
     def allowed(self, groups_BT: Tensor) -> Tensor:
-        """A position sees itself and its item's x; once y is filled nothing is open, so the whole item counts as x."""
+        """A position sees itself and its item's x; once y is filled, no place is open and the whole item counts as
+        x."""
         query_BT1, key_B1T = groups_BT[:, :, None], groups_BT[:, None, :]
         itself_TT = torch.eye(groups_BT.shape[1], dtype=torch.bool, device=groups_BT.device)
         of_item_BTT = (query_BT1 // 2 == key_B1T // 2) & (key_B1T % 2 == 0)
@@ -54,9 +55,9 @@ def _open(batch: Batch) -> Tensor:
 
 
 def first_pass(batch: Batch) -> Batch:
-    """The batch of the pass that fills the open places: they are the masked positions, in ascending order, all of them
-    `<mask>`."""
-    # At a uniform of 1 a position shows `<mask>`, whatever the shares of random and original tokens.
+    """The batch of the pass that fills the open places: its masked positions are the open places, ascending, and all
+    show `<mask>`."""
+    # With a uniform of 1 a position shows `<mask>`, whatever the shares of random and original tokens.
     open_P = batch.added.get("open_P", batch.masked_M[:0])
     always = torch.ones(len(open_P), dtype=torch.float32, device=open_P.device)
     return batch._replace(masked_M=open_P, uniforms_M=always, added={})
@@ -77,7 +78,7 @@ class BackTranslationModel(LanguageModel):
     """`LanguageModel` that passes over a batch twice."""
 
     def forward(self, batch: Batch) -> LanguageModelOutput:  # type: ignore[override]
-        """Fill, in evaluation mode, mask and predict."""
+        """Fill the open places in evaluation mode, then mask and predict."""
         first, training = first_pass(batch), self.training
         self.eval()
         self.writing = True
@@ -97,7 +98,7 @@ class BackTranslationStage(LanguageModelStage):
 
 
 class BackTranslation(MaskedLanguageModelling):
-    """Masked language modelling of sentences, with places after each that the model fills before it trains."""
+    """Masked language modelling of sentences; the model first fills open places after each sentence."""
 
     description = (
         "masked language modelling of one encoder on text, next to tokens of another language that it writes itself"
@@ -128,7 +129,7 @@ class BackTranslation(MaskedLanguageModelling):
         return lambda parts, seed, mask_fraction, step: sides.collate(parts, seed, mask_fraction)
 
     def probe(self, batch: Batch) -> Batch:
-        """`batch` with one fixed ordinary token in all open places: rounding could change the most likely tokens."""
+        """`batch` with a fixed ordinary token in all open places, as rounding could change the most likely tokens."""
         tokens = batch.tokens_BT.flatten().index_fill(0, batch.added["open_P"], UNK + 1)
         return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT), added={})
 
@@ -154,8 +155,8 @@ class BackTranslation(MaskedLanguageModelling):
         return BackTranslationModel(*arguments) if part is None else BackTranslationStage(*arguments, part=part)
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
-        """A share 1 / (1 + fraction) of a full row is sentence, the rest open places, which an extra pass fills
-        first."""
+        """Of a full row the share 1 / (1 + fraction) is sentence and the rest open places, which the first pass
+        fills."""
         one_pass = super().flops(cfg, row_tokens)
         sentence = fmean(1 / (1 + fraction) for fraction in self.fractions)
         return replace(

@@ -1,8 +1,8 @@
 """Causal language modelling on monolingual rows, and on translation pairs, whose second side sees the first (XLM,
 section 3.2).
 
-L = L_CLM + L_CLM on pairs, each a mean over the tokens of its task: the ordinary ones, and every `</s>` after an item's
-first token, except the last of monolingual text, where the row was cut. B rows, T tokens, M predicted tokens.
+L = L_CLM + L_CLM on pairs, each a mean over the predicted tokens of its task: the ordinary ones, and every `</s>` after
+an item's first token, except the last of monolingual text, where the row was cut. B rows, T tokens, M predicted tokens.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Causal(Masking):
 
 
 class CausalLanguageModelling(MaskedLanguageModelling):
-    """Every token is predicted. With `mask_fraction` 1, these tokens are what a batch calls masked positions."""
+    """Every token is predicted: with `mask_fraction` 1, a batch's masked positions are all tokens."""
 
     description = "causal language modelling of one encoder: every token from those before it"
     terms: tuple[str, ...] = ("clm", "clm_pairs")

@@ -1,9 +1,9 @@
 """Replaced token detection with corrective language modelling (Meng et al., 2021, COCO-LM; Bajaj et al., 2022, METRO):
-next to its verdicts, the discriminator predicts the original token at every masked position, where it reads the
-generator's sample. So its layers learn more than a yes or no for each token.
+the discriminator also predicts the original token at every masked position, where it reads the generator's sample. So
+its layers learn more than a yes or no for each token.
 
 L = L_MLM + L_TLM + λ·L_MRTD + λ·L_TRTD + L_CMLM + L_CTLM. The last two are means over the masked positions of their
-task, and as in METRO they have no copy probability, which COCO-LM has.
+task. As in METRO, and unlike in COCO-LM, they have no copy probability.
 """
 
 from collections.abc import Mapping

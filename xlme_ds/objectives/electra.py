@@ -63,11 +63,12 @@ class ElectraObjective(RowBatches, Pretraining):
 
     def __init__(self, cfg: ObjectiveConfig):
         self.mask_fraction, self.random_fakes = cfg.mask_fraction, cfg.random_fakes
-        self.of_generator = cfg.z_loss, cfg.generator_temperature, cfg.generator_keep_fraction
+        self.generator_arguments = cfg.z_loss, cfg.generator_temperature, cfg.generator_keep_fraction
         self.weights = torch.tensor([1.0, 1.0, cfg.discriminator_weight, cfg.discriminator_weight], dtype=torch.float64)
 
     def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
-        """`collate`; in training with the step's share of random tokens, `random_1`, where `random_fakes` has any."""
+        """`collate`; in training with `random_fakes`, a batch also has the step's share of random tokens,
+        `random_1`."""
         if purpose != "train" or not self.random_fakes:
             return super().batches(rows, purpose)
 
@@ -82,7 +83,7 @@ class ElectraObjective(RowBatches, Pretraining):
         return [cfg.discriminator_rate if _DISCRIMINATOR.search(name) else 1.0 for name in names]
 
     def probe(self, batch: Batch) -> Batch:
-        """`batch` from which the generator samples token 0 everywhere: any other sample may change with a rounding."""
+        """`batch` with uniforms of 0, so that the generator samples token 0: rounding could change any other sample."""
         return batch._replace(uniforms_M=batch.uniforms_M * 0)
 
     def check(self, run: RunConfig) -> None:
@@ -100,7 +101,9 @@ class ElectraObjective(RowBatches, Pretraining):
     def build(self, cfg: ModelConfig, part: Part | None = None) -> Electra:
         """The pre-training model, or its `part` that a pipeline's stage runs."""
         whole, stage = self.models
-        return whole(cfg, *self.of_generator) if part is None else stage(cfg, *self.of_generator, part=part)
+        return (
+            whole(cfg, *self.generator_arguments) if part is None else stage(cfg, *self.generator_arguments, part=part)
+        )
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
         """The generator with its softmax is in the first part, the discriminator's head in the last."""
@@ -146,7 +149,7 @@ class ElectraObjective(RowBatches, Pretraining):
     @staticmethod
     def statistics(output: ElectraOutput, batch: Batch) -> Tensor:
         """Counts that the accuracies and the AUC are made of, float64 [2, S], additive; special tokens are left out."""
-        # Sums under masks and no selection: a selection has a size that the host would wait for.
+        # Masked sums, because the host would have to wait for the size of a selection.
         right_M = output.predicted_M == batch.tokens_BT.flatten()[batch.masked_M]
         replaced_BT, ordinary_BT = output.corrupted_BT != batch.tokens_BT, batch.tokens_BT > UNK
         logits_BT = output.replaced_logits_BT.float()

@@ -3,13 +3,13 @@
 L = L_MMLM + L_TLM + L_CAMLM, each a mean over its masked positions of the global batch. Each time that
 a pair is read, it counts for TLM or for CAMLM. B rows, T tokens, M masked positions.
 
-In cross-attention masking (CAMLM; section 3.1) a masked token of one side is predicted from the other side alone. Of a
-pair with sides e and f, u its positions that are read as they are and m its masked ones, every layer lets
+In cross-attention masking (CAMLM; section 3.1) a masked token of one side is predicted from the other side alone. For a
+pair with sides e and f, each with masked positions m and unmasked positions u, every layer lets
 
     e_u see e_u      f_u see f_u      e_m see f_u and e_m      f_m see e_u and f_m
 
-so that nothing of its own side reaches a masked position, through however many layers. (The paper's figure and text say
-so; its equation, which would let e_m see nothing of e_m, differs.)
+so no number of layers brings unmasked tokens of its own side to a masked position. (So the paper's figure and text; in
+its equation e_m sees nothing of e_m.)
 """
 
 from collections.abc import Mapping
@@ -27,8 +27,8 @@ _ROLES = 8  # of a position in its item: 0 where it sees the whole item; else 1 
 
 
 class CrossMasking(Masking):
-    """Cross-attention masking of half of the translation pairs, whose masked positions all show `<mask>`; `Masking` of
-    the other rows."""
+    """Cross-attention masking of half of the translation pairs, in which every masked position shows `<mask>`; the
+    other items are masked as by `Masking`."""
 
     def crossed(self, batch: Batch) -> Tensor:
         """The positions of the pairs with cross-attention masking, bool [B, T]: a fair coin for each pair."""
@@ -37,14 +37,15 @@ class CrossMasking(Masking):
         item_M = item_BT.flatten()[batch.masked_M]
         first_M = torch.ones_like(item_M, dtype=torch.bool)
         first_M[1:] = item_M[1:] != item_M[:-1]
-        # The coin is the lowest of a uniform's 24 bits; what a masked position shows follows from the highest.
+        # The coin is the lowest of the 24 bits of the item's first uniform; the highest decide what a position shows.
         bit_M = (batch.uniforms_M.double() * 2**24).long() & 1
-        drawn = torch.zeros(rows * (tokens + 1), dtype=torch.int64, device=item_M.device)
-        drawn = drawn.index_add(0, item_M, bit_M * first_M)
-        return (drawn[item_BT] > 0) & (batch.task_B == TASKS.index("para"))[:, None]
+        coins = torch.zeros(rows * (tokens + 1), dtype=torch.int64, device=item_M.device)
+        coins = coins.index_add(0, item_M, bit_M * first_M)
+        return (coins[item_BT] > 0) & (batch.task_B == TASKS.index("para"))[:, None]
 
     def apply(self, batch: Batch, vocabulary: int) -> Tensor:
-        """Every masked position of these pairs shows `<mask>`: a token left visible would leak to its own side."""
+        """As `Masking`, but every masked position of these pairs shows `<mask>`: the other masked positions of its side
+        see it."""
         tokens_BT = super().apply(batch, vocabulary)
         return torch.where(self.crossed(batch) & _masked(batch), vocabulary - 1, tokens_BT)
 

@@ -42,8 +42,8 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
         self.statistics_shape: tuple[int, ...] = (len(self.terms),)
 
     def check(self, run: RunConfig) -> None:
-        """Raise ValueError for a share of masked tokens that the objective cannot use, or attention kernels without its
-        mask."""
+        """Raise ValueError also for a share of masked tokens that the objective cannot use, and for attention kernels
+        or a body that lack its attention mask."""
         super().check(run)
         name, fraction = run.objective.name, run.objective.mask_fraction
         if self.predicts_all and fraction != 1.0:

@@ -1,5 +1,5 @@
-"""The interfaces of an objective and of its data: `Objective` and `BatchSource` for engines and the training loop,
-`Pretraining` for the rest of the program.
+"""The interfaces of an objective and of its data: engines and the training loop use `Objective` and `BatchSource`, the
+rest of the program uses `Pretraining`.
 
 M masked positions. Tasks are in the order of data.rows.TASKS: mono, para.
 """
@@ -41,8 +41,8 @@ class Objective(Protocol):
         return [1.0] * len(names)
 
     def probe(self, batch: Any) -> Any:
-        """`batch` without anything that the rounding of another processor or kernel could change, because checkpoints
-        store its loss; by default there is nothing of that kind."""
+        """`batch` changed so that its loss, which checkpoints store, does not depend on rounding: another processor or
+        kernel could round to another sample or prediction. By default `batch` itself."""
         return batch
 
     def counts(self, batch: Any) -> Tensor:
@@ -76,7 +76,7 @@ class BatchSource(Protocol):
         """All micro-batches of this rank in step `step`."""
 
     def describe_rows(self, step: int, micro_batch: int | None = None) -> str:
-        """The rows of that micro-batch of this rank, or of the whole step, in words: `mono 328-335, para 164-167`."""
+        """The rows of a micro-batch of this rank, or of the whole step, in words: `mono 328-335, para 164-167`."""
 
     def probe(self) -> Any:
         """A small batch that is equal on all ranks, whatever their number."""
@@ -87,22 +87,22 @@ class Quantity(NamedTuple):
 
     title: str  # of its figure; quantities with the same title share one
     unit: str = ""
-    task: str = ""  # mono or para, the rows it is measured on; empty where its name ends in it (`auc_mono` of `auc`)
-    unigram: bool = False  # whether it is −log p of a task's tokens, and compared with a unigram model's
+    task: str = ""  # mono or para, the rows it is measured on; empty if it has one value a task (`auc_mono` of `auc`)
+    unigram: bool = False  # whether it is −log p of a task's tokens, to be compared with that of a unigram model
 
 
 class FirstWeights(NamedTuple):
-    """The encoder of another model that gives a part of this model its first weights."""
+    """The encoder of another model from which a part of this model starts."""
 
     folder: str  # of the other model
     which: EncoderName | None  # the encoder there; None: its main one
     layers: int  # how many of its layers the part takes
-    remedy: str  # the change to suggest where it has fewer
+    remedy: str  # the change to suggest if it has fewer
     convert: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict  # from its parameters to the part's
 
 
-# Settings that some objectives read (`Pretraining.reads`): for the others they must have their defaults.
-SPECIAL = (
+# Settings that only some objectives read (`Pretraining.reads`); for all others they must have their defaults.
+OBJECTIVE_SETTINGS = (
     *("objective.discriminator_weight", "objective.generator_temperature", "objective.generator_keep_fraction"),
     *("objective.random_fakes", "objective.random_fraction", "objective.keep_fraction", "objective.z_loss"),
     *("objective.pseudo_fractions", "objective.denoising", "objective.back_translation"),
@@ -113,22 +113,22 @@ SPECIAL = (
 class Pretraining(Objective, Protocol):
     """An objective of pre-training: one file, and one line in `OBJECTIVES`.
 
-    The rest of the program uses only what is declared here. The first term is the −log p (nats) of predicted tokens of
-    monolingual text, or of pairs where only pairs are read; its quantity is then a `unigram` one.
+    The rest of the program uses only what is declared here. If the first term is −log p (nats) of predicted tokens, its
+    quantity is a `unigram` one; the tokens are of monolingual text, or of pairs if only pairs are read.
     """
 
     description: str  # one sentence without its full stop, for report, model card and plan
     # The numbers that it reports, terms included, by name, without `_mono` or `_para` where each task has one.
     quantities: Mapping[str, Quantity]
     mask_fraction: float  # share of the ordinary tokens of an item that are predicted
-    # The encoders of its model by the prefix of their parameters (a dot follows), each with the prefix of its head. The
-    # first one is cut into stages, evaluated, fine-tuned and exported. A token embedding is `embedding_n`.
+    # For each encoder of its model, the prefix of its parameters (a dot follows) and that of its head's. The first one
+    # is cut into stages, evaluated, fine-tuned and exported. The blocks of the token embedding are `embedding_n`.
     encoders: Mapping[EncoderName, str]
-    reads: tuple[str, ...] = ()  # the settings in SPECIAL that it reads
-    # The class of `export/remote` that its model is exported as; empty: that of the head of each encoder.
+    reads: tuple[str, ...] = ()  # the settings in OBJECTIVE_SETTINGS that it reads
+    # The class of `export/remote` as which its model is exported; empty: each encoder as the class of its head.
     export_class: str = ""
     reads_whole_rows: bool = True  # whether its first encoder reads whole rows of a batch, not parts of them
-    may_start_random: bool = False  # whether some weights may be random where `start.take` names an encoder
+    may_start_random: bool = False  # whether `start.take` may name an encoder without `start.folder`
     starts_in_layout: bool = False  # whether its layout must be that of the model that it starts from
 
     def __init__(self, cfg: ObjectiveConfig): ...
@@ -140,11 +140,11 @@ class Pretraining(Objective, Protocol):
         """Raise ValueError for rows of one task that the objective cannot read."""
 
     def check(self, run: RunConfig) -> None:
-        """Raise ValueError for settings in their ranges that it cannot train with; by default for settings that it does
-        not read."""
-        usual = RunConfig(name="")
-        for name in SPECIAL:
-            value, default = (attrgetter(name)(settings) for settings in (run, usual))
+        """Raise ValueError for settings with which it cannot train; by default for changed settings that it does not
+        read."""
+        defaults = RunConfig(name="")
+        for name in OBJECTIVE_SETTINGS:
+            value, default = (attrgetter(name)(settings) for settings in (run, defaults))
             if name not in self.reads and value != default:
                 remedy = "leave it empty" if default in ("", ()) else f"leave it at {default}"
                 raise ValueError(
@@ -155,22 +155,22 @@ class Pretraining(Objective, Protocol):
         """The model, or the stage that runs one `part` of it in a pipeline (`models/pipeline.py`)."""
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
-        """Operations of a forward pass on full rows of `row_tokens` tokens, a token."""
+        """Operations per token of a forward pass on full rows of `row_tokens` tokens."""
 
     def passes(self, batch: MicroBatch) -> list[MicroBatch]:
-        """The inputs of the forward passes over a micro-batch before one backward pass, the largest first."""
+        """The input sizes of the forward passes that precede a micro-batch's backward pass, the largest first."""
         return [batch]
 
     def by_language(self, output: Any, batch: Batch, languages: int) -> Tensor:
         """`sums` and `counts` by the language of the token, float64 [2, terms, languages]."""
 
     def places(self, batch: Batch) -> Tensor:
-        """The predicted places as ascending indices into the flattened tokens [M]; by default the masked ones."""
+        """The predicted positions as ascending indices into the flattened tokens [M]; by default the masked ones."""
         return batch.masked_M
 
     def shown(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """For the report page: the tokens [B, T] with those of the model in the masked places, and the probability
-        [B, T] that each was replaced; None from a model that does not predict it."""
+        """For the report page: the tokens [B, T] with the model's own at the masked positions, and the probability
+        [B, T] that each was replaced, or None if the model does not predict that."""
 
     def first_weights(self, start: StartConfig, cfg: ModelConfig) -> dict[str, FirstWeights]:
         """The encoder that each part of the model starts from, by the prefix of the part's parameters; by default
@@ -182,8 +182,8 @@ class Pretraining(Objective, Protocol):
         return weights
 
     def shape(self, cfg: ModelConfig) -> dict[str, Any]:
-        """The settings, by name, that must be equal in another model if all of its parameters are taken, in addition to
-        those of every encoder."""
+        """Settings by name, in addition to those of every encoder, in which another model must be equal if all of its
+        parameters are taken."""
         names = ["generator_layers", "embedding_sharing"] if len(self.encoders) > 1 else []
         return {name: getattr(cfg, name) for name in (*names, "discriminator_layers")}
 

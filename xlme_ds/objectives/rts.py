@@ -2,7 +2,7 @@
 Autoencoders"): replaced token detection whose replacements are drawn uniformly from the ordinary tokens. There is no
 generator and no softmax, so a step is cheap; `electra` can start from its discriminator.
 
-L = L_MRTD + L_TRTD, each a mean over the tokens of its task. A draw that equals the original is none: its label is 0.
+L = L_MRTD + L_TRTD, each a mean over the tokens of its task. A token that is replaced by itself counts as original.
 Tasks are in the order of data.rows.TASKS.
 """
 
@@ -25,26 +25,26 @@ _RANDOM = Masking(random=1.0, keep=0.0)  # every chosen position shows a random 
 
 
 class Substitution(Electra):
-    """`Electra` without generator: in its output `predicted_M` are the drawn tokens, and `nll_M` is 0."""
+    """`Electra` without generator: in its output `predicted_M` are the random tokens, and `nll_M` is 0."""
 
     def add_generator(self, z_loss: float, temperature: float) -> None:
         """Do nothing: this model has no generator."""
 
     def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
-        """The only reading of the table, whose gradient is a dense one."""
+        """The discriminator's token embeddings. Their gradient is dense: nothing else reads the table."""
         return lookup(ids_BT, self.table)
 
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Random tokens in the chosen positions, by the batch's uniforms."""
-        return _drawn(batch, _RANDOM.apply(batch, self.cfg.vocabulary))
+        return _generator_outputs(batch, _RANDOM.apply(batch, self.cfg.vocabulary))
 
 
-def _drawn(batch: Batch, corrupted_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _generator_outputs(batch: Batch, corrupted_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.zeros_like(batch.uniforms_M), corrupted_BT.flatten()[batch.masked_M], corrupted_BT
 
 
 class SubstitutionStage(ElectraStage, Substitution):
-    """The part of `Substitution` that one stage runs; nothing of a generator goes from stage to stage."""
+    """The part of `Substitution` that one stage runs; stages send no outputs of a generator."""
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         return self.read(batch, self.generate(batch)[-1])
@@ -52,7 +52,7 @@ class SubstitutionStage(ElectraStage, Substitution):
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> ElectraOutput:
         """The output of `Substitution` for `batch`, from the tensors that the last stage returned."""
         *_, logits_BT, _segments_BT, corrupted_BT, _keys_B = tensors
-        return ElectraOutput(*_drawn(batch, corrupted_BT), logits_BT)
+        return ElectraOutput(*_generator_outputs(batch, corrupted_BT), logits_BT)
 
 
 class RandomTokenSubstitution(ElectraObjective):
@@ -74,7 +74,7 @@ class RandomTokenSubstitution(ElectraObjective):
         self.weights = torch.ones(len(self.terms), dtype=torch.float64)
 
     def check(self, run: RunConfig) -> None:
-        """There is one embedding."""
+        """Raise ValueError also for two embeddings: without generator there is one."""
         super().check(run)
         if run.model.embedding_sharing != "tied":
             raise ValueError(
@@ -87,9 +87,9 @@ class RandomTokenSubstitution(ElectraObjective):
         return batch
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
-        """The discriminator's share of ELECTRA's."""
-        whole = super().flops(cfg, row_tokens)
-        return Flops(layers=whole.layers, layer=whole.layer, head=whole.head)
+        """Operations of ELECTRA's discriminator alone."""
+        electra = super().flops(cfg, row_tokens)
+        return Flops(layers=electra.layers, layer=electra.layer, head=electra.head)
 
     @staticmethod
     def counts(batch: Batch) -> Tensor:
@@ -106,6 +106,6 @@ class RandomTokenSubstitution(ElectraObjective):
         return super().by_language(output, batch, languages)[:, len(TASKS) :]
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
-        """ELECTRA's metrics but for the generator's."""
+        """ELECTRA's metrics, without those of the generator."""
         metrics = super().summarise(sums, counts, statistics)
         return {name: value for name, value in metrics.items() if not name.startswith("generator_")}

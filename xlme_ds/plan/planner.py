@@ -16,7 +16,7 @@ from ..counting import (
     parameter_sizes,
 )
 from ..data.order import phases
-from ..objectives import described, objective_of
+from ..objectives import describe, objective_of
 from .layout import ParallelLayout
 from .memory import GIB, peak
 from .speed import GPU, GPUS, HOST, LINK_EFFICIENCY, UTILISATION, communication, speed
@@ -66,7 +66,7 @@ def plan(
     return {
         "recipe": run.name,
         "accounting": ACCOUNTING if len(encoders) > 1 else ACCOUNTING_OF_ONE.format(*encoders),
-        "objective": described(run.objective, (run.data.mono_rows, run.data.para_rows)),
+        "objective": describe(run.objective, (run.data.mono_rows, run.data.para_rows)),
         "parameters": count_parameters(run) | {"components": _components(run)},
         "tokens": {"per_row": row_tokens, "mono": mono, "para": para},
         "phases": _phases(run),

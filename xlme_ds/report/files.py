@@ -32,7 +32,7 @@ class RunFiles:
 
     @property
     def objective(self) -> dict[str, Any]:
-        """The description and the quantities of the run's objective (see `objectives.described`); of fine-tuning
+        """The description and the quantities of the run's objective (see `objectives.describe`); of fine-tuning
         nothing."""
         return {"description": None, "quantities": {}} | dict((self.config or {}).get("objective", {}))
 

@@ -19,7 +19,7 @@ from ..engine.build import open_data, require_engine_file
 from ..engine.ranks import data_parallel
 from ..first_weights import source_folders, starting_weights
 from ..models.init import InitialValues
-from ..objectives import described, objective_of
+from ..objectives import describe, objective_of
 from ..trained.runs import pin_step
 from ..validate import validate
 from .run_folder import RunFolder
@@ -30,7 +30,7 @@ class RunInfo(NamedTuple):
 
     `flops`: operations of a step, by the standard count; `vocabulary_sha256`: of the vocabulary of the ids;
     `evaluation`: summarises the sums over held-out rows, as a whole and by language; `objective`: its description
-    (`objectives.described`), None in fine-tuning; `folders`: of pre-training, the data and the held-out data, if any.
+    (`objectives.describe`), None in fine-tuning; `folders`: of pre-training, the data and the held-out data, if any.
     """
 
     flops: float
@@ -109,7 +109,7 @@ def pretraining(
         flops_per_step(config, loader.row_tokens, loader.row_lengths),
         count_parameters(config),
         loader.vocabulary_sha256,
-        objective=described(config.objective, (config.data.mono_rows, config.data.para_rows)),
+        objective=describe(config.objective, (config.data.mono_rows, config.data.para_rows)),
         folders=folders,
     )
     if heldout is None:

@@ -123,7 +123,7 @@ class RunFolder:
         """Write `config.json`, once all checks have passed: the resolved settings, versions, and data. Only the root
         calls it.
 
-        `data`: fingerprints of its data and vocabulary; `objective`: its description (`objectives.described`).
+        `data`: fingerprints of its data and vocabulary; `objective`: its description (`objectives.describe`).
         """
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)  # if it is missing later, somebody removed it
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES} | {"python": sys.version.split()[0]}
