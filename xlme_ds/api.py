@@ -32,8 +32,8 @@ from .plan.layout import ParallelLayout
 from .plan.memory import peak
 from .report import run_page
 from .train import run
-from .train.inputs import pretraining, read_inputs, started_from
-from .train.opening import opening
+from .train.inputs import pretraining_info, read_inputs, starting_folders
+from .train.opening import opening_lines
 from .train.resume import check_resume
 from .train.run_folder import RunFolder, first_step
 from .train.stop import StopRequest
@@ -97,13 +97,13 @@ def dry_run(
     with process_group(config.engine, minutes) as (rank, world):
         config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
         with closing(RunFolder(out, root=rank == 0, writes=False)) as folder:
-            folders, sources = _folders(data), started_from(config, out)
+            folders, sources = _folders(data), starting_folders(config, out)
             inputs = on_all_ranks(lambda: read_inputs(config, folders, heldout, folder, sources, rank, world))
             loader = inputs.loader
             on_all_ranks(lambda: check_resume(config, loader, inputs.heldout, folder) if rank == 0 else None)
     if rank:
         return
-    info = pretraining(config, loader, None, root=False)
+    info = pretraining_info(config, loader, None, root=False)
     try:
         layout = ParallelLayout.of(config, world, config.engine.precision, loader.row_tokens, fused=on_gpu())
         moment, sizes = peak(layout)
@@ -111,7 +111,7 @@ def dry_run(
     except ValueError as error:  # the planner has no formula for this engine
         memory = f"not counted ({error})"
     start = max(map(saved_step, checkpoints_of(out)), default=first_step(config))
-    print("\n".join(opening(config, out, start, loader, world, info)))
+    print("\n".join(opening_lines(config, out, start, loader, world, info)))
     print(
         f"  memory, by count: {memory}\n"
         f"  operations: {number(info.flops)} FLOP a step, {number(info.flops * config.train.steps)} in all\n"

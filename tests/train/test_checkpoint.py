@@ -35,7 +35,7 @@ from xlme_ds.engine.ranks import SharedError
 from xlme_ds.io.files import read_object
 from xlme_ds.models.text_encoder import LanguageModel
 from xlme_ds.objectives import objective_of
-from xlme_ds.train.inputs import pretraining
+from xlme_ds.train.inputs import pretraining_info
 from xlme_ds.train.run import train
 from xlme_ds.train.run_folder import RunFolder
 from xlme_ds.train.stop import StopRequest, Watchdog
@@ -472,7 +472,7 @@ def test_a_damaged_newer_checkpoint_does_not_cost_the_good_ones(data: Path, tmp_
 
 
 def train_here(data: Path, config: RunConfig, folder: RunFolder, loader: Loader) -> bool:
-    work = pretraining(config, loader, None, root=True)
+    work = pretraining_info(config, loader, None, root=True)
     return train(engine(data, config), config, folder, loader, None, work, StopRequest(), Watchdog(0, rank=0))
 
 

@@ -19,7 +19,7 @@ from xlme_ds.engine.engine import StepStats
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.engine.step import StepContext
 from xlme_ds.objectives.electra import ElectraObjective
-from xlme_ds.train.inputs import pretraining
+from xlme_ds.train.inputs import pretraining_info
 from xlme_ds.train.loop import Callback, Guard, fit
 from xlme_ds.train.records import StepLines
 from xlme_ds.train.run import train
@@ -58,7 +58,7 @@ def run(data: Path, out: Path, config: RunConfig, bad: set[int], watch: bool = T
         loader.on_read, engine.objective.sums = follow, spoilt
     folder = RunFolder(out)
     try:
-        work = pretraining(config, loader, None, root=True)
+        work = pretraining_info(config, loader, None, root=True)
         return train(engine, config, folder, loader, None, work, StopRequest(), Watchdog(0, rank=0))
     finally:
         engine.objective.sums = sums

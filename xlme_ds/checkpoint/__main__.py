@@ -42,7 +42,7 @@ from .state_files import StateReader, StateWriter, fault_of, merge_state, read_s
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
     commands: dict[str, Callable[..., Any]] = {
-        "list": listing,
+        "list": list_checkpoints,
         "check": check,
         "convert": convert,
         "weights": weights,
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
         fail("xlme checkpoint", error)
 
 
-def listing(run: Path) -> None:
+def list_checkpoints(run: Path) -> None:
     """Name every checkpoint of a run with its size and the processes that saved it, or what it lacks.
 
     Args:
@@ -98,8 +98,8 @@ def _require_same_files(weights: Path) -> None:
 def convert(run: Path, out: Path, step: int | None = None) -> None:
     """Write a checkpoint as one file of whole parameters, whatever ranks saved it.
 
-    Put into `checkpoints/` of a run, any engine resumes from it. Needs 0.2 GiB of memory, however
-    large the model.
+    Any engine resumes from it if it is in `checkpoints/` of a run. This needs 0.2 GiB of memory, whatever the size of
+    the model.
 
     Args:
         run: Run folder.
@@ -121,7 +121,7 @@ def convert(run: Path, out: Path, step: int | None = None) -> None:
 
 
 def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = None) -> None:
-    """Write the model of a checkpoint as a folder like that of a finished run, to keep or share.
+    """Write the model of a checkpoint as a folder like that of a finished run, for example to share it.
 
     Evaluation, fine-tuning and export read RUN@STEP themselves.
 
@@ -199,8 +199,8 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
         checksums = [before + checksum for before, checksum in zip(checksums, of_file, strict=True)]
     _require_different(models, checksums)
     if (out / DIFFERENCE_FILE).exists():
-        # The discriminator's embedding is the generator's plus the difference: a mean of such sums, which are rounded,
-        # is not exactly the sum of the two means.
+        # The discriminator's embedding is the sum of the generator's and the difference. As these sums are rounded,
+        # their mean is not exactly the sum of the two means.
         of_generator, state = (read_weights(folder / WEIGHTS_FILE) for folder in (out / GENERATOR_FOLDER, out))
         difference = read_weights(out / DIFFERENCE_FILE)[DIFFERENCE]
         state[embedding_name(state)] = of_generator[embedding_name(of_generator)] + difference
@@ -230,26 +230,26 @@ def _require_different(models: Sequence[Path], checksums: Sequence[str]) -> None
             )
 
 
-def _mean(places: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> tuple[dict[str, Tensor], list[str]]:
-    """Mean of the tensors that `read` gives for each place, by name, and a checksum of each place's tensors.
+def _mean(paths: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> tuple[dict[str, Tensor], list[str]]:
+    """The mean of the tensors that `read` gives for each path, by name, and a checksum of each path's tensors.
 
-    It holds float64 sums in memory instead of the tensors of all places.
+    Memory holds float64 sums and the tensors of one path at a time.
     """
     sums, dtypes, checksums = dict[str, Tensor](), dict[str, torch.dtype](), list[str]()
-    for place in places:
-        tensors = read(place)
+    for path in paths:
+        tensors = read(path)
         dtypes = dtypes or {name: value.dtype for name, value in tensors.items()}
         sums = sums or {name: torch.zeros(value.shape, dtype=torch.float64) for name, value in tensors.items()}
         different = [name for name in {**sums, **tensors} if name not in tensors or name not in sums]
         different += [name for name in sums if name in tensors and tensors[name].shape != sums[name].shape]
         if different:
-            raise ValueError(f"{place} differs from {places[0]} in {different[0]}: average models of one shape")
+            raise ValueError(f"{path} differs from {paths[0]} in {different[0]}: average models of one shape")
         digest = sha256()
         for name, value in sorted(tensors.items()):
             sums[name] += value
             digest.update(value.contiguous().view(-1).view(torch.uint8).numpy().data)
         checksums.append(digest.hexdigest())
-    return {name: (value / len(places)).to(dtypes[name]) for name, value in sums.items()}, checksums
+    return {name: (value / len(paths)).to(dtypes[name]) for name, value in sums.items()}, checksums
 
 
 def _show(run: Path, checksums: bool) -> bool:

@@ -1,8 +1,8 @@
-"""Checkpoints of a run: a thread writes each one under a temporary name, and it is renamed when it is complete.
+"""Checkpoints of a run: a thread writes each under a temporary name, and it is renamed when complete.
 
-A checkpoint folder holds one state file a rank (`state_files.py`), `state.json` (position, data fingerprints, the
-probe's loss) and `complete.json` (bytes and CRC-32 of every file). The last one marks the folder as a checkpoint: it is
-written once everything else is on the disk. Other names in `checkpoints/` are left alone.
+A checkpoint folder has one state file for each rank (`state_files.py`), `state.json` (position, data fingerprints, the
+probe's loss) and `complete.json` (bytes and CRC-32 of every file). The last one is the marker: it is written once
+everything else is on the disk. Other names in `checkpoints/` are ignored.
 """
 
 import math
@@ -33,8 +33,9 @@ from .state_files import (
 _PARTIAL = ".partial"
 _LATEST = "latest.json"
 
-# The largest relative difference between the probe's loss and the stored one. In float32 another layout adds in another
-# order. bf16 weights are rounded from equal master weights, but another processor or kernel may round them otherwise.
+# The largest relative difference between the probe's loss and the stored one. In float32, another layout adds in
+# another order. bf16 weights are rounded from equal master weights, but another processor or kernel may round
+# differently.
 PROBE_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
 
 
@@ -98,7 +99,7 @@ class Checkpoints:
         Raises SharedError when it belongs to other data (`expected` against the stored state), or when the loaded
         model's probe loss is further than `tolerance` (relative) from the stored one.
         """
-        state = on_all_ranks(lambda: matching(read_state(folder), folder, expected))
+        state = on_all_ranks(lambda: require_match(read_state(folder), folder, expected))
         files = broadcast(on_all_ranks(lambda: state_files(folder) if engine.rank == 0 else []))
         headers = gather(on_all_ranks(lambda: read_headers(files, engine.rank, engine.world)))
         engine.load(on_all_ranks(lambda: StateReader(files, headers)))
@@ -113,7 +114,7 @@ class Checkpoints:
         return int(state["step"])
 
     def lost(self, steps_logged: int, save_every: float) -> bool:
-        """Whether a run that has no usable checkpoint once had one; otherwise it begins anew.
+        """Whether a run without a usable checkpoint once had one; if not, it starts anew.
 
         `steps_logged`: steps that it recorded; `save_every`: steps between its checkpoints.
         """
@@ -135,7 +136,7 @@ class Checkpoints:
         partial.mkdir(parents=True)
 
     def _finish(self, partial: Path, state: Mapping[str, Any], files: dict[str, dict[str, int]]) -> None:
-        """Complete the checkpoint, name it in latest.json, and delete those that the run no longer keeps."""
+        """Complete the checkpoint, name it in latest.json, and delete those that the settings do not keep."""
         final = complete(partial, state, files)
         with naming(self.folder / _LATEST):
             write_object(self.folder / _LATEST, {"checkpoint": final.name})
@@ -150,7 +151,7 @@ class Checkpoints:
 
 
 def _is_foreign(folder: Path, run: str | None) -> bool:
-    """Whether a checkpoint belongs to another run than `run`, or to another step than its name says."""
+    """Whether a checkpoint is of another run than `run`, or of another step than that in its name."""
     try:
         state = read_state(folder)
     except (ValueError, OSError):
@@ -197,8 +198,8 @@ def find_fault(folder: Path, rank: int = 0, world: int = 1) -> str | None:
     return next((fault for fault in gather(fault_of(folder, rank, world)) if fault), None)
 
 
-def matching(state: dict[str, Any], folder: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """The `state` of a checkpoint. Raises ValueError, naming the key, where it differs from `expected`."""
+def require_match(state: dict[str, Any], folder: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
+    """`state`, that of the checkpoint in `folder`. Raises ValueError, naming the key, if it differs from `expected`."""
     for key, value in expected.items():
         if state.get(key) != value:
             raise ValueError(

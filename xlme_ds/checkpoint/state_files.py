@@ -30,7 +30,7 @@ COMPLETE = "complete.json"
 STATE = "state.json"
 # A table of the vocabulary is one flat array, in whatever number of consecutive blocks the model stores it.
 _BLOCK = re.compile(r"((?:.*\.)?(?:embedding|difference))_(\d+)")
-_TOO_MANY = 1 << 40  # more elements than any parameter has
+_MOST_ELEMENTS = 1 << 40  # more elements than any parameter has
 _NO_PARTS = np.zeros((0, 4), np.int64)
 CHUNK = 1 << 24  # elements that are copied, written or read at once: 64 MiB
 
@@ -43,8 +43,8 @@ def state_file(rank: int, world: int) -> str:
 class StateWriter:
     """Writes one rank's file in a thread, so that training continues once everything is copied to host memory.
 
-    `buffer_bytes` bounds the copies that wait to be written: `put` blocks while there is no room for another one.
-    Errors of the thread are raised by `result`, never by `put`, as no rank may leave in the middle of a collective.
+    `buffer_bytes` limits the copies that wait to be written: `put` blocks until there is room for another one. Errors
+    of the thread are raised by `result`, never by `put`, because no rank may fail alone in the middle of a collective.
     """
 
     def __init__(self, path: Path, buffer_bytes: int):
@@ -79,7 +79,7 @@ class StateWriter:
             self._queue(chunk.to("cpu", torch.float32, copy=True).numpy())
 
     def end(self) -> None:
-        """Announce that all tensors are put."""
+        """Tell the thread that all tensors have been put."""
         self._blocks.put(None)
 
     @property
@@ -107,7 +107,7 @@ class StateWriter:
             self._waiting += block.nbytes
         self._blocks.put(block)
 
-    def _let_go(self, block: np.ndarray) -> None:
+    def _release(self, block: np.ndarray) -> None:
         with self._changed:
             self._waiting -= block.nbytes
             self._changed.notify_all()
@@ -121,13 +121,13 @@ class StateWriter:
                         self._finite &= bool(np.isfinite(block).all())
                         file.write(block.data)
                     finally:
-                        self._let_go(block)
+                        self._release(block)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             self._error = error
             while (block := self._blocks.get()) is not None:  # else `put` would wait for ever
-                self._let_go(block)
+                self._release(block)
 
 
 class Headers(NamedTuple):
@@ -135,14 +135,14 @@ class Headers(NamedTuple):
 
     tensors: list[tuple[str, str]]  # (parameter, kind)
     steps: set[int]
-    # [parts, 5]: place of the part's tensor in `tensors`, first element, number of elements, place of its file among
-    # all of the checkpoint's, and first byte there.
+    # [parts, 5]: index of the part's tensor in `tensors`, first element, number of elements, index of its file among
+    # the checkpoint's, and first byte in that file.
     parts: np.ndarray
 
 
 def read_headers(files: Sequence[Path], rank: int = 0, world: int = 1) -> Headers:
-    """The headers of the share of a checkpoint's files that rank `rank` of `world` reads. Raises ValueError for one
-    that is no state file."""
+    """The headers of those of a checkpoint's files that rank `rank` of `world` reads. Raises ValueError for a file that
+    is no state file."""
     first, last = (len(files) * n // world for n in (rank, rank + 1))
     tensors: dict[tuple[str, str], int] = {}
     headers = [_read_header(files[number], number, tensors) for number in range(first, last)]
@@ -151,8 +151,8 @@ def read_headers(files: Sequence[Path], rank: int = 0, world: int = 1) -> Header
 
 
 def _read_header(path: Path, number: int, tensors: dict[tuple[str, str], int]) -> tuple[int, np.ndarray]:
-    """The step of a file and its rows of `Headers.parts`; adds its tensors to `tensors`. Raises ValueError for a place
-    outside the file."""
+    """The step of a file and its rows of `Headers.parts`; adds its tensors to `tensors`, which has their indices.
+    Raises ValueError for a tensor outside the file."""
     try:
         end = path.stat().st_size
         with open(path, "rb") as file:
@@ -167,7 +167,7 @@ def _read_header(path: Path, number: int, tensors: dict[tuple[str, str], int]) -
             (numel,), (first, last), start = entry["shape"], entry["data_offsets"], int(start_text)
             if entry["dtype"] != "F32" or not 0 <= first <= last <= end - 8 - length or last - first != 4 * numel:
                 raise ValueError(f"{key} is at {first} to {last}")
-            if not 0 <= start < _TOO_MANY:
+            if not 0 <= start < _MOST_ELEMENTS:
                 raise ValueError(f"{key} is from {start} on")
             place = tensors.setdefault((name, kind), len(tensors))
             parts.append((place, start, numel, number, 8 + length + first))
@@ -176,9 +176,9 @@ def _read_header(path: Path, number: int, tensors: dict[tuple[str, str], int]) -
         raise ValueError(f"{path} is no state file ({error!r}): resume from another checkpoint") from None
 
 
-def _places(sizes: Mapping[str, int]) -> dict[str, tuple[str, int]]:
-    """For every block of a vocabulary table, the table and the element in it at which the block begins; `sizes`:
-    elements of every parameter."""
+def _block_starts(sizes: Mapping[str, int]) -> dict[str, tuple[str, int]]:
+    """For every block of a vocabulary table, the table's name and the element at which the block begins; `sizes`:
+    number of elements of every parameter."""
     blocks = sorted((match[1], int(match[2]), name) for name in sizes if (match := _BLOCK.fullmatch(name)))
     places: dict[str, tuple[str, int]] = {}
     ends: dict[str, int] = {}
@@ -192,8 +192,8 @@ class StateReader:
     """Reads any part of the state from the files of a checkpoint. Raises ValueError when they do not fit together."""
 
     def __init__(self, files: Sequence[Path], headers: Sequence[Headers] | None = None):
-        """`files`: those that the checkpoint's marker lists, all in one folder; `headers`: their headers, if they were
-        read already."""
+        """`files`: those that the checkpoint's marker lists, in one folder; `headers`: their headers, if already
+        read."""
         if not files:
             raise ValueError("the checkpoint lists no state files: resume from another one")
         self.files, self.folder = files, files[0].parent
@@ -213,11 +213,11 @@ class StateReader:
     def read(self, parts: Iterable[tuple[str, str, int, Tensor]], sizes: Mapping[str, int] | None = None) -> None:
         """Fill tensors; every file that is needed is opened once and read in order.
 
-        `parts`: parameter, kind, first element, and the tensor to fill with the elements from there on, which is flat,
-        of any float type, on any device. `sizes`: elements of every parameter of the model that reads, if its
-        vocabulary tables may be in other blocks. Raises ValueError when the files lack a part.
+        `parts`: parameter, kind, first element, and the tensor to fill with the elements from there on; it is flat, of
+        any float type, on any device. `sizes`: number of elements of every parameter of the model to fill, if its
+        vocabulary tables may be in other blocks. Raises ValueError if the files lack a part.
         """
-        places = _places(self._sizes if sizes is None else sizes)
+        places = _block_starts(self._sizes if sizes is None else sizes)
         stretches = [stretch for part in parts for stretch in self._stretches(places, *part)]
         stretches.sort(key=itemgetter(0, 1))
         for number, of_file in groupby(stretches, itemgetter(0)):
@@ -257,8 +257,8 @@ class StateReader:
 
 
 def _merge(headers: Sequence[Headers]) -> tuple[dict[str, int], dict[tuple[str, str], np.ndarray]]:
-    """Elements of every parameter; and by (parameter, kind) the rows (first element, number of elements, file, byte) of
-    its parts, in order. In the latter the blocks of a vocabulary table are one parameter."""
+    """The number of elements of every parameter; and by (parameter, kind) the rows (first element, number of elements,
+    file, byte) of its parts, in order. In the second, the blocks of a vocabulary table are one parameter."""
     numbers: dict[tuple[str, str], int] = {}  # of the tensors
     renumbered = []
     for tensors, _, parts in headers:
@@ -268,7 +268,7 @@ def _merge(headers: Sequence[Headers]) -> tuple[dict[str, int], dict[tuple[str, 
     ends = np.zeros(len(numbers), np.int64)
     np.maximum.at(ends, all_parts[:, 0], all_parts[:, 1] + all_parts[:, 2])
     sizes = {name: int(ends[number]) for (name, kind), number in sorted(numbers.items()) if kind == WEIGHTS}
-    blocks = _places(sizes)
+    blocks = _block_starts(sizes)
     for (name, kind), number in list(numbers.items()):
         if name in blocks:
             table, first = blocks[name]
@@ -283,7 +283,7 @@ def _merge(headers: Sequence[Headers]) -> tuple[dict[str, int], dict[tuple[str, 
 
 
 def merge_state(reader: StateReader, writer: StateWriter) -> None:
-    """Write the whole of every parameter with `writer`, in pieces that need little memory."""
+    """Write every parameter as one tensor with `writer`, in pieces that need little memory."""
     sizes = reader.sizes()
     writer.begin({f"{name}/{kind}/0": size for name, size in sizes.items() for kind in reader.kinds}, reader.step)
     for name, size in sizes.items():
@@ -296,10 +296,10 @@ def merge_state(reader: StateReader, writer: StateWriter) -> None:
 
 
 def fault_of(folder: Path, rank: int = 0, world: int = 1, checksums: bool = True) -> str | None:
-    """A fault in a checkpoint, or None: in size or checksum of the files that rank `rank` of `world` checks, or in the
-    checkpoint's name, which holds its step (rank 0)."""
+    """A fault in a checkpoint, or None: a wrong size or checksum of a file that rank `rank` of `world` checks, or, on
+    rank 0, a name with another step."""
     try:
-        mine = list(_listed(folder).items())[rank::world]
+        mine = list(_read_marker(folder).items())[rank::world]
     except (OSError, ValueError):
         return f"{COMPLETE} is missing or damaged"
     faults = (_file_fault(folder / name, *size_and_crc, checksums) for name, size_and_crc in mine)
@@ -317,10 +317,10 @@ def _name_fault(folder: Path) -> str | None:
 
 def state_files(folder: Path) -> list[Path]:
     """The ranks' files that the marker lists. Raises ValueError where it is damaged."""
-    return [folder / name for name in _listed(folder) if name != STATE]
+    return [folder / name for name in _read_marker(folder) if name != STATE]
 
 
-def _listed(folder: Path) -> dict[str, tuple[int, int]]:
+def _read_marker(folder: Path) -> dict[str, tuple[int, int]]:
     """Bytes and CRC-32 of every file of a checkpoint, by name."""
     path = folder / COMPLETE
     try:
@@ -334,8 +334,8 @@ def _listed(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def _file_fault(path: Path, size: int, crc: int, checksum: bool) -> str | None:
-    """The fault of a file, or None. An error of reading is a fault, too: if one rank raised it, the others would
-    wait."""
+    """The fault of a file, or None. An error of reading is a fault too: if one rank raised it, the others would wait
+    for ever."""
     try:
         if not path.is_file():
             return f"{path.name} is missing"

@@ -1,4 +1,4 @@
-"""The inputs of a pre-training run: data, held-out data and first weights, and what the loop needs to know of them."""
+"""The inputs of a pre-training run, data, held-out data and first weights; and `RunInfo`, derived from them."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -28,9 +28,9 @@ from .run_folder import RunFolder
 class RunInfo(NamedTuple):
     """Information on a run that is not in its settings.
 
-    `flops`: operations of a step, by the standard count; `vocabulary_sha256`: of the vocabulary of the ids;
-    `evaluation`: summarises the sums over held-out rows, as a whole and by language; `objective`: its description
-    (`objectives.describe`), None in fine-tuning; `folders`: of pre-training, the data and the held-out data, if any.
+    `flops`: operations of a step, by the standard count; `vocabulary_sha256`: checksum of the data's vocabulary;
+    `evaluation`: makes metrics from the sums over held-out rows, in total and by language; `objective`: its record
+    (`objectives.describe`), None in fine-tuning; `folders`: in pre-training, of the data and the held-out data.
     """
 
     flops: float
@@ -46,12 +46,12 @@ class RunInputs(NamedTuple):
 
     loader: Loader
     heldout: Loader | None
-    initial: InitialValues | None  # the first weights; None: all are random
+    initial: InitialValues | None  # first values of parameters; None: all are random
 
 
 def heldout_data(config: RunConfig, folder: Path, row_tokens: int) -> DataConfig:
-    """The rows of an evaluation: at most the first `train.eval_rows` of each task, in micro-batches of as many tokens
-    as training has with rows of `row_tokens`."""
+    """The rows of an evaluation: of each task the first `train.eval_rows`, in micro-batches of as many tokens as those
+    of training, whose rows have `row_tokens` tokens."""
     rows_per_step = (config.data.mono_rows, config.data.para_rows)
     stores = [RowStore(folder / name) if rows else None for name, rows in zip(TASKS, rows_per_step, strict=True)]
     mono, para = (min(store.rows, config.train.eval_rows) if store else 0 for store in stores)
@@ -96,12 +96,12 @@ def read_inputs(
     return RunInputs(loader, open_data(config, heldout, replica, replicas, rows, like=loader), initial)
 
 
-def started_from(config: RunConfig, out: Path) -> list[Path]:
-    """Folders to read the first weights from; none if the run resumes."""
+def starting_folders(config: RunConfig, out: Path) -> list[Path]:
+    """The folders from which a run reads its first weights; none if it resumes."""
     return [] if checkpoints_of(out) else [pin_step(folder) for folder in source_folders(config)]
 
 
-def pretraining(
+def pretraining_info(
     config: RunConfig, loader: Loader, heldout: Loader | None, root: bool, folders: tuple[Path, ...] = ()
 ) -> RunInfo:
     """Information on a pre-training run; only the `root` computes the unigram model's losses."""

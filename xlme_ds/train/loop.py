@@ -1,8 +1,8 @@
-"""The training loop and its callbacks: records, evaluation, checkpoints, the report page, and the guard that counts the
-steps that are left out. Every rank calls all of its callbacks after every step, because some are collective.
+"""The training loop and its callbacks: records, evaluation, checkpoints, the report page, and the guard against bad
+steps. Every rank calls all of its callbacks after every step, because some are collective.
 
-The loop knows neither the model nor the engine. The engine leaves a step out when its loss or gradient is not finite,
-or its gradient norm exceeds the guard's limit. Norm and limit are equal on all ranks, so that all decide alike.
+The loop knows neither the model nor the engine. The engine skips a step whose loss or gradient is not finite, or whose
+gradient norm exceeds the guard's limit. Norm and limit are equal on all ranks, so all ranks decide alike.
 """
 
 import json
@@ -38,7 +38,7 @@ from .stop import StopRequest, Watchdog
 
 
 class Callback:
-    """Work that every rank does after every step and at the end; it may have logs."""
+    """Called on every rank after every step and at the end; it may have logs."""
 
     logs: Sequence[StepLines] = ()
 
@@ -51,11 +51,11 @@ class Callback:
             log.close()
 
 
-_INTERVALS = 50  # logged intervals whose mean speed gives the time left, so that a slow one changes it little
+_INTERVALS = 50  # the time left follows from the mean speed of so many logged intervals, so one slow one matters little
 
 
 class Record(Callback):
-    """Writes a line of metrics.jsonl at every logged step, and shows it; only the root has it."""
+    """Writes a line to metrics.jsonl at every logged step, and shows it; only rank 0 has this callback."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Record(Callback):
         skipped: Callable[[], int],
         tracker: Tracker | None,
     ):
-        """`peak`: FLOP/s that all processes can reach together; `peak_fraction` is a share of it."""
+        """`peak`: FLOP/s that all processes together can reach; the record `peak_fraction` is relative to it."""
         log = MetricsLog(run, "metrics", start, tracker)
         settings = (f"    {key}: {value}" for key, value in flatten(asdict(config)).items())
         log.board.add_text("settings", "\n".join(settings), start)
@@ -112,8 +112,8 @@ class Record(Callback):
 
 
 class Evaluate(Callback):
-    """Evaluates the model on the held-out rows, every `eval_every` steps and after the last one, and writes a line of
-    heldout.jsonl and of heldout_languages.jsonl; collective."""
+    """Evaluates the model on the held-out rows, every `eval_every` steps and after the last one, and writes a line to
+    heldout.jsonl and to heldout_languages.jsonl; collective."""
 
     def __init__(
         self,
@@ -147,11 +147,11 @@ class Evaluate(Callback):
 
 
 class Dimensions(Callback):
-    """Measures in how many dimensions the token states of each layer vary (`Engine.dimensions`), after the run's first
-    step and at every evaluation; warns once when the last layer has lost most of them; collective."""
+    """Records the effective dimensions of each layer's token states (`Engine.dimensions`), after the run's first step
+    and at every evaluation; warns once if the last layer has lost most of them; collective."""
 
     ROWS = 8  # held-out rows of each task
-    COLLAPSED = 0.1  # the warning comes below this share of the dimensions after the first step
+    COLLAPSED = 0.1  # it warns below this share of the dimensions after the first step
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class Dimensions(Callback):
         console: Console | None,
         tracker: Tracker | None,
     ):
-        """`first`: the steps that were done when the run began; 0 unless it is a branch."""
+        """`first`: the step at which the run began, 0 unless it is a branch."""
         self.engine = engine
         self.config = config
         self.first = first
@@ -192,8 +192,8 @@ class Dimensions(Callback):
                 self.console.dimensions(values, self._new_warning(values))
 
     def _new_warning(self, values: Mapping[str, float]) -> str:
-        """Advice, the first time that the last layer has few dimensions, else an empty string; call it for every
-        evaluation, in order."""
+        """Advice the first time that the last layer has few dimensions, else an empty string; to be called for every
+        measurement in order."""
         *_, last = values.values()
         self.untrained = last if self.untrained is None else self.untrained
         if self.warned or not last < self.COLLAPSED * self.untrained:
@@ -249,7 +249,8 @@ class Profile(Callback):
 
 
 class Save(Callback):
-    """Saves a checkpoint every `every` steps and at the end; completes the one that is being written; collective."""
+    """Saves a checkpoint every `every` steps and at the end, and completes the one that is being written;
+    collective."""
 
     def __init__(
         self, checkpoints: Checkpoints, engine: Engine, every: int, state: Callable[[int], dict[str, Any]], start: int
@@ -281,11 +282,11 @@ _DRAW_PAGE = "import sys; from xlme_ds.report.__main__ import draw_for; draw_for
 _NICENESS = 19
 
 
-class Show(Callback):
-    """Starts a process that updates the report page, with sentences and retrieval of the newest checkpoint, every
-    `eval_every` steps: at low priority, on one thread. Only the root has it.
+class UpdateReport(Callback):
+    """Starts a process that updates the report page from the newest checkpoint, every `eval_every` steps, at low
+    priority and on one thread. Only rank 0 has this callback.
 
-    Training neither waits for that process nor fails with it: an error there is a line on stderr.
+    Training neither waits for the process nor fails with it: its error is printed as one line on stderr.
     """
 
     def __init__(self, run: Path, config: TrainConfig, checkpoints: Checkpoints):
@@ -294,7 +295,7 @@ class Show(Callback):
         self.checkpoints = checkpoints
         self.due = False
         self.process: subprocess.Popen[bytes] | None = None
-        self.told = ""
+        self.last_reason = ""
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
@@ -340,20 +341,20 @@ class Show(Callback):
             self._report(lines[-1] if lines else f"it ended with code {process.returncode}")
 
     def _report(self, why: str) -> None:
-        """Print why the page is not updated, once for each reason in a row."""
-        if why != self.told:
-            self.told = why
+        """Print why the page is not updated, unless the last report had the same reason."""
+        if why != self.last_reason:
+            self.last_reason = why
             print(f"{self.run}: the report page is not brought up to date, training continues: {why}", file=sys.stderr)
 
 
 # The rule of the limit and both numbers are those of OLMo-core's SkipStepOptimizer.
-_WINDOW = 128  # steps whose norms give the limit
-_FEWEST_NORMS = 64  # there is no limit before
+_WINDOW = 128  # the limit follows from the norms of so many steps
+_FEWEST_NORMS = 64  # with fewer norms there is no limit
 
 
 class Guard(Callback):
-    """Counts the steps that are left out, and limits the gradient norm. Checkpoints hold its `state`, so that a resumed
-    run decides as if it had never stopped."""
+    """Counts skipped steps and limits the gradient norm. Checkpoints contain its `state`, so that a resumed run decides
+    as if it had never stopped."""
 
     def __init__(
         self, config: TrainConfig, state: Mapping[str, Any], describe_rows: Callable[[int], str], log: StepLines | None
@@ -368,7 +369,7 @@ class Guard(Callback):
 
     @property
     def state(self) -> dict[str, Any]:
-        """The counts that a resumed run needs. Once this guard has ended the run, bad steps in a row count from 0."""
+        """The counts that a resumed run needs. If this guard has ended the run, it counts bad steps in a row from 0."""
         in_a_row = 0 if self.fault is not None else self.in_a_row
         return {"skipped": self.skipped, "in_a_row": in_a_row, "norms": list(self.norms)}
 
@@ -383,11 +384,11 @@ class Guard(Callback):
         if stats.applied:
             self.in_a_row = 0
         else:
-            self._count_left_out(done, stats)
+            self._count_skipped(done, stats)
         if math.isfinite(stats.gradient_norm):
             self.norms.append(stats.gradient_norm)
 
-    def _count_left_out(self, done: int, stats: StepStats) -> None:
+    def _count_skipped(self, done: int, stats: StepStats) -> None:
         self.skipped += 1
         self.in_a_row += 1
         rows = list(stats.suspects) or [self.describe_rows(done - 1)]
@@ -415,8 +416,8 @@ def fit(
     stop: StopRequest,
     watchdog: Watchdog,
 ) -> int:
-    """Train from `start` finished steps to the end, until any rank is asked to stop, or until `guard` ends the run;
-    returns the steps done.
+    """Train from `start` finished steps until the last one, a request to stop on any rank, or a fault of `guard`;
+    returns the number of steps done.
 
     Raises SharedError when the records of any rank cannot be written.
     """
@@ -424,7 +425,7 @@ def fit(
     done = start
     stop.has_work = True
     while done < config.train.steps and guard.fault is None:
-        if engine.any(stop.received is not None or _trouble(callbacks) is not None):
+        if engine.any(stop.received is not None or _log_error(callbacks) is not None):
             break
         watchdog.beat(f"taking step {done + 1}")
         detailed = (done + 1) % config.train.log_every == 0 or done + 1 == config.train.steps
@@ -434,15 +435,15 @@ def fit(
         watchdog.beat(f"evaluating or saving after step {done}")
         for callback in callbacks:
             callback.after_step(done, stats)
-    raise_on_all_ranks(_trouble(callbacks))
+    raise_on_all_ranks(_log_error(callbacks))
     watchdog.beat(f"saving after step {done}")
     for callback in callbacks:
         callback.close(done)
-    raise_on_all_ranks(_trouble(callbacks))
+    raise_on_all_ranks(_log_error(callbacks))
     return done
 
 
-def _trouble(callbacks: Sequence[Callback]) -> OSError | None:
-    """The first error of writing records on this rank; the other ranks do not know it."""
+def _log_error(callbacks: Sequence[Callback]) -> OSError | None:
+    """The first error of writing records on this rank, which the other ranks do not know."""
     errors = (log.error for callback in callbacks for log in callback.logs)
     return next((error for error in errors if error is not None), None)

@@ -1,4 +1,4 @@
-"""The start of a run: the lines that it prints, and what it writes into its folder before the first step."""
+"""The start of a run: the lines that it prints, and the description that it writes before the first step."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,8 +22,8 @@ from .records import StepLines
 from .run_folder import RunFolder, first_step, flatten, missing_steps
 
 
-def opening(config: Training, out: Path, start: int, loader: BatchSource, world: int, info: RunInfo) -> list[str]:
-    """A few lines that name the settings and sizes of a run."""
+def opening_lines(config: Training, out: Path, start: int, loader: BatchSource, world: int, info: RunInfo) -> list[str]:
+    """The lines that a run prints at its start: its main settings and sizes."""
     data, engine = config.data, config.engine
     rows = " + ".join(f"{count:,}" for count in (data.mono_rows, data.para_rows) if count)
     tokens = int(sum(data.mean_rows)) * loader.row_tokens
@@ -80,7 +80,7 @@ def write_description(
     world: int,
     identity: str,
 ) -> None:
-    """Write config.json; for pre-training also the vocabulary, without which a checkpoint is no model."""
+    """Write config.json; in pre-training also the vocabulary, which checkpoints need to be used as models."""
     data: dict[str, Any] = {"fingerprints": loader.fingerprints, "vocabulary_sha256": info.vocabulary_sha256}
     if isinstance(loader, Loader):
         data["encoded"] = loader.encoded
@@ -105,7 +105,7 @@ def _relative_path(folder: Path, run: Path) -> str:
 
 
 def report_missing(logs: Sequence[StepLines], config: Training, start: int, saved: Mapping[str, Any]) -> None:
-    """Print which records have fewer lines than when the checkpoint was saved."""
+    """Print which logs have fewer lines than when the checkpoint was saved, and the steps that they lack."""
     every = {"metrics": config.train.log_every, "heldout": config.train.eval_every}
     every["heldout_languages"] = every["heldout"]
     first = first_step(config) if isinstance(config, RunConfig) else 0

@@ -1,5 +1,5 @@
-"""The run's records, `metrics.jsonl`, `heldout.jsonl`, `dimensions.jsonl`, `faults.jsonl` and TensorBoard events, which
-a resumed run continues without gaps or repeats; the rows that every step read; and the output in the terminal."""
+"""The run's records, which a resumed run continues without gaps or repeats (`metrics.jsonl`, `heldout.jsonl`,
+`dimensions.jsonl`, `faults.jsonl`, TensorBoard events); the rows that every step read; the output in the terminal."""
 
 import json
 import math
@@ -31,15 +31,15 @@ from .run_folder import step_of
 class StepLines:
     """Appends lines to a JSON-lines file. Only rank 0 has one.
 
-    The first error of writing is stored in `error`, and nothing is written after it: the loop then ends all ranks
-    together.
+    After the first error of writing, which is stored in `error`, nothing more is written: the loop reads it and ends
+    all ranks together.
     """
 
     def __init__(self, run: Path, name: str, steps_done: int):
-        """Continue `run/name.jsonl` after `steps_done` steps: later lines, of a run that was killed, are dropped.
+        """Continue `run/name.jsonl` after `steps_done` steps; later lines, from before a kill, are dropped.
 
-        Lines that are no records are put aside and reported, except those after the last record: the run was killed
-        while it wrote them.
+        Lines that are no records are moved to another file and reported. Those after the last record are only dropped:
+        the run was killed while it wrote them.
         """
         self.path = run / f"{name}.jsonl"
         self.error: OSError | None = None
@@ -73,7 +73,7 @@ class StepLines:
             file.write(b"".join(line + b"\n" for line in records))
 
     def sync(self) -> int:
-        """Force all lines to the disk; returns how many there are."""
+        """Flush all lines to the disk; returns their number."""
         with naming(self.path):
             if self.path.exists():
                 to_disk(self.path)
@@ -99,7 +99,7 @@ class StepLines:
 
 @cache
 def _silence_tensorboard_threads() -> None:
-    """Print no tracebacks of TensorBoard's threads: the next write raises their errors again, as one sentence."""
+    """Print no tracebacks of TensorBoard's threads: the next write raises the same error, which is reported then."""
     print_traceback = threading.excepthook
 
     def print_others(failure: threading.ExceptHookArgs) -> None:
@@ -110,7 +110,7 @@ def _silence_tensorboard_threads() -> None:
 
 
 class MetricsLog(StepLines):
-    """A log of numbers, which go to TensorBoard too; numbers that are not finite are left out, for JSON has none."""
+    """A log of numbers, which are also sent to TensorBoard; numbers that are not finite are left out, as in JSON."""
 
     def __init__(self, run: Path, name: str, steps_done: int, tracker: "Tracker | None" = None):
         super().__init__(run, name, steps_done)
@@ -140,8 +140,7 @@ class MetricsLog(StepLines):
 
 
 class Tracker:
-    """A run of Weights & Biases, continued under the identity of the run; an error is printed once, and training
-    continues."""
+    """A run of Weights & Biases, which a resumed run continues; its first error is printed, and training continues."""
 
     def __init__(self, project: str, run: Path, identity: str, settings: dict[str, Any]):
         """Raises ValueError with what to do when the service cannot be used."""
@@ -183,8 +182,8 @@ class Tracker:
 
 
 def product_rate(device: torch.device, precision: str) -> float:
-    """FLOP/s of a large square matrix product, the peak that a step is compared with: the fastest of six, the first of
-    which warms up."""
+    """FLOP/s of a large square matrix product, the fastest of six (the first warms up): the peak with which a step is
+    compared."""
     size = 8192 if device.type == "cuda" else 1024
     ones = torch.ones(size, size, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
     fastest = math.inf
@@ -266,20 +265,20 @@ class Console:
         return "  ".join(f"{name} {values[name]:.3f}" for name in self.terms if name in values)
 
 
-# The folder of the rows that every step read, for `xlme audit`.
+# The folder that records the rows of every step, for `xlme audit`.
 #
-# In it `attempts.jsonl` has a line for every start of the run, {`start`: steps done by then, `world`}; the attempt is
-# the number of that line, from 0. `rank_RRRRR.jsonl` has a line for each step, {`attempt`, `step`, `rows`: {task:
-# [[first row, CRC-32 of the tokens of each row, ...], ...]}}. Files only grow: a step that was repeated after a resume
-# has two lines, with two attempts.
+# Its file `attempts.jsonl` has a line for every start of the run, {`start`: steps done by then, `world`}; the line's
+# number, from 0, is the attempt. `rank_RRRRR.jsonl` has a line for each step, {`attempt`, `step`, `rows`: {task:
+# [[first row, CRC-32 of the tokens of each row, ...], ...]}}. Lines are only added: a step that was repeated after a
+# resume has two, with different attempts.
 AUDIT_FOLDER = "audit"
 ATTEMPTS = "attempts.jsonl"
 
 
 def audit_reads(run: Path, loader: Loader, start: int, rank: int, world: int) -> Path | None:
-    """Have `loader` record the rows that it reads from now on; collective.
+    """Make `loader` record the rows that it reads from now on; collective.
 
-    Returns the file of this rank; None for one that reads the same rows as another.
+    Returns this rank's file, or None if another rank records the same rows.
     """
     folder = run / AUDIT_FOLDER
     attempt = broadcast(on_all_ranks(lambda: _begin_attempt(folder, start, world) if rank == 0 else 0))

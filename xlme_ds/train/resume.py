@@ -1,11 +1,11 @@
-"""Resuming a run: which checkpoint it continues from, and what it does with records of steps that no checkpoint has."""
+"""Resuming a run: choosing and loading its checkpoint, and treating records of steps that no checkpoint has."""
 
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, matching
+from ..checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, require_match
 from ..checkpoint.state_files import read_state
 from ..checkpoint_names import checkpoints_of, run_and_step, saved_step
 from ..config import RunConfig, TrainConfig, Training
@@ -28,8 +28,8 @@ def data_until(loader: BatchSource, heldout: BatchSource | None, steps: int) -> 
 def resume(
     engine: Engine, config: Training, folder: RunFolder, checkpoints: Checkpoints, read: Callable[[int], dict[str, Any]]
 ) -> tuple[int, dict[str, Any]]:
-    """Load the newest complete checkpoint, which the root chooses; returns the steps done, 0 for a new run, and the
-    checkpoint's state. `read`: `data_until` of the run's data, for a number of steps."""
+    """Load the newest complete checkpoint; returns the number of steps done, 0 for a new run, and the checkpoint's
+    state. `read`: `data_until` of the run's data for a number of steps."""
     newest, complaints = checkpoints.newest(engine.rank, engine.world)
     if engine.rank == 0 and complaints:
         print("\n".join(complaints))
@@ -47,17 +47,17 @@ def resume(
 
 
 def check_resume(config: RunConfig, loader: Loader, heldout: Loader | None, folder: RunFolder) -> None:
-    """Raise ValueError if the run could not continue from its newest checkpoint. For the root alone."""
+    """Raise ValueError if the run could not continue from its newest checkpoint; called on rank 0 only."""
     if checkpoints_of(folder.path):
         newest = complete_checkpoint(folder.path)
         saved = read_state(newest)
-        folder.identity(config, newest, matching(saved, newest, data_until(loader, heldout, saved["step"])))
+        folder.identity(config, newest, require_match(saved, newest, data_until(loader, heldout, saved["step"])))
     else:
         _require_none_lost(config, folder, Checkpoints(folder.path, config.train.keep_last, config.train.keep_every))
 
 
 def _require_none_lost(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool = False) -> None:
-    """Raise ValueError if the run has saved a checkpoint, and none is usable."""
+    """Raise ValueError if the run has saved checkpoints and none of them is usable."""
     own_steps = folder.steps_logged() - (first_step(config) if isinstance(config, RunConfig) else 0)
     # The setting may have been raised since the run last started.
     every = min(config.train.save_every, folder.last_started_with("save_every", math.inf))
@@ -66,8 +66,8 @@ def _require_none_lost(config: Training, folder: RunFolder, checkpoints: Checkpo
 
 
 def _warn_of_changes(config: TrainConfig, folder: RunFolder, checkpoints: Checkpoints) -> None:
-    """Report a changed number of held-out rows, and the checkpoints that the next save deletes although they were to be
-    kept for good."""
+    """Report a changed number of held-out rows, and checkpoints that the next save deletes although the former
+    `keep_every` kept them."""
     rows = int(folder.last_started_with("eval_rows", config.eval_rows))
     if rows != config.eval_rows:
         print(
@@ -90,7 +90,7 @@ def _warn_of_changes(config: TrainConfig, folder: RunFolder, checkpoints: Checkp
 
 
 def _begin_anew(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool) -> None:
-    """Put aside the records of a run that had no checkpoint yet. Raises as `_require_none_lost`."""
+    """Rename the records of a run that had no checkpoint yet. Raises as `_require_none_lost`."""
     _require_none_lost(config, folder, checkpoints, damaged)
     if aside := folder.put_records_aside():
         print(f"{folder.path} has no checkpoint yet and begins anew: its records are kept as {', '.join(aside)}")
@@ -103,7 +103,7 @@ def _branch(
     parent = on_all_ranks(lambda: complete_checkpoint(*run_and_step(Path(config.start.folder))))
     saved = on_all_ranks(lambda: read_state(parent))
     unchanged = {key: value for key, value in read(0).items() if saved.get(key) == value}
-    # The probe's loss depends on its row, masks and objective: if one differs, there is nothing to compare it with.
+    # The probe's loss depends on its rows, masks and objective: it is compared only if none of these differs.
     ours, theirs = fixed_settings(config), saved.get("settings", {})
     shaping = [key for key in ours if key == "seed" or key.startswith(("objective.", "data.phase_"))]
     comparable = "fingerprints" in unchanged and all(ours[key] == theirs.get(key, ours[key]) for key in shaping)

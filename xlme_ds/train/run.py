@@ -20,9 +20,9 @@ from ..io.files import to_disk
 from ..models.tiles import tilings
 from ..objectives import objective_of
 from ..objectives.protocol import BatchSource
-from .inputs import RunInfo, pretraining, read_inputs, started_from
-from .loop import Callback, Dimensions, Evaluate, Guard, Profile, Record, Save, Show, fit
-from .opening import opening, report_missing, write_description
+from .inputs import RunInfo, pretraining_info, read_inputs, starting_folders
+from .loop import Callback, Dimensions, Evaluate, Guard, Profile, Record, Save, UpdateReport, fit
+from .opening import opening_lines, report_missing, write_description
 from .records import Console, StepLines, Tracker, audit_reads, product_rate
 from .resume import data_until, resume
 from .run_folder import RunFolder, first_step, fixed_settings
@@ -40,7 +40,7 @@ def train(
     watchdog: Watchdog,
     profiled: int = 0,
 ) -> bool:
-    """Train to the end or until stopped, from the newest complete checkpoint. Returns True when the run is finished.
+    """Train from the newest complete checkpoint to the end, or until stopped; returns whether the run is finished.
 
     Raises SharedError when the run cannot continue.
     """
@@ -60,7 +60,7 @@ def train(
             print(f"{out}: all {start} steps are done")
         return True
     if root:
-        print("\n".join(opening(config, out, start, loader, engine.world, info)), flush=True)
+        print("\n".join(opening_lines(config, out, start, loader, engine.world, info)), flush=True)
     peak = engine.world * product_rate(engine.device, config.engine.precision)  # measured on all ranks at once
     audited = None
     if settings.audit and isinstance(loader, Loader):  # other sources do not allow the setting
@@ -82,7 +82,9 @@ def train(
 
     callbacks.append(Save(checkpoints, engine, settings.save_every, to_save, start))
     if root and info.folders:
-        callbacks.append(Show(out, settings, checkpoints))  # last, because it shows the checkpoint that was just saved
+        callbacks.append(
+            UpdateReport(out, settings, checkpoints)
+        )  # last, because it shows the checkpoint that was just saved
     done = fit(engine, config, guard, callbacks, start, stop, watchdog)
     for output in outputs:
         output.close()
@@ -104,8 +106,8 @@ def _callbacks(
     peak: float,
     profiled: int,
 ) -> tuple[Guard, list[Callback], list[Console | Tracker]]:
-    """Make the guard, the callbacks that record the run, and the outputs to close after it; only the root has a console
-    and files. Raises OSError when the files cannot be written."""
+    """Make the guard, the callbacks that record the run, and the outputs to close after it; only rank 0 has a console
+    and files. Raises OSError if a file cannot be written."""
     root, settings = engine.rank == 0, config.train
     guard = Guard(
         settings, saved.get("guard", {}), loader.describe_rows, StepLines(out, "faults", start) if root else None
@@ -137,9 +139,11 @@ def pretrain(
     report: Callable[[dict[str, Tensor]], Path],
     profiled: int = 0,
 ) -> None:
-    """Train `config` on `data` into `out`, from its newest checkpoint if it has one; collective over the launched
-    ranks. `report` writes the page of a finished run from its weights, and returns its path; `profiled`: steps whose
-    time is broken down into the folder."""
+    """Train `config` on `data` into `out`, from the newest checkpoint there if there is one; collective over the ranks.
+
+    `report`: writes the page of a finished run from its weights and returns the page's path; `profiled`: number of
+    steps to profile.
+    """
     minutes, rank = config.train.watchdog_minutes, int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
     with (
         closing(Watchdog(minutes, rank, "waiting for the other processes")) as watchdog,
@@ -151,7 +155,7 @@ def pretrain(
         folder = RunFolder(out, root=rank == 0)
 
         # All ranks must start from the same checkpoint, even if its run is still training.
-        sources = broadcast(on_all_ranks(lambda: started_from(config, out) if rank == 0 else []))
+        sources = broadcast(on_all_ranks(lambda: starting_folders(config, out) if rank == 0 else []))
         try:
             inputs = on_all_ranks(partial(read_inputs, config, data, heldout, folder, sources, rank, world))
         except SharedError:
@@ -163,7 +167,7 @@ def pretrain(
             return
         engine = build_engine(config, *inputs)
         folders = (data[0],) if heldout is None else (data[0], heldout)
-        info = on_all_ranks(lambda: pretraining(config, inputs.loader, inputs.heldout, rank == 0, folders))
+        info = on_all_ranks(lambda: pretraining_info(config, inputs.loader, inputs.heldout, rank == 0, folders))
         finished = train(engine, config, folder, inputs.loader, inputs.heldout, info, stop, watchdog, profiled)
         watchdog.close()
         state = engine.full_state() if finished else {}

@@ -1,4 +1,4 @@
-"""The run folder: it belongs to one run, lets one process work at a time, and records the settings and versions."""
+"""The run folder: it belongs to one run, is locked while a process works in it, and records settings and versions."""
 
 import datetime
 import importlib.metadata
@@ -51,7 +51,7 @@ class RunFolder:
     """The folder that `--out` names. Every rank has one; only the root writes."""
 
     def __init__(self, path: Path, root: bool = True, writes: bool = True):
-        """`root`: whether this rank writes; without `writes` no rank does."""
+        """`root`: whether this is rank 0, which writes; `writes`: false in a dry run, where no rank writes."""
         self.path = path
         self.root = root
         self.writes = writes
@@ -96,10 +96,10 @@ class RunFolder:
         self._lock = None
 
     def identity(self, config: Training, checkpoint: Path | None, saved: Mapping[str, Any]) -> str:
-        """The run's identity, which its config.json and checkpoints hold; a new run draws one.
+        """The run's identity, a random number in its config.json and checkpoints; a new run gets a new one.
 
-        `saved`: the state of the `checkpoint` from which the run continues. Raises ValueError when another run saved
-        it, or this one with other settings.
+        `saved`: the state of the `checkpoint` from which the run continues. Raises ValueError if another run saved it,
+        or this run with other settings.
         """
         stored = self._stored()
         if checkpoint is None:
@@ -120,12 +120,12 @@ class RunFolder:
         identity: str | None = None,
         objective: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write `config.json`, once all checks have passed: the resolved settings, versions, and data. Only the root
-        calls it.
+        """Write `config.json` after all checks have passed: resolved settings, versions and data. Called on rank 0
+        only.
 
-        `data`: fingerprints of its data and vocabulary; `objective`: its description (`objectives.describe`).
+        `data`: fingerprints of its data and vocabulary; `objective`: its record (`objectives.describe`).
         """
-        (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)  # if it is missing later, somebody removed it
+        (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)  # if it is missing later, it was removed
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES} | {"python": sys.version.split()[0]}
         content = {"config": asdict(config), "versions": versions, "world_size": world, "data": data}
         content |= {"parameters": parameters, "objective": objective, "run": identity}
@@ -133,7 +133,7 @@ class RunFolder:
         content |= {"started": (self._stored() or {}).get("started", now), "command": called()}
         marker = self.path / FINISHED
         finished_steps = read_object(marker)["steps"] if marker.exists() else None
-        # The run was made longer, or it ended after it had written the model and before it wrote the marker.
+        # The run was made longer, or it was killed between writing the model and writing the marker.
         if finished_steps != config.train.steps and checkpoints_of(self.path):
             (self.path / "model" / "model.safetensors").unlink(missing_ok=True)  # the last checkpoint has the weights
             marker.unlink(missing_ok=True)
@@ -146,7 +146,7 @@ class RunFolder:
         return next((step for line in reversed(lines) if (step := step_of(line)) is not None), 0)
 
     def last_started_with(self, name: str, otherwise: float) -> float:
-        """The value of train.`name` when the run was last started."""
+        """The value of `train.NAME` when the run was last started; `otherwise` if there was none."""
         stored = self._stored() or {"config": {}}
         return float(stored["config"].get("train", {}).get(name, otherwise))
 
@@ -189,13 +189,15 @@ class RunFolder:
         return content
 
     def _require_same(self, what: str, stored: Any, config: Training, done: int | None) -> None:
-        """Raise ValueError naming the first setting whose value in `stored` differs from that in `config`, and what to
-        do instead. `what`: the subject of the message. `done`: finished steps, after which another schedule or other
-        data may follow; None where neither may."""
+        """Raise ValueError for the first setting whose value in `stored` differs from that in `config`, with a remedy.
+
+        `what`: the subject of the message. `done`: finished steps, after which the schedule and the data may change;
+        None if they may not.
+        """
         theirs, ours = flatten(stored), fixed_settings(config)
         if missing := sorted(ours.keys() - theirs.keys()):
             raise ValueError(f"{what} without {missing[0]}: it is of another version, choose another --out")
-        changeable = () if done is None else _changeable_ahead(theirs, config, done)
+        changeable = () if done is None else _prefixes_that_may_change(theirs, config, done)
         for key in sorted(ours.keys() | {key for key in theirs if not _may_change(key)}):
             if ours.get(key) != theirs.get(key) and not key.startswith(changeable):
                 raise ValueError(
@@ -203,7 +205,7 @@ class RunFolder:
                 )
 
     def _remedy(self, key: str, config: Training) -> str:
-        """The user's choices where the setting `key` differs."""
+        """The user's choices if the setting `key` differs."""
         another = "another --out"
         if isinstance(config, RunConfig):
             another += f" (--start.folder {self.path} has it start from this run's weights)"
@@ -218,10 +220,10 @@ class RunFolder:
 
 
 def branched(source: Path, out: Path | None = None) -> RunConfig:
-    """The settings of a new run that branches off at `source`, RUN@STEP: those of RUN, with that checkpoint as its
-    start. A branch that `out` holds already keeps its own, even if RUN is gone.
+    """The settings of a branch from `source`, RUN@STEP: those of RUN, with that checkpoint as its start. If `out` has
+    this branch already, those of `out`, even if RUN is gone.
 
-    Raises ValueError where `source` names no step, or RUN has no settings.
+    Raises ValueError if `source` names no step, or RUN has no settings.
     """
     from ..trained.settings import read_run_config  # here: reports are written where there is no torch
 
@@ -239,7 +241,7 @@ def branched(source: Path, out: Path | None = None) -> RunConfig:
 
 
 def first_step(config: RunConfig) -> int:
-    """The steps that were done when the run began: a branch's those of the checkpoint it starts from, else 0."""
+    """The step at which the run began: that of the checkpoint from which it branches, else 0."""
     return first_step_of({"start": asdict(config.start)})
 
 
@@ -250,8 +252,8 @@ def first_step_of(settings: Mapping[str, Any]) -> int:
 
 
 def step_of(line: bytes) -> int | None:
-    """The whole number `step` of a line of JSON; None for a line without one, such as the half-written last line of a
-    killed run."""
+    """The integer `step` of a line of JSON; None for a line without one, such as the half-written last line of a killed
+    run."""
     try:
         step = json.loads(line)["step"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -260,25 +262,24 @@ def step_of(line: bytes) -> int | None:
 
 
 def missing_steps(logged: Iterable[int], every: int, last: int, done: int = 0) -> str:
-    """The steps without a record, in words, of those that should have one: every `every`-th after `done`, up to
-    `last`."""
+    """The steps without a record, in words; every `every`-th step after `done`, up to `last`, should have one."""
     missing = sorted(set(range((done // every + 1) * every, last + 1, every)).difference(logged))
-    stretches = []
-    for _, stretch in groupby(enumerate(missing), key=lambda place: place[1] - every * place[0]):
-        steps = [step for _, step in stretch]
-        stretches.append(f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}")
-    return ", ".join(stretches[:10]) + (f" and {len(stretches) - 10} more stretches" if len(stretches) > 10 else "")
+    ranges = []
+    for _, steps_in_range in groupby(enumerate(missing), key=lambda place: place[1] - every * place[0]):
+        steps = [step for _, step in steps_in_range]
+        ranges.append(f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}")
+    return ", ".join(ranges[:10]) + (f" and {len(ranges) - 10} more stretches" if len(ranges) > 10 else "")
 
 
 def fixed_settings(config: Training) -> dict[str, Any]:
-    """The settings that no resume may change, as `section.key`."""
+    """The settings that may not change on resume, as `section.key`."""
     ours = flatten(json.loads(json.dumps(asdict(config))))  # tuples as the lists that JSON has
     return {key: value for key, value in ours.items() if not _may_change(key)}
 
 
-def _changeable_ahead(theirs: Mapping[str, Any], config: Training, done: int) -> tuple[str, ...]:
-    """Prefixes of settings that may differ from `theirs` because they affect only steps after the `done` ones: those
-    of the schedule if every done step has the same rate with both, those of phases if it reads the same rows."""
+def _prefixes_that_may_change(theirs: Mapping[str, Any], config: Training, done: int) -> tuple[str, ...]:
+    """Prefixes of settings that may differ from `theirs` because they change none of the `done` steps: the schedule's,
+    if all these steps have the same learning rates; the phases', if they read the same rows."""
     prefixes: list[str] = []
     then = ScheduleConfig(theirs["schedule.name"], theirs["schedule.decay_steps"])
     lengths = (theirs["train.steps"], then), (config.train.steps, config.schedule)
@@ -297,7 +298,7 @@ def _changeable_ahead(theirs: Mapping[str, Any], config: Training, done: int) ->
         fraction, base = config.objective.mask_fraction, config.model.rotary_base
         begun = [
             [
-                phase._replace(rotary_base=phase.rotary_base or base)  # a phase that is the last no more has it by name
+                phase._replace(rotary_base=phase.rotary_base or base)  # None in the last phase, a number in others
                 for phase in phases(settings, fraction)
                 if phase.first < done
             ]

@@ -1,6 +1,6 @@
-"""Stops a run before its last step: on a signal, at the end of its launcher, or by a watchdog if it hangs.
+"""Stopping a run before its last step: on a signal, when its launcher ends, or by a watchdog if it hangs.
 
-This module does not load torch: a signal may come while torch is still being loaded.
+This module does not load torch, because a signal may come while torch is being loaded.
 """
 
 import errno
@@ -16,26 +16,26 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-# Slurm sends SIGUSR1 some time before the limit of a job (sbatch --signal), SIGTERM at it and on preemption; a terminal
-# that is lost sends SIGHUP.
+# Slurm sends SIGUSR1 before a job's time limit (sbatch --signal), SIGTERM at the limit and on preemption; a terminal
+# that closes sends SIGHUP.
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 _LAUNCH = "deepspeed.launcher.launch"  # starts the processes of one machine
-_RUNNERS = ("deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner")  # the command, which starts that
-_PATIENCE = 3.0  # seconds that Python's own handler of a signal has to run
-_LATE = 1.0  # seconds that the handler may run before the listening thread reads the signal
+_RUNNERS = ("deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner")  # the command, which starts the launcher
+_PATIENCE = 3.0  # seconds within which Python's handler of a signal should run
+_LATE = 1.0  # the handler may have run so many seconds before the listening thread reads the signal
 
 
 class StopRequest:
-    """Remembers a signal to stop until the step is finished; a second SIGINT ends the process at once.
+    """Stores a signal to stop until the step is finished; a second SIGINT ends the process at once.
 
-    The end of DeepSpeed's launcher counts as such a signal. With `at_once` a signal raises SystemExit with code 0: the
-    rest of the work can be repeated. Until `has_work` is set there is nothing to save. No signal is handled if the
-    object is made outside the main thread, which alone gets signals; nor is a signal that was ignored, such as SIGHUP
-    under nohup. Output after the terminal is lost is dropped.
+    The end of DeepSpeed's launcher counts as a signal. With `at_once`, a signal raises SystemExit with code 0: the rest
+    of the work can be repeated. `has_work`: whether there is something to save. Signals are handled only if the object
+    is made in the main thread; signals that were ignored before, such as SIGHUP under nohup, stay ignored. Once the
+    terminal has closed, output is dropped.
 
-    Python runs a handler between two of its own instructions, so never while the main thread waits for other processes
-    in C++. A thread, which reads the number of every signal, acts where the handler cannot.
+    Python runs a handler between two of its instructions, so never while the main thread waits for other processes in
+    C++. Then a second thread, which reads the numbers of all signals, acts in place of the handler.
     """
 
     def __init__(self) -> None:
@@ -77,11 +77,11 @@ class StopRequest:
         self._released = True
 
     def _listen(self) -> None:
-        """Start a thread that reads the number of every signal, which Python's C handler writes to a pipe at once."""
+        """Start a thread that reads the number of every signal from a pipe, into which Python's C handler writes it."""
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
         self._wakeup = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)  # a notebook has set one
-        # Else a child's signals would count as ours.
+        # Else the signals of a forked child would be written to our pipe.
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
         def listen() -> None:
@@ -90,18 +90,18 @@ class StopRequest:
                 interrupts += byte[0] == signal.SIGINT
                 if byte[0] in self._before:
                     arguments = signal.Signals(byte[0]), interrupts > 1
-                    threading.Thread(target=self._heard, args=arguments, daemon=True).start()
+                    threading.Thread(target=self._act_if_unhandled, args=arguments, daemon=True).start()
 
         threading.Thread(target=listen, name="signals", daemon=True).start()
 
-    def _heard(self, number: signal.Signals, again: bool) -> None:
-        """Act on a signal if its handler does not run in time; `again`: it is a second SIGINT."""
+    def _act_if_unhandled(self, number: signal.Signals, again: bool) -> None:
+        """Act on a signal if Python's handler does not run in time; `again`: it is a second SIGINT."""
         then = time.monotonic()
         while time.monotonic() - then < _PATIENCE:
             if self._handled.get(number, -math.inf) > then - _LATE and not again:
                 return
             time.sleep(0.05)
-        if self._released:  # KeyboardInterrupt reported a second SIGINT, and was caught
+        if self._released:  # the second SIGINT raised KeyboardInterrupt, which the program caught
             return
         if again or not self.has_work or self.at_once:
             what = "ended" if again else "stopped with nothing to save"
@@ -117,8 +117,8 @@ class StopRequest:
 
 
 class _Unbreakable(io.FileIO):
-    """Drops output that cannot be written, which must not end a run: the terminal or a program like tee has ended, or
-    the disk of a log is full."""
+    """Drops output that cannot be written, because the terminal closed, a reader such as tee ended, or a log's disk is
+    full: that must not end a run."""
 
     def write(self, block: Any, /) -> int:
         try:
@@ -130,8 +130,8 @@ class _Unbreakable(io.FileIO):
 
 
 def _unbreakable(stream: Any) -> TextIO:
-    """Open `stream` again so that writes do not fail when its reader is lost; it is line-buffered if it was, or if it
-    had no buffer (`python -u`, as DeepSpeed's launcher starts Python)."""
+    """Reopen `stream` so that writes do not fail when its reader ends. It is line-buffered if `stream` was, or if that
+    had no buffer (under `python -u`, which DeepSpeed's launcher uses)."""
     stream.flush()
     buffer = io.BufferedWriter(_Unbreakable(stream.fileno(), "w", closefd=False))
     by_line = stream.line_buffering or stream.write_through
@@ -139,10 +139,10 @@ def _unbreakable(stream: Any) -> TextIO:
 
 
 def _follow_launcher() -> None:
-    """Send this process SIGTERM when the DeepSpeed launcher that started it ends, or the `deepspeed` above that.
+    """Send this process SIGTERM when the DeepSpeed launcher that started it ends, or the launcher's parent `deepspeed`.
 
-    Neither passes on the signal that kills it, and the run's processes would train on without anyone in control. Other
-    parents, such as a shell, may end.
+    Neither passes on the signal that kills it, and the run's processes would train on without control. Other parents,
+    such as a shell, may end.
     """
     launcher = os.getppid()
     if _LAUNCH not in _command_line(launcher):
@@ -174,14 +174,14 @@ def _parent(process: int) -> int:
         return 0
 
 
-# Where even Python's threads hang, faulthandler's own thread, which needs no interpreter, ends the process this many
-# seconds later.
+# If even Python's threads hang, faulthandler's thread, which needs no interpreter, ends the process so many seconds
+# later.
 _GRACE = 30.0
 _STDERR = 2  # the descriptor: sys.stderr may be replaced
 
 
 class Watchdog:
-    """Ends this process when `beat` is not called for `minutes` (0: never), and prints the stacks of all its threads.
+    """Ends this process if `beat` is not called for `minutes` (0: never), and prints the stacks of all its threads.
 
     The launcher (`srun --kill-on-bad-exit`, DeepSpeed's, torchrun) then ends the other ranks.
     """
