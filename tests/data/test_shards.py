@@ -146,7 +146,7 @@ def test_a_shard_without_an_index_is_one_clear_error(tmp_path: Path) -> None:
     folder = write_data(tmp_path / "mixed", 40) / "mono"
     (folder / "00001.index").unlink()
     store = RowStore(folder)
-    store.ahead(16, 18)
+    store.prefetch(16, 18)
     with pytest.raises(
         ValueError, match=r"00001\.arrow cannot be read \(its index 00001\.index does not exist\): check the folder"
     ):
