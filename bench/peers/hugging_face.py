@@ -34,7 +34,7 @@ class HuggingFacePeer:
         self.parameters, self.clip = parameters, rule.clip
         groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
         for name, parts in parameters.items():
-            groups[has_weight_decay(name, parts[0].dim())] += parts
+            groups[has_weight_decay(parts[0].dim())] += parts
             with torch.no_grad():
                 for part, weight in zip(parts, weights[name].chunk(len(parts)), strict=True):
                     part.copy_(weight)

@@ -103,7 +103,7 @@ def test_phases_read_their_folders(folder: Path, tmp_path: Path, world: int) -> 
                 start = step * 12 + (micro * world + rank) * 3
                 assert_equal(batch, reference(place, [list(range(start, start + 3))] * 2, 7))
     fractions = replace(data, phase_mask_fractions=(0.15, 0.6))
-    both = [len(Loader([folder, folder], fractions, 7, 0.5).batch(step, 0).masked_M) for step in (1, 2)]
+    both = [len(Loader([folder, folder], fractions, 7, 0.5).step(step)[0].masked_M) for step in (1, 2)]
     assert 3 < both[1] / both[0] < 5
     again = replace(data, phase_steps=(2, 5), phase_mask_fractions=(0.15,) * 3)
     shares = Loader([folder, other, folder], again, 7, 0.15).shares(0, 8)
@@ -131,24 +131,24 @@ def test_made_text_is_in_the_languages_of_its_phase(folder: Path, tmp_path: Path
 def test_one_task_alone(folder: Path) -> None:
     loader = Loader(folder, replace(DATA, mono_rows=0), 7, 0.15)
     assert list(loader.fingerprints) == ["para"]
-    assert_equal(loader.batch(1, 0), reference(folder, [[], [12, 13, 14]], 7))
+    assert_equal(loader.step(1)[0], reference(folder, [[], [12, 13, 14]], 7))
 
 
 def test_unequal_tasks(folder: Path) -> None:
     loader = Loader(folder, replace(DATA, para_rows=4), 7, 0.15)
-    assert_equal(loader.batch(2, 1), reference(folder, [[27, 28, 29], [9]], 7))
+    assert_equal(loader.step(2)[1], reference(folder, [[27, 28, 29], [9]], 7))
 
 
 def test_a_second_pass_reads_the_same_rows_under_new_masks(folder: Path) -> None:
     loader = Loader(folder, DataConfig(ROWS, ROWS, micro_batch=ROWS), 7, 0.15)
-    first, second = loader.batch(0, 0), loader.batch(1, 0)
+    first, second = loader.step(0)[0], loader.step(1)[0]
     for name in ("tokens_BT", "positions_BT", "segments_BT", "sides_BT", "languages_BT", "task_B"):
         assert torch.equal(getattr(first, name), getattr(second, name))
     assert len(first.masked_M) == len(second.masked_M) and not torch.equal(first.masked_M, second.masked_M)
     # Two independent choices of 15% agree in about 15% of their positions.
     common = len(set(first.masked_M.tolist()) & set(second.masked_M.tolist())) / len(first.masked_M)
     assert 0.05 < common < 0.3
-    assert_equal(first, Loader(folder, DataConfig(ROWS, ROWS, micro_batch=ROWS), 7, 0.15).batch(0, 0))
+    assert_equal(first, Loader(folder, DataConfig(ROWS, ROWS, micro_batch=ROWS), 7, 0.15).step(0)[0])
 
 
 def test_the_cut_changes_no_row(folder: Path) -> None:
@@ -169,15 +169,15 @@ def test_the_cut_changes_no_row(folder: Path) -> None:
 
 def test_tasks_in_turns(folder: Path) -> None:
     loader = Loader(folder, replace(DATA, alternate=True), 7, 0.15)
-    assert_equal(loader.batch(4, 1), reference(folder, [[27, 28, 29], []], 7))
-    assert_equal(loader.batch(5, 1), reference(folder, [[], [27, 28, 29]], 7))
+    assert_equal(loader.step(4)[1], reference(folder, [[27, 28, 29], []], 7))
+    assert_equal(loader.step(5)[1], reference(folder, [[], [27, 28, 29]], 7))
     assert loader.describe_rows(4) == "mono 24-35" and loader.describe_rows(5, 1) == "para 27-29"
     assert set(loader.probe().task_B.tolist()) == {0, 1}
 
 
 def test_languages_are_numbered_as_asked(folder: Path) -> None:
     ours, asked = (
-        Loader(folder, DATA, 7, 0.15, languages=codes).batch(1, 0) for codes in ((), ("fr", "xx", "en", "de"))
+        Loader(folder, DATA, 7, 0.15, languages=codes).step(1)[0] for codes in ((), ("fr", "xx", "en", "de"))
     )
     renumbered = torch.tensor([3, 2, 0])[ours.languages_BT]  # de, en, fr
     assert torch.equal(asked.languages_BT, renumbered * (ours.segments_BT > 0))

@@ -95,11 +95,11 @@ def test_every_load_brings_all_state_back_bitwise(out: Path, chain: str) -> None
             for root in (out / chain, out / chain / "copies")
         )
         assert saved.step == copy.step == step
-        assert sum(saved.sizes().values()) == sum(copy.sizes().values())
-        for name, size in saved.sizes().items():
+        assert sum(saved.sizes.values()) == sum(copy.sizes.values())
+        for name, size in saved.sizes.items():
             for kind in KINDS:
                 ours, theirs = torch.empty(size), torch.empty(size)
                 saved.read([(name, kind, 0, ours)])
-                copy.read([(name, kind, 0, theirs)], saved.sizes())
+                copy.read([(name, kind, 0, theirs)], saved.sizes)
                 assert torch.equal(ours, theirs), (step, name, kind)
                 assert kind == "fp32" or ours.any() or name.startswith("difference"), (step, name, kind)

@@ -94,7 +94,7 @@ def test_every_parameter_is_gathered_while_it_is_filled() -> None:
 
 
 def test_decay_spares_vectors() -> None:
-    decided = {name: has_weight_decay(name, value.dim()) for name, value in Electra(WIDE).named_parameters()}
+    decided = {name: has_weight_decay(value.dim()) for name, value in Electra(WIDE).named_parameters()}
     spared = {name.rsplit(".", 1)[-1] for name, decay in decided.items() if not decay}
     assert spared == {"bias", "weight", "update", "reset", "scale"}
     assert all("norm" in name for name, decay in decided.items() if not decay and name.endswith("weight"))

@@ -170,7 +170,7 @@ def test_a_rank_opens_the_files_that_hold_what_it_needs(tmp_path: Path, monkeypa
     headers = [state_files.read_headers(files, rank, world) for rank in range(world)]
     assert opened == files
     reader = state_files.StateReader(files, headers)
-    assert opened == files and reader.step == 7 and reader.sizes() == sizes
+    assert opened == files and reader.step == 7 and reader.sizes == sizes
     in_one = {"embedding_0": 5000, "layers.0.bias": 100, "layers.0.weight": 5000}
     table = {kind: np.concatenate([whole["embedding_0", kind], whole["embedding_1", kind]]) for kind in KINDS}
     for ranks, asked in ((512, sizes), (256, sizes), (384, in_one), (1, sizes)):

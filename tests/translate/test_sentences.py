@@ -122,7 +122,7 @@ def test_languages_without_rows_are_not_written_in(tmp_path: Path) -> None:
         counts = {"by_language": {code: {"used": count, **shares} for code, count in used.items()}}
         write_manifest(folder / "mono", replace(manifest, counts=counts))
         if known:
-            batch = Loader(folder, *read, back).batch(0, 0)
+            batch = Loader(folder, *read, back).step(0)[0]
             assert set(batch.added["into_BT"][batch.segments_BT > 0].tolist()) == known
         else:
             with pytest.raises(ValueError, match="needs text of two languages, the data have 1"):

@@ -253,9 +253,11 @@ def _mean(paths: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> t
 
 
 def _show(run: Path, checksums: bool) -> bool:
-    """Print a line for every checkpoint. True if all are sound."""
-    sound = True
-    for folder in _checkpoints(run):
+    """Print a line for every checkpoint of `run`; returns whether all are sound. Raises ValueError if it has none."""
+    folders, sound = checkpoints_of(run), True
+    if not folders:
+        raise ValueError(f"{run / 'checkpoints'} has no checkpoint: --run must name a run folder")
+    for folder in folders:
         fault = fault_of(folder, checksums=checksums)
         sound &= fault is None
         if fault is None:
@@ -264,14 +266,6 @@ def _show(run: Path, checksums: bool) -> bool:
         else:
             print(f"{folder.name}  not usable: {fault}")
     return sound
-
-
-def _checkpoints(run: Path) -> list[Path]:
-    """Folders of the checkpoints of `run`. Raises ValueError if it has none."""
-    folders = checkpoints_of(run)
-    if not folders:
-        raise ValueError(f"{run / 'checkpoints'} has no checkpoint: --run must name a run folder")
-    return folders
 
 
 if __name__ == "__main__":

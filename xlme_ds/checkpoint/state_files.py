@@ -202,13 +202,9 @@ class StateReader:
         if len(steps) != 1:
             raise ValueError(f"{self.folder} holds state of steps {sorted(steps)}: resume from another checkpoint")
         (self.step,) = steps
-        self._sizes, self._parts = _merge(headers)
+        self.sizes, self._parts = _merge(headers)  # number of elements of every parameter; its parts
         kinds = {kind for _, kind in self._parts}
         self.kinds = [WEIGHTS, *sorted(kinds - {WEIGHTS})]
-
-    def sizes(self) -> dict[str, int]:
-        """Elements of every parameter."""
-        return self._sizes
 
     def read(self, parts: Iterable[tuple[str, str, int, Tensor]], sizes: Mapping[str, int] | None = None) -> None:
         """Fill tensors; every file that is needed is opened once and read in order.
@@ -217,7 +213,7 @@ class StateReader:
         any float type, on any device. `sizes`: number of elements of every parameter of the model to fill, if its
         vocabulary tables may be in other blocks. Raises ValueError if the files lack a part.
         """
-        places = _block_starts(self._sizes if sizes is None else sizes)
+        places = _block_starts(self.sizes if sizes is None else sizes)
         stretches = [stretch for part in parts for stretch in self._stretches(places, *part)]
         stretches.sort(key=itemgetter(0, 1))
         for number, of_file in groupby(stretches, itemgetter(0)):
@@ -284,9 +280,9 @@ def _merge(headers: Sequence[Headers]) -> tuple[dict[str, int], dict[tuple[str, 
 
 def merge_state(reader: StateReader, writer: StateWriter) -> None:
     """Write every parameter as one tensor with `writer`, in pieces that need little memory."""
-    sizes = reader.sizes()
-    writer.begin({f"{name}/{kind}/0": size for name, size in sizes.items() for kind in reader.kinds}, reader.step)
-    for name, size in sizes.items():
+    tensors = {f"{name}/{kind}/0": size for name, size in reader.sizes.items() for kind in reader.kinds}
+    writer.begin(tensors, reader.step)
+    for name, size in reader.sizes.items():
         for kind in reader.kinds:
             for start in range(0, size, CHUNK):
                 values = torch.empty(min(CHUNK, size - start))

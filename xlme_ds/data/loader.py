@@ -104,10 +104,6 @@ class Loader:
         mix_settings = (store.manifest.settings for stores in self._stores for store in stores.values())
         return sorted({settings["encoded"] for settings in mix_settings if "encoded" in settings})
 
-    def batch(self, step: int, micro_batch: int) -> Batch:
-        """Micro-batch `micro_batch` (of `plan.accumulation`) of this rank in step `step`."""
-        return self._collated(step, self._read(step, micro_batch))
-
     def _collated(self, step: int, parts: TaskRows) -> Batch:
         phase = phase_index(self.phases, step)
         return self._collate[phase](parts, self.seed, self.phases[phase].mask_fraction, step)

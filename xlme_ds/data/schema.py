@@ -123,6 +123,8 @@ def _require_manifest(fields: Any) -> None:
     if not all(type(code) is str for code in codes) or len(set(codes)) != len(codes):
         raise ValueError("its languages are not different codes")
     by_language = fields["counts"].get("by_language", {})
+    if type(by_language) is not dict or not all(type(counts) is dict for counts in by_language.values()):
+        raise ValueError("its counts by language are no objects")
     if fields["stage"] == "mix":
         _require_types("settings", fields["settings"], {"row_tokens": int, "layout": str})
         _require_types("counts", fields["counts"], {"by_language": dict})
@@ -130,9 +132,6 @@ def _require_manifest(fields: Any) -> None:
             raise ValueError(f"no layout is called {fields['settings']['layout']}")
         if fields["settings"]["row_tokens"] >= 2**31:
             raise ValueError("settings has rows of 2³¹ tokens or more")
-    if type(by_language) is not dict or not all(type(counts) is dict for counts in by_language.values()):
-        raise ValueError("its counts by language are no objects")
-    if fields["stage"] == "mix":
         shares = [counts.get(name) for counts in by_language.values() for name in _SHARES]
         if not all(type(share) in (int, float) for share in shares):
             raise ValueError(f"its counts by language lack {', '.join(_SHARES)}")

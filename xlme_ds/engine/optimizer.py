@@ -26,9 +26,9 @@ def build_optimizer(module: nn.Module, cfg: OptimizerConfig, objective: Objectiv
     names, all_parameters = zip(*module.named_parameters(), strict=True)
     scales = [1.0] * len(names) if objective is None else objective.learning_rates(names, cfg)
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, True): [], (1.0, False): []}
-    for name, parameter, scale in zip(names, all_parameters, scales, strict=True):
+    for parameter, scale in zip(all_parameters, scales, strict=True):
         shape = getattr(parameter, "ds_shape", parameter.shape)  # ZeRO-3 leaves an empty tensor in its place
-        groups.setdefault((scale, has_weight_decay(name, len(shape))), []).append(parameter)
+        groups.setdefault((scale, has_weight_decay(len(shape))), []).append(parameter)
     return rule(
         [
             {"params": parameters, "weight_decay": cfg.weight_decay if decays else 0.0, "scale": scale, "kinds": kinds}

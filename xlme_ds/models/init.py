@@ -23,7 +23,7 @@ InitialValues = Callable[[str], torch.Tensor | None]
 GatherParameter = Callable[[nn.Parameter], AbstractContextManager[object]]
 
 
-def has_weight_decay(name: str, parameter_dim: int) -> bool:
+def has_weight_decay(parameter_dim: int) -> bool:
     """Whether the parameter has weight decay: biases, norms and other vectors have none."""
     return parameter_dim >= 2
 

@@ -38,7 +38,8 @@ class OpenSide(Masking):
 
     def groups(self, batch: Batch) -> Tensor:
         """Twice the item's number, plus 1 from the row's first open place on."""
-        return batch.segments_BT * 2 + _open(batch).long().cummax(1).values
+        open_BT = (batch.tokens_BT == PAD) & (batch.segments_BT > 0)
+        return batch.segments_BT * 2 + open_BT.long().cummax(1).values
 
     def allowed(self, groups_BT: Tensor) -> Tensor:
         """A position sees itself and its item's x; once y is filled, no place is open and the whole item counts as
@@ -47,11 +48,6 @@ class OpenSide(Masking):
         itself_TT = torch.eye(groups_BT.shape[1], dtype=torch.bool, device=groups_BT.device)
         of_item_BTT = (query_BT1 // 2 == key_B1T // 2) & (key_B1T % 2 == 0)
         return (of_item_BTT | itself_TT)[:, None]
-
-
-def _open(batch: Batch) -> Tensor:
-    """The places that are to be filled, bool [B, T]."""
-    return (batch.tokens_BT == PAD) & (batch.segments_BT > 0)
 
 
 def first_pass(batch: Batch) -> Batch:

@@ -89,18 +89,15 @@ def write_description(
         data["phase_folders"] = [_relative_path(place, folder.path) for place in loader.folders]
     if heldout is not None:
         data["heldout_fingerprints"] = heldout.fingerprints
-    data |= _relative_folders(info.folders, folder.path)
+    for name, place in zip(("folder", "heldout"), info.folders, strict=False):
+        data[name] = _relative_path(place, folder.path)
     folder.begin(config, data, world, info.parameters, identity, info.objective)
     for data_folder in info.folders[:1]:
         write_vocabulary(folder.path / MODEL_FOLDER, Vocabulary(data_folder / "vocab").path)
 
 
-def _relative_folders(folders: Sequence[Path], run: Path) -> dict[str, str]:
-    """Paths of the folders relative to the run's, so that all can be moved together."""
-    return dict(zip(("folder", "heldout"), (_relative_path(folder, run) for folder in folders), strict=False))
-
-
 def _relative_path(folder: Path, run: Path) -> str:
+    """The path of a folder relative to the run's, so that both can be moved together."""
     return os.path.relpath(folder.resolve(), run.resolve())
 
 
