@@ -100,7 +100,7 @@ def test_recipes_are_legal(name: str) -> None:
         (RunConfig("x", model=ModelConfig(attention_dropout=1.0)), "model.attention_dropout is 1.0"),
         (
             RunConfig("x", model=ModelConfig(attention_dropout=0.1, kernels="triton")),
-            "model.kernels triton never has attention weights whole, .* set it to auto",
+            "model.kernels triton stores no attention weights .* set it to auto",
         ),
         (RunConfig("x", optimizer=OptimizerConfig(layer_decay=0.5)), "optimizer.layer_decay 0.5 is for fine-tuning"),
         (

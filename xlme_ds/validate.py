@@ -95,8 +95,7 @@ def _check_model(config: Training) -> None:
         raise ValueError(f"model.kernels triton takes {sizes}: set it to auto")
     if model.kernels == "triton" and model.attention_dropout:
         raise ValueError(
-            "model.kernels triton never has attention weights whole, which model.attention_dropout drops from: set it "
-            "to auto"
+            "model.kernels triton stores no attention weights that model.attention_dropout could drop: set it to auto"
         )
     if model.compile == "graphs" and model.activation_checkpointing:
         raise ValueError(

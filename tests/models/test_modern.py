@@ -150,7 +150,7 @@ def test_saved_bytes_are_autograds(dtype: torch.dtype) -> None:
     batch = MicroBatch(rows, tokens, rows * tokens, dtype.itemsize, fused=False, triton=False, pairs=0)
     assert layer_class(cfg).saved_bytes(cfg, batch) == pytest.approx(sum(saved) / 3, rel=0.01)
     counted = layer_class(cfg).shared_bytes(cfg, batch) - layer_costs.shared_bytes(cfg, batch)
-    assert counted == sum(tensor.nbytes for tensor in tensors_in(shared)) - tensors_in(shared.whole.kernel)[0].nbytes
+    assert counted == sum(tensor.nbytes for tensor in tensors_in(shared)) - tensors_in(shared.full.kernel)[0].nbytes
 
 
 def test_operations_by_hand() -> None:
@@ -187,7 +187,7 @@ def test_every_parameter_of_both_networks_learns() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"norm": "post"}, "model.norm is post, and model.body modern has none of that kind: set it to pre"),
+        ({"norm": "post"}, "model.norm is post, which model.body modern does not support: set it to pre"),
         ({"relative_bias": "gated"}, "model.relative_bias is gated"),
         ({"absolute_positions": True}, "model.absolute_positions is True, .*: set it to false"),
         ({"language_embeddings": ("de", "fr")}, "model.language_embeddings is .*: leave it empty"),

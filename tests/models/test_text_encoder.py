@@ -44,9 +44,7 @@ def test_sides_languages_and_positions_of_a_pair() -> None:
     ):
         languages_of(cfg, [("fr",), ("en",)], xlm)
     encoder = encoder_of(model(language_embeddings=cfg.language_embeddings))
-    with pytest.raises(
-        ValueError, match=r"has model\.language_embeddings: it needs to know the language of what it reads"
-    ):
+    with pytest.raises(ValueError, match=r"has model\.language_embeddings: it needs the language of its input"):
         encoder(xlm, *one_item_a_row(xlm))
     assert encoder(xlm, *one_item_a_row(xlm), languages_of(cfg, codes, xlm)).shape == (2, 7, SMALL.width)
 

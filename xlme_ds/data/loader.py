@@ -69,11 +69,11 @@ class Loader:
             )
         for folder in self.folders:
             has_task = [(folder / name / "manifest.json").exists() for name in TASKS]
-            for name, exists, other_exists, rows, what in zip(
+            for name, exists, other_exists, rows, content in zip(
                 TASKS, has_task, has_task[::-1], self.plan.rows, ("monolingual text", "pairs"), strict=True
             ):
                 if rows and other_exists and not exists:
-                    raise ValueError(f"{folder} has no {what}: add --data.{name}-rows 0, or data that have some")
+                    raise ValueError(f"{folder} has no {content}: add --data.{name}-rows 0, or data that have some")
         opened = {
             folder: {
                 task: RowStore(folder / name, languages, scattered=self.plan.world > 1)

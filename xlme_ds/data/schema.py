@@ -137,15 +137,15 @@ def _require_manifest(fields: Any) -> None:
             raise ValueError(f"its counts by language lack {', '.join(_SHARES)}")
 
 
-def _require_types(what: str, values: Any, kinds: Mapping[str, type]) -> None:
+def _require_types(subject: str, values: Any, kinds: Mapping[str, type]) -> None:
     """Raise ValueError unless `values` is an object with a value of each name and type in `kinds`."""
     if type(values) is not dict:
-        raise ValueError(f"{what} is no object")
+        raise ValueError(f"{subject} is no object")
     for name, kind in kinds.items():
         value: Any = values.get(name)
         fits = isinstance(value, kind) and not isinstance(value, bool)
         if not fits or (kind is int and value < 0):
-            raise ValueError(f"{what} has {name} {value!r:.80}, not {_TYPE_WORDS[kind]}")
+            raise ValueError(f"{subject} has {name} {value!r:.80}, not {_TYPE_WORDS[kind]}")
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

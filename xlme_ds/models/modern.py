@@ -100,7 +100,7 @@ class Rotated(NamedTuple):
 class GlobalAndLocal(NamedTuple):
     """The attention of global layers and that of local ones, which the layers of an encoder share in a pass."""
 
-    whole: Rotated
+    full: Rotated
     local: Rotated
 
 
@@ -125,25 +125,25 @@ def shared_by_kind(
     The arguments are those of `attention.shared_bias`, which makes the kernel of global layers.
     """
     assert allowed is item_mask, "objectives with another mask fail in their checks"
-    whole = shared_bias(cfg, groups_BT, distance_HW, dtype, allowed, row_tokens)
+    full = shared_bias(cfg, groups_BT, distance_HW, dtype, allowed, row_tokens)
     first_BT, end_BT = item_bounds(groups_BT)
     place_T = torch.arange(groups_BT.shape[1], dtype=torch.int32, device=groups_BT.device)
     local: ItemBias | Windows
-    if isinstance(whole, ItemBias):  # the kernels skip tiles of keys outside the bounds
+    if isinstance(full, ItemBias):  # the kernels skip tiles of keys outside the bounds
         half = cfg.local_window // 2
-        local = whole._replace(first_BT=first_BT.maximum(place_T - half), end_BT=end_BT.minimum(place_T + half + 1))
+        local = full._replace(first_BT=first_BT.maximum(place_T - half), end_BT=end_BT.minimum(place_T + half + 1))
     else:
         local = Windows.of(groups_BT, cfg.local_window, dtype)
     size, positions_BT = cfg.width // cfg.heads, place_T - first_BT
     return GlobalAndLocal(
-        Rotated(*rotations(positions_BT, size, cfg.rotary_base), whole),
+        Rotated(*rotations(positions_BT, size, cfg.rotary_base), full),
         Rotated(*rotations(positions_BT, size, cfg.local_rotary_base), local),
     )
 
 
-def _mean(cfg: ModelConfig, whole: float, local: float) -> float:
-    """The mean over a global layer, with the value `whole`, and the local ones after it."""
-    return (whole + (cfg.global_every - 1) * local) / cfg.global_every
+def _mean(cfg: ModelConfig, full: float, local: float) -> float:
+    """The mean over a global layer, with the value `full`, and the local ones after it."""
+    return (full + (cfg.global_every - 1) * local) / cfg.global_every
 
 
 def operations(cfg: ModelConfig, row_tokens: int) -> float:
@@ -161,13 +161,13 @@ def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     four tensors of width F.
     """
     wide = (5 + _mean(cfg, 3, 3 if batch.triton else 5)) * batch.tokens * cfg.width
-    whole = layer_costs.score_bytes(cfg, batch)
+    full = layer_costs.score_bytes(cfg, batch)
     per_head = batch.tokens * cfg.heads * FLOAT
     statistics = _mean(cfg, per_head * batch.fused, per_head)
     norms = 4 * batch.tokens * (FLOAT if batch.fused else batch.element)
     dropped = 2 * batch.tokens * cfg.width if cfg.dropout else 0
     feed_forward = 4 * batch.tokens * cfg.feed_forward
-    return (wide + feed_forward) * batch.element + _mean(cfg, whole, 0) + statistics + norms + dropped
+    return (wide + feed_forward) * batch.element + _mean(cfg, full, 0) + statistics + norms + dropped
 
 
 def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
@@ -223,7 +223,7 @@ class ModernLayer(TransformerLayer):
 
     def forward(self, x_BTD: Tensor, bias: GlobalAndLocal, keys_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """The layer's output, [B, T, D]; `keys_B`, if given, drop outputs of both sublayers."""
-        return super().forward(x_BTD, bias.whole if self.is_global else bias.local, keys_B)  # type: ignore[arg-type]
+        return super().forward(x_BTD, bias.full if self.is_global else bias.local, keys_B)  # type: ignore[arg-type]
 
     def _feed_forward(self, x_BTD: Tensor) -> Tensor:
         """GeGLU (Shazeer, 2020)."""

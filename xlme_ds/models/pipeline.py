@@ -37,7 +37,7 @@ class PipelineStage(nn.Module):
     ignores their type. The relative bias d, float32 [H, W], is sent too, so that no other stage needs a copy of its
     table.
 
-    The complete model is built on the meta device, from the arguments `whole`; then everything outside `part` is
+    The complete model is built on the meta device, from the arguments `of_model`; then everything outside `part` is
     removed.
     """
 
@@ -53,10 +53,10 @@ class PipelineStage(nn.Module):
     two_passes = False
     added: tuple[str, ...] = ()  # names of the tensors that a batch may add (`Batch.added`)
 
-    def __init__(self, *whole: Any, part: Part):
+    def __init__(self, *of_model: Any, part: Part):
         device = torch.get_default_device()
         with torch.device("meta"):
-            super().__init__(*whole)
+            super().__init__(*of_model)
         self.part = part
         encoder = getattr(self, self.cut_encoder)
         for number in [number for number in encoder.layers if int(number) not in part.layers]:

@@ -100,10 +100,9 @@ class ElectraObjective(RowBatches, Pretraining):
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> Electra:
         """The pre-training model, or its `part` that a pipeline's stage runs."""
-        whole, stage = self.models
-        return (
-            whole(cfg, *self.generator_arguments) if part is None else stage(cfg, *self.generator_arguments, part=part)
-        )
+        model, stage = self.models
+        arguments = cfg, *self.generator_arguments
+        return model(*arguments) if part is None else stage(*arguments, part=part)
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
         """The generator with its softmax is in the first part, the discriminator's head in the last."""

@@ -188,20 +188,20 @@ class RunFolder:
             raise ValueError(f"{path} is damaged: restore it, or choose another --out") from None
         return content
 
-    def _require_same(self, what: str, stored: Any, config: Training, done: int | None) -> None:
+    def _require_same(self, subject: str, stored: Any, config: Training, done: int | None) -> None:
         """Raise ValueError for the first setting whose value in `stored` differs from that in `config`, with a remedy.
 
-        `what`: the subject of the message. `done`: finished steps, after which the schedule and the data may change;
+        `subject`: the subject of the message. `done`: finished steps, after which the schedule and the data may change;
         None if they may not.
         """
         theirs, ours = flatten(stored), fixed_settings(config)
         if missing := sorted(ours.keys() - theirs.keys()):
-            raise ValueError(f"{what} without {missing[0]}: it is of another version, choose another --out")
+            raise ValueError(f"{subject} without {missing[0]}: it is of another version, choose another --out")
         changeable = () if done is None else _prefixes_that_may_change(theirs, config, done)
         for key in sorted(ours.keys() | {key for key in theirs if not _may_change(key)}):
             if ours.get(key) != theirs.get(key) and not key.startswith(changeable):
                 raise ValueError(
-                    f"{what} with {key} {theirs.get(key)}, this call has {ours.get(key)}: {self._remedy(key, config)}"
+                    f"{subject} with {key} {theirs.get(key)}, this call has {ours.get(key)}: {self._remedy(key, config)}"
                 )
 
     def _remedy(self, key: str, config: Training) -> str:

@@ -104,8 +104,8 @@ class StopRequest:
         if self._released:  # the second SIGINT raised KeyboardInterrupt, which the program caught
             return
         if again or not self.has_work or self.at_once:
-            what = "ended" if again else "stopped with nothing to save"
-            print(f"{number.name}: {what}, while it waited for other processes", file=sys.stderr, flush=True)
+            outcome = "ended" if again else "stopped with nothing to save"
+            print(f"{number.name}: {outcome}, while it waited for other processes", file=sys.stderr, flush=True)
             os._exit(128 + number)
         self.received = number.name
         print(
