@@ -200,9 +200,8 @@ class RunFolder:
         changeable = () if done is None else _prefixes_that_may_change(theirs, config, done)
         for key in sorted(ours.keys() | {key for key in theirs if not _may_change(key)}):
             if ours.get(key) != theirs.get(key) and not key.startswith(changeable):
-                raise ValueError(
-                    f"{subject} with {key} {theirs.get(key)}, this call has {ours.get(key)}: {self._remedy(key, config)}"
-                )
+                values = f"{key} {theirs.get(key)}, this call has {ours.get(key)}"
+                raise ValueError(f"{subject} with {values}: {self._remedy(key, config)}")
 
     def _remedy(self, key: str, config: Training) -> str:
         """The user's choices if the setting `key` differs."""
