@@ -158,7 +158,7 @@ class ScoredPiece(NamedTuple):
 class TextModel:
     """A trained model in float32, from the folder of a run, of one of its checkpoints (RUN@STEP), or of an export.
 
-    model = xlme.load("runs/stop_request")
+    model = xlme.load("runs/mine")
 
     Models with language embeddings need `language`, the code of the text's language, in every call.
     """

@@ -134,9 +134,9 @@ def _best_path(
 def _reach(margin: float, characters: int, total: float, unknown: float) -> int:
     """How far below 0 the score before a word may be for a cached segmentation to be right.
 
-    The segmentation was found after the score `total`, with the smallest difference `margin` between compared scores.
-    Float32 rounds a sum of up to `characters` numbers more coarsely, the further it is below 0. Up to the result, the
-    rounding before and then cannot make up for the margin.
+    It was found after the score `total`, with the smallest difference `margin` between compared scores. The further a
+    sum is below 0, the more coarsely float32 rounds it. Up to the result, rounding sums of up to `characters` numbers
+    cannot outweigh the margin.
     """
     longest = -unknown * characters
     safe = margin - characters * (longest - total) * 2.0**-23
