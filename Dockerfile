@@ -7,7 +7,8 @@ RUN apt-get update && apt-get install -y --no-install-recommends build-essential
 
 WORKDIR /xlme
 COPY . .
-RUN pip install --no-cache-dir -c constraints.txt -e ".[mpi,triton,hf,finetune]"
+# --use-pep517: seqeval comes as source, which older pips build without its requirements.
+RUN pip install --no-cache-dir --use-pep517 -c constraints.txt -e ".[mpi,triton,hf,finetune]"
 
 # Data and runs: -v FOLDER:/runs
 WORKDIR /runs
