@@ -1,5 +1,6 @@
 """Commands whose output cannot be written, and commands that find the variables of another job's launcher."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 from tests.launch import ROOT, distributed, environment, free_port
 from tests.rows import train_vocabulary, write_data
+from xlme_ds.run_commands import run
 
 COMMANDS = (
     "--help", "--version", "prep --help", "prep mix --help", "pretrain --help", "pretrain --help-all",
@@ -32,6 +34,14 @@ def test_output_that_cannot_be_written(command: str) -> None:
     code, errors = sh(f"xlme {command} | true; exit ${{PIPESTATUS[0]}}")
     assert (code, errors) == (128 + signal.SIGPIPE, "")
     assert sh(f"xlme {command} >&-") == (0, "")
+
+
+def test_a_step_that_a_signal_ends_has_the_shells_exit_code() -> None:
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        kill = f"kill -{int(number)} $$"
+        with pytest.raises(SystemExit) as left:
+            run(["bash", "-c", kill], os.environ, quiet=True)
+        assert left.value.code == sh(f"bash -c '{kill}'; exit $?")[0] == 128 + number
 
 
 def test_a_closed_stdout_is_no_file_of_ours(tmp_path: Path) -> None:

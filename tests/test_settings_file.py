@@ -89,6 +89,7 @@ def test_a_file_may_name_a_recipe_and_what_differs(tmp_path: Path) -> None:
         ("model = 3\n", "model is 3, it must be a section of settings"),
         ("[model]\nwidth = 3.0\n", "model.width is 3.0, it must be a whole number"),
         ("[model]\nwidth = true\n", "model.width is True, it must be a whole number"),
+        ("[optimizer]\nlearning_rate = true\n", "optimizer.learning_rate is True, it must be a number"),
         ("[model]\ncompile = 1\n", "model.compile is 1, it must be text in quotes"),
         ("[data]\nphase_steps = 3\n", "data.phase_steps is 3, it must be a list"),
         ('[data]\nphase_steps = ["a"]\n', "data.phase_steps is ['a'], it must be a whole number"),

@@ -209,6 +209,39 @@ def test_what_is_written_is_the_state_at_the_time_of_the_save(data: Path, tmp_pa
     assert all(value.any() for name, value in written.items() if name.endswith("exp_avg/0"))
 
 
+def test_state_is_the_same_in_pieces_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written, read and merged in one piece or several, of which the last one may be smaller."""
+    rng = np.random.default_rng(0)
+    state = {f"{name}/{kind}": rng.normal(size=size) for name, size in (("a", 23), ("b", 7)) for kind in KINDS}
+    state = {key: values.astype(np.float32) for key, values in state.items()}
+    for chunk in (5, 7, 24):
+        monkeypatch.setattr(state_files, "CHUNK", chunk)
+        files = [tmp_path / f"{chunk}_{rank}" for rank in range(2)]
+        for file, part in zip(files, (slice(0, 11), slice(11, None)), strict=True):  # of "a"; the second has all of "b"
+            tensors = {f"{key}/{part.start}": values[part] for key, values in state.items() if key.startswith("a")}
+            if part.start:
+                tensors |= {f"{key}/0": values for key, values in state.items() if key.startswith("b")}
+            writer = StateWriter(file, 4 * chunk)
+            writer.begin({name: len(values) for name, values in tensors.items()}, 3)
+            for values in tensors.values():
+                writer.put(torch.from_numpy(values))
+            writer.end()
+            assert writer.result() == {"bytes": file.stat().st_size, "crc32": zlib.crc32(file.read_bytes())}
+            found = safetensors.numpy.load_file(file)
+            assert found.keys() == tensors.keys() and all((found[name] == tensors[name]).all() for name in tensors)
+        reader = state_files.StateReader(files)
+        for first, last in ((0, 23), (2, 21), (11, 17), (22, 23)):
+            out = torch.empty(last - first)
+            reader.read([("a", "exp_avg", first, out)])
+            assert (out.numpy() == state["a/exp_avg"][first:last]).all()
+        writer = StateWriter(tmp_path / f"{chunk}", 4 * chunk)
+        state_files.merge_state(reader, writer)
+        writer.result()
+        merged = safetensors.numpy.load_file(tmp_path / f"{chunk}")
+        assert merged.keys() == {f"{key}/0" for key in state}
+        assert all((merged[f"{key}/0"] == values).all() for key, values in state.items())
+
+
 def test_keeps_the_last_and_every_nth(data: Path, tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep_last=2, keep_every=4)
     for step in range(1, 10):
@@ -239,6 +272,21 @@ def test_damaged_checkpoint_is_named_and_the_one_before_taken(data: Path, tmp_pa
     newest, complaints = checkpoints.newest()
     assert newest is not None and newest.name == "step_00000001"
     assert len(complaints) == 1 and "step_00000002" in complaints[0]
+
+
+def test_every_byte_of_a_large_file_is_checked(tmp_path: Path) -> None:
+    """One that is read in several blocks."""
+    partial, content = tmp_path / "checkpoints" / "step_00000001.partial", bytearray(range(256)) * (1 << 17)
+    partial.mkdir(parents=True)
+    (partial / STATE_FILE).write_bytes(content)
+    files = {STATE_FILE: {"bytes": len(content), "crc32": zlib.crc32(content)}}
+    whole = complete(partial, {"step": 1, "world": 1, "probe": 1.0}, files)
+    assert state_files.fault_of(whole) is None
+    for place in (0, len(content) // 2, -1):
+        content[place] ^= 1
+        (whole / STATE_FILE).write_bytes(content)
+        content[place] ^= 1
+        assert state_files.fault_of(whole) == f"{STATE_FILE} has changed since it was written (checksum)", place
 
 
 def test_other_names_among_the_checkpoints_are_nobodys_business(data: Path, tmp_path: Path) -> None:

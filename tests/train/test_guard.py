@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -152,6 +153,17 @@ def test_limit_is_six_sigma_over_the_last_128_steps_and_comes_back_on_resume() -
     assert ours.state["norms"][-2:] == [2.0, 9.0] and ours.norm_limit() > 5.3
 
 
+def test_bad_steps_in_a_row_are_counted_over_a_resume() -> None:
+    """A run that is killed after every bad step ends as one that is left alone."""
+    state: dict = {}
+    for step, bad in enumerate((True, True, False, True, True, True), start=1):
+        ours = guard(state, max_bad_steps=3)
+        ours.after_step(step, stats(math.nan, applied=not bad))
+        state = json.loads(json.dumps(ours.state))
+        assert (ours.fault is not None) == (step == 6)
+    assert ours.fault is not None and ours.fault.startswith("3 steps in a row, up to step 6,") and ours.skipped == 5
+
+
 def test_the_second_interrupt_stops_at_once() -> None:
     """The first one, like another signal, asks for a stop after the step."""
     stop = StopRequest()
@@ -163,6 +175,24 @@ def test_the_second_interrupt_stops_at_once() -> None:
             signal.raise_signal(signal.SIGINT)
     finally:
         stop.release()
+
+
+def test_signals_are_the_callers_again_afterwards() -> None:
+    """A notebook has a handler for Ctrl-C and a descriptor to which numbers of signals are written."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    received: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
+    wakeup = signal.set_wakeup_fd(write_end)
+    try:
+        StopRequest().release()
+        signal.raise_signal(signal.SIGINT)
+        assert received == [signal.SIGINT] and os.read(read_end, 9) == bytes(received)
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        signal.signal(signal.SIGINT, before)
+        os.close(read_end)
+        os.close(write_end)
 
 
 @pytest.fixture(autouse=True)
