@@ -20,6 +20,7 @@ from xlme_ds.evaluate.alignment import (
     align_words,
     error_rates,
     fit,
+    score_tests,
     sinkhorn,
     subwords,
 )
@@ -162,6 +163,9 @@ def test_pairs_and_languages_are_read_as_xlm_reads_them(encoder: TextEncoder, vo
         vectors = state[0].numpy()
         predicted = align_words(vectors[1 : 1 + s], vectors[3 + s : 3 + s + t], source.words, target.words)
         assert found["aer"][layer] == pytest.approx(error_rates([predicted], test)["aer"])
+    for pair in ("de-en", "fr-en", "en-de"):  # a test's name has the source language first
+        scored = score_tests(xlm, vocabulary, {pair: test}, False, "")["tests"][pair]
+        assert scored | {"cut": 0} == align_test(xlm, vocabulary, test, languages=tuple(pair.split("-")))
     read_apart = align_test(xlm, vocabulary, test, apart=True, languages=("de", "en"))
     ours, theirs = sentence_vectors(xlm, [source.ids, target.ids], languages=["de", "en"])[0]
     alone = xlm.hidden_states(

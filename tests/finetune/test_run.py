@@ -13,9 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from safetensors.numpy import save_file as write_tensors
 from safetensors.torch import save_file
 from seqeval.metrics import f1_score
 
@@ -295,6 +297,27 @@ def test_random_starts_from_the_weights_before_training(base: Path, tmp_path: Pa
     assert "was started with base" in refused(base, "ner", data, tmp_path / "found", **fixed)
 
 
+def test_every_example_is_read_in_its_language_wherever_the_model_has_it(base: Path, tmp_path: Path) -> None:
+    """In training and in the tests: of the same model with its languages in another order the scores are the same."""
+    data, fixed, found = write_entities(tmp_path / "panx"), {"train_examples": 40}, []
+    for number, (codes, places) in enumerate(
+        [(("de", "en", "sw"), (0, 1, 2)), (("sw", "de", "en"), (2, 0, 1)), (("sw", "de", "en"), (0, 1, 2))]
+    ):
+        folder = shutil.copytree(base, tmp_path / f"base{number}")
+        config = json.loads((folder / "config.json").read_text())
+        config["config"]["model"]["language_embeddings"] = codes
+        (folder / "config.json").write_text(json.dumps(config))
+        state = load_file(folder / "model" / "model.safetensors")
+        table = np.random.default_rng(0).normal(size=(3, 32)).astype(np.float32)
+        for encoder in ("generator", "discriminator"):
+            state[f"{encoder}.languages"] = table[list(places)]
+        write_tensors(state, folder / "model" / "model.safetensors")
+        tune(folder, "ner", data, tmp_path / f"out{number}", **fixed)
+        tests = sorted((tmp_path / f"out{number}" / "predictions").rglob("*.tsv"))
+        found.append([path.read_text() for path in tests])
+    assert len(found[0]) == 2 and found[0] == found[1] != found[2]
+
+
 def write_conll(folder: Path) -> Path:
     folder.mkdir()
     for name in ("eng.train", "eng.testa", "eng.testb"):
@@ -405,7 +428,7 @@ def test_ranks_wait_for_the_one_that_scores_longest(tmp_path: Path) -> None:
     [
         (["--tuning.train-languages", "sw"], "no training set of sw in --data, only of de, en"),
         (["--engine.kind", "pipeline"], "engine.kind pipeline is for pre-training"),
-        (["--train.steps=5"], "--train.steps is for pre-training and has no effect here: leave it out"),
+        (["--train.eval_every=5"], "--train.eval-every is for pre-training and has no effect here: leave it out"),
         (["--task", "xquad"], "no file of the task there"),
         (["--tuning.dropout", "1"], "tuning.dropout is 1.0: it must be at least 0 and below 1"),
         (

@@ -39,10 +39,11 @@ def test_sides_languages_and_positions_of_a_pair() -> None:
     assert one_item_a_row(xlme)[0][0].tolist() == [0, 1, 2, 3, 4, 5, 0]
     assert languages_of(cfg, codes, xlm).tolist() == [[2, 2, 2, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0, 0]]
     assert one_item_a_row(xlm)[0].tolist() == [[0, 1, 2, 0, 1, 2, 3], [0, 1, 2, 0, 0, 0, 0]]
-    with pytest.raises(
-        ValueError, match=r"model\.language_embeddings has no fr, only de en zh-Hans: leave out what is in"
-    ):
-        languages_of(cfg, [("fr",), ("en",)], xlm)
+    for code in ("fr", "z", "zh-Han", "zh-Hans-CN", "d"):  # a part of a code is another language
+        with pytest.raises(
+            ValueError, match=rf"model\.language_embeddings has no {code}, only de en zh-Hans: leave out what is in"
+        ):
+            languages_of(cfg, [(code,), ("en",)], xlm)
     encoder = encoder_of(model(language_embeddings=cfg.language_embeddings))
     with pytest.raises(ValueError, match=r"has model\.language_embeddings: it needs the language of its input"):
         encoder(xlm, *one_item_a_row(xlm))

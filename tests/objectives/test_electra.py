@@ -1,6 +1,7 @@
 """The four sums, their counts and the metrics against loops, and the AUC against scikit-learn's."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,8 +9,8 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from tests.small import SMALL, batch_of, item, model, usual_batch
-from xlme_ds.config import DataConfig, ObjectiveConfig, RunConfig
+from tests.small import SMALL, batch_of, item, lively, model, usual_batch
+from xlme_ds.config import DataConfig, ObjectiveConfig, OptimizerConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.schema import PAD, UNK
 from xlme_ds.models.electra import ElectraOutput
@@ -232,6 +233,21 @@ def test_area_under_curve_at_the_ends() -> None:
     assert area_under_curve(low, high) == 0.0
     assert area_under_curve(low, low) == 0.5
     assert math.isnan(area_under_curve(none, low)) and math.isnan(area_under_curve(low, none))
+
+
+@pytest.mark.parametrize("sharing", ["tied", "gdes"])
+@pytest.mark.parametrize("name", ["electra", "all_tokens", "corrective"])
+def test_the_discriminators_rate_is_for_what_its_losses_alone_train(name: str, sharing: str) -> None:
+    objective, batch = objective_of(ObjectiveConfig(name)), usual_batch()
+    whole, reached = lively(objective.build(replace(SMALL, embedding_sharing=sharing))), []  # type: ignore[arg-type]
+    for part in (slice(2), slice(2, None)):
+        whole.zero_grad()
+        objective.sums(whole(batch), batch)[part].sum().backward()
+        reached.append({name for name, p in whole.named_parameters() if p.grad is not None and p.grad.any()})
+    names = [name for name, _ in whole.named_parameters()]
+    rates = dict(zip(names, objective.learning_rates(names, OptimizerConfig(discriminator_rate=0.3)), strict=True))
+    assert {name for name, rate in rates.items() if rate == 0.3} == reached[1] - reached[0]
+    assert set(rates.values()) == {0.3, 1.0} and reached[0] | reached[1] == set(names)
 
 
 def test_a_task_without_rows_is_left_out() -> None:
