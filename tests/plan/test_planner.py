@@ -155,16 +155,19 @@ def test_exposed_bytes_counted_by_hand() -> None:
         assert costs["transfer"] == pytest.approx(everything / rate - window)
 
 
-def test_offloaded_weights_go_up_for_both_passes_of_every_micro_batch() -> None:
-    """XL on one GPU, 256 micro-batches: 2 bytes of each parameter over 10 GB/s, 512 times."""
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_offloaded_bytes_counted_by_hand(gpus: int) -> None:
+    """XL in micro-batches of 8 of its 2,048 rows: each process moves its share of the optimizer once a step, 12 bytes a
+    parameter both ways, 4 of gradients and 2 of weights; and 2 of weights for both passes of every micro-batch."""
     run, times = recipe("xl"), []
     for parameters in ("none", "cpu"):
         engine = EngineConfig(deepspeed="zero3_offload", offload_optimizer="cpu", offload_parameters=parameters)  # type: ignore[arg-type]
-        found = plan(replace(run, engine=engine, data=replace(run.data, micro_batch=8)), 1, gpu_of("a100-80g"))
-        assert found["accumulation"] == 256
+        found = plan(replace(run, engine=engine, data=replace(run.data, micro_batch=8)), gpus, gpu_of("a100-80g"))
+        assert found["accumulation"] == 256 // gpus
         times.append(found["seconds_per_step"]["offload"])
-    total = plan(run)["parameters"]["trained_total"]
-    assert times[1] - times[0] == pytest.approx(512 * 2 * total / 10e9, rel=1e-3)
+    share = plan(run)["parameters"]["trained_total"] / gpus / 10e9  # seconds of a byte of each, at 10 GB/s
+    assert times[0] == pytest.approx((2 * 12 + 4 + 2) * share, rel=1e-3)
+    assert times[1] - times[0] == pytest.approx(2 * 256 // gpus * 2 * share, rel=1e-3)
 
 
 def test_a_run_in_fp32_is_counted_in_fp32() -> None:
@@ -304,6 +307,9 @@ def test_the_first_line_is_the_answer(capsys: pytest.CaptureFixture[str], monkey
     said = f"large on 64 × h100-80g: {printed_days(days)}, {best['memory_per_gpu_gib']['total']:.1f} GiB a GPU, "
     assert first == said + f"{hours:,.0f} GPU-hours, ${2.5 * hours:,.0f} (assumed: 40% of peak)"
     assert launched == (f"  xlme launch --gpus 64 pretrain --recipe large {best['settings']} --data DATA --out OUT")
+    assert printed(capsys, "--recipe=large", "--gpus=64", *words[4:], "--dollars_per_hour", "2.5")[2] == (
+        launched.replace("--recipe large", "--recipe=large")
+    )
     lines = printed(capsys, *words)
     assert "$" not in lines[0] and len([line for line in lines if "GiB a GPU: --engine.kind" in line]) == 3
     assert len(lines) < 15

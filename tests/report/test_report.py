@@ -488,6 +488,15 @@ def test_a_branch_lacks_no_records_of_its_parents_steps(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_the_training_time_of_a_branch_is_its_own(run: Path) -> None:
+    """Steps 25 to 40 at two seconds each, of a parent that did 24; logged at every fifth step."""
+    config = json.loads((run / "config.json").read_text())
+    config["config"]["start"] = {"take": "state", "folder": "parent@24"}
+    (run / "config.json").write_text(json.dumps(config))
+    write_lines(run / "metrics.jsonl", [metric(step) for step in (25, 30, 35, 40)])
+    assert "Training time 32 s" in " ".join(Page(write_report(run).read_text(encoding="utf-8")).text.split())
+
+
 def test_smoothing_keeps_straight_lines_and_ends() -> None:
     line = np.linspace(0, 5, 301)
     np.testing.assert_allclose(figures.smooth(line)[:-6], line[:-6], atol=1e-9)
