@@ -41,8 +41,7 @@ CORE = [
 ]
 TRITON = 'triton>=3.5; platform_system == "Linux"'
 EXTRAS = {
-    # The other sides of bench/tokenize.py and bench/loader.py; the latter says how to add those that pin older
-    # packages.
+    # The other sides of bench/loader.py and bench/step.py
     "bench": ["datasets>=4", "tokenizers>=0.21", "transformers>=4.57"],
     "hf": ["tokenizers>=0.21", "transformers>=4.57"],  # an export is written with the first and loaded with the second
     "onnx": ["transformers>=4.57", "onnx>=1.19", "onnxscript>=0.5"],  # export --onnx

@@ -3,10 +3,9 @@
     python -m bench.loader --data DIR [--quick] [--json]     # DIR: what `xlme prep mix` wrote
 
 A pass goes from opening the data to its last row, in one process without workers, with one thread of torch and cached
-files. The two run in turns (`bench/peers/loaders.py` says how the peer reads); without the peer, ours runs alone. The
-peer's rows lie on the disk in reading order, which helps it. Ours has masks that are exact and repeatable (15% of each
-item, without replacement, a function of the row's number), and checks every shard's SHA-256 before it is used; the
-other checks nothing.
+files. The two run in turns; `bench/peers/loaders.py` says how the peer reads. The peer's rows lie on the disk in
+reading order, which helps it. Ours has masks that are exact and repeatable (15% of each item, without replacement, a
+function of the row's number), and checks every shard's SHA-256 before it is used; the other checks nothing.
 """
 
 import os
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ import torch
 import tyro
 
 from bench.measure import Figures, by_turns, show
-from bench.peers.loaders import MASK_FRACTION, ROWS, Tensors, missing, peer_batches, write_rows
+from bench.peers.loaders import MASK_FRACTION, ROWS, Tensors, peer_batches, write_rows
 from xlme_ds.cli import fail
 from xlme_ds.config import DataConfig
 from xlme_ds.data.loader import Loader
@@ -34,7 +34,6 @@ from xlme_ds.data.shards import RowStore
 
 OF_A_TASK = ROWS // 2  # rows of each task in a micro-batch, as in Base
 OURS, PEER = "ours", "datasets"
-KINDS = ("lean", "bare", "customary")
 
 
 @dataclass(frozen=True)
@@ -70,29 +69,21 @@ def in_training_order(data: Path, rows: int) -> np.ndarray:
 
 
 def race(data: Path, rows: int, rounds: int, scratch: Path) -> Figures:
-    """Run ours and the peer, if it is installed, in turns; a ratio is the median of the turns' ratios."""
+    """Run ours and the peer in turns; a ratio is the median of the turns' ratios."""
     tokens = in_training_order(data, rows)
     checksum = int(tokens.sum(dtype="int64"))
-    contenders: dict[str, Callable[[str], Iterator[Tensors]]] = {OURS: partial(our_batches, data, rows)}
-    left_out = missing()
-    if not left_out:
-        write_rows(scratch / PEER, tokens)
-        contenders[PEER] = partial(peer_batches, scratch / PEER)
-    sides = {
-        (name, kind): partial(one_pass, name, batches, kind, checksum)
-        for name, batches in contenders.items()
-        for kind in (KINDS[:2] if name == OURS else KINDS)
-    }
+    write_rows(scratch / PEER, tokens)
+    batches = {OURS: partial(our_batches, data, rows), PEER: partial(peer_batches, scratch / PEER)}
+    contenders = [(OURS, "lean"), (OURS, "bare"), (PEER, "lean"), (PEER, "bare"), (PEER, "customary")]
+    sides = {(name, kind): partial(one_pass, name, batches[name], kind, checksum) for name, kind in contenders}
     turns = by_turns(sides, rounds)
-    medians: Figures = {name: {} for name in contenders}
+    medians: Figures = {OURS: {}, PEER: {}}
     for (name, kind), first in turns[0].items():
         medians[name][kind] = {
             figure: statistics.median(turn[name, kind][figure] for turn in turns) for figure in first
         }
 
-    def ratio(ours: str, peer: str, figure: str = "rows_per_s") -> float | None:
-        if left_out:
-            return None
+    def ratio(ours: str, peer: str, figure: str = "rows_per_s") -> float:
         return statistics.median(turn[OURS, ours][figure] / turn[PEER, peer][figure] for turn in turns)
 
     return {
@@ -101,7 +92,6 @@ def race(data: Path, rows: int, rounds: int, scratch: Path) -> Figures:
         "ratio_vs_customary": ratio("lean", "customary"),
         "ratio_vs_bare": ratio("bare", "bare"),
         "contenders": medians,
-        "left_out": {PEER: left_out} if left_out else {},
         "rows": len(tokens),
     }
 
@@ -134,6 +124,8 @@ def main() -> None:
     torch.set_num_threads(1)
     load = round(os.getloadavg()[0], 2)
     try:
+        if find_spec("datasets") is None or find_spec("transformers") is None:
+            raise ValueError('datasets or transformers is missing: pip install -c constraints.txt -e ".[bench]"')
         with tempfile.TemporaryDirectory() as scratch, redirect_stdout(sys.stderr):
             figures = race(settings.data, rows, rounds, Path(scratch)) | {"load_before": load}
     except (ValueError, OSError) as error:

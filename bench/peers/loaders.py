@@ -8,7 +8,6 @@ no segments). *Bare* is reading alone.
 
 from collections.abc import Iterator
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +52,6 @@ def peer_batch(kind: str, rows: Any) -> Tensors:
     segments = np.cumsum(begins, axis=1) * used
     positions = (column - np.maximum.accumulate(np.where(begins, column, 0), axis=1)) * used
     return tokens, chosen.flatten().nonzero().squeeze(1), torch.from_numpy(positions), torch.from_numpy(segments)
-
-
-def missing() -> str:
-    """Why the peer cannot run here; empty if it can."""
-    absent = [module for module in ("datasets", "transformers") if find_spec(module) is None]
-    return f"left out, module {absent[0]} is not there: pip install datasets transformers tokenizers" if absent else ""
 
 
 def write_rows(folder: Path, tokens: np.ndarray) -> None:
