@@ -46,13 +46,9 @@ class Peer(HuggingFacePeer):
     def __init__(self, run: RunConfig):
         from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
-        cfg, objective = run.model, run.objective
-        default = replace(
-            ObjectiveConfig(),
-            mask_fraction=objective.mask_fraction,
-            discriminator_weight=objective.discriminator_weight,
-        )
-        if objective != default or any(getattr(cfg, name) != value for name, value in SAME_MODEL.items()):
+        cfg, rule = run.model, run.objective
+        like_theirs = ObjectiveConfig(mask_fraction=rule.mask_fraction, discriminator_weight=rule.discriminator_weight)
+        if rule != like_theirs or replace(cfg, **SAME_MODEL) != cfg:
             raise SystemExit(
                 "error: transformers' ELECTRA has tied embeddings, post-LN layers and no relative bias: name a run of "
                 "electra with --model.embedding-sharing tied --model.relative-bias none, and without dropout, z-loss, "
@@ -68,7 +64,8 @@ class Peer(HuggingFacePeer):
         table = self.generator.electra.embeddings.word_embeddings.weight
         self.generator.generator_lm_head.weight = table
         self.discriminator.electra.embeddings.word_embeddings.weight = table
-        ours = objective_of(run.objective).build(cfg)
+        self.objective = objective_of(run.objective)
+        ours = self.objective.build(cfg)
         initialise(ours, run.seed, cfg.init_std)
         super().__init__(_by_our_names(self.generator, self.discriminator), ours.state_dict(), run.optimizer)
 
@@ -76,10 +73,8 @@ class Peer(HuggingFacePeer):
         """Summed losses MLM, TLM, MRTD, TRTD of a micro-batch (XLM-E equations (1) to (5)), with gradients."""
         tokens, chosen_M, shape = batch.tokens_BT.flatten(), batch.masked_M, batch.tokens_BT.shape
         apart_B1TT = (batch.segments_BT[:, None, :, None] != batch.segments_BT[:, None, None, :]).float()
-        inputs: Any = {
-            "attention_mask": apart_B1TT * torch.finfo(torch.float32).min,
-            "position_ids": batch.positions_BT,
-        }
+        hidden = apart_B1TT * torch.finfo(torch.float32).min
+        inputs: Any = {"attention_mask": hidden, "position_ids": batch.positions_BT}
         bf16 = torch.autocast("cpu", torch.bfloat16) if self.run.engine.precision == "bf16" else nullcontext()
         with bf16:
             masked_BT = tokens.index_fill(0, chosen_M, self.run.model.vocabulary - 1).view(shape)
@@ -98,20 +93,14 @@ class Peer(HuggingFacePeer):
 
     def step(self, batches: Sequence[Batch], rate: float) -> list[float]:
         """Train on a step's micro-batches; returns the means of the four losses."""
-        masked, real = [0] * len(TASKS), [0] * len(TASKS)
+        counts = torch.stack([self.objective.counts(batch) for batch in batches]).sum(0).clamp(min=1)
+        weight, means = self.run.objective.discriminator_weight, torch.zeros(len(counts))
         for batch in batches:
-            for task in range(len(TASKS)):
-                of_task_B = batch.task_B == task
-                masked[task] += int(of_task_B[batch.masked_M // batch.tokens_BT.shape[1]].sum())
-                real[task] += int((batch.segments_BT[of_task_B] > 0).sum())
-        counts = [max(count, 1) for count in masked + real]
-        weight, means = self.run.objective.discriminator_weight, [0.0] * len(counts)
-        for batch in batches:
-            parts = [loss / count for loss, count in zip(self.losses(batch), counts, strict=True)]
+            parts = torch.stack(self.losses(batch)) / counts
             (parts[0] + parts[1] + weight * (parts[2] + parts[3])).backward()
-            means = [mean + part.item() for mean, part in zip(means, parts, strict=True)]
+            means += parts.detach()
         self.update(rate)
-        return means
+        return means.tolist()
 
 
 def _by_our_names(generator: Any, discriminator: Any) -> Parts:
