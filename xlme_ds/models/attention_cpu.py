@@ -181,8 +181,8 @@ class _Tiles:
 
 
 def _items_and_rows(items: Items, rows: int, heads: int, tokens: int, capacity: int) -> tuple[Items, list[int]]:
-    """Divide the work into (items, rows): the items of rows that cost less with a tile for each item, and the other
-    rows; without items all rows."""
+    """(items, rows): the items of those rows that cost less with a tile for each item, and the other rows, whose tiles
+    are whole rows; without items all rows."""
     cost = _TILE_COST * torch.get_num_threads()
     row_cost = (1 + _MASK_COST) * heads * tokens**2 + cost / max(1, capacity // (heads * tokens**2))
     separate_items: list[tuple[int, int, int]] = []

@@ -309,7 +309,7 @@ def skew(distance_HW: Tensor, dtype: torch.dtype) -> Tensor:
     there is none. The second half has d of the negative distances."""
     tokens = (distance_HW.shape[1] + 1) // 2
     half = -(-tokens // SKEWED) * SKEWED + SKEWED
-    left = half + SKEWED - tokens  # of distance 1 − T: that of the first window is 1 − SKEWED − half
+    left = half + SKEWED - tokens  # columns before distance 1 − T: the first one has distance 1 − SKEWED − half
     two_signs = torch.stack([distance_HW, distance_HW.flip(1)]).to(dtype)
     two_signs = F.pad(two_signs, (left, 2 * half + SKEWED - 1 - left - two_signs.shape[2]))
     return two_signs.unfold(2, 2 * half, 1).flip(2).contiguous()
@@ -333,8 +333,8 @@ def attend(
 ) -> Tensor:
     """O [B, T, H, K] of bf16, fp16 or fp32 inputs, products in their type and sums in fp32; K is 16, 32, 64 or 128.
 
-    `gate` has u [K], r [K] and w [H]; `distance_HW` is d in float32, for distances 1−T to T−1, and takes the gradient
-    of `skewed`, which is `skew` of it; `first_BT` and `end_BT` are attention.item_bounds's, `near` is `near_tiles`'s.
+    `gate`: u [K], r [K] and w [H]. `distance_HW`: d in float32 for distances 1−T to T−1. `skewed`: `skew` of it, whose
+    gradient goes to `distance_HW`. `first_BT`, `end_BT`: from `attention.item_bounds`; `near`: from `near_tiles`.
     """
     assert gate is None or distance_HW is not None
     bounds = first_BT, end_BT
@@ -364,13 +364,14 @@ class _Attend(torch.autograd.Function):
 
 
 def _by_distance(grad_d: Tensor, grad_far: Tensor, near: int, tokens: int) -> Tensor:
-    """[H, W] from sums [H, offsets, 2 N]: the upper half of an offset's sums has the distances of the next offset's
-    lower half; the sums of further tiles, [H, 2], go to the furthest distances."""
+    """The gradient by distance, [H, W], from sums [H, offsets, 2 N]. Neighbouring offsets overlap: the upper half of an
+    offset's sums has the same distances as the lower half of the next one's. The sums of far tiles, [H, 2], are added
+    to the furthest distances."""
     side = grad_d.shape[2] // 2
     lower, upper = grad_d.unflatten(2, (2, -1)).unbind(2)
     sums = (F.pad(lower, (0, 0, 0, 1)) + F.pad(upper, (0, 0, 1, 0))).flatten(1)  # from distance 1 − (near + 1) N on
     beyond = tokens - (near + 1) * side
-    sums = F.pad(sums, (beyond, beyond - 1))  # a negative number cuts
+    sums = F.pad(sums, (beyond, beyond - 1))  # negative padding cuts
     return torch.cat([sums[:, :1] + grad_far[:, :1], sums[:, 1:-1], sums[:, -1:] + grad_far[:, 1:]], 1)
 
 

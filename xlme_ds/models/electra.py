@@ -22,7 +22,7 @@ class ElectraOutput(NamedTuple):
     nll_M: Tensor  # float32, the generator's −log p of the original token
     predicted_M: Tensor  # int64, the generator's most likely token
     corrupted_BT: Tensor  # int64, the rows with the generator's samples in place
-    replaced_logits_BT: Tensor  # the discriminator's logits; positive says replaced
+    replaced_logits_BT: Tensor  # the discriminator's logits; positive means replaced
 
 
 class Electra(nn.Module):

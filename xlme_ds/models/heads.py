@@ -77,7 +77,7 @@ class MaskedLanguageModelHead(nn.Module):
 
 
 class ReplacedTokenHead(nn.Module):
-    """Dense, GELU, linear to one logit a token: positive says the token was replaced."""
+    """Dense, GELU, linear to one logit a token: positive means that the token was replaced."""
 
     def __init__(self, cfg: ModelConfig):
         super().__init__()

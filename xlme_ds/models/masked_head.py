@@ -90,7 +90,7 @@ class _Groups(NamedTuple):
     sampled: Tensor  # group of the sample
     best: Tensor  # group of the highest logit
     maximum: Tensor  # the highest logit
-    threshold: Tensor  # float64: the sample is where the exponentials of its group, relative to `maximum`, add up to it
+    threshold: Tensor  # float64: the sample is the id where its group's exponentials, relative to `maximum`, reach this
 
 
 def _choose_groups(

@@ -154,7 +154,7 @@ def sample(
     threshold_M: Tensor,
     temperature: float,
 ) -> Tensor:
-    """The samples and the most likely ids, int64 [2, M], of what `masked_head._choose_groups` chose."""
+    """The samples and the most likely ids, int64 [2, M], in the groups that `masked_head._choose_groups` chose."""
     chosen_2M = torch.stack([sampled_M, best_M])
     ids_2M = torch.empty_like(chosen_2M)
     first_id = first_group = 0
