@@ -32,9 +32,9 @@ class StepStats:
     """Result of one optimizer step, equal on every rank.
 
     `metrics`: the objective's means over the global batch, empty unless they were asked for; `gradient_norm`: global,
-    before clipping; `learning_rate`: the optimizer's; `applied`: false if the step was left out because its loss or
+    before clipping; `learning_rate`: the optimizer's; `applied`: false if the step was skipped because its loss or
     gradient was not finite, or its norm exceeded the limit: weights, moments and Adam's step are then unchanged;
-    `suspects`: of a step that was left out, the rows of each micro-batch whose loss was not finite, in words.
+    `suspects`: of a skipped step, the rows of each micro-batch whose loss was not finite, in words.
     """
 
     metrics: dict[str, float]
@@ -178,7 +178,7 @@ class Engine:
     def _stats(
         self, context: StepContext, step: int, batches: Sequence[Batch], metrics: dict[str, float], norm: float
     ) -> StepStats:
-        """The result of a step; if it was left out, all ranks exchange their suspects."""
+        """The result of a step; if it was skipped, all ranks exchange their suspects."""
         group = self.optimizer.param_groups[0]
         rate = float(group["lr"] / group["scale"])
         if context.applied:
