@@ -117,7 +117,7 @@ def test_an_index_from_elsewhere_with_a_right_checksum(
     (folder / "00000.index").write_bytes(head + struct.pack("<I", zlib.crc32(head)) + content[end + 4 :])
     store = RowStore(folder)
     store.prefetch(13, 15)
-    with pytest.raises(ValueError, match=r"00000\.arrow cannot be read \(its index (does not have|has places)"):
+    with pytest.raises(ValueError, match=r"00000\.arrow cannot be read \(its index (does not have|has offsets)"):
         store.read(np.array([0, 13]))
 
 
