@@ -47,50 +47,16 @@ def test_accuracies_are_those_of_our_retrieval(tmp_path: Path) -> None:
     assert len(accuracies) == 2 + 6
 
 
-def test_published_names_are_mtebs_languages(tmp_path: Path) -> None:
-    """NTREX-128's as in its repository; scripts, countries and second translations."""
-    published = ("src.eng", "ref.deu", "ref.zho-CN", "ref.srp-Latn", "ref.eng-GB", "ref-2.spa")
-    for name in published:
-        write(tmp_path / f"newstest2019-{name}.txt", [name, "b"])
-    (task,) = tasks_of(tmp_path)
-    assert task.metadata.name == "NTREXBitextMining"
-    columns = {language: text[0] for language, text in task.dataset["test"].to_dict().items()}
-    names = {"eng_Latn": "src.eng", "deu_Latn": "ref.deu", "zho_Hans": "ref.zho-CN", "srp_Latn": "ref.srp-Latn"}
-    assert columns == names
-    assert {"deu_Latn-eng_Latn", "eng_Latn-zho_Hans"} <= set(task.hf_subsets)
-    assert {code for pair in task.hf_subsets for code in pair.split("-")} == set(names)
-
-
-def write_bucc(folder: Path, gold: list[str]) -> None:
-    write(folder / "de-en.training.de", ["de-1\teins", "de-2\tzwei", "de-3\tdrei"])
-    write(folder / "de-en.training.en", ["en-1\tthree", "en-2\ttwo", "en-3\tnobody's"])
-    write(folder / "de-en.training.gold", gold)
-
-
-def test_bucc_has_the_gold_pairs(tmp_path: Path) -> None:
-    write_bucc(tmp_path / "bucc2018" / "de-en", ["de-2\ten-2", "de-3\ten-1"])
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "bucc").symlink_to(tmp_path / "bucc2018")
-    (task,) = tasks_of(tmp_path / "data")
-    assert task.metadata.name == "BUCC.v2" and task.hf_subsets == ["de-en"]
-    assert task.dataset["de-en"]["test"].to_dict() == {"sentence1": ["zwei", "drei"], "sentence2": ["two", "three"]}
-
-
 def test_faults_are_named(tmp_path: Path) -> None:
     def fault() -> str:
         with pytest.raises(ValueError) as caught:
             tasks_of(tmp_path)
         return str(caught.value)
 
-    assert "has no files of Tatoeba, BUCC, FLORES-200 or NTREX-128" in fault()
-    write_bucc(tmp_path, ["de-2\ten-2", "de-3\ten-9"])
-    assert "de-en.training.gold line 2 names no sentence of de-en" in fault()
-    write_bucc(tmp_path, ["de-2\ten-2"])
+    assert "has no files of Tatoeba or FLORES-200" in fault()
     write(tmp_path / "deu_Latn.devtest", ["eins", "zwei"])
     write(tmp_path / "eng_Latn.devtest", ["one"])
     assert "deu_Latn.devtest has 2 lines but" in fault() and "eng_Latn.devtest has 1" in fault()
-    write(tmp_path / "copy" / "deu_Latn.devtest", ["eins"])
-    assert "copy/deu_Latn.devtest and" in fault() and "are the same test by their names: leave one" in fault()
 
 
 def test_a_mistake_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
