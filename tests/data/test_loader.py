@@ -1,5 +1,6 @@
 """Batches against a reference that goes row by row, and passes over the data."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,6 +127,19 @@ def test_made_text_is_in_the_languages_of_its_phase(folder: Path, tmp_path: Path
             batches = loader.step(step)
             found = torch.stack([batch.added.get("into_BT", batch.languages_BT) for batch in batches])
             assert (found == codes.index("sv")).any().item() == has_sv
+
+
+def test_the_text_of_every_phase_is_named(folder: Path, tmp_path: Path) -> None:
+    """By the fingerprints of what it was mixed from: a model is not evaluated on text that any phase read."""
+    for name, text in (("one", "b"), ("two", "a")):
+        shutil.copytree(folder, tmp_path / name)
+        for task in TASKS:
+            manifest = read_manifest(tmp_path / name / task)
+            encoded = {"encoded": f"{text} {task}"}
+            write_manifest(tmp_path / name / task, replace(manifest, settings=manifest.settings | encoded))
+    data = replace(DATA, phase_steps=(2, 2))
+    loader = Loader([tmp_path / "one", tmp_path / "two", tmp_path / "one"], data, 7, 0.15)
+    assert loader.encoded == ["a mono", "a para", "b mono", "b para"]
 
 
 def test_one_task_alone(folder: Path) -> None:

@@ -609,8 +609,9 @@ def test_bounds_of_a_column_are_kept() -> None:
     assert not any(map(rule.drops, (0.5, "0.5", 2, 2.0, "2", " 2.0", "5e-1")))
     assert all(map(rule.drops, (np.nextafter(0.5, 0), np.nextafter(2.0, 3), "2.0001", 0, 3, "nan", float("nan"), None)))
     for setting, inside in (("min", math.inf), ("max", -math.inf)):
-        (rule,) = column_filters({"column": {"x": {setting: 1}}})
-        assert not rule.drops(1) and not rule.drops(inside) and rule.drops(-inside)
+        for bound in (0, 1):
+            (rule,) = column_filters({"column": {"x": {setting: bound}}})
+            assert not rule.drops(bound) and not rule.drops(inside) and rule.drops(-inside)
 
 
 def test_missing_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -716,6 +717,8 @@ def test_mistakes_in_the_call(tmp_path: Path) -> None:
         inputs("cc100", "cc100=a", "cc100=b")
     with pytest.raises(ValueError, match="two descriptions are named 'cc100'"):
         read_corpora(["cc100", "cc100"], ["cc100=x"])
+    (corpus,) = read_corpora(["cc100"], ["cc100=s3://bucket/cc100?region=x&scheme=http"])
+    assert corpus.where == "s3://bucket/cc100?region=x&scheme=http"
 
 
 @pytest.mark.skipif(not CORPUS.exists(), reason="the corpus next to the repository is not there")

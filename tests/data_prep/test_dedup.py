@@ -132,6 +132,19 @@ def test_both_directions_are_one_pair(vocab: Path, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("block_bytes", [1, 1000])
+def test_paragraphs_without_tokens_go_with_the_last_text_of_their_document(
+    vocab: Path, tmp_path: Path, block_bytes: int
+) -> None:
+    """A zero-width space has no token: without the text next to it it is no document."""
+    descriptions = write_corpora(tmp_path, [["one"], ["\u200b", "one"], ["two"]])
+    run(EncodeConfig(vocab, tmp_path / "out", corpus=tuple(descriptions), block_bytes=block_bytes))
+    counts = read_manifest(tmp_path / "out" / "mono").counts["by_language"]["en"]
+    assert (counts["documents"], counts["dropped"]) == (2, {"exact_duplicates": 1})
+    assert (counts["paragraphs"], sum(counts["removed"].values())) == (2, 2)
+    assert counts["characters"] == counts["bytes"] == len("onetwo")
+
+
 def test_where_one_side_ends_makes_another_pair() -> None:
     sides = [["ab", "a", "a b", "a", "a\t", "", "abc", "ab"], ["c", "bc", "c", "b c", "b", "abc", "", "c"]]
     assert Run().repeated([[text.encode() for text in side] for side in sides], np.ones(8, bool)).tolist() == [

@@ -310,14 +310,19 @@ def test_held_out_text_is_not_trained_on(encoded: Path, corpus: Path, vocab: Pat
     for theirs, ours in (("heldout", "all"), ("heldout", "heldout"), ("train", "train"), ("train", "all")):
         with pytest.raises(ValueError, match=rf"is text of encode --split {theirs} .* of --split {ours}"):
             require_fit(loaders[theirs], model, loaders[ours])
-    for other in ({"sentences": True}, {"block_bytes": 100}):  # under which other texts are held out
+    units = "mixed/mono and .* with different --sentences or --block-bytes"
+    for other, words in (  # under which other texts are held out
+        ({"sentences": True}, units),
+        ({"block_bytes": 100}, units),
+        ({"heldout_share": 0.5}, r"--heldout-share 0\.5, and .* of --split train --heldout-share 0\.25"),
+    ):
         odd = EncodeConfig(vocab, tmp_path / "odd", mono=corpus / "mono", para=corpus / "para", heldout_share=SHARE)
         shutil.rmtree(odd.out, ignore_errors=True)
         shutil.rmtree(tmp_path / "mixed", ignore_errors=True)
         run(replace(odd, split="heldout", **other))  # type: ignore[arg-type]
         mix(MixConfig(odd.out, vocab, tmp_path / "mixed", mono_rows=4, para_rows=4, row_tokens=64, alpha=0.0))
         loader = Loader(tmp_path / "mixed", DataConfig(4, 4, micro_batch=4), 1, 0.15)
-        with pytest.raises(ValueError, match=r"mixed/mono and .* with different --sentences or --block-bytes"):
+        with pytest.raises(ValueError, match=words):
             require_fit(loader, model, loaders["train"])
     used = read_manifest(tmp_path / "heldout/mono").counts["by_language"]
     assert used.keys() == {"de", "en", "fr"} and max(c["used"] for c in used.values()) <= 2  # alpha 0

@@ -123,19 +123,20 @@ def test_what_a_manifest_vouches_for_is_on_the_disk_before_it(
 ) -> None:
     """The bytes of every file that stays before it is renamed, and before the manifest's rename the names in the
     folders above. A marker that a crash damages, or one of whose files, costs its task."""
-    synced: set[int] = set()  # inodes whose bytes, or for folders names, are on the disk
+    synced: dict[int, int] = {}  # by inode, how many of its bytes are on the disk; a folder's names are
     fsync, replace = os.fsync, os.replace
     renamed: dict[Path, int] = {}  # folders in which names have changed since, and how many files
 
     def synced_too(descriptor: int) -> None:
         fsync(descriptor)
-        synced.add(os.fstat(descriptor).st_ino)
+        synced[os.fstat(descriptor).st_ino] = os.fstat(descriptor).st_size
         for folder in [folder for folder in renamed if folder.stat().st_ino == os.fstat(descriptor).st_ino]:
             del renamed[folder]
 
     def checked(source: Path, target: Path) -> None:
         passing = target.suffix == ".npy" or {"tasks", ".sample"} & {*target.parts}
-        assert passing or source.stat().st_ino in synced, f"{target} is renamed before its bytes are on the disk"
+        on_disk, size = synced.get(source.stat().st_ino), source.stat().st_size
+        assert passing or on_disk == size, f"{target} is renamed before its bytes are on the disk"
         if target.name == "manifest.json":
             assert not renamed, f"{target} vouches for files whose names may be lost: {list(renamed)}"
         replace(source, target)
@@ -146,7 +147,7 @@ def test_what_a_manifest_vouches_for_is_on_the_disk_before_it(
     monkeypatch.setattr(os, "replace", checked)
     getattr(corpus, stage)(tmp_path / "out")
     for folder in [path for path in (tmp_path / "out").rglob("*") if path.is_dir() and any(path.glob("*.arrow"))]:
-        assert {folder.stat().st_ino, folder.parent.stat().st_ino} <= synced
+        assert {folder.stat().st_ino, folder.parent.stat().st_ino} <= synced.keys()
 
 
 def test_markers_of_blocks_go_after_that_of_their_input_is_on_the_disk(

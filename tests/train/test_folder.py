@@ -11,6 +11,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from xlme_ds.checkpoint import __main__ as checkpoint
 from xlme_ds.checkpoint_names import run_and_step
 from xlme_ds.config import EngineConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from xlme_ds.engine.ranks import SharedError
-from xlme_ds.io.folders import atomic_folder, lock
+from xlme_ds.io.folders import atomic_folder, in_use, lock
 from xlme_ds.report.run_page import write_report
 from xlme_ds.train.run_folder import RunFolder, missing_steps
 from xlme_ds.trained.runs import complete_checkpoint
@@ -220,6 +221,24 @@ def test_two_do_not_write_one_folder(tmp_path: Path) -> None:
     ):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "theirs.partial"]
+
+
+def test_a_lock_that_its_holder_removes_meanwhile_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `atomic_folder` does at its end, here while the next process has the file open and not yet locked."""
+    flock = fcntl.flock
+
+    def late(file: FileIO, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        (tmp_path / ".lock").unlink()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with lock(tmp_path):
+        assert in_use(tmp_path)
+        with pytest.raises(ValueError, match="another process is still working in"):
+            lock(tmp_path)
 
 
 @pytest.mark.parametrize("call", ["open", "unlink", "rename", "fsync"])
@@ -454,26 +473,35 @@ def test_missing_steps_in_words() -> None:
     assert missing_steps([40], 10, 45, done=7) == "10 to 30" and missing_steps([20], 10, 20, done=10) == ""
 
 
+class Synced(list[str]):
+    """Names of the files that are put on the disk, in order; `sizes` in bytes then, by inode."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] = {}
+
+
 @pytest.fixture
-def synced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Names of the files that are put on the disk, in order."""
-    names: list[str] = []
-    fsync = os.fsync
+def synced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Synced]:
+    names, fsync = Synced(), os.fsync
 
     def spy(descriptor: int) -> None:
         names.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        status = os.fstat(descriptor)
+        names.sizes[status.st_ino] = status.st_size
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", spy)
     yield names
 
 
-def test_all_that_a_marker_vouches_for_is_on_the_disk_before_it(data: Path, tmp_path: Path, synced: list[str]) -> None:
+def test_all_that_a_marker_vouches_for_is_on_the_disk_before_it(data: Path, tmp_path: Path, synced: Synced) -> None:
     """Every file of a checkpoint and its folder; of a made folder every file, and its own name after it has it."""
     assert run(data, tmp_path / "run", short(steps=8), bad=set(), watch=False)
     markers = [n for n, name in enumerate(synced) if name == "complete.json"]
     for step, first, marker in zip((4, 8), [0, *markers], markers, strict=False):
-        written = {path.name for path in (tmp_path / f"run/checkpoints/step_{step:08d}").iterdir()} - {"complete.json"}
+        paths = list((tmp_path / f"run/checkpoints/step_{step:08d}").iterdir())
+        assert all(synced.sizes[path.stat().st_ino] == path.stat().st_size for path in paths), "and all of its bytes"
+        written = {path.name for path in paths} - {"complete.json"}
         before = {
             name.partition(".json.")[0].lstrip(".") + ".json" if ".tmp" in name else name
             for name in synced[first:marker]
@@ -488,7 +516,7 @@ def test_all_that_a_marker_vouches_for_is_on_the_disk_before_it(data: Path, tmp_
     assert {"one", "two", "deep"} <= set(synced) and synced[-1] == tmp_path.name
 
 
-def test_records_are_on_the_disk_before_the_checkpoint_is(data: Path, tmp_path: Path, synced: list[str]) -> None:
+def test_records_are_on_the_disk_before_the_checkpoint_is(data: Path, tmp_path: Path, synced: Synced) -> None:
     assert run(data, tmp_path / "run", short(steps=8, audit=True), bad=set(), watch=False)
     for marker in [n for n, name in enumerate(synced) if name == "complete.json"]:
         before = synced[:marker]
