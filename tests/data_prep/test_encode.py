@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pyarrow as pa
@@ -378,6 +379,22 @@ def test_a_reader_gives_blocks_to_those_who_wait(tmp_path: Path) -> None:
         raise KeyError("a mistake")
     assert reader.failed
     assert not reader.take_back("a", lambda *block: done.append(block))
+
+
+def test_a_reader_waits_for_the_blocks_that_others_encode(tmp_path: Path) -> None:
+    folder = SharedWork.begin(tmp_path)
+    reader, helper = SharedWork(folder, 0), SharedWork(folder, 1)
+    (folder / "waiting" / "1").touch()
+    assert reader.offer("a", 0, "block")
+    back = Thread(target=reader.take_back, args=("a", lambda *_: None))
+
+    def encode(*_: object) -> None:
+        back.start()
+        back.join(0.2)
+        assert back.is_alive()
+
+    assert helper.take(encode)
+    back.join()
 
 
 def test_finished_blocks_of_a_killed_run_are_kept(
