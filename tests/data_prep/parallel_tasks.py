@@ -48,7 +48,10 @@ def rank(numbers: list[int]) -> None:
     except TaskError as error:
         first = f"ours: {str(error).splitlines()[-1]}"
     again = run_tasks(square, [1, 2], [1, 1], 1, "test")  # nothing of a failure is left over
-    os.write(1, f"{first}\nagain {again}\n".encode())
+    try:
+        on_root(lambda: fail_on(3))
+    except UserError as error:
+        os.write(1, f"{first}\nagain {again}\non root: {error}\n".encode())
 
 
 if __name__ == "__main__":

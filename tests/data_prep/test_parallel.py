@@ -94,15 +94,16 @@ def ranks(numbers: list[int], launcher: list[str], **variables: str) -> "subproc
 def test_every_rank_gets_the_whole_list() -> None:
     done = ranks([10, 1, 2], [str(MPIEXEC), "-n", "3"])
     lines = sorted(done.stdout.splitlines())
-    assert lines == ["again [1, 4]"] * 3 + ["got [10, 1, 2] other"] * 2 + ["got [10, 1, 2] root"], done.stderr
+    expected = ["again [1, 4]"] * 3 + ["got [10, 1, 2] other"] * 2 + ["got [10, 1, 2] root"]
+    assert lines == expected + ["on root: task three does not like its input"] * 3, done.stderr
 
 
 @needs_mpi
 @pytest.mark.parametrize("numbers", [[1, 2, 3, 4], [4, 3, 3, 3]])
 def test_every_rank_raises_the_same_error(numbers: list[int]) -> None:
     done = ranks(numbers, [str(MPIEXEC), "-n", "2"])
-    lines = sorted(done.stdout.splitlines())
-    assert lines == ["again [1, 4]"] * 2 + ["shared: task three does not like its input"] * 2, done.stderr
+    lines, words = sorted(done.stdout.splitlines()), "task three does not like its input"
+    assert lines == ["again [1, 4]"] * 2 + [f"on root: {words}"] * 2 + [f"shared: {words}"] * 2, done.stderr
     done = ranks([5, 1], [str(MPIEXEC), "-n", "2"])
     assert done.stdout.count("ours: KeyError: 'a mistake of ours'") == 2, done.stderr
 
