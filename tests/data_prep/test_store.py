@@ -134,6 +134,8 @@ def test_what_a_manifest_vouches_for_is_on_the_disk_before_it(
             del renamed[folder]
 
     def checked(source: Path, target: Path) -> None:
+        if tmp_path not in Path(target).parents:  # numba's cache
+            return replace(source, target)
         passing = target.suffix == ".npy" or {"tasks", ".sample"} & {*target.parts}
         on_disk, size = synced.get(source.stat().st_ino), source.stat().st_size
         assert passing or on_disk == size, f"{target} is renamed before its bytes are on the disk"
