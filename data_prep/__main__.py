@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 
 from data_prep.parallel import RetryError, TaskError, UserError, abort, explain, is_root, launched_rank, on_root
-from data_prep.progress import shown
+from data_prep.progress import printable
 from xlme_ds.io.output import open_output
 
 # Module and help of each stage, in the order of use. A module is imported only when its stage runs, so that worker
@@ -25,9 +25,9 @@ STAGES = {
     "show": ("inspect.show", "print rows as text"),
 }
 
-# The largest value of each setting; for all others it is in `_check_numbers`.
-_MOST = {"processes": 1_024, "seed": 2**63 - 1, "block_bytes": 2**31 - 1, "rows_per_shard": 10**9}
-_MOST |= dict.fromkeys(("mono_rows", "para_rows"), 10**11)
+# The largest value of these settings; `_check_numbers` bounds all others.
+_LARGEST = {"processes": 1_024, "seed": 2**63 - 1, "block_bytes": 2**31 - 1, "rows_per_shard": 10**9}
+_LARGEST |= dict.fromkeys(("mono_rows", "para_rows"), 10**11)
 
 _EXAMPLES = (
     "vocab --mono mono --out vocab --size 32000",
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     name = arguments[0]
     if name == "encode" and arguments[1:] and not arguments[1].startswith("-"):
         print(
-            f"data_prep encode: error: {shown(arguments[1])} stands alone: name a folder with --mono, in which each "
+            f"data_prep encode: error: {printable(arguments[1])} has no flag: name a folder with --mono, in which each "
             "file is named by its language (en.txt, sw.txt), or with --para for pairs",
             file=sys.stderr,
         )
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
         on_root(lambda: _check_numbers(config))
         stage.run(config)
     except (Exception, KeyboardInterrupt) as error:
-        return _failed(name, error)
+        return _report_error(name, error)
     return 0
 
 
@@ -78,7 +78,7 @@ def _check_arguments(arguments: list[str]) -> None:
     not UTF-8, since Python reads them as lone surrogates, which neither Arrow nor JSON can hold."""
     for flag in ("--mono", "--para"):
         if sum(argument.partition("=")[0] == flag for argument in arguments) > 1:
-            raise ValueError(f"{flag} is given twice: put the files into one folder, or describe more by --corpus")
+            raise ValueError(f"{flag} is given twice: put the files into one folder, or describe them with --corpus")
     for argument in arguments:
         if argument.encode(errors="ignore").decode() != argument:
             raise ValueError(f"{argument} is not a name in UTF-8: rename it")
@@ -87,13 +87,13 @@ def _check_arguments(arguments: list[str]) -> None:
 def _check_numbers(config: object) -> None:
     """Raise ValueError for a number that is too large for any stage. Each stage checks for too small ones itself."""
     for name, value in vars(config).items():
-        most = _MOST.get(name, 10**15)
+        most = _LARGEST.get(name, 10**15)
         if isinstance(value, int | float) and value > most:
             raise ValueError(f"--{name.replace('_', '-')} is {value}: it must be at most {most:,}")
 
 
-def _failed(stage: str, error: BaseException) -> int:
-    """Print an error once, end the ranks that might wait for this one, and return the exit code."""
+def _report_error(stage: str, error: BaseException) -> int:
+    """Print an error once, abort the ranks that might wait for this one, and return the exit code."""
     on_all_ranks = isinstance(error, UserError | RetryError | TaskError)
     try:
         root = is_root()
@@ -112,11 +112,11 @@ def _failed(stage: str, error: BaseException) -> int:
 
 def _message(stage: str, error: BaseException, explained: Exception | None) -> str:
     if explained is not None:
-        return f"data_prep {stage}: error: {shown(str(explained))}"
+        return f"data_prep {stage}: error: {printable(str(explained))}"
     if isinstance(error, KeyboardInterrupt):
         return f"data_prep {stage}: interrupted: the same command continues where this one stopped"
     text = str(error) if isinstance(error, TaskError) else "".join(traceback.format_exception(error))
-    return "\n".join(map(shown, text.rstrip().split("\n")))
+    return "\n".join(map(printable, text.rstrip().split("\n")))
 
 
 def _usage(arguments: list[str]) -> int:

@@ -54,8 +54,8 @@ _ALIASES: dict[str, str] = {
     "te_latn": "te_rom",
     "ur_latn": "ur_rom",
 }
-# CC-100's code, then those of ISO 639-3 and 639-2: the language's own, the older one of libraries (ger), and where a
-# group's code means one member, both codes (ara, arb). Other members are left out: prs is not fa, nno is not no.
+# CC-100's code, then the language's codes in ISO 639-3 and 639-2: the current one, the bibliographic one (ger), and for
+# a macrolanguage also the code of its main member (ara, arb). Other members are left out: prs is not fa, nno is not no.
 _THREE_LETTERS = """
 af afr, am amh, ar ara arb, as asm, az aze azj, be bel, bg bul, bn ben, br bre, bs bos, ca cat, cs ces cze, cy cym wel,
 da dan, de deu ger, el ell gre, en eng, eo epo, es spa, et est ekk, eu eus baq, fa fas per pes, fi fin, fr fra fre,
@@ -70,10 +70,10 @@ zh-Hant zho_hant cmn_hant
 _ALIASES |= {code: own for own, *codes in (entry.split() for entry in _THREE_LETTERS.split(",")) for code in codes}
 # CC-100's code by spelling, in lower case with `_`.
 _CANONICAL = {code.lower().replace("-", "_"): code for code in LANGUAGES} | _ALIASES
-_FIRST_PARTS = frozenset(spelling.split("_")[0] for spelling in _CANONICAL)  # their language codes alone
+_LANGUAGE_PARTS = frozenset(spelling.split("_")[0] for spelling in _CANONICAL)  # without script and region
 
-# The scripts of ISO 15924; CC-100's own words in the place of a script; and the regions of ISO 3166-1, then those that
-# corpora write besides: none (XX), former and unofficial ones.
+# The scripts of ISO 15924; CC-100's own variants, written where other codes have a script; and the regions of ISO
+# 3166-1, then others that corpora use: XX for none, former and unofficial ones.
 _SCRIPT_CODES = """
 adlm afak aghb ahom arab aran armi armn avst bali bamu bass batk beng bhks blis bopo brah brai bugi buhd cakm cans cari
 cham cher chrs cirt copt cpmn cprt cyrl cyrs deva diak dogr dsrt dupl egyd egyh egyp elba elym ethi gara geok geor glag
@@ -105,7 +105,8 @@ _CODE = re.compile(
 )
 
 
-# By a script's name: its code of ISO 15924, and the languages written in it. Those in no entry are written in Latin.
+# Script name -> its code in ISO 15924, and the languages written in it. Languages without an entry are written in
+# Latin.
 _SCRIPTS: dict[str, tuple[str, str]] = {
     "Arabic": ("arab", "ar fa ku ps sd ug ur"),
     "Armenian": ("armn", "hy"),
@@ -148,8 +149,8 @@ def canonical(code: str) -> str:
         return _CANONICAL[key]
     language = key.partition("_")[0]
     own = _CANONICAL.get(language, "")
-    if own and (whole := _CODE.fullmatch(key)):
-        script, region = whole["script"], whole["region"]
+    if own and (match := _CODE.fullmatch(key)):
+        script, region = match["script"], match["region"]
         usual = script is None or script in [_SCRIPTS[name][0] for name in scripts_of(own)]
         for spelling in (
             f"{language}_{script}",
@@ -158,7 +159,7 @@ def canonical(code: str) -> str:
         ):
             if spelling in _CANONICAL:
                 return _CANONICAL[spelling]
-        if usual:  # with its usual script, and in most regions, it is the same language
+        if usual:  # in its usual script and in most regions, it is the same language
             return own
     # Suggest codes of the same language only: nearly every other two or three letters are the code of some language.
     of_language = [entry for entry in _CANONICAL if own and entry.split("_")[0] == language]
@@ -167,8 +168,8 @@ def canonical(code: str) -> str:
     raise ValueError(f"unknown language code {code!r}: {hint}data_prep/languages.py lists the known ones")
 
 
-def spelt_out(codes: Sequence[str]) -> bool:
-    """Whether this file lists all of these codes. The two letters at the end of another code may be any country's."""
+def all_listed(codes: Sequence[str]) -> bool:
+    """Whether this file lists all of these codes. The last two letters of any other code may be a country's."""
     return all(code.lower().replace("-", "_") in _CANONICAL for code in codes)
 
 
@@ -181,23 +182,23 @@ def is_code(text: str) -> bool:
 def may_be_pair(code: str) -> bool:
     """Whether a code could also be a pair of languages: `de_en` and `en_ca` could, `en_CA` and `pt_br` could not."""
     first, _, second = code.replace("-", "_").partition("_")
-    return second in LANGUAGES and _CANONICAL.get(first, second) != second and not spelt_out([code])
+    return second in LANGUAGES and _CANONICAL.get(first, second) != second and not all_listed([code])
 
 
 def language_of(code: str) -> str:
-    """CC-100's spelling of a language code (`canonical`), or for a language that CC-100 does not have its ISO 639 code:
-    `qu`, `gsw-Latn`.
+    """CC-100's spelling of a language code (`canonical`); for a language outside CC-100 its ISO 639 code, with the
+    script if the code has one: `qu`, `gsw-Latn`.
 
     Raises ValueError for a text that is no code, and for a language of CC-100 with an unknown script or region.
     """
-    whole = _CODE.fullmatch(code)
-    if not whole or whole["language"] in _FIRST_PARTS or (whole["script"] or "") in _VARIANTS.split():
+    match = _CODE.fullmatch(code)
+    if not match or match["language"] in _LANGUAGE_PARTS or (match["script"] or "") in _VARIANTS.split():
         return canonical(code)
-    return "-".join([whole["language"], *([whole["script"].title()] if whole["script"] else [])])
+    return "-".join([match["language"], *([match["script"].title()] if match["script"] else [])])
 
 
 def in_order(languages: Sequence[str]) -> tuple[str, ...]:
-    """Sort the languages of a pair, or the one of a document, as names have them: English first, then alphabetical."""
+    """Sort languages as the name of a pair lists them: English first, then alphabetically."""
     return tuple(sorted(languages, key=lambda code: (code != "en", code)))
 
 

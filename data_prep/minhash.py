@@ -3,7 +3,7 @@
     OUT/mono/<lang>.jsonl.gz    the documents that stay, for `encode --mono OUT/mono`
     OUT/manifest.json           written when all languages are there
 
-A language is one task: its documents are read twice, for their signatures and to be written.
+A language is one task. It reads the documents twice: to compute their signatures, and to write those that stay.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from data_prep.filters.clean import Counts, doubts
+from data_prep.filters.clean import Counts, text_warnings
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import say, warn
 from data_prep.readers import Input, documents, find_documents
@@ -27,13 +27,15 @@ from data_prep.store import Stage, new_file, written_files
 from xlme_ds.data.schema import Manifest, write_manifest
 from xlme_ds.io.folders import make_folder
 
-_NO_SPACES = ("ja", "km", "lo", "my", "my_zaw", "th", "zh-Hans", "zh-Hant")  # their characters are taken as words
+# Languages written without spaces: a character counts as a word.
+_NO_SPACES = ("ja", "km", "lo", "my", "my_zaw", "th", "zh-Hans", "zh-Hant")
 
 
 @dataclass(frozen=True)
 class MinhashConfig:
     """Remove documents that differ little from another one of their language, with datatrove's MinHash: 14 buckets of 8
-    hashes of 5 words, so documents that share about three quarters of those count as near duplicates."""
+    hashes of 5 words, so documents that share about three quarters of their 5-word sequences count as near
+    duplicates."""
 
     mono: Path
     """Folder of <lang>.txt[.xz|.gz|.bz2|.zst] (a paragraph per line, an empty line between documents), <lang>.jsonl[…]
@@ -50,7 +52,7 @@ def run(config: MinhashConfig) -> None:
     with stage.open():
         finished = stage.finished(config.processes)
         sizes = [sum(source.size for source in inputs) for _, inputs in languages]
-        results = run_tasks(partial(_write, stage), languages, sizes, config.processes, "minhash")
+        results = run_tasks(partial(_write_language, stage), languages, sizes, config.processes, "minhash")
         on_root(lambda: shutil.rmtree(stage.folder / "work", ignore_errors=True))
         if not finished:
             on_root(partial(_write_manifest, stage, dict(zip((name for name, _ in languages), results, strict=True))))
@@ -73,15 +75,15 @@ def _plan(config: MinhashConfig) -> tuple[Stage, list[tuple[str, list[Input]]]]:
 
 
 def _write_manifest(stage: Stage, results: dict[str, dict[str, Any]]) -> None:
-    """Mark the folder as complete: `encode` reads no other."""
+    """Mark the folder as complete: `encode` refuses an incomplete one."""
     files = (file for result in results.values() for file in written_files(result))
     counts = {name: {key: result[key] for key in ("documents", "removed")} for name, result in results.items()}
     manifest = Manifest(stage.name, stage.settings, 0, "", tuple(results), tuple(files), {"by_language": counts})
     write_manifest(stage.folder, manifest)
 
 
-def _write(stage: Stage, language: tuple[str, Sequence[Input]]) -> dict[str, Any]:
-    """Write the documents of one language that stay; the result has their numbers."""
+def _write_language(stage: Stage, language: tuple[str, Sequence[Input]]) -> dict[str, Any]:
+    """Write the documents of one language that stay; the result counts those read and those removed."""
     name, inputs = language
     result = stage.task_result(name)
     if result is None:
@@ -93,8 +95,8 @@ def _write(stage: Stage, language: tuple[str, Sequence[Input]]) -> dict[str, Any
             for text in _without_near_duplicates(name, inputs, work, counts):
                 packed.write(json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n")
                 written += 1
-        for doubt in doubts(counts.paragraphs_in, counts.repaired):
-            warn(f"{' and '.join(str(source.paths[0]) for source in inputs)}: {doubt}")
+        for warning in text_warnings(counts.paragraphs_in, counts.repaired):
+            warn(f"{' and '.join(str(source.paths[0]) for source in inputs)}: {warning}")
         shard = asdict(file.shard(path, stage.folder))
         result = {"files": [shard], "documents": counts.units_in, "removed": counts.units_in - written}
         stage.finish_task(name, result)
@@ -103,7 +105,7 @@ def _write(stage: Stage, language: tuple[str, Sequence[Input]]) -> dict[str, Any
 
 
 def _without_near_duplicates(language: str, inputs: Sequence[Input], work: Path, counts: Counts) -> Iterator[str]:
-    """The documents that stay, one of each cluster, in their order; `counts` is of all that were read."""
+    """Yield one document of each cluster of near duplicates, in input order; `counts` counts all that were read."""
     from datatrove.data import Document
     from datatrove.pipeline.dedup import minhash
     from datatrove.utils.hashing import HashConfig

@@ -62,14 +62,12 @@ def explain(error: BaseException) -> UserError | RetryError | None:
     sentence = in_words(error) or type(error).__name__
     if error.errno in ADVICE:
         return UserError(sentence)
-    return RetryError(
-        f"{sentence}: give the same command again, and have a look at the disk or network if it comes back"
-    )
+    return RetryError(f"{sentence}: give the same command again, and check the disk or network if it fails again")
 
 
 @contextmanager
-def alike() -> Iterator[None]:
-    """For code in which every rank computes the same without communication: a ValueError in it is printed once."""
+def on_all_ranks() -> Iterator[None]:
+    """Wrap code that runs alike on every rank, without communication: a ValueError in it is printed once."""
     try:
         yield
     except ValueError as error:
@@ -274,8 +272,8 @@ def launched_rank() -> int:
 
 def communicator() -> Any:
     """MPI.COMM_WORLD. Raises ValueError where there is no MPI."""
-    # With UCX, the mpich wheel sends stray memory after its address. If that is text, the line is longer than Slurm
-    # reads at once, and no rank starts. With OFI the line is short.
+    # With UCX, the mpich wheel sends Slurm its address followed by stray memory. That can make the line longer than
+    # Slurm reads at once, and then no rank starts. With OFI the line is short.
     if os.environ.get("SLURM_STEP_NUM_TASKS") and any(distributions(name="mpich")):
         os.environ.setdefault("MPIR_CVAR_CH4_NETMOD", "ofi")
     try:

@@ -16,20 +16,20 @@ from rich.text import Text
 _PLAIN_SECONDS = 10.0
 
 
-def shown(words: str) -> str:
-    """`words` on one line that does nothing to a terminal: line ends, escapes and broken characters, as names of files
-    may have them, are written as Python would."""
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in words)
+def printable(text: str) -> str:
+    """Make text safe to print on one line of a terminal: line ends, control and broken characters, which file names may
+    have, become Python escapes."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
-def say(words: str) -> None:
+def say(text: str) -> None:
     """Print a result on stdout."""
-    print(shown(words), flush=True)
+    print(printable(text), flush=True)
 
 
-def warn(words: str) -> None:
+def warn(text: str) -> None:
     """Print a warning on stderr; the work continues."""
-    print(f"warning: {shown(words)}", file=sys.stderr, flush=True)
+    print(f"warning: {printable(text)}", file=sys.stderr, flush=True)
 
 
 class Progress:
@@ -63,26 +63,26 @@ class Progress:
 
 
 class Status:
-    """Progress of work whose end is not known, as text: a line that changes on a terminal, else one now and then."""
+    """Progress of work of unknown length, as text: a line that updates on a terminal, else a new line every 10 s."""
 
     def __init__(self) -> None:
-        self.said = time.monotonic()
+        self.printed_at = time.monotonic()
         self.live: Live | None = None
 
-    def show(self, words: Callable[[], str]) -> None:
-        """Print `words()`; on a terminal they are asked for again every second until `stop`."""
+    def show(self, text: Callable[[], str]) -> None:
+        """Print `text()`; on a terminal it is called again every second until `stop`."""
         if sys.stderr.isatty():
             if self.live is None:
                 self.live = Live(
-                    get_renderable=lambda: Text(words()), console=Console(stderr=True), refresh_per_second=1
+                    get_renderable=lambda: Text(text()), console=Console(stderr=True), refresh_per_second=1
                 )
                 self.live.start(refresh=True)
-        elif time.monotonic() - self.said >= _PLAIN_SECONDS:
-            print(words(), file=sys.stderr, flush=True)
-            self.said = time.monotonic()
+        elif time.monotonic() - self.printed_at >= _PLAIN_SECONDS:
+            print(text(), file=sys.stderr, flush=True)
+            self.printed_at = time.monotonic()
 
     def stop(self) -> None:
-        """End the display; its last words stay."""
+        """End the display; its last line stays."""
         if self.live is not None:
             self.live.stop()
             self.live = None

@@ -49,8 +49,8 @@ FILES: dict[str, list[str]] = {
 Declaration = dict[int, list[str]]
 """Article number -> its paragraphs (`PREAMBLE` for the preamble); an article without text is left out."""
 
-# Articles kept out of training in every language and edition. They are spread over the text, and no other article says
-# the same: slavery, arrest, movement, property, leisure, culture.
+# Articles kept out of training in every language and edition. They are spread over the text, and no other article is on
+# their subjects: slavery, arrest, movement, property, leisure, culture.
 HELDOUT = (4, 9, 13, 17, 24, 27)
 
 _SOURCE = """# Sample corpus

@@ -15,7 +15,7 @@ import numpy as np
 
 Integers = np.ndarray | int | np.integer
 _ROUNDS = 12  # 8 leave a bias of some percent in the smallest domains
-_LARGEST = 1 << 52  # of a permutation: float64, which its bit length is read from, is exact up to here
+_LARGEST = 1 << 52  # size of a permutation: its bit length is computed in float64, which is exact up to here
 
 
 def key_of(seed: int, *names: str) -> np.uint64:
@@ -71,23 +71,23 @@ def _as_uint64(x: Integers) -> np.ndarray:
     return np.atleast_1d(np.asarray(x)).astype(np.uint64)
 
 
-class Least:
-    """The `bound` least distinct hashes of all that were seen, among fewer than 2 × `bound` that are held; one above
-    `limit` is not among them."""
+class SmallestHashes:
+    """The `bound` smallest distinct hashes seen so far, kept in a list of fewer than 2 × `bound`. None of them is above
+    `limit`."""
 
     def __init__(self, bound: int):
-        self.bound, self.limit, self.held, self.number = bound, np.uint64((1 << 64) - 1), [np.empty(0, np.uint64)], 0
+        self.bound, self.limit, self.kept, self.number = bound, np.uint64((1 << 64) - 1), [np.empty(0, np.uint64)], 0
 
-    def among(self, hashes: np.ndarray) -> np.ndarray:
-        """bool: which of these further `hashes` may be among the least `bound`."""
-        among = hashes <= self.limit
-        self.held.append(hashes[among])
-        self.number += len(self.held[-1])
+    def add(self, hashes: np.ndarray) -> np.ndarray:
+        """Add hashes; returns for each whether it may be one of the smallest `bound`, bool."""
+        is_small = hashes <= self.limit
+        self.kept.append(hashes[is_small])
+        self.number += len(self.kept[-1])
         if self.number >= 2 * self.bound:
-            least = np.unique(np.concatenate(self.held))[: self.bound]
-            self.limit = least[-1] if len(least) == self.bound else self.limit
-            self.held, self.number = [least], len(least)
-        return among
+            smallest = np.unique(np.concatenate(self.kept))[: self.bound]
+            self.limit = smallest[-1] if len(smallest) == self.bound else self.limit
+            self.kept, self.number = [smallest], len(smallest)
+        return is_small
 
 
 @dataclass(frozen=True)
@@ -164,11 +164,11 @@ class Order:
         key, at = hashed(key, use // size), use % size
         number, stretches = at // stretch, size // stretch
         whole = number < stretches  # the rest, shorter than a stretch, stays at the end of its pass
-        # The first of equal stretches in a row: each is permuted once.
+        # Consecutive uses are often in one stretch, which is permuted only once: by its first use.
         first = np.append(True, (np.diff(number) != 0) | (np.diff(key) != 0))
         moved = permute(np.where(whole, number, 0)[first], np.maximum(stretches, 1)[first], key[first])
         moved = np.repeat(moved, np.diff(np.append(np.flatnonzero(first), len(use))))
-        # Each pass is rotated, so that it has other stretches and another rest.
+        # Each pass is rotated by an amount of its own, so that passes differ in their stretches and in their rest.
         turn = (hashed(key, -1) % size.astype(np.uint64)).astype(np.int64)
         return (np.where(whole, moved * stretch + at % stretch, at) + turn) % size
 

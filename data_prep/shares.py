@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-_ROUNDING = Fraction(1, 1000)  # error allowed in the sum of set shares: three times 0.333 is all
+_SUM_TOLERANCE = Fraction(1, 1000)  # error allowed in the sum of set shares: three times 0.333 counts as 1
 
 
 def temperature_shares(examples: Sequence[int], alpha: float) -> list[Fraction]:
@@ -41,8 +41,8 @@ class Sampling:
 
     `share` are lines NAME=SHARE or NAME+NAME=SHARE: those names together have that share of all, and divide it by
     `alpha`; all other languages divide the rest by `alpha`. With `max_repeats` r above 0, a language of m examples is
-    used at most ⌊r · m⌋ times. What it leaves goes to the others of its line, where they are full to the languages of
-    no line, and where these are full to all, each time in proportion to their shares.
+    used at most ⌊r · m⌋ times. The rest of its share goes to the other languages of its line; if they are full, to the
+    languages of no line; if those are full too, to all. It is divided in proportion to the takers' shares.
     """
 
     alpha: float
@@ -81,7 +81,7 @@ class Sampling:
         groups = [number_of.get(name, 0) for name in names]
         whole = sum(parts.values(), Fraction(0))
         others = any(count and not group for count, group in zip(examples, groups, strict=True))
-        if not others and abs(whole - 1) <= _ROUNDING:
+        if not others and abs(whole - 1) <= _SUM_TOLERANCE:
             parts, whole = {group: part / whole for group, part in parts.items()}, Fraction(1)
         rest = 1 - whole
         shares = [Fraction(0)] * len(names)
@@ -109,7 +109,7 @@ def _check_part(number: int, group: tuple[str, ...], part: Fraction, has_text: b
             f"the shares of --share sum to {float(1 - part):.10g} and no other language has text: make them sum to 1"
         )
     if number and part and not has_text:
-        raise ValueError(f"--share {'+'.join(group)}={float(part):g}: there is no text of it that fills a row")
+        raise ValueError(f"--share {'+'.join(group)}={float(part):g}: it has no text that fills a row")
 
 
 def bound_shares(
@@ -117,8 +117,8 @@ def bound_shares(
 ) -> list[Fraction]:
     """Bound shares of `total`, so that no language j has more than `limits[j]`; `Sampling` says who gets the rest.
 
-    `groups` are numbers of the lines that set shares, 0 of none. Raises ValueError where the limits of all languages
-    that have a share are less than `total`; `repeats` is the bound in that message.
+    `groups[j]` is the number of the --share line that names language j, 0 if none does. Raises ValueError where the
+    limits of all languages that have a share are less than `total`; `repeats` is the bound in that message.
     """
     amounts, full = [total * share for share in shares], set[int]()
     while over := [j for j, amount in enumerate(amounts) if amount > limits[j]]:

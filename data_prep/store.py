@@ -5,8 +5,8 @@ OUT/settings.json            stage name and settings; a relaunch must have the s
 OUT/tasks/<task>.json        marker of a finished task with its result, written after the task's shards
 OUT/manifest.json            completeness marker, written by the stage itself (`schema.write_manifest`)
 
-Each of these JSON files holds a checksum of itself; a marker's checksum covers the settings too. The same command makes
-again whatever is missing or damaged: at every call it reads the files that markers list and compares their checksums.
+Each of these JSON files holds a checksum of itself; a marker's checksum covers the settings too. Giving the same
+command again rewrites whatever is missing or damaged: every run compares the checksums of all files that markers list.
 """
 
 import hashlib
@@ -27,11 +27,6 @@ from data_prep.progress import warn
 from xlme_ds.data.schema import Manifest, Shard, read_manifest
 from xlme_ds.io.files import TEMPORARY, file_sha256, read_signed, replacing, to_disk, write_signed
 from xlme_ds.io.folders import lock, make_folder
-
-
-def _subfolders_of(path: Path, folder: Path) -> list[Path]:
-    """The folders below `folder` that `path` is in: one may be the output of another stage, which is at work."""
-    return [place for place in path.parents if folder in place.parents]
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,8 @@ class Stage:
         make_folder(self.folder / "tasks")
         root_lock.enter_context(lock(self.folder))
         for leftover in self.folder.rglob(".*.tmp"):
-            of_other_stage = any((place / "settings.json").exists() for place in _subfolders_of(leftover, self.folder))
+            subfolders = [parent for parent in leftover.parents if self.folder in parent.parents]
+            of_other_stage = any((subfolder / "settings.json").exists() for subfolder in subfolders)
             if TEMPORARY.fullmatch(leftover.name) and not of_other_stage:
                 leftover.unlink()
         path = self.folder / "settings.json"
@@ -173,7 +169,7 @@ def unfinished(folder: Path, stage: str) -> bool:
     return begun is not None and begun["stage"] == stage and not (folder / "manifest.json").exists()
 
 
-def recorded(folder: Path, stage: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]] | None:
+def finished_results(folder: Path, stage: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]] | None:
     """The results of finished tasks by name; None if settings.json is damaged, or has another stage or settings.
 
     Raises ValueError for a damaged marker.
@@ -207,11 +203,11 @@ def is_whole(root: Path, file: Shard) -> bool:
 
 
 @contextmanager
-def new_file(path: Path, flush: bool = True) -> Iterator["_Hashing"]:
+def new_file(path: Path, flush: bool = True) -> Iterator["_HashingFile"]:
     """Open a file for writing that is renamed to `path` when the block ends, flushed to the disk if `flush`. Its
     checksum is computed while it is written."""
     make_folder(path.parent)
-    with replacing(path, flush) as file, _Hashing(file) as hashing:
+    with replacing(path, flush) as file, _HashingFile(file) as hashing:
         yield hashing
         file.flush()
         if os.fstat(file.fileno()).st_size != hashing.bytes:
@@ -219,7 +215,7 @@ def new_file(path: Path, flush: bool = True) -> Iterator["_Hashing"]:
 
 
 def write_file(path: Path, data: bytes, root: Path) -> Shard:
-    """Write a file without records, flushed to the disk with its name. The recorded name is relative to `root`."""
+    """Write a file that has no rows, and flush it and its name to the disk. The recorded name is relative to `root`."""
     with new_file(path) as file:
         file.write(data)
     to_disk(path.parent)
@@ -246,16 +242,16 @@ def read_arrow(path: Path) -> Iterator[pa.RecordBatch]:
                 batch.validate(full=True)
                 yield batch
     except (pa.ArrowException, OSError) as error:
-        if getattr(error, "errno", None) is not None:  # of the disk or of access: the file may be whole
+        if getattr(error, "errno", None) is not None:  # the disk failed or access was denied: the file may be undamaged
             raise
         raise ValueError(f"{path} cannot be read ({error}): check the folder with `xlme prep verify`") from None
 
 
-class _Hashing(io.RawIOBase):
+class _HashingFile(io.RawIOBase):
     """Writes to `file`, all bytes or an error, and hashes them; `shard` makes the file's entry for a marker."""
 
     def __init__(self, file: IO[bytes]):
-        self.file = file  # a buffered one: it writes on after a short write, and raises on a full disk
+        self.file = file  # buffered: it continues after a short write, and raises on a full disk
         self.bytes = 0
         self.sha256 = hashlib.sha256()
 

@@ -1,16 +1,17 @@
 """Find exact duplicates over a whole language or pair in bounded memory; the first one in input order is kept.
 
-Texts are duplicates when they have one normal form (`Vocabulary.normal_forms`): the model reads them alike.
-While a block is encoded, a paragraph (or pair) that was in the block before is dropped at once, and a `Run` notes the
-others: a 64-bit hash (BLAKE2b) of each, sorted. When a language is encoded, its runs are merged in slices of the
-hash's range: of equal hashes all but the first are duplicates. Then the blocks that hold some are written without them.
+Texts are duplicates when they have the same normal form (`Vocabulary.normal_forms`): the model reads them alike. While
+a block is encoded, a paragraph (or pair) that occurred earlier in the block is dropped at once, and `BlockHashes` notes
+the others: a 64-bit hash (BLAKE2b) of each, sorted. When a language is encoded, the hashes of its blocks are merged,
+one slice of their range at a time: of equal hashes all but the first are duplicates. Then blocks with duplicates are
+rewritten.
 
 Among n paragraphs, n²/2^65 are expected to be lost to equal hashes of unequal texts: 0.1 of two billion.
 
-    <run>.noted.npy                       a record a paragraph, in order: tokens, characters, bytes, document
-    <run>.hash.npy, <run>.position.npy    hash and position of each paragraph, sorted by hash
-    <slice>.found.npy                     positions of duplicates, block by block
-    <slice>.ends.npy                      where those of each block end
+    <block>.noted.npy                         a record a paragraph, in order: tokens, characters, bytes, document
+    <block>.hash.npy, <block>.position.npy    hash and position of each paragraph, sorted by hash
+    <slice>.found.npy                         positions of duplicates, block by block
+    <slice>.ends.npy                          where the positions of each block end
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ _SLICE = 4_000_000  # hashes to merge at once, about 300 MB of memory
 _NOTED = np.dtype([("tokens", "<u4"), ("characters", "<u4"), ("bytes", "<u4"), ("document", "<u4")])
 
 
-class Run:
+class BlockHashes:
     """Hashes of the paragraphs (or pairs) of one block; for each batch of it call `repeated`, then `note`."""
 
     def __init__(self) -> None:
@@ -37,7 +38,8 @@ class Run:
         self._noted: list[np.ndarray] = []
 
     def repeated(self, forms: Sequence[Sequence[bytes]], candidates: np.ndarray) -> np.ndarray:
-        """Whether each paragraph or pair (normal forms by side) is one of `candidates` and was in the block before."""
+        """Whether each paragraph or pair (normal forms by side) is one of `candidates` and occurred earlier in the
+        block."""
         is_repeated = np.zeros(len(candidates), bool)
         self._batch = [b""] * len(candidates)
         for i in np.flatnonzero(candidates).tolist():
@@ -69,7 +71,7 @@ class Run:
         return len(self._hashes)
 
     def save(self, path: Path, root: Path) -> tuple[Shard, ...]:
-        """Write the run's files next to `path`; returns them, with names relative to `root`."""
+        """Write the block's files next to `path`; returns them, with names relative to `root`."""
         noted = np.concatenate([np.zeros(0, _NOTED), *self._noted])
         hashes = np.frombuffer(b"".join(self._hashes), "<u8")
         assert len(noted) == len(hashes)
@@ -86,22 +88,23 @@ def number_of_slices(paragraphs: int) -> int:
     return max(1, -(-paragraphs // _SLICE))
 
 
-def find_duplicates(runs: Sequence[Path], number: int, total: int, out: Path, root: Path) -> tuple[Shard, ...]:
-    """Write the duplicates of slice `number` of `total`: all but the first of equal hashes, over all runs in order."""
+def find_duplicates(blocks: Sequence[Path], number: int, total: int, out: Path, root: Path) -> tuple[Shard, ...]:
+    """Write the duplicates of slice `number` of `total`: all but the first of equal hashes, over all blocks in
+    order."""
     lowest, highest = np.uint64(number * 2**64 // total), np.uint64((number + 1) * 2**64 // total - 1)
     hashes, positions = [np.zeros(0, "<u8")], [np.zeros(0, "<u4")]
-    for run in runs:
-        all_hashes = _load(run.with_suffix(".hash.npy"))
+    for block in blocks:
+        all_hashes = _load(block.with_suffix(".hash.npy"))
         part = slice(np.searchsorted(all_hashes, lowest), np.searchsorted(all_hashes, highest, side="right"))
         hashes.append(np.array(all_hashes[part]))
-        positions.append(np.array(_load(run.with_suffix(".position.npy"))[part]))
-    blocks = np.repeat(np.arange(len(runs), dtype=np.uint32), [len(part) for part in hashes[1:]])
+        positions.append(np.array(_load(block.with_suffix(".position.npy"))[part]))
+    block_of = np.repeat(np.arange(len(blocks), dtype=np.uint32), [len(part) for part in hashes[1:]])
     position = np.concatenate(positions)
     is_duplicate = np.ones(len(position), bool)
-    # np.unique finds the first of each hash, which is kept: a run has it once, and the runs are in input order
+    # np.unique finds the first of each hash, which is kept: a block has it once, and the blocks are in input order
     is_duplicate[np.unique(np.concatenate(hashes), return_index=True)[1]] = False
-    blocks, position = blocks[is_duplicate], position[is_duplicate]
-    ends = np.searchsorted(blocks, np.arange(len(runs)), side="right")
+    block_of, position = block_of[is_duplicate], position[is_duplicate]
+    ends = np.searchsorted(block_of, np.arange(len(blocks)), side="right")
     return _save(out.with_suffix(".ends.npy"), ends, root), _save(out.with_suffix(".found.npy"), position, root)
 
 
@@ -115,9 +118,9 @@ def duplicates_of(block: int, slices: Sequence[Path]) -> np.ndarray:
     return np.concatenate(positions)
 
 
-def load_notes(run: Path) -> np.ndarray:
-    """Load the notes of a run, a record a paragraph: tokens, characters, bytes, document."""
-    return np.array(_load(run.with_suffix(".noted.npy")))
+def load_notes(block: Path) -> np.ndarray:
+    """Load the notes on a block, a record a paragraph: tokens, characters, bytes, document."""
+    return np.array(_load(block.with_suffix(".noted.npy")))
 
 
 def _save(path: Path, values: np.ndarray, root: Path) -> Shard:

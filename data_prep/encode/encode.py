@@ -29,8 +29,8 @@ from data_prep.encode.encode_input import (
 from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, HeldOutText
 from data_prep.encode.remove_duplicates import is_final, remove_duplicates
 from data_prep.encode.shared_work import SharedWork
-from data_prep.filters.clean import add_counts, doubts
-from data_prep.parallel import alike, on_root, run_tasks, world_size
+from data_prep.filters.clean import add_counts, text_warnings
+from data_prep.parallel import on_all_ranks, on_root, run_tasks, world_size
 from data_prep.progress import say, warn
 from data_prep.readers.corpus import TextConfig, find_sources
 from data_prep.store import Stage
@@ -50,7 +50,7 @@ class EncodeConfig(TextConfig):
     processes: int = 1
     """Worker processes on this machine; the output is the same for any number. Under MPI the ranks work instead."""
     max_pair_tokens: int = 509
-    """Pairs with more tokens on both sides together are dropped and counted; at most --row-tokens of `mix` less 3."""
+    """Pairs with more tokens on both sides together are dropped and counted; at most --row-tokens of `mix` minus 3."""
     block_bytes: int = 64_000_000
     """Bytes of text in a shard, and in a worker's unit of work."""
     split: Literal["all", "train", "heldout"] = "all"
@@ -59,20 +59,20 @@ class EncodeConfig(TextConfig):
     heldout_share: float = 0.001
     """Share of the documents, and of the pairs, that are held out; give the same for both parts."""
     without: UseAppendAction[tuple[Path, ...]] = ()
-    """UTF-8 text, such as a side of a test set. Paragraphs whose token ids are those of one of its lines are dropped
-    and counted, and pairs with such a side; may be given several times."""
+    """File of UTF-8 text, such as one side of a test set. Paragraphs that have the same token ids as one of its lines
+    are dropped and counted, and so are pairs with such a side; may be given several times."""
     sentences: bool = False
     """Make every paragraph of monolingual text a record of its own, for `mix --sentences`."""
 
 
 def run(config: EncodeConfig) -> None:
     """Encode the inputs that are not encoded yet. Raises ValueError on bad input, or for a folder of other settings."""
-    with alike():
+    with on_all_ranks():
         if config.max_pair_tokens < 2 or config.block_bytes < 1:
             raise ValueError("--max-pair-tokens must be at least 2 and --block-bytes at least 1")
         if not 0 < config.heldout_share < 1:
             raise ValueError(f"--heldout-share is {config.heldout_share}: it must be between 0 and 1")
-    # Of both tasks before either is encoded: a bad file name fails before hours of work.
+    # Plan both tasks before encoding either: a bad file name fails before hours of work.
     vocabulary_size, plans = on_root(lambda: _plans(config))
     for kind, (stage, tasks) in plans.items():
         with stage.open():
@@ -117,7 +117,7 @@ def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[Enc
     on_root(lambda: _check_sizes(stage, tasks))
     if stage.finished(config.processes, on_root(lambda: moved_shards(stage))):
         return on_root(lambda: say(f"{stage.folder} is complete"))
-    todo = on_root(lambda: _todo(stage, tasks))
+    todo = on_root(lambda: _inputs_to_encode(stage, tasks))
     to_deduplicate = [task for task in todo if task.filters.exact_duplicates]
     shared = on_root(lambda: SharedWork.begin(stage.folder))
     encoded = on_root(lambda: [task.name for task in to_deduplicate if stage.task_result(f"{task.name}.encoded")])
@@ -145,7 +145,7 @@ def _check_sizes(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
                 )
 
 
-def _todo(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeTask]:
+def _inputs_to_encode(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeTask]:
     """Prepare the inputs to encode, and return them in order: those that are not finished, and the finished ones of a
     language whose duplicates must be sought again among all its inputs."""
     todo = [task for task in tasks if stage.task_result(task.name) is None]
@@ -165,7 +165,7 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
     markers = {f"{task.name}.json" for task in tasks}
     for path in (stage.folder / "tasks").iterdir():
         if path.name not in markers:
-            path.unlink()  # a block's, from a process that outlived its killed run for a moment
+            path.unlink()  # a block's marker, from a process that outlived its killed run for a moment
     if (stage.folder / STAGED).exists():
         shutil.rmtree(stage.folder / STAGED)
     shards: list[Shard] = []
@@ -180,8 +180,8 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
             warn(f"{task.source.paths[0]} gave no text: see its counts in the manifest")
         counts = result["counts"]
         lines = counts["paragraphs_in"] if task.mono else 2 * counts["pairs_in"]
-        for doubt in doubts(lines, counts["repaired"], counts["tokens"], counts["unknown"]):
-            warn(f"{' and '.join(map(str, task.source.paths))}: {doubt}")
+        for warning in text_warnings(lines, counts["repaired"], counts["tokens"], counts["unknown"]):
+            warn(f"{' and '.join(map(str, task.source.paths))}: {warning}")
     left_out = (counts.get("removed", counts["dropped"]).get(HELD_OUT_TEXT) for counts in by_language.values())
     if "without" in stage.settings and not any(left_out):
         warn(f"no text of {stage.folder} is a line of --without: do its files have the sentences alone, one a line?")

@@ -2,7 +2,7 @@
 
 OUT/<name>/<file>-<block>.arrow          the shard of a block
 OUT/staged/<name>/<file>-<block>.*       a block's shard and the hashes of its text, until duplicates are removed
-OUT/tasks/<task>.begun.json              the input's files, as they were when its first block was read
+OUT/tasks/<task>.begun.json              names and sizes of the input's files, recorded before its first block is read
 OUT/tasks/<task>.<block>.json            a block that is encoded
 OUT/tasks/<task>.encoded.json            all blocks of an input are encoded; its duplicates are yet to be removed
 OUT/tasks/<task>.json                    an input that is finished; its other markers are then removed
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.encode.dedup import Run
+from data_prep.encode.dedup import BlockHashes
 from data_prep.encode.held_out import HeldOutText, Split
 from data_prep.encode.shared_work import EncodeBlock, SharedWork
 from data_prep.encode.token_ids import IdEncoder
@@ -77,9 +77,9 @@ def encode_inputs(
     without: tuple[Path, ...],
     member: int,
 ) -> None:
-    """Encode, as one of the processes that share the work, until all inputs are encoded or a member fails.
+    """Encode as one member of the processes that share the work, until all inputs are encoded or a member fails.
 
-    `member` is this process's number, `without` are files with text that is left out. Raises ValueError if the
+    `member` is this process's number; `without` are files of text to leave out. Raises ValueError if the
     vocabulary or one of those files changed since the command began.
     """
     shared = SharedWork(shared_folder, member)
@@ -96,11 +96,11 @@ def encode_inputs(
     with shared.stopping_all():
         for task in sorted(tasks, key=lambda task: -task.source.size):
             if not shared.failed and shared.claim(task.name):
-                _read(stage, task, shared, encode_and_report)
+                _read_input(stage, task, shared, encode_and_report)
         shared.take_until_all_finished(len(tasks), encode_and_report)
 
 
-def _read(stage: Stage, task: EncodeTask, shared: SharedWork, encode: EncodeBlock) -> None:
+def _read_input(stage: Stage, task: EncodeTask, shared: SharedWork, encode: EncodeBlock) -> None:
     """Read one input and return when all its blocks are encoded, here or by other members, or when a member fails."""
     begin_input(stage, task)
     blocks = 0
@@ -134,10 +134,10 @@ def encode_block(
 ) -> None:
     """Write the shard of one block, then its marker."""
     filters = task.filters
-    run = Run() if filters.exact_duplicates else None
+    hashes = BlockHashes() if filters.exact_duplicates else None
     settings = stage.settings
     split = Split(settings["split"], settings["heldout_share"]) if "split" in settings else None
-    encoder = IdEncoder(vocabulary, task.source.languages, filters, run, split, without)
+    encoder = IdEncoder(vocabulary, task.source.languages, filters, hashes, split, without)
     counts, reader = Counts("documents" if task.mono else "pairs"), READERS[task.source.format]
     if isinstance(reader, CC100):
         paragraphs = reader.paragraphs(task.source, block, counts)
@@ -147,13 +147,13 @@ def encode_block(
     else:
         units = reader.pairs(task.source, block, counts)
         schema, batches = PAIRS, encoder.pairs(units, counts, stage.settings["max_pair_tokens"])
-    path = (stage.folder / STAGED if run else stage.folder) / task.shard_name(number)
+    path = (stage.folder / STAGED if hashes else stage.folder) / task.shard_name(number)
     first = next(batches, None)
     shard = None if first is None else write_arrow(path, schema, chain([first], batches), stage.folder)
     result = {
         "shard": shard and asdict(shard),
-        "paragraphs": run.paragraphs if run else 0,
-        "files": [asdict(note) for note in run.save(path, stage.folder)] if run else [],
+        "paragraphs": hashes.paragraphs if hashes else 0,
+        "files": [asdict(file) for file in hashes.save(path, stage.folder)] if hashes else [],
         "counts": counts.as_json(),
     }
     stage.finish_task(task.block_name(number), result)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.filters.clean import clean_lines, doubts
+from data_prep.filters.clean import clean_lines, text_warnings
 from data_prep.readers.corpus_files import Place, read_text
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.io.files import require_line_feeds
@@ -53,7 +53,7 @@ class HeldOutText:
             place = Place(str(path.absolute().parent), path.name)
             if place.pipe:
                 raise ValueError(f"{path} is a pipe, which can be read once: store its lines in a file")
-            lines = _sentences(path, b"".join(read_text(place)))
+            lines = _clean_sentences(path, b"".join(read_text(place)))
             digests.update(map(_digest, filter(None, lines_of(*vocabulary.encode_lines(lines)))))
         return HeldOutText(frozenset(digests))
 
@@ -62,7 +62,7 @@ class HeldOutText:
         return np.array([_digest(line) in self.digests for line in lines], bool)
 
 
-def _sentences(path: Path, data: bytes) -> list[str]:
+def _clean_sentences(path: Path, data: bytes) -> list[str]:
     """Clean the lines of a test set as training text is cleaned; empty lines are left out."""
     repaired = Counter[str]()
     lines = list(filter(None, clean_lines(data, repaired)))
@@ -73,11 +73,9 @@ def _sentences(path: Path, data: bytes) -> list[str]:
         raise ValueError(f"{path} has no text, {effect}: name the file of the test set")
     require_line_feeds(data, path)
     if 2 * sum(map(bool, map(_MARKUP.fullmatch, lines))) > len(lines):
-        raise ValueError(
-            f"the lines of {path} are a table's, JSON or XML, {effect}: store the sentences alone, one a line"
-        )
-    for doubt in doubts(len(lines), repaired):
-        raise ValueError(f"{path}: {doubt}")
+        raise ValueError(f"{path} is a table, JSON or XML, {effect}: store the sentences alone, one a line")
+    for warning in text_warnings(len(lines), repaired):
+        raise ValueError(f"{path}: {warning}")
     return lines
 
 

@@ -1,7 +1,7 @@
 """The second half of filter `exact_duplicates`: write staged shards again, without the duplicates in a language.
 
 OUT/staged/<name>/<slice>.*.npy       duplicates in one slice of the hashes
-OUT/tasks/<name>.<slice>.json         marks that those are found
+OUT/tasks/<name>.<slice>.json         marker: the duplicates in that slice are found
 OUT/tasks/<task>.<block>.final.json   result of a block without its duplicates
 """
 
@@ -30,10 +30,13 @@ from xlme_ds.io.folders import make_folder
 
 @dataclass(frozen=True)
 class _Language:
-    """All blocks of one language or pair, in input order, with their runs; `slices` are the files of its duplicates."""
+    """All blocks of one language or pair, in input order: (task, number in it) and the staged shard of each.
+
+    `slices` are the files of its duplicates.
+    """
 
     blocks: tuple[tuple[EncodeTask, int], ...]
-    runs: tuple[Path, ...]
+    staged: tuple[Path, ...]
     slices: tuple[Path, ...]
 
 
@@ -41,7 +44,7 @@ def remove_duplicates(stage: Stage, tasks: Sequence[EncodeTask], processes: int)
     """Remove the duplicates of inputs whose blocks are all staged, and finish the inputs; collective under MPI."""
     languages = on_root(lambda: [_language(stage, list(same)) for _, same in groupby(tasks, lambda t: t.source.name)])
     merges = [(language, number) for language in languages for number in range(len(language.slices))]
-    sizes = [len(language.runs) for language, _ in merges]
+    sizes = [len(language.blocks) for language, _ in merges]
     run_tasks(partial(_merge, stage), merges, sizes, processes, "find duplicates")
     writes = [(language, number) for language in languages for number in range(len(language.blocks))]
     run_tasks(partial(_write_block, stage), writes, [1] * len(writes), processes, "remove duplicates")
@@ -61,8 +64,7 @@ def _language(stage: Stage, tasks: list[EncodeTask]) -> _Language:
     paragraphs = sum(_result(stage, task.block_name(number))["paragraphs"] for task, number in blocks)
     staged, total = stage.folder / STAGED, number_of_slices(paragraphs)
     slices = tuple(staged / tasks[0].source.name / f"{i:05d}-of-{total:05d}" for i in range(total))
-    runs = tuple(staged / task.shard_name(number) for task, number in blocks)
-    return _Language(tuple(blocks), runs, slices)
+    return _Language(tuple(blocks), tuple(staged / task.shard_name(number) for task, number in blocks), slices)
 
 
 def _result(stage: Stage, task_name: str) -> dict[str, Any]:
@@ -76,7 +78,7 @@ def _merge(stage: Stage, item: tuple[_Language, int]) -> None:
     out = language.slices[number]
     marker = f"{out.parent.name}.{out.name}"
     if stage.task_result(marker) is None:
-        files = find_duplicates(language.runs, number, len(language.slices), out, stage.folder)
+        files = find_duplicates(language.staged, number, len(language.slices), out, stage.folder)
         stage.finish_task(marker, {"files": [asdict(file) for file in files]})
 
 
@@ -89,7 +91,7 @@ def _write_block(stage: Stage, item: tuple[_Language, int]) -> None:
     result = _result(stage, task.block_name(block))
     result.pop("files", None)  # the notes are removed with the staged shards
     if result["shard"] is not None:
-        path, staged = stage.folder / task.shard_name(block), language.runs[number]
+        path, staged = stage.folder / task.shard_name(block), language.staged[number]
         keep = np.ones(result["paragraphs"], bool)
         keep[duplicates_of(number, language.slices)] = False
         if not keep.all():

@@ -15,9 +15,10 @@ from data_prep.readers import TextBlock
 from xlme_ds.io.files import naming
 
 _WORK = re.compile(r"work-\d+-\d+")
-_SHORTEST_WAIT, _LONGEST_WAIT = 0.01, 1.0  # seconds between two looks for work; else an eighth of the time waited
+# Seconds between two looks for work: an eighth of the time waited so far, within these bounds.
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.01, 1.0
 _OFFERED_EACH = 2  # most blocks on offer for each waiting member
-_SOUND = "sound"  # a file that exists as long as no member has failed
+_NO_FAILURE = "no-failure"  # a file that exists as long as no member has failed
 EncodeBlock = Callable[[str, int, TextBlock], None]  # takes the input's name, the block's number in it, and the block
 
 
@@ -42,7 +43,7 @@ class SharedWork:
         taken/<input>.<block>     the same file, renamed by the member that encodes it, until its shard is written
         finished/<input>          all blocks of this input are encoded
         done-<member>             bytes of text that this member has encoded
-        sound                     removed by a member that fails, so that the others stop
+        no-failure                removed by a member that fails, so that the others stop
 
     The output does not depend on who encodes a block. A killed run cannot remove its folder; the next run does and
     starts with a new one. `concurrent.futures` and `mpi4py.futures` do not fit: there only the parent submits work,
@@ -65,7 +66,7 @@ class SharedWork:
         folder = parent / f"work-{os.getpid()}-{time.time_ns()}"
         for name in ("claimed", "waiting", "offered", "taken", "finished"):
             (folder / name).mkdir(parents=True)
-        (folder / _SOUND).touch()
+        (folder / _NO_FAILURE).touch()
         return folder
 
     def claim(self, name: str) -> bool:
@@ -83,7 +84,7 @@ class SharedWork:
     @property
     def failed(self) -> bool:
         """Whether any member failed."""
-        return not (self.folder / _SOUND).exists()
+        return not (self.folder / _NO_FAILURE).exists()
 
     @contextmanager
     def stopping_all(self) -> Iterator[None]:
@@ -91,7 +92,7 @@ class SharedWork:
         try:
             yield
         except BaseException:
-            (self.folder / _SOUND).unlink(missing_ok=True)  # removing a file works even on a full disk
+            (self.folder / _NO_FAILURE).unlink(missing_ok=True)  # removing a file works even on a full disk
             raise
         finally:
             self.status.stop()

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from data_prep.encode.dedup import Run
+from data_prep.encode.dedup import BlockHashes
 from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, HeldOutText, Split, lines_of
 from data_prep.filters.clean import EXACT_DUPLICATES, Counts, Filters, Sides
 from data_prep.readers.reader import Paragraphs, ScoredPair
@@ -27,14 +27,14 @@ Ragged = tuple[np.ndarray, np.ndarray]  # the values of all sequences in a row, 
 class IdEncoder:
     """Encodes the text of one input to ids, with a vocabulary, the languages of the sides, and filters.
 
-    `run` records the written text to remove duplicates; `split` is the part of the text that is read; lines of
-    `without` are dropped. Each is None where it is not used.
+    `hashes` notes the written text, to remove duplicates later; `split` selects a part of the text; lines of `without`
+    are dropped. Each is None where it is not used.
     """
 
     vocabulary: Vocabulary
     languages: tuple[str, ...]
     filters: Filters = Filters()  # noqa: RUF009 - frozen
-    run: Run | None = None
+    hashes: BlockHashes | None = None
     split: Split | None = None
     without: HeldOutText | None = None
 
@@ -107,7 +107,7 @@ class IdEncoder:
     def _normal_forms(self, texts: Sequence[list[str]], split: int) -> list[list[bytes]]:
         """Normal forms of the lines: of all sides to remove duplicates, or of side `split` to split by it; else []."""
         return [
-            self.vocabulary.normal_forms(lines) if self.run or (self.split and side == split) else []
+            self.vocabulary.normal_forms(lines) if self.hashes or (self.split and side == split) else []
             for side, lines in enumerate(texts)
         ]
 
@@ -115,8 +115,8 @@ class IdEncoder:
         """Add the reasons of text filters and of exact duplicates."""
         for name, text_filter in self.filters.text:
             reasons.add(name, text_filter(sides))
-        if self.run is not None:
-            reasons.add(EXACT_DUPLICATES, self.run.repeated(forms, reasons.kept))
+        if self.hashes is not None:
+            reasons.add(EXACT_DUPLICATES, self.hashes.repeated(forms, reasons.kept))
 
     def _encode(self, reasons: "_Reasons", texts: Sequence[list[str]], forms: Sequence[list[bytes]]) -> list[Ragged]:
         """Encode each side's lines that are left, then drop those of held-out text and of token filters."""
@@ -145,8 +145,8 @@ class IdEncoder:
             text = "".join(side)
             counts.characters += len(text)
             counts.bytes += len(text.encode())
-        if self.run is not None:
-            self.run.note(written, texts, tokens, records)
+        if self.hashes is not None:
+            self.hashes.note(written, texts, tokens, records)
 
 
 class _Reasons:
@@ -175,7 +175,7 @@ class _Reasons:
 
 
 def _spread(of_selected: np.ndarray, selected: np.ndarray) -> np.ndarray:
-    """Booleans of all lines from those of the `selected` ones; False for the others."""
+    """Expand booleans of the `selected` lines to all lines; False for the others."""
     spread = np.zeros(len(selected), bool)
     spread[selected] = of_selected
     return spread

@@ -1,6 +1,6 @@
 """Repair every line of text, filter paragraphs and pairs, and count all that a task reads, repairs, drops and writes.
 
-No text is lost silently: damage is repaired and counted by reason, text of no use is dropped and counted.
+No text is lost silently: damage is repaired and counted by reason, and useless text is dropped and counted.
 
     invalid_utf8            bytes that are not UTF-8 become U+FFFD
     carriage_return         CR at the end of a line is removed
@@ -12,7 +12,7 @@ U+2028 and U+0085 end no line: only LF does. White space at both ends is removed
 
 A corpus description names its filters and their settings: `[filters.NAME]`. They run in the order of the description,
 but `column` runs first, where the file is read, and filters that need token counts run after the others.
-`exact_duplicates` is in dedup.py, for it needs all text of a language.
+`exact_duplicates` is in dedup.py, because it needs all text of a language.
 """
 
 import difflib
@@ -38,14 +38,14 @@ _C1 = re.compile(b"\xc2[\x80-\x84\x86-\x9f]")
 _BOM = "\ufeff".encode()
 # A byte order mark and white space, which `clean_line` removes together from the start of a line.
 _MARK_OR_SPACE = "\ufeff" + "".join(character for character in map(chr, range(0x3001)) if character.isspace())
-# (repair, share of lines, likely cause): no corpus of real text in UTF-8 needs the repair in nearly that share.
+# (repair, share of lines, likely cause): real text in UTF-8 needs the repair in far fewer of its lines.
 _SUSPICIOUS_REPAIRS = (
     ("invalid_utf8", 0.02, "of its lines have bytes that are no UTF-8: is it in another encoding, or compressed?"),
     ("control_character", 0.1, "of its lines have control characters: is it UTF-16, or no text?"),
     ("carriage_return_inside", 0.1, "of its lines have carriage returns inside: should these end lines, as LF does?"),
 )
 _MOST_UNKNOWN = 0.05  # share of the tokens that are unknown
-_LINE_BY_LINE = 4_000  # bytes, at most, whose lines are repaired one by one
+_LINE_BY_LINE = 4_000  # most bytes whose lines are repaired one by one
 
 
 @dataclass
@@ -100,7 +100,7 @@ def add_counts(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     return total
 
 
-def doubts(lines: int, repaired: Mapping[str, int], tokens: int = 0, unknown: int = 0) -> Iterator[str]:
+def text_warnings(lines: int, repaired: Mapping[str, int], tokens: int = 0, unknown: int = 0) -> Iterator[str]:
     """Warnings that a file is probably not text as expected: many `lines` were repaired, or many tokens are unknown."""
     for reason, most, likely_cause in _SUSPICIOUS_REPAIRS:
         share = repaired.get(reason, 0) / max(lines, 1)
@@ -205,7 +205,7 @@ def _script(sides: Sides, *, share: float = 0.5) -> np.ndarray:
 
 
 def _boilerplate_length(sides: Sides, *, min_bytes: float = 20) -> np.ndarray:
-    """A paragraph is as short as a menu entry or a button. In bytes of UTF-8, for a Chinese character says more."""
+    """A paragraph is as short as a menu entry or a button: in bytes of UTF-8, because a Chinese character says more."""
     (texts,) = sides.texts
     return np.fromiter((len(t) < min_bytes and len(t.encode()) < min_bytes for t in texts), bool, len(texts))
 
@@ -222,7 +222,7 @@ def _language(sides: Sides, *, probability: float = 0.99, model: str = "") -> np
     return np.logical_or.reduce([in_another_language(side, language, probability, model) for side, language in pairs])
 
 
-# By filter: its function of texts, its function of numbers of tokens, and the tasks that it is for.
+# Filter name -> its function of texts, its function of token counts, and the tasks that it is for.
 _FILTERS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "length": (_length, _length_tokens, ("mono", "para")),
     "length_ratio": (None, _length_ratio, ("para",)),

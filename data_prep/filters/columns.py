@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-COLUMN = "column"  # what the filter is called
+COLUMN = "column"  # the name of the filter
 
 
 @dataclass(frozen=True)
 class ColumnFilter:
-    """Drops a record or row by its value in `column`: none, or one out of bounds, or not among `one_of`."""
+    """Drops a record whose value in `column` is missing, outside the bounds, or not one of `one_of`."""
 
     column: str
     min: float | None = None
@@ -25,8 +25,9 @@ class ColumnFilter:
         return f"{COLUMN} {self.column}"
 
     def drops(self, value: Any) -> bool:
-        """Whether the record goes; text is compared as the number that it says, and with `one_of` as it is written."""
-        if self.one_of is not None and _written(value) not in map(_written, self.one_of):
+        """Whether the record is dropped. Text is compared with the bounds as a number, with `one_of` as it is
+        written."""
+        if self.one_of is not None and _json_text(value) not in map(_json_text, self.one_of):
             return True
         if self.min is None and self.max is None:
             return False
@@ -38,8 +39,8 @@ class ColumnFilter:
         return not low <= number <= high
 
 
-def _written(value: Any) -> str:
-    """A value as JSON writes it: 1.0 and 1.00 as 1, and true, which is not 1."""
+def _json_text(value: Any) -> str:
+    """A value as JSON text: 1.0 and 1.00 become 1; true stays true, although True == 1 in Python."""
     if isinstance(value, bool) or value in ("True", "False"):
         return str(value).lower()
     if isinstance(value, float | Decimal) and math.isfinite(value):
@@ -49,13 +50,13 @@ def _written(value: Any) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a setting is a finite number, also as a float."""
+    """Whether a setting is a number that is finite as a float."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def column_filters(settings: Mapping[str, Any], where: str = "") -> tuple[ColumnFilter, ...]:
     """The filters of `[filters.column.NAME]`. Raises ValueError, which names `where`, for a wrong setting."""
-    rules_made = []
+    filters = []
     rules_by_column = settings.get(COLUMN, {})
     usage = f"write [filters.{COLUMN}.NAME] with numbers min or max, both finite, or a list one_of"
     if not isinstance(rules_by_column, dict):
@@ -71,10 +72,10 @@ def column_filters(settings: Mapping[str, Any], where: str = "") -> tuple[Column
                 "max to at least min"
             )
         choices = {"one_of": tuple(rules["one_of"])} if "one_of" in rules else {}
-        rules_made.append(ColumnFilter(name, **(rules | choices)))
-    return tuple(rules_made)
+        filters.append(ColumnFilter(name, **(rules | choices)))
+    return tuple(filters)
 
 
 def first_reason(filters: Iterable[ColumnFilter], values: Iterable[Any]) -> str:
-    """Why a record goes, from its value in the column of each filter; empty where it stays."""
+    """The first reason to drop a record, from its value in the column of each filter; empty if there is none."""
     return next((rule.reason for rule, value in zip(filters, values, strict=True) if rule.drops(value)), "")

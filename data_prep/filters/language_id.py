@@ -11,7 +11,7 @@ import numpy as np
 from data_prep.languages import language_of
 from xlme_ds.io.files import file_sha256
 
-# CC-100's language -> other codes that models use for its text.
+# CC-100's language -> codes of its varieties, which models may give instead.
 _DIALECTS = {
     "ar": ("acm", "acq", "aeb", "afb", "ajp", "apc", "arq", "ars", "ary", "arz"),
     "ku": ("sdh",),
@@ -30,7 +30,7 @@ class Identifier(Protocol):
     name: str
     labels: Sequence[str]
 
-    def own_shares(self, lines: Sequence[str], labels: Sequence[str], least: float) -> list[float]:
+    def probabilities(self, lines: Sequence[str], labels: Sequence[str], least: float) -> list[float]:
         """For each line the probability that it has one of `labels`; if below `least`, any value below `least`."""
 
 
@@ -47,7 +47,7 @@ class Py3langid:
         self.labels: Sequence[str] = self._model.labels
         self.name = f"py3langid {version('py3langid')}"
 
-    def own_shares(self, lines: Sequence[str], labels: Sequence[str], least: float) -> list[float]:
+    def probabilities(self, lines: Sequence[str], labels: Sequence[str], least: float) -> list[float]:
         """See Identifier."""
         return [sum(share for label, share in self._model.rank(line) if label in labels) for line in lines]
 
@@ -70,7 +70,7 @@ class FastText:
             raise ValueError(f"{path} is no model of fastText ({error}): fetch it again") from None
         self.name = f"fastText {file_sha256(Path(path))}"
 
-    def own_shares(self, lines: Sequence[str], labels: Sequence[str], least: float) -> list[float]:
+    def probabilities(self, lines: Sequence[str], labels: Sequence[str], least: float) -> list[float]:
         """See Identifier. A label with a probability below a hundredth of `least` counts as 0."""
         all_labels, all_shares = self._model.predict(list(lines), k=-1, threshold=least / 100)
         return [
@@ -119,5 +119,5 @@ def in_another_language(lines: Sequence[str], language: str, probability: float,
     if not own:
         return np.zeros(len(lines), bool)
     no_language = (label for label in identifier(model).labels if _code(label) in _NO_LANGUAGE)
-    shares = identifier(model).own_shares(lines, (*own, *no_language), 1 - probability)
+    shares = identifier(model).probabilities(lines, (*own, *no_language), 1 - probability)
     return np.fromiter((share < 1 - probability for share in shares), bool, len(lines))

@@ -11,15 +11,15 @@ import pyarrow as pa
 
 from xlme_ds.data.schema import BOS, DOCUMENTS, EOS, LAYOUTS, PAD, PAIRS, UNK, Layout, Manifest, row_schema
 
-# Counts of what shards hold: "records", "tokens" and, for encoded text only, "unknown" ids. For training rows also the
-# items by language: the key is a tuple with the language index of each side, sorted.
-Found = Counter[Any]
+# Counts of the content of shards: "records", "tokens" and, for encoded text only, "unknown" ids. For training rows also
+# items by language: their key is a tuple with the language index of each side, sorted.
+RecordCounts = Counter[Any]
 Faults = Iterator[tuple[np.ndarray, str]]  # bool [records], and the fault that records have where it is true
 
 
-def rules_of(
+def schema_and_checks(
     folder: Path, manifest: Manifest
-) -> tuple[pa.Schema, Callable[[pa.RecordBatch], Faults], Callable[[pa.RecordBatch], Found]]:
+) -> tuple[pa.Schema, Callable[[pa.RecordBatch], Faults], Callable[[pa.RecordBatch], RecordCounts]]:
     """Return the schema of a folder's shards, a function that finds faults in records, and one that counts records."""
     text_end = manifest.vocabulary_size - 1  # the last id is <mask>, which no text has
     if manifest.stage == "mix":
@@ -38,15 +38,15 @@ def rules_of(
     return DOCUMENTS, partial(_document_faults, text_end=text_end), count_text
 
 
-def count_text(batch: pa.RecordBatch) -> Found:
+def count_text(batch: pa.RecordBatch) -> RecordCounts:
     """Count the records, tokens and unknown ids of a batch of documents or pairs."""
     ids = np.concatenate([column.flatten().to_numpy() for column in batch.columns])
     return Counter(records=batch.num_rows, tokens=len(ids), unknown=int((ids == UNK).sum()))
 
 
-def _count_rows(sides: int, batch: pa.RecordBatch) -> Found:
+def _count_rows(sides: int, batch: pa.RecordBatch) -> RecordCounts:
     _, lengths, languages = (column.flatten().to_numpy() for column in batch.columns)
-    items: Found = Counter(map(tuple, np.sort(languages.reshape(-1, sides)).tolist()))
+    items: RecordCounts = Counter(map(tuple, np.sort(languages.reshape(-1, sides)).tolist()))
     return items + Counter(records=batch.num_rows, tokens=int(lengths.sum(dtype=np.int64)))
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from data_prep.languages import language_of
 from data_prep.parallel import on_root
-from data_prep.progress import shown, warn
+from data_prep.progress import printable, warn
 from data_prep.store import is_whole, read_arrow
 from xlme_ds.data.corrupt import corrupt
 from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, Rows, Shard, read_manifest, row_schema
@@ -130,12 +130,12 @@ def _batches(folder: Path, shard: Shard, row_tokens: int) -> Iterator[pa.RecordB
         raise ValueError(f"{path} is missing, or not the file that the manifest lists: {advice}")
     for batch in read_arrow(path):
         if batch.schema != row_schema(row_tokens):
-            raise ValueError(f"{path} has other columns than a training row's: {advice}")
+            raise ValueError(f"{path} does not have the columns of training rows: {advice}")
         yield batch
 
 
 def _with_language(batch: pa.RecordBatch, manifest: Manifest, language: str | None) -> Sequence[int]:
-    """Numbers of the rows of a batch that have the language, or of all; reads only the column of languages."""
+    """Indices of the rows of a batch that have the language (None: of all rows); reads only the column of languages."""
     if language is None:
         return range(batch.num_rows)
     codes = batch.column("languages")
@@ -180,7 +180,7 @@ def text_of(tokens: np.ndarray, first: int, stop: int, masked: set[int], vocabul
             continue
         if piece.startswith(_SPACE) and position > first:
             line.append(" ")
-        text = shown(piece.removeprefix(_SPACE).replace(_SPACE, " "))
+        text = printable(piece.removeprefix(_SPACE).replace(_SPACE, " "))
         if position in masked:
             line.append(f"⟦{text}⟧" if marks else text or " ", style="reverse")
         else:

@@ -9,9 +9,17 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.inspect.stats_plots import length_plot, loss_plot, share_plot
-from data_prep.inspect.stats_tables import Line, LossTable, length_histograms, lines_of, loss_tables, median, total
+from data_prep.inspect.stats_tables import (
+    LossTable,
+    StatsLine,
+    length_histograms,
+    loss_tables,
+    median,
+    stats_lines,
+    total,
+)
 from data_prep.parallel import on_root
-from data_prep.progress import shown
+from data_prep.progress import printable
 from data_prep.store import write_file
 from xlme_ds.data.schema import TASKS, Manifest, read_manifest
 
@@ -33,10 +41,10 @@ class StatsConfig:
 
 
 class Section(NamedTuple):
-    """The numbers of one task: a line and a length histogram for each language or pair, and losses."""
+    """The numbers of one task: a line and a length histogram for each language or pair, and tables of losses."""
 
     task: str
-    lines: list[Line]
+    lines: list[StatsLine]
     lengths: dict[str, np.ndarray]
     losses: list[LossTable]
     packed: bool = False
@@ -59,7 +67,7 @@ def run(config: StatsConfig) -> None:
 
 
 def _section(config: StatsConfig, task: str) -> Section:
-    lines = on_root(lambda: lines_of(config.encoded, config.data, task))
+    lines = on_root(lambda: stats_lines(config.encoded, config.data, task))
     encoded = on_root(lambda: read_manifest(config.encoded / task))
     lengths = length_histograms(config.encoded / task, encoded, config.processes)
     packed = on_root(lambda: bool(read_manifest(config.data / task).packed))
@@ -71,7 +79,7 @@ def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
 
     width = None if Console().is_terminal else 160  # wide enough for every column, where the output is a file
     console = Console(width=width, markup=False, emoji=False)  # names may have brackets
-    page = config.out / "stats.html"  # written before the tables, whose reader may stop early, as `head` does
+    page = config.out / "stats.html"  # written first, because a reader of the tables may stop early, as `head` does
     write_file(page, html(sections, read_manifest(config.data / sections[0].task)).encode(), config.out)
     for section in sections:
         histograms = [*section.lengths.values(), np.sum(list(section.lengths.values()), axis=0)]
@@ -80,7 +88,7 @@ def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
         console.print(_table(TITLES[section.task], rows))
         for losses in section.losses:
             console.print(_table(losses.title, losses.rows))
-    console.print(f"open {shown(str(page))}", soft_wrap=True, markup=False)
+    console.print(f"open {printable(str(page))}", soft_wrap=True, markup=False)
 
 
 def _table(title: str, rows: Sequence[dict[str, str]]) -> object:

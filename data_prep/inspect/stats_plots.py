@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.inspect.stats_tables import EDGES, Line, LossTable
+from data_prep.inspect.stats_tables import EDGES, LossTable, StatsLine
 
 _BEFORE, _AFTER = "#b8c4d6", "#1f5fa8"
 _REASONS = ("#1f5fa8", "#e08a3c", "#6aa84f", "#b8548c", "#8a7fc0", "#c9b03c", "#4fa5a5", "#999999")
 _STYLE = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}
 
 
-def share_plot(lines: Sequence[Line], alpha: float) -> bytes:
+def share_plot(lines: Sequence[StatsLine], alpha: float) -> bytes:
     """Shares before and after α (log scale), repeats, unknown rate, tokens per character; an SVG image."""
     with svg_figure((_width(len(lines)), 7.2), "stats") as (figure, image):
         shares, repeats, unknown, density = figure.subplots(4, 1, sharex=True, height_ratios=[3, 1.4, 1, 1.4])
@@ -35,13 +35,13 @@ def share_plot(lines: Sequence[Line], alpha: float) -> bytes:
         repeats.axhline(1, color="#888888", linewidth=0.7, linestyle=":")
         _name_columns(density, [line.name for line in lines])
         for axes in (shares, repeats, unknown, density):
-            _rule(axes)
+            _draw_grid(axes)
         figure.align_ylabels()
     return image.getvalue()
 
 
 def length_plot(histograms: dict[str, np.ndarray]) -> bytes:
-    """Lengths in tokens (log scale): of all records as bars, and the share of each bin in every language as shade."""
+    """Lengths in tokens (log scale): all records as bars, and each language as a shaded column of the bins' shares."""
     counts = np.stack(list(histograms.values()), axis=1)
     used = np.flatnonzero(counts.sum(1))
     low, high = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 1)
@@ -60,7 +60,7 @@ def length_plot(histograms: dict[str, np.ndarray]) -> bytes:
 
 
 def loss_plot(table: LossTable) -> bytes:
-    """Share of what was read that each reason lost, stacked, by language."""
+    """Share of the text that was dropped, by language, stacked by reason."""
     with svg_figure((_width(len(table.names)), 3.2), "stats") as (figure, image):
         axes = figure.subplots()
         base = np.zeros(len(table.names))
@@ -70,12 +70,12 @@ def loss_plot(table: LossTable) -> bytes:
             base += heights
         axes.set_ylabel("lost, %")
         axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=8, borderpad=0)
-        _rule(axes)
+        _draw_grid(axes)
         _name_columns(axes, table.names)
     return image.getvalue()
 
 
-def _rule(axes: Any) -> None:
+def _draw_grid(axes: Any) -> None:
     axes.grid(axis="y", color="#eeeeee")
     axes.set_axisbelow(True)
 
@@ -91,7 +91,8 @@ def _width(columns: int) -> float:
 
 @contextmanager
 def svg_figure(size: tuple[float, float], salt: str, fonttype: str = "path") -> Iterator[tuple[Any, io.BytesIO]]:
-    """A figure to draw into, its size in inches, and where its SVG image will be: the same bytes each time."""
+    """Yield a figure of this size in inches, and a buffer that receives its SVG image, always the same bytes, at the
+    end."""
     import matplotlib
     from matplotlib.figure import Figure
 

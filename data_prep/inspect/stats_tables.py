@@ -1,4 +1,4 @@
-"""The numbers of stage `stats`: a line a language or pair, lengths in tokens, and losses by reason."""
+"""The numbers of stage `stats`: a line for each language or pair, lengths in tokens, and losses by reason."""
 
 from collections import Counter
 from functools import partial
@@ -14,15 +14,15 @@ from xlme_ds.data.schema import Manifest, Shard, read_manifest
 
 # Lower bounds of the bins of lengths in tokens, half an octave (a factor of √2) wide: 1, 2, 4, 5, 8, 11, 16, 22, 32 …
 EDGES: tuple[int, ...] = tuple(sorted({int(2 ** (k / 2)) for k in range(45)}))
-# Units of text -> the name in encode's counts of those that were lost, by reason.
+# Unit of text -> the key in encode's counts of the lost ones, which are counted by reason.
 _LOST = {"documents": "dropped", "paragraphs": "removed", "pairs": "dropped"}
 
 
-class Line(NamedTuple):
+class StatsLine(NamedTuple):
     """One language or pair, or the sum of many.
 
-    Of the documents or pairs that were `read`, encode dropped some, mix found some pairs too long for a row, and
-    `units` are left. `available` are the rows or pairs that they fill once, `used` those that training reads.
+    Of the documents or pairs that were `read`, encode dropped some, mix left out those `too_long` for a row, and
+    `units` remain. `available` counts the rows or items that they make once, `used` those in the training data.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Line(NamedTuple):
     available: int
 
     def cells(self, task: str, packed: bool = False) -> dict[str, str]:
-        """The values as people read them, by the headings of a task's table; `packed`: documents were, into rows."""
+        """Human-readable values by column heading; `packed`: whole documents were packed into rows."""
         name, units = ("language", "documents") if task == "mono" else ("pair", "pairs")
         used = "rows" if task == "mono" and not packed else units
         return {
@@ -60,7 +60,7 @@ class Line(NamedTuple):
         }
 
 
-def lines_of(encoded_folder: Path, data_folder: Path, task: str) -> list[Line]:
+def stats_lines(encoded_folder: Path, data_folder: Path, task: str) -> list[StatsLine]:
     """One line a language or pair, largest first. Raises ValueError when the folders do not belong together."""
     encoded, mixed = read_manifest(encoded_folder / task), read_manifest(data_folder / task)
     if mixed.stage != "mix" or mixed.settings["encoded"] != encoded.fingerprint():
@@ -70,10 +70,10 @@ def lines_of(encoded_folder: Path, data_folder: Path, task: str) -> list[Line]:
     units = "documents" if task == "mono" else "pairs"
     lines = []
     for name, counts in encoded.counts["by_language"].items():
-        drawn = mixed.counts["by_language"].get(name, {})  # without those of which everything was dropped
+        drawn = mixed.counts["by_language"].get(name, {})  # languages that lost all their text are missing
         too_long = drawn.get("too_long", 0)
         lines.append(
-            Line(
+            StatsLine(
                 name=name,
                 bytes=counts["bytes"],
                 read=counts[f"{units}_in"],
@@ -92,10 +92,10 @@ def lines_of(encoded_folder: Path, data_folder: Path, task: str) -> list[Line]:
     return sorted(lines, key=lambda line: (-line.share_before, line.name))
 
 
-def total(lines: list[Line]) -> Line:
+def total(lines: list[StatsLine]) -> StatsLine:
     """The sum over all lines."""
     _, *columns = zip(*lines, strict=True)
-    return Line("all", *map(sum, columns))
+    return StatsLine("all", *map(sum, columns))
 
 
 def length_histograms(folder: Path, manifest: Manifest, processes: int) -> dict[str, np.ndarray]:
@@ -121,16 +121,16 @@ def _histogram(folder: Path, shard: Shard) -> np.ndarray:
 
 
 def median(histogram: np.ndarray) -> int:
-    """Lower bound of the bin that holds the median; 0 of nothing."""
+    """Lower bound of the bin that holds the median; 0 for an empty histogram."""
     cumulative = np.cumsum(histogram)
     return EDGES[int(np.searchsorted(cumulative, cumulative[-1] / 2))] if cumulative[-1] else 0
 
 
 class LossTable(NamedTuple):
-    """Losses of documents, paragraphs or pairs wherever there are some, the largest share first.
+    """Losses of documents, paragraphs or pairs in the languages or pairs `names`, the largest share first.
 
-    `rows` are cells by heading, the sum of all in the last; `percents` are lost of each of `names` for each reason, the
-    reason that lost most first.
+    `rows` are cells by heading, with the sum of all in the last row. `percents[reason]` are the percentages that each
+    of `names` lost for it; the reason with the largest loss comes first.
     """
 
     title: str
@@ -140,7 +140,7 @@ class LossTable(NamedTuple):
 
 
 def loss_table(units: str, read: dict[str, int], lost: dict[str, Counter[str]]) -> LossTable:
-    """The table of how many `units` of text were read and, by reason, lost, from both by language or pair."""
+    """Make the table of losses of `units` from the numbers `read` and `lost` (by reason) of each language or pair."""
     names = sorted(read, key=lambda name: (-lost[name].total() / max(read[name], 1), name))
     everything = sum(lost.values(), Counter[str]())
     reasons = sorted(everything, key=lambda reason: (-everything[reason], reason))
@@ -155,7 +155,7 @@ def loss_table(units: str, read: dict[str, int], lost: dict[str, Counter[str]]) 
 
 
 def loss_tables(encoded: Manifest) -> list[LossTable]:
-    """A table for each kind of thing that something was lost of, under the reasons' names in the counts of encode."""
+    """A table for each unit of text (documents, paragraphs, pairs) that lost some, with encode's reasons."""
     tables = []
     for units, lost in _LOST.items():
         by_language = encoded.counts["by_language"].items()

@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.filters.clean import add_counts
-from data_prep.inspect.shard_faults import Found, rules_of
+from data_prep.inspect.shard_faults import RecordCounts, schema_and_checks
 from data_prep.languages import LANGUAGES
 from data_prep.mix.encoded import group_languages
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import say
 from data_prep.shares import Sampling, apportion
-from data_prep.store import recorded, written_files
+from data_prep.store import finished_results, written_files
 from xlme_ds.data.schema import TASKS, Manifest, Shard, read_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.io.files import file_sha256
@@ -78,7 +78,7 @@ def _readable_manifest(folder: Path) -> Manifest:
 
 
 def _listing_checks(folder: Path, manifest: Manifest) -> Checks:
-    """The folder has the manifest's vocabulary, and its shards are those of the manifest."""
+    """The folder has the manifest's vocabulary, and exactly the shards that the manifest lists."""
     path, stage, settings = folder / "manifest.json", manifest.stage, manifest.settings
     yield stage in ("encode", "mix"), f"{folder} was written by stage {stage}: verify reads what encode or mix wrote"
     sha256 = manifest.vocabulary_sha256
@@ -108,7 +108,7 @@ def _listing_checks(folder: Path, manifest: Manifest) -> Checks:
         )
 
 
-def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
+def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts:
     """Read a whole shard and count its content. Raises ValueError naming the file and the first faulty row."""
     path = folder / shard.name
     again = f"give the command that wrote {folder} again"
@@ -119,8 +119,8 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
         raise ValueError(f"{path} has {size} bytes, the manifest says {shard.bytes}: {again}")
     if file_sha256(path) != shard.sha256:
         raise ValueError(f"{path} does not have the manifest's checksum, its bytes changed: {again}")
-    schema, faults_of, count = rules_of(folder, manifest)
-    counts: Found = Counter()
+    schema, faults_of, count = schema_and_checks(folder, manifest)
+    counts: RecordCounts = Counter()
     index, checks = path.with_suffix(".index"), list[np.ndarray]()
     if manifest.stage == "mix":
         if not index.exists():
@@ -154,7 +154,7 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
     return counts
 
 
-def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Found]) -> Checks:
+def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[RecordCounts]) -> Checks:
     """The manifest agrees with the content of the shards, and with the settings and markers of the folder."""
     path, settings = folder / "manifest.json", manifest.settings
     listed = [shard.name for shard in manifest.shards]
@@ -177,7 +177,7 @@ def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Fo
 def _record_checks(folder: Path, manifest: Manifest) -> Checks:
     """The manifest agrees with settings.json and the markers of finished tasks; either may be missing."""
     settings, path = folder / "settings.json", folder / "manifest.json"
-    results = recorded(folder, manifest.stage, manifest.settings)
+    results = finished_results(folder, manifest.stage, manifest.settings)
     if results is None:
         raise ValueError(
             f"{settings} is damaged, or has other settings than {path}: delete both and give the command that wrote "
@@ -188,14 +188,14 @@ def _record_checks(folder: Path, manifest: Manifest) -> Checks:
         for shard in written_files(result):
             yield (
                 listed.get(shard.name) == shard or shard.name.endswith(".index"),
-                f"{path} does not say of {shard.name} what {task}.json in tasks says: {_again(folder)}",
+                f"{path} and tasks/{task}.json disagree about {shard.name}: {_again(folder)}",
             )
     inputs = Counter(source[0] for source in manifest.settings.get("inputs", ()))
     tasks = {f"{name}-{number:03d}" for name, total in inputs.items() for number in range(total)}
     sampled = {name.split("-")[1] for name in results if name.startswith("windows-")}
     yield (
         not sampled or str(manifest.counts["sampled"]) in sampled,
-        f"{path} has another number of examples sampled than tasks: {_again(folder)}",
+        f"{path} and the markers in tasks disagree about the number of sampled examples: {_again(folder)}",
     )
     if manifest.stage == "encode" and results:
         missing = sorted(tasks - results.keys())
@@ -206,14 +206,14 @@ def _record_checks(folder: Path, manifest: Manifest) -> Checks:
             counts[name] = add_counts(counts.get(name, {}), result["counts"])
         yield (
             counts == manifest.counts["by_language"],
-            f"{path} has other counts than the inputs' in tasks: {_again(folder)}",
+            f"{path} and the markers in tasks disagree about the counts: {_again(folder)}",
         )
 
 
-def _encoded_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Found]) -> Checks:
+def _encoded_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[RecordCounts]) -> Checks:
     """The manifest's counts are those of the shards, and all that was read is written, dropped or removed."""
     unit, path = "documents" if folder.name == "mono" else "pairs", folder / "manifest.json"
-    by_name: dict[str, Found] = {name: Counter() for name in manifest.counts["by_language"]}
+    by_name: dict[str, RecordCounts] = {name: Counter() for name in manifest.counts["by_language"]}
     for shard, of_shard in zip(manifest.shards, shard_counts, strict=True):
         name = shard.name.split("/")[0]
         yield name in by_name, f"{path} lists shards of {name} but no counts: {_again(folder)}"
@@ -240,7 +240,7 @@ def _encoded_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Fou
         )
 
 
-def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Found]) -> Checks:
+def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[RecordCounts]) -> Checks:
     """The manifest's counts are those of the rows, and follow from its alpha and other settings of the sampling."""
     path, counts, total = folder / "manifest.json", manifest.counts, sum(shard_counts, Counter[Any]())
     items = Counter({kind: number for kind, number in total.items() if isinstance(kind, tuple)})

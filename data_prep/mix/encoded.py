@@ -18,7 +18,8 @@ from data_prep.languages import in_order
 from xlme_ds.data.schema import DOCUMENTS, PAIRS, Layout
 from xlme_ds.io.files import naming
 
-# An item is a slice of a shard's whole token stream (slices), or one of its records or a piece of one (the others).
+# An item is a slice of a shard's whole token stream (slices), or one of its records or a piece of a record (all
+# others).
 Unit = Literal["slices", "sentences", "documents", "pairs"]
 _CHANGED = "it was changed, delete it and give the encode command again"
 _GAP = 1024  # int32 words, a page: two pieces with at most this between them are read at once, with the gap
@@ -64,7 +65,7 @@ class Batches:
         inside[np.cumsum(counts)[:-1] - 1] = False  # no length: from a batch's last offset to the next one's first
         lengths = np.diff(ends)[inside].astype(np.int64).reshape(len(self.offsets), -1)
         if not (lengths >= 0).all():
-            raise ValueError(f"{self.path} has a record of less than no ids: {_CHANGED}")
+            raise ValueError(f"{self.path} has a record of negative length: {_CHANGED}")
         return lengths
 
     def copy_stream(self, starts: np.ndarray, width: int, target: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -107,7 +108,9 @@ def read_batches(path: Path) -> Batches:
             for number in (_OFFSETS, _VALUES)
         )
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: also mmap of an empty file
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk or of access: the file may be whole
+        if (
+            isinstance(error, OSError) and error.errno is not None
+        ):  # the disk failed or access was denied: the file may be undamaged
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise ValueError(
             f"{path} is not a readable Arrow file ({error}): delete it and give the encode command again"
@@ -151,7 +154,7 @@ def _read(path: Path, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 def _word(column: pa.ListArray, number: int, file: pa.Buffer) -> int:
     """Position of buffer `number` of a column, in int32 words from the start of the file. Raises ValueError where it
-    is outside of the file, as that of a compressed column is."""
+    is outside of the file, as the buffer of a compressed column is."""
     part = column.buffers()[number]
     byte = part.address - file.address if part and part.size else 0  # an empty buffer may be anywhere
     inside = column.offset == 0 and byte % 4 == 0 and 0 <= byte <= file.size - (part.size if part else 0)
@@ -164,17 +167,17 @@ def _word(column: pa.ListArray, number: int, file: pa.Buffer) -> int:
 class EncodedShard:
     """An encoded shard as `examples` of one group (a language, or a language pair); `batches` locate its ids.
 
-    If the unit is slices, an example is a training row, and `tokens` are the ids of the stream. Else an example is an
-    item to pack, and `tokens` are the ids of all items with their special tokens. Most records are one item. `others`
-    are the numbers of the records that are not, ascending, and `pieces` how many items each of these is: 0 if it is too
-    long for a row and left out.
+    If the unit is slices, an example is a training row, and `tokens` counts the ids of the stream. Else an example is
+    an item to pack, and `tokens` counts the ids of all items with their special tokens. Most records are one item.
+    `irregular` are the numbers of the other records, ascending, and `pieces` how many items each of these is: several,
+    or 0 if it is too long for a row and left out.
     """
 
     group: str
     examples: int
     tokens: int
     batches: Batches
-    others: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    irregular: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     pieces: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
@@ -184,9 +187,9 @@ class EncodedShard:
 
     def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(record, piece of the record) of each example; for records that are packed."""
-        first = np.append(-1, self.others + np.cumsum(self.pieces - 1) - (self.pieces - 1))  # first example of each
-        last = np.searchsorted(first, examples, side="right") - 1  # the last of `others` that begins no later
-        record, pieces = np.append(-1, self.others)[last], np.append(1, self.pieces)[last]
+        first = np.append(-1, self.irregular + np.cumsum(self.pieces - 1) - (self.pieces - 1))  # first example of each
+        last = np.searchsorted(first, examples, side="right") - 1  # the last irregular record that begins no later
+        record, pieces = np.append(-1, self.irregular)[last], np.append(1, self.pieces)[last]
         past = examples - first[last]
         return np.where(past < pieces, record, record + 1 + past - pieces), np.where(past < pieces, past, 0)
 
@@ -211,14 +214,14 @@ def survey(folder: Path, row_tokens: int, layout: Layout, longest: int | None, u
     width = row_tokens - specials
     pieces = -(-texts // width) if unit == "documents" else (texts <= width).astype(np.int64)
     items = texts[pieces > 0].sum() + specials * pieces.sum()
-    others = np.flatnonzero(pieces != 1)
-    return EncodedShard(group, int(pieces.sum()), int(items), batches, others, pieces[others])
+    irregular = np.flatnonzero(pieces != 1)
+    return EncodedShard(group, int(pieces.sum()), int(items), batches, irregular, pieces[irregular])
 
 
 def group_languages(group: str, languages: Sequence[str]) -> tuple[int, ...]:
     """Indices of a group's languages: one for a language, two for a pair `a-b`.
 
-    Raises ValueError for a pair that is not named as `in_order` says: its text might be there under both names.
+    Raises ValueError for a pair whose name is not in the order of `in_order`: its text may be there under both names.
     """
     if group in languages:
         return (languages.index(group),)

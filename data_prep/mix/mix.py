@@ -28,7 +28,7 @@ from data_prep.mix.mixed_rows import (
     write_shard,
 )
 from data_prep.mix.packed_amount import enough_examples, fill_rows
-from data_prep.parallel import alike, on_root, run_tasks
+from data_prep.parallel import on_all_ranks, on_root, run_tasks
 from data_prep.progress import say, warn
 from data_prep.sampling import Order
 from data_prep.shares import Sampling
@@ -112,8 +112,8 @@ def run(config: MixConfig) -> None:
     encoded, vocabulary, languages = on_root(lambda: _read_inputs(config, list(rows_by_task)))
     on_root(lambda: _check_text_settings(config, encoded))
     for task, rows in rows_by_task.items():
-        _mix(config, task, rows, encoded[task], languages)
-    on_root(lambda: _copy(vocabulary, config.out / "vocab" / MODEL_FILE))
+        _mix_task(config, task, rows, encoded[task], languages)
+    on_root(lambda: _copy_if_changed(vocabulary, config.out / "vocab" / MODEL_FILE))
 
 
 def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifest], Path, tuple[str, ...]]:
@@ -136,11 +136,8 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
 
 
 def _check_output(config: MixConfig, vocabulary_sha256: str, other_tasks: Sequence[str]) -> None:
-    """Raise ValueError for what --out must not hold already.
-
-    That is another vocabulary's folder, which the copy would replace, and rows of one of `other_tasks` that training
-    could not read together with the new rows.
-    """
+    """Raise ValueError if --out has another vocabulary, which the copy would replace, or rows of one of `other_tasks`
+    that training could not read together with the new rows."""
     vocab_folder = config.out / "vocab"
     if (vocab_folder / "manifest.json").exists() and read_manifest(vocab_folder).vocabulary_sha256 != vocabulary_sha256:
         raise ValueError(
@@ -199,12 +196,12 @@ def _sampling(config: MixConfig, encoded: Manifest) -> Sampling:
     return Sampling(config.alpha, tuple(sorted(share)), config.max_repeats)
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy_if_changed(source: Path, target: Path) -> None:
     if not target.exists() or file_sha256(target) != file_sha256(source):
         write_file(target, source.read_bytes(), target.parent)
 
 
-def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> None:
+def _mix_task(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> None:
     """Write the folder of one task, unless it is complete."""
     unit = _unit(config, task)
     settings = {
@@ -231,13 +228,13 @@ def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: 
     on_root(stage.begun)
     plan = None
     if not on_root((stage.folder / "manifest.json").exists):  # before the folder is made: an error leaves none
-        with alike():
+        with on_all_ranks():
             plan = _plan(config, task, rows, encoded, languages)
     with stage.open():
         if stage.finished(config.processes):
             on_root(lambda: say(f"{stage.folder} is complete"))
         else:
-            _write(config, stage, rows, encoded, plan or _plan(config, task, rows, encoded, languages))
+            _write_task(config, stage, rows, encoded, plan or _plan(config, task, rows, encoded, languages))
 
 
 def _unit(config: MixConfig, task: str) -> Unit:
@@ -247,7 +244,7 @@ def _unit(config: MixConfig, task: str) -> Unit:
     return "sentences" if config.sentences else "documents" if config.documents else "slices"
 
 
-def _write(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, plan: MixPlan) -> None:
+def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, plan: MixPlan) -> None:
     """Write the shards of a task, then its manifest."""
     task, languages = stage.settings["task"], tuple(stage.settings["languages"])
     first_rows = None
@@ -260,7 +257,7 @@ def _write(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, plan: 
     shards = tuple(Shard(**result["shard"]) for result in results)
     counts = _counts(plan, task, rows, results)
     if "split" in stage.settings and task == "mono":
-        # held out or not as a whole: a sentence, or the part of a document that is in one block
+        # the unit that is held out as a whole: a sentence, or the part of a document in one block
         unit = "sentences" if encoded.settings.get("sentences") else encoded.settings["block_bytes"]
         counts |= {"split_of": unit} if unit != EncodeConfig.block_bytes else {}
     manifest = Manifest(
@@ -274,7 +271,7 @@ def _write(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, plan: 
 
 
 def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> MixPlan:
-    """Plan which examples are sampled, and print their shares; packed items are about as many as fill the rows."""
+    """Plan which examples are sampled, about as many as fill the rows if items are packed, and print their shares."""
     folder = config.encoded / task
     names = [shard.name for shard in encoded.shards]
     sizes = [shard.bytes for shard in encoded.shards]

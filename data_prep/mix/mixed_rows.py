@@ -17,10 +17,10 @@ from data_prep.shares import Sampling, apportion
 from data_prep.store import Stage, write_arrow, write_file
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD, Layout, row_schema
 
-# Slots that are shuffled together: a slot is a row that is cut from a stream of text, or an item of a packed row. Both
-# numbers make some 30,000 rows or more.
+# Slots that are shuffled together: a slot is a row that is cut from a stream of text, or an item of a packed row. Each
+# block has about 30,000 rows or more.
 BLOCK = {"cut": 1 << 16, "packed": 1 << 18}
-STRETCH = 8192  # ids of a side, about, that are neighbours in a file and used in the same block: read at once
+STRETCH = 8192  # about as many ids of a side are neighbours in a file and used in the same block, so one read gets them
 # Part of the settings: an output folder with another order is not continued.
 ORDER = "every example of a language once a pass, pass after pass; blocks of {} slots, stretches of {} ids"
 BATCH_ROWS = 1024
@@ -64,7 +64,7 @@ class MixPlan:
         return group, shard, at - self._examples_before[shard]
 
     def by_shard(self, numbers: np.ndarray) -> Iterator[tuple[EncodedShard, np.ndarray]]:
-        """(shard, where its number is in `numbers`) of each shard whose number is there."""
+        """Group shard `numbers`: yield each shard among them, and the positions of its number in `numbers`."""
         order = np.argsort(numbers, kind="stable")
         for at in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
             yield self.shards[int(numbers[at[0]])], at
@@ -109,11 +109,11 @@ class Tally:
     tokens: int = 0
 
 
-class SampledPairs(NamedTuple):
-    """Positions of sampled pairs, or monolingual items, in the encoded shards.
+class SampledItems(NamedTuple):
+    """Positions of sampled items, pairs or monolingual ones, in the encoded shards.
 
-    `starts` and `lengths` are [2, pairs], in the order of the sides in the row, or [1, items]. `tokens`: ids of each
-    pair as an item.
+    `starts` and `lengths` are [2, pairs], in the order of the sides in the row, or [1, items]. `tokens` counts the ids
+    of each item with its special tokens.
     """
 
     group: np.ndarray
@@ -212,16 +212,16 @@ def _packed_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Rows [start, stop) of the packed windows; `first_rows` [windows + 1] counts the rows before each window."""
     first, last = int(np.searchsorted(first_rows, start, side="right")) - 1, int(np.searchsorted(first_rows, stop))
-    for begin, pairs, windows in _packed_windows(plan, first, last):
+    for begin, items, windows in _packed_windows(plan, first, last):
         before = int(first_rows[begin])
         rows = list(chain.from_iterable(windows))[max(start - before, 0) : stop - before]
         used = np.concatenate(rows)
-        tally.used += np.bincount(pairs.group[used], minlength=len(tally.used))
-        tally.tokens += int(pairs.tokens[used].sum())
-        yield _render(plan, pairs, rows)
+        tally.used += np.bincount(items.group[used], minlength=len(tally.used))
+        tally.tokens += int(items.tokens[used].sum())
+        yield _render(plan, items, rows)
 
 
-def _packed_windows(plan: MixPlan, first: int, last: int) -> Iterator[tuple[int, SampledPairs, list[list[np.ndarray]]]]:
+def _packed_windows(plan: MixPlan, first: int, last: int) -> Iterator[tuple[int, SampledItems, list[list[np.ndarray]]]]:
     """Pack the windows [first, last), a part of them at a time: (number of its first window, its items, indices of the
     items in each row of each window).
 
@@ -231,17 +231,17 @@ def _packed_windows(plan: MixPlan, first: int, last: int) -> Iterator[tuple[int,
     key = key_of(plan.order.seed, plan.order.label, "rows")
     while first < last:
         stop = min(first - first % per_part + per_part, last)
-        pairs = _find_items(plan, np.arange(first * WINDOW, min(stop * WINDOW, plan.order.total)))
+        items = _find_items(plan, np.arange(first * WINDOW, min(stop * WINDOW, plan.order.total)))
         windows = []
         for number in range(first, stop):
             begin = (number - first) * WINDOW
-            rows = pack_shuffled(pairs.tokens[begin : begin + WINDOW], plan.row_tokens, hashed(key, number))
+            rows = pack_shuffled(items.tokens[begin : begin + WINDOW], plan.row_tokens, hashed(key, number))
             windows.append([begin + row for row in rows])
-        yield first, pairs, windows
+        yield first, items, windows
         first = stop
 
 
-def _find_items(plan: MixPlan, slots: np.ndarray) -> SampledPairs:
+def _find_items(plan: MixPlan, slots: np.ndarray) -> SampledItems:
     """Look up where the items of these slots are in the encoded shards; their ids are not read."""
     group, shards, example = plan.find(slots)
     sides = np.array(plan.group_languages)[group]
@@ -257,30 +257,30 @@ def _find_items(plan: MixPlan, slots: np.ndarray) -> SampledPairs:
     if plan.into is not None:
         swapped = np.where((sides == plan.into).any(1), sides[:, 0] == plan.into, swapped)
     starts[:, swapped], lengths[:, swapped] = starts[::-1, swapped], lengths[::-1, swapped]
-    return SampledPairs(group, shards, starts, lengths, swapped, lengths.sum(0) + plan.specials)
+    return SampledItems(group, shards, starts, lengths, swapped, lengths.sum(0) + plan.specials)
 
 
-def _render(plan: MixPlan, pairs: SampledPairs, rows: Sequence[np.ndarray]) -> pa.RecordBatch:
+def _render(plan: MixPlan, sampled: SampledItems, rows: Sequence[np.ndarray]) -> pa.RecordBatch:
     """Read the items of these rows, and lay each out with its special tokens: by layout xlme a pair is
     `<s> e </s> f </s>`, a monolingual item `<s> x </s>`."""
     items = np.concatenate(rows)
     counts = np.array([len(row) for row in rows])
-    lengths = pairs.tokens[items]
-    first = pairs.lengths[0, items]
+    lengths = sampled.tokens[items]
+    first = sampled.lengths[0, items]
     ends = np.cumsum(lengths)
     row_ends = ends[np.cumsum(counts) - 1]
     padding = np.arange(len(rows)) * plan.row_tokens - np.concatenate([[0], row_ends[:-1]])  # of all rows before
     at = ends - lengths + np.repeat(padding, counts)
     flat = np.full(len(rows) * plan.row_tokens, PAD, dtype=np.int32)
     flat[at] = plan.layout.opening
-    starts, side_lengths = pairs.starts[:, items], pairs.lengths[:, items]
+    starts, side_lengths = sampled.starts[:, items], sampled.lengths[:, items]
     after_first = at + 1 + first
     if len(starts) == 2:
         for n, separator in enumerate(plan.layout.between):
             flat[after_first + n] = separator
     flat[at + lengths - 1] = EOS
     places = np.stack([at + 1, after_first + len(plan.layout.between)])[: len(starts)]
-    for shard, of_shard in plan.by_shard(pairs.shard[items]):
+    for shard, of_shard in plan.by_shard(sampled.shard[items]):
         copy_words(
             shard.batches.path,
             starts[:, of_shard].ravel(),
@@ -288,8 +288,8 @@ def _render(plan: MixPlan, pairs: SampledPairs, rows: Sequence[np.ndarray]) -> p
             flat,
             places[:, of_shard].ravel(),
         )
-    sides = np.array(plan.group_languages)[pairs.group[items]]
-    sides[pairs.swapped[items]] = sides[pairs.swapped[items], ::-1]
+    sides = np.array(plan.group_languages)[sampled.group[items]]
+    sides[sampled.swapped[items]] = sides[sampled.swapped[items], ::-1]
     return _batch(flat.reshape(len(rows), -1), counts, lengths, len(starts) * counts, sides.ravel())
 
 

@@ -63,7 +63,7 @@ def fill_rows(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple[M
 
 
 def _count_windows(stage: Stage, plan: MixPlan, windows: int, start: int) -> dict[str, Any]:
-    """Count the rows of one task's windows, once: an interrupted run's result is read."""
+    """Count the rows of one task's windows, or read the counts that an interrupted run stored."""
     name = f"windows-{plan.order.total}-{start}"
     result = stage.task_result(name)
     if result is None:

@@ -8,8 +8,8 @@ from data_prep.sampling import Integers, permute
 def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:
     """Pack items into bins of `capacity`: (int64 bin of each item, number of bins).
 
-    Best-fit decreasing: items from long to short, each into the fullest bin it fits. Open bins are listed by the
-    room they have left, and the bits of one big integer say which lists have bins: so an item costs a few operations,
+    Best-fit decreasing: items from long to short, each into the fullest bin it fits. Open bins are listed by the room
+    they have left, and the bits of one big integer mark the lists that have bins. So an item takes a few operations,
     however many bins there are.
     """
     order = np.argsort(-np.asarray(lengths), kind="stable")

@@ -12,7 +12,16 @@ from data_prep.languages import may_be_pair
 from data_prep.progress import warn
 from data_prep.readers.corpus_files import files_in
 from data_prep.readers.plain_pairs import Moses, MosesZip, NumberedTable, TableReader, find_pairs, split_pair
-from data_prep.readers.reader import CC100, Input, Lines, PairReader, Paragraphs, TextBlock, check_twins, named_code
+from data_prep.readers.reader import (
+    CC100,
+    Input,
+    Lines,
+    PairReader,
+    Paragraphs,
+    TextBlock,
+    check_unique_texts,
+    named_code,
+)
 from data_prep.readers.record_files import Arrow, JsonLines, Parquet
 from data_prep.readers.records import RecordDocuments, RecordPairs
 from data_prep.readers.tmx import Tmx
@@ -31,7 +40,7 @@ __all__ = [
     "split_pair",
 ]
 
-# Formats of documents, then of pairs. Compression goes by the file's ending and is no part of the format.
+# Formats of documents, then of pairs. The file's ending determines the compression, which is no part of the format.
 READERS: dict[str, CC100 | PairReader] = {
     "cc100": CC100(),
     "lines": Lines(),
@@ -48,7 +57,7 @@ READERS: dict[str, CC100 | PairReader] = {
     "arrow_pairs": RecordPairs(Arrow()),
     "tmx": Tmx(),
 }
-_BY_LANGUAGE = ("cc100", "jsonl", "parquet")  # formats that `find_documents` knows by their endings
+_BY_LANGUAGE = ("cc100", "jsonl", "parquet")  # formats that `find_documents` recognizes by the file's ending
 _READ = 1 << 18  # bytes of a block, for `documents` and `pairs`
 
 
@@ -73,7 +82,7 @@ def find_documents(folder: Path | str) -> list[Input]:
             inputs.append(Input(language, (language,), (path,), format=formats[0]))
         elif not path.is_folder:
             warn(f"{path} is ignored: its name is not {layout}")
-    check_twins((source.paths[0], source.paths[0].name) for source in inputs)
+    check_unique_texts((source.paths[0], source.paths[0].name) for source in inputs)
     if not inputs:
         raise ValueError(f"{folder} holds no corpus file: the names must be {layout}")
     return sorted(inputs, key=lambda source: (source.name, source.files))

@@ -44,9 +44,9 @@ class TextConfig:
 
 @dataclass(frozen=True)
 class Sources:
-    """The inputs of one task (mono or para), sorted by name; those of one name in the order given.
+    """The inputs of one task (mono or para), sorted by name; inputs of the same name are in the order given.
 
-    `settings`: the parts of their descriptions that change a stage's output; names of files and places do not.
+    `settings`: the parts of their descriptions that change a stage's output, so without names of files and places.
     """
 
     inputs: tuple[Input, ...]
@@ -54,7 +54,7 @@ class Sources:
 
 
 def find_sources(text: TextConfig) -> dict[str, Sources]:
-    """The sources of each task that has any; no content is read but zip listings.
+    """The sources of each task that has any; only file names and the listings of zip files are read.
 
     Raises ValueError when nothing is named, and for names that cannot work.
     """
@@ -80,8 +80,8 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
                 filters[LANGUAGE] = {key: value for key, value in filters[LANGUAGE].items() if key != MODEL}
             settings |= {f"{corpus.name}.{key}": value for key, value in (described | filters).items()}
         if inputs:
-            _warn_of_others(inputs)
-            _check_doubles(inputs)
+            _warn_of_unknown_languages(inputs)
+            _check_named_once(inputs)
             _warn_of_copies(inputs)
             inputs.sort(key=lambda source: source.name)  # stable
             sources[task] = Sources(tuple(inputs), settings)
@@ -96,17 +96,17 @@ def _language_model(inputs: list[Input], model: str) -> str:
     return identifier(model).name
 
 
-def _warn_of_others(inputs: list[Input]) -> None:
+def _warn_of_unknown_languages(inputs: list[Input]) -> None:
     """Warn of languages that CC-100 does not have: they may be typing errors, and filter `script` ignores them."""
     others = sorted({language for source in inputs for language in source.languages} - set(LANGUAGES))
     if others:
-        warn(f"not among CC-100's languages: {', '.join(others)}; text is read under these codes, check their spelling")
+        warn(f"not among CC-100's languages: {', '.join(others)}; text is read under these codes, check the spelling")
     filtered = {language for source in inputs if SCRIPT in source.filters for language in source.languages}
     if unfiltered := sorted(filtered.intersection(others)):
         warn(f"filter {SCRIPT} leaves {', '.join(unfiltered)} as they are: it does not know their scripts")
 
 
-def _check_doubles(inputs: list[Input]) -> None:
+def _check_named_once(inputs: list[Input]) -> None:
     """Raise ValueError if a file is named twice for one language or pair, or one text for two of them."""
     seen_by: dict[tuple[str, ...], str] = {}
     names_by_content: dict[tuple[object, ...], str] = {}
@@ -133,7 +133,11 @@ def _warn_of_copies(inputs: list[Input]) -> None:
     """Warn of files of one language or pair, such as en.txt and eng.txt, that have the same bytes."""
     by_sizes: dict[tuple[object, ...], list[Input]] = {}
     for source in inputs:
-        if source.size and not source.filters.get(EXACT_DUPLICATES) and all(map(_is_local_file, source.paths)):
+        if (
+            source.size
+            and not source.filters.get(EXACT_DUPLICATES)
+            and all(path.local and not path.pipe for path in source.paths)
+        ):
             by_sizes.setdefault((source.name, *sorted(size for _, size in source.files)), []).append(source)
     for alike in (sources for sources in by_sizes.values() if len(sources) > 1):
         first: dict[tuple[object, ...], Input] = {}
@@ -142,15 +146,13 @@ def _warn_of_copies(inputs: list[Input]) -> None:
             same = first.setdefault((*checksums, source.columns, repr(source.filters.get("column"))), source)
             if same is not source:
                 these, those = (" and ".join(map(str, one.paths)) for one in (source, same))
-                warn(f"the text of {these} counts twice as {source.name}, for {those} has the same bytes: remove one")
-
-
-def _is_local_file(place: Place) -> bool:
-    return place.local is not None and not place.pipe
+                warn(
+                    f"the text of {these} counts twice as {source.name}, because {those} has the same bytes: remove one"
+                )
 
 
 def _file_identity(place: Place) -> str:
-    """A text that is the same for all links, symbolic or hard, to one file."""
+    """A string that identifies a file: the same for all links to it, symbolic or hard."""
     path = place.local
     if path is None or not path.exists():
         return str(path or place)
@@ -159,7 +161,7 @@ def _file_identity(place: Place) -> str:
 
 
 def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> list[Input]:
-    """The inputs of a corpus, by its file names; no content is read but zip listings.
+    """The inputs of a corpus, by its file names; only those and the listings of zip files are read.
 
     Raises ValueError when files of listed languages are missing, unless `allow_missing`, and when no file fits.
     Warnings name the files that are not read.

@@ -34,7 +34,8 @@ _DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, p
 
 @dataclass(frozen=True)
 class Place:
-    """A file `name` (it may have folders) in `folder`, a local path or a URI. Pickles, for it holds no connection."""
+    """A file `name` (it may have folders) in `folder`, a local path or a URI. It holds no connection, so it can be
+    pickled."""
 
     folder: str
     name: str
@@ -44,7 +45,7 @@ class Place:
 
     @property
     def local(self) -> Path | None:
-        """Its path, where it is on this machine's own file system."""
+        """Its path, if it is on the local file system."""
         system, root = filesystem(self.folder)
         return Path(root) / self.name if isinstance(system, fs.LocalFileSystem) else None
 
@@ -132,7 +133,7 @@ def files_in(folder: str, deep: bool = False) -> list[Place]:
     for stage_folder in (Path(root), Path(root).parent) if isinstance(system, fs.LocalFileSystem) else ():
         if unfinished(stage_folder, "minhash"):
             raise ValueError(
-                f"{folder} lacks documents, for minhash did not finish: give the command of {stage_folder} again"
+                f"{folder} lacks documents, because minhash did not finish: give the command of {stage_folder} again"
             )
     return [Place(folder, name) for name in sorted(names) if not any(p.startswith(".") for p in Path(name).parts)]
 
@@ -171,7 +172,9 @@ def read_text(place: Place, member: str | None = None) -> Iterator[bytes]:
         name = f"{place}:{member}" if member else str(place)
         if of_network(place, error):
             raise OSError(f"{name} cannot be read after line {lines_read} ({error})") from None
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk or of access: the file may be whole
+        if (
+            isinstance(error, OSError) and error.errno is not None
+        ):  # the disk failed or access was denied: the file may be undamaged
             raise OSError(error.errno, error.strerror, error.filename or name) from None
         advice = "it is truncated or damaged, fetch it again"
         if _WINDOW_TOO_LARGE in str(error):
@@ -224,10 +227,10 @@ def clip_lines(parts: Iterable[bytes], most: int) -> Iterator[bytes]:
 
 
 def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Cut `parts` into blocks that end at the first `boundary` from `size` bytes on; True with a block that ends
-    elsewhere.
+    """Cut `parts` into blocks that end at the first `boundary` from `size` bytes on; yields each block, and whether it
+    ends elsewhere.
 
-    Without a boundary within WINDOW bytes, a block ends after the last line in them; without a line's end either, at
+    If no boundary is within WINDOW bytes, the block ends after the last line in them; if no line ends there either, at
     `cut_point`. The blocks depend on the bytes alone, not on how they are divided into parts.
     """
     held, limit = bytearray(), size + WINDOW
@@ -251,8 +254,7 @@ def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -
 
 
 def split_lines(parts: Iterable[bytes], most: int) -> Iterator[bytes]:
-    """Lines without LF. A line that grows over `most` bytes before its end is read is yielded so far, and its rest is
-    skipped."""
+    """Lines without LF. A line longer than `most` bytes may lose its end, but keeps more than `most` bytes."""
     held: list[bytes] = []  # pieces of the line that is open
     size, is_yielded = 0, False
     for part in parts:

@@ -13,7 +13,7 @@ CHUNK = 1 << 18  # bytes
 
 
 class _Damage(OSError):
-    """Damage of a compressed file, with its place."""
+    """A compressed file is damaged; the message says where."""
 
 
 class _GzipMember:
@@ -30,8 +30,8 @@ class _GzipMember:
     unused_data = property(lambda self: self._inflate.unused_data)
 
 
-# By ending: the first bytes of a stream, its decompressor, and the unit of padding, the zero bytes that may follow a
-# stream: their number is a multiple of it; 0 allows none.
+# File ending -> the first bytes of a stream, its decompressor, and the unit of padding: the number of zero bytes after
+# a stream must be a multiple of it; 0 allows none.
 _FORMATS: dict[str, tuple[bytes, Callable[[], Any], int]] = {
     ".xz": (b"\xfd7zXZ\0", partial(lzma.LZMADecompressor, lzma.FORMAT_XZ), 4),
     ".gz": (b"\x1f\x8b", _GzipMember, 1),
@@ -40,7 +40,7 @@ _FORMATS: dict[str, tuple[bytes, Callable[[], Any], int]] = {
 ENDINGS = {*_FORMATS, ".zst"}
 
 
-class _Counted:
+class _CountingFile:
     """A binary file that counts the bytes `taken` from it. pyarrow closes this object, not the file, which its opener
     closes."""
 
@@ -59,12 +59,14 @@ class _Counted:
 def decompressed(file: IO[bytes], ending: str) -> Iterator[bytes]:
     """The contents of a compressed file, by its `ending`. Raises OSError if it is damaged or cannot be read."""
     if ending == ".zst":
-        yield from _zstandard(_Counted(file))
+        yield from _zstandard(_CountingFile(file))
     else:
-        yield from _all_streams(_Counted(file), *_FORMATS[ending])
+        yield from _all_streams(_CountingFile(file), *_FORMATS[ending])
 
 
-def _all_streams(source: _Counted, magic: bytes, new_decompressor: Callable[[], Any], padding: int) -> Iterator[bytes]:
+def _all_streams(
+    source: _CountingFile, magic: bytes, new_decompressor: Callable[[], Any], padding: int
+) -> Iterator[bytes]:
     """The contents of all streams of a file, one after the other.
 
     `lzma.open` and `bz2.open` stop without an error at the first later stream that is damaged or not a stream.
@@ -101,12 +103,12 @@ def _all_streams(source: _Counted, magic: bytes, new_decompressor: Callable[[], 
         data, may_pad = stream.unused_data, padding > 0
 
 
-def _zstandard(source: _Counted) -> Iterator[bytes]:
-    """The contents of all frames of a .zst file. Arrow reads frame after frame, and raises for bytes that are none."""
+def _zstandard(source: _CountingFile) -> Iterator[bytes]:
+    """The contents of all frames of a .zst file. Arrow reads frame after frame, and raises an error for other bytes."""
     stream = pa.CompressedInputStream(pa.PythonFile(source, mode="r"), "zstd")
     try:
         yield from iter(partial(stream.read, CHUNK), b"")
     except (OSError, pa.ArrowException) as error:
-        if getattr(error, "errno", None) is not None:  # of the file system
+        if getattr(error, "errno", None) is not None:  # an error of the file system
             raise
         raise _Damage(f"{error}, before byte {source.taken}") from None

@@ -1,13 +1,14 @@
 """Descriptions of corpora: TOML files that say where the text is, in which format, and which filters it passes.
 
-name = "cc100"                  what `--where NAME=PLACE` and messages call it
+name = "cc100"                  its name in `--where NAME=PLACE` and in messages
 where = "s3://bucket/cc100"     a folder or a pyarrow.fs URI; relative paths are from the current folder
-format = "cc100"                readers.READERS has all
-files = "{lang}.txt.xz"         or a list of names, all of which are read (of one text in several compressions, the
-                                first); pairs have {src}, {tgt} and {side}; * is any part of a name
-languages = ["af", "zh|zh_CN"]  as the files spell them; a|b: the first spelling that has a file; or "any"
-pairs = ["en-hi"]               the same; "any": those that the file names show
-columns = ["score", "source", "target"]     tsv: the columns from left to right; other names are not used
+format = "cc100"                one of readers.READERS
+files = "{lang}.txt.xz"         or a list of names, all of which are read (of one text in several compressions, only the
+                                first); for pairs with {src}, {tgt} and {side}; * is any part of a name
+languages = ["af", "zh|zh_CN"]  as the files spell them; a|b: the first spelling that has a file; "any": all languages
+                                in the file names
+pairs = ["en-hi"]               likewise
+columns = ["score", "source", "target"]     tsv: all columns, left to right; other names only serve filters
                                 jsonl, parquet, arrow: the one column that has the text
                                 tsv, and pairs in records: {source = …, target = …, score = …}, by name (in which {src}
                                 and {tgt} are the codes) or by number
@@ -36,7 +37,7 @@ _KEYS = {"name", "where", "format", "files", "languages", "pairs", "columns", "f
 
 @dataclass(frozen=True)
 class CorpusDescription:
-    """A description as read, of task mono or para; `path` is what error messages call it.
+    """A description as read, of task mono or para; error messages call it `path`.
 
     `codes`: languages or pairs as the files spell them; None for any.
     """

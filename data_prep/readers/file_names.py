@@ -1,5 +1,5 @@
-"""The languages of a described corpus's files, read from their names: a pattern has {lang}, or {src} and {tgt}, where
-a name has a code.
+"""The languages of a described corpus's files, read from their names: a pattern has {lang}, or {src} and {tgt}, in
+place of the codes.
 
 A code is not cut short: `frr1` is frr and not fr, ru_Latn_0 is ru_Latn and not ru. If a name can be read in several
 ways, codes that are written out in languages.py come first (en and pt_br before en_pt and br).
@@ -11,20 +11,20 @@ from functools import cache
 from itertools import chain
 from typing import NamedTuple
 
-from data_prep.languages import canonical, is_code, language_of, spelt_out
+from data_prep.languages import all_listed, canonical, is_code, language_of
 from data_prep.readers.corpus_files import Place
-from data_prep.readers.reader import COMPRESSED, twins
+from data_prep.readers.reader import COMPRESSED, same_text_error
 
 Codes = tuple[str, ...]  # one of a language or two of a pair, as a file spells them
 _PART = re.compile(r"(\*|\{(?:lang|src|tgt|side)\})")
 _PLACEHOLDERS = ("{lang}", "{src}", "{tgt}", "{side}")
-_AFTER_CODE = "}*"  # a star after a placeholder: its text begins with no letter, which would belong to the code
+_AFTER_CODE = "}*"  # a star after a placeholder: its text must not begin with a letter, which would belong to the code
 _STARS = ("*", _AFTER_CODE)
 _LONGEST = 12  # characters of a code
 
 
 class _Code(NamedTuple):
-    """A code in a file name, and the place where it begins."""
+    """A code in a file name, and the position where it begins."""
 
     start: int
     text: str
@@ -33,8 +33,9 @@ class _Code(NamedTuple):
 _Reading = dict[str, _Code]  # by placeholder
 
 
-class _Shown(NamedTuple):
-    """The codes in a name that fits a pattern: in `every` way to read it, and in those that read it `whole`."""
+class _CodesInName(NamedTuple):
+    """The codes in a name that fits a pattern: of `every` way to read it, and of those that cut no code short
+    (`whole`)."""
 
     every: list[Codes]
     whole: list[Codes]
@@ -43,15 +44,15 @@ class _Shown(NamedTuple):
 class FileNames:
     """The files of a corpus by language or pair.
 
-    `places`: all files of its folder, by name. `wanted`: the codes whose files are read; None: those of CC-100's
-    languages that the names show. Then raises ValueError for a name that may be of several languages or pairs.
+    `places`: all files of its folder, by name. `wanted`: the codes whose files are read. None reads those of all CC-100
+    languages in the names, and raises ValueError for a name that may be of several languages or pairs.
     """
 
     def __init__(self, patterns: Sequence[str], places: Mapping[str, Place], wanted: Sequence[Codes] | None):
         self.patterns, self.places = patterns, places
         self.listed = frozenset(code for codes in wanted or () for code in codes)
-        self.shown = {pattern: {name: _shown(pattern, name, self.listed) for name in places} for pattern in patterns}
-        self.wanted = dict.fromkeys(self._all_shown() if wanted is None else wanted)
+        self.codes = {pattern: {name: _codes_in(pattern, name, self.listed) for name in places} for pattern in patterns}
+        self.wanted = dict.fromkeys(self._all_codes() if wanted is None else wanted)
         self.files: dict[str, dict[Codes, list[tuple[str, ...]]]] = {}  # inputs by pattern and codes
         for pattern in dict.fromkeys(patterns):
             taken = {
@@ -61,7 +62,7 @@ class FileNames:
 
     def readings(self, name: str) -> list[Codes]:
         """The codes in a name, by the first pattern that it fits: several if it may be of any of them."""
-        return next(filter(None, (self.shown[pattern][name].whole for pattern in self.patterns)), [])
+        return next(filter(None, (self.codes[pattern][name].whole for pattern in self.patterns)), [])
 
     def files_of(self, codes: Codes) -> list[tuple[str, ...]]:
         """The inputs of a language or pair that fit any pattern, each of one file (with {side} of two).
@@ -74,16 +75,16 @@ class FileNames:
             for names in files.get(codes, ()):
                 first_pattern, first = by_text.setdefault(tuple(map(_unpacked, names)), (pattern, names))
                 if first_pattern == pattern and first != names:
-                    raise ValueError(twins(self.places[first[0]], self.places[names[0]]))
-                turned = len(codes) == 2 and codes[::-1] in self.wanted
-                reverse = _names_turned(pattern, names, codes) if turned else names
+                    raise ValueError(same_text_error(self.places[first[0]], self.places[names[0]]))
+                both_wanted = len(codes) == 2 and codes[::-1] in self.wanted
+                reverse = _reversed_names(pattern, names, codes) if both_wanted else names
                 if set(reverse) != set(names) and all(name in self.places for name in reverse):
-                    raise ValueError(twins(self.places[names[0]], self.places[reverse[0]]))
+                    raise ValueError(same_text_error(self.places[names[0]], self.places[reverse[0]]))
         return [names for _, names in by_text.values()]
 
-    def _all_shown(self) -> list[Codes]:
-        """The languages or pairs of CC-100 that the names show, sorted."""
-        codes_shown = set[Codes]()
+    def _all_codes(self) -> list[Codes]:
+        """The languages or pairs of CC-100 in the names, sorted."""
+        all_codes = set[Codes]()
         for name, place in self.places.items():
             codes = self.readings(name)
             cc100 = list(filter(_in_cc100, codes))
@@ -92,8 +93,8 @@ class FileNames:
                     f"{place} may be of {' or of '.join(' and '.join(pair) for pair in codes)}: rename it, or list the "
                     f'{"pairs" if len(cc100[0]) > 1 else "languages"} in place of "any"'
                 )
-            codes_shown.update(cc100)
-        return sorted(codes_shown)
+            all_codes.update(cc100)
+        return sorted(all_codes)
 
     def _filled(self, pattern: str) -> dict[Codes, list[tuple[str, ...]]]:
         """The inputs of a pattern without *."""
@@ -110,18 +111,18 @@ class FileNames:
         A listed code also has the files of longer codes of its language that begin with it (en has en_US_0), unless
         these are listed too.
         """
-        by_shown_codes: dict[Codes, list[Codes]] = {}  # wanted codes, by those of them that the pattern has
+        by_codes_in_name: dict[Codes, list[Codes]] = {}  # wanted codes, by those of them that the pattern has
         for codes in self.wanted:
-            shown_codes = tuple(code for key, code in zip(_keys(codes), codes, strict=True) if f"{{{key}}}" in pattern)
-            by_shown_codes.setdefault(shown_codes, []).append(codes)
+            in_name = tuple(code for key, code in zip(_keys(codes), codes, strict=True) if f"{{{key}}}" in pattern)
+            by_codes_in_name.setdefault(in_name, []).append(codes)
         files: dict[Codes, list[tuple[str, ...]]] = {}
         for name in (name for name in self.places if name not in taken):
-            every, whole = self.shown[pattern][name]
-            listed = [codes for codes in every if codes in by_shown_codes]
+            every, whole = self.codes[pattern][name]
+            listed = [codes for codes in every if codes in by_codes_in_name]
             exact = [codes for codes in listed if codes in whole]
             languages = set(map(languages_of, whole))
-            for shown_codes in exact or [codes for codes in listed if languages_of(codes) in languages]:
-                for codes in by_shown_codes[shown_codes]:
+            for in_name in exact or [codes for codes in listed if languages_of(codes) in languages]:
+                for codes in by_codes_in_name[in_name]:
                     files.setdefault(codes, []).append((name,))
         return files
 
@@ -143,14 +144,15 @@ def _unpacked(name: str) -> str:
     return re.sub(COMPRESSED + "$", "", name)
 
 
-def _names_turned(pattern: str, names: tuple[str, ...], codes: Codes) -> tuple[str, ...]:
+def _reversed_names(pattern: str, names: tuple[str, ...], codes: Codes) -> tuple[str, ...]:
     """The names that these files would have if the pair were written in the other direction."""
-    turned, pattern_turned = [], filled(pattern, codes[::-1])
+    reversed_names, reversed_pattern = [], filled(pattern, codes[::-1])
     for name, code in zip(names, codes, strict=False):
         own_pattern = re.escape(filled(pattern, codes).replace("{side}", code)).replace(r"\*", "(.*)")
         stars = iter(re.fullmatch(own_pattern, name).groups())  # type: ignore[union-attr]
-        turned.append(re.sub(r"\*", lambda _, stars=stars: next(stars), pattern_turned.replace("{side}", code)))  # type: ignore[misc]
-    return tuple(turned)
+        filled_pattern = reversed_pattern.replace("{side}", code)
+        reversed_names.append(re.sub(r"\*", lambda _, stars=stars: next(stars), filled_pattern))  # type: ignore[misc]
+    return tuple(reversed_names)
 
 
 @cache
@@ -176,10 +178,10 @@ def _codes(reading: _Reading) -> Codes:
     return tuple(reading[key].text for key in ("lang", "src", "tgt") if key in reading)
 
 
-def _shown(pattern: str, name: str, listed: frozenset[str]) -> _Shown:
-    """The codes in `name` by `pattern`; `listed`: codes that count as such, though no language may have them."""
+def _codes_in(pattern: str, name: str, listed: frozenset[str]) -> _CodesInName:
+    """The codes in `name` by `pattern`; `listed`: text that counts as a code even if no language has it."""
     readings = _fitting(pattern, name, listed)
-    return _Shown(list(dict.fromkeys(map(_codes, readings))), _whole(readings))
+    return _CodesInName(list(dict.fromkeys(map(_codes, readings))), _whole(readings))
 
 
 @cache
@@ -214,7 +216,7 @@ def _fitting(pattern: str, name: str, listed: frozenset[str]) -> list[_Reading]:
 def _steps(
     part: str, rest: tuple[str, ...], name: str, at: int, codes: _Reading, listed: frozenset[str]
 ) -> Iterator[tuple[int, tuple[tuple[str, _Code], ...]]]:
-    """The places where a part that begins at `at` may end, each with the code, if any, that the part then adds."""
+    """Positions where a part that begins at `at` may end, each with the code, if any, that the part adds."""
     key = part[1:-1] if part in _PLACEHOLDERS else ""
     if part in _STARS:
         if part == "*" or not name[at : at + 1].isalpha():
@@ -231,7 +233,7 @@ def _steps(
 
 
 def _ends(rest: tuple[str, ...], name: str, at: int) -> Iterator[int]:
-    """The places where a star that begins at `at` may end: each occurrence of the text that follows it."""
+    """Positions where a star that begins at `at` may end: before each occurrence of the text that follows the star."""
     text = rest[0] if rest and rest[0] not in (*_STARS, *_PLACEHOLDERS) else ""
     if not rest or rest == (text,):  # nothing follows that text
         yield from [len(name) - len(text)] if name.endswith(text, at) else []
@@ -253,7 +255,7 @@ def _whole(readings: Sequence[_Reading]) -> list[Codes]:
         left = [codes for codes in left if codes in cc100 or (_length(codes) >= longest and _may_be_meant(codes))]
     if len(set(map(languages_of, left))) <= 1:
         return left[:1]
-    written_out = [codes for codes in left if _length(codes) == _length(left[0]) and spelt_out(codes)]
+    written_out = [codes for codes in left if _length(codes) == _length(left[0]) and all_listed(codes)]
     return written_out[:1] if len(set(map(languages_of, written_out))) == 1 else left
 
 
@@ -263,14 +265,14 @@ def _length(codes: Codes) -> int:
 
 
 def _may_be_meant(codes: Codes) -> bool:
-    """Whether codes that are not all CC-100's may be meant although others, which are, fit the name too: they are of
-    languages, some with a region, and those that CC-100 lacks have two letters (se_no, not foo_br)."""
+    """Whether codes that are not all in CC-100 may be right although another reading of the name is in CC-100: all are
+    codes of languages, and those outside CC-100 have two letters (se_no, not foo_br)."""
     others = [code for code in codes if not _in_cc100((code,))]
     return bool(others) and languages_of(codes) != codes and all(len(re.split("[-_]", code)[0]) == 2 for code in others)
 
 
 def _cut_short(reading: _Reading, other: _Reading) -> bool:
-    """Whether the codes of a reading are those of the other, cut short."""
+    """Whether the codes of a reading are those of the other reading, cut short."""
     begin_alike = all(
         other[key].start == code.start and other[key].text.startswith(code.text) for key, code in reading.items()
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from data_prep.filters.clean import Counts, clean_line, clean_lines
 from data_prep.filters.columns import ColumnFilter, column_filters, first_reason
-from data_prep.languages import in_order, language_of, spelt_out
+from data_prep.languages import all_listed, in_order, language_of
 from data_prep.progress import warn
 from data_prep.readers.corpus_files import (
     MAX_LINE,
@@ -32,14 +32,14 @@ from data_prep.readers.reader import (
     ScoredPair,
     TextBlock,
     Unit,
-    check_twins,
+    check_unique_texts,
     pieces,
 )
 
 _NO_LINE = b"\n"  # fills up the shorter side; no line holds a LF
 _ZIP = re.compile(r"(?P<pair>[^.]+-[^.]+)\.txt\.zip")
 _SIDE = re.compile(rf"(?P<stem>(?:.+\.)?(?P<pair>[^.]+-[^.]+))\.(?P<code>[^.]+?){COMPRESSED}")
-_HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.(?!\.?/)")  # what systems add, such as __MACOSX/._X.en-de.de
+_HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.(?!\.?/)")  # files that operating systems add, such as __MACOSX/._X.en-de.de
 _END, _AFTER_END = b"PK\5\6", 18  # a zip file's last record: its signature, and bytes from there to the comment
 _MOST_COLUMNS = 1000  # of a numbered table
 _FILE_NAMES = "a-b.txt.zip or X.a-b.a and X.a-b.b"
@@ -80,7 +80,7 @@ class MosesZip(Moses):
                 unclaimed = min((member.header_offset for member in archive.infolist()), default=0)
                 if unclaimed:
                     raise ValueError(
-                        f"{place} begins with {unclaimed} bytes that no member has, as two zip files in one do: fetch "
+                        f"{place} begins with {unclaimed} bytes of no member, as two joined zip files do: fetch "
                         "it again"
                     )
                 file.seek(-len(archive.comment) - len(_END) - _AFTER_END, 2)
@@ -131,8 +131,8 @@ class TableReader(PairReader):
         """Whether one column has this name."""
         return columns.count(name) == 1
 
-    def dropped_by(self, source: Input) -> tuple[ColumnFilter, ...]:
-        """The filters of columns that rows are to pass."""
+    def row_filters(self, source: Input) -> tuple[ColumnFilter, ...]:
+        """The column filters that rows must pass."""
         return column_filters(source.filters)
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
@@ -142,7 +142,7 @@ class TableReader(PairReader):
 
     def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
         """The pairs of a block with their scores, None without a column `score`; other rows are counted as dropped."""
-        names, filters = self.roles(source.columns), self.dropped_by(source)
+        names, filters = self.roles(source.columns), self.row_filters(source)
         for piece in pieces(block.sides[0]):
             rows = zip(clean_lines(piece, counts.repaired), piece.removesuffix(b"\n").split(b"\n"), strict=True)
             for line, raw in rows:
@@ -216,7 +216,7 @@ def find_pairs(folder: Path | str) -> list[Input]:
             sides.setdefault((match["stem"], match["pair"]), {})[match["code"]] = path
         elif not path.is_folder:
             warn(f"{path} is ignored: its name is not {_FILE_NAMES}")
-    check_twins(files)
+    check_unique_texts(files)
     for (stem, pair), paths in sides.items():
         lone = next(iter(paths.values()))
         codes = split_pair(pair, lone)
@@ -241,7 +241,7 @@ def _undirected(name: str, pair: str) -> str:
 
 
 def _possible_codes(pair: str) -> set[str]:
-    """All that the codes of `a-b` may be: they may have hyphens themselves."""
+    """Every code that `a-b` may have; codes may have hyphens themselves."""
     cuts = [i for i, letter in enumerate(pair) if letter == "-"]
     return {pair[:i] for i in cuts} | {pair[i + 1 :] for i in cuts}
 
@@ -258,10 +258,10 @@ def split_pair(pair: str, where: object) -> tuple[str, str]:
                 problems.append(f"both sides are {codes[0]!r}")
         except ValueError as error:
             problems.append(str(error))
-    readings = list(filter(spelt_out, readings)) or readings  # pt-br and en, not pt and br-en
+    readings = list(filter(all_listed, readings)) or readings  # pt-br and en, not pt and br-en
     if len(readings) > 1:
         choices = " or of ".join(" and ".join(codes) for codes in readings)
-        raise ValueError(f"{where} may be of {choices}: rename it, with _ inside of a code")
+        raise ValueError(f"{where} may be of {choices}: rename it, with _ inside its codes")
     if readings:
         return readings[0]
     raise ValueError(f"{where}: {problems[0] if problems else f'{pair!r} is not a pair a-b'}")

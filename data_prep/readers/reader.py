@@ -162,7 +162,7 @@ class Lines(CC100):
 
 
 def _split_long(starts: np.ndarray, sizes: np.ndarray, repaired: Counter[str]) -> np.ndarray:
-    """Split long documents: add a start to `starts` wherever a document would pass MAX_DOCUMENT characters."""
+    """Split long documents: add a start to `starts` wherever a document would exceed MAX_DOCUMENT characters."""
     long = np.flatnonzero(np.add.reduceat(sizes, starts) > MAX_DOCUMENT)
     extra = []
     for start, end in zip(starts[long], np.append(starts, len(sizes))[long + 1], strict=True):
@@ -181,7 +181,7 @@ def _short_lines(data: bytes, repaired: Counter[str]) -> Iterator[tuple[list[str
 
     A line over MAX_LINE bytes is cut into several, after white space where there is some.
     """
-    begin, inside = 0, False  # inside: in the middle of a long line
+    begin, inside = 0, False  # inside: `begin` is in the middle of a long line
     while begin < len(data):
         piece = data[begin : begin + PIECE]
         if end := piece.rfind(b"\n") + 1 or len(piece) * (begin + len(piece) == len(data)):
@@ -278,22 +278,22 @@ def named_code(code: str, where: object) -> str:
     try:
         return language_of(code)
     except ValueError as error:
-        raise ValueError(f"{where}: {error}; a name begins with its language's code, as en.txt") from None
+        raise ValueError(f"{where}: {error}; a file name begins with its language's code, as en.txt") from None
 
 
-def check_twins(files: Iterable[tuple[Place, str]]) -> None:
+def check_unique_texts(files: Iterable[tuple[Place, str]]) -> None:
     """Raise ValueError if two files, or members of files, have the same name apart from compression and case."""
     by_name: dict[str, Place] = {}
     for path, name in files:
         key = re.sub(COMPRESSED + "$", "", name.rpartition("/")[2]).lower()
         if key in by_name:
-            raise ValueError(twins(by_name[key], path))
+            raise ValueError(same_text_error(by_name[key], path))
         by_name[key] = path
 
 
-def twins(first: Place, second: Place) -> str:
+def same_text_error(first: Place, second: Place) -> str:
     """Error message for two files that seem to be the same text."""
     return (
-        f"{first} and {second} are the same text by their names, which would count twice: remove one of them, or "
-        "rename it if it is another text"
+        f"{first} and {second} seem to be the same text by their names, which would count twice: remove one of them, "
+        "or rename it if it is another text"
     )

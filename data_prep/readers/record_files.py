@@ -49,7 +49,9 @@ class JsonLines(RecordFile):
 
     def records(self, place: Place, texts: Sequence[str], others: Sequence[str] = ()) -> Iterator[Record]:
         """Read the fields of each object; those of nested objects by their path."""
-        absent = dict[str, str]()  # messages by column: some records may lack one of the others, but not all
+        absent = dict[
+            str, str
+        ]()  # error messages by column: a record may lack a column of `others`, but not all records may
         columns_seen = set[str]()
         for number, line in enumerate(split_lines(read_text(place), _LONGEST), 1):
             if not line or line.isspace():
@@ -82,7 +84,7 @@ class JsonLines(RecordFile):
 
 
 class _AmbiguousObject(dict[str, Any]):
-    """A JSON object that has some names `twice`, which is an error only for columns with those names."""
+    """A JSON object that has some field names `twice`, which is an error only for columns with those names."""
 
     def __init__(self, fields: Sequence[tuple[str, Any]]):
         super().__init__(fields)
@@ -123,7 +125,7 @@ class Tables(RecordFile):
     """A file with a schema, in parts: those of Parquet are row groups, those of Arrow record batches."""
 
     part: str  # what messages call a part
-    indexed: str  # why a named pipe cannot be read, for messages
+    why_no_pipe: str  # why a named pipe cannot be read, for messages
 
     @abstractmethod
     def open(self, stream: Any) -> tuple[pa.Schema, Any]:
@@ -136,7 +138,7 @@ class Tables(RecordFile):
     def records(self, place: Place, texts: Sequence[str], others: Sequence[str] = ()) -> Iterator[Record]:
         """Read the columns of each row, part by part."""
         if place.pipe:
-            raise ValueError(f"{place} is a named pipe, but {self.indexed}: store it as a file")
+            raise ValueError(f"{place} is a named pipe, but {self.why_no_pipe}: store it as a file")
         where = str(place)
         try:
             with place.open() as stream:
@@ -168,7 +170,7 @@ class Parquet(Tables):
     """A record a row, row group by row group."""
 
     file_names = (r"\.parquet", ".parquet")
-    part, indexed = "row group", "a Parquet file's index is at its end"
+    part, why_no_pipe = "row group", "a Parquet file's index is at its end"
 
     def open(self, stream: Any) -> tuple[pa.Schema, Any]:
         """The schema, and the file."""
@@ -187,14 +189,14 @@ class Arrow(Tables):
     """A record a row, of an Arrow stream such as Hugging Face's `save_to_disk` writes, or of an Arrow file."""
 
     file_names = (r"\.arrow", ".arrow")
-    part, indexed = "record batch", "the end of an Arrow file is looked at first"
+    part, why_no_pipe = "record batch", "an Arrow file is read from its end"
 
     def open(self, stream: Any) -> tuple[pa.Schema, Any]:
         """The schema, and the reader of a stream or file. Raises ArrowInvalid for one without its end."""
         is_file = stream.read(len(_FILE_START)) == _FILE_START
         if not is_file:
             stream.seek(max(stream.seek(0, 2) - len(_STREAM_END), 0))
-            if stream.read(len(_STREAM_END)) != _STREAM_END:  # Arrow takes one cut after a batch for whole
+            if stream.read(len(_STREAM_END)) != _STREAM_END:  # Arrow accepts a stream that is cut off after a batch
                 raise pa.ArrowInvalid("neither an Arrow file nor the end of an Arrow stream")
         stream.seek(0)
         reader = pa.ipc.open_file(stream) if is_file else pa.ipc.open_stream(stream)

@@ -34,7 +34,7 @@ class RecordDocuments(CC100):
         return tuple(given)
 
     def has_column(self, columns: tuple[str, ...], name: str) -> bool:
-        """Records have columns that a description does not name."""
+        """Always true: records have columns that a description does not name."""
         return True
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
@@ -88,7 +88,7 @@ class RecordPairs(TableReader):
         return self.columns[: len(columns)]
 
     def has_column(self, columns: tuple[str, ...], name: str) -> bool:
-        """Records have columns that a description does not name."""
+        """Always true: records have columns that a description does not name."""
         return True
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
@@ -116,6 +116,6 @@ class RecordPairs(TableReader):
         if rows or dropped:
             yield TextBlock((b"".join(rows),), dropped)
 
-    def dropped_by(self, source: Input) -> tuple[()]:
-        """No filters of columns: `blocks` ran them."""
+    def row_filters(self, source: Input) -> tuple[()]:
+        """None: `blocks` applies the column filters."""
         return ()

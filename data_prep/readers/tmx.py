@@ -21,7 +21,7 @@ from data_prep.readers.corpus_files import MAX_LINE, Place, read_text
 from data_prep.readers.reader import AlignedReader, Input, Unit
 
 # Elements in a segment that hold codes of other tools, not text. A <sub> in them is not part of the sentence either.
-_CODES = {"bpt", "ept", "it", "ph", "ut"}
+_INLINE_CODES = {"bpt", "ept", "it", "ph", "ut"}
 _MOST_OPEN = 100  # nested elements; TMX needs about ten
 _LONGEST_TAG = 8_000_000  # bytes of a tag or a comment, which expat holds until its end
 _HEAD = 1000  # bytes in which the encoding is declared
@@ -74,7 +74,7 @@ class Tmx(AlignedReader):
             if bytes_parsed:
                 parser.Parse(b"", True)
         except expat.ExpatError as error:
-            what = f"is no sound XML at line {error.lineno}, column {error.offset} ({expat.ErrorString(error.code)})"
+            what = f"is not valid XML at line {error.lineno}, column {error.offset} ({expat.ErrorString(error.code)})"
             if reader.open and error.code == expat.errors.codes[expat.errors.XML_ERROR_NO_ELEMENTS]:
                 what = f"ends at line {error.lineno} with <{reader.open[-1]}> still open"
             raise ValueError(f"{name} {what}: it is truncated or damaged, fetch it again or repair it there") from None
@@ -93,7 +93,7 @@ class _UnitHandler:
         self.segments: dict[str, str] = {}
         self.text: list[str] = []  # a long segment is cut soon after MAX_LINE characters
         self.length = 0
-        self.sound = True
+        self.valid = True
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         if not self.open and tag != "tmx":
@@ -102,10 +102,10 @@ class _UnitHandler:
         if len(self.open) > _MOST_OPEN:
             raise ValueError(f"{self.name} has over {_MOST_OPEN} elements inside of each other: is it a TMX file?")
         if self.segment:
-            if tag in _CODES and not self.code:
+            if tag in _INLINE_CODES and not self.code:
                 self.code = len(self.open)
         elif tag == "tu":
-            self.segments, self.sound, self.language = {}, True, ""
+            self.segments, self.valid, self.language = {}, True, ""
         elif tag == "tuv":
             self.language = _language(attributes.get("xml:lang") or attributes.get("lang") or "")
         elif tag == "seg":
@@ -136,14 +136,16 @@ class _UnitHandler:
         """Handle an entity that is not declared: it may be one of HTML's."""
         if self.segment and not self.code:
             text = html.entities.html5.get(f"{name};")
-            self.sound &= text is not None
+            self.valid &= text is not None
             self.characters(text or "")
 
     def entity_declared(self, name: str, *_: object) -> NoReturn:
-        raise ValueError(f"{self.name} declares the entity {name!r}: write its text in its place, for none is read")
+        raise ValueError(
+            f"{self.name} declares the entity {name!r}: write its text in its place, because no declarations are read"
+        )
 
     def _unit(self) -> Unit:
-        if not self.sound or not all(language in self.segments for language in self.languages):
+        if not self.valid or not all(language in self.segments for language in self.languages):
             return "malformed"
         a, b = (self.segments[language].replace("\n", " ").encode() for language in self.languages)
         return "long_line" if len(a) > MAX_LINE or len(b) > MAX_LINE else (a, b)
@@ -180,13 +182,13 @@ def _texts(place: Place, repaired: Counter[str]) -> Iterator[str]:
         cut = text.rfind("&", max(len(text) - _LONGEST_REFERENCE, 0)) if chunk else -1
         text, held = (text[:cut], text[cut:]) if cut >= 0 and ";" not in text[cut:] else (text, "")
         if "&#" in text or _NO_XML.search(text):
-            text, repairs = _NO_XML.subn("", _NUMBERED.sub(_numbered, text))
+            text, repairs = _NO_XML.subn("", _NUMBERED.sub(_legal_reference, text))
             repaired.update({"control_character": repairs} if repairs else {})
         yield text
 
 
-def _numbered(reference: re.Match[str]) -> str:
-    """The reference, or NUL, which `_NO_XML` removes, in place of one to a character that XML forbids."""
+def _legal_reference(reference: re.Match[str]) -> str:
+    """Keep a reference to a legal character; make NUL, which `_NO_XML` removes, of one to a forbidden character."""
     number = int(reference[1], 16) if reference[1] else int(reference[2])
     return reference[0] if number < 0x110000 and not _NO_XML.match(chr(number)) else "\0"
 

@@ -9,7 +9,7 @@ Curve = Sequence[tuple[int, float]]  # (pieces, ALP) by rising size; the first p
 
 
 def concave_hull(curve: Curve) -> list[tuple[int, float]]:
-    """The points of the least concave function above the curve, its falling end left out."""
+    """The points of the least concave function above the curve, without its falling end."""
     hull: list[tuple[int, float]] = []
     for size, alp in sorted(curve):
         while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], (size, alp)):
@@ -27,7 +27,7 @@ def _slope(a: tuple[int, float], b: tuple[int, float]) -> float:
 def steps(curves: Mapping[str, Curve], weights: Mapping[str, float], step: int) -> list[tuple[str, int, int]]:
     """(language, from size, to size) of every step, of at most `step` pieces, by falling gain a piece.
 
-    A language's steps come in their order, for its slopes fall; equal gains go by language.
+    A language's steps stay in order, because its slopes fall; steps of equal gain are sorted by language.
     """
     ranked = []
     for language in sorted(curves):

@@ -15,13 +15,13 @@ from sentencepiece import sentencepiece_model_pb2 as proto
 
 from data_prep.vocab.word_counts import count_words
 
-_SHARE = 0.01  # of its probability in the new text, for a new piece
-_SHRINK = 0.95  # factor from one size of the new text's vocabulary to the next one to try
+_SCORE_FACTOR = 0.01  # of the probability of a new piece, relative to the new text
+_SHRINK = 0.95  # factor from one size that is tried for the new text's vocabulary to the next
 _COUNTED_LINES = 10_000  # of each language; tokens are counted in these
 
 
-def room_in(path: Path, size: int) -> int:
-    """Count the new pieces that give the SentencePiece model at `path` `size` ids, with `<pad>` and `<mask>`.
+def room_for_pieces(path: Path, size: int) -> int:
+    """The number of new pieces that bring the SentencePiece model at `path` to `size` ids, with `<pad>` and `<mask>`.
 
     Raises ValueError unless `size` is larger than the model.
     """
@@ -34,11 +34,11 @@ def room_in(path: Path, size: int) -> int:
 def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> bytes:
     """Extend the SentencePiece model at `path` to `size` ids with pieces of `sentences`.
 
-    Raises ValueError as `room_in`, and for a size that the text is too short for or whose room its characters exceed.
+    Raises ValueError as `room_for_pieces` does, and if the text has too few pieces or too many characters for `size`.
     """
     from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
 
-    room, model = room_in(path, size), proto.ModelProto.FromString(path.read_bytes())
+    room, model = room_for_pieces(path, size), proto.ModelProto.FromString(path.read_bytes())
     old_pieces = {piece.piece for piece in model.pieces}
     normalize = spm.SentencePieceProcessor(model_proto=model.SerializeToString()).normalize
     vocabularies = UnigramPath(count_words(sentences, normalize=normalize), coverage, room)
@@ -63,12 +63,12 @@ def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> 
     # Of the last vocabulary with enough new pieces: all new characters, then the likeliest pieces.
     ranked = sorted(chosen.items(), key=lambda item: (len(item[0]) > 1, -item[1], item[0]))[:room]
     for piece, score in sorted(ranked, key=lambda item: (-item[1], item[0])):
-        model.pieces.add(piece=piece, score=score + math.log(_SHARE))
+        model.pieces.add(piece=piece, score=score + math.log(_SCORE_FACTOR))
     model.trainer_spec.vocab_size = len(model.pieces)
     return bytes(model.SerializeToString(deterministic=True))
 
 
-def cutting(model: bytes, lines: Iterable[str]) -> dict[str, float]:
+def segmentation(model: bytes, lines: Iterable[str]) -> dict[str, float]:
     """Segment the first lines with a model: `tokens_per_character`, and the share of tokens that are `unknown`."""
     processor = spm.SentencePieceProcessor(model_proto=model)
     first_lines = list(islice(lines, _COUNTED_LINES))
@@ -78,8 +78,8 @@ def cutting(model: bytes, lines: Iterable[str]) -> dict[str, float]:
     return {"tokens_per_character": len(ids) / max(characters, 1), "unknown": unknown / max(len(ids), 1)}
 
 
-def described(code: str, before: Mapping[str, float], after: Mapping[str, float]) -> str:
-    """Write a line on how a language's segmentation changed."""
+def describe_change(code: str, before: Mapping[str, float], after: Mapping[str, float]) -> str:
+    """One line of text: how a language's segmentation changed."""
     old, new = before["tokens_per_character"], after["tokens_per_character"]
     return (
         f"{code}: {old:.3f} tokens a character and {before['unknown']:.1%} of them unknown, now {new:.3f} "

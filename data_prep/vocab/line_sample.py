@@ -5,7 +5,7 @@ smallest hashes are chosen, so the sample does not depend on the number of proce
 of a pair, that passes the filters of its corpus. Equal lines of a language count once, because pairs repeat text: the
 English of one corpus may be in a hundred others. Filters that count tokens need a vocabulary and are left out here.
 
-Inputs are read once: the lines that may be chosen, the candidates, are written to files meanwhile.
+Inputs are read once, and the lines that may be chosen, the candidates, are written to files.
 """
 
 import shutil
@@ -22,20 +22,20 @@ from zlib import crc32
 
 import numpy as np
 
-from data_prep.filters.clean import Counts, Sides, doubts, make_filters
+from data_prep.filters.clean import Counts, Sides, make_filters, text_warnings
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import warn
 from data_prep.readers import CC100, READERS, Input
 from data_prep.readers.corpus import TextConfig, find_sources
-from data_prep.sampling import Least, hashed, key_of
+from data_prep.sampling import SmallestHashes, hashed, key_of
 from data_prep.store import Stage, is_whole, new_file
 from xlme_ds.data.schema import Shard
 
 SAMPLE = ".sample"  # folder of the chosen lines, <language>.txt, and of the candidates, <language>/<input>.txt
-_SPARE = 8  # candidates that an input may write, as a multiple of its share, by bytes, of the lines that are wanted
-_LEAST_KEPT = 1000  # more candidates on top; distinct lines are counted by as many of an input's smallest hashes
+_SPARE = 8  # an input may write this many times its share (by bytes) of the wanted lines as candidates
+_LEAST_KEPT = 1000  # and these on top; distinct lines are counted from as many of an input's smallest hashes
 _MAX_HASH = (1 << 64) - 1
-_LINE_CHARACTERS = 1000  # of a line are sampled; the rest would change little
+_LINE_CHARACTERS = 1000  # of a line are kept; the rest would change little
 _BLOCK = 1 << 18  # bytes of text that are read and filtered at once
 
 
@@ -49,7 +49,7 @@ def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]
     for path in chain.from_iterable(source.paths for source in inputs):
         if path.pipe:
             raise ValueError(
-                f"{path} is a named pipe, but a vocabulary's lines are sampled from files: store it as one"
+                f"{path} is a named pipe, but a vocabulary's lines are sampled from files: store it as a file"
             )
     settings = {key: value for task_sources in sources for key, value in task_sources.settings.items()}
     settings["inputs"] = input_names(inputs)
@@ -72,7 +72,8 @@ def sample_lines(
     seed: int,
     processes: int,
 ) -> tuple[dict[str, int], dict[str, int], dict[str, Path]]:
-    """Choose lines of each language: `quotas` maps the numbers of distinct lines to the numbers wanted, at most `most`.
+    """Choose lines of each language: `quotas` maps numbers of distinct lines to numbers of lines to choose, each at
+    most `most`.
 
     Returns, by language, the number of distinct lines, the number chosen, and the file of the chosen lines in input
     order. Raises ValueError when the inputs have no text.
@@ -93,8 +94,8 @@ def sample_lines(
         if not any(missing):
             on_root(partial(_remove_candidates, stage))
             chosen = dict(zip(lines, numbers_chosen, strict=True))
-            return lines, chosen, {code: _chosen(stage, code) for code in lines}
-        again = set(chain.from_iterable(missing))  # rarely: too few candidates were kept, or a file is damaged
+            return lines, chosen, {code: _sample_file(stage, code) for code in lines}
+        again = set(chain.from_iterable(missing))  # this is rare: too few candidates were kept, or a file is damaged
         bounds = [{code: max(number, quota.get(code, 0)) for code, number in bound.items()} for bound in bounds]
         on_root(partial(stage.forget_tasks, map(_read_task, again)))
 
@@ -164,7 +165,7 @@ def _read_task(number: int) -> str:
     return f"lines-{number:05d}"
 
 
-def _chosen(stage: Stage, language: str) -> Path:
+def _sample_file(stage: Stage, language: str) -> Path:
     return stage.folder / SAMPLE / f"{language}.txt"
 
 
@@ -177,23 +178,24 @@ def _read_lines(
         return result
     source, counts, read = inputs[number], Counter[str](), Counts("lines")
     keys = {code: key_of(seed, "lines", code) for code in source.languages}
-    least = {code: Least(bounds[number][code]) for code in source.languages}
+    least = {code: SmallestHashes(bounds[number][code]) for code in source.languages}
     paths = [stage.folder / SAMPLE / code / f"{number:05d}.{kind}" for code in keys for kind in ("txt", "hashes")]
     with ExitStack() as stack:
         files = [stack.enter_context(new_file(path)) for path in paths]
         for sides in filtered_lines(source, read):
             for code, side, text_file, hash_file in zip(keys, sides, files[::2], files[1::2], strict=True):
-                hashes = _hashed(keys[code], side, least[code].limit)
-                among = least[code].among(hashes)
-                text_file.write("".join(line[:_LINE_CHARACTERS] + "\n" for line in compress(side, among)).encode())
-                hash_file.write(hashes[among].tobytes())
+                hashes = _line_hashes(keys[code], side, least[code].limit)
+                is_candidate = least[code].add(hashes)
+                candidates = compress(side, is_candidate)
+                text_file.write("".join(line[:_LINE_CHARACTERS] + "\n" for line in candidates).encode())
+                hash_file.write(hashes[is_candidate].tobytes())
                 counts[code] += len(side)
-    for doubt in doubts(read.paragraphs_in + 2 * read.units_in * (len(keys) == 2), read.repaired):
-        warn(f"{' and '.join(map(str, source.paths))}: {doubt}")
+    for warning in text_warnings(read.paragraphs_in + 2 * read.units_in * (len(keys) == 2), read.repaired):
+        warn(f"{' and '.join(map(str, source.paths))}: {warning}")
     written = [asdict(file.shard(path, stage.folder)) for file, path in zip(files, paths, strict=True)]
-    candidates = {code: written[2 * i : 2 * i + 2] for i, code in enumerate(keys)}
+    by_code = {code: written[2 * i : 2 * i + 2] for i, code in enumerate(keys)}
     limits = {code: int(smallest.limit) for code, smallest in least.items()}
-    result = {"lines": dict(+counts), "limits": limits, "candidates": candidates, "least": {}}
+    result = {"lines": dict(+counts), "limits": limits, "candidates": by_code, "least": {}}
     for code, path in zip(keys, paths[1::2], strict=True):
         with_repeats = np.unique(np.fromfile(path, np.uint64), return_counts=True)
         result["least"][code] = [values[:_LEAST_KEPT].tolist() for values in with_repeats]
@@ -201,7 +203,7 @@ def _read_lines(
     return result
 
 
-def _hashed(key: np.uint64, lines: Sequence[str], limit: np.uint64) -> np.ndarray:
+def _line_hashes(key: np.uint64, lines: Sequence[str], limit: np.uint64) -> np.ndarray:
     """uint64 hash of each line's text: half from CRC-32, and the slower second half only for hashes up to `limit`."""
     texts = [line.encode() for line in lines]
     hashes = hashed(key, np.fromiter(map(crc32, texts), np.uint64, len(texts))) & np.uint64(_MAX_HASH << 32 & _MAX_HASH)
@@ -225,16 +227,16 @@ def _choose_lines(
     paths = [[stage.folder / file.name for file in shards] for shards in files.values()]
     hashes = np.concatenate([np.fromfile(path, np.uint64) for _, path in paths])
     distinct, first = np.unique(hashes, return_index=True)
-    # Up to the smallest limit every input has written all its lines.
+    # Every input has written all its lines with hashes up to the smallest limit.
     eligible = first[distinct <= np.uint64(min(read["limits"][code] for read in by_input.values()))]
     limited = [number for number, read in by_input.items() if read["limits"][code] < _MAX_HASH]
     if len(eligible) < quota[code] and limited:
         return 0, limited
     chosen = np.zeros(len(hashes), bool)
     chosen[eligible[: quota[code]]] = True
-    with new_file(_chosen(stage, code)) as file:
+    with new_file(_sample_file(stage, code)) as file:
         for line in compress(read_lines([path for path, _ in paths]), chosen):
             file.write(f"{line}\n".encode())
-    result = {"lines": int(chosen.sum()), "files": [asdict(file.shard(_chosen(stage, code), stage.folder))]}
+    result = {"lines": int(chosen.sum()), "files": [asdict(file.shard(_sample_file(stage, code), stage.folder))]}
     stage.finish_task(f"chosen-{code}", result)
     return result["lines"], []

@@ -1,7 +1,7 @@
 """A unigram language model over subwords (Kudo, 2018), pruned from the largest vocabulary down to the smallest.
 
 Training begins with the characters and about a million frequent substrings as pieces. As in SentencePiece, rounds of
-expectation maximisation set the pieces' probabilities, and pruning drops the pieces whose loss lowers the text's
+expectation maximisation set the pieces' probabilities, and pruning drops the pieces whose removal lowers the text's
 likelihood least. Every vocabulary on this path is a subset of the one before. Each distinct word is trained on once,
 weighted by its occurrences, and the pieces that fit into it are looked up once; pruning only deletes some of them.
 """
@@ -33,12 +33,12 @@ from data_prep.vocab.unigram_loops import (
 from data_prep.vocab.word_counts import SPACE, WordCounts
 
 UNKNOWN_PENALTY = 10.0  # nats below the least likely piece, as in SentencePiece
-# Training begins with the larger number of pieces: _SEEDS, or _SEEDS_A_PIECE for each of the largest vocabulary.
-# Expectation maximisation drops half of them at once.
+# Training begins with _SEEDS pieces or, if that is more, _SEEDS_A_PIECE for each piece of the largest vocabulary. The
+# first expectation maximisation drops half of them.
 _SEEDS = 1_000_000
 _SEEDS_A_PIECE = 4
 _SEED_CHARACTERS = 20_000_000  # at most, in the most frequent distinct words: their substrings are the seeds
-# As in SentencePiece, and so is _SEEDS:
+# These, and _SEEDS, are SentencePiece's:
 _SHRINK = 0.75  # share of the pieces that a round of pruning keeps
 _ROUNDS = 2  # of expectation maximisation after each pruning
 _LEAST_EXPECTED = 0.5  # a longer piece that is expected to occur less often is dropped
@@ -111,7 +111,7 @@ class UnigramPath:
         to_end = np.repeat(starts[1:], np.diff(starts)) - np.arange(len(spelled))
         self._nested = _find(trie, spelled, starts, to_end.astype(np.uint8))  # the pieces within each longer piece
         self._scores = np.log(np.append(1.0, occurrences) / occurrences.sum())
-        self._settle()
+        self._reestimate()
 
     @property
     def size(self) -> int:
@@ -123,13 +123,13 @@ class UnigramPath:
         if they are more than `size`. `least`: longer pieces of fewer expected occurrences are dropped as well."""
         while self.size > max(size, self.characters):
             self._prune(max(size, self.characters, int(self.size * _SHRINK)), size)
-            self._settle(_LEAST_EXPECTED if self.size > size else 0.0, size)
+            self._reestimate(_LEAST_EXPECTED if self.size > size else 0.0, size)
         if least:
-            self._settle(least)
+            self._reestimate(least)
         pieces = dict(zip(self._pieces, self._scores[1:].tolist(), strict=True))
         return Unigrams(pieces, self._score, int(self._frequencies.sum()))
 
-    def _settle(self, least: float = _LEAST_EXPECTED, fewest: int = 0) -> None:
+    def _reestimate(self, least: float = _LEAST_EXPECTED, fewest: int = 0) -> None:
         """Maximise the likelihood by expectation maximisation, and find the best segmentations.
 
         Longer pieces of fewer than `least` expected occurrences are dropped, but not below `fewest` pieces in all.
@@ -151,8 +151,8 @@ class UnigramPath:
     def _prune(self, size: int, fewest: int) -> None:
         """Keep at most `size` pieces: the characters, and the longer pieces that the text needs most.
 
-        These are the ones whose loss lowers its log-probability most. Those whose loss does not lower it are kept only
-        to have `fewest` pieces.
+        These are the ones whose removal lowers its log-probability most. Pieces whose removal does not lower it are
+        kept only as far as `fewest` pieces need them.
         """
         nested, first = (self._nested.starts, self._nested.fan, self._nested.arcs), self.characters + 1
         losses = find_losses(*nested, self._lengths, self._scores, self._frequencies, first)
@@ -191,8 +191,8 @@ def _digamma(x: Numbers) -> Numbers:
 
 
 def _read_words(words: WordCounts, coverage: float) -> _Words:
-    """The words with a space before each, as character numbers. Words over LONGEST_WORD are cut, and of
-    unknown characters in a row one stays."""
+    """The words, with a space before each, as character numbers. Words over LONGEST_WORD are cut, and consecutive
+    unknown characters become one."""
     empty, space = (pa.scalar(text, pa.large_string()) for text in ("", SPACE))
     spaced = pc.binary_join_element_wise(space, words.words, empty)  # `empty` joins the two
     utf8 = spaced.buffers()[2][: pc.sum(pc.binary_length(spaced)).as_py()] if len(spaced) else b""
@@ -210,7 +210,7 @@ def _read_words(words: WordCounts, coverage: float) -> _Words:
     if len(parts) and parts.max() > 1:
         uncut, sizes, counts = sizes, np.full(parts.sum(), LONGEST_WORD), np.repeat(counts, parts)
         sizes[np.cumsum(parts) - 1] = uncut - (parts - 1) * LONGEST_WORD
-    if len(characters) and characters.min() == 0:  # of unknown ones in a row the first stays
+    if len(characters) and characters.min() == 0:  # of consecutive unknown characters only the first stays
         to_keep = characters > 0
         to_keep[1:] |= characters[:-1] > 0
         starts = np.cumsum(sizes) - sizes
@@ -234,8 +234,8 @@ def _scripts(alphabet: list[str]) -> Numbers:
 
 
 def _seeds(text: _Words, number: int) -> tuple[list[str], Numbers]:
-    """The longer pieces that training begins with, by falling score, at most `number` together with the characters; and
-    a first guess at the occurrences of all pieces, characters first.
+    """The longer pieces that training begins with, by falling score, and first guesses at the occurrences of all
+    pieces, characters first. Together with the characters there are at most `number` pieces.
 
     The score is occurrences × length. Candidates are the substrings that occur at least twice and do not always have
     the same character after them (SentencePiece takes the inner nodes of a suffix tree).
@@ -278,5 +278,5 @@ def _most_frequent(text: _Words) -> tuple[Numbers, Numbers, Numbers, Numbers]:
 def _find(trie: tuple[Numbers, Numbers, Numbers], characters: Numbers, starts: Numbers, reach: Numbers) -> _Lattice:
     """Look up the pieces of the trie that begin at each character."""
     fan = np.empty(len(characters), np.uint8)
-    room = np.empty(int(np.clip(reach, 1, LONGEST).sum(dtype=np.int64)), np.int32)  # memory is taken as it is filled
+    room = np.empty(int(np.clip(reach, 1, LONGEST).sum(dtype=np.int64)), np.int32)  # takes memory only as it is filled
     return _Lattice(starts, fan, room[: look_up(*trie, characters, reach, fan, room)])

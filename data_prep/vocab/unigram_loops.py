@@ -295,7 +295,7 @@ def find_losses(
 ) -> Numbers:
     """How far the text's log-probability falls without each piece of several characters, as in SentencePiece.
 
-    The piece's best other segmentation then takes its occurrences (`frequencies`). -inf for a piece that does not
+    The pieces of its best other segmentation then get its occurrences (`frequencies`). -inf for a piece that does not
     occur, or whose other segmentation scores better than itself. `first` is the number of the first of these pieces.
     """
     best, back = np.empty(LONGEST + 1), np.empty(LONGEST + 1, np.int32)

@@ -1,5 +1,5 @@
 """Stage `vocab`: train a SentencePiece unigram vocabulary on lines sampled by temperature over languages, or extend an
-existing one by new pieces."""
+existing one with new pieces."""
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from data_prep.readers import Input, find_documents
 from data_prep.readers.corpus import TextConfig
 from data_prep.shares import apportion, temperature_shares
 from data_prep.store import Stage, write_file
-from data_prep.vocab.extension import cutting, described, extend, room_in
+from data_prep.vocab.extension import describe_change, extend, room_for_pieces, segmentation
 from data_prep.vocab.line_sample import SAMPLE, filtered_lines, input_names, read_lines, sample_lines, sampled_inputs
 from data_prep.vocab.model_file import SPECIALS, serialize
 from data_prep.vocab.word_counts import count_words
@@ -27,7 +27,7 @@ _SETTINGS = ("size", "alpha", "sentences", "seed", "character_coverage")  # whic
 
 @dataclass(frozen=True)
 class VocabConfig(TextConfig):
-    """Train a vocabulary, take over an existing SentencePiece model, or extend one by new languages."""
+    """Train a vocabulary, take over an existing SentencePiece model, or extend one with new languages."""
 
     out: Path
     """Output folder: sentencepiece.model and manifest.json."""
@@ -96,7 +96,7 @@ def _train(config: VocabConfig) -> None:
     old = None if config.model is None else on_root(partial(Vocabulary, config.model))
     compared = [] if config.compare is None else on_root(partial(find_documents, config.compare))
     if old is not None:
-        on_root(partial(room_in, old.path, config.size))
+        on_root(partial(room_for_pieces, old.path, config.size))
         settings |= {"model": old.sha256, "compare": input_names(compared)}
     stage = Stage(config.out, "vocab", settings)
 
@@ -121,11 +121,11 @@ def _train(config: VocabConfig) -> None:
             if old is None:
                 on_root(lambda: finish_vocabulary(stage, _train_model(sentences, config), by_language))
             else:
-                on_root(partial(_finish_extended, stage, config, old, files, compared, by_language))
+                on_root(partial(_write_extended, stage, config, old, files, compared, by_language))
         on_root(lambda: discard_work(stage, SAMPLE))
 
 
-def _finish_extended(
+def _write_extended(
     stage: Stage,
     config: VocabConfig,
     old: Vocabulary,
@@ -133,7 +133,7 @@ def _finish_extended(
     compared: Sequence[Input],
     by_language: Mapping[str, Any],
 ) -> None:
-    """Write the extended vocabulary, and print how it and the old one cut the sampled lines and those of --compare."""
+    """Write the extended vocabulary; print how it and the old one segment the sampled lines and those of --compare."""
     model = extend(old.path, read_lines(list(files.values())), config.size, config.character_coverage)
     before, changes = old.path.read_bytes(), {}
     lines = {code: partial(read_lines, [path]) for code, path in files.items()}
@@ -141,9 +141,9 @@ def _finish_extended(
         of_code = [source for source in compared if source.name == code]
         lines[f"{code} of --compare" if code in files else code] = partial(_lines_of, of_code)
     for code, read in lines.items():
-        cuts = cutting(before, read()), cutting(model, read())
+        cuts = segmentation(before, read()), segmentation(model, read())
         changes[code] = dict(zip(("before", "after"), cuts, strict=True))
-        say(described(code, *cuts))
+        say(describe_change(code, *cuts))
     finish_vocabulary(stage, model, by_language, {"segmentation": changes})
 
 

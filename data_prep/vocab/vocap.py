@@ -2,7 +2,7 @@
 
 OUT/sentencepiece.model     the merged model, in the same layout as stage `vocab` writes
 OUT/vocap.json, vocap.svg   curves and allocation
-OUT/.curves/<language>/      vocabularies on the curve, until the stage is complete
+OUT/.curves/<language>/     vocabularies on the curve, until the stage is complete
 
 The objective is VoCap's, max Σ_i q_i^β ALP_i(t_i) (Zheng et al., 2021): on concave curves, taking steps in order of
 falling slope is optimal for every Σ t_i. Languages share pieces, and a shared piece counts once: steps are taken until
@@ -60,10 +60,10 @@ class VocapConfig(TextConfig):
     largest: int = 50_000
     """Most pieces that a language can get; smaller for a small --size or little text."""
     shrink: float = 0.8
-    """Pieces of each vocabulary on a language's curve as a share of the next larger one's; nearer to 1: a finer curve,
+    """Ratio of the sizes of neighbouring vocabularies on a language's curve; nearer to 1 gives a finer curve and takes
     more time."""
     sentences: int = 1_000_000
-    """Most lines that are sampled of a language; fewer need less time."""
+    """Most lines to sample from a language; fewer need less time."""
     alpha: float = 0.7
     """Exponent of the language distribution q over the numbers of lines: 1 natural, 0 uniform."""
     beta: float = 0.7

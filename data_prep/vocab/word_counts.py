@@ -16,8 +16,8 @@ import sentencepiece as spm
 
 NORMALIZATION = "nmt_nfkc"
 SPACE = "▁"  # before every word, in SentencePiece's pieces
-_LINES = 20_000  # normalised at once
-_WORD_BYTES, _CHARACTER_BYTES = 60, 45  # that training takes of each, a little more than measured
+_BATCH_LINES = 20_000  # normalised at once
+_WORD_BYTES, _CHARACTER_BYTES = 60, 45  # memory that training takes for each, a little more than measured
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ def count_words(
     normalize = normalize or spm.SentencePieceNormalizer(rule_name=NORMALIZATION).normalize
     tables = [_counted(pa.array([], pa.large_string()), np.zeros(0, np.int64))]
     sentences = new = 0
-    for some in _batches(iter(lines)):
-        texts = pa.array(normalize(some), pa.large_string())
+    for batch in _batches(iter(lines)):
+        texts = pa.array(normalize(batch), pa.large_string())
         sentences += pc.sum(pc.greater(pc.binary_length(texts), 0)).as_py() or 0
         counted = pc.value_counts(pc.list_flatten(pc.split_pattern(texts, SPACE)))
         tables.append(_counted(counted.field("values"), counted.field("counts")))
@@ -57,7 +57,8 @@ def count_words(
 
 
 def thinned_words(read: Callable[[], Iterable[str]], memory: float) -> WordCounts:
-    """The words of all lines; or of every second, fourth or eighth … where training on more takes too much memory."""
+    """Count the words of all lines; if training on those takes too much memory, of every second, fourth, eighth …
+    line."""
     step = 1
     while True:
         try:
@@ -67,8 +68,8 @@ def thinned_words(read: Callable[[], Iterable[str]], memory: float) -> WordCount
 
 
 def _batches(lines: Iterator[str]) -> Iterator[list[str]]:
-    while some := list(islice(lines, _LINES)):
-        yield some
+    while batch := list(islice(lines, _BATCH_LINES)):
+        yield batch
 
 
 def _counted(words: pa.Array, counts: pa.Array | np.ndarray) -> pa.Table:

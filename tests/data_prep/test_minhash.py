@@ -88,7 +88,9 @@ def test_languages_that_are_not_written_yet_are_missed(corpus: Path, tmp_path: P
         run(MinhashConfig(corpus, tmp_path / "out"))
     assert [path.name for path in (tmp_path / "out/mono").glob("*.gz")] == ["de.jsonl.gz"]
     config = EncodeConfig(vocab, tmp_path / "encoded", mono=tmp_path / "out/mono")
-    with pytest.raises(ValueError, match="out/mono lacks documents, for minhash did not finish: give the command of"):
+    with pytest.raises(
+        ValueError, match="out/mono lacks documents, because minhash did not finish: give the command of"
+    ):
         encode(config)
     (corpus / "zh-Hans.jsonl.gz").write_bytes(whole)
     run(MinhashConfig(corpus, tmp_path / "out"))

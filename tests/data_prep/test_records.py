@@ -416,7 +416,7 @@ def test_arrow_files_and_damaged_streams(tmp_path: Path) -> None:
         read_arrow()
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(ValueError, match="is a named pipe, but the end of an Arrow file is looked at first: store it"):
+    with pytest.raises(ValueError, match="is a named pipe, but an Arrow file is read from its end: store it"):
         read_arrow()
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.sampling import Least, Order, hashed, key_of, permute
+from data_prep.sampling import Order, SmallestHashes, hashed, key_of, permute
 from data_prep.shares import Sampling, apportion, bound_shares, temperature_shares
 
 
@@ -242,7 +242,7 @@ def test_no_language_is_used_more_often_than_the_bound(
         (("de=0.2", "de=0.1"), 0, "--share names de 2 times: name it once"),
         (("de=0.6", "en=0.4"), 0, "sum to 1, which leaves nothing for the other languages: lower them, or name all"),
         (("de+en+sw=0.6",), 0, "sum to 0.6 and no other language has text: make them sum to 1"),
-        (("xx=0.1",), 0, "--share xx=0.1: there is no text of it that fills a row"),
+        (("xx=0.1",), 0, "--share xx=0.1: it has no text that fills a row"),
         (
             (),
             1.5,
@@ -270,7 +270,7 @@ def test_the_least_hashes_are_found_with_all_that_repeat_them() -> None:
     hashes = np.random.default_rng(0).integers(0, 40, 1000).astype(np.uint64)
     bound = np.unique(hashes)[9]  # of ten
     for size in (1, 7, 400):
-        least = Least(10)
-        among = np.concatenate([least.among(hashes[i : i + size]) for i in range(0, 1000, size)])
-        assert among[hashes <= bound].all() and least.limit >= bound
+        least = SmallestHashes(10)
+        is_small = np.concatenate([least.add(hashes[i : i + size]) for i in range(0, 1000, size)])
+        assert is_small[hashes <= bound].all() and least.limit >= bound
         assert least.limit < 39, "and not all are held"

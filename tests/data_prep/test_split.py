@@ -229,9 +229,9 @@ def test_texts_that_the_model_reads_alike_are_duplicates(
 NOTHING = {
     "empty": (b"", "has no text"),
     "blank": (b"\n \n\r\n", "has no text"),
-    "table.tsv": (b"all human\tbeings\nborn\tfree\n", "are a table's, JSON or XML"),
-    "lines.jsonl": (b'{"text": "born free"}\n{"text": "and equal"}\n', "are a table's, JSON or XML"),
-    "test.sgm": (b"<doc>\n<seg id=1>born free</seg>\n</doc>\n", "are a table's, JSON or XML"),
+    "table.tsv": (b"all human\tbeings\nborn\tfree\n", "is a table, JSON or XML"),
+    "lines.jsonl": (b'{"text": "born free"}\n{"text": "and equal"}\n', "is a table, JSON or XML"),
+    "test.sgm": (b"<doc>\n<seg id=1>born free</seg>\n</doc>\n", "is a table, JSON or XML"),
     "mac": (b"born free\rand equal", "ends its lines by carriage returns alone"),
     "utf16": ("born free\nand equal\n".encode("utf-16-le"), "is it UTF-16"),
     "latin": ("in Würde\n".encode("latin-1"), "is not UTF-8"),

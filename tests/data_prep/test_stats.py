@@ -17,12 +17,12 @@ from data_prep.inspect.stats import Section, StatsConfig, html, run
 from data_prep.inspect.stats_plots import length_plot, loss_plot, share_plot
 from data_prep.inspect.stats_tables import (
     EDGES,
-    Line,
+    StatsLine,
     length_histograms,
-    lines_of,
     loss_table,
     loss_tables,
     median,
+    stats_lines,
     total,
 )
 from data_prep.mix import mix
@@ -50,7 +50,7 @@ def config(folder: Path, out: Path) -> StatsConfig:
 
 
 def test_lines_are_the_manifests_counts(prepared: Path, tmp_path: Path) -> None:
-    lines = {line.name: line for line in lines_of(prepared / "encoded", prepared / "data", "mono")}
+    lines = {line.name: line for line in stats_lines(prepared / "encoded", prepared / "data", "mono")}
     encoded, mixed = read_manifest(prepared / "encoded" / "mono"), read_manifest(prepared / "data" / "mono")
     assert lines.keys() == encoded.counts["by_language"].keys() == {"en", "de", "el", "sw"}
     for name, line in lines.items():
@@ -72,7 +72,7 @@ def test_pairs_dropped_and_too_long_add_up(prepared: Path, vocab: Path, tmp_path
     pairs = pa.ipc.open_file(next((prepared / "encoded" / "para").rglob("*.arrow"))).read_all().to_pylist()
     lengths = sorted(len(pair["source"]) + len(pair["target"]) for pair in pairs)
     mix.run(mix.MixConfig(prepared / "encoded", vocab, tmp_path, para_rows=6, row_tokens=lengths[12] + 3))
-    (line,) = lines_of(prepared / "encoded", tmp_path, "para")
+    (line,) = stats_lines(prepared / "encoded", tmp_path, "para")
     long = sum(length > lengths[12] for length in lengths)
     assert 0 < long < 24 == len(lengths)
     assert (line.read, line.dropped, line.too_long, line.units) == (25, 1, long, 24 - long)
@@ -107,7 +107,7 @@ def test_page_and_table(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFi
     page = Page()
     page.feed((tmp_path / "stats.html").read_text(encoding="utf-8"))
     for task in ("mono", "para"):
-        lines = lines_of(prepared / "encoded", prepared / "data", task)
+        lines = stats_lines(prepared / "encoded", prepared / "data", task)
         cells = [cell for line in (*lines, total(lines)) for cell in line.cells(task).values()]
         start = page.cells.index(cells[0])
         assert page.cells[start : start + len(cells)] == cells
@@ -130,7 +130,7 @@ def test_the_page_is_written_whoever_reads_the_tables(prepared: Path, tmp_path: 
 def test_what_looks_like_markup_is_text_on_the_page(prepared: Path) -> None:
     """A name or a reason comes out of the page as it went in, and begins no element."""
     name = "<script>alert(1)</script>&amp;\"'"
-    line = Line(name, 10, 1, 1, 0, 0, 5, 0, 10, 1.0, 1.0, 4, 4)
+    line = StatsLine(name, 10, 1, 1, 0, 0, 5, 0, 10, 1.0, 1.0, 4, 4)
     losses = loss_table("documents", {name: 9}, {name: Counter({"<i>reason": 3})})
     lengths = {name: np.ones(len(EDGES), dtype=int)}
     written = html([Section("mono", [line], lengths, [losses])], read_manifest(prepared / "data" / "mono"))
@@ -141,7 +141,7 @@ def test_what_looks_like_markup_is_text_on_the_page(prepared: Path) -> None:
 
 
 def test_plot_shows_every_language_and_the_same_each_time() -> None:
-    line = Line("xx", 10, 1, 1, 0, 0, 5, 0, 10, 0.0, 0.0, 0, 0)
+    line = StatsLine("xx", 10, 1, 1, 0, 0, 5, 0, 10, 0.0, 0.0, 0, 0)
     lines = [
         line._replace(name="aa", share_before=0.9, share_after=0.6, used=1, available=2),
         line._replace(share_before=0.1),

@@ -505,7 +505,8 @@ def test_errors_of_the_command_line(corpus: Corpus, tmp_path: Path, data_prep: R
     done = data_prep("encode", *text, "--vocab", corpus.vocab, "--out", tmp_path / "out")
     assert (done.returncode, done.stderr) == (
         2,
-        "data_prep encode: error: --mono is given twice: put the files into one folder, or describe more by --corpus\n",
+        "data_prep encode: error: --mono is given twice: put the files into one folder, or describe them with "
+        "--corpus\n",
     )
 
     flags = [

@@ -371,12 +371,12 @@ FORGED = [
     ("encoded/mono", counted("en", "tokens"), "the tokens of en counted in"),
     ("encoded/para", counted("en-de", "unknown"), "the unknown of en-de counted in"),
     ("encoded/mono", counted("en", "documents_in"), "the documents_in of en in .* are not those written and dropped"),
-    ("encoded/mono", counted("de", "characters"), "has other counts than the inputs' in tasks"),
+    ("encoded/mono", counted("de", "characters"), "and the markers in tasks disagree about the counts"),
     ("encoded/mono", counted("de", "files"), "files, paragraphs, characters or bytes of de that its text cannot have"),
     ("encoded/para", counted("en-de", "paragraphs", 2), "characters or bytes of en-de that its text cannot have"),
     ("encoded/mono", counted("de", "bytes", -10_000), "characters or bytes of de that its text cannot have"),
     ("data/mono", counted("en", "too_long"), "counts text as too long, which is cut into rows"),
-    ("data/para", counted("", "sampled"), "has another number of examples sampled than tasks"),
+    ("data/para", counted("", "sampled"), "and the markers in tasks disagree about the number of sampled examples"),
 ]
 
 
@@ -428,7 +428,7 @@ def test_markers_and_settings_that_say_something_else(copied: Path) -> None:
     assert result is not None
     result["shard"]["sha256"] = "0" * 64
     stage.finish_task("shard-00001", result)
-    with pytest.raises(ValueError, match=r"does not say of 00001\.arrow what shard-00001\.json in tasks says"):
+    with pytest.raises(ValueError, match=r"tasks/shard-00001\.json disagree about 00001\.arrow"):
         run(VerifyConfig(folder))
     (folder / "tasks" / "shard-00001.json").write_bytes(b"")
     with pytest.raises(ValueError, match=r"shard-00001\.json is damaged: delete it and the manifest"):

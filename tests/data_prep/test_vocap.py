@@ -98,7 +98,7 @@ def points(texts: list[str], largest: int, least: int) -> list[Unigrams]:
 def test_words_are_counted_as_sentencepiece_normalises_them(
     lines: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data_prep.vocab.word_counts._LINES", 7)
+    monkeypatch.setattr("data_prep.vocab.word_counts._BATCH_LINES", 7)
     texts = [*HARD, "", " ", *lines["de"], *lines["ja"]]
     normalize = spm.SentencePieceNormalizer(rule_name="nmt_nfkc").normalize
     counted = Counter(word for text in texts for word in normalize(text).split("▁") if word)
@@ -170,7 +170,7 @@ def test_expectation_and_maximisation_against_all_segmentations() -> None:
     path = UnigramPath(text, 1.0)
     before = dict(zip(path._pieces, path._scores[1:].tolist(), strict=True))
     expected, _ = brute_force(words, before)
-    path._settle(0.0)
+    path._reestimate(0.0)
     after = path.at(1000)
     for _ in range(1):
         floored = {piece: max(count, 0.5) for piece, count in expected.items()}
