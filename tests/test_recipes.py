@@ -17,7 +17,7 @@ from xlme_ds.config import EngineConfig, RunConfig, TrainConfig
 from xlme_ds.engine.optimizer import build_optimizer
 from xlme_ds.engine_file import zero_stage
 from xlme_ds.finetune.downstream_tasks import TASKS
-from xlme_ds.finetune.settings import TuningConfig, grid, settings
+from xlme_ds.finetune.settings import TuningConfig, grid, run_config
 from xlme_ds.objectives import objective_of
 from xlme_ds.recipes import RECIPES, ernie_m, recipe
 from xlme_ds.train.schedule import learning_rate
@@ -303,7 +303,7 @@ def test_fine_tuning_has_its_published_grid(name: str) -> None:
     found = {(one.batch, round(one.learning_rate * 1e6), one.epochs) for one in grid(name, TuningConfig())}
     assert found == {(batch, rate, number) for batch in batches for rate in rates for number in epochs}
     tuning = TuningConfig().completed(task, SMALL)
-    run = settings(name, tuning, SMALL, EngineConfig(), TrainConfig(), 1, 400_000, "")
+    run = run_config(name, tuning, SMALL, EngineConfig(), TrainConfig(), 1, 400_000, "")
     assert run.optimizer.weight_decay == 0 and run.optimizer.layer_decay == 1
     assert run.optimizer.warmup_steps == (warmup or run.train.steps // 10)
 

@@ -40,7 +40,7 @@ from .train.stop import StopRequest
 from .trained.encoders import load_encoder, load_whole_export
 from .trained.exports import GENERATOR_FOLDER, read_heads
 from .trained.runs import TrainedEncoder, load_run
-from .trained.settings import of_export
+from .trained.settings import is_export
 from .validate import validate
 
 MASK = "<mask>"
@@ -171,7 +171,7 @@ class TextModel:
         except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without CUDA
             raise ValueError(f"device {device} cannot be used: {str(error).partition(chr(10))[0]}") from None
         # Read now: a run that is not finished may delete the checkpoint later.
-        self._run = None if of_export(self.folder) else load_run(self.folder)
+        self._run = None if is_export(self.folder) else load_run(self.folder)
 
     def __repr__(self) -> str:
         cfg = self._encoder.encoder.cfg

@@ -13,9 +13,9 @@ import pytest
 from tests.finetune.tasks import write_entities
 from tests.launch import python
 from tests.rows import train_vocabulary, write_data
-from xlme_ds.compare.__main__ import planned
-from xlme_ds.compare.results import RunScores, deliver, heldout_losses, joined, passes, read_results, scores
-from xlme_ds.compare.scoring import files_as_they_are, left_to_test
+from xlme_ds.compare.__main__ import plan_systems
+from xlme_ds.compare.results import RunScores, deliver, heldout_losses, join_runs, passes, read_results, scores
+from xlme_ds.compare.scoring import data_sha256, left_to_test
 from xlme_ds.compare.settings import CompareSettings
 from xlme_ds.compare.systems import Budget, own_settings, system
 from xlme_ds.data.schema import Manifest, Shard, write_manifest
@@ -153,9 +153,9 @@ def test_data_are_known_by_names_and_bytes(tmp_path: Path) -> None:
         for name, content in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(content)
-    assert len(set(map(files_as_they_are, folders))) == len(folders)
+    assert len(set(map(data_sha256, folders))) == len(folders)
     shutil.copytree(folders[0], tmp_path / "copy")
-    assert files_as_they_are(tmp_path / "copy") == files_as_they_are(folders[0])
+    assert data_sha256(tmp_path / "copy") == data_sha256(folders[0])
 
 
 @pytest.mark.parametrize("share", [0.4, 0.6, 1.4, 1.6])
@@ -177,28 +177,28 @@ def test_what_was_made_otherwise_is_not_taken_for_this(compared: tuple[Path, lis
         own=("xlme: --optimizer.learning-rate 2e-3",), ner=folder / "panx", tuning_seeds=2,
         tuning="--engine.kind plain --tuning.epochs 1",
     )  # fmt: skip
-    systems = planned(command, settings)
+    systems = plan_systems(command, settings)
     assert not [name for one in systems for name, _ in left_to_test(one, command)]
     with pytest.raises(
         ValueError, match=r"started with optimizer.learning_rate 0.002, this call has 0.001: the run is"
     ):
-        planned(replace(command, own=()), settings)
+        plan_systems(replace(command, own=()), settings)
     twice = replace(command, rows=8, budgets=tuple(2 * budget for budget in BUDGETS))  # as many steps
     with pytest.raises(ValueError, match=r"was started with data.mono_rows 2, this call has 4"):
-        planned(twice, settings)
+        plan_systems(twice, settings)
     vocabulary = Vocabulary(folder / "data" / "vocab")
     other = write_data(tmp_path / "other", rows=40, vocabulary=vocabulary.size, seed=7, sha256=vocabulary.sha256)
     (other / "vocab").symlink_to(folder / "data" / "vocab")
     for name, option in (("data_folder", "--data"), ("heldout", "--heldout")):
         with pytest.raises(ValueError, match=f"was started with another {option}: give that one"):
-            planned(replace(command, **{name: other}), settings)
+            plan_systems(replace(command, **{name: other}), settings)
     # Evaluation is done again; fine-tuning refuses what it was not started with.
     assert [name for name, _ in left_to_test(systems[0], replace(command, pairs=other))] == ["pairs"]
     (folder / "panx/more").write_text("a file of the test")
-    files_as_they_are.cache_clear()  # as in another call
+    data_sha256.cache_clear()  # as in another call
     assert [name for name, _ in left_to_test(systems[0], command)] == ["ner", "ner-untrained"]
     (folder / "panx/more").unlink()
-    files_as_they_are.cache_clear()
+    data_sha256.cache_clear()
     dropout = " --tuning.dropout 0.2"
     otherwise = replace(command, tuning=command.tuning + dropout)
     assert [name for name, _ in left_to_test(systems[0], otherwise)] == ["ner", "ner-untrained"]
@@ -221,9 +221,9 @@ def test_held_out_text_without_pairs_has_losses_of_one_kind(
 
 def test_runs_of_two_places_count_once() -> None:
     first, second = (RunScores("xlme", 1e14, seed, 1e14, 10, 1e6, {}, {}, {}, {"ner": 9.0}, {}) for seed in (1, 2))
-    assert joined({"here": [first], "a": [first, second], "b": [second]}) == [first, second]
+    assert join_runs({"here": [first], "a": [first, second], "b": [second]}) == [first, second]
     with pytest.raises(ValueError, match=r"here and b have different runs of xlme with 1e\+14 operations and seed 1"):
-        joined({"here": [first], "b": [replace(first, scores={"ner": 9.5})]})
+        join_runs({"here": [first], "b": [replace(first, scores={"ner": 9.5})]})
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_tests_that_would_fail_are_refused_before_training(
     folder, words, _ = compared
     command = CompareSettings("xlme", (4e8,), folder / "data", folder / "heldout", tmp_path, rows=4)
     with pytest.raises(ValueError, match=message):
-        planned(replace(command, **changes), words[words.index("--") + 1 :])
+        plan_systems(replace(command, **changes), words[words.index("--") + 1 :])
 
 
 def test_runs_of_other_folders_are_shown_with_these(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_data_that_do_not_fit_are_refused_before_anything_runs(
     folder, words, _ = compared
     command = CompareSettings("xlme,xlm", (1e9,), folder / "data", folder / "heldout", tmp_path, rows=4)
     with pytest.raises(ValueError, match=r"was mixed with --layout xlme, model.layout is xlm: set it to xlme"):
-        planned(command, words[words.index("--") + 1 :])
+        plan_systems(command, words[words.index("--") + 1 :])
     assert not list(tmp_path.iterdir())
 
 
@@ -297,7 +297,8 @@ def test_what_predicts_no_masked_tokens_is_not_tested_for_it(
     command = CompareSettings("xlme,xlmr_tlm", (4e8,), folder / "data", folder / "heldout", tmp_path, rows=4)
     command = replace(command, own=("xlme: --objective.name rts",))
     found = [
-        [name for name, _ in left_to_test(one, command)] for one in planned(command, words[words.index("--") + 1 :])
+        [name for name, _ in left_to_test(one, command)]
+        for one in plan_systems(command, words[words.index("--") + 1 :])
     ]
     assert found == [["pairs"], ["losses", "pairs"]]
 
@@ -306,11 +307,11 @@ def test_seeds_are_a_number_for_each_budget(compared: tuple[Path, list[str], str
     folder, words, _ = compared
     command = CompareSettings("xlme", BUDGETS, folder / "data", folder / "heldout", tmp_path, rows=4, seeds=(2, 1))
     settings = words[words.index("--") + 1 :]
-    found = planned(command, settings)
+    found = plan_systems(command, settings)
     assert [(one.budget, one.seed) for one in found] == [(2e8, 1), (2e8, 2), (4e8, 1)]
     assert [one.legs[0].config.seed for one in found] == [1, 2, 1] and len({one.model for one in found}) == 3
     with pytest.raises(ValueError, match="--seeds has 3 numbers for 2 budgets: give one, or one for each"):
-        planned(replace(command, seeds=(1, 1, 1)), settings)
+        plan_systems(replace(command, seeds=(1, 1, 1)), settings)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +340,7 @@ def test_what_cannot_be_compared(name: str, budget: float, rows: int, message: s
     ("words", "message"),
     [
         (["xlme --seed 1"], 'write "RECIPE: SETTINGS"'),
-        (["xlm: --seed 1"], "--own names xlm, which --recipes has not: name one of xlme, xlmr, ernie_m"),
+        (["xlm: --seed 1"], "--own names xlm, which is not in --recipes: name one of xlme, xlmr, ernie_m"),
         (["xlme: --seed 1", "xlme: --seed 2"], "--own names xlme twice"),
     ],
 )

@@ -23,9 +23,9 @@ from xlme_ds.evaluate.retrieval import (
     heldout_pairs,
     mean_over,
     packed_pairs,
-    ranked,
     retrieval_scores,
     retrieve,
+    scores_of_vectors,
 )
 from xlme_ds.evaluate.showcase import _retrieval
 from xlme_ds.evaluate.vectors import hidden_states, sentence_vectors
@@ -158,7 +158,7 @@ def test_centred_vectors_have_lost_each_sides_own_mean() -> None:
     shift = np.zeros(8)
     shift[0] = 50
     vectors = np.concatenate([plain, np.roll(plain, 0, axis=1) + shift], axis=1)
-    scores = ranked([("de", vectors)], centred=True)["overall"]
+    scores = scores_of_vectors([("de", vectors)], centred=True)["overall"]
     assert scores["en_xx_centred"] == scores["xx_en_centred"] == [1.0]
     assert scores["en_xx"][0] < 0.8
 
@@ -172,7 +172,9 @@ def test_effective_rank_counts_the_dimensions_in_which_vectors_vary() -> None:
     vectors = np.concatenate([on_a_line, in_the_plane])
     both = np.concatenate([side - side.mean(0) for side in (in_the_plane[0, :20], in_the_plane[0, 20:])])
     p, q = np.linalg.svd(both, compute_uv=False) ** 2 / (both**2).sum()
-    assert ranked([("de", vectors), ("fr", vectors)], centred=True)["dimensions"] == pytest.approx([1, p**-p * q**-q])
+    assert scores_of_vectors([("de", vectors), ("fr", vectors)], centred=True)["dimensions"] == pytest.approx(
+        [1, p**-p * q**-q]
+    )
 
 
 def test_every_language_counts_the_same() -> None:

@@ -148,7 +148,7 @@ def test_faults_are_named(tmp_path: Path) -> None:
     assert "en-de.test.gold.txt has the same score on every line" in fault()
     write(key, "1", "2")
     lone = write(tmp_path / "keys/en-sw.test.gold.txt", "1", "2")
-    assert "keys/en-sw.test.gold.txt is the key of no words: put en-sw.test.data.txt next to it" in fault()
+    assert "keys/en-sw.test.gold.txt has scores for no words: put en-sw.test.data.txt next to it" in fault()
     lone.unlink()
     write(tmp_path / "en-fr.txt", "the le", "the le la")
     assert "en-fr.txt line 2 is 'the le la': it must be two words with a space or a tab" in fault()

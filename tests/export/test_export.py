@@ -316,15 +316,15 @@ def test_refusals(run: Path, exported: Path, tmp_path: Path, capsys: pytest.Capt
     assert "either --run DIR or --from-hf DIR" in refusal(capsys, no)
     assert "either --run DIR or --from-hf DIR" in refusal(capsys, no, "--run", str(run), "--from-hf", str(run))
     assert "has no config.json" in refusal(capsys, no, "--run", str(tmp_path / "missing"))
-    assert "is not of a run" in refusal(capsys, no, "--run", str(exported))
-    assert "--layer 4 is not there: the model has layers 1 to 3" in refusal(
+    assert "does not belong to a run" in refusal(capsys, no, "--run", str(exported))
+    assert "--layer 4 does not exist: the model has layers 1 to 3" in refusal(
         capsys, no, "--run", str(run), "--layer", "4"
     )
     assert "exists already: choose another --to" in refusal(capsys, exported, "--run", str(run))
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     (copy / "retrieval.json").write_text('{"format": 1, "before": {}}')
-    assert "a JSON file of the run run is not whole" in refusal(capsys, no, "--run", str(copy))
+    assert "a JSON file of the run run is incomplete" in refusal(capsys, no, "--run", str(copy))
     (copy / "retrieval.json").unlink()
     state = load_file(copy / "model" / "model.safetensors")
     save_file({name: t for name, t in state.items() if "qkv" not in name}, copy / "model" / "model.safetensors")

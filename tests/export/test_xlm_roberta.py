@@ -134,7 +134,7 @@ def test_a_shard_that_is_missing_is_named(
         ({"lm_head.layer_norm.bias": None}, "the head of masked language modelling lacks lm_head.layer_norm.bias"),
         ({"lm_head.bias": None}, "the head of masked language modelling lacks lm_head.bias"),
         ({"lm_head.decoder.weight": torch.ones(1)}, "reads another table than the embedding"),
-        ({"classifier.out_proj.bias": torch.ones(2)}, "classifier.out_proj.bias are of another head"),
+        ({"classifier.out_proj.bias": torch.ones(2)}, "classifier.out_proj.bias belong to another head"),
         ({"roberta.pooler.dense.bias": torch.ones(24)}, ""),
         ({}, ""),
     ],

@@ -17,10 +17,10 @@ from xlme_ds.finetune.task_files import (
     TaskFile,
     TaskSets,
     TextPair,
-    choose,
-    find,
-    labelled,
-    read,
+    choose_sets,
+    find_task_files,
+    have_labels,
+    read_examples,
     training_examples,
 )
 
@@ -34,7 +34,7 @@ def source(path: Path, content: str | bytes) -> TaskFile:
 
 def test_a_word_and_its_tag_a_line(tmp_path: Path) -> None:
     text = "New\tB-LOC\nYork\tI-LOC\n\n\n»\tO\n\u2028\tO"
-    assert read(source(tmp_path / "train-en.tsv", text), TASKS["ner"]) == [
+    assert read_examples(source(tmp_path / "train-en.tsv", text), TASKS["ner"]) == [
         Sentence(["New", "York"], ["B-LOC", "I-LOC"]),
         Sentence(["»", "\u2028"], ["O", "O"]),
     ]
@@ -42,8 +42,10 @@ def test_a_word_and_its_tag_a_line(tmp_path: Path) -> None:
 
 def test_conll_has_more_columns_and_its_own_encoding(tmp_path: Path) -> None:
     text = "-DOCSTART- -X- O O\n\nMünchen NNP I-NP I-LOC\r\nlebt VB I-VP O\n\n".encode("latin-1")
-    assert read(source(tmp_path / "deu.testa", text), TASKS["conll"]) == [Sentence(["München", "lebt"], ["I-LOC", "O"])]
-    found = find(TASKS["conll"], [tmp_path])
+    assert read_examples(source(tmp_path / "deu.testa", text), TASKS["conll"]) == [
+        Sentence(["München", "lebt"], ["I-LOC", "O"])
+    ]
+    found = find_task_files(TASKS["conll"], [tmp_path])
     assert [(one.language, one.split) for one in found] == [("de", "dev")]
 
 
@@ -51,9 +53,9 @@ def test_a_damaged_byte_makes_no_file_latin_1(tmp_path: Path) -> None:
     whole = "Köln I-LOC\n\nMünchen I-LOC\nlebt O\n".encode()
     damaged = whole.replace("ü".encode(), b"\xc3")  # half of the letter is lost
     with pytest.raises(ValueError, match="line 3: not UTF-8, convert the file"):
-        read(source(tmp_path / "deu.train", damaged), TASKS["conll"])
+        read_examples(source(tmp_path / "deu.train", damaged), TASKS["conll"])
     latin = "Köln I-LOC\nMünchen I-LOC\nÃ¤ O\n".encode("latin-1")  # the last line is UTF-8 by chance
-    words = [sentence.words for sentence in read(source(tmp_path / "deu.testa", latin), TASKS["conll"])]  # type: ignore[union-attr]
+    words = [sentence.words for sentence in read_examples(source(tmp_path / "deu.testa", latin), TASKS["conll"])]  # type: ignore[union-attr]
     assert words == [["Köln", "München", "Ã¤"]]
 
 
@@ -61,17 +63,17 @@ def test_a_damaged_byte_makes_no_file_latin_1(tmp_path: Path) -> None:
 def test_the_language_before_words_of_raw_panx(tmp_path: Path, split: str) -> None:
     path = tmp_path / f"{split}-de.tsv"
     file = source(path, "de:Neu\tB-LOC\nde::\tO\n\nde:de:\tO\n")._replace(language="de", split=split)
-    assert read(file, TASKS["ner"]) == [Sentence(["Neu", ":"], ["B-LOC", "O"]), Sentence(["de:"], ["O"])]
+    assert read_examples(file, TASKS["ner"]) == [Sentence(["Neu", ":"], ["B-LOC", "O"]), Sentence(["de:"], ["O"])]
     mixed = source(path, "de:Neu\tB-LOC\nYork\tI-LOC\n")._replace(language="de", split=split)  # a word of the text
-    assert read(mixed, TASKS["ner"]) == [Sentence(["de:Neu", "York"], ["B-LOC", "I-LOC"])]
+    assert read_examples(mixed, TASKS["ner"]) == [Sentence(["de:Neu", "York"], ["B-LOC", "I-LOC"])]
     if split == "test":
         bare = source(path, "de:Neu\nde:York\n")._replace(language="de", split=split)
-        assert read(bare, TASKS["ner"]) == [Sentence(["Neu", "York"], ["", ""])]
+        assert read_examples(bare, TASKS["ner"]) == [Sentence(["Neu", "York"], ["", ""])]
 
 
 def test_two_texts_and_a_label_a_line(tmp_path: Path) -> None:
     text = 'A man.\tA person.\tentailment\nA "man"\tNobody\tcontradiction\n'
-    assert read(source(tmp_path / "train-en.tsv", text), TASKS["xnli"]) == [
+    assert read_examples(source(tmp_path / "train-en.tsv", text), TASKS["xnli"]) == [
         TextPair("A man.", "A person.", "entailment"),
         TextPair('A "man"', "Nobody", "contradiction"),
     ]
@@ -84,7 +86,7 @@ def squad(context: str, start: int, text: str) -> str:
 
 
 def test_questions(tmp_path: Path) -> None:
-    found = read(source(tmp_path / "xquad.en.json", squad("It was Ann.", 7, "Ann")), TASKS["xquad"])
+    found = read_examples(source(tmp_path / "xquad.en.json", squad("It was Ann.", 7, "Ann")), TASKS["xquad"])
     assert found == [Question("q1", "Who?", "It was Ann.", [("Ann", 7)])]
 
 
@@ -95,16 +97,18 @@ def test_tests_without_labels(tmp_path: Path) -> None:
     """As XTREME's scripts leave them, and a training or dev set like that is refused."""
     words = bare_or_not(tmp_path / "test-de.tsv", "Neu\r\nYork\r\n\r\n\u00a0\r\n»\r\n\r\n")
     for task in ("ner", "pos"):
-        bare = read(words, TASKS[task])
-        assert bare == [Sentence(["Neu", "York"], ["", ""]), Sentence(["\u00a0", "»"], ["", ""])] and not labelled(bare)
+        bare = read_examples(words, TASKS[task])
+        assert bare == [Sentence(["Neu", "York"], ["", ""]), Sentence(["\u00a0", "»"], ["", ""])] and not have_labels(
+            bare
+        )
     named = bare_or_not(tmp_path / "test-vi.tsv", "kalo\nMalcolm X\nsador\n")  # as Vietnamese words have spaces
-    assert read(named, TASKS["pos"]) == [Sentence(["kalo", "Malcolm X", "sador"], [""] * 3)]
+    assert read_examples(named, TASKS["pos"]) == [Sentence(["kalo", "Malcolm X", "sador"], [""] * 3)]
     texts = bare_or_not(tmp_path / "test-fr.tsv", "Un\tDeux\r\nTrois\tQuatre\r\n")
-    bare = read(texts, TASKS["pawsx"])
-    assert bare == [TextPair("Un", "Deux", ""), TextPair("Trois", "Quatre", "")] and not labelled(bare)
+    bare = read_examples(texts, TASKS["pawsx"])
+    assert bare == [TextPair("Un", "Deux", ""), TextPair("Trois", "Quatre", "")] and not have_labels(bare)
     asked = bare_or_not(tmp_path / "xquad.de.json", questions(EMPTY, EMPTY))
-    bare = read(asked, TASKS["xquad"])
-    assert [question.answers for question in bare] == [[], []] and not labelled(bare)
+    bare = read_examples(asked, TASKS["xquad"])
+    assert [question.answers for question in bare] == [[], []] and not have_labels(bare)
     for source, task, said in (
         (words, "ner", "line 1: a word without a tag"),
         (texts, "pawsx", "line 1: 2 columns, expected text"),
@@ -112,7 +116,7 @@ def test_tests_without_labels(tmp_path: Path) -> None:
     ):
         for split in ("dev", "train"):
             with pytest.raises(ValueError, match=said):
-                read(source._replace(split=split), TASKS[task])
+                read_examples(source._replace(split=split), TASKS[task])
 
 
 def test_labels_of_half_a_test_are_an_error(tmp_path: Path) -> None:
@@ -132,7 +136,7 @@ def test_labels_of_half_a_test_are_an_error(tmp_path: Path) -> None:
         ("xquad", "xquad.de.json", questions(answer, answer).replace('"1"', '"0"'), "has two questions 0"),
     ):
         with pytest.raises(ValueError, match=said):
-            read(bare_or_not(tmp_path / name, content), TASKS[task])
+            read_examples(bare_or_not(tmp_path / name, content), TASKS[task])
 
 
 def test_a_comparison_needs_labels_of_another_language(tmp_path: Path) -> None:
@@ -181,14 +185,14 @@ def test_a_bad_file_is_named_with_its_line(
     tmp_path: Path, task: str, name: str, content: str | bytes, said: str
 ) -> None:
     with pytest.raises(ValueError, match=said.replace("[", r"\[").replace("(", r"\(")):
-        read(source(tmp_path / name, content), TASKS[task])
+        read_examples(source(tmp_path / name, content), TASKS[task])
 
 
 def test_files_are_found_by_their_usual_names(tmp_path: Path) -> None:
     for name in ("a/xquad.de.json", "b/train-v1.1.json", "b/tydiqa.goldp.sw.train.json", "a/README.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
-    found = {(one.path.name, one.language, one.split, one.own) for one in find(TASKS["xquad"], [tmp_path])}
+    found = {(one.path.name, one.language, one.split, one.own) for one in find_task_files(TASKS["xquad"], [tmp_path])}
     assert found == {
         ("xquad.de.json", "de", "test", True),
         ("train-v1.1.json", "en", "train", False),
@@ -197,12 +201,12 @@ def test_files_are_found_by_their_usual_names(tmp_path: Path) -> None:
     for name in (".snapshot", ".ipynb_checkpoints/old"):
         (tmp_path / "a" / name).mkdir(parents=True)
         (tmp_path / "a" / name / "xquad.fr.json").write_text("{}")
-    assert len(find(TASKS["xquad"], [tmp_path])) == 3
+    assert len(find_task_files(TASKS["xquad"], [tmp_path])) == 3
     (tmp_path / "b" / "xquad.de.json").write_text("{}")
     with pytest.raises(ValueError, match="are both the test set of de"):
-        find(TASKS["xquad"], [tmp_path])
+        find_task_files(TASKS["xquad"], [tmp_path])
     with pytest.raises(ValueError, match=r"no file of the task there, expected names like train-en\.tsv"):
-        find(TASKS["ner"], [tmp_path / "a"])
+        find_task_files(TASKS["ner"], [tmp_path / "a"])
     examples = {"dev-context-en-question-en.json", "tydiqa.goldp.en.train.json", "xquad.en.json", "eng.train"}
     assert {task.file_name for task in TASKS.values()} == examples | {"train-en.tsv"}
 
@@ -223,7 +227,7 @@ def test_xtremes_download_as_a_whole(tmp_path: Path) -> None:
         (tmp_path / name).write_text("{}")
 
     def found(task: str, *folders: Path) -> list[str]:
-        return sorted(one.path.relative_to(tmp_path).as_posix() for one in find(TASKS[task], list(folders)))
+        return sorted(one.path.relative_to(tmp_path).as_posix() for one in find_task_files(TASKS[task], list(folders)))
 
     assert found("ner", tmp_path) == ["panx/train-en.tsv"] and found("pos", tmp_path) == ["udpos/train-en.tsv"]
     assert found("xquad", tmp_path) == ["squad/dev-v1.1.json", "squad/train-v1.1.json", "xquad/xquad.de.json"]
@@ -245,9 +249,9 @@ def test_xtremes_download_as_a_whole(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_the_real_sets(task: str, folder: str, sets: int, examples: int) -> None:
     """Every file of every set is read; the published number of examples of English comes out."""
-    found = find(TASKS[task], [REAL / folder])
+    found = find_task_files(TASKS[task], [REAL / folder])
     assert len(found) == sets
-    assert any(len(read(one, TASKS[task])) == examples for one in found if one.language == "en")
+    assert any(len(read_examples(one, TASKS[task])) == examples for one in found if one.language == "en")
 
 
 def chosen(task: str, names: str, several: bool = True, **tuning: Any) -> TaskSets:
@@ -258,7 +262,7 @@ def chosen(task: str, names: str, several: bool = True, **tuning: Any) -> TaskSe
             for match in filter(None, (re.fullmatch(pattern, name) for pattern in patterns)):
                 named = match.groupdict()
                 found.append(TaskFile(Path(name), named.get("language", "en"), named.get("split", "test"), own))
-    return choose(found, task, TuningConfig(**tuning), several)
+    return choose_sets(found, task, TuningConfig(**tuning), several)
 
 
 def names(sources: list[TaskFile]) -> str:

@@ -19,7 +19,7 @@ from xlme_ds.finetune.downstream_tasks import TASKS
 from xlme_ds.finetune.features import IGNORED, Feature, TaskLoader, collate_features
 from xlme_ds.finetune.objective import TaskModel, TaskObjective
 from xlme_ds.finetune.predictions import logits_of, score
-from xlme_ds.finetune.settings import FinetuneSettings, TuningConfig, grid, jobs, settings
+from xlme_ds.finetune.settings import FinetuneSettings, TuningConfig, grid, jobs, run_config
 from xlme_ds.finetune.task_files import Question, Sentence, TextPair
 
 
@@ -159,7 +159,7 @@ def test_every_setting_of_the_optimizer_reaches_it() -> None:
     """Those of `TuningConfig` under their names; the others are Adam's usual ones."""
     given = {"learning_rate": 3e-4, "weight_decay": 0.03, "clip": 0.7, "layer_decay": 0.8}
     tuning = TuningConfig(batch=8, epochs=1, warmup=0.25, **given).completed(TASKS["pawsx"], SMALL)
-    optimizer = settings("pawsx", tuning, SMALL, EngineConfig(kind="plain"), TrainConfig(), 1, 80, "").optimizer
+    optimizer = run_config("pawsx", tuning, SMALL, EngineConfig(kind="plain"), TrainConfig(), 1, 80, "").optimizer
     assert asdict(optimizer) == given | {
         "warmup_steps": 2, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "discriminator_rate": 1.0
     }  # fmt: skip
@@ -193,7 +193,7 @@ def test_every_run_of_a_grid_has_a_folder_of_its_own(task: str) -> None:
 def test_steps_and_warm_up() -> None:
     def of(task: str, examples: int, warmup: float | None = None) -> tuple[int, int]:
         tuning = TuningConfig(warmup=warmup).completed(TASKS[task], SMALL)
-        done = settings(task, tuning, SMALL, EngineConfig(), TrainConfig(), 1, examples, "")
+        done = run_config(task, tuning, SMALL, EngineConfig(), TrainConfig(), 1, examples, "")
         return done.train.steps, done.optimizer.warmup_steps
 
     assert of("ner", 20_000) == (25_000, 2_500)
@@ -216,7 +216,7 @@ def test_windows_overlap_by_half_and_leave_room_for_the_context() -> None:
 def test_batches_of_any_length_are_not_compiled_for() -> None:
     tuning = TuningConfig().completed(TASKS["ner"], SMALL)
     model = replace(SMALL, compile="layers")
-    assert settings("ner", tuning, model, EngineConfig(), TrainConfig(), 1, 81, "").model.compile == "none"
+    assert run_config("ner", tuning, model, EngineConfig(), TrainConfig(), 1, 81, "").model.compile == "none"
 
 
 def test_scores() -> None:

@@ -77,4 +77,6 @@ def test_checkpointing_saves_only_the_input_of_a_layer() -> None:
     cfg = replace(SMALL, activation_checkpointing=True)
     of = layout(cfg, 2, False)
     assert activations.saved_layer(of) == ROWS * TOKENS * cfg.width * 2
-    assert activations.working(of) - activations.working(layout(SMALL, 2, False)) == activations.layer(of)
+    assert activations.layer_backward_bytes(of) - activations.layer_backward_bytes(
+        layout(SMALL, 2, False)
+    ) == activations.layer(of)

@@ -325,7 +325,7 @@ def test_names_are_those_of_cldr() -> None:
     babel = pytest.importorskip("babel", reason="babel is not installed")
     known = babel.Locale("en").languages
     assert {code: known[code] for code in by_language.NAMES} == by_language.NAMES and len(by_language.NAMES) == 93
-    names = [by_language.named(code) for code in ("en–de", "en-zh-Hans", "bn_rom", "qqq")]
+    names = [by_language.language_name(code) for code in ("en–de", "en-zh-Hans", "bn_rom", "qqq")]
     assert names == ["English–German", "English–Chinese, simplified", "Bangla, romanized", ""]
 
 

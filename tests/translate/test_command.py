@@ -269,7 +269,7 @@ def test_back_translation_is_resumed_and_read(
     """English text becomes pairs; a command that dies at its second part goes on to the same bytes."""
     from xlme_ds.translate import pairs
 
-    monkeypatch.setattr(pairs, "_LINES", 16)
+    monkeypatch.setattr(pairs, "_PART_LINES", 16)
     lines = [english(one) for one in sentences(40, 3)]
     text = [*lines[:20], "", " ".join(["tree"] * 60), *lines[20:]]
     with gzip.open(folder / "mono.en.gz", "wt") as file:

@@ -25,7 +25,7 @@ from ..io.folders import atomic_folder
 from ..trained.exports import DIFFERENCE, DIFFERENCE_FILE, GENERATOR_FOLDER, embedding_name, require_exported_files
 from ..trained.runs import (
     MODEL_FOLDER,
-    OF_RUNNING,
+    RUNTIME_SETTINGS,
     TrainedRun,
     complete_checkpoint,
     in_blocks,
@@ -89,9 +89,9 @@ def _require_same_files(weights: Path) -> None:
     """Raise ValueError if the vocabulary next to a model is not the one that it was trained with, or if a file of an
     export has changed since the export."""
     folder = weights.parent
-    of_export = (folder / CONFIG_FILE).exists()
-    read_vocabulary(folder if of_export else folder.parent, folder / (SENTENCEPIECE_FILE if of_export else MODEL_FILE))
-    if of_export and weights.name == WEIGHTS_FILE:
+    is_export = (folder / CONFIG_FILE).exists()
+    read_vocabulary(folder if is_export else folder.parent, folder / (SENTENCEPIECE_FILE if is_export else MODEL_FILE))
+    if is_export and weights.name == WEIGHTS_FILE:
         require_exported_files(folder)
 
 
@@ -215,7 +215,7 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
 def _require_alike(folder: Path, settings: Mapping[str, Any], first: Path, expected: Mapping[str, Any]) -> None:
     """Raise ValueError if the model in `folder` differs from the first in a setting that changes what it computes."""
     for key in sorted(settings.keys() | expected.keys()):
-        if settings.get(key) != expected.get(key) and key not in OF_RUNNING and key != "_name_or_path":
+        if settings.get(key) != expected.get(key) and key not in RUNTIME_SETTINGS and key != "_name_or_path":
             raise ValueError(
                 f"{folder} has {key} {settings.get(key)}, {first} has {expected.get(key)}: average models of one kind"
             )

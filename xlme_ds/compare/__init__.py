@@ -1,1 +1,1 @@
-"""Systems trained to the same number of operations, scored, and set side by side."""
+"""Compare systems that were trained with the same number of operations."""

@@ -22,7 +22,7 @@ from ..io.folders import lock
 from ..run_commands import environment, launch, run
 from ..train.inputs import read_inputs
 from ..train.run_folder import FINISHED, RunFolder
-from .results import RunScores, deliver, joined, read_results
+from .results import RunScores, deliver, join_runs, read_results
 from .scoring import left_to_test, record, require_tests, tuning_seeds
 from .settings import CompareSettings
 from .systems import Budget, Leg, System, own_settings, system
@@ -34,22 +34,23 @@ def main(arguments: list[str] | None = None) -> None:
     cut = options.index("--") if "--" in options else len(options)
     settings = tyro.cli(CompareSettings, prog=program("compare"), description=__doc__, args=options[:cut])
     try:
-        systems = planned(settings, options[cut + 1 :])
+        systems = plan_systems(settings, options[cut + 1 :])
         others = {str(path): read_results(path) for path in settings.also}
         with lock(settings.out):
             for one in systems:
-                _carry_out(one, settings)
+                _train_and_test(one, settings)
             seeds = tuning_seeds(settings)
             runs = [RunScores.read(one, settings.data_folder, seeds) for one in systems]
             console = terminal(160)
-            for table in deliver(joined({f"--out {settings.out}": runs} | others), settings.out):
+            for table in deliver(join_runs({f"--out {settings.out}": runs} | others), settings.out):
                 table.show(console)
     except (ValueError, OSError) as error:
         fail("xlme compare", error)
 
 
-def planned(settings: CompareSettings, of_all: list[str]) -> list[System]:
-    """All systems, budgets and seeds, with the settings `of_all` runs. Raises ValueError before anything has run."""
+def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[System]:
+    """The systems of all budgets and seeds; `shared_settings` apply to all. Raises ValueError before anything has
+    run."""
     names, budgets, seeds = settings.recipes.split(","), settings.budgets, settings.seeds
     if len(set(names)) != len(names):
         raise ValueError(f"--recipes {settings.recipes} names a system twice: name each once")
@@ -72,18 +73,18 @@ def planned(settings: CompareSettings, of_all: list[str]) -> list[System]:
     row_tokens = RowStore(settings.data_folder / "mono").row_tokens  # training refuses pairs in rows of other lengths
     own = own_settings(settings.own, names)
     systems = [
-        system(name, seed, Budget(budget, settings.rows, row_tokens), of_all, own, settings.out)
+        system(name, seed, Budget(budget, settings.rows, row_tokens), shared_settings, own, settings.out)
         for budget, count in zip(budgets, seeds * (len(budgets) // len(seeds)), strict=True)
         for seed in range(1, count + 1)
         for name in names
     ]
     for leg in (leg for one in systems for leg in one.legs):
-        _require_same(leg, settings)
+        _require_matching(leg, settings)
     return systems
 
 
-def _require_same(leg: Leg, settings: CompareSettings) -> None:
-    """Raise ValueError where the data do not fit the run, or its folder has one of other settings or data."""
+def _require_matching(leg: Leg, settings: CompareSettings) -> None:
+    """Raise ValueError if the data do not fit the run, or its folder holds a run of other settings or data."""
     config = leg.config
     config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
     place, folders = RunFolder(leg.folder, writes=False), [settings.data_folder]
@@ -98,8 +99,8 @@ def _require_same(leg: Leg, settings: CompareSettings) -> None:
             raise ValueError(f"{leg.folder} was started with another {name}: give that one, or choose another --out")
 
 
-def _carry_out(one: System, settings: CompareSettings) -> None:
-    """Train what is not trained, and test what is not tested."""
+def _train_and_test(one: System, settings: CompareSettings) -> None:
+    """Do the training and the tests of a system that are not done yet."""
     place = environment()
     for leg in one.legs:
         if not (leg.folder / FINISHED).exists():

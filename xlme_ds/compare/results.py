@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..data.schema import read_manifest
-from ..evaluate.output import ResultTable, drawn, save_figure
+from ..evaluate.output import ResultTable, plot_label, save_figure
 from ..evaluate.retrieval import both_ways
 from ..io.files import read_object, write_object, write_text
 from .systems import System
@@ -24,7 +24,7 @@ from .trends import LEVEL, Trend, crossing, trends
 
 
 class Measure(NamedTuple):
-    """A figure of a model, in per cent."""
+    """A score of a model, in per cent."""
 
     title: str
     higher_is_better: bool = True
@@ -39,17 +39,17 @@ MEASURES = {
     "pairs": Measure("retrieval of held-out pairs, accuracy@1"),
     "tatoeba": Measure("Tatoeba, accuracy@1"),
 }  # in the order of tables
-# Held-out losses in nats, XLM-E's are its generator's. Training losses do not compare: masks differ by system.
+# Held-out losses in nats; XLM-E's are its generator's. Training losses cannot be compared: masks differ by system.
 LOSSES = ("mlm", "tlm")
 SCORES = "scores"  # subfolder of a run's folder
-# A system's place here is its colour, as in docs/results/.
+# The index of a system here determines its colour, as in docs/results/.
 _COLOURED = ("xlme", "xlmr_tlm", "xlme_all_tokens", "xlmr", "ernie_m", "xlm")
 UNTRAINED = "-untrained"  # suffix of the folder of a fine-tuning that starts from random weights
 
 
 @dataclass(frozen=True)
 class RunScores:
-    """One trained system: its cost, its `scores` by measure, and those of the untrained model where it was tested.
+    """One trained system: its cost, its `scores` by measure, and those of the untrained model if that was tested.
 
     `passes`: how many times its rows read the text and the pairs; `languages`: held-out losses by term and language.
     """
@@ -102,7 +102,7 @@ def passes(folder: Path, rows: int) -> float | None:
     return rows / manifest.rows * used / available
 
 
-def tuned(folder: Path, task: str, seeds: Sequence[int]) -> list[Path]:
+def finetune_score_files(folder: Path, task: str, seeds: Sequence[int]) -> list[Path]:
     """The score files that `xlme finetune --out FOLDER/TASK --seeds …` writes."""
     return [folder / task / (f"seed{seed}" if len(seeds) > 1 else "") / "scores.json" for seed in seeds]
 
@@ -115,7 +115,7 @@ def scores(folder: Path, tuning_seeds: Sequence[int]) -> tuple[dict[str, float],
     try:
         for model_scores, task in product((trained, untrained), ("pos", "ner")):
             name = task + UNTRAINED * (model_scores is untrained)
-            files = [path for path in tuned(folder, name, tuning_seeds) if path.exists()]
+            files = [path for path in finetune_score_files(folder, name, tuning_seeds) if path.exists()]
             means, first = [], read_object(files[0]) if files else {}
             for path in files:
                 content = read_object(path)
@@ -154,7 +154,7 @@ def heldout_losses(folder: Path) -> tuple[dict[str, float], dict[str, dict[str, 
 
 
 def _malformed(path: Path, error: Exception) -> ValueError:
-    return ValueError(f"{path} lacks {error} or has another form: delete it, and the test is done again")
+    return ValueError(f"{path} lacks {error} or has another form: delete it, and the same command repeats the test")
 
 
 def _models(path: Path) -> list[dict[str, Any]]:
@@ -171,11 +171,11 @@ def read_results(path: Path) -> list[RunScores]:
         raise ValueError(f"{path} is not a compare.json of this version ({error}): make it again") from None
 
 
-def joined(found: Mapping[str, Sequence[RunScores]]) -> list[RunScores]:
-    """The runs `found` in several places, by the name of the place, without duplicates. Raises ValueError for two
-    different runs of one system, budget and seed."""
+def join_runs(by_place: Mapping[str, Sequence[RunScores]]) -> list[RunScores]:
+    """The runs of several places (folders or files, by name) without duplicates. Raises ValueError for two different
+    runs of one system, budget and seed."""
     first_places: dict[tuple[str, float, int], tuple[str, RunScores]] = {}
-    for place, runs in found.items():
+    for place, runs in by_place.items():
         for run in runs:
             first_place, first = first_places.setdefault((run.system, run.budget, run.seed), (place, run))
             if run != first:
@@ -195,18 +195,19 @@ def deliver(runs: Sequence[RunScores], out: Path) -> list[ResultTable]:
     return result_tables
 
 
-def measured(runs: Sequence[RunScores]) -> list[str]:
+def measures_of(runs: Sequence[RunScores]) -> list[str]:
     """The measures that any run has."""
     return [measure for measure in MEASURES if any(measure in run.scores for run in runs)]
 
 
 def tables(runs: Sequence[RunScores]) -> list[ResultTable]:
-    """A table of the scores by budget, and one of their growth and of where the first system passes the others."""
+    """A table of the scores by budget, and one of their growth and the budgets at which the first system overtakes
+    others."""
     return [_scores_table(runs), *_trends_tables(runs)]
 
 
 def _scores_table(runs: Sequence[RunScores]) -> ResultTable:
-    measures = measured(runs)
+    measures = measures_of(runs)
     losses = [term for term in LOSSES if any(term in run.losses for run in runs)]
     columns = ["operations", "system", "seeds", "tokens, M", "passes over text, pairs", *(f"{t}, nats" for t in losses)]
     table = ResultTable("Scores by budget: means over seeds, least to most", columns)
@@ -234,7 +235,7 @@ def _scores_table(runs: Sequence[RunScores]) -> ResultTable:
 
 def _trends_tables(runs: Sequence[RunScores]) -> list[ResultTable]:
     """The table of the trends; none if there are too few budgets for any."""
-    measures, names = measured(runs), _names(runs)
+    measures, names = measures_of(runs), _names(runs)
     lines = {measure: trends(_points(runs, measure)) for measure in measures}
     if not any(lines.values()):
         return []
@@ -292,7 +293,7 @@ def _mean_and_range(values: Sequence[float], places: int = 1) -> str:
 def plot(runs: Sequence[RunScores], stem: Path) -> None:
     """Write `stem`.png and `stem`.svg: for each measure a panel of scores over operations. Dots are runs, solid lines
     connect their means by budget, dashed lines with bands are the trends, and dotted lines the untrained models."""
-    measures = measured(runs)
+    measures = measures_of(runs)
     sizes = {"axes.titlesize": 9, "axes.labelsize": 8}
     with matplotlib.rc_context(
         {"svg.hashsalt": "xlme_ds", "axes.spines.top": False, "axes.spines.right": False} | sizes
@@ -328,7 +329,12 @@ def _panel(axes: Axes, runs: Sequence[RunScores], measure: str) -> None:
         means = [fmean(run.scores[measure] for run in seeds if measure in run.scores) for seeds in by_budget.values()]
         axes.plot([seeds[0].flops for seeds in by_budget.values()], means, color=colour, linewidth=1.2)
         axes.plot(
-            [flops for flops, _ in values], [y for _, y in values], "o", color=colour, markersize=4, label=drawn(name)
+            [flops for flops, _ in values],
+            [y for _, y in values],
+            "o",
+            color=colour,
+            markersize=4,
+            label=plot_label(name),
         )
         if name in lines:
             flops = [flops for flops, _ in values]
@@ -342,7 +348,7 @@ def _panel(axes: Axes, runs: Sequence[RunScores], measure: str) -> None:
     title, higher_is_better = MEASURES[measure]
     axes.set_title(title + ("" if higher_is_better else " (less is better)"))
     low, high = axes.get_ylim()
-    axes.set_ylim(max(low, -2), min(high, 102))  # a trend may leave what a score can be
+    axes.set_ylim(max(low, -2), min(high, 102))  # a trend may leave the range of possible scores
     axes.set(xscale="log", xlabel="floating-point operations", ylabel="%")
     axes.tick_params(labelbottom=True)
     axes.grid(axis="y", alpha=0.3)

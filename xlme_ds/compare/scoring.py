@@ -1,4 +1,4 @@
-"""The tests of a trained model: their commands, which of them are left to do, and what would stop them."""
+"""The tests of a trained model: their commands, the tests that are left to do, and checks that they can be done."""
 
 import hashlib
 import json
@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from ..evaluate.alignment import read_gold
 from ..evaluate.retrieval import heldout_pairs, read_tatoeba
 from ..finetune.downstream_tasks import TASKS
 from ..finetune.settings import TuningConfig, parse
-from ..finetune.task_files import choose, find, labelled, read
+from ..finetune.task_files import choose_sets, find_task_files, have_labels, read_examples
 from ..io.files import file_sha256, read_object, write_object
 from ..objectives import objective_of
-from .results import LOSSES, SCORES, UNTRAINED, tuned
+from .results import LOSSES, SCORES, UNTRAINED, finetune_score_files
 from .settings import CompareSettings
 from .systems import System
 
@@ -27,7 +28,7 @@ COMMANDS = "commands.json"  # next to the scores: for each test by name, its com
 
 
 def require_tests(settings: CompareSettings) -> None:
-    """Raise ValueError where a test could not be done after training."""
+    """Raise ValueError if a test could not be done after training."""
     pairs = settings.pairs or settings.heldout
     next(heldout_pairs(pairs, Vocabulary(settings.data_folder / "vocab")), None)
     if settings.tatoeba is not None:
@@ -52,10 +53,10 @@ def require_tests(settings: CompareSettings) -> None:
 
 
 def require_labels(folder: Path, task: str) -> None:
-    """Raise ValueError if `task` has no labelled test in a language other than English: the measure is the mean over
-    those languages."""
-    tests = choose(find(TASKS[task], [folder]), task, TuningConfig(), of_several=False).test
-    if not any(labelled(read(source, TASKS[task])) for source in tests if source.language != "en"):
+    """Raise ValueError if `folder` has no labelled test of `task` in a language other than English: the score is a mean
+    over those languages."""
+    tests = choose_sets(find_task_files(TASKS[task], [folder]), task, TuningConfig(), of_several=False).test
+    if not any(have_labels(read_examples(source, TASKS[task])) for source in tests if source.language != "en"):
         raise ValueError(
             f"--{task} {folder} has no test with labels in a language other than English: name a folder that has some"
         )
@@ -69,7 +70,7 @@ def tuning_seeds(settings: CompareSettings) -> list[int]:
 def left_to_test(one: System, settings: CompareSettings) -> Iterator[tuple[str, list[str]]]:
     """Tests whose scores are missing, or come from another command or other data: name, and module with arguments.
 
-    An evaluation is then done again; fine-tuning stops with an error where the result would be another.
+    An evaluation is then repeated; fine-tuning fails with an error if its result would differ.
     """
     done = _recorded(one)
     for name, command in _tests(one, settings):
@@ -85,12 +86,12 @@ def record(one: System, name: str, command: list[str], settings: CompareSettings
 
 
 def _entry(command: list[str]) -> dict[str, Any]:
-    """A command, and the hash of its data as they are now."""
-    return {"command": command, "data": files_as_they_are(Path(command[command.index("--data") + 1]))}
+    """A command, and the current hash of its data."""
+    return {"command": command, "data": data_sha256(Path(command[command.index("--data") + 1]))}
 
 
 @cache
-def files_as_they_are(folder: Path) -> str:
+def data_sha256(folder: Path) -> str:
     """SHA-256 of the names and bytes of all files in a folder, or of the manifests of mixed data; cached."""
     mixed = [path for task in ROW_TASKS for path in [folder / task / "manifest.json"] if path.exists()]
     paths = mixed or sorted(path for path in folder.rglob("*") if path.is_file())
@@ -106,7 +107,7 @@ def _recorded(one: System) -> dict[str, Any]:
 def _has_scores(one: System, name: str, settings: CompareSettings) -> bool:
     out = one.model / SCORES
     tuning = name.removesuffix(UNTRAINED) in ("pos", "ner")
-    files = tuned(out, name, tuning_seeds(settings)) if tuning else [out / f"{name}.json"]
+    files = finetune_score_files(out, name, tuning_seeds(settings)) if tuning else [out / f"{name}.json"]
     return all(file.exists() for file in files)
 
 
@@ -121,10 +122,11 @@ def _tests(one: System, settings: CompareSettings) -> Iterator[tuple[str, list[s
             options = ["--model", str(one.model), "--data", str(data), "--out", str(out)]
             yield test, ["xlme_ds.evaluate", test, *options, *(untrained if test != "losses" else [])]
     seeds = tuning_seeds(settings)
-    starts = [False, *([True] if untrained and one.seed == 1 else [])]  # one seed: fine-tuning costs most of all tests
-    for task, start in ((task, start) for start in starts for task in ("pos", "ner")):
-        data, name = getattr(settings, task), task + UNTRAINED * start
+    # Untrained models are fine-tuned for one seed only, because no other test costs as much.
+    starts = [False, True] if untrained and one.seed == 1 else [False]
+    for random, task in product(starts, ("pos", "ner")):
+        data, name = getattr(settings, task), task + UNTRAINED * random
         if data is not None:
             options = ["--task", task, "--model", str(one.model), "--data", str(data), "--out", str(out / name)]
-            options += ["--random"] * start
+            options += ["--random"] * random
             yield name, ["xlme_ds.finetune", *options, "--seeds", *map(str, seeds), *shlex.split(settings.tuning)]

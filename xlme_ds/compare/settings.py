@@ -26,10 +26,10 @@ class CompareSettings:
     rows: int = 4096
     """Rows of a step, divided between text and pairs as each recipe does."""
     seeds: tuple[int, ...] = (1,)
-    """How many seeds each system is trained with, 1, 2, …: one number for all budgets, or one for each. Several show
-    how far scores vary by chance."""
+    """Number of seeds (1, 2, …) that each system is trained with: one number for all budgets, or one for each. Several
+    show how much scores vary by chance."""
     own: tuple[str, ...] = ()
-    """Settings of single recipes, as "xlme: --optimizer.learning-rate 1e-3": what each was found to need."""
+    """Settings of single recipes, such as "xlme: --optimizer.learning-rate 1e-3"."""
     processes: int = 1
     """Training processes on this machine."""
     pairs: Path | None = None
@@ -45,6 +45,6 @@ class CompareSettings:
     tuning: str = ""
     """Settings of fine-tuning in one string, as `--tuning="--tuning.epochs 1 --tuning.batch 32"`."""
     tuning_seeds: int = 1
-    """How often each model is fine-tuned, with seeds 1, 2, …; the mean counts."""
+    """How often each model is fine-tuned, with seeds 1, 2, …; the scores are averaged."""
     also: tuple[Path, ...] = ()
-    """Files compare.json of other folders, whose runs are shown with these."""
+    """Files compare.json of other folders: show their runs too."""

@@ -26,7 +26,7 @@ _SAVES = 10  # checkpoints of a run: a crash costs at most a tenth of it
 
 @dataclass(frozen=True)
 class Leg:
-    """One run of a system; `arguments` are those of `xlme_ds.pretrain`, except data and folders."""
+    """One run in the chain of a system; `arguments` are those of `xlme_ds.pretrain`, except data and folders."""
 
     config: RunConfig
     folder: Path
@@ -37,8 +37,8 @@ class Leg:
 
 @dataclass(frozen=True)
 class System:
-    """A system under the user's name for it (`a` or `a+b`), trained to one budget with one seed; its model is that of
-    its last run."""
+    """A system by its name on the command line (`a` or `a+b`), trained with one budget and one seed; its model is that
+    of its last run."""
 
     name: str
     budget: float
@@ -83,7 +83,7 @@ def own_settings(words: Sequence[str], recipes: Sequence[str]) -> dict[str, list
         if not colon:
             raise ValueError(f'--own {word}: write "RECIPE: SETTINGS"')
         if name not in parts:
-            raise ValueError(f"--own names {name}, which --recipes has not: name one of {', '.join(parts)}")
+            raise ValueError(f"--own names {name}, which is not in --recipes: name one of {', '.join(parts)}")
         if name in settings_of:
             raise ValueError(f"--own names {name} twice: give all of its settings in one")
         settings_of[name] = shlex.split(settings)

@@ -1,9 +1,9 @@
-"""Evaluation without fine-tuning: for every test of `xlme evaluate` a function that returns what the command writes as
-JSON. A model is the folder of a run, RUN@STEP for one of its checkpoints, or an export; several are a list. All raise
+"""Evaluation without fine-tuning: a function for every test of `xlme evaluate`, which returns the JSON that the command
+writes. A model is the folder of a run, RUN@STEP for one of its checkpoints, or an export; several are a list. All raise
 ValueError for unsuitable models and data.
 
-`layer`: the one that tables quote, 0 for the embeddings; by default three quarters of the depth. Every layer is scored.
-`which`: the encoder of a run that has two. `random`: untrained models of the same shapes are scored, too.
+`layer`: the layer in tables, 0 for the embeddings; by default three quarters of the depth. All layers are scored.
+`which`: the encoder of a run that has two. `random`: also score untrained models of the same shapes.
 
 xlme.evaluate.pairs("runs/base", "heldout")["models"][0]["overall"]
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["align", "losses", "pairs", "perplexity", "tatoeba", "words"]
 
-_PLACES = {
+_MODULES = {
     "align": "alignment",
     "losses": "heldout_losses",
     "pairs": "retrieval",
@@ -32,9 +32,9 @@ _PLACES = {
 
 def __getattr__(name: str) -> Any:
     """A test's function, whose module loads torch."""
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__} has no attribute {name}")
-    return getattr(import_module(f".{_PLACES[name]}", __name__), name)
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

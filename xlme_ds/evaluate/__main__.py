@@ -13,9 +13,9 @@ from ..cli import fail, program
 from . import alignment, heldout_losses, lookup_table, predicted_tokens, retrieval
 from .output import CommonOptions, EncoderOptions, LayerOptions
 
-OfAll = Annotated[CommonOptions, tyro.conf.arg(name="")]
-OfEncoder = Annotated[EncoderOptions, tyro.conf.arg(name="")]
-OfLayers = Annotated[LayerOptions, tyro.conf.arg(name="")]
+_Common = Annotated[CommonOptions, tyro.conf.arg(name="")]
+_Encoder = Annotated[EncoderOptions, tyro.conf.arg(name="")]
+_Layers = Annotated[LayerOptions, tyro.conf.arg(name="")]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -32,15 +32,15 @@ def main(arguments: list[str] | None = None) -> None:
         fail("xlme evaluate", error)
 
 
-def tatoeba(options: OfLayers) -> None:
+def tatoeba(options: _Layers) -> None:
     """Sentence retrieval on the Tatoeba test set, English with every language that `--data` has.
 
     Its `--data`: folder of LASER's v1 files, tatoeba.xxx-eng.xxx and tatoeba.xxx-eng.eng.
     """
-    _deliver_retrieval(retrieval.tatoeba(options.models, options.data, **options.of_encoders), options)
+    _deliver_retrieval(retrieval.tatoeba(options.models, options.data, **options.encoder_arguments), options)
 
 
-def pairs(options: OfLayers, limit: int = 1000) -> None:
+def pairs(options: _Layers, limit: int = 1000) -> None:
     """Sentence retrieval on translation pairs kept out of training.
 
     Its `--data`: data folder that holds para/, or folder of line-aligned text: X.en-de.en with X.en-de.de, or
@@ -49,24 +49,24 @@ def pairs(options: OfLayers, limit: int = 1000) -> None:
     Args:
         limit: Pairs of a language that are read, from the start; repetitions are left out.
     """
-    _deliver_retrieval(retrieval.pairs(options.models, options.data, limit=limit, **options.of_encoders), options)
+    _deliver_retrieval(retrieval.pairs(options.models, options.data, limit=limit, **options.encoder_arguments), options)
 
 
-def align(options: OfLayers, apart: bool = False) -> None:
+def align(options: _Layers, apart: bool = False) -> None:
     """Word alignment by optimal transport, scored against links made by hand.
 
     Its `--data`: folder of tests named a-b, each with test.a, test.b and alignv2.txt or align.txt; or one such folder.
 
     Args:
-        apart: Read both sentences of a pair as items of their own instead of one.
+        apart: Read the two sentences of a pair as separate items instead of one.
     """
-    results = alignment.align(options.models, options.data, apart=apart, **options.of_encoders)
+    results = alignment.align(options.models, options.data, apart=apart, **options.encoder_arguments)
     curves = [(model["model"], model["overall"]["aer"], False) for model in results["models"]]
     over = f"mean over {', '.join(results['models'][0]['tests'])}"
     options.deliver(results, alignment.alignment_tables(results), curves, "mean alignment error rate (%)", over)
 
 
-def losses(options: OfAll, rows: int = 512, seed: int = 1) -> None:
+def losses(options: _Common, rows: int = 512, seed: int = 1) -> None:
     """The losses of pre-training on held-out text under the same masks, as a whole and by language, for any models.
 
     Its `--data`: data folder that holds mono/ or para/ or both, encoded with the models' vocabulary.
@@ -80,17 +80,17 @@ def losses(options: OfAll, rows: int = 512, seed: int = 1) -> None:
 
 
 def perplexity(
-    options: OfAll, passes: int = 1, seed: int = 1, limit: int | None = None, unigram: Path | None = None
+    options: _Common, passes: int = 1, seed: int = 1, limit: int | None = None, unigram: Path | None = None
 ) -> None:
     """Perplexity by language of the tokens that a model predicts in monolingual text: masked ones, or all of them.
 
     Its `--data`: data folder that holds mono/, encoded with the models' vocabulary.
 
     Args:
-        passes: How often the rows are read, each time with other masks; the same ones for every model.
+        passes: How often the rows are read, each time with other masks, which are the same for every model.
         seed: Seed of the masks.
         limit: Rows of a language that are read, from the start; by default all.
-        unigram: Data folder that holds mono/, of training: a unigram model counted there has a column, too.
+        unigram: Training data folder that holds mono/: adds a column for a unigram model counted there.
     """
     inputs = options.models, options.data
     results = predicted_tokens.perplexity(
@@ -99,13 +99,13 @@ def perplexity(
     options.deliver(results, predicted_tokens.perplexity_tables(results))
 
 
-def words(options: OfEncoder) -> None:
-    """Words and their translations in the lookup table: cosine, distance, and correlation with people's scores.
+def words(options: _Encoder) -> None:
+    """Words and their translations in the lookup table: cosine, distance, and correlation with human scores.
 
     Its `--data`: folder with SemEval-2017's en-de.test.data.txt and en-de.test.gold.txt, or dictionaries like
     en-de.txt, also below it.
     """
-    results = lookup_table.words(options.models, options.data, **options.of_encoders)
+    results = lookup_table.words(options.models, options.data, **options.encoder_arguments)
     options.deliver(results, lookup_table.word_tables(results))
 
 

@@ -55,7 +55,9 @@ def align(
     """Word alignment, scored against links made by hand: `data` has folders named a-b, each with test.a, test.b and
     alignv2.txt or align.txt. `apart`: each sentence of a pair is read alone."""
     compared, gold = load_encoders(models, layer, random, which), read_gold(Path(data))
-    scored = [model.facts | score_tests(model.encoder, model.vocabulary, gold, apart, model.name) for model in compared]
+    scored = [
+        model.description | score_tests(model.encoder, model.vocabulary, gold, apart, model.name) for model in compared
+    ]
     reading = "each sentence read alone" if apart else "a pair read as one item"
     return {"test": "align", "reading": reading, "models": scored}
 
@@ -71,9 +73,7 @@ def read_gold(folder: Path) -> dict[str, list[GoldPair]]:
         sides = path / f"test.{source}", path / f"test.{target}"
         links_file = next((path / name for name in _FILES if (path / name).is_file()), None)
         if links_file is None and dash and any(side.is_file() for side in sides):
-            raise ValueError(
-                f"{path} has sentences and no {' or '.join(_FILES)}: put it there, or take the folder away"
-            )
+            raise ValueError(f"{path} has sentences and no {' or '.join(_FILES)}: put it there, or remove the folder")
         if links_file is not None and not dash:
             raise ValueError(
                 f"{path} must be named after its languages, source first, as de-en: the links are read in that order"

@@ -1,4 +1,4 @@
-"""The models of a comparison: encoders, or whole models that predict tokens. They are trained, or untrained with the
+"""The models of a comparison: encoders, or whole models that predict tokens; trained ones, and untrained ones of the
 same shape."""
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from ..objectives.protocol import Pretraining
 from ..trained.encoders import initial_encoder, load_encoder, load_encoder_and_step, load_whole_export
 from ..trained.exports import GENERATOR_FOLDER, read_heads
 from ..trained.runs import TrainedRun, load_run
-from ..trained.settings import objective_and_seed, of_export, read_config
+from ..trained.settings import is_export, objective_and_seed, read_config
 from ..trained.weights import weights_sha256
 
 _MASKED_HEAD = "masked_head."
@@ -43,7 +43,7 @@ class ComparedEncoder(NamedTuple):
     untrained: bool = False
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         """The model's description in the results."""
         depth = self.cfg.discriminator_layers
         of_model = {"model": self.name, "folder": str(self.folder), "step": self.step}
@@ -69,7 +69,7 @@ Compared = TypeVar("Compared", ComparedEncoder, Predictor)
 
 
 def paper_layer(depth: int) -> int:
-    """The paper's layer 9 of 12, for another depth: three quarters of it, halves rounded up. Layer 0 is the
+    """The paper's layer 9 of 12, scaled to another depth: three quarters of it, halves rounded up. Layer 0 is the
     embeddings."""
     return (3 * depth + 2) // 4
 
@@ -106,10 +106,10 @@ def load_predictors(models: Models, untrained: bool) -> list[Predictor]:
     """
     predictors: list[Predictor] = []
     for folder, name in _with_names(models):
-        run = _exported_run(folder) if of_export(folder) else load_run(folder)
+        run = _exported_run(folder) if is_export(folder) else load_run(folder)
         if run.task:
             raise ValueError(f"{folder} was fine-tuned and predicts no tokens: name the run that it started from")
-        # Tokens that masking leaves in place or replaces by others are easier or harder to predict.
+        # Every predicted token is masked: tokens that stay in place are easier to predict, and replaced ones harder.
         objective = objective_of(
             replace(run.objective, random_fraction=0.0, keep_fraction=0.0, generator_keep_fraction=0.0)
         )
@@ -141,19 +141,19 @@ def trained_on(model: Compared, store: RowStore) -> dict[str, bool]:
     in_store = {manifest.fingerprint(), manifest.settings.get("encoded")}
     if model.untrained or (not read_by_run & in_store and manifest.settings.get("split") != "train"):
         return {}
-    note(f"{store.folder} is text that {model.folder} was trained on: its scores say nothing of unseen text")
+    note(f"{store.folder} is text that {model.folder} was trained on: its scores say nothing about unseen text")
     return {"trained_on": True}
 
 
-def told(models: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A table's note that names the models trained on its text; empty without any."""
+def trained_on_note(models: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A note for a table: the models that were trained on its text; empty if there are none."""
     names = [model["model"] for model in models if model.get("trained_on")]
     return [f"not unseen: text that {', '.join(names)} {'was' if len(names) == 1 else 'were'} trained on"] * bool(names)
 
 
 def _exported_run(folder: Path) -> TrainedRun:
-    """The whole model of an export; where it has only encoders, the one with the masked language modelling head, which
-    is the generator's where there are two."""
+    """The whole model of an export. If it has only encoders: the one with the masked language modelling head, which is
+    the generator if there are two."""
     if run := load_whole_export(folder):
         return run
     which: EncoderName | None = "generator" if (folder / GENERATOR_FOLDER).is_dir() else None

@@ -1,5 +1,5 @@
-"""Losses of whole models on held-out rows, which compare any runs: the terms that a run reports while it trains, but
-under the same masks for all. 15% of the tokens are predicted, each replaced by `<mask>`, whatever share a run itself
+"""Losses of whole models on held-out rows, comparable between all runs: the terms that a run reports while it trains,
+but with the same masks for all. 15% of the tokens are predicted, each replaced by `<mask>`, whatever share the run
 used; objectives that predict every token predict all of them.
 """
 
@@ -14,7 +14,7 @@ from ..cli import progress
 from ..config import ObjectiveConfig
 from ..data.rows import TASKS
 from ..data.shards import RowStore
-from .compared_models import Models, Predictor, load_predictors, told, trained_on
+from .compared_models import Models, Predictor, load_predictors, trained_on, trained_on_note
 from .output import ResultTable
 from .predicted_tokens import check_seed, require_readable
 
@@ -94,7 +94,7 @@ def loss_tables(results: Mapping[str, Any]) -> list[ResultTable]:
         codes = sorted({code for of_model in values for code in of_model})
         tables.append(_table(f"{term} by language", "language", dict.fromkeys(codes), values, names))
     tables[0].notes.append("losses in nats a token; every model reads the same rows with the same masks, 15% or all")
-    tables[0].notes += told(models)
+    tables[0].notes += trained_on_note(models)
     return tables
 
 

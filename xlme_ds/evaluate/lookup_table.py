@@ -1,6 +1,6 @@
 """Cross-lingual word embeddings from a model's lookup table (XLM; Conneau and Lample, 2019).
 
-Scored on word pairs with a similarity judged by people (SemEval-2017 Task 2, Camacho-Collados et al., 2017) and on
+Scored on word pairs whose similarity people judged (SemEval-2017 Task 2, Camacho-Collados et al., 2017) and on
 translations (MUSE's dictionaries, Conneau et al., 2018). A word's vector is the mean of its pieces' token embeddings,
 without positions or norms. N words, D width.
 """
@@ -28,7 +28,7 @@ WordPair = tuple[str, str]
 _DATA, _GOLD = ".data.txt", ".gold.txt"
 _DICTIONARY = re.compile(r"[a-z]{2,3}-[a-z]{2,3}(\.\d+-\d+)?\.txt")
 _UNKNOWN = "unknown: words with a piece that the vocabulary lacks"
-# By the kind of test: a table's title, its first column, the columns of scores with their format, and the notes.
+# Kind of test -> its table's title, first column, columns of scores (key and format), and notes.
 _TABLES = {
     "similarity": (
         "Word similarity: cosines against people's scores",
@@ -63,7 +63,7 @@ _TABLES = {
 
 
 class JudgedPairs(NamedTuple):
-    """Pairs of words or phrases, and how alike people found each."""
+    """Pairs of words or phrases, and the similarity score that people gave each."""
 
     pairs: list[WordPair]
     scores: list[float]
@@ -105,7 +105,7 @@ def read_word_tests(folder: Path) -> tuple[dict[str, JudgedPairs], dict[str, lis
     )
     for name, path in sorted(keys.items()):
         if name not in judged:
-            raise ValueError(f"{path} is the key of no words: put {name}{_DATA} next to it, or take it away")
+            raise ValueError(f"{path} has scores for no words: put {name}{_DATA} next to it, or remove it")
     if not judged and not dictionaries:
         raise ValueError(
             f"{folder} holds no word pairs: put SemEval's en-de.test.data.txt and en-de.test.gold.txt or a "
@@ -187,7 +187,7 @@ def _pair_vectors(model: TrainedEncoder, pairs: Sequence[WordPair]) -> tuple[np.
 
 
 def similarity(model: TrainedEncoder, test: JudgedPairs) -> dict[str, Any]:
-    """Correlation of the cosines with people's scores: Pearson, Spearman, and the task's score, their harmonic mean.
+    """Correlation of the cosines with human scores: Pearson, Spearman, and the task's score, their harmonic mean.
 
     The harmonic mean is 0 unless both are positive.
     """

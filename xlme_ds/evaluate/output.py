@@ -60,11 +60,11 @@ class CommonOptions:
     data: Path
     """Data of the test, described above."""
     random: bool = False
-    """Compare with untrained models of the same shape and seed: what is gained by training."""
+    """Compare with untrained models of the same shape and seed, to show what training gains."""
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print the results as JSON instead of tables."""
     out: Path | None = None
-    """Folder for <test>.json, <test>.md and, of a test of layers, the plot over them, <test>.png and <test>.svg."""
+    """Folder for <test>.json, <test>.md and, if the test scores layers, a plot over them: <test>.png and <test>.svg."""
 
     def deliver(
         self,
@@ -76,8 +76,8 @@ class CommonOptions:
     ) -> None:
         """Print the results, and write them into `out`, the plot last.
 
-        `curves`, whose measure `label` names, become the plot and one more table; the table has only the vectors that
-        are not centred, and ends with `note`.
+        `curves` become the plot and one more table; `label` names their measure. The table has only the curves of
+        vectors that are not centred, and ends with `note`.
         """
         if curves:
             columns = {name: [percent(value) for value in values] for name, values, centred in curves if not centred}
@@ -106,10 +106,10 @@ class EncoderOptions(CommonOptions):
     """Options of the tests that read an encoder's vectors."""
 
     which: EncoderName | None = None
-    """Which encoder of a pre-training run; by default the one that it is for, XLM-E's discriminator."""
+    """Which encoder of a pre-training run; by default the main one, for XLM-E the discriminator."""
 
     @property
-    def of_encoders(self) -> dict[str, Any]:
+    def encoder_arguments(self) -> dict[str, Any]:
         """The options that choose the encoders, as arguments of the tests' functions."""
         return {"which": self.which, "random": self.random}
 
@@ -124,8 +124,8 @@ class LayerOptions(EncoderOptions):
 
     @property
     @override
-    def of_encoders(self) -> dict[str, Any]:
-        return {"layer": self.layer, **super().of_encoders}
+    def encoder_arguments(self) -> dict[str, Any]:
+        return {"layer": self.layer, **super().encoder_arguments}
 
 
 def percent(fraction: float) -> str:
@@ -136,22 +136,22 @@ def percent(fraction: float) -> str:
 def table_at_layer(
     model: Mapping[str, Any],
     title: str,
-    of: str,
+    unit: str,
     measures: Mapping[str, str],
     means: Mapping[str, Any],
     note: str,
     cut: str,
 ) -> ResultTable:
-    """A model's scores at its layer: a row for each `of` (language or test), their mean, and the further `means`.
+    """A model's scores at its layer: a row for each `unit` (language or test), their mean, and additional `means`.
 
-    `measures`: the scores that are shown, with their columns' titles; `note`: explains those that are not the papers';
-    `cut`: text after the number of inputs that were cut, if any were.
+    `measures`: the scores to show, with their columns' titles; `note`: explains those that are not the papers'; `cut`:
+    text that follows the number of inputs that were cut, if any were.
     """
-    scores_of, layer = model[f"{of}s"], model["layer"]
+    scores_of, layer = model[f"{unit}s"], model["layer"]
     rows = scores_of | {f"mean of {len(scores_of)}": model["overall"]} | means
     return ResultTable(
         f"{model['model']}, layer {layer} of {model['depth']}: {title}",
-        [of, "pairs", *measures.values()],
+        [unit, "pairs", *measures.values()],
         [
             [name, str(model["pairs"].get(name, "")), *(percent(scores[measure][layer]) for measure in measures)]
             for name, scores in rows.items()
@@ -172,7 +172,9 @@ def _plot(curves: Sequence[Curve], label: str, stem: Path) -> None:
             style: dict[str, Any] = (
                 {"linestyle": "--", "linewidth": 0.9} if centred else {"marker": "o", "markersize": 4}
             )
-            axes.plot([100 * value for value in values], color=colour, label=drawn(name) + suffix * centred, **style)
+            axes.plot(
+                [100 * value for value in values], color=colour, label=plot_label(name) + suffix * centred, **style
+            )
         axes.set_xlabel("layer (0 = embeddings)")
         axes.set_ylabel(label)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -181,14 +183,14 @@ def _plot(curves: Sequence[Curve], label: str, stem: Path) -> None:
         save_figure(figure, stem)
 
 
-def drawn(name: str) -> str:
-    """A name escaped for matplotlib: `$` then begins no formula, and a leading `_` hides no curve from the legend."""
+def plot_label(name: str) -> str:
+    """Escape a name for matplotlib: `$` then begins no formula, and a leading `_` hides no curve from the legend."""
     return ("\N{HAIR SPACE}" if name.startswith("_") else "") + name.replace("\\$", "$").replace("$", r"\$")
 
 
 def terminal(width: int) -> Console:
-    """A console on standard output, `width` columns wide where that is no terminal. It interprets no markup: a name
-    may look like Rich's."""
+    """A console on standard output, `width` columns wide if that is no terminal. It interprets no markup, because a
+    name may look like Rich's."""
     return Console(width=None if sys.stdout.isatty() else width, markup=False, emoji=False, highlight=False)
 
 

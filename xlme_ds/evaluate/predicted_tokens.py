@@ -20,7 +20,7 @@ from ..data.collate import collate
 from ..data.rows import TASKS, UNK, Rows
 from ..data.shards import RowStore, concatenated, unigram_costs
 from ..data.vocabulary import Vocabulary
-from .compared_models import Models, Predictor, load_predictors, told, trained_on
+from .compared_models import Models, Predictor, load_predictors, trained_on, trained_on_note
 from .output import ResultTable
 
 Costs = dict[str, tuple[float, int]]  # by language: mean −log p (nats) of the predicted tokens, and their number
@@ -36,9 +36,11 @@ def perplexity(
     unigram: Path | str | None = None,
     random: bool = False,
 ) -> dict[str, Any]:
-    """Perplexity by language of monolingual text: `data` is a data folder that holds mono/, of which `limit` rows of a
-    language are read (all), `passes` times with other masks drawn from `seed`. `unigram`: a data folder on which a
-    unigram model is counted, to compare with."""
+    """Perplexity by language on the monolingual text of the data folder `data`, which holds mono/.
+
+    `limit` rows of each language (None: all) are read `passes` times, each time with other masks drawn from `seed`.
+    `unigram`: a data folder on which a unigram model is counted, for comparison.
+    """
     for name, value in (("passes", passes), ("limit", limit)):
         if value is not None and value < 1:
             raise ValueError(f"--{name} {value} leaves nothing to read: it must be at least 1")
@@ -49,7 +51,7 @@ def perplexity(
         if quantity.task == "para" or not model.objective.reads_whole_rows:
             raise ValueError(f"{model.folder} predicts no tokens of monolingual text: use `evaluate losses`")
         require_readable(model, store)
-    rows, tokens_per_character = text_facts(store, predictors[0].vocabulary, limit)
+    rows, tokens_per_character = text_statistics(store, predictors[0].vocabulary, limit)
     counted_costs = None if unigram is None else unigram_costs_by_language(open_text(Path(unigram)), store, limit)
     scored = []
     for model in predictors:
@@ -98,12 +100,12 @@ def rows_by_language(
         yield language, concatenated(list(rows.values())), np.array(list(rows))
 
 
-def text_facts(
+def text_statistics(
     store: RowStore, vocabulary: Vocabulary, limit: int | None = None
 ) -> tuple[dict[str, int], dict[str, float]]:
     """Number of rows, and ordinary tokens per character of their pieces (a space counts as one), both by language.
 
-    Raises ValueError for a language without a token to predict, which a mean would leave out.
+    Raises ValueError for a language without a token to predict: a mean over languages would leave it out.
     """
     characters = np.array([len(vocabulary.piece(token)) for token in range(vocabulary.size)])
     sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(3, np.int64))
@@ -140,7 +142,7 @@ def unigram_costs_by_language(train: RowStore, store: RowStore, limit: int | Non
 
 
 def check_seed(seed: int) -> None:
-    """Raise ValueError for a seed that does not fit in the 64-bit random counters, which would repeat another's."""
+    """Raise ValueError for a seed that does not fit in the 64-bit random counters: it would equal another seed."""
     if not 0 <= seed < 2**63:
         raise ValueError(f"--seed {seed}: it must be at least 0 and below 2^63")
 
@@ -224,7 +226,7 @@ def perplexity_tables(results: Mapping[str, Any]) -> list[ResultTable]:
         means = (format(model["overall"][key], number_format) for model in models)
         rows.append([f"mean of {len(counts)}", str(sum(counts.values())), *means])
         tables.append(ResultTable(title, columns, rows))
-    tables[0].notes += told(models)
+    tables[0].notes += trained_on_note(models)
     tables[0].notes.append(
         "of masked tokens (mlm) a pseudo-perplexity, not to be compared with a causal model's; the mean is geometric"
     )

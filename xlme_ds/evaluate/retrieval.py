@@ -20,7 +20,7 @@ from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..models.dimensions import effective_rank
 from ..models.text_encoder import EncoderName, TextEncoder
-from .compared_models import Models, load_encoders, told, trained_on
+from .compared_models import Models, load_encoders, trained_on, trained_on_note
 from .output import ResultTable, table_at_layer
 from .text_lines import read_sentence_pairs, require_same_length, split_lines
 from .vectors import sentence_vectors, unit_length
@@ -30,8 +30,8 @@ Groups = Mapping[str, Group]
 
 PIVOT = "en"
 WAYS = {"en_xx": "en→xx", "xx_en": "xx→en"}
-CENTRED = "_centred"  # suffix of a way: each side's mean vector is subtracted first, which the papers do not do
-SMALLEST = 5  # pairs of a language that make its accuracy meaningful
+CENTRED = "_centred"  # suffix of a direction: each side's mean vector is subtracted first, which the papers do not do
+FEWEST_PAIRS = 5  # pairs of a language that make its accuracy meaningful
 
 # ISO 639-3 codes in file names -> the papers' codes, for XTREME's 36 languages. Others keep the code in the file name.
 XTREME = {
@@ -68,7 +68,7 @@ def tatoeba(
             language: ([encode(line) for line in ours], [encode(line) for line in theirs])
             for language, (ours, theirs) in text.items()
         }
-        scored.append(model.facts | retrieval_scores(model.encoder, groups, model.name))
+        scored.append(model.description | retrieval_scores(model.encoder, groups, model.name))
     return {"test": "tatoeba", "models": scored}
 
 
@@ -83,18 +83,18 @@ def pairs(
 ) -> dict[str, Any]:
     """Sentence retrieval on translation pairs kept out of training: `data` is a data folder that holds para/, or has
     line-aligned text, X.en-de.en with X.en-de.de or en-de.txt.zip; `limit` pairs of a language are read."""
-    if limit < SMALLEST:
-        raise ValueError(f"--limit {limit} leaves too few pairs for an accuracy: it must be at least {SMALLEST}")
+    if limit < FEWEST_PAIRS:
+        raise ValueError(f"--limit {limit} leaves too few pairs for an accuracy: it must be at least {FEWEST_PAIRS}")
     scored = []
     for model in load_encoders(models, layer, random, which):
         all_groups = group_by_language(heldout_pairs(Path(data), model.vocabulary), smallest=1)
-        groups = {code: (a[:limit], b[:limit]) for code, (a, b) in all_groups.items() if len(a) >= SMALLEST}
+        groups = {code: (a[:limit], b[:limit]) for code, (a, b) in all_groups.items() if len(a) >= FEWEST_PAIRS}
         if not groups:
-            raise ValueError(f"{data} has no language with {SMALLEST} pairs or more: an accuracy needs candidates")
+            raise ValueError(f"{data} has no language with {FEWEST_PAIRS} pairs or more: an accuracy needs candidates")
         too_few = {code: len(a) for code, (a, _) in all_groups.items() if code not in groups}
         note_of_training = trained_on(model, RowStore(Path(data) / "para")) if (Path(data) / "para").is_dir() else {}
         scores = retrieval_scores(model.encoder, groups, model.name)
-        scored.append(model.facts | note_of_training | scores | {"too_few": too_few})
+        scored.append(model.description | note_of_training | scores | {"too_few": too_few})
     return {"test": "pairs", "models": scored}
 
 
@@ -205,20 +205,20 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
                 sides.append((f"{path}:{names[0]}", archive.read(names[0])))
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # the last: encrypted, or unknown packing
         raise ValueError(
-            f"{path} cannot be read ({error}): it is damaged, or not plainly packed, fetch it again"
+            f"{path} cannot be read ({error}): it is damaged, encrypted or in an unknown compression, fetch it again"
         ) from None
     return sides
 
 
-def group_by_language(found: Iterable[TranslationPair], smallest: int = SMALLEST) -> dict[str, Group]:
+def group_by_language(translation_pairs: Iterable[TranslationPair], smallest: int = FEWEST_PAIRS) -> dict[str, Group]:
     """Group the pairs with English on one side by the other language: (English sentences, translations).
 
-    Languages with fewer than `smallest` pairs are left out, and so are pairs with a sentence that came before: no
-    ranking can tell equal candidates apart.
+    Languages with fewer than `smallest` pairs are left out, and so are pairs with a sentence of an earlier pair: no
+    ranking can distinguish equal candidates.
     """
     groups: dict[str, dict[bytes, tuple[np.ndarray, np.ndarray]]] = defaultdict(dict)
     theirs_of: dict[str, set[bytes]] = defaultdict(set)
-    for first, second, *languages in found:
+    for first, second, *languages in translation_pairs:
         if PIVOT not in languages or languages[0] == languages[1]:
             continue
         forward = languages[0] == PIVOT
@@ -262,10 +262,10 @@ def retrieve(model: TextEncoder, groups: Groups, centred: bool = False, name: st
         (language, sentence_vectors(model, [*a, *b], languages=[PIVOT] * len(a) + [language] * len(b)))
         for language, (a, b) in progress(groups.items(), len(groups), "languages", name)
     )
-    return ranked(vectors, centred)
+    return scores_of_vectors(vectors, centred)
 
 
-def ranked(vectors: Iterable[tuple[str, np.ndarray]], centred: bool = False) -> dict[str, Any]:
+def scores_of_vectors(vectors: Iterable[tuple[str, np.ndarray]], centred: bool = False) -> dict[str, Any]:
     """The result of `retrieve`, from each language's vectors [layers, 2N, D], English sentences first."""
     languages: dict[str, dict[str, list[float]]] = {}
     products: list[np.ndarray] = []  # by layer, the sum of x xᵀ over all centred vectors x: [D, D]
@@ -313,15 +313,15 @@ def both_ways(model: Mapping[str, Any], centred: bool = False) -> list[float]:
 
 
 def complete_sets(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The scores of those of the papers' sets of languages that the test has completely."""
+    """The scores of those of the papers' sets of languages that the test covers completely."""
     return {name: scores for name, scores in model["sets"].items() if scores["found"] == scores["of"]}
 
 
 def retrieval_tables(results: Mapping[str, Any]) -> list[ResultTable]:
-    """A table of accuracies by language for every model, at the layer that it is quoted at."""
+    """A table of accuracies by language for every model, at its chosen layer."""
     tables = []
     ways = WAYS | {way + CENTRED: f"{title} centred*" for way, title in WAYS.items()}
-    note = "the mean vector of each side of a language taken off"
+    note = "the mean vector of each side of a language subtracted"
     cut = "sentences were cut: they are longer than the model's longest item"
     for model in results["models"]:
         means = {f"mean of the papers' {name}": scores for name, scores in complete_sets(model).items()}
@@ -329,9 +329,9 @@ def retrieval_tables(results: Mapping[str, Any]) -> list[ResultTable]:
         if "dimensions" in model:
             ranks = ", ".join(f"{rank:.0f}" for rank in model["dimensions"])
             table.notes.append(f"dimensions in which the centred vectors vary (effective rank), by layer: {ranks}")
-        table.notes += told([model])
+        table.notes += trained_on_note([model])
         if too_few := model.get("too_few"):
             counts = ", ".join(f"{code} ({count})" for code, count in too_few.items())
-            table.notes.append(f"left out, with fewer than {SMALLEST} pairs without repetitions: {counts}")
+            table.notes.append(f"left out, with fewer than {FEWEST_PAIRS} pairs without repetitions: {counts}")
         tables.append(table)
     return tables

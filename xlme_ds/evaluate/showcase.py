@@ -1,5 +1,5 @@
-"""Files for a run's report, in its folder: sentences as the model sees them, the retrieval test before and after
-training, the languages' shares; and, when the run is finished, its model in one file."""
+"""Files for a run's report, in its folder: sentences with the model's predictions, the retrieval test before and after
+training, and the languages' shares; once the run is finished, also its model in one file."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,14 +27,14 @@ from ..trained.settings import read_config, read_run_config
 from ..trained.weights import WEIGHTS_FILE
 from .retrieval import group_by_language, packed_pairs, retrieve
 
-# Keys of languages.json, and what the manifest of mixed rows calls them.
+# Keys of languages.json -> keys in the manifest of mixed rows.
 _SHARES = {"share": "share_after", "share_before": "share_before", "repeat": "repeat"}
 State = Mapping[str, torch.Tensor]
 
 
 def showcase(run: Path, config: RunConfig, state: State, data: Sequence[Path], heldout: Path | None) -> None:
-    """Write model/, retrieval.json, samples.json and languages.json into the run folder, from a whole float32 state;
-    `data`: the folder of each phase."""
+    """Write model/, retrieval.json, samples.json and languages.json into the run folder. `state`: all parameters of the
+    model, float32; `data`: the data folder of each phase."""
     vocabulary = Vocabulary(data[0] / "vocab")
     write_model(run / MODEL_FOLDER, config.model, state, vocabulary.path)
     _write(run, _contents(config, state, vocabulary, data, heldout, config.train.steps))
@@ -43,7 +43,7 @@ def showcase(run: Path, config: RunConfig, state: State, data: Sequence[Path], h
 def bring_up_to_date(run: Path) -> None:
     """Rewrite the JSON files of an unfinished run from its newest complete checkpoint, if they are of an older one.
 
-    Raises ValueError if its data are missing or changed.
+    Raises ValueError if its data are missing or have changed.
     """
     if _finished(run) or max(map(saved_step, checkpoints_of(run)), default=0) <= shown_step(run):
         return

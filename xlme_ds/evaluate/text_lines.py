@@ -1,4 +1,4 @@
-"""Lines of UTF-8 text files, and the faults in them that end a test with a sentence."""
+"""Read lines of UTF-8 text files; a damaged file raises an error that names the line."""
 
 import codecs
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ from ..io.files import require_line_feeds
 
 
 def split_lines(data: bytes, name: object) -> list[str]:
-    """The lines of UTF-8 text without their ends. Raises ValueError for no text, for lines without line feeds, and,
-    naming the line, for text in another encoding."""
+    """The lines of UTF-8 text without their ends. Raises ValueError for an empty file, for lines that end without line
+    feeds, and for text in another encoding, naming the line."""
     if not data:
         raise ValueError(f"{name} is empty: fetch it again")
     require_line_feeds(data, name)

@@ -22,9 +22,10 @@ def run(
     model_type: "ModelType | None" = None,
     onnx: bool = False,
 ) -> Path:
-    """Write the model of a run (of one of its checkpoints: RUN@STEP) as the folder `to`, and return that; one encoder
-    alone with `which`, cut after `layer` if it is given. `model_type`: by default `xlm-roberta` or `modernbert` for
-    a model of that shape, else `xlme`. `onnx`: write model.onnx too.
+    """Write the model of a run (RUN@STEP: of a checkpoint) as the folder `to`, and return `to`.
+
+    `which`: write only this encoder; `layer`: cut the encoder after this layer. `model_type`: by default `xlm-roberta`
+    or `modernbert` for a model of that shape, else `xlme`. `onnx`: write model.onnx too.
 
     Raises ValueError when the folder holds no model, and when `to` exists.
     """

@@ -1,7 +1,7 @@
 """`xlme export --run DIR --to DIR` writes a trained model as a Hugging Face folder.
 
-`--from-hf DIR` in place of `--run` takes XLM-R, as Hugging Face stores it. Commands that read a run folder read such a
-folder too.
+`--from-hf DIR` in place of `--run` exports an XLM-R that Hugging Face stored. Commands that read a run folder also read
+an export.
 """
 
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from .exported_folder import write_folder
 from .exported_model import Architecture, Exported, ModelType
 from .onnx_model import require_onnx
 
-# By the head that was trained on an encoder.
+# Head that was trained on an encoder -> class to export.
 _PRETRAINED: dict[str, Architecture] = {"replaced_head.": "XLMEForPreTraining", "masked_head.": "XLMEForMaskedLM"}
 _FINETUNED: dict[Kind, Architecture] = {
     "tokens": "XLMEForTokenClassification",
@@ -81,40 +81,43 @@ def export_run(
     model_type: ModelType | None = None,
     onnx: bool = False,
 ) -> None:
-    """A run: its encoder with the head and the generator, or its whole model; an encoder alone with `which`, and its
-    first layers with `layer`."""
+    """Export a run: its encoder with the head, and its generator, or its whole model. `which`: only this encoder,
+    without a head; `layer`: only the first layers of the encoder."""
     run = load_run(folder)
-    encoder, first = run.encoder(which), main_encoder(run.encoders)
-    of = None if run.task else which or first
+    encoder, main_name = run.encoder(which), main_encoder(run.encoders)
+    name = None if run.task else which or main_name
     if layer is not None or which is not None:
-        main, generator = Exported(encoder if layer is None else cut(encoder, layer), "XLMEModel", which=of), None
+        main, generator = Exported(encoder if layer is None else cut(encoder, layer), "XLMEModel", which=name), None
     elif run.task:
         task = TASKS[run.task]
         main, generator = Exported(encoder, _FINETUNED[task.kind], run.state, task.labels), None
     elif architecture := objective_of(run.objective).export_class:
-        main, generator = Exported(encoder, cast(Architecture, architecture), run.state, which=of), None
+        main, generator = Exported(encoder, cast(Architecture, architecture), run.state, which=name), None
     else:
         main, *others = (
-            Exported(run.encoder(name), _PRETRAINED[head], run.state, which=name) for name, head in run.encoders.items()
+            Exported(run.encoder(one), _PRETRAINED[head], run.state, which=one) for one, head in run.encoders.items()
         )
         generator = others[0] if others else None
-    form = _form(main, model_type, onnx)
-    other = of if of != first else None
+    form = _choose_model_type(main, model_type, onnx)
+    other = name if name != main_name else None
     card = run_card(run_and_step(folder)[0], main, form, layer, run.step, generator is not None, other)
     write_folder(to, main, run.vocabulary, card, generator, form, onnx)
 
 
-def _form(model: Exported, model_type: ModelType | None, onnx: bool) -> ModelType:
-    """`model_type`, by default one that transformers has a class for, if the model has its shape.
+def _choose_model_type(model: Exported, model_type: ModelType | None, onnx: bool) -> ModelType:
+    """`model_type`; by default a type of transformers' own if one can hold the model, else `xlme`.
 
-    Raises ValueError for a form that cannot hold the model, and where `onnx` cannot be written.
+    Raises ValueError for a type that cannot hold the model, and if `onnx` cannot be written.
     """
     if model_type not in (None, MODEL_TYPE, *FORMATS):
         raise ValueError(f"--model-type {model_type} is not known: choose one of {', '.join((MODEL_TYPE, *FORMATS))}")
     if onnx:
         require_onnx(model)
     cfg, leave_out = model.encoder.cfg, f"leave out --model-type {model_type}"
-    differing = {name: model.whole.has if model.whole else native.differs(cfg) for name, native in FORMATS.items()}
+    differing = {
+        name: model.whole.extra_part if model.whole else native.unsupported_setting(cfg)
+        for name, native in FORMATS.items()
+    }
     if model_type in FORMATS and differing[model_type]:
         lacks = f"{differing[model_type]}, which {FORMATS[model_type].model} does not have"
         raise ValueError(f"the model has {lacks}: {leave_out}")
@@ -128,27 +131,27 @@ def _form(model: Exported, model_type: ModelType | None, onnx: bool) -> ModelTyp
 def export_xlm_roberta(
     folder: Path, to: Path, layer: int | None = None, model_type: ModelType | None = None, onnx: bool = False
 ) -> None:
-    """XLM-R, with its masked language modelling head where it has one and no layers are cut."""
+    """Export XLM-R, with its masked language modelling head if it has one and no layer is cut."""
     encoder, vocabulary = read_xlm_roberta(folder)
     head = read_xlm_roberta_heads(folder) if layer is None else {}
     encoder = encoder if layer is None else cut(encoder, layer)
     architecture: Architecture = "XLMEForMaskedLM" if "masked_head.bias" in head else "XLMEModel"
     main = Exported(encoder, architecture, head, separators=2)
-    form = _form(main, model_type, onnx)
+    form = _choose_model_type(main, model_type, onnx)
     about = "The weights of an XLM-R model, converted: `{}`.".format(folder.resolve().name.replace("`", ""))
     card = render_card(folder.resolve().name, main, form, about)
     write_folder(to, main, vocabulary, card, None, form, onnx)
 
 
 def cut(encoder: TextEncoder, layer: int) -> TextEncoder:
-    """The first `layer` layers, whose last hidden states are those of that layer in the whole.
+    """The encoder's first `layer` layers. Their last hidden states are those of this layer in the full encoder.
 
-    Raises ValueError for a layer that is not there, and for a pre-LN model, which has a norm after its last layer
-    alone.
+    Raises ValueError for a layer that does not exist, and for a pre-LN model, which has a norm only after its last
+    layer.
     """
     cfg = encoder.cfg
     if not 1 <= layer <= cfg.discriminator_layers:
-        raise ValueError(f"--layer {layer} is not there: the model has layers 1 to {cfg.discriminator_layers}")
+        raise ValueError(f"--layer {layer} does not exist: the model has layers 1 to {cfg.discriminator_layers}")
     if cfg.norm == "pre" and layer < cfg.discriminator_layers:
         raise ValueError(
             f"--layer {layer} is for post-LN models: this one is pre-LN, leave it out and read hidden_states[{layer}]"

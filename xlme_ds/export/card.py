@@ -17,7 +17,7 @@ _TASKS = {"mono": "monolingual text", "para": "translation pairs"}
 
 
 def escape(value: Any) -> Any:
-    """Text as Markdown shows it: no markup, no HTML, one line. Numbers and text marked safe stay as they are."""
+    """Escape text for Markdown: no markup, no HTML, one line. Numbers and text marked safe stay as they are."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return re.sub(r"([\\`*_\[\]<>#|~&$!])", r"\\\1", re.sub(r"\s+", " ", value))
@@ -31,8 +31,8 @@ def render_card(
     languages: Sequence[str] = (),
     generator: bool = False,
 ) -> str:
-    """The card of a model called `name`, with a `generator` or without; `about` is Markdown that follows its first
-    lines."""
+    """The card of a model called `name`; `about` is Markdown that follows its first lines; `generator`: whether the
+    export has one."""
     encoder, native = model.encoder, FORMATS.get(model_type)
     return _render(
         "card.md.jinja",
@@ -64,10 +64,10 @@ def run_card(
     generator: bool = False,
     other: EncoderName | None = None,
 ) -> str:
-    """The card of the run in `folder`, with a `generator` or without, after `step` steps where that is not its end;
-    what is known of other steps is left out. `other`: the encoder, where it is not the one that the run is for.
+    """The card of the run in `folder`. `step`: the exported checkpoint's, None for the run's end; results of other
+    steps are left out. `generator`: whether the export has one. `other`: the encoder, if it is not the run's main one.
 
-    Raises ValueError when one of its files lacks something.
+    Raises ValueError if a file of the run lacks something.
     """
     run = RunFiles(folder)
     languages = run.languages or {}
@@ -79,7 +79,7 @@ def run_card(
     )
     last = heldout[-1] if heldout else {}
     of_this = other is None and (step is None or (run.retrieval or {}).get("step") == step)
-    shown = run.retrieval if of_this else None
+    retrieval = run.retrieval if of_this else None
     try:
         about = _render(
             "run.md.jinja",
@@ -91,16 +91,16 @@ def run_card(
             shares={words: _shares(languages[task]) for task, words in _TASKS.items() if languages.get(task)},
             measured=last.get("step"),
             metrics=_metrics(run.objective["quantities"], last),
-            retrieval=_retrieval(shown),
+            retrieval=_retrieval(retrieval),
             scores=scores and {"dev": None, "settings": 1} | scores,
             layer=layer,
             step=step,
             other=other,
         )
     except (KeyError, jinja2.UndefinedError) as error:
-        raise ValueError(f"a JSON file of the run {run.name} is not whole ({error}): restore or remove it") from None
+        raise ValueError(f"a JSON file of the run {run.name} is incomplete ({error}): restore or remove it") from None
     codes = {code for table in languages.values() for pair in table for code in pair.split("-")[:2]}
-    # The language of a corpus's code (`zh-Hans`, `hi_rom`), as the front matter may name it.
+    # The front matter takes language codes alone: `zh` for the corpus `zh-Hans`, `hi` for `hi_rom`.
     bases = [re.match(r"[a-z]{2,3}(?=$|[-_])", code) for code in codes]
     named = sorted({base.group() for base in bases if base})
     return render_card(config.get("name") or run.name, model, model_type, about, named, generator)
@@ -119,17 +119,19 @@ def _render(template: str, **values: Any) -> str:
 
 
 def _metrics(quantities: Mapping[str, Mapping[str, Any]], last: Mapping[str, Any]) -> dict[str, float]:
-    """The objective's quantities with their descriptions, from the last record on held-out text."""
-    found: dict[str, float] = {}
-    for name, of in quantities.items():
-        words = of["title"] + (f" in {of['unit']}" if of["unit"] else "")
-        logged = {name: of["task"]} if of["task"] else {name: "", f"{name}_mono": "mono", f"{name}_para": "para"}
+    """The objective's quantities in `last`, the last record on held-out text, by their descriptions."""
+    values: dict[str, float] = {}
+    for name, quantity in quantities.items():
+        title = quantity["title"] + (f" in {quantity['unit']}" if quantity["unit"] else "")
+        logged = (
+            {name: quantity["task"]} if quantity["task"] else {name: "", f"{name}_mono": "mono", f"{name}_para": "para"}
+        )
         for key, task in logged.items():
             if key in last:
-                found[words + (f", {_TASKS[task]}" if task else "")] = last[key]
-                if of["unigram"] and f"unigram_nll_{task}" in last:
-                    found[f"the same of a unigram model, {_TASKS[task]}"] = last[f"unigram_nll_{task}"]
-    return found
+                values[title + (f", {_TASKS[task]}" if task else "")] = last[key]
+                if quantity["unigram"] and f"unigram_nll_{task}" in last:
+                    values[f"the same of a unigram model, {_TASKS[task]}"] = last[f"unigram_nll_{task}"]
+    return values
 
 
 def _shares(table: Mapping[str, Mapping[str, float]]) -> list[tuple[str, float]]:

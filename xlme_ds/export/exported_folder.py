@@ -49,10 +49,10 @@ def write_folder(
     model_type: ModelType = "xlme",
     onnx: bool = False,
 ) -> None:
-    """Write the folder `to`, which must not exist, in float32, with the model card `card` (Markdown); after an error
-    there is no folder. With `onnx`, `main` is written as model.onnx too.
+    """Write the folder `to`, which must not exist, in float32, with the model card `card` (Markdown). With `onnx`,
+    write `main` as model.onnx too.
 
-    Raises ValueError in one sentence where it cannot be written.
+    Raises ValueError if it cannot be written; then the folder does not exist.
     """
     with atomic_folder(to, "--to") as partial:
         _write_encoder(partial, main, vocabulary, model_type)
@@ -81,7 +81,7 @@ def _write_encoder(folder: Path, model: Exported, vocabulary: Vocabulary, model_
     native = FORMATS.get(model_type)
     config, state = _as_native(folder, model, native) if native else _as_xlme(folder, model)
     write_json(folder / CONFIG_FILE, _common_settings(model) | config | {"vocabulary_sha256": vocabulary.sha256})
-    # No checksum here: settings are compared one by one, weights have checksums of their own.
+    # Not in the list of checksums: settings are compared one by one, weights have checksums of their own.
     unlisted = CONFIG_FILE, REPLACED_HEAD_FILE
     files = (path for path in folder.iterdir() if path.name not in unlisted and not path.name.startswith("."))
     checksums = {path.name: file_sha256(path) for path in files if path.is_file()}
@@ -102,7 +102,7 @@ def _as_xlme(folder: Path, model: Exported) -> tuple[dict[str, Any], dict[str, T
 
 
 def _as_native(folder: Path, model: Exported, native: NativeFormat) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Settings and parameters for a class of transformers. None has a discriminator's head: that gets its own file."""
+    """Settings and parameters for a class of transformers. None has a discriminator's head, which gets its own file."""
     ending, head = model.architecture.removeprefix("XLME"), _head(model)
     if ending == "ForPreTraining":
         _write_state(head, folder / REPLACED_HEAD_FILE)
@@ -112,7 +112,7 @@ def _as_native(folder: Path, model: Exported, native: NativeFormat) -> tuple[dic
 
 
 def _head(model: Exported) -> dict[str, Tensor]:
-    """The parameters of the architecture's head or of a whole model's further parts; `XLMEModel` has none."""
+    """The parameters of the architecture's head or of a whole model's extra parts; `XLMEModel` has none."""
     head: dict[str, Tensor] = {}
     if model.architecture != "XLMEModel":
         for prefix in model.whole.parts if model.whole else _HEADS.get(model.architecture, ("head.",)):
@@ -156,7 +156,8 @@ def _common_settings(model: Exported) -> dict[str, Any]:
 
 def _xlme_settings(model: Exported) -> dict[str, Any]:
     cfg = model.encoder.cfg
-    # Classes that load from this folder. A head of fine-tuning may start untrained, one of pre-training must be there.
+    # Classes that load from this folder: those for fine-tuning may start with an untrained head, those of pre-training
+    # not.
     classes = {"AutoConfig": "configuration_xlme.XLMEConfig", "AutoModel": "modeling_xlme.XLMEModel"}
     for task in ("PreTraining", "MaskedLM", "TokenClassification", "SequenceClassification", "QuestionAnswering"):
         if f"XLMEFor{task}" not in _HEADS or model.architecture == f"XLMEFor{task}":

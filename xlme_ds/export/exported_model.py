@@ -1,4 +1,4 @@
-"""The model that an export writes: one encoder with its head, or a whole model that has further parts."""
+"""The model that an export writes: one encoder with its head, or a whole model that has extra parts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,11 +25,11 @@ _WHOLE_MODELS: dict[Architecture, WholeModel] = {"XLMEForConditionalGeneration":
 
 @dataclass(frozen=True)
 class Exported:
-    """One encoder with the head that was trained on it, or with the further parts of a whole model.
+    """One encoder with the head that was trained on it, or with the extra parts of a whole model.
 
     `architecture`: the class in `remote/` that it is written for. `state` holds the head's parameters, under the names
     of that class (`head.weight`, …); other entries are ignored. `labels`: names of the head's classes.
-    `separators`: number of `</s>` between two texts, 0 for those of the model's layout; XLM-R has 2.
+    `separators`: number of `</s>` between two texts; 0: as in the model's layout. XLM-R has 2.
     `which`: the encoder's name in the pre-trained model.
     """
 
@@ -42,5 +42,5 @@ class Exported:
 
     @property
     def whole(self) -> WholeModel | None:
-        """The further parts, files and settings of a whole model; None for an encoder with a head."""
+        """The extra parts, files and settings of a whole model; None for an encoder with a head."""
         return _WHOLE_MODELS.get(self.architecture)

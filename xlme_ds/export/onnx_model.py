@@ -1,4 +1,4 @@
-"""model.onnx of an exported folder: the model that was trained, for texts of any number and length."""
+"""model.onnx of an exported folder: the trained model, for any number of texts of any length."""
 
 import logging
 import warnings
@@ -14,7 +14,7 @@ from ..trained.native import FORMATS
 from .exported_model import Architecture, Exported, ModelType
 
 ONNX_FILE = "model.onnx"
-_LARGEST = 1900 * 2**20  # bytes of parameters in one file, whose format ends at 2 GiB; others are in model.onnx.data
+_LARGEST = 1900 * 2**20  # bytes of parameters in one file, whose limit is 2 GiB; more are stored in model.onnx.data
 _PACKAGES = ("transformers", "onnx", "onnxscript")
 # The outputs of a fine-tuned model; those of all others are the encoder's last hidden states.
 _OUTPUTS: dict[Architecture, tuple[str, ...]] = {
@@ -30,7 +30,7 @@ def require_onnx(model: Exported) -> None:
     if missing:
         raise ValueError(f"--onnx needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     if model.whole:
-        raise ValueError(f"--onnx writes an encoder, and this model has {model.whole.has}: add --which encoder")
+        raise ValueError(f"--onnx writes an encoder, and this model has {model.whole.extra_part}: add --which encoder")
 
 
 class _Graph(nn.Module):
@@ -78,7 +78,7 @@ def write_onnx(folder: Path, model: Exported, model_type: ModelType) -> None:
 
 
 def _loaded(folder: Path, model: Exported, model_type: ModelType) -> nn.Module:
-    """The model in `folder`, without its head where that is one of pre-training."""
+    """The model in `folder`, without its head unless it was fine-tuned."""
     import transformers
 
     if native := FORMATS.get(model_type):

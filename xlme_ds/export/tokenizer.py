@@ -40,7 +40,7 @@ def tokenizer_files(vocabulary: Vocabulary, longest: int, layout: Layout = LAYOU
         "mask_token": "<mask>",
     }
     config = tokens | {
-        # This class takes tokenizer.json as it is; XLMRobertaTokenizerFast would put parts of its own in place of some.
+        # This class uses tokenizer.json as it is; XLMRobertaTokenizerFast would replace some of its parts.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": longest,
         "model_input_names": ["input_ids", "attention_mask"],
@@ -76,7 +76,7 @@ def _pipeline(vocabulary: Vocabulary, layout: Layout) -> Any:
     spaces = [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(" $"), "")]
     tokenizer.normalizer = normalizers.Sequence([*(compose if charsmap else []), *spaces])
     # "first": text that follows a <mask> without a space starts no new word, as at a masked position in training. The
-    # later steps remove each space and insert ▁ again as part of the next letter: so no token's offsets have a space.
+    # later steps remove each space and insert ▁ as part of the next letter, so that no token's offsets include a space.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first"),

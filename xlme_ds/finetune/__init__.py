@@ -19,20 +19,20 @@ def run(
     seed: int = 1,
     **tuning: Any,
 ) -> dict[str, Any] | None:
-    """Fine-tune `model` (a run, RUN@STEP, or an export) on the `task` in the folders `data`, which hold XTREME's files,
-    and return the scores of every language, which `out` has as scores.json; None where a signal stopped it. `tuning`:
-    settings of `xlme finetune --tuning.…`, such as learning_rate=3e-5; the others are the published ones.
+    """Fine-tune `model` (a run, RUN@STEP, or an export) on `task` with XTREME's files in the folders `data`.
 
-    A second call resumes. Raises ValueError for a mistake in the settings or the data.
+    Returns the scores of every language, as in `out`/scores.json; None if a signal stopped it. `tuning`: settings of
+    `xlme finetune --tuning.…`, such as learning_rate=3e-5; the published values are used for all others. A second call
+    resumes. Raises ValueError for a mistake in the settings or the data.
     """
     from ..train.stop import StopRequest
     from .__main__ import run_all
     from .settings import FinetuneSettings, TuningConfig, jobs
 
-    known = [field.name for field in fields(TuningConfig)]
+    names = [field.name for field in fields(TuningConfig)]
     for name in tuning:
-        if name not in known:
-            raise ValueError(f"tuning has no setting {name}: choose one of {', '.join(known)}")
+        if name not in names:
+            raise ValueError(f"tuning has no setting {name}: choose one of {', '.join(names)}")
     folders = [data] if isinstance(data, str | Path) else data
     settings = FinetuneSettings(
         task, Path(model), tuple(map(Path, folders)), Path(out), seeds=(seed,), tuning=TuningConfig(**tuning)

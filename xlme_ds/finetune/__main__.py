@@ -27,8 +27,8 @@ def main(arguments: list[str] | None = None) -> None:
         fail("xlme finetune", error)
     seeds = command.seeds
     if not seeds or len(set(seeds)) < len(seeds):
-        said = "names a number twice: name each once" if seeds else "has no number: name at least one"
-        fail("xlme finetune", ValueError(f"--seeds {said}"))
+        problem = "names a number twice: name each once" if seeds else "has no number: name at least one"
+        fail("xlme finetune", ValueError(f"--seeds {problem}"))
     todo = jobs(command)
     if command.list or stop is None:
         print("\n".join(str(job.out) for job in todo))
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run_all(command: FinetuneSettings, todo: list[Job], stop: StopRequest) -> list[dict[str, Any] | None]:
-    """Do the runs of a command, and return the scores of each; None of one that was stopped. Collective. Raises
+    """Do the runs of a command, and return the scores of each, None for a run that was stopped. Collective. Raises
     SharedError."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
     from ..engine.ranks import SharedError, broadcast, on_all_ranks, process_group
@@ -59,11 +59,11 @@ def run_all(command: FinetuneSettings, todo: list[Job], stop: StopRequest) -> li
     try:
         for section, prefix in ((command, "--"), (command.tuning, "tuning."), (command.train, "train.")):
             check_ranges(section, prefix)
-    except ValueError as error:  # which every rank finds alike
+    except ValueError as error:  # the same on every rank
         raise SharedError(str(error)) from None
     # The ranks join once for all runs, because DeepSpeed keeps its process groups.
     with process_group(command.engine, command.train.watchdog_minutes) as (rank, world):
-        # All runs and ranks start from the same checkpoint, of a run that may still train.
+        # All runs and ranks start from the same checkpoint, even if its run is still training.
         model = broadcast(on_all_ranks(lambda: pin_step(command.model) if rank == 0 else command.model))
         return [_run(replace(job, command=replace(job.command, model=model)), rank, world, stop) for job in todo]
 
@@ -85,7 +85,8 @@ def _run(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] |
 
 
 def score_table(scores: Mapping[str, Any]) -> list[str]:
-    """The scores in per cent: a line a language, their mean, English less the mean of the others, and the dev sets."""
+    """The scores in per cent: a line for each language, their mean, English minus the mean of the others, and the dev
+    sets."""
     languages, metrics = scores["languages"], scores["metric"]
     rows = languages | {f"mean of {len(languages)}": scores["mean"]}
     rows |= {"en - others": scores["gap"]} if "gap" in scores else {}

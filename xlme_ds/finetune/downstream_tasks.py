@@ -21,12 +21,12 @@ _TYDIQA = rf"tydiqa\.goldp\.{_LANGUAGE}\.(?P<split>train)\.json"
 
 @dataclass(frozen=True)
 class DownstreamTask:
-    """One task; the grid is the paper's (XLM-E, Table 11), its first values are the defaults.
+    """One task. The grid is the paper's (XLM-E, Table 11); its first values are the defaults.
 
     `folders`: names of its folders in XTREME's download, its own first; in a folder of --data that has any of them,
-    only those are searched. `files`: patterns of the names of its own files. `metrics`: settings are chosen by the
-    first. `train_files`: patterns of the training and dev files of another set that it is trained on. `warmup_steps`:
-    published, in place of a tenth of the steps.
+    only those are searched. `files`: patterns of the names of its own files. `metrics`: the first one chooses between
+    settings. `train_files`: patterns of the training and dev files of another set that it is trained on.
+    `warmup_steps`: published, in place of a tenth of the steps.
     """
 
     kind: Kind
@@ -43,7 +43,7 @@ class DownstreamTask:
 
     @property
     def file_name(self) -> str:
-        """A name that its files may have."""
+        """An example of its files' names."""
         name = self.files[0].replace(_LANGUAGE, "en").replace("(?P=language)", "en").replace("\\", "")
         return re.sub(r"\(\?P<\w+>(\w+)[^)]*\)", r"\1", name)
 

@@ -54,7 +54,7 @@ def featurise(
 ) -> list[Feature]:
     """The inputs of all examples (in one `language`), in order; a long sentence or context gives several.
 
-    `tuning` is completed; `first`: the number of the first example.
+    `tuning` must be completed (`TuningConfig.completed`); `first`: the number of the first example.
     """
     features: list[Feature] = []
     for number, example in enumerate(examples, start=first):
@@ -70,7 +70,7 @@ def featurise(
 def _sentence(
     sentence: Sentence, number: int, labels: Sequence[str], vocabulary: Vocabulary, longest: int, layout: Layout
 ) -> list[Feature]:
-    """Cut a long sentence between words: every word is in one input, where its first subword is predicted."""
+    """Cut a long sentence between words. Every word is in one input, and its label is on its first subword."""
     flat, sizes = vocabulary.encode_lines(sentence.words)
     subwords = np.split(flat, np.cumsum(sizes)[:-1])
     inputs: list[tuple[list[int], list[int], list[int]]] = [([], [IGNORED], [])]
@@ -162,7 +162,7 @@ def collate_features(features: Sequence[Feature], kind: Kind, keys: Sequence[int
 
 
 class TaskLoader:
-    """The training features for one of `world` ranks; it keeps no position, a step's number says what is read.
+    """The training features for one of `world` ranks. It keeps no position: the step's number determines what is read.
 
     Step s reads numbers [s·B, (s+1)·B); number n is feature n mod N in the order of epoch n div N, which depends on
     (seed, epoch) alone. A step's features are sorted by length, so that a micro-batch has little padding.

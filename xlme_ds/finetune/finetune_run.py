@@ -33,22 +33,30 @@ from .downstream_tasks import TASKS, DownstreamTask
 from .features import Feature, TaskLoader, featurise
 from .objective import TaskModel, TaskObjective
 from .predictions import predict, predictions_file, score, write_predictions
-from .settings import FinetuneConfig, Job, settings
-from .task_files import TaskSets, choose, find, fingerprints, labelled, read, training_examples
+from .settings import FinetuneConfig, Job, run_config
+from .task_files import (
+    TaskSets,
+    choose_sets,
+    find_task_files,
+    fingerprints,
+    have_labels,
+    read_examples,
+    training_examples,
+)
 
 PIVOT = "en"
 Scores = dict[tuple[str, str], dict[str, float] | None]  # by purpose (test or dev) and language; None without labels
 
 
 class Prepared(NamedTuple):
-    """All that is read before the model is built. `bare`: the languages of this rank's share of the tests that have no
-    labels."""
+    """All that is read before the model is built. `unlabelled`: the languages of this rank's share of the tests that
+    have no labels."""
 
     saved: TrainedEncoder
     sets: TaskSets
     config: FinetuneConfig
     loader: TaskLoader
-    bare: list[str]
+    unlabelled: list[str]
 
 
 def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
@@ -65,7 +73,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
     ):
         prepared = on_all_ranks(lambda: _prepare(job, folder, rank, world))
         saved, sets, config, loader, _ = prepared
-        unlabelled = {language for part in gather(prepared.bare) for language in part}
+        unlabelled = {language for part in gather(prepared.unlabelled) for language in part}
         if broadcast(job.done.exists()):
             return on_all_ranks(lambda: _finished(job, sets) if rank == 0 else None)
         if rank == 0:
@@ -74,7 +82,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
             return None
         objective = TaskObjective(task.kind, len(task.labels), config.tuning.dropout)
         if not broadcast(weights.exists()):
-            engine = assemble(config, objective, partial(_fill, saved.encoder, config), loader, None)
+            engine = assemble(config, objective, partial(_initialise, saved.encoder, config), loader, None)
             tokens = loader.row_tokens
             forward = tokens * encoder_forward(config.model, config.model.discriminator_layers, tokens)
             parameters = {"encoder": sum(p.numel() for p in saved.encoder.parameters())}
@@ -84,9 +92,9 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
             state = engine.full_state()
             parts = weights.parent, config.model, state, saved.vocabulary.path
             on_all_ranks(lambda: write_model(*parts) if rank == 0 else None)
-        watchdog.close()  # scoring takes as long as it takes, and not equally long on all ranks
+        watchdog.close()  # scoring has no time limit, and takes different times on different ranks
         extend_timeout()
-        # The folder is submitted as it is, so an earlier call's predictions of other tests must go.
+        # The folder is submitted as it is, so predictions that an earlier call made for other tests must be removed.
         earlier = job.out / "predictions"
         on_all_ranks(lambda: shutil.rmtree(earlier) if rank == 0 and earlier.exists() else None)
         model = objective.build(config.model)
@@ -94,7 +102,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         model.to("cuda" if on_gpu() else "cpu")
         mine = on_all_ranks(lambda: _scores(model, prepared, job, (rank, world), stop))
         scores = {key: metrics for part in gather(mine) for key, metrics in part.items()}
-        if rank != 0 or len(scores) < len(sets.test) + len(sets.dev):  # a request to stop came meanwhile
+        if rank != 0 or len(scores) < len(sets.test) + len(sets.dev):  # a request to stop came in between
             return None
         result = _summary(job, config, sets, scores)
         write_object(job.done, result)
@@ -110,11 +118,11 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
     if task.kind == "tokens" and importlib.util.find_spec("seqeval") is None:
         raise ValueError("tags are scored by seqeval, which is missing: pip install --use-pep517 seqeval")
     validate(Training(command.task, engine=engine))
-    saved, sources = load_encoder(command.model), find(task, list(command.data))
+    saved, sources = load_encoder(command.model), find_task_files(task, list(command.data))
     cfg = saved.encoder.cfg
     if command.random:
         saved = saved._replace(encoder=initial_encoder(cfg, *objective_and_seed(command.model)))
-    sets = choose(sources, command.task, job.tuning, job.settings > 1)
+    sets = choose_sets(sources, command.task, job.tuning, job.settings > 1)
     tuning = replace(job.tuning, held_out=sets.held_out).completed(task, cfg)
     features: list[Feature] = []
     count = 0
@@ -122,7 +130,7 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
         examples, language = training_examples(source, task, tuning), language_index(cfg, source.language)
         features += featurise(examples, task, saved.vocabulary, tuning, LAYOUTS[cfg.layout], language, count)
         count += len(examples)
-    config = settings(
+    config = run_config(
         command.task, tuning, cfg, engine, command.train, job.seed, len(features), weights_sha256(saved.encoder)
     )
     folder.claim(config)
@@ -139,8 +147,8 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
     unlabelled = []
     for source in [*sets.test, *sets.dev][rank::world]:
         language_index(cfg, source.language)
-        examples = read(source, task)
-        if source in sets.test and not labelled(examples):
+        examples = read_examples(source, task)
+        if source in sets.test and not have_labels(examples):
             unlabelled.append(source.language)
     return Prepared(saved, sets, config, loader, unlabelled)
 
@@ -183,7 +191,9 @@ def _announce(job: Job, task: DownstreamTask, sets: TaskSets, unlabelled: set[st
         )
 
 
-def _fill(saved: nn.Module, config: FinetuneConfig, model: nn.Module, gather_parameter: GatherParameter | None) -> None:
+def _initialise(
+    saved: nn.Module, config: FinetuneConfig, model: nn.Module, gather_parameter: GatherParameter | None
+) -> None:
     """Give the encoder the saved weights, and draw those of the head from the seed."""
     assert isinstance(model, TaskModel)
     initialise(model.head, config.seed, config.model.init_std, gather_parameter)
@@ -210,7 +220,7 @@ def _scores(
         if rank == 0:
             print(f"{job.out}: scoring {source.path.name}, {number} of {len(files[::world])}", flush=True)
         held_out = source.split == "train"
-        examples = training_examples(source, task, tuning, held_out) if held_out else read(source, task)
+        examples = training_examples(source, task, tuning, held_out) if held_out else read_examples(source, task)
         features = featurise(
             examples, task, saved.vocabulary, tuning, LAYOUTS[cfg.layout], language_index(cfg, source.language)
         )
@@ -219,7 +229,7 @@ def _scores(
             path = job.out / predictions_file(task, source.split, source.language)
             write_predictions(path, examples, predictions)
         scores[purpose, source.language] = (
-            score(job.command.task, task, examples, predictions, source.language) if labelled(examples) else None
+            score(job.command.task, task, examples, predictions, source.language) if have_labels(examples) else None
         )
     return scores
 

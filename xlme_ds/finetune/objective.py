@@ -22,7 +22,7 @@ from .downstream_tasks import Kind
 from .features import IGNORED, TaskBatch
 
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
-# Beginnings of the names of the parameters below the first layer.
+# Prefixes of the names of the parameters below the first layer.
 _BELOW = (
     "encoder.embedding_",
     *(f"encoder.encoder.{name}" for name in ("positions", "languages", "relative", "input_norm")),
@@ -33,8 +33,8 @@ class TaskModel(nn.Module):
     """An encoder and a head, which reads every token, or `<s>` alone for pairs.
 
     The head is XLM-R's: linear for tokens and spans; dense, tanh and linear for pairs. After an encoder of `model.body
-    modern` it is ModernBERT's: dense, GELU, norm and linear. The encoder is trained too, with `dropout` instead of
-    pre-training's, and without dropout of attention weights.
+    modern` it is ModernBERT's: dense, GELU, norm and linear. The encoder is trained too, with `dropout` instead of the
+    rate of pre-training, and without dropout of attention weights.
     """
 
     def __init__(self, cfg: ModelConfig, kind: Kind, labels: int, dropout: float = 0.0):

@@ -100,7 +100,7 @@ def mlqa_words(text: str, language: str) -> list[str]:
     letters = "".join(c for c in text.lower() if c not in string.punctuation and unicodedata.category(c)[0] != "P")
     if language in _ARTICLES:
         letters = re.sub(_ARTICLES[language], " ", letters)
-    if language == "zh":  # its characters one by one, other text between them by white space
+    if language == "zh":  # Chinese characters one by one, text between them split at white space
         return re.findall(r"[\u4e00-\u9fa5]|[^\s\u4e00-\u9fa5]+", letters)
     return letters.split()
 
@@ -150,7 +150,8 @@ def predictions_file(task: DownstreamTask, split: str, language: str) -> Path:
 
 
 def write_predictions(path: Path, examples: Sequence[Example], predictions: Predictions) -> None:
-    """A label a line; a tag a line and an empty line after each sentence; JSON of answers by the question's id."""
+    """Write a label a line, or a tag a line with an empty line after each sentence, or JSON of answers by question
+    id."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(examples[0], Question):
         pairs = zip(examples, predictions, strict=True)

@@ -113,8 +113,8 @@ class FinetuneSettings:
     """Folder for scores, predictions and weights; one below it for each run if there are several. Give it again to
     resume."""
     random: bool = False
-    """Start from random weights in the model's shape, drawn with its run's seed if it has one, to see what training
-    gives."""
+    """Start from random weights in the model's shape, drawn from its run's seed if it has one, to show what
+    pre-training gains."""
     seeds: tuple[Seed, ...] = (1,)
     """Seeds of the head's weights, the order of examples and dropout; one run for each."""
     grid: bool = False
@@ -200,7 +200,7 @@ def jobs(command: FinetuneSettings) -> list[Job]:
     return all_jobs
 
 
-def settings(
+def run_config(
     task: str,
     tuning: TuningConfig,
     model: ModelConfig,

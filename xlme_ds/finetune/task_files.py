@@ -1,4 +1,4 @@
-"""The files of a task: which ones a run trains on, is scored on and chooses its settings by, and their examples.
+"""The files of a task: those that a run trains on, is scored on, and chooses its settings by; and their examples.
 
 The formats are lines of a word and its tag, lines of two texts and a label, and SQuAD's JSON.
 
@@ -18,8 +18,8 @@ from .settings import TuningConfig
 
 _CONLL_LANGUAGES = {"eng": "en", "deu": "de", "esp": "es", "ned": "nl"}
 _SPLITS = {"testa": "dev", "testb": "test", "": "test"}  # XQuAD's files, which are tests, name no split
-NO_LABEL = ""  # the tag or label of an example that has none; a question has no answers then
-TENTH = 10
+NO_LABEL = ""  # the tag or label of an example without one; a question without label has no answers
+HELD_OUT_EVERY = 10  # one in so many training examples is held out
 
 
 class Sentence(NamedTuple):
@@ -87,9 +87,9 @@ def fingerprints(sources: Iterable[TaskFile]) -> dict[str, str]:
     return {source.path.name: hashlib.sha256(source.path.read_bytes()).hexdigest() for source in sources}
 
 
-def find(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
-    """The task's files in and below `folders`, by name. Raises ValueError when none exists, or when two are the same
-    set of a language."""
+def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
+    """The task's files in and below `folders`, recognized by their names. Raises ValueError if there are none, or two
+    for the same set of a language."""
     patterns = [(pattern, True) for pattern in task.files] + [(pattern, False) for pattern in task.train_files]
     files: dict[tuple[str, str, bool], TaskFile] = {}
     for folder in folders:
@@ -119,7 +119,7 @@ def find(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
     return list(files.values())
 
 
-def choose(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of_several: bool) -> TaskSets:
+def choose_sets(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of_several: bool) -> TaskSets:
     """Sort the files of the task `name` by their purpose.
 
     `of_several`: the run is one of several, the best of which is chosen. Dev sets are the task's own or, for a language
@@ -154,10 +154,10 @@ def choose(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of_seve
     return TaskSets(train, test, train if held_out else [dev[code] for code in sorted(dev)], held_out, unused)
 
 
-def read(source: TaskFile, task: DownstreamTask) -> list[Example]:
-    """All examples of a file. Raises ValueError naming file and line (or question) for one that is not as it should be.
+def read_examples(source: TaskFile, task: DownstreamTask) -> list[Example]:
+    """All examples of a file. Raises ValueError, naming file and line (or question), for a malformed one.
 
-    Either all examples of a test have labels or none has (see `labelled`); labels on some of them are an error.
+    Either all examples of a test have labels or none has (see `have_labels`); labels on some of them are an error.
     """
     reader = {"tokens": _sentences, "pair": _pairs, "span": _questions}[task.kind]
     examples = list(reader(source, task))
@@ -166,7 +166,7 @@ def read(source: TaskFile, task: DownstreamTask) -> list[Example]:
     return examples
 
 
-def labelled(examples: Sequence[Example]) -> bool:
+def have_labels(examples: Sequence[Example]) -> bool:
     """Whether the examples of a file have labels."""
     first = examples[0]
     if isinstance(first, Sentence):
@@ -264,7 +264,9 @@ def _questions(source: TaskFile, task: DownstreamTask) -> Iterable[Example]:
             problem = "has no answer" if must_have_answers else "has an answer, and those before it have none"
             raise ValueError(f"{path}, question {question.id}: {problem}: fetch the file again")
         if question.id in ids and source.may_lack_labels:
-            raise ValueError(f"{path} has two questions {question.id}: predictions go by it, so fetch the file again")
+            raise ValueError(
+                f"{path} has two questions {question.id}: predictions are stored by id, fetch the file again"
+            )
         ids.add(question.id)
     return questions
 
@@ -294,7 +296,7 @@ def training_examples(
 
     Questions on one context are either all held out or all trained on.
     """
-    examples = read(source, task)[: tuning.train_examples or None]
+    examples = read_examples(source, task)[: tuning.train_examples or None]
     if not tuning.held_out:
         return examples
     groups: dict[object, int] = {}
@@ -302,9 +304,9 @@ def training_examples(
         groups.setdefault(example.context if isinstance(example, Question) else place, len(groups))
         for place, example in enumerate(examples)
     ]
-    if len(groups) < TENTH:
+    if len(groups) < HELD_OUT_EVERY:
         raise ValueError(
             f"{source.path} has {len(groups)} examples, too few to hold out every tenth: add a dev set to --data"
         )
     numbered = zip(examples, numbers, strict=True)
-    return [example for example, number in numbered if (number % TENTH == TENTH - 1) == held_out]
+    return [example for example, number in numbered if (number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1) == held_out]

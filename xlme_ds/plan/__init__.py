@@ -1,9 +1,9 @@
-"""Cost of a recipe and ways to run it, before anything runs: parameters, operations, memory, communication, days.
+"""Cost of a recipe and ways to run it, without running it: parameters, operations, memory, communication, days.
 
 xlme.plan.run(xlme.recipe("base"), gpus=8, gpu="h100")["days"]
 
-The model is built on the meta device, so the largest one takes no memory either. Speed is an estimate from counted
-operations and bytes; no figure of it was measured.
+The model is built on the meta device, so even the largest one takes no memory. Speed is estimated from counted
+operations and bytes, not measured.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,8 @@ def run(
 
     `gpu`: h200, h100, a100, a100-40g, v100, a10, or "memory in GiB,bf16 TFLOP/s". `utilisation`: share of the peak that
     arithmetic reaches. Among the keys: `days`, `gpu_hours`, `tokens_per_s`, `memory_per_gpu_gib`, `fits`, `parameters`
-    and `flops` of `config` as it is; `layouts`, a list of dictionaries with the same keys, each with the `settings`
-    that choose it.
+    and `flops` of the unchanged `config`; and `layouts`, a list of dictionaries with the costs of other layouts and the
+    `settings` that select each.
     """
     from .planner import plan  # it loads torch
     from .speed import gpu_of

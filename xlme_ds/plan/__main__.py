@@ -12,13 +12,13 @@ import tyro
 
 from ..cli import fail, parse, program, without
 from ..config import RunConfig
-from .budget import bought
+from .budget import affordable_model
 from .planner import plan
 from .printed import print_budget, print_details, print_plan
 from .speed import UTILISATION, gpu_of
 
 DESCRIPTION = "Cost of a recipe on a number of GPUs, and the best ways to run it. Nothing is run."
-_ALL = 10_000  # layouts: more than any plan has
+_ALL = 10_000  # layouts, more than any plan has
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class PlanSettings:
     """One of h200, h100-80g (or h100), a100-80g (or a100), a100-40g, v100-32g, a10-24g, or "memory_gib,tflops" of
     another."""
     utilisation: float = UTILISATION
-    """Share of its peak that a GPU reaches while it computes: assumed; measure yours with `xlme bench gpu`."""
+    """Assumed share of its peak that a GPU reaches while it computes; measure yours with `xlme bench gpu`."""
     dollars_per_hour: float | None = None
     """Price of a GPU for an hour; with it the plan has the cost."""
     budget: float | None = None
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
         if settings.budget is not None:
             assert settings.dollars_per_hour is not None
             budget, price = settings.budget, settings.dollars_per_hour
-            result = bought(settings.run, recipe_flags, budget, price, gpu, settings.utilisation)
+            result = affordable_model(settings.run, recipe_flags, budget, price, gpu, settings.utilisation)
         else:
             listed = settings.layouts if settings.json else _ALL  # `print_plan` merges some, then takes the first
             result = plan(settings.run, settings.gpus, gpu, settings.utilisation, listed)

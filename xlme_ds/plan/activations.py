@@ -17,45 +17,45 @@ def layer(layout: ParallelLayout) -> float:
     return layer_class(layout.model).saved_bytes(layout.model, layout)
 
 
-def wide(layout: ParallelLayout) -> float:
-    """One tensor [B, T, D]."""
+def hidden_bytes(layout: ParallelLayout) -> float:
+    """Bytes of one tensor of hidden states, [B, T, D]."""
     return layout.tokens * layout.model.width * layout.element
 
 
 def saved_layer(layout: ParallelLayout) -> float:
-    """Bytes that a layer saves for its backward pass: with checkpointing only its input."""
-    return wide(layout) if layout.model.activation_checkpointing else layer(layout)
+    """Bytes that a layer saves for the backward pass; with activation checkpointing only those of its input."""
+    return hidden_bytes(layout) if layout.model.activation_checkpointing else layer(layout)
 
 
 def _encoder(layout: ParallelLayout, layers: int, first: bool = True, last: bool = True) -> float:
-    """The layers of an encoder with its embeddings (`first`) and its output norm (`last`)."""
+    """Bytes that an encoder's layers save, with its embeddings (`first`) and its output norm (`last`)."""
     cfg = layout.model
     saved = layers * saved_layer(layout)
     if first and (cfg.norm == "post" or cfg.embedding_norm):
-        saved += 2 * wide(layout) if cfg.norm == "post" else wide(layout)
+        saved += 2 * hidden_bytes(layout) if cfg.norm == "post" else hidden_bytes(layout)
     if first and cfg.dropout:
         saved += layout.tokens * cfg.width
     if last and cfg.norm == "pre":
-        saved += 2 * wide(layout)
+        saved += 2 * hidden_bytes(layout)
     saved += layer_class(cfg).shared_bytes(cfg, layout)
     blocks = 9 * cfg.vocabulary_blocks if cfg.vocabulary_blocks > 1 else INTEGER
     return saved + (layout.tokens * (blocks + INTEGER) if first else 0)
 
 
-def predicted(layout: ParallelLayout, last: bool) -> float:
+def predicted_positions(layout: ParallelLayout, last: bool) -> float:
     """Positions of a micro-batch that the masked head of the first or the last part predicts."""
     return ((last and layout.flops.predicted_last) or layout.objective.mask_fraction) * layout.tokens
 
 
 def _masked_head(layout: ParallelLayout, last: bool) -> float:
-    """Dense, GELU, norm at the predicted positions, or their input alone; the softmax saves a number a position."""
+    """Bytes saved at the predicted positions by dense, GELU and norm, or of the input alone, and by the softmax."""
     tensors = 4 if layout.model.masked_head == "dense" else 1
     size = tensors * layout.model.width * layout.element + 4 * INTEGER
-    return predicted(layout, last) * size
+    return predicted_positions(layout, last) * size
 
 
 def generator(layout: ParallelLayout) -> float:
-    """The encoder in front of the one that a pipeline cuts, with its masked head; it has no dropout."""
+    """Bytes of the encoder before the one that a pipeline cuts, with its masked head; it has no dropout."""
     if not layout.flops.generator:
         return 0.0
     layout = replace(layout, model=replace(layout.model, dropout=0.0, attention_dropout=0.0))
@@ -63,12 +63,12 @@ def generator(layout: ParallelLayout) -> float:
 
 
 def stage(layout: ParallelLayout, number: int) -> float:
-    """Bytes that the forward pass of one micro-batch saves on a stage, in all passes that one backward pass takes."""
+    """Bytes that one micro-batch saves on a stage, in all forward passes that share a backward pass."""
     return sum(_of_pass(one, number) for one in _passes(layout))
 
 
 def _passes(layout: ParallelLayout) -> list[ParallelLayout]:
-    """The layout with the input of each pass over a micro-batch, the largest first."""
+    """The layout with the sizes of each forward pass over a micro-batch, the largest first."""
     return [
         replace(layout, tokens=one.tokens, row_tokens=one.row_tokens)
         for one in objective_of(layout.objective).passes(layout)
@@ -81,33 +81,34 @@ def _of_pass(layout: ParallelLayout, number: int) -> float:
     if part.first:
         saved += generator(layout)
     if part.last and flops.head:  # dense, GELU, one logit a token and its loss
-        saved += 2 * wide(layout) + layout.tokens * 6 * FLOAT
+        saved += 2 * hidden_bytes(layout) + layout.tokens * 6 * FLOAT
     if part.last and flops.softmax_last:
         saved += _masked_head(layout, last=True)
     if flops.decoder_layers:
         saved += _encoder(layout, flops.decoder_layers)
-        if not layout.model.activation_checkpointing:  # a second attention is counted as the first
+        if not layout.model.activation_checkpointing:  # a second attention is counted like the first
             feed_forward = 2 * layout.tokens * layout.model.feed_forward * layout.element
             saved += flops.cross_attentions * (layer(layout) - feed_forward)
     return saved
 
 
-def working(layout: ParallelLayout) -> float:
-    """Bytes that the backward pass of one layer holds besides: gradients, and with checkpointing the layer itself."""
+def layer_backward_bytes(layout: ParallelLayout) -> float:
+    """Bytes that the backward pass of one layer needs in addition: gradients, and with checkpointing the recomputed
+    layer."""
     recomputed = layer(layout) if layout.model.activation_checkpointing else 0.0
     return layer_class(layout.model).backward_bytes(layout.model, layout) + recomputed
 
 
-def logits(layout: ParallelLayout, backward: bool, last: bool) -> float:
+def softmax_bytes(layout: ParallelLayout, backward: bool, last: bool) -> float:
     """The vocabulary softmax of the first or the last part at its peak: a tile [M, C] in float32, and for a moment also
     in the type of the weights.
 
-    The forward pass also holds two sums a group, and the rows of the table that some positions draw their samples from.
-    Samples under a temperature take a second sum of exponentials a group, and another tile without the kernels. On a
-    GPU in bf16, Triton kernels hold neither tile nor rows in the forward pass, and no float32 tile in the backward
+    The forward pass also holds two sums for each group of ids, and the rows of the table that some positions draw their
+    samples from. Sampling with a temperature needs a third sum for each group and, without the kernels, a second tile.
+    On a GPU in bf16, Triton kernels hold neither tile nor rows in the forward pass, and no float32 tile in the backward
     pass; the groups' weights are cumulated in float64.
     """
-    cfg, positions = layout.model, predicted(_passes(layout)[0], last)
+    cfg, positions = layout.model, predicted_positions(_passes(layout)[0], last)
     size = min(-(-cfg.head_chunk // GROUP) * GROUP, -(-cfg.vocabulary // cfg.vocabulary_blocks))
     kernels = layout.fused and layout.element < FLOAT and cfg.kernels != "torch"
     tile = positions * size * (FLOAT + (0 if layout.element == FLOAT else layout.element))
@@ -130,10 +131,10 @@ def logits(layout: ParallelLayout, backward: bool, last: bool) -> float:
 
 
 def between_stages(layout: ParallelLayout) -> float:
-    """Bytes from one stage to the next a micro-batch: hidden states and two kinds of integers; a key a row.
+    """Bytes that one stage sends to the next for a micro-batch: hidden states, two integers a token and a key a row.
 
-    After a generator also its losses and one more kind of integers.
+    After a generator also its losses and one more integer a token.
     """
     per_token = FLOAT + 3 * INTEGER if layout.flops.generator else 2 * INTEGER
     per_token += INTEGER if layout.flops.softmax_first and layout.flops.softmax_last else 0  # the original tokens
-    return wide(layout) + layout.tokens * per_token + layout.rows * INTEGER
+    return hidden_bytes(layout) + layout.tokens * per_token + layout.rows * INTEGER

@@ -1,4 +1,4 @@
-"""The inverse of a plan: the size of a model, its tokens and its steps that an amount of money buys."""
+"""The inverse of a plan: the size, tokens and steps of the model that an amount of money buys."""
 
 import math
 from bisect import bisect_left
@@ -17,17 +17,18 @@ RULE = (
     "published for replaced token detection. Encoders are mostly smaller and trained for longer: see the recipes"
 )
 TOKENS_A_PARAMETER = 20
-_MOST_HOURS = 1e12  # of a GPU; more give steps that cannot be counted
+_MOST_HOURS = 1e12  # of a GPU; more would give more steps than can be counted
 _PUBLISHED = ("base", "large", "xl")
 _HEAD = 64  # width of a head in all of XLM-E's sizes
 _HEADS = range(4, 65)  # of the models that are considered
 
 
-def bought(
+def affordable_model(
     run: RunConfig, flags: str, dollars: float, dollars_per_hour: float, gpu: GPU, utilisation: float
 ) -> dict[str, Any]:
-    """The model that `dollars` buy, in the shapes of XLM-E with the data and the vocabulary of `run`, which `flags`
-    give, and the share of each published recipe. Raises ValueError when they do not buy a step."""
+    """The model that `dollars` buy, in the shapes of XLM-E with the data and the vocabulary of `run`, and the share of
+    each published recipe that they buy. `flags`: the options that give `run`. Raises ValueError if they do not buy a
+    step."""
     gpu = computing_in(gpu, run.engine.precision)
     gpu_hours = dollars / dollars_per_hour
     flops = gpu_hours * 3600 * gpu.tflops * 1e12 * utilisation

@@ -1,4 +1,4 @@
-"""Layout of a recipe on a number of GPUs: the sizes that determine memory, communication and time."""
+"""The parallel layout of a recipe on a number of GPUs: the sizes that determine memory, communication and time."""
 
 import functools
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ from ..validate import validate
 
 @dataclass(frozen=True)
 class StageSizes:
-    """Parameters of one stage, heads with their encoders; the only encoder of a model counts as discriminator.
+    """Numbers of parameters of one stage. Heads count with their encoders, a model's only encoder as the discriminator.
 
-    `tables`: of the tokens, the embedding and, with GDES, the difference; `largest`: the largest single parameter.
+    `tables`: the embedding and, with GDES, the difference; `largest`: the largest single parameter.
     """
 
     total: int
@@ -77,7 +77,7 @@ def zero_settings(engine: EngineConfig) -> dict[str, int]:
 
 def _takes_triton(run: RunConfig, precision: str) -> bool:
     """Whether attention on a GPU runs in the Triton kernels."""
-    masking = getattr(objective_of(run.objective), "masking", None)  # of objectives that have another than by item
+    masking = getattr(objective_of(run.objective), "masking", None)  # of objectives whose mask is not by item
     allowed = item_mask if masking is None else masking.allowed
     return takes_triton(run.model, allowed, on_gpu=True, half=precision == "bf16")
 
@@ -86,9 +86,9 @@ def _takes_triton(run: RunConfig, precision: str) -> bool:
 class ParallelLayout(MicroBatch):
     """`replicas` of a pipeline of `len(stages)` stages, `gpus` processes in all.
 
-    `flops`: operations of the forward pass, a token; `zero`: ZeRO's settings under DeepSpeed's names; `gradient_bytes`:
-    of an element of the gradients that micro-batches add up in; `sum_bytes`: of those that are summed over ranks;
-    `offloads_optimizer`: its states are in the host's memory.
+    `flops`: operations of the forward pass for each token; `zero`: ZeRO's settings under DeepSpeed's names;
+    `gradient_bytes`: bytes of an element of the gradients that micro-batches accumulate in; `sum_bytes`: of those that
+    are summed over ranks; `offloads_optimizer`: optimizer states are in the host's memory.
     """
 
     objective: ObjectiveConfig

@@ -1,4 +1,4 @@
-"""Peak memory of one GPU by kind: the fullest moment of a step.
+"""Peak memory of one GPU by kind, at the moment of a step with the highest memory use.
 
 For a stage of Ψ parameters on N replicas, at e bytes an element, DeepSpeed 0.19.8 holds these bytes (as in its
 runtime/zero/ and runtime/bf16_optimizer.py):
@@ -19,7 +19,7 @@ tests/plan/test_memory.py compares the peak with what the engines allocate.
 
 import math
 
-from .activations import between_stages, generator, logits, saved_layer, working
+from .activations import between_stages, generator, layer_backward_bytes, saved_layer, softmax_bytes
 from .activations import stage as saved_stage
 from .layout import ParallelLayout
 
@@ -71,7 +71,10 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
     )
     moments = {
         "start of the backward pass": _plus(
-            backward_start, gradients=_waiting(layout, stage), activations=working(layout), buffers=bucket_bytes
+            backward_start,
+            gradients=_waiting(layout, stage),
+            activations=layer_backward_bytes(layout),
+            buffers=bucket_bytes,
         ),
         "update": _plus(idle, gradients=_reduced_gradients(layout, stage), buffers=_updating(layout, stage)),
     }
@@ -80,11 +83,13 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
     if layout.flops.softmax_last and part.last:
         table_gradient = _softmax_gradient(layout, stage) if sizes.embedding else layout.element * layout.borrowed
         moments |= {
-            "vocabulary softmax, forward": _plus(backward_start, logits=logits(layout, backward=False, last=True)),
+            "vocabulary softmax, forward": _plus(
+                backward_start, logits=softmax_bytes(layout, backward=False, last=True)
+            ),
             "vocabulary softmax, backward": _plus(
                 backward_start,
                 gradients=table_gradient,
-                logits=logits(layout, backward=True, last=True),
+                logits=softmax_bytes(layout, backward=True, last=True),
                 buffers=bucket_bytes,
             ),
         }
@@ -113,13 +118,13 @@ def _around_the_first_softmax(
     saved_bytes = generator(layout)
     return {
         "vocabulary softmax, forward": _plus(
-            forward_base, activations=saved_bytes, logits=logits(layout, backward=False, last=False)
+            forward_base, activations=saved_bytes, logits=softmax_bytes(layout, backward=False, last=False)
         ),
         "vocabulary softmax, backward": _plus(
             backward_base,
             gradients=_softmax_gradient(layout, stage) + lookup_gradient,
             activations=saved_bytes,
-            logits=logits(layout, backward=True, last=False),
+            logits=softmax_bytes(layout, backward=True, last=False),
         ),
         "embedding, backward": _plus(backward_base, gradients=_joined_by_lookup(layout, stage)),
     }
@@ -155,7 +160,7 @@ def _reductions(
     largest_gradient = layout.element * sizes.largest if layout.element == 2 or layout.zero["stage"] == 3 else 0
     return {
         "first reduction": _plus(reduced, buffers=_reducing(layout, stage, bucket_size)),
-        "after the first reduction": _plus(reduced, activations=working(layout)),
+        "after the first reduction": _plus(reduced, activations=layer_backward_bytes(layout)),
         "reduction of the largest parameter": _plus(
             idle,
             weights=_gathered(layout, stage, 0),
@@ -212,7 +217,8 @@ def _reduced_gradients(layout: ParallelLayout, stage: int, produced: float = mat
 
 
 def _waiting(layout: ParallelLayout, stage: int) -> float:
-    """Bytes of the softmax's gradient of an embedding that waits for the lookup's: autograd adds the two first."""
+    """Bytes of the softmax's gradient of an embedding, which waits for the lookup's, because autograd adds the two
+    first."""
     return _softmax_gradient(layout, stage) if layout.flops.softmax_last and len(layout.stages) == 1 else 0.0
 
 
@@ -233,7 +239,8 @@ def _joined_by_lookup(layout: ParallelLayout, stage: int) -> float:
 
 
 def _gathered(layout: ParallelLayout, stage: int, modules: int) -> float:
-    """Bytes of gathered weights under ZeRO-3: the tables, which belong to the root module, and `modules` parameters."""
+    """Bytes of gathered weights under ZeRO-3: the tables, which belong to the root module, and `modules` parameters
+    more."""
     return layout.element * (layout.sizes(stage).tables + modules) if _gathers(layout) else 0.0
 
 

@@ -32,7 +32,7 @@ PAPER = (
     "as in the paper's Table 4: matrix products, backward = forward, no vocabulary softmax, 2^20 tokens taken as "
     "1.0e6, pairs taken as half"
 )
-# The settings of EngineConfig that a layout sets, but for `kind` and `deepspeed`.
+# The settings of EngineConfig that a layout sets, except `kind` and `deepspeed`.
 _LAYOUT_SETTINGS = (
     "balance",
     "pipeline_stages",
@@ -53,8 +53,8 @@ def plan(
 ) -> dict[str, Any]:
     """Cost of `run` on rows of `model.max_positions` tokens, and the `layouts` best ways to run it.
 
-    `gpus` is by default one copy of the model's: 1, or the stages of a pipeline. Raises ValueError if `run` is not
-    legal on them.
+    `gpus`: by default as many as one copy of the model needs: 1, or the stages of a pipeline. Raises ValueError if
+    `run` is not legal on them.
     """
     gpu = computing_in(gpu, run.engine.precision)
     gpus = run.engine.processes_per_replica if gpus is None else gpus
@@ -103,7 +103,7 @@ def computing_in(gpu: GPU, precision: str) -> GPU:
 
 
 def _phases(run: RunConfig) -> list[dict[str, float]]:
-    """Steps, tokens, counting rows as full, and the predicted share of tokens for each phase of the data."""
+    """Steps, tokens (counting rows as full) and predicted share of tokens of each phase of the data."""
     data_phases = phases(run.data, run.objective.mask_fraction)
     ends = [phase.first for phase in data_phases[1:]] + [run.train.steps]
     tokens_a_step = int(sum(run.data.mean_rows)) * run.model.max_positions
@@ -147,7 +147,7 @@ def _components(run: RunConfig) -> dict[str, int]:
 def _priced(
     run: RunConfig, gpus: int, gpu: GPU, utilisation: float, base: RunConfig
 ) -> tuple[tuple[float, ...], dict[str, Any]]:
-    """(sort key, rounded costs) of `run`, which is `base` in a layout of its own.
+    """(sort key, rounded costs) of `run`, which is `base` in another layout.
 
     The key puts the fastest first, then fewer micro-batches, then less memory. Raises ValueError if `run` is not legal
     on `gpus`.
@@ -204,8 +204,8 @@ def _variants(run: RunConfig, gpus: int) -> Iterator[RunConfig]:
 
 
 def _engines(engine: EngineConfig, gpus: int) -> Iterator[EngineConfig]:
-    """ZeRO 1, 2 and 3, of these 2 and 3 also with the optimizer offloaded; then pipelines of 2, 4, 8, … stages, where
-    these divide `gpus`."""
+    """ZeRO 1, 2 and 3; ZeRO 2 and 3 with the optimizer offloaded; then pipelines of 2, 4, 8, … stages, if these divide
+    `gpus`."""
     plain = replace(
         engine,
         kind="deepspeed",

@@ -69,9 +69,9 @@ def print_budget(result: dict[str, Any]) -> None:
 
 
 def distinct(layouts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Layouts with those merged that are equally fast and differ only in the micro-batch.
+    """Merge layouts that are equally fast and differ only in the micro-batch.
 
-    Each is the first of its group, with the group's micro-batches as `micro_batches`.
+    Each result is the first of its group, with the group's micro-batches as `micro_batches`.
     """
     groups: dict[tuple[str, int], dict[str, Any]] = {}
     for layout in layouts:
@@ -97,7 +97,7 @@ def _answer(result: Mapping[str, Any], layouts: Sequence[Mapping[str, Any]], dol
 
 
 def _time(days: float) -> str:
-    """`days` in words: as days, or as hours and minutes below one day."""
+    """`days` as text: in days, or in hours and minutes below one day."""
     if days >= 1:
         return f"{days:.3g} days"
     return duration(days * DAY) if days * DAY >= 60 else "less than a minute"

@@ -2,7 +2,7 @@
 
 A step takes, on the busiest GPU, with m micro-batches and p stages:
 
-    compute   = operations executed / (peak · utilisation)        with checkpointed layers and logits computed again
+    compute   = operations executed / (peak · utilisation)        including recomputed layers and logits
     bubble    = compute · (p − 1) / m                             1F1B: (p−1) of (m+p−1) slots are idle
     transfer  = time of exposed bytes + max(0, time of the rest − computing meanwhile), at bandwidth · LINK_EFFICIENCY
     offload   = bytes of optimizer, gradients and weights through PCIe and the host's memory; nvme counts as memory
@@ -76,7 +76,8 @@ _H100 = "NVIDIA H100 SXM5 data sheet; DGX H100: 8 × 400 Gb/s"
 _A100 = "NVIDIA A100 SXM data sheet; DGX A100: 8 × 200 Gb/s"
 _V100 = "NVIDIA V100 SXM2 data sheet, which has no bf16; DGX-1: 4 × 100 Gb/s"
 _A10 = "NVIDIA A10 data sheet, PCIe 4.0 x16; 25 Gb/s a GPU between nodes is assumed"
-# Data sheets give both directions of NVLink together, `link` is half of that. `network` is that of the maker's system.
+# Data sheets give the sum of both directions of NVLink; `link` is half of it. `network` is that of NVIDIA's own
+# systems.
 GPUS = {
     gpu.name: gpu
     for gpu in (
@@ -116,7 +117,7 @@ def communication(layout: ParallelLayout) -> dict[str, float]:
 
 
 def _sent_by(layout: ParallelLayout, stage: int) -> dict[str, float]:
-    """Bytes that a GPU of a stage sends in an optimizer step; `exposed` is without those to other stages."""
+    """Bytes that a GPU of a stage sends in an optimizer step; `exposed` excludes those to other stages."""
     sizes, micro_batches = layout.sizes(stage), layout.accumulation
     ring_share = (layout.replicas - 1) / layout.replicas
     # Bytes of one all-gather of all weights, and of one reduce-scatter of all gradients.

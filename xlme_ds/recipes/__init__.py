@@ -16,7 +16,7 @@ _FUNCTIONS = (
     *(translation.xlm_mt, translation.xlm_umt, translation.xlme_mt),
 )
 RECIPES: dict[str, RunConfig] = {run.name: run for run in (function() for function in _FUNCTIONS)}
-# What each trains and on what machine: its docstring's first line.
+# The first line of each docstring: what the recipe trains, and on which GPUs.
 SUMMARIES = {function.__name__: (function.__doc__ or "").partition("\n")[0] for function in _FUNCTIONS}
 
 

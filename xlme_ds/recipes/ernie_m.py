@@ -1,9 +1,9 @@
 """ERNIE-M (Ouyang et al., 2021; its Table 10), which trains in two stages.
 
 The first stage continues from an XLM-R with equal sizes: give it as --start.folder, and mix the data with --alpha 0.1.
-The second stage, on text alone, continues from a run of the first. The paper gives one
-number of steps, which each stage has here, and no gradient clipping: XLM-E's is taken. In the first stage half of the
-batch of 2,048 rows are pairs.
+The second stage, on text alone, continues from a run of the first. The paper gives one number of steps, which each
+stage has here, and no gradient clipping, which is XLM-E's here. In the first stage half of the batch of 2,048 rows are
+pairs.
 """
 
 from dataclasses import replace

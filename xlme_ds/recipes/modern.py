@@ -1,5 +1,5 @@
-"""Encoders with the body of ModernBERT (`model.body modern`), in its Base size: by XLM-E's objective and by masked
-language modelling, on rows of 1,024 tokens. They are in no paper."""
+"""Encoders with the body of ModernBERT (`model.body modern`) in its Base size, trained with XLM-E's objective or with
+masked language modelling, on rows of 1,024 tokens. No paper has these recipes."""
 
 from dataclasses import replace
 

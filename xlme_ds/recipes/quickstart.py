@@ -1,4 +1,4 @@
-"""The ten-minute run on two CPU cores, with every part of a large one: ZeRO-3, two processes, both tasks."""
+"""The ten-minute run on two CPU cores, with all parts of a large run: ZeRO-3, two processes, both tasks."""
 
 from ..config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
 

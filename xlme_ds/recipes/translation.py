@@ -1,4 +1,4 @@
-"""Machine translation: XLM's, supervised and unsupervised, and one with XLM-E Base.
+"""Machine translation: XLM's, supervised and unsupervised, and with XLM-E Base as encoder.
 
 The two languages of each recipe are examples: give your own, the vocabulary, and a run of the encoder's shape as
 --start.folder. XLM's recipes read pairs mixed with --layout xlm --row-tokens 256 (`xlm_mt`) or sentences mixed with

@@ -1,8 +1,9 @@
 """XLM-E as published (Tables 8 to 10) in three sizes, and its ablations (Table 2).
 
-`base`, `large` and `xl` run on any number of GPUs of 80 GB, which chooses their ZeRO stage, within 3% of the fastest
-layout that the planner finds for 8, 64 and 512 A100s. Names with an engine (`large_zero2`) use that one engine, smaller
-micro-batches and less memory: `zero` partitions the state of a process, `pipe` cuts the model into stages.
+`base`, `large` and `xl` run on any number of GPUs of 80 GB. The number determines their ZeRO stage; on 8, 64 and 512
+A100s they are within 3% of the fastest layout that the planner finds. Names with an engine (`large_zero2`) use that one
+engine, smaller micro-batches and less memory: `zero` partitions the state of a process, `pipe` cuts the model into
+stages.
 """
 
 from dataclasses import replace

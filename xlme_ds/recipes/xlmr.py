@@ -1,7 +1,7 @@
-"""XLM-R, the baseline in XLM-E's setup: its objective on the rows that XLM-E reads (Table 2); XLM-E continued from it.
+"""XLM-R as the baseline of XLM-E (Table 2), trained on the rows that XLM-E reads; and XLM-E continued from XLM-R.
 
 `continue_xlmr` and `continue_xlmr_large` turn an XLM-R into an XLM-E of its shape, with the gated bias: from the
-folder xlm-roberta-base or xlm-roberta-large here, or another --start.folder. These two are in no paper.
+folder xlm-roberta-base or xlm-roberta-large in the current folder, or another --start.folder. No paper has these two.
 """
 
 from dataclasses import replace

@@ -47,8 +47,8 @@ def draw(run: Path | None = None, runs: tuple[Path, ...] = (), out: Path = Path(
         raise ValueError("name one run with --run, or several with --runs")
     if run is None:
         return write_comparison(runs, out)
-    if trouble := _update(run):
-        note(trouble)
+    if problem := _update(run):
+        note(problem)
     return write_report(run)
 
 
@@ -57,7 +57,7 @@ def draw_for(folder: str, parent: str) -> None:
     run = Path(folder)
 
     def leave(*_: object) -> None:
-        sys.exit(143)  # a file that is half written is taken away
+        sys.exit(143)  # the exception removes a file that is half written
 
     def follow() -> None:
         while os.getppid() == int(parent):
@@ -66,23 +66,23 @@ def draw_for(folder: str, parent: str) -> None:
         time.sleep(10)
         os._exit(143)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C, which the run has too
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's to handle
     signal.signal(signal.SIGTERM, leave)
     threading.Thread(target=follow, name="parent", daemon=True).start()
     try:
-        trouble = _update(run)
+        problem = _update(run)
         write_report(run)
-        if trouble:
-            raise ValueError(trouble)
+        if problem:
+            raise ValueError(problem)
     except (ValueError, OSError) as error:
         fail("xlme report", error)
 
 
 def _update(run: Path) -> str | None:
-    """Bring what is shown of a run that is not finished up to date; why it could not be."""
+    """Update the sentences and the retrieval of an unfinished run; returns a message if they could not be updated."""
     if (run / "finished.json").exists() or not (run / "checkpoints").is_dir():
         return None
-    from ..evaluate.showcase import bring_up_to_date  # which loads torch
+    from ..evaluate.showcase import bring_up_to_date  # imported late: it loads torch
 
     try:
         bring_up_to_date(run)

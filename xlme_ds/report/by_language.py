@@ -1,4 +1,4 @@
-"""Languages on the report page: their names, and the held-out losses of each next to a unigram model."""
+"""Languages on the report page: their names, and the held-out losses of each, compared with a unigram model."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -19,14 +19,14 @@ tl Tagalog, tr Turkish, ug Uyghur, uk Ukrainian, ur Urdu, uz Uzbek, vi Vietnames
 """
 NAMES: dict[str, str] = dict(entry.split(maxsplit=1) for entry in _NAMES.strip().split(","))
 _VARIANTS = {"rom": "romanized", "zaw": "Zawgyi", "Hans": "simplified", "Hant": "traditional"}
-_SHOWN = 24  # charts outside of the fold: half of them of the best languages, half of the worst
+_SHOWN = 24  # charts that are not folded away: half for the best languages, half for the worst
 
 
-def named(code: str) -> str:
+def language_name(code: str) -> str:
     """The English name of a CC-100 language, or the names of a pair (`en–de` or `en-de`); empty for an unknown code."""
     first, _, second = code.replace("–", "-").partition("-")
-    if second and named(first) and named(second):
-        return f"{named(first)}–{named(second)}"
+    if second and language_name(first) and language_name(second):
+        return f"{language_name(first)}–{language_name(second)}"
     language, _, variant = code.replace("-", "_").partition("_")
     name = NAMES.get(language, "")
     return f"{name}, {_VARIANTS.get(variant, variant)}" if name and variant else name
@@ -43,7 +43,7 @@ def heldout_languages(
 ) -> dict[str, Any] | None:
     """The held-out losses by language: a table for each task, best language first, and a small chart per language.
 
-    The loss of a task is that of its quantities which can be compared to a unigram model. None if no record has one.
+    The loss of a task is the one of its quantities that can be compared with a unigram model. None if no record has it.
     """
     terms = {quantity["task"]: term for term, quantity in quantities.items() if quantity["unigram"]}
     tables = {}
@@ -74,7 +74,7 @@ def _table(records: Sequence[Mapping[str, Any]], task: str, term: str, others: S
 
 
 def _summary(table: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rows of the table, and the figures in the text above it."""
+    """The rows of the table, and the numbers in the text above it."""
     ranked = [row for row in table if row["gain"] is not None]
     count = min(3, len(ranked) // 2)
     return {
@@ -91,7 +91,7 @@ def _summary(table: list[dict[str, Any]]) -> dict[str, Any]:
 def _charts(
     records: Sequence[Mapping[str, Any]], terms: Mapping[str, str], tables: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Loss minus the unigram model's over steps, as SVG points in a box of 100 by 50, all on the same axes.
+    """Loss minus the unigram model's loss over steps, as SVG points in a box of 100 by 50, all on the same axes.
 
     Languages are sorted by their gain in the first task, or in the next where they have none in the first.
     """

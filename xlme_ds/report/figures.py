@@ -22,7 +22,7 @@ from ..cli import number
 
 Records = Sequence[Mapping[str, Any]]
 Quantities = Mapping[str, Mapping[str, Any]]
-"""What the objective reports, in words, by name (`objectives.protocol.Quantity`)."""
+"""Descriptions of what the objective reports, by name (`objectives.protocol.Quantity`)."""
 
 _TITLES = {
     "loss": "Joint loss",
@@ -39,7 +39,7 @@ _CHANCE = 0.5  # the AUC of a random guess
 _NOT_DRAWN = {"step", "tokens", "skipped_steps", "seconds_left"}
 _MOST_POINTS = 500  # a curve of a long run is averaged down to this many points
 
-# Drawn colour -> the template's variable. Every colour a figure uses is one of these.
+# Colour in a figure -> the template's variable. Figures use no other colours.
 INK, MUTED, GRID, SURFACE = "#1f2430", "#6b7280", "#e3e6eb", "#fefefe"
 MONO, PARA, TOTAL = "#2f6fdb", "#d9622b", "#5b5f97"
 _VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", SURFACE: "surface", MONO: "mono", PARA: "para", TOTAL: "total"}
@@ -79,18 +79,18 @@ _STYLE = {
 
 
 class Panel(NamedTuple):
-    """A figure, and what a legend explains of it: `mono`, `para`, `all`, `raw`, `heldout`, `baseline`."""
+    """A figure, and the marks that its legend must explain: `mono`, `para`, `all`, `raw`, `heldout`, `baseline`."""
 
     svg: Markup
     marks: set[str]
 
 
-def family(key: str, known: Quantities) -> tuple[str, str]:
+def panel_and_series(key: str, quantities: Quantities) -> tuple[str, str]:
     """The title of the panel that shows a logged key, and the key's series there: `mono`, `para`, or `all` if it has no
     task."""
     suffix = key.rpartition("_")[2]
     name = key.removesuffix("_" + suffix) if suffix in ("mono", "para") else key
-    quantity = known.get(key) or known.get(name)
+    quantity = quantities.get(key) or quantities.get(name)
     series = suffix if name != key else "all"
     if quantity is None:
         return _TITLES.get(name, name.replace("_", " ")), series
@@ -106,31 +106,34 @@ def is_drawn(key: str) -> bool:
 def curves(
     metrics: Records,
     heldout: Records,
-    known: Quantities,
+    quantities: Quantities,
     borders: Sequence[int] = (),
-    apart: Container[str] = (),
+    separate: Container[str] = (),
 ) -> dict[str, Panel]:
     """The panel of every logged quantity, by title: raw values thin, smoothed ones thick, held-out text as points.
 
-    The page puts the panels whose titles are in `apart` in another section; a panel that is alone in its section is
-    wide. The loss comes first, then the objective's quantities (`known`), those of `_TITLES`, and the rest as first
-    logged. A vertical line marks each of the steps `borders`, where the data change.
+    The page puts the panels whose titles are in `separate` in another section; a panel that is alone in its section is
+    wide. The loss comes first, then the objective's `quantities`, those of `_TITLES`, and the rest in the order of
+    their first record. A vertical line marks each of the steps `borders`, where the data change.
     """
-    families: dict[str, dict[str, str]] = {family(key, known)[0]: {} for key in ("loss", *known, *_TITLES)}
+    families: dict[str, dict[str, str]] = {
+        panel_and_series(key, quantities)[0]: {} for key in ("loss", *quantities, *_TITLES)
+    }
     for record in [*metrics, *heldout]:
         for key, value in record.items():
-            title, series = family(key, known)
+            title, series = panel_and_series(key, quantities)
             if is_drawn(key) and isinstance(value, int | float):
                 families.setdefault(title, {})[series] = key
     families = {title: keys for title, keys in families.items() if keys}
-    sections = Counter(title in apart for title in families)
-    widths = {title: _WIDE if sections[title in apart] == 1 else _NARROW for title in families}
+    sections = Counter(title in separate for title in families)
+    widths = {title: _WIDE if sections[title in separate] == 1 else _NARROW for title in families}
     return {
-        title: _panel(title, widths[title], keys, metrics, heldout, known, borders) for title, keys in families.items()
+        title: _panel(title, widths[title], keys, metrics, heldout, quantities, borders)
+        for title, keys in families.items()
     }
 
 
-def over_each_other(key: str, runs: Sequence[tuple[Records, Records]], title: str) -> Markup:
+def compared_curves(key: str, runs: Sequence[tuple[Records, Records]], title: str) -> Markup:
     """One quantity of several runs, given as (metrics, held-out) records, each run in its own colour: the held-out
     points, or the smoothed curve of a run that has none."""
     axes = _new_axes()
@@ -159,7 +162,7 @@ def _panel(
     keys: Mapping[str, str],
     metrics: Records,
     heldout: Records,
-    known: Quantities,
+    quantities: Quantities,
     borders: Sequence[int],
 ) -> Panel:
     """The panel of one title; `keys`: its logged keys, by series."""
@@ -172,7 +175,7 @@ def _panel(
         steps, values = thin(*points(metrics, key))
         axes.plot(steps, smooth(values), color=colour, linewidth=1.9)
         axes.plot(*points(heldout, key), "o:", color=colour, linewidth=0.9, markersize=5, markeredgecolor=SURFACE)
-        if known.get(key, {}).get("unigram"):
+        if quantities.get(key, {}).get("unigram"):
             for baseline in points(heldout, f"{_BASELINE}_{series}")[1][-1:]:
                 axes.axhline(baseline, color=colour, linewidth=1.2, linestyle=(0, (5, 3)))
                 marks.add("baseline")
@@ -180,7 +183,7 @@ def _panel(
     if any(key.startswith("auc_") for key in keys.values()):
         axes.axhline(_CHANCE, color=MUTED, linewidth=1, linestyle="--")
         marks.add("baseline")
-    axes.set_ylim(axes.get_ylim())  # before the raw values are drawn: their noise does not widen it
+    axes.set_ylim(axes.get_ylim())  # before the raw values are drawn, so that their noise does not widen the axis
     for series, key in keys.items():
         axes.plot(*thin(*points(metrics, key)), color=_COLOURS[series], linewidth=0.8, alpha=0.3, zorder=1.5)
     return Panel(_svg_over_steps(axes, title), marks)
@@ -202,8 +205,8 @@ def dimensions_by_layer(records: Records) -> Markup:
 
 def points(records: Records, key: str) -> tuple[np.ndarray, np.ndarray]:
     """float64 (steps, values) of the records that have a number under `key`."""
-    found = [(record["step"], record[key]) for record in records if isinstance(record.get(key), int | float)]
-    table = np.array(found, dtype=np.float64).reshape(-1, 2)
+    pairs = [(record["step"], record[key]) for record in records if isinstance(record.get(key), int | float)]
+    table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
     return table[:, 0], table[:, 1]
 
 
@@ -279,5 +282,5 @@ def _svg(axes: Axes, label: str) -> Markup:
     text = re.sub(r'width="([\d.]+)pt" height="[\d.]+pt"', "", text, count=1)
     for colour, variable in _VARIABLES.items():
         text = text.replace(colour, f"var(--{variable})")
-    # Safe as it is: matplotlib escapes the texts it draws.
+    # Safe without escaping: matplotlib escapes the texts that it draws.
     return Markup(text.replace("<svg", Markup('<svg role="img" aria-label="{}"').format(label), 1))

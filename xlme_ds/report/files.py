@@ -12,7 +12,7 @@ from ..io.files import read_object
 class RunFiles:
     """The records in the run folder `run`. JSON files are None and line files empty where the run did not write them.
 
-    ValueError where it is no folder or a file in it is damaged.
+    Raises ValueError if it is not a folder or a file in it is damaged.
     """
 
     def __init__(self, run: Path):
@@ -32,8 +32,8 @@ class RunFiles:
 
     @property
     def objective(self) -> dict[str, Any]:
-        """The description and the quantities of the run's objective (see `objectives.describe`); of fine-tuning
-        nothing."""
+        """The description and the quantities of the run's objective (see `objectives.describe`); both empty after
+        fine-tuning."""
         return {"description": None, "quantities": {}} | dict((self.config or {}).get("objective", {}))
 
 
@@ -43,9 +43,10 @@ def read_optional(path: Path) -> dict[str, Any] | None:
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """The records of a line file in step order; of a step that was logged twice (a resumed run) the later one.
+    """The records of a JSON Lines file in step order. If a step was logged twice (by a resumed run), the later one
+    counts.
 
-    A last line without its end is left out: the run writes it, or was killed meanwhile.
+    A last line without a line feed is left out: the run is still writing it, or was killed while it did.
     """
     records: dict[int, dict[str, Any]] = {}
     lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
@@ -63,7 +64,7 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
 
 
 def render(template: str, **values: Any) -> str:
-    """A template of this package filled in; in a page of HTML the values are escaped."""
+    """Fill in a template of this package; in an HTML page the values are escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=jinja2.select_autoescape(["html"]),

@@ -15,7 +15,7 @@ from ..cli import duration, number
 from ..io.files import replacing
 from ..train.run_folder import first_step_of, flatten, missing_steps
 from . import figures
-from .by_language import heldout_languages, named, tag
+from .by_language import heldout_languages, language_name, tag
 from .figures import nats, percent, points
 from .files import RunFiles, render
 
@@ -47,8 +47,10 @@ def write_report(run: Path) -> Path:
 def _page_of(run: RunFiles) -> str:
     settings: dict[str, Any] = checked("config.json", lambda: {} | (run.config or {}).get("config", {}))
     quantities = checked("config.json", lambda: run.objective["quantities"])
-    # Losses that a unigram model can be compared with, on held-out text, have a section before the other curves.
-    with_unigram = {figures.family(key, quantities)[0] for key, quantity in quantities.items() if quantity["unigram"]}
+    # Held-out losses that can be compared with a unigram model have a section of their own, before the other curves.
+    with_unigram = {
+        figures.panel_and_series(key, quantities)[0] for key, quantity in quantities.items() if quantity["unigram"]
+    }
     losses = with_unigram if run.heldout else set()
     borders = [step for step, _ in _phases(settings)][1:]
     panels = checked(
@@ -78,7 +80,7 @@ def _page_of(run: RunFiles) -> str:
             {key: value for key, value in (run.config or {}).items() if key not in ("started", "command")}
         ),
         tasks=_TASKS,
-        named=named,
+        language_name=language_name,
         tag=tag,
         number=number,
         nats=nats,
@@ -101,7 +103,7 @@ def _scores(scores: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked(file: str, build: Callable[[], Any]) -> Any:
-    """The result of `build`. Raises ValueError, naming `file`, where that lacks something or has another form."""
+    """The result of `build`. Raises ValueError, naming `file`, if that lacks something or has another form."""
     try:
         return build()
     except KeyError as error:
@@ -122,7 +124,7 @@ def _progress(run: RunFiles, settings: Mapping[str, int]) -> dict[str, int] | No
 
 
 def _gaps(run: RunFiles, settings: Mapping[str, Any]) -> dict[str, str]:
-    """The steps without the record that the settings ask for, by file."""
+    """The steps without a record that the settings ask for, by file."""
     files = {"metrics.jsonl": (run.metrics, "log_every"), "heldout.jsonl": (run.heldout, "eval_every")}
     last = max((record["step"] for records, _ in files.values() for record in records), default=0)
     gaps = {}
@@ -134,11 +136,11 @@ def _gaps(run: RunFiles, settings: Mapping[str, Any]) -> dict[str, str]:
 
 def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
     """The key figures at the head of the page as (label, value, note), as far as the run logged them."""
-    for task, words in _TASKS.items():
+    for task, task_name in _TASKS.items():
         values = points(run.heldout, f"auc_{task}")[1]
         if len(values):
             note = f"held-out text; {values[0]:.3f} at the first evaluation, 0.5 is chance"
-            yield f"AUC, {words}", f"{values[-1]:.3f}", note
+            yield f"AUC, {task_name}", f"{values[-1]:.3f}", note
     for key, quantity in run.objective["quantities"].items():
         values, unigram = (points(run.heldout, name)[1] for name in (key, f"unigram_nll_{quantity['task']}"))
         if quantity["unigram"] and len(values):
@@ -215,8 +217,8 @@ def _dumbbells(
 
 
 def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The retrieval section: both figures, and a row for each language with the accuracies at the best layer before and
-    at the best layer after training."""
+    """The retrieval section: both figures, and a row for each language with the accuracies before and after training,
+    each at its best layer."""
     overall = {when: _both_ways(values[when]["overall"]) for when in ("before", "after") if values.get(when)}
     best = {when: int(np.argmax(by_layer)) for when, by_layer in overall.items()}
     means = {
@@ -252,7 +254,7 @@ def best_retrieval(values: Mapping[str, Any]) -> float:
 
 
 def _both_ways(scores: Mapping[str, list[float]]) -> Any:
-    """By layer the mean of both directions."""
+    """The mean of both directions, by layer."""
     return (np.array(scores["en_xx"]) + np.array(scores["xx_en"])) / 2
 
 
@@ -260,9 +262,9 @@ def _sentences(samples: Sequence[Mapping[str, Any]], languages: Mapping[str, Any
     """Real sentences with a model's tokens in the masked places and, where it judges tokens, its verdict on each.
     English comes first, then German, then the languages of the largest shares in `languages`.
 
-    A token is flagged if its score is at least the `threshold`, the N-th highest score of all samples, which have N
-    replaced tokens. A threshold of 0.5 would flag next to nothing, as replaced tokens are rare; with this one every
-    model, good or bad, flags the same number. Tokens without a score (null) were not judged.
+    A token is flagged if its score is at least the `threshold`: the N-th highest score of all samples, where N is the
+    number of replaced tokens. So every model, good or bad, flags the same number of tokens; a threshold of 0.5 would
+    flag almost none, because replaced tokens are rare. Tokens without a score (null) were not judged.
     """
     tokens = [token for sample in samples for token in sample["tokens"]]
     judged = [token for token in tokens if token["score"] is not None and token["original"] not in _SPECIAL]
@@ -316,7 +318,7 @@ def _verdict(token: Mapping[str, Any], threshold: float) -> str:
 
 
 def _direction(side: Sequence[Mapping[str, Any]]) -> str:
-    """Right to left when most letters of the original text are."""
+    """The direction of writing of most letters in the original text: `rtl` or `ltr`."""
     classes = Counter(unicodedata.bidirectional(letter) for token in side for letter in token["original"])
     return "rtl" if classes["R"] + classes["AL"] > classes["L"] else "ltr"
 

@@ -1,6 +1,6 @@
 """Scores of fine-tuned models and of retrieval and alignment tests, gathered from their folders.
 
-Of several settings of a task the one with the best mean over seeds on the dev sets counts.
+If a task was tuned with several settings, the one with the best mean over seeds on the dev sets counts.
 """
 
 import hashlib
@@ -25,11 +25,11 @@ ALONE = "each sentence read alone"  # the reading of `evaluate align --apart`
 class TaskRun:
     """One `scores.json`: percentages by language, each a tuple in the order of `metrics`.
 
-    `weights`, `training`, `files`: what tells the model that it started from, its training set and its tests from
-    others; `unlabelled`: languages whose tests have no labels, so that they were predicted and not scored. `setting`:
-    the settings of tuning that shape the curve; `settings`: how many the run was one of. `dev`: the task's first
-    metric, the mean over languages, on the data that settings are chosen on; `dev_name`: `dev en`, or `held-out en`
-    where these were taken from the training examples.
+    `weights`, `training`, `files`: hashes of the model that it started from, of its training set and of its tests.
+    `unlabelled`: languages whose tests have no labels, so that they were predicted and not scored. `setting`: the
+    tuning settings that affect the result; `settings`: the number of different ones that its command ran. `dev`: the
+    mean over languages of the task's first metric, on the data that settings are chosen on; `dev_name`: `dev en`, or
+    `held-out en` if these are held-out training examples.
     """
 
     path: Path
@@ -49,13 +49,13 @@ class TaskRun:
 
 @dataclass(frozen=True)
 class TaskScores:
-    """A task's runs of the setting chosen from those `found`, one a seed, with the same languages.
+    """A task's runs with the chosen setting, one for each seed, with the same languages.
 
-    `settings`: how many there were to try.
+    `compared`: the number of settings that it was chosen from; `settings`: the number that the command was to run.
     """
 
     runs: tuple[TaskRun, ...]
-    found: int = 1
+    compared: int = 1
     settings: int = 1
 
 
@@ -72,31 +72,31 @@ class Model:
 def gather(folders: Iterable[Path]) -> list[Model]:
     """The models in all result files in `folders` and below them, sorted by name.
 
-    A model is named after the last part of its path, or all of it where two end alike, with "untrained" where it
-    started from random weights, and the languages that it was fine-tuned on unless that is English. Raises ValueError,
-    naming the file, on one that is damaged, and on scores that exclude each other.
+    A model is named after the last part of its path, or the whole path if two end alike; "untrained" is added if it
+    started from random weights, and the languages that it was fine-tuned on unless that is only English. Raises
+    ValueError, naming the file, for a damaged file, and for scores that exclude each other.
     """
     paths = {path.resolve(): path for folder in folders for path in _result_files(folder)}
-    found = {path: read_object(path) for path in sorted(paths.values())}
-    names = _names(found.values())
+    contents = {path: read_object(path) for path in sorted(paths.values())}
+    names = _names(contents.values())
     models: dict[str, Model] = {}
-    untrained = _untrained(found.values())
+    untrained = _untrained(contents.values())
     runs: dict[tuple[str, str], list[TaskRun]] = defaultdict(list)
-    weights = _weights(found.values())
-    for path, content in found.items():
+    weights = _weights(contents.values())
+    for path, content in contents.items():
         try:
             if path.name == "scores.json":
                 run = _read_run(path, content)
                 random = ", untrained" * content["random"]
                 name = names[_model_path(content)] + random
-                name += _apart("weights", run.weights, weights[_model_path(content) + random])
+                name += _name_suffix("weights", run.weights, weights[_model_path(content) + random])
                 runs[name + _trained_on(content["train_languages"]), content["task"]].append(run)
                 continue
             for scores in content["models"]:
                 name, folder = names.get(_model_path(scores), scores["model"]), str(scores.get("folder", ""))
                 if len(untrained.get(name, ())) > 1:
                     name += f", as {names.get(os.path.normpath(folder), folder)}"
-                name += _apart("weights", str(scores.get("weights", "")), weights[_model_path(scores)])
+                name += _name_suffix("weights", str(scores.get("weights", "")), weights[_model_path(scores)])
                 name += f", {ALONE}" * (content.get("reading") == ALONE)
                 model = models.setdefault(name, Model(name))
                 if getattr(model, path.stem) is not None:
@@ -105,7 +105,7 @@ def gather(folders: Iterable[Path]) -> list[Model]:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} lacks {error} or has another form: write it again or leave it out") from None
     for (name, task), of_task in runs.items():
-        for row, alike in _alike(name, task, of_task).items():
+        for row, alike in _by_row(name, task, of_task).items():
             models.setdefault(row, Model(row)).results[task] = _chosen(task, alike)
     return sorted(models.values(), key=lambda model: model.name)
 
@@ -113,14 +113,14 @@ def gather(folders: Iterable[Path]) -> list[Model]:
 def _result_files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder: --runs takes folders that hold {', '.join(FILES)}")
-    found = [path for name in FILES for path in files_below(folder, name)]
-    if not found:
+    paths = [path for name in FILES for path in files_below(folder, name)]
+    if not paths:
         raise ValueError(f"{folder} holds no {', '.join(FILES)}: fine-tune or evaluate a model into it first")
-    return found
+    return paths
 
 
 def _names(contents: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """By the path of a model the name of its row."""
+    """The name of each model's row, by the model's path."""
     each = [one for content in contents for one in (content, *content.get("models", ())) if isinstance(one, dict)]
     places = {place for one in each if (place := _model_path(one))}
     ends = Counter(Path(place).name for place in places)
@@ -128,16 +128,16 @@ def _names(contents: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _untrained(contents: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
-    """By the name of a model that has no path of its own the folders of those that it has the shape of."""
-    found: dict[str, set[str]] = defaultdict(set)
+    """For each untrained model, by name: the folders of the trained models whose shape it has."""
+    folders: dict[str, set[str]] = defaultdict(set)
     for one in (one for content in contents for one in content.get("models", ()) if isinstance(one, dict)):
         if not _model_path(one):
-            found[str(one.get("model", ""))].add(os.path.normpath(str(one.get("folder", ""))))
-    return found
+            folders[str(one.get("model", ""))].add(os.path.normpath(str(one.get("folder", ""))))
+    return folders
 
 
 def _model_path(scores: Mapping[str, Any]) -> str:
-    """The path of the model that has these scores; empty where they have a name alone, as an untrained model's."""
+    """The path of the model that has these scores; empty if they have only a name, as those of an untrained model."""
     name, folder = str(scores.get("model", "")), str(scores.get("folder", ""))
     if "task" in scores:
         return os.path.normpath(name)
@@ -149,31 +149,31 @@ def _model_path(scores: Mapping[str, Any]) -> str:
 
 
 def _weights(contents: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
-    """By the path of a model the SHA-256 of all weights that scores under it are of."""
-    found: dict[str, set[str]] = defaultdict(set)
+    """SHA-256 of all weights that have scores under a model's path, by that path."""
+    weights: dict[str, set[str]] = defaultdict(set)
     for one in (one for content in contents for one in (content, *content.get("models", ())) if isinstance(one, dict)):
         if place := _model_path(one):
-            found[place + ", untrained" * bool(one.get("random"))].add(str(one.get("weights", "")))
-    return found
+            weights[place + ", untrained" * bool(one.get("random"))].add(str(one.get("weights", "")))
+    return weights
 
 
-def _apart(what: str, one: str, all_of_them: set[str]) -> str:
-    """The part of a row's name that tells `one` from the others; empty if there are no others."""
+def _name_suffix(what: str, one: str, all_of_them: set[str]) -> str:
+    """The part of a row's name that distinguishes `one` from the others; empty if there are no others."""
     return f", {what} {one[:8] or 'unknown'}" if len(all_of_them) > 1 else ""
 
 
-def _alike(name: str, task: str, runs: list[TaskRun]) -> dict[str, list[TaskRun]]:
-    """The runs with the same training set and tests, by the name of their row."""
-    found: dict[str, list[TaskRun]] = defaultdict(list)
+def _by_row(name: str, task: str, runs: list[TaskRun]) -> dict[str, list[TaskRun]]:
+    """The runs by the name of their row: one row for each training set and each version of the tests."""
+    rows: dict[str, list[TaskRun]] = defaultdict(list)
     sets = {kind: {getattr(run, kind) for run in runs} for kind in ("training", "files")}
     for run in runs:
-        row = name + _apart(f"{task}'s training set", run.training, sets["training"])
-        found[row + _apart(f"{task}'s tests", run.files, sets["files"])].append(run)
-    return found
+        row = name + _name_suffix(f"{task}'s training set", run.training, sets["training"])
+        rows[row + _name_suffix(f"{task}'s tests", run.files, sets["files"])].append(run)
+    return rows
 
 
 def _digest(content: Mapping[str, Any], key: str) -> str:
-    """SHA-256 of the names and hashes of files; empty where they are not noted."""
+    """SHA-256 of the names and hashes of files; empty if `content` has none."""
     noted = content.get(key)
     return hashlib.sha256(json.dumps(noted, sort_keys=True).encode()).hexdigest() if noted else ""
 
@@ -243,13 +243,13 @@ def _chosen(task: str, runs: list[TaskRun]) -> TaskScores:
                 f"{folder} has other settings of {task} than {first.path.parent} and other seeds: "
                 "finish every seed of all settings, or name the runs of one"
             )
-    found = len(by_setting)
-    if found == 1:
+    compared = len(by_setting)
+    if compared == 1:
         return TaskScores(tuple(runs), 1, first.settings)
     for run in runs:
         if run.dev is None:
             raise ValueError(
-                f"{run.path} has no score on a dev set, which {found} settings of {task} are chosen on: "
+                f"{run.path} has no score on a dev set, which {compared} settings of {task} are chosen on: "
                 "name the runs of one"
             )
         if run.dev_name != first.dev_name:
@@ -258,4 +258,4 @@ def _chosen(task: str, runs: list[TaskRun]) -> TaskScores:
                 "choose on the same dev sets"
             )
     best = max(by_setting.values(), key=lambda seeds: fmean(run.dev or 0.0 for run in seeds.values()))
-    return TaskScores(tuple(best.values()), found, max(found, *(run.settings for run in runs)))
+    return TaskScores(tuple(best.values()), compared, max(compared, *(run.settings for run in runs)))

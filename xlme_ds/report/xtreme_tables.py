@@ -1,4 +1,5 @@
-"""Our scores below published ones, in the layouts of XLM-E's Tables 1, 5, 6 and 7 and by language; in three formats.
+"""Tables of our scores below published ones, in the layouts of XLM-E's Tables 1, 5, 6 and 7 and by language; as HTML,
+Markdown and CSV.
 
 Published scores and the layouts are in xtreme_published.toml.
 """
@@ -52,7 +53,7 @@ class SystemRow:
 
 @dataclass
 class XtremeTable:
-    """A table with a row for each system; `columns` are (heading, headings of its numbers) by key."""
+    """A table with a row for each system; `columns`: key -> (heading, headings of its numbers)."""
 
     name: str
     title: str
@@ -134,7 +135,7 @@ def _table(name: str, ours: Mapping[str, dict[str, Cell]]) -> XtremeTable:
 
 
 def _task_cells(model: Model) -> dict[str, Cell]:
-    """Our row of Table 1. The average is over tasks; of a task with two metrics it takes their mean, as XTREME does."""
+    """Our row of Table 1. The average is over tasks; a task with two metrics counts with their mean, as in XTREME."""
     cells = {
         task: _over_seeds(task, result, [_means(run.languages.values()) for run in result.runs])
         for task, result in model.results.items()
@@ -225,9 +226,9 @@ def _over_seeds(task: str, result: TaskScores, seeds: Sequence[tuple[float, ...]
     return Cell(_means(seeds), _marks(task, result), spreads)
 
 
-def _shortfall(found: int, whole: int, unit: str) -> tuple[str, ...]:
-    """The mark of a figure over fewer units than there are, such as `5 of 40 languages`; none for all of them."""
-    return () if found >= whole else (f"{found} of {whole} {unit}",)
+def _shortfall(number: int, total: int, unit: str) -> tuple[str, ...]:
+    """The mark of a mean over fewer units than there are, such as `5 of 40 languages`; empty for a mean over all."""
+    return () if number >= total else (f"{number} of {total} {unit}",)
 
 
 def _marks(task: str, result: TaskScores) -> tuple[str, ...]:
@@ -236,8 +237,8 @@ def _marks(task: str, result: TaskScores) -> tuple[str, ...]:
     if not first.languages:
         return ("no labels: predictions alone",)
     languages = TASKS[task][1] if task in TASKS else len(published()["by_language"][task]["languages"])
-    tried = str(result.settings) if result.found == result.settings else f"{result.found} of {result.settings}"
-    choice = f"best of {tried} settings on {first.dev_name}" if result.found > 1 else f"{tried} settings"
+    tried = str(result.settings) if result.compared == result.settings else f"{result.compared} of {result.settings}"
+    choice = f"best of {tried} settings on {first.dev_name}" if result.compared > 1 else f"{tried} settings"
     marks = (
         *_shortfall(len(first.languages), languages, "languages"),
         f"{len(first.unlabelled)} without labels" if first.unlabelled else "",

@@ -10,7 +10,7 @@ from ..models.text_encoder import EncoderName, TextEncoder, take_encoder
 from ..objectives import objective_of
 from .exports import folder_of_encoder, load_export
 from .runs import TrainedEncoder, TrainedRun, load_run, main_encoder
-from .settings import of_export
+from .settings import is_export
 
 # Functions that read exports of whole models: each returns a run, or None for a folder in another form.
 WHOLE_EXPORTS = ("xlme_ds.translate.exports:load_with_decoder",)
@@ -19,22 +19,22 @@ WHOLE_EXPORTS = ("xlme_ds.translate.exports:load_with_decoder",)
 def load_encoder(folder: Path, which: EncoderName | None = None) -> TrainedEncoder:
     """The encoder in `folder`, by default its main one, float32 on the CPU in evaluation mode.
 
-    Raises ValueError in one sentence when the folder holds none.
+    Raises ValueError if the folder holds none.
     """
     return load_encoder_and_step(folder, which)[0]
 
 
 def load_encoder_and_step(folder: Path, which: EncoderName | None = None) -> tuple[TrainedEncoder, int | None]:
     """`load_encoder`, and the step of the checkpoint that was read (see `TrainedRun`)."""
-    if of_export(folder):
+    if is_export(folder):
         return load_export(folder_of_encoder(folder, which)), None
     run = load_run(folder)
     return TrainedEncoder(run.encoder(which), run.vocabulary), run.step
 
 
 def initial_encoder(cfg: ModelConfig, objective: str, seed: int, which: EncoderName | None = None) -> TextEncoder:
-    """The randomly initialised encoder with which a run of these settings begins, float32 on the CPU. Its depth is
-    `cfg.discriminator_layers`, also for a generator."""
+    """The randomly initialised encoder that a run of these settings starts with, float32 on the CPU. A generator has
+    `cfg.discriminator_layers` layers too."""
     pretraining = objective_of(ObjectiveConfig(objective))
     cfg = replace(cfg, generator_layers=cfg.discriminator_layers)
     model = pretraining.build(cfg)
@@ -45,7 +45,9 @@ def initial_encoder(cfg: ModelConfig, objective: str, seed: int, which: EncoderN
 
 
 def load_whole_export(folder: Path) -> TrainedRun | None:
-    """The whole model of an export that holds more than encoders with their heads, in the form of a run; None for any
-    other folder. Raises ValueError where its files cannot be read."""
+    """The whole model of an export that holds more than encoders with heads, as a run; None for any other folder.
+
+    Raises ValueError if its files cannot be read.
+    """
     runs = (pkgutil.resolve_name(name)(folder) for name in WHOLE_EXPORTS)
     return next((run for run in runs if run is not None), None)

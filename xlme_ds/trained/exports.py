@@ -33,8 +33,8 @@ GENERATOR_FOLDER = "generator"  # a folder in an export: the generator's own exp
 PREFIX = f"{MODEL_TYPE}."  # of the encoder's parameters; AutoModel.save_pretrained writes them without it
 EMBEDDING = "embedding.weight"
 EMBEDDINGS = (EMBEDDING, "word_embeddings.weight", "tok_embeddings.weight")  # ours and those of native formats
-# The difference between the discriminator's embedding and the generator's (GDES). It has a file because the two do not
-# give it exactly: the discriminator's embedding is a rounded sum.
+# The difference between the discriminator's embedding and the generator's (GDES). It has a file of its own: it cannot
+# be computed exactly from the two embeddings, because the discriminator's is a rounded sum.
 DIFFERENCE_FILE = "difference.safetensors"
 DIFFERENCE = "difference.weight"
 # The settings of ModelConfig that shape an encoder, and their names in an export's config.json.
@@ -57,20 +57,20 @@ EXPORTED_SETTINGS = {
     "layout": "layout",
     "language_embeddings": "languages",
 }
-# A key in the metadata of an export's weights: as JSON, the SHA-256 of the other files.
+# A key in the metadata of an export's weights. Its value is JSON: the SHA-256 of the other files.
 FILES = "files"
 # A key in config.json: which encoder of the run it is; absent after fine-tuning and for XLM-R's weights.
 WHICH = "which"
 
 
 class WholeModel(NamedTuple):
-    """The class and the further parts of an export that has more than an encoder with its head."""
+    """The class and the extra parts of an export that has more than an encoder with its head."""
 
-    has: str  # name of the further part, for the sentence "the model has a decoder"
+    extra_part: str  # name of the first extra part, such as `a decoder`, for messages
     code: str  # the file in `export/remote` that has its class
     auto_class: str  # the class of transformers that loads it
-    parts: tuple[str, ...]  # prefixes of the further parameters
-    config: Callable[[ModelConfig], dict[str, Any]]  # further settings in config.json
+    parts: tuple[str, ...]  # prefixes of the extra parameters
+    config: Callable[[ModelConfig], dict[str, Any]]  # extra settings in config.json
     generation: Callable[[ModelConfig], dict[str, Any]]  # the content of generation_config.json
 
 

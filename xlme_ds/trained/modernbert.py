@@ -110,7 +110,8 @@ def _setting(config: Mapping[str, Any], name: str) -> Any:
 
 
 def read_modernbert_heads(folder: Path) -> dict[str, Tensor]:
-    """Parameters of the masked head and of the discriminator's in `folder`, by our names; none for a head it lacks."""
+    """Parameters of the masked head and of the discriminator's head in `folder`, by our names; absent heads have
+    none."""
     state, masked_names, replaced = _read_state(folder), _HEADS["ForMaskedLM"], folder / REPLACED_HEAD_FILE
     heads = read_weights(replaced) if replaced.exists() else {}
     if masked_names.keys() <= state.keys():

@@ -20,14 +20,13 @@ class NativeFormat(NamedTuple):
     classes: str  # prefix of its classes' names
     shape: Mapping[str, Any]  # settings of ours that are fixed for it
     config: Callable[[ModelConfig], dict[str, Any]]  # config.json's settings that give the shape
-    state: Callable[
-        [TextEncoder, str, Mapping[str, Tensor]], dict[str, Tensor]
-    ]  # parameters of an encoder for the class with this ending, with the head
+    # parameters of an encoder and its head for the class with this ending
+    state: Callable[[TextEncoder, str, Mapping[str, Tensor]], dict[str, Tensor]]
     read: Callable[[Path], tuple[TextEncoder, Vocabulary]]
     read_heads: Callable[[Path], dict[str, Tensor]]
 
-    def differs(self, cfg: ModelConfig) -> str:
-        """The first setting of `cfg` that the format cannot hold, with its value; empty where the model fits."""
+    def unsupported_setting(self, cfg: ModelConfig) -> str:
+        """The first setting of `cfg` that the format cannot hold, with its value; empty if it can hold the model."""
         differing = (name for name, value in self.shape.items() if getattr(cfg, name) != value)
         return next((f"{name} {getattr(cfg, name)}" for name in differing), "")
 
@@ -55,5 +54,6 @@ FORMATS = {
 
 
 def native_format(config: Mapping[str, Any]) -> NativeFormat:
-    """The format that `config`, a folder's config.json, names; for an unknown one XLM-R's, whose reader then raises."""
+    """The format that `config`, a folder's config.json, names; if that is unknown, XLM-R's, whose reader then
+    raises."""
     return FORMATS.get(config.get("model_type", ""), FORMATS[xlm_roberta.XLM_ROBERTA])

@@ -1,4 +1,4 @@
-"""The model of a run: of its last step, of its newest complete checkpoint, or of the step that RUN@STEP names."""
+"""The model of a run: after its last step, or of its newest complete checkpoint, or of the step in RUN@STEP."""
 
 import json
 from collections.abc import Mapping
@@ -32,8 +32,8 @@ from .settings import (
 from .weights import SETTINGS, WEIGHTS_FILE, read_weights, require_settings, save_weights
 
 MODEL_FOLDER = "model"  # in a run folder: the vocabulary, and after the last step the weights, in float32
-# Settings of a model that do not change what it computes.
-OF_RUNNING = {"kernels", "compile", "head_chunk", "activation_checkpointing", "vocabulary_blocks", "init_std"}
+# Settings of a model that affect only how it runs, not what a trained model computes.
+RUNTIME_SETTINGS = {"kernels", "compile", "head_chunk", "activation_checkpointing", "vocabulary_blocks", "init_std"}
 
 
 class TrainedEncoder(NamedTuple):
@@ -100,7 +100,7 @@ def load_run(folder: Path) -> TrainedRun:
         require_settings(weights, read_config(run)["config"]["model"], run / CONFIG_FILE)
         state = read_weights(weights)
     elif settings.task:
-        raise ValueError(f"{run} was fine-tuned, and {weights} does not exist: start its command again, to its end")
+        raise ValueError(f"{run} was fine-tuned, and {weights} does not exist: finish it by the same command")
     else:
         step, state = _load_checkpoint(run, step, settings)
         settings = settings._replace(model=_model_after(read_run_config(run), step))
@@ -110,19 +110,20 @@ def load_run(folder: Path) -> TrainedRun:
         raise ValueError(
             f"{path} does not exist: copy it from the folder vocab of the run's data, or start its command again"
         )
-    state = in_blocks(state, settings.model)  # a finished run's config.json may name other blocks than its weights have
+    # a finished run's config.json may have another number of blocks than its weights
+    state = in_blocks(state, settings.model)
     return TrainedRun(folder, state, vocabulary=read_vocabulary(run, path), step=step, **settings._asdict())
 
 
 def _model_after(config: RunConfig, steps: int) -> ModelConfig:
-    """The model's settings after `steps` steps: they have the rotary base of the phase of the last step."""
+    """The model's settings after `steps` steps, with the rotary base of the last step's phase."""
     run_phases = phases(config.data, config.objective.mask_fraction)
     base = run_phases[phase_index(run_phases, max(steps - 1, 0))].rotary_base
     return config.model if base is None else replace(config.model, rotary_base=base)
 
 
 def in_blocks(state: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
-    """`state` with the tables of the vocabulary split into the blocks of `model`.
+    """`state` with the vocabulary tables split into blocks as `model` sets.
 
     Tables with another number of rows than the vocabulary stay as they are.
     """
@@ -137,7 +138,7 @@ def in_blocks(state: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]
 
 
 def pin_step(folder: Path) -> Path:
-    """A name of the folder that means one model, on every rank and later: RUN@STEP for an unfinished run."""
+    """A name that means the same model on every rank and at any time: `folder`, or RUN@STEP for an unfinished run."""
     run, step = run_and_step(folder)
     if step is None and not (run / MODEL_FOLDER / WEIGHTS_FILE).exists() and "config" in read_config(folder):
         return Path(f"{run}@{saved_step(complete_checkpoint(run))}")
@@ -147,7 +148,7 @@ def pin_step(folder: Path) -> Path:
 def complete_checkpoint(run: Path, step: int | None = None) -> Path:
     """The newest complete checkpoint of a run, or that of `step`. Raises ValueError if there is none.
 
-    The run may still train, and delete checkpoints meanwhile.
+    The run may still be training and delete checkpoints meanwhile.
     """
     checkpoints = checkpoints_of(run)
     for folder in reversed(checkpoints):
@@ -205,7 +206,7 @@ def _load_checkpoint(run: Path, step: int | None, settings: RunSettings) -> tupl
 def write_model(folder: Path, model: ModelConfig, state: Mapping[str, Tensor], vocabulary: Path) -> None:
     """Write the folder `model` of a run: a copy of the SentencePiece file, and then the float32 parameters of the whole
     model, which mark the folder as complete."""
-    settings = {name: value for name, value in asdict(model).items() if name not in OF_RUNNING}
+    settings = {name: value for name, value in asdict(model).items() if name not in RUNTIME_SETTINGS}
     write_vocabulary(folder, vocabulary)
     weights = folder / WEIGHTS_FILE
     partial = weights.with_name(f"{weights.name}.tmp")
@@ -215,7 +216,7 @@ def write_model(folder: Path, model: ModelConfig, state: Mapping[str, Tensor], v
 
 
 def write_vocabulary(folder: Path, vocabulary: Path) -> None:
-    """Copy the SentencePiece file into the folder `model` of a run, where it is from the start of the run."""
+    """Copy the SentencePiece file into the folder `model` of a run; a run does this at its start."""
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / MODEL_FILE) as file:
         file.write(vocabulary.read_bytes())

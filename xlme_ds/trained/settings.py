@@ -29,7 +29,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     folder, step = run_and_step(folder)
     try:
         content: dict[str, Any] = read_json(folder / CONFIG_FILE, dict)
-        if "config" in content:  # a run's file has our format number, which is checked; an export's has none
+        if "config" in content:  # a run's file has our format number, which read_object checks; an export's has none
             content = read_object(folder / CONFIG_FILE)
         elif step is not None:
             raise ValueError(f"{folder} is not a run and has no steps: leave out @{step}")
@@ -40,7 +40,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(message) from None
 
 
-def of_export(folder: Path) -> bool:
+def is_export(folder: Path) -> bool:
     """Whether `folder` is an export, or another model in Hugging Face's form, and no run."""
     return "model_type" in read_config(folder)
 
@@ -49,7 +49,7 @@ def read_settings(folder: Path) -> RunSettings:
     """The settings that determine a run's model; the run may be unfinished. Raises ValueError for any other folder."""
     config = read_config(folder)
     if "config" not in config:
-        raise ValueError(f"{folder / CONFIG_FILE} is not of a run: name the folder of one")
+        raise ValueError(f"{folder / CONFIG_FILE} does not belong to a run: name the folder of one")
     settings = config["config"]
     try:
         task = settings.get("task", "")
@@ -66,7 +66,7 @@ def read_run_config(folder: Path) -> RunConfig:
         return from_json(RunConfig, config["config"])
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(
-            f"{folder / CONFIG_FILE} is not of a pre-training run ({error!r}): name the folder of one"
+            f"{folder / CONFIG_FILE} does not belong to a pre-training run ({error!r}): name the folder of one"
         ) from None
 
 
@@ -79,7 +79,7 @@ def objective_and_seed(folder: Path) -> tuple[str, int]:
 def read_vocabulary(folder: Path, path: Path) -> Vocabulary:
     """The vocabulary at `path`. Raises ValueError if the run or export in `folder` was trained with another one."""
     config, vocabulary = read_config(folder), Vocabulary(path)
-    data = config if of_export(folder) else config.get("data")
+    data = config if is_export(folder) else config.get("data")
     if not isinstance(data, dict) or "vocabulary_sha256" not in data:
         raise ValueError(f"{folder / CONFIG_FILE} has no vocabulary_sha256: restore the file")
     if data["vocabulary_sha256"] != vocabulary.sha256:
@@ -92,7 +92,8 @@ def read_vocabulary(folder: Path, path: Path) -> Vocabulary:
 
 def mismatch(weights: Path, folder: Path, error: Exception) -> ValueError:
     """The error to raise when a parameter is missing (KeyError) or has another shape (torch's RuntimeError)."""
-    lines = str(error).splitlines()  # of load_state_dict's error the second line is the first that names a parameter
+    # In an error of load_state_dict, the second line is the first one that names a parameter.
+    lines = str(error).splitlines()
     why = f"no {error}" if isinstance(error, KeyError) else lines[1 % len(lines)].strip()[:200]
     return ValueError(f"{weights} does not hold the model of {folder / CONFIG_FILE}: {why}")
 

@@ -16,7 +16,7 @@ from ..io.files import read_json
 
 WEIGHTS_FILE = "model.safetensors"
 REPLACED_HEAD_FILE = "replaced_head.safetensors"  # the discriminator's head: transformers has no class for it
-# Keys in the metadata of a weights file: the checksum of its tensors; as JSON, the settings it was written with.
+# Keys in the metadata of a weights file: the checksum of its tensors, and the settings it was written with, as JSON.
 _CHECKSUM = "crc32"
 SETTINGS = "settings"
 
@@ -110,7 +110,7 @@ def shards_of(path: Path) -> list[Path]:
         names = sorted({str(name) for name in read_json(index, dict)["weight_map"].values()})
     except (KeyError, AttributeError):
         raise ValueError(f"{index} has no weight_map: fetch the file again") from None
-    shards = [path.with_name(Path(name).name) for name in names]  # in this folder, whatever the index says
+    shards = [path.with_name(Path(name).name) for name in names]  # in this folder, even if the index names another
     for shard in shards:
         if not shard.exists():
             raise ValueError(f"{path.parent} lacks {shard.name}, which {index.name} names: fetch it")

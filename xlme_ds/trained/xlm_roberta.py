@@ -102,14 +102,12 @@ def read_xlm_roberta(folder: Path) -> tuple[TextEncoder, Vocabulary]:
     """The encoder in `folder` and its vocabulary, from config.json, model.safetensors or pytorch_model.bin (or their
     shards), and sentencepiece.bpe.model.
 
-    Raises ValueError in one sentence for another architecture, and where a file is missing or does not fit.
+    Raises ValueError for another architecture, and if a file is missing or does not fit.
     """
     config = read_config(folder)
     for name, wanted in _FIXED.items():
         if config.get(name) != wanted:
-            raise ValueError(
-                f"{folder / CONFIG_FILE} has {name} {config.get(name)}: only {wanted}, as XLM-R's, is read"
-            )
+            raise ValueError(f"{folder / CONFIG_FILE} has {name} {config.get(name)}: only XLM-R's {wanted} can be read")
     path = folder / SENTENCEPIECE_FILE
     if not path.exists():
         raise ValueError(f"{folder} has no {SENTENCEPIECE_FILE}: put the file of the original model there")
@@ -124,9 +122,10 @@ def read_xlm_roberta(folder: Path) -> tuple[TextEncoder, Vocabulary]:
 
 
 def read_xlm_roberta_heads(folder: Path) -> dict[str, Tensor]:
-    """The parameters of the masked head and the discriminator's head in `folder`, under our names; empty without both.
+    """The parameters of the masked head and the discriminator's head in `folder`, under our names; empty if it has
+    none.
 
-    A note reports a head of masked language modelling that cannot be used, and it is left out.
+    A masked language modelling head that cannot be used is left out, and a note reports it.
     """
     path, state = _read_state(folder)
     of_heads = {name: value for name, value in state.items() if not name.startswith(_NOT_HEADS)}
@@ -139,9 +138,9 @@ def read_xlm_roberta_heads(folder: Path) -> dict[str, Tensor]:
     other_heads = sorted(name for name in of_heads if name not in _MASKED_HEAD)
     if own_table or 0 < len(missing) < len(_MASKED_HEAD):
         why = "reads another table than the embedding" if own_table else f"lacks {' and '.join(missing)}"
-        note(f"{path}: the head of masked language modelling {why}, so the encoder is taken without it")
+        note(f"{path}: the head of masked language modelling {why}, so the encoder is read without it")
     if other_heads:
-        note(f"{path}: {', '.join(other_heads)} are of another head, which is not taken")
+        note(f"{path}: {', '.join(other_heads)} belong to another head, which is left out")
     replaced = folder / REPLACED_HEAD_FILE
     heads = read_weights(replaced) if replaced.exists() else {}
     if own_table or missing:

@@ -1,4 +1,4 @@
-"""Machine translation: the objective, the decoder, and what `xlme translate` does, as a function.
+"""Machine translation: the objective, the decoder, and the function of `xlme translate`.
 
 xlme.translate.lines("runs/mt", ["A sentence."], "en", "de")
 """
@@ -14,13 +14,13 @@ def lines(
 ) -> list[str]:
     """The lines `text` translated from the language `source` into `target`, by a model trained for objective.name mt.
 
-    `beam`: hypotheses that are followed; 1 takes the likeliest token each time. `length_penalty`: above 1 prefers
+    `beam`: number of hypotheses; 1 takes the likeliest token each time. `length_penalty`: above 1 prefers
     longer translations. Raises ValueError for another model, an unknown code of a language, and a single string.
     """
     from .text import check_search, load_translator, translate_lines
 
     if isinstance(text, str):
-        raise ValueError("the text is one string, whose characters are no lines: give a list of lines")
+        raise ValueError("the text is one string: give a list of lines")
     translator = load_translator(Path(model))
     check_search(translator, beam, length_penalty)
     languages = translator.language(source, "source"), translator.language(target, "target")

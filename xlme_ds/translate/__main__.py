@@ -14,7 +14,7 @@ from .leaks import seen_lines
 from .pairs import PairFolder
 from .text import Translator, check_search, load_translator, read_lines, scores, translate_lines
 
-_NAMED = 5  # most lines that a note names
+_MOST_NAMED = 5  # most lines that a note names
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class TranslateSettings:
     """Translate the lines of a file with a model trained for objective.name mt."""
 
     model: Path
-    """Folder of a run, or of its export; RUN@STEP names a checkpoint; of an unfinished run the newest checkpoint is
-    used."""
+    """Folder of a run, or of its export; RUN@STEP names a checkpoint. An unfinished run counts as its newest
+    checkpoint."""
     source: Path
     """UTF-8 text, one sentence a line; a blank line stays empty."""
     from_language: Annotated[str, tyro.conf.arg(name="from")]
@@ -36,7 +36,7 @@ class TranslateSettings:
     """In place of --out, a folder of pairs that `xlme prep encode --para` reads: back-translation. The same command
     resumes after a stop."""
     beam: int = 4
-    """Hypotheses of a sentence at a time; 1 takes the most likely token each time, and is fastest."""
+    """Number of hypotheses of a sentence; 1 takes the most likely token each time, and is fastest."""
     length_penalty: float = 1.0
     """Log-probabilities are divided by the length to this power; above 1 prefers longer translations."""
     reference: Path | None = None
@@ -68,7 +68,7 @@ def run(settings: TranslateSettings) -> None:
                 f"{settings.reference} has {len(reference)} lines, {settings.source} {len(lines)}: a reference has a "
                 "line for each of the source"
             )
-        scores(reference[:1], reference[:1], settings.to_language)  # whether it is installed
+        scores(reference[:1], reference[:1], settings.to_language)  # to raise now if sacreBLEU is missing
     translator = load_translator(settings.model)
     check_search(translator, settings.beam, settings.length_penalty)
     languages = (
@@ -83,12 +83,12 @@ def run(settings: TranslateSettings) -> None:
             )
         _write_pairs(settings, settings.pairs, translator, lines, languages)
         return
-    leaks = _seen(settings, translator, lines, reference)
+    leaks = _leak_report(settings, translator, lines, reference)
     translated = translate_lines(translator, lines, languages, settings.beam, settings.length_penalty)
     assert settings.out is not None
     write_text(settings.out, "".join(f"{line}\n" for line in translated.lines))
     if translated.cut:
-        named = " ".join(map(str, translated.cut[:_NAMED])) + (" ..." if len(translated.cut) > _NAMED else "")
+        named = " ".join(map(str, translated.cut[:_MOST_NAMED])) + (" ..." if len(translated.cut) > _MOST_NAMED else "")
         longest = translator.model.cfg.max_positions - 2
         note(f"{settings.source}: {len(translated.cut)} lines have more than {longest} tokens and were cut: {named}")
     print(f"{settings.out}: {len(translated.lines)} lines")
@@ -133,7 +133,9 @@ def _write_pairs(
         print(f"{pairs.path(settings.to_language)} is complete")
 
 
-def _seen(settings: TranslateSettings, translator: Translator, lines: list[str], reference: list[str] | None) -> str:
+def _leak_report(
+    settings: TranslateSettings, translator: Translator, lines: list[str], reference: list[str] | None
+) -> str:
     """A line with the number of lines of the test set that are in the training data."""
     if not settings.trained_on:
         return ""

@@ -1,8 +1,8 @@
-"""The decoder of a translating model: layers that see the target tokens before them and all tokens of the source.
+"""The decoder of a translation model: each target token sees the target tokens before it and all source tokens.
 
-Two forms (`model.decoder`): XLM's layer has self-attention, cross-attention and a feed-forward network; DeltaLM's (Ma
-et al., 2021, section 3.1) is two of an encoder's, self-attention and feed-forward, cross-attention and feed-forward,
-so that each half starts from a whole layer of a pre-trained encoder.
+Two forms (`model.decoder`): XLM's layer has self-attention, cross-attention and a feed-forward network. DeltaLM's layer
+(Ma et al., 2021, section 3.1) consists of two encoder layers: self-attention and feed-forward, then cross-attention and
+feed-forward. So each half can start from a whole layer of a pre-trained encoder.
 
 B rows, S source tokens, R target tokens, H heads, K head size, D width.
 """
@@ -22,7 +22,7 @@ from ..models.layers import Attention, LayerNorm, Linear, TransformerLayer
 KeysAndValues = tuple[Tensor, Tensor]  # each [B, H, tokens, K]
 
 
-class Read(NamedTuple):
+class SharedInputs(NamedTuple):
     """Inputs that all layers of a decoder share in one pass."""
 
     own: AttentionBias | ItemBias  # of self-attention
@@ -34,20 +34,20 @@ class Read(NamedTuple):
 
 
 class DecoderAttention(Attention):
-    """Self-attention of whole targets, or of one more token at a time."""
+    """Self-attention over whole targets, or for one new token at a time."""
 
-    def forward(self, x_BRD: Tensor, read: Read, keys_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, x_BRD: Tensor, shared: SharedInputs, keys_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """Attention output, [B, R, D]; see `Attention`."""
-        if read.past is None:
-            return super().forward(x_BRD, read.own, keys_B)
-        assert isinstance(read.own, AttentionBias)
+        if shared.past is None:
+            return super().forward(x_BRD, shared.own, keys_B)
+        assert isinstance(shared.own, AttentionBias)
         q_BHRK, k_BHRK, v_BHRK = _heads(self.qkv(x_BRD), 3, self.heads)
-        if self in read.past:
-            past_k_BHRK, past_v_BHRK = read.past[self]
+        if self in shared.past:
+            past_k_BHRK, past_v_BHRK = shared.past[self]
             k_BHRK, v_BHRK = torch.cat([past_k_BHRK, k_BHRK], dim=2), torch.cat([past_v_BHRK, v_BHRK], dim=2)
-        read.past[self] = k_BHRK, v_BHRK
+        shared.past[self] = k_BHRK, v_BHRK
         gate_BHR1 = None if self.gate is None else self.gate(q_BHRK)
-        return self.output(_joined(fused_attend(q_BHRK, k_BHRK, v_BHRK, gate_BHR1, read.own)))
+        return self.output(_joined(fused_attend(q_BHRK, k_BHRK, v_BHRK, gate_BHR1, shared.own)))
 
 
 class CrossAttention(nn.Module):
@@ -61,18 +61,18 @@ class CrossAttention(nn.Module):
         self.key_value = Linear(cfg.width, 2 * cfg.width)
         self.output = Linear(cfg.width, cfg.width)
 
-    def forward(self, x_BRD: Tensor, read: Read, keys_B: Tensor | None = None) -> Tensor:
+    def forward(self, x_BRD: Tensor, shared: SharedInputs, keys_B: Tensor | None = None) -> Tensor:
         """Attention output, [B, R, D]; weights are dropped by `keys_B`, if there are any."""
         (q_BHRK,) = _heads(self.query(x_BRD), 1, self.heads)
-        if read.past is not None and self in read.past:
-            k_BHSK, v_BHSK = read.past[self]
+        if shared.past is not None and self in shared.past:
+            k_BHSK, v_BHSK = shared.past[self]
         else:
-            k_BHSK, v_BHSK = _heads(self.key_value(read.source_BSD), 2, self.heads)
-            if read.past is not None:
-                read.past[self] = k_BHSK, v_BHSK
+            k_BHSK, v_BHSK = _heads(self.key_value(shared.source_BSD), 2, self.heads)
+            if shared.past is not None:
+                shared.past[self] = k_BHSK, v_BHSK
         if keys_B is None or not self.dropout:
-            return self.output(_joined(fused_attend(q_BHRK, k_BHSK, v_BHSK, None, read.source)))
-        return self.output(_joined(dropping_attend(q_BHRK, k_BHSK, v_BHSK, None, read.source, self.dropout, keys_B)))
+            return self.output(_joined(fused_attend(q_BHRK, k_BHSK, v_BHSK, None, shared.source)))
+        return self.output(_joined(dropping_attend(q_BHRK, k_BHSK, v_BHSK, None, shared.source, self.dropout, keys_B)))
 
 
 def _heads(x: Tensor, parts: int, heads: int) -> Tensor:
@@ -85,23 +85,23 @@ def _joined(out_BHRK: Tensor) -> Tensor:
 
 
 class DecoderLayer(TransformerLayer):
-    """XLM's: self-attention, cross-attention and a feed-forward network, each with a residual connection."""
+    """XLM's layer: self-attention, cross-attention and a feed-forward network, each with a residual connection."""
 
     def __init__(self, cfg: ModelConfig):
         super().__init__(cfg, DecoderAttention(cfg))
         self.cross_attention = CrossAttention(cfg)
         self.cross_norm = LayerNorm(cfg.width, eps=cfg.norm_epsilon)
 
-    def forward(self, x_BRD: Tensor, read: Read, keys_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, x_BRD: Tensor, shared: SharedInputs, keys_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """The layer's output, [B, R, D]; see `TransformerLayer`."""
         own_B, cross_B = (None, None) if keys_B is None else (derive(keys_B, 2), derive(keys_B, 4))
-        x_BRD = self._add(x_BRD, self.attention_norm, lambda x: self.attention(x, read, own_B), keys_B, 0)
-        x_BRD = self._add(x_BRD, self.cross_norm, lambda x: self.cross_attention(x, read, cross_B), keys_B, 3)
+        x_BRD = self._add(x_BRD, self.attention_norm, lambda x: self.attention(x, shared, own_B), keys_B, 0)
+        x_BRD = self._add(x_BRD, self.cross_norm, lambda x: self.cross_attention(x, shared, cross_B), keys_B, 3)
         return self._add(x_BRD, self.feed_forward_norm, self._feed_forward, keys_B, 1)
 
 
 class Decoder(Encoder):
-    """Positions, layers and norms of a decoder. In the interleaved form two `layers` are one layer of DeltaLM's."""
+    """Positions, layers and norms of a decoder. In the interleaved form two `layers` are one of DeltaLM's layers."""
 
     ragged = True
 
@@ -116,7 +116,7 @@ class Decoder(Encoder):
 
 
 def decoder_layers(cfg: ModelConfig) -> int:
-    """Number of layers; a layer of DeltaLM's has two attentions and two feed-forward networks."""
+    """Number of layers; one of DeltaLM's layers has two attentions and two feed-forward networks."""
     return cfg.decoder_layers or max(1, cfg.discriminator_layers // (1 if cfg.decoder == "xlm" else 2))
 
 

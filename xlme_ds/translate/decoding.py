@@ -1,4 +1,4 @@
-"""Translations by beam search: the most likely target of every source, found token by token.
+"""Beam search for the most likely translation of every source, token by token.
 
 At every token the `beam` best unfinished hypotheses of a sentence continue; a candidate that ends with `</s>` is
 finished if it is among the `beam` best. The search ends with `beam` finished hypotheses, or at XLM's largest length,
@@ -128,16 +128,16 @@ def _search(
         sums_NV = totals_N[:, None] + decoder.log_probabilities(tokens_N)
         vocabulary, hypotheses = sums_NV.shape[1], len(sums_NV) // len(live)  # of a sentence
         best = sums_NV.view(len(live), -1).topk(2 * beam)
-        going: list[Search] = []
+        still_live: list[Search] = []
         continued: list[tuple[float, int, int]] = []  # sum of log p, row, token
         pairs = zip(live, best.values.tolist(), best.indices.tolist(), strict=True)
         for number, (search, totals, indices) in enumerate(pairs):
             split = (divmod(index, vocabulary) for index in indices)
             candidates = ((total, *place) for total, place in zip(totals, split, strict=True))
-            on = search.advance(candidates)
-            continued += [(total, number * hypotheses + hypothesis, token) for total, hypothesis, token in on]
-            going += [search] if on else []
-        live = going
+            chosen = search.advance(candidates)
+            continued += [(total, number * hypotheses + hypothesis, token) for total, hypothesis, token in chosen]
+            still_live += [search] if chosen else []
+        live = still_live
         if live:
             totals, rows, tokens = (list(column) for column in zip(*continued, strict=True))
             decoder.keep(rows)

@@ -1,4 +1,4 @@
-"""Exports of translation models, which hold the decoder too: what is written with it, and how to read it."""
+"""Exports of translation models: the decoder's part of an export, and the function that reads one."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +16,8 @@ DECODER_FORM = "decoder_form"  # the key of `model.decoder` in config.json
 
 
 def load_with_decoder(folder: Path) -> TrainedRun | None:
-    """The whole model of an export with a decoder, like that of a run; None for any other folder. Raises ValueError
-    if a file lacks or is damaged."""
+    """The whole model of an export with a decoder, as a run; None for any other folder. Raises ValueError if a file is
+    missing or damaged."""
     config = read_config(folder)
     if config.get("model_type") != MODEL_TYPE or not config.get(DECODER_FORM):
         return None
@@ -43,7 +43,7 @@ def _generation(cfg: ModelConfig) -> dict[str, Any]:
         "pad_token_id": PAD,
         "eos_token_id": EOS,
         "decoder_start_token_id": EOS,
-        "max_new_tokens": cfg.max_positions,  # the model's own limit is by the source's length
+        "max_new_tokens": cfg.max_positions,  # the model itself limits the length by that of the source
         "suppress_tokens": [BOS, PAD, UNK, cfg.vocabulary - 1],
         "renormalize_logits": True,
     }

@@ -40,13 +40,13 @@ def seen_lines(
 
 
 def _sides(folder: Path, vocabulary: Vocabulary) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Token ids of some rows at a time, and the first and last places of the sides of their items."""
+    """Yield the token ids of some rows at a time, and the start and end of each side of their items."""
     stores = [(task, RowStore(folder / name)) for task, name in enumerate(TASKS) if (folder / name).is_dir()]
     cut = [store for task, store in stores if not task and store.manifest.packed != "sentences"]
     stores = [(task, store) for task, store in stores if store not in cut]
     if not stores:
         raise ValueError(
-            f"{folder} has neither pairs nor rows of mix --sentences, in which lines could be looked for: name the "
+            f"{folder} has neither pairs nor rows of mix --sentences, in which lines could be found: name the "
             "data of translation"
         )
     for store in cut:

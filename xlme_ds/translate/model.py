@@ -18,10 +18,10 @@ from ..models.dropout import OUTSIDE, derive
 from ..models.encoder import lookup, read_whole
 from ..models.heads import MaskedLanguageModelHead, TiedTable
 from ..models.text_encoder import TextEncoder
-from .decoder import Decoder, Read
+from .decoder import Decoder, SharedInputs
 from .sides import (
     Side,
-    crossed,
+    cross_attention_mask,
     noised_sources,
     predicted_places,
     rows_of,
@@ -33,7 +33,7 @@ from .sides import (
 from .writing import write
 
 TERMS = ("ae", "bt", "mt")  # denoising, back-translation, pairs
-LONGER = 3  # a translation of a row has at most 3 times its tokens
+LENGTH_FACTOR = 3  # translations of a row have at most this many times its tokens
 _KINDS = {"mono": ("ae", "bt"), "para": ("mt",)}
 
 
@@ -49,8 +49,8 @@ class TranslationOutput(NamedTuple):
 class TranslationModel(TextEncoder):
     """`TextEncoder` with a decoder, and a head that predicts its tokens; all three share one embedding."""
 
-    # Whether a flag is true on any process. Under ZeRO-3 an engine sets it, so that all processes decode equally many
-    # tokens.
+    # Whether a flag is true on any process. An engine replaces it under ZeRO-3, so that all processes decode equally
+    # many tokens.
     any_rank: Callable[[bool], bool] = staticmethod(bool)
 
     def __init__(self, cfg: ModelConfig):
@@ -82,7 +82,7 @@ class TranslationModel(TextEncoder):
         number, row_tokens = TERMS.index(kind), rows.tokens_BT.shape[1]
         source = {"ae": noised_sources, "bt": self.written, "mt": sources_of_pairs}[kind](rows)
         keys_B = derive(rows.keys_B, OUTSIDE - 1) if kind == "bt" else rows.keys_B
-        row_tokens *= LONGER if kind == "bt" else 1
+        row_tokens *= LENGTH_FACTOR if kind == "bt" else 1
         source_BSD = self.read_source(source, keys_B, row_tokens)
         target_BRD = self.read_target(target, source_BSD, source.items, keys_B, row_tokens)
         hidden_MD = target_BRD.flatten(0, 1)[target.items.flatten().nonzero().squeeze(1)]
@@ -120,14 +120,16 @@ class TranslationModel(TextEncoder):
         distance_HW = decoder.distances(target.tokens.shape[1])
         own = shared_bias(self.cfg, target.items, distance_HW, read_BRD.dtype, causal_mask)
         assert isinstance(own, AttentionBias)
-        source = AttentionBias(crossed(target.items, sources_BS), None, row_tokens=row_tokens)
-        return decoder.through_layers(read_BRD, Read(own._replace(row_tokens=row_tokens), source_BSD, source), keys_B)
+        source = AttentionBias(cross_attention_mask(target.items, sources_BS), None, row_tokens=row_tokens)
+        return decoder.through_layers(
+            read_BRD, SharedInputs(own._replace(row_tokens=row_tokens), source_BSD, source), keys_B
+        )
 
     def read_next(
         self, tokens_B: Tensor, place: int, languages_B: Tensor, source_BSD: Tensor, allowed_B11S: Tensor, past: dict
     ) -> Tensor:
         """The decoder's last hidden state, [B, D], after one more token of each target, at `place` (from 0). `past`
-        caches keys and values of the tokens before, and gets those of this one."""
+        caches keys and values of the tokens before; those of this token are added."""
         decoder = self.decoder
         place_B1 = torch.full_like(tokens_B, place)[:, None]
         embedded_B1D = lookup(tokens_B[:, None], self.table)
@@ -135,7 +137,7 @@ class TranslationModel(TextEncoder):
         distance_HW, all_111R = decoder.distances(place + 1), allowed_B11S.new_ones(1, 1, 1, place + 1)
         # The columns of d by distance, from the first token's to that of the new token itself.
         distance_H1R = None if distance_HW is None else distance_HW[:, None, : place + 1].to(x_B1D.dtype)
-        read = Read(AttentionBias(all_111R, distance_H1R), source_BSD, AttentionBias(allowed_B11S, None), past)
+        read = SharedInputs(AttentionBias(all_111R, distance_H1R), source_BSD, AttentionBias(allowed_B11S, None), past)
         return decoder.through_layers(x_B1D, read)[:, 0]
 
     def scores(self, hidden_BD: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
 """Machine translation on pairs, on monolingual sentences, or both (XLM; Conneau and Lample, 2019).
 
-L = w_AE(step) L_AE + w_BT(step) L_BT + L_MT, each a mean over its target tokens of the global batch: a token is
+L = w_AE(step) L_AE + w_BT(step) L_BT + L_MT, each a mean over its target tokens of the global batch. A token is
 predicted from its source and from the targets before it, the first from `</s>`; the last one is `</s>`. The source is
-one side of a pair, drawn when the data are mixed, so that one model learns both directions. For a monolingual sentence
-as target the source is a noised copy (denoising auto-encoding), or a translation that the model writes with the weights
-of the step: so, as in every objective, the step's number and weights determine it. M target tokens.
+one side of a pair, drawn when the data are mixed, so that one model learns both directions. A monolingual sentence is a
+target too: its source is a noised copy (denoising auto-encoding), or a translation that the model writes with the
+weights of the step (back-translation). As in every objective, the step's number and weights determine the source.
+M target tokens.
 """
 
 from copy import copy
@@ -92,8 +93,8 @@ class MachineTranslation(MaskedLanguageModelling):
         return with_sentences
 
     def probe(self, batch: Batch) -> Batch:
-        """`batch` without back-translation where it has another term: a translation that the model writes may differ
-        with a rounding, where two tokens are about equally likely."""
+        """`batch` without back-translation if it has another term: where two tokens are almost equally likely, rounding
+        decides which one the model writes."""
         has_pairs = bool((batch.task_B == TASKS.index("para")).any())
         if "noised_BT" in batch.added or has_pairs:
             return batch._replace(added={name: value for name, value in batch.added.items() if name != "into_BT"})
@@ -140,8 +141,8 @@ class MachineTranslation(MaskedLanguageModelling):
 
     @staticmethod
     def _check_weights(run: RunConfig) -> None:
-        """Raise ValueError where a step of the run has no term. Only the given steps are looked at: between two of them
-        a weight is 0 only if it is 0 at the first one too."""
+        """Raise ValueError if a step of the run has no term. It is enough to check the given steps: between two of them
+        a weight is 0 only if it is 0 at the first one."""
         points_of = {name: getattr(run.objective, name) for name in ("denoising", "back_translation")}
         steps = sorted({0} | {int(point.partition(":")[0]) for points in points_of.values() for point in points})
         total_weights = dict.fromkeys(steps, 0.0)

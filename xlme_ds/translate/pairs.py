@@ -16,12 +16,12 @@ from ..io.files import read_object, write_object, write_text
 from ..io.folders import lock
 from .text import Translator, translate_lines
 
-_LINES = 2000  # of one part
+_PART_LINES = 2000  # lines of one part
 
 
 @dataclass(frozen=True)
 class PairFolder:
-    """The pairs of two languages in `folder`, of which the text in `to` is translated."""
+    """The pairs of two languages in `folder`; the text in language `to` is the translation."""
 
     folder: Path
     source: str
@@ -37,10 +37,11 @@ class PairFolder:
         return self.folder / f".{self.path('parts').name}"
 
     def begin(self, settings: Mapping[str, Any]) -> bool:
-        """Whether anything is left to do. Raises ValueError where the folder has pairs from other text or settings."""
-        there = self.path(self.to).exists() and self.path(self.source).exists()
+        """Begin or resume; returns whether anything is left to do. Raises ValueError for pairs of other text or
+        settings."""
+        complete = self.path(self.to).exists() and self.path(self.source).exists()
         record = self.folder / f".{self.path('json').name}"
-        if not there and not record.exists():
+        if not complete and not record.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             write_object(record, settings)
         if not record.exists() or read_object(record) != settings:
@@ -48,7 +49,7 @@ class PairFolder:
                 f"{self.folder} has pairs of other text, another model or other settings: name another folder, or "
                 "delete it"
             )
-        if not there:
+        if not complete:
             self.parts.mkdir(exist_ok=True)
         return self.parts.exists()
 
@@ -62,10 +63,10 @@ class PairFolder:
     def _write(
         self, translator: Translator, lines: Sequence[str], languages: tuple[int, int], beam: int, penalty: float
     ) -> None:
-        numbers = range(0, len(lines), _LINES)
+        numbers = range(0, len(lines), _PART_LINES)
         for first in numbers:
             if not self._part(first).exists():
-                of_part = lines[first : first + _LINES]
+                of_part = lines[first : first + _PART_LINES]
                 translated = translate_lines(translator, of_part, languages, beam, penalty)
                 cut = {number - 1 for number in translated.cut}
                 uncut = [pair for n, pair in enumerate(zip(of_part, translated.lines, strict=True)) if n not in cut]
@@ -74,14 +75,14 @@ class PairFolder:
                 write_object(self._part(first), {"pairs": pairs, "cut": len(cut), "empty": empty})
         parts = [read_object(self._part(first)) for first in numbers]
         pairs = [pair for part in parts for pair in part["pairs"]]
-        for number, code in enumerate((self.source, self.to)):  # the translations last: they say that all is there
+        for number, code in enumerate((self.source, self.to)):  # the translations last: they mark the pairs as complete
             write_text(self.path(code), "".join(f"{pair[number]}\n" for pair in pairs))
         shutil.rmtree(self.parts)
         cut, empty = (sum(part[name] for part in parts) for name in ("cut", "empty"))
-        unsaid = len(lines) - len(pairs) - cut - empty
+        untranslated = len(lines) - len(pairs) - cut - empty
         print(
             f"{self.path(self.to)}: {len(pairs)} pairs; left out: {cut} lines too long, {empty} without words, "
-            f"{unsaid} with an empty translation"
+            f"{untranslated} with an empty translation"
         )
 
     def _part(self, first: int) -> Path:

@@ -1,7 +1,7 @@
 """Sources from monolingual sentences (XLM; Lample and Conneau, 2019): a noised copy of each, from which denoising
 auto-encoding restores it; and the language into which back-translation translates it.
 
-Both are functions of (seed, row number) and the row alone, by counters of their own. B rows, T tokens.
+Both are functions of (seed, row number) and the row alone, drawn from random counters of their own. B rows, T tokens.
 """
 
 from dataclasses import dataclass
@@ -74,8 +74,8 @@ def _noise(
     noised_BT: Array,
     into_BT: Array,
 ) -> None:
-    """Write the noised items in the places of the originals, followed by `<pad>`; and the language to translate into,
-    one of the other `language_indices`, with equal chances.
+    """Write each noised item where the original is, followed by `<pad>`; and the language to translate it into: one of
+    the other `language_indices`, with equal chances.
 
     The tokens of a sentence are sorted by i + u, i the place and u uniform in [0, 3); then a share is dropped, and a
     share becomes `<mask>`. One token always stays.

@@ -1,9 +1,9 @@
-"""Inputs of encoder and decoder of a translating model from a batch (XLM: Conneau and Lample, 2019; Lample et al.,
-2018).
+"""Inputs of the encoder and the decoder of a translation model, made from a batch (XLM: Conneau and Lample, 2019;
+Lample et al., 2018).
 
-Rows of pairs are those that translation language modelling reads. Their sides are taken apart, so that neither network
-computes the other's tokens. Of a monolingual sentence, the target, the source is a noised copy or a translation that
-the model wrote.
+Rows of pairs are those that translation language modelling reads. Their sides are separated, so that neither network
+computes the other's tokens. A monolingual sentence is a target; its source is a noised copy or a translation that the
+model wrote.
 
 B rows, T tokens of a row, S source tokens of one, R target tokens.
 """
@@ -18,11 +18,11 @@ from torch import Tensor
 from ..data.batch import Batch
 from ..data.rows import EOS, PAD, TASKS
 
-_MULTIPLE = 8  # of columns: what a GPU's kernels for attention and products like
+_MULTIPLE = 8  # the number of columns is rounded up to a multiple, which is faster on a GPU
 
 
 class Side(NamedTuple):
-    """Tokens of every row that one network reads, moved together to the left; int64 [B, S] or [B, R]."""
+    """Tokens of every row that one network reads, without gaps from the left; int64 [B, S] or [B, R]."""
 
     tokens: Tensor
     positions: Tensor  # from 0 in every item
@@ -44,7 +44,7 @@ def _rows_of(batch: Batch, task: str) -> Tensor:
 
 
 def rows_of(batch: Batch, task: str) -> Batch:
-    """The rows of one task; what is chosen by masking is left out."""
+    """The rows of one task, without the values of masked positions."""
     rows_B = _rows_of(batch, task)
     by_row = {name: value[rows_B] for name, value in batch._asdict().items() if name.endswith(("_BT", "_B"))}
     return batch._replace(**by_row, added={name: value_BT[rows_B] for name, value_BT in batch.added.items()})
@@ -83,7 +83,7 @@ class SentencesApart(NamedTuple):
 
 
 def sentences_apart(batch: Batch) -> SentencesApart:
-    """The sentences of monolingual rows, from the first row's to the last one's."""
+    """The sentences of monolingual rows, in the order of the rows."""
     first_BT = (batch.segments_BT > 0) & (batch.positions_BT == 0)
     row_N, start_N = first_BT.nonzero().unbind(1)
     item_N = batch.segments_BT[row_N, start_N]
@@ -124,7 +124,7 @@ def _packed(mask_BT: Tensor, *values: Tensor) -> Side:
     return Side(*(value_BT.gather(1, order_BS) * inside_BS for value_BT in values))
 
 
-def crossed(targets_BR: Tensor, sources_BS: Tensor) -> Tensor:
+def cross_attention_mask(targets_BR: Tensor, sources_BS: Tensor) -> Tensor:
     """Cross-attention mask, bool [B, 1, R, S], from the numbers of the items: a target token sees the source of its
     item. Padding sees everything, so that no row of weights is empty."""
     query_BR1 = targets_BR[:, :, None]

@@ -1,4 +1,4 @@
-"""Translates the lines of a file by a model trained for objective.name mt, and scores translations."""
+"""Translates the lines of a file with a model trained for objective.name mt, and scores translations."""
 
 import bz2
 import gzip
@@ -20,7 +20,7 @@ from .decoding import longest_source, translate
 from .exports import load_with_decoder
 from .model import TranslationModel
 
-_MOST = 10  # largest length penalty: powers of lengths stay well within the floats
+_MAX_PENALTY = 10  # powers of lengths then stay well within the range of floats
 _STREAMS: dict[str, Callable[[], Any]] = {".xz": lzma.LZMADecompressor, ".bz2": bz2.BZ2Decompressor}
 
 
@@ -60,7 +60,7 @@ def read_lines(path: Path) -> list[str]:
     """The lines of a UTF-8 file, plain or .xz, .gz or .bz2. Raises ValueError for other encodings and damaged files."""
     try:
         data = _text(path)
-        text = data.decode("utf-8-sig")  # a line ends at a line feed alone, whatever else is in it
+        text = data.decode("utf-8-sig")  # only a line feed ends a line
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 at byte {error.start}: convert it") from None
     except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
@@ -72,7 +72,8 @@ def read_lines(path: Path) -> list[str]:
 
 
 def _text(path: Path) -> bytes:
-    """The bytes of all streams of a file; `lzma.open` and `bz2.open` end in silence where a later one is damaged."""
+    """The bytes of all streams of a file; `lzma.open` and `bz2.open` stop without an error at a damaged later
+    stream."""
     data, parts = path.read_bytes(), []
     if path.suffix == ".gz":
         return gzip.decompress(data)
@@ -88,14 +89,16 @@ def _text(path: Path) -> bytes:
 
 
 def check_search(translator: Translator, beam: int, length_penalty: float) -> None:
-    """Raise ValueError for a search that cannot be made with the translator's vocabulary."""
+    """Raise ValueError for settings of the search that are out of range for the translator's vocabulary."""
     size = translator.vocabulary.size
     if beam < 1:
         raise ValueError(f"--beam {beam} follows nothing: it must be at least 1")
     if beam > (size - 5) // 2:
         raise ValueError(f"--beam {beam} is more than a vocabulary of {size} has room for: it can be {(size - 5) // 2}")
-    if not abs(length_penalty) <= _MOST:  # nor a NaN
-        raise ValueError(f"--length-penalty is {length_penalty}: it must be from -{_MOST} to {_MOST}, such as 1")
+    if not abs(length_penalty) <= _MAX_PENALTY:  # nor a NaN
+        raise ValueError(
+            f"--length-penalty is {length_penalty}: it must be from -{_MAX_PENALTY} to {_MAX_PENALTY}, such as 1"
+        )
 
 
 class Translated(NamedTuple):
@@ -112,12 +115,12 @@ def translate_lines(
     model, vocabulary = translator.model, translator.vocabulary
     sources = [vocabulary.encode(line) for line in lines]
     longest = longest_source(model)
-    there = [number for number, source in enumerate(sources) if len(source)]
-    read: list[np.ndarray] = [sources[number][:longest] for number in there]
+    not_empty = [number for number, source in enumerate(sources) if len(source)]
+    cut_sources: list[np.ndarray] = [sources[number][:longest] for number in not_empty]
     out = [""] * len(lines)
-    for number, tokens in zip(there, translate(model, read, languages, beam, length_penalty), strict=True):
+    for number, tokens in zip(not_empty, translate(model, cut_sources, languages, beam, length_penalty), strict=True):
         out[number] = vocabulary.decode(tokens)
-    return Translated(out, [number + 1 for number in there if len(sources[number]) > longest])
+    return Translated(out, [number + 1 for number in not_empty if len(sources[number]) > longest])
 
 
 def scores(lines: Sequence[str], reference: Sequence[str], language: str) -> list[str]:

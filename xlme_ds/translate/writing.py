@@ -39,7 +39,7 @@ def longest_translation(source: int) -> int:
 
 
 class CachedDecoder:
-    """Hypotheses of several sentences, read by the decoder token after token."""
+    """Hypotheses of several sentences, which the decoder reads token by token."""
 
     def __init__(self, model: Writer, source: Side, languages_N: Tensor):
         self.model, self.languages_N = model, languages_N
@@ -59,7 +59,7 @@ class CachedDecoder:
         return scores_NV.log_softmax(-1)
 
     def keep(self, rows: list[int]) -> None:
-        """Keep these hypotheses, some perhaps several times."""
+        """Continue with the hypotheses of these rows; a row may occur several times."""
         rows_N = torch.tensor(rows, device=self.source_NSD.device)
         self.source_NSD, self.allowed_N11S = self.source_NSD[rows_N], self.allowed_N11S[rows_N]
         self.languages_N = self.languages_N[rows_N]
