@@ -174,11 +174,11 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
         result = stage.task_result(task.name)
         assert result is not None, f"{task.name} has no result"
         shards += [Shard(**shard) for shard in result["shards"]]
-        by_language[task.source.name] = add_counts(by_language.get(task.source.name, {}), result["counts"])
-        elsewhere = any(result["counts"]["dropped"].get(reason) for reason in (OTHER_SPLIT, HELD_OUT_TEXT))
+        counts = result["counts"]
+        by_language[task.source.name] = add_counts(by_language.get(task.source.name, {}), counts)
+        elsewhere = any(counts["dropped"].get(reason) for reason in (OTHER_SPLIT, HELD_OUT_TEXT))
         if not result["shards"] and not elsewhere:
             warn(f"{task.source.paths[0]} gave no text: see its counts in the manifest")
-        counts = result["counts"]
         lines = counts["paragraphs_in"] if task.mono else 2 * counts["pairs_in"]
         for warning in text_warnings(lines, counts["repaired"], counts["tokens"], counts["unknown"]):
             warn(f"{' and '.join(map(str, task.source.paths))}: {warning}")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from data_prep.languages import all_listed, canonical, is_code, language_of
 from data_prep.readers.corpus_files import Place
-from data_prep.readers.reader import COMPRESSED, same_text_error
+from data_prep.readers.reader import same_text_error, without_compression
 
 Codes = tuple[str, ...]  # one of a language or two of a pair, as a file spells them
 _PART = re.compile(r"(\*|\{(?:lang|src|tgt|side)\})")
@@ -73,7 +73,7 @@ class FileNames:
         by_text: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {}
         for pattern, files in self.files.items():
             for names in files.get(codes, ()):
-                first_pattern, first = by_text.setdefault(tuple(map(_unpacked, names)), (pattern, names))
+                first_pattern, first = by_text.setdefault(tuple(map(without_compression, names)), (pattern, names))
                 if first_pattern == pattern and first != names:
                     raise ValueError(same_text_error(self.places[first[0]], self.places[names[0]]))
                 both_wanted = len(codes) == 2 and codes[::-1] in self.wanted
@@ -137,11 +137,6 @@ def filled(pattern: str, codes: Codes) -> str:
 def _keys(codes: Codes) -> tuple[str, ...]:
     """The names of the placeholders for these codes."""
     return ("lang",) if len(codes) == 1 else ("src", "tgt")
-
-
-def _unpacked(name: str) -> str:
-    """The name without the ending of a compression."""
-    return re.sub(COMPRESSED + "$", "", name)
 
 
 def _reversed_names(pattern: str, names: tuple[str, ...], codes: Codes) -> tuple[str, ...]:

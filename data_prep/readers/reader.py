@@ -281,11 +281,16 @@ def named_code(code: str, where: object) -> str:
         raise ValueError(f"{where}: {error}; a file name begins with its language's code, as en.txt") from None
 
 
+def without_compression(name: str) -> str:
+    """A file name without the ending of a compression."""
+    return re.sub(COMPRESSED + "$", "", name)
+
+
 def check_unique_texts(files: Iterable[tuple[Place, str]]) -> None:
     """Raise ValueError if two files, or members of files, have the same name apart from compression and case."""
     by_name: dict[str, Place] = {}
     for path, name in files:
-        key = re.sub(COMPRESSED + "$", "", name.rpartition("/")[2]).lower()
+        key = without_compression(name.rpartition("/")[2]).lower()
         if key in by_name:
             raise ValueError(same_text_error(by_name[key], path))
         by_name[key] = path

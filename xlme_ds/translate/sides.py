@@ -33,19 +33,19 @@ class Side(NamedTuple):
 def predicted_places(batch: Batch) -> Tensor:
     """The target tokens, bool [B, T]: the second side of pairs and monolingual sentences, each with its last `</s>` and
     without the token that opens it."""
-    inside_BT, pairs_B1 = batch.segments_BT > 0, _rows_of(batch, "para")[:, None]
+    inside_BT, pairs_B1 = batch.segments_BT > 0, _has_task(batch, "para")[:, None]
     second_BT = (batch.sides_BT == 1) & inside_BT
     opens_BT = second_BT & ~F.pad(second_BT[:, :-1], (1, 0)) & (batch.tokens_BT == EOS)
     return torch.where(pairs_B1, second_BT & ~opens_BT, inside_BT & (batch.positions_BT > 0))
 
 
-def _rows_of(batch: Batch, task: str) -> Tensor:
+def _has_task(batch: Batch, task: str) -> Tensor:
     return batch.task_B == TASKS.index(task)
 
 
 def rows_of(batch: Batch, task: str) -> Batch:
     """The rows of one task, without the values of masked positions."""
-    rows_B = _rows_of(batch, task)
+    rows_B = _has_task(batch, task)
     by_row = {name: value[rows_B] for name, value in batch._asdict().items() if name.endswith(("_BT", "_B"))}
     return batch._replace(**by_row, added={name: value_BT[rows_B] for name, value_BT in batch.added.items()})
 
