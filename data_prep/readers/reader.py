@@ -299,6 +299,6 @@ def check_unique_texts(files: Iterable[tuple[Place, str]]) -> None:
 def same_text_error(first: Place, second: Place) -> str:
     """Error message for two files that seem to be the same text."""
     return (
-        f"{first} and {second} seem to be the same text by their names, which would count twice: remove one of them, "
+        f"{first} and {second} are the same text by their names, which would count twice: remove one of them, "
         "or rename it if it is another text"
     )

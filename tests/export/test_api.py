@@ -212,7 +212,7 @@ def test_scores_on_training_text_are_told(
         evaluate([test, "--model", str(model), "--random", "--data", str(place), *few])
         said = capsys.readouterr()
         (folder,) = {"pairs": ["para"]}.get(test, ["mono"])
-        sentence = f"{place / folder} is text that {model} was trained on: its scores say nothing of unseen text"
+        sentence = f"{place / folder} is text that {model} was trained on: its scores say nothing about unseen text"
         assert (sentence in said.err) == (
             f"not unseen: text that {model.name} was trained on" in " ".join(said.out.split())
         )
