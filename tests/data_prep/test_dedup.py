@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_prep.encode import dedup
-from data_prep.encode.dedup import Run, duplicates_of, find_duplicates, number_of_slices
+from data_prep.encode.dedup import BlockHashes, duplicates_of, find_duplicates, number_of_slices
 from data_prep.encode.encode import EncodeConfig, run
 from xlme_ds.data.schema import EOS, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
@@ -147,7 +147,7 @@ def test_paragraphs_without_tokens_go_with_the_last_text_of_their_document(
 
 def test_where_one_side_ends_makes_another_pair() -> None:
     sides = [["ab", "a", "a b", "a", "a\t", "", "abc", "ab"], ["c", "bc", "c", "b c", "b", "abc", "", "c"]]
-    assert Run().repeated([[text.encode() for text in side] for side in sides], np.ones(8, bool)).tolist() == [
+    assert BlockHashes().repeated([[text.encode() for text in side] for side in sides], np.ones(8, bool)).tolist() == [
         False
     ] * 7 + [True]
 
@@ -157,7 +157,7 @@ def test_slices_cut_the_hashes_without_loss(tmp_path: Path) -> None:
     texts = [[str(number) for number in rng.integers(0, 3000, 1000)] for _ in range(6)]
     runs = []
     for number, block in enumerate(texts):
-        noted = Run()
+        noted = BlockHashes()
         fresh = ~noted.repeated([[text.encode() for text in block]], np.ones(len(block), bool))
         texts[number] = [text for text, keep in zip(block, fresh, strict=True) if keep]
         assert len(texts[number]) == len(set(block))
