@@ -312,7 +312,7 @@ def test_two_spellings_of_a_language_are_one_and_copies_are_reported(
     find_sources(TextConfig(mono=mono, para=para))
     assert capsys.readouterr().err.splitlines() == [
         f"warning: the text of {mono}/eng.txt counts twice as en, because {mono}/en.txt has the same bytes: remove one",
-        f"warning: the text of {para}/b.eng-deu.eng and {para}/b.eng-deu.deu counts twice as en-de, for "
+        f"warning: the text of {para}/b.eng-deu.eng and {para}/b.eng-deu.deu counts twice as en-de, because "
         f"{para}/a.de-en.de and {para}/a.de-en.en has the same bytes: remove one",
     ]
 
