@@ -94,7 +94,7 @@ class IdEncoder:
             reasons.add("no_token", _spread(empty, passed))
             reasons.add("too_long", _spread(~empty & (a + b > max_tokens), passed))
             final = reasons.kept[passed]
-            sides = [(values[np.repeat(final, lengths)], lengths[final]) for values, lengths in sides]
+            sides = _keep(sides, final)
             counts.dropped.update(reasons.of(np.flatnonzero(~reasons.kept)))
             self._note(reasons.kept, batch, a[final] + b[final], counts.units + np.arange(final.sum()), counts)
             counts.units += int(final.sum())
@@ -130,10 +130,7 @@ class IdEncoder:
             reasons.add(HELD_OUT_TEXT, _spread(np.logical_or.reduce(by_side), passed))
         for name, token_filter in self.filters.tokens:
             reasons.add(name, _spread(token_filter([lengths for _, lengths in sides]), passed))
-        final = reasons.kept[passed]
-        if final.all():
-            return sides
-        return [(values[np.repeat(final, lengths)], lengths[final]) for values, lengths in sides]
+        return _keep(sides, reasons.kept[passed])
 
     def _note(
         self, written: np.ndarray, texts: Sequence[list[str]], tokens: np.ndarray, records: np.ndarray, counts: Counts
@@ -172,6 +169,11 @@ class _Reasons:
         for name, number in zip(self.names, numbers[1:], strict=False):
             totals.update({name: number} if number else {})
         return totals
+
+
+def _keep(sides: list[Ragged], kept: np.ndarray) -> list[Ragged]:
+    """The lines of each side that are `kept`."""
+    return sides if kept.all() else [(values[np.repeat(kept, lengths)], lengths[kept]) for values, lengths in sides]
 
 
 def _spread(of_selected: np.ndarray, selected: np.ndarray) -> np.ndarray:

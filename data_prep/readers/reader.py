@@ -255,13 +255,10 @@ class AlignedReader(PairReader):
 
     def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
         """The pairs of one block, which have no score."""
-        a, b = (_cleaned(side, counts.repaired) for side in block.sides)
+        a, b = (
+            chain.from_iterable(clean_lines(piece, counts.repaired) for piece in pieces(side)) for side in block.sides
+        )
         yield from ((line, translation, None) for line, translation in zip(a, b, strict=True))
-
-
-def _cleaned(data: bytes, repaired: Counter[str]) -> Iterator[str]:
-    for piece in pieces(data):
-        yield from clean_lines(piece, repaired)
 
 
 def pieces(data: bytes) -> Iterator[bytes]:
