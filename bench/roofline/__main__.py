@@ -2,26 +2,22 @@
 that they take at least.
 
     python -m bench.roofline --recipe NAME [--gpu h200] [--gpus 1] [--json] [--section.key value ...]
-    python -m bench.roofline --measured docs/results/gpu.json    # steps that bench.gpu measured, next to the count
 
 The step is DeepSpeed's, of one process of `--gpus`, on `data.micro_batch` synthetic rows of each task.
 `bench/roofline/counted.py` describes the count and its limits. Needs g++ if torch is a build for the CPU, and the
 package triton for the Triton kernels.
 """
 
-import bench.roofline.fake_cuda  # isort: skip  # before torch
+import bench.roofline.fake_cuda  # isort: skip  # noqa: F401  # before torch
 
 import contextlib
-import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 os.environ |= {"DS_ACCELERATOR": "cpu"} | dict.fromkeys(("RANK", "LOCAL_RANK"), "0")
 
@@ -39,9 +35,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bench.gpu.steps import planned_memory
-from bench.measure import markdown, show, stamp
-from bench.roofline.counted import GPUS, Counter, Formula, sums, total
+from bench.measure import markdown, show
+from bench.roofline.counted import GPUS, Counter, Formula, by_part, total
 from bench.synthetic import SyntheticSource
 from xlme_ds.cli import fail, parse
 from xlme_ds.config import ModelConfig, RunConfig
@@ -59,18 +54,14 @@ class Settings:
     """Arguments of the command."""
 
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
-    gpu: str = "h200"
-    """GPU of the rates: h200, h100 or a100."""
+    gpu: Literal["h200", "h100", "a100"] = "h200"
+    """GPU of the rates."""
     gpus: int = 1
-    """Processes of the run; one of them is counted, and its messages are reported as bytes, not as time."""
+    """Processes of the run; one of them is counted, without its messages."""
     micro_batches: int = 1
     """Micro-batches of a step."""
-    operators: bool = False
-    """Also list the operators, the slowest first."""
     json: bool = False
     """Print the figures as JSON."""
-    measured: Path | None = None
-    """Instead of a recipe: gpu.json of bench.gpu; prints its steps next to the count of this tree."""
 
 
 class _Gpu(CPU_Accelerator):
@@ -92,9 +83,6 @@ class _Gpu(CPU_Accelerator):
 
     def communication_backend_name(self) -> str:
         return "fake"
-
-    def is_bf16_supported(self) -> bool:
-        return True
 
     def synchronize(self, device_index: int | None = None) -> None:
         self.waited()
@@ -158,13 +146,15 @@ def _group_sums(args: Any, out: Any) -> tuple[float, float, int, str]:
     """The cost of the product of hidden states and table, a kernel a block; writes two numbers a group, three with a
     temperature."""
     hidden_MD, blocks = args[:2]
-    read = hidden_MD.numel() + sum(block.numel() for block in blocks)
-    return (
-        2.0 * len(hidden_MD) * (read - hidden_MD.numel()),
-        2.0 * read + 4.0 * sum(tensor.numel() for tensor in out[:2]),
-        len(blocks),
-        "triton",
-    )
+    table = sum(block.numel() for block in blocks)
+    moved = 2.0 * (hidden_MD.numel() + table) + 4.0 * sum(tensor.numel() for tensor in out[:2])
+    return 2.0 * len(hidden_MD) * table, moved, len(blocks), "triton"
+
+
+def _sample(args: Any, out: Any) -> tuple[float, float, int, str]:
+    """The cost of the logits of a group of ids for each hidden state."""
+    products = args[0].numel() * GROUP
+    return 4.0 * products, 4.0 * products, len(args[1]), "single"
 
 
 def _logit_gradient(args: Any, out: Any) -> tuple[float, float, int, str]:
@@ -201,12 +191,7 @@ def formulas(batch: Any, cfg: ModelConfig, module: Callable[[], str]) -> dict[st
         "xlme_ds::attend": partial(_attention, share, False),
         "xlme_ds::attend_backward": partial(_attention, share, True),
         "xlme_ds::masked_head_group_sums": _group_sums,
-        "xlme_ds::masked_head_sample": lambda args, out: (
-            4.0 * len(args[0]) * GROUP * args[0].shape[1],
-            4.0 * args[0].numel() * GROUP,
-            len(args[1]),
-            "single",
-        ),
+        "xlme_ds::masked_head_sample": _sample,
         "xlme_ds::masked_head_gradient": _logit_gradient,
         # SplitMix64 in torch's integer operations, each reading and writing all of its words.
         "xlme_ds::derive": lambda args, out: (0.0, 0.0, 12, "products"),
@@ -233,31 +218,24 @@ def _pretended(gpus: int) -> Iterator[None]:
 
 def count(settings: Settings) -> tuple[Counter, RunConfig, float]:
     """Count the second step: the first makes the optimizer's state. Also returns the seconds of the host's hooks."""
-    if not bench.roofline.fake_cuda.READY:
-        raise ValueError(
-            "torch was loaded before bench.roofline.fake_cuda: count in a process that imports bench.roofline first"
-        )
     run, gpus = settings.run, settings.gpus
     rows = run.data.micro_batch * settings.micro_batches * gpus
     data = replace(run.data, mono_rows=rows * (run.data.mono_rows > 0), para_rows=rows * (run.data.para_rows > 0))
-    run = replace(run, data=data, engine=replace(run.engine, precision="bf16"))
-    run = validate(run, gpus)
+    run = validate(replace(run, data=data, engine=replace(run.engine, precision="bf16")), gpus)
     if run.engine.kind != "deepspeed":
         raise ValueError(f"engine.kind {run.engine.kind} cannot be counted: choose a recipe with DeepSpeed's ZeRO")
     source = SyntheticSource(run, run.model.max_positions, gpus)
     counter = Counter(GPUS[settings.gpu], formulas(source.batches[0], run.model, lambda: counter.module()), _part)
-    counter.compiled = {"auto": "layers"}.get(run.model.compile, run.model.compile)
+    counter.compiled = run.model.compile != "none"
     _Gpu.waited = staticmethod(lambda: counter.wait("DeepSpeed's synchronize"))
+    eager = replace(run, model=replace(run.model, compile="none"))
     with _pretended(gpus), counter:
         counter.counting = False
-        engine = assemble(
-            replace(run, model=replace(run.model, compile="none")), objective_of(run.objective), _fill, source, None
-        )
-        counter.counting = True
+        engine = assemble(eager, objective_of(run.objective), _fill, source, None)
         _name_phases(engine, counter)
         counter.names = {module: name for name, module in engine.module.module.named_modules()}
         engine.train_batch(0, 1e-4, detailed=False)
-        counter.forget()
+        counter.counting = True
         engine.train_batch(1, 1e-4, detailed=False)
     gathered = any(hasattr(parameter, "ds_id") for parameter in engine.module.module.parameters())
     return counter, run, counter.calls * counter.rates.hooks * gathered
@@ -292,91 +270,41 @@ def figures(settings: Settings) -> dict[str, Any]:
         "milliseconds": 1e3 * seconds,
         "gpu_milliseconds": every["ms"],
         "kernels": every["kernels"],
-        "memory_gib": counter.peak / 2**30,
-        "planned_memory_gib": planned_memory(run, run.model.max_positions, settings.gpus),
         "gigabytes": every["gigabytes"],
         "tflops": every["tflops"],
         "host_syncs_per_step": sum(counter.waits.values()),
         "host_syncs": dict(counter.waits),
-        "sent_gigabytes": {name: size / 1e9 for name, size in counter.sent.items()},
-        "by_part": sums(counter.operations, "part"),
-        "by_operator": sums(counter.operations, "name"),
-        "rates": asdict(rates),
+        "by_part": by_part(counter.operations),
     }
 
 
-def text(counted: dict[str, Any], kinds: tuple[str, ...]) -> str:
-    """The figures as Markdown tables, the slowest rows first, and sentences."""
-    tables = ""
-    for kind in kinds:
-        rows = sorted(counted[f"by_{kind}"].items(), key=lambda item: -item[1]["ms"])[:40]
-        cells = [
-            [name, f"{row['ms']:.2f}", f"{row['ms'] / counted['gpu_milliseconds']:.1%}", f"{row['kernels']:,}",
-             f"{row['gigabytes']:.1f}", f"{row['tflops']:.2f}"]
-            for name, row in [*rows, ("all", counted | {"ms": counted["gpu_milliseconds"]})]
-        ]  # fmt: skip
-        tables += markdown((kind, "ms", "share", "kernels", "GB", "TFLOP"), cells) + "\n"
-
-    def listed(values: dict[str, float]) -> str:
-        return ", ".join(f"{name} {value:.3g}" for name, value in values.items()) or "none"
-
+def text(counted: dict[str, Any]) -> str:
+    """The figures as a Markdown table, the slowest parts first, and sentences."""
+    rows = sorted(counted["by_part"].items(), key=lambda item: -item[1]["ms"])
+    cells = [
+        [name, f"{row['ms']:.2f}", f"{row['ms'] / counted['gpu_milliseconds']:.1%}", f"{row['kernels']:,}",
+         f"{row['gigabytes']:.1f}", f"{row['tflops']:.2f}"]
+        for name, row in [*rows, ("all", counted | {"ms": counted["gpu_milliseconds"]})]
+    ]  # fmt: skip
+    table = markdown(("part", "ms", "share", "kernels", "GB", "TFLOP"), cells)
+    waits = ", ".join(f"{place} {times}" for place, times in counted["host_syncs"].items()) or "none"
     return (
-        f"{counted['recipe']} on one {counted['gpu']}, {counted['rows']} rows\n\n{tables}"
+        f"{counted['recipe']} on one {counted['gpu']}, {counted['rows']} rows\n\n{table}\n"
         f"counted, not measured: {counted['tokens_per_s']:,.0f} tokens/s, {counted['fraction_of_peak']:.1%} of the "
         f"dense bf16 peak\na step: {counted['milliseconds']:.1f} ms, on the GPU {counted['gpu_milliseconds']:.1f}\n"
-        f"peak memory of the tensors {counted['memory_gib']:.1f} GiB, planned {counted['planned_memory_gib']:.1f}\n"
-        f"the host waits for the GPU {counted['host_syncs_per_step']} times a step: {listed(counted['host_syncs'])}\n"
-        f"sent to other processes, GB: {listed(counted['sent_gigabytes'])}"
+        f"the host waits for the GPU {counted['host_syncs_per_step']} times a step: {waits}"
     )
-
-
-def next_to_measured(path: Path) -> str:
-    """A Markdown table of the steps in gpu.json and the count of this tree, each counted in a process of its own.
-
-    Raises ValueError for a GPU without rates.
-    """
-    measured = json.loads(path.read_text())
-    device = measured["machine"]["device"]
-    gpu = next((name for name in GPUS if name.upper() in device), None)
-    if gpu is None:
-        raise ValueError(f"{path} is of {device}, which has no rates: measure on one of {', '.join(GPUS)}")
-    table = []
-    for row in measured["steps"]:
-        if "tokens_per_s" not in row:
-            continue
-        command = [sys.executable, "-W", "ignore", "-m", "bench.roofline", "--json", "--gpu", gpu]
-        command += ["--recipe", row["recipe"], "--data.micro-batch", str(row["micro_batch"])]
-        command += ["--micro-batches", str(row["rows"] // row["micro_batch"])]
-        for name, value in row["settings"].items():
-            if name != "engine":
-                command += ["--model." + name.replace("_", "-"), str(value)]
-        counted = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-        settings = ", ".join(f"{name} {value}" for name, value in row["settings"].items()) or "default"
-        rates = counted["tokens_per_s"], row["tokens_per_s"]
-        memory = [f"{size:.1f}" if size else "" for size in (row.get("planned_memory_gib"), row.get("peak_memory_gib"))]
-        name = f"{row['recipe']}, {row['micro_batch']} + {row['micro_batch']} rows, {settings}"
-        table.append([name, *(f"{rate:,.0f}" for rate in rates), f"{rates[0] / rates[1]:.2f}", *memory])
-    columns = "step", "counted, tokens/s", "measured", "counted / measured", "planned, GiB", "measured peak"
-    return markdown(columns, table)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Count and print; a user's mistake ends it with one sentence and exit code 2."""
     try:
-        words = sys.argv[1:] if arguments is None else arguments
-        if any(word.startswith("--measured") for word in words):
-            words = ["--recipe", "base_zero1", *words]  # not read
-        settings = parse("python -m bench.roofline", Settings, __doc__ or "", words)
-        if settings.measured:
-            print(next_to_measured(settings.measured), ", ".join(stamp().values()), sep="\n")
-            return
-        if settings.gpu not in GPUS:
-            raise ValueError(f"--gpu {settings.gpu} is not known: choose one of {', '.join(GPUS)}")
+        settings = parse("python -m bench.roofline", Settings, __doc__ or "", arguments or sys.argv[1:])
         with contextlib.redirect_stdout(sys.stderr):  # where DeepSpeed's log goes
             counted = figures(settings)
     except ValueError as error:
         fail("bench.roofline", error)
-    show(counted, settings.json, lambda shown: text(shown, ("part", "operator") if settings.operators else ("part",)))
+    show(counted, settings.json, text)
 
 
 if __name__ == "__main__":

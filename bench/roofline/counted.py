@@ -12,7 +12,6 @@ computes, and what other processes cost.
 
 import re
 import traceback
-import weakref
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +24,6 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
-from torch.utils.weak import WeakIdKeyDictionary
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,6 @@ class Rates:
     """Rates that the kernels of a GPU reach, in operations and bytes a second, and times in seconds."""
 
     products: float  # of bf16 matrices
-    misaligned: float  # of bf16 matrices with an input that does not begin at a multiple of 16 bytes
     triton: float  # of our kernels of the masked head
     forward: float  # of our attention kernels, for the products of the tiles that they compute
     backward: float
@@ -44,14 +41,12 @@ class Rates:
     gap: float  # from one kernel to the next
     hooks: float  # of the host, for each call of a module whose parameters ZeRO-3 gathers; the GPU computes meanwhile
     peak: float  # dense bf16 peak of the data sheet
-    source: str
 
-    def scaled(self, peak: float, memory: float, sheet: str) -> "Rates":
+    def scaled(self, peak: float, memory: float) -> "Rates":
         """The rates of a GPU that was not measured: the same shares of the operations and bytes of its data sheet."""
-        scaled = ("products", "misaligned", "triton", "forward", "backward", "attention", "single")
+        scaled = ("products", "triton", "forward", "backward", "attention", "single", "peak")
         rates = {name: getattr(self, name) * peak / self.peak for name in scaled}
-        moved = self.memory * memory / 4.8e12
-        return replace(self, **rates, memory=moved, peak=peak, source=f"the H200's shares of the data sheet: {sheet}")
+        return replace(self, **rates, memory=self.memory * memory / 4.8e12)
 
 
 # Operations, or bytes, of the count over the time of their kernels in the profile of a step of Base on one H200, commit
@@ -59,22 +54,16 @@ class Rates:
 # `attention` is fitted to the step with model.kernels torch, `hooks` to XL's under ZeRO-3, where a core of another
 # machine took 1.2 ms.
 _H200 = Rates(
-    products=740e12, misaligned=242e12, triton=490e12, forward=192e12, backward=242e12, attention=41e12, single=50e12,
-    memory=4.0e12, floor=3e-6, gap=3e-6, hooks=1.13e-3, peak=989e12, source="measured; sheet: 989 TFLOP/s, 4.8 TB/s",
+    products=740e12, triton=490e12, forward=192e12, backward=242e12, attention=41e12, single=50e12,
+    memory=4.0e12, floor=3e-6, gap=3e-6, hooks=1.13e-3, peak=989e12,
 )  # fmt: skip
-GPUS = {
-    "h200": _H200,
-    "h100": _H200.scaled(989e12, 3.35e12, "989 TFLOP/s, 3.35 TB/s"),
-    "a100": _H200.scaled(312e12, 2.0e12, "312 TFLOP/s, 2.0 TB/s"),
-}
+GPUS = {"h200": _H200, "h100": _H200.scaled(989e12, 3.35e12), "a100": _H200.scaled(312e12, 2.0e12)}
 # The time of an operator there, over the time of its bytes at the rate of `memory`.
 _TIMES = {
     "gelu": 1.3, "gelu_backward": 1.2, "native_layer_norm": 2.8, "native_layer_norm_backward": 5.4, "sum": 2.0,
     "add_": 1.6, "_to_copy": 1.2, "copy_": 1.2, "embedding_dense_backward": 3.3,
 }  # fmt: skip
-_MISALIGNED_NORM = 10.6  # layer norm whose weight or bias is misaligned: the kernel without vector loads
 _COMPILED = 0.62  # time of inductor's kernels over that of the layers' eager operators between the products
-_GRID = 16  # bytes
 
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 _ATTENTION = {"_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward"}
@@ -89,8 +78,8 @@ _NONE = {
 # Kernels of operators that take several (torch 2.13, native/cuda).
 _KERNELS = {
     "embedding_dense_backward": 8,  # a sort by id, then sums of equal ones
-    "native_layer_norm_backward": 3, "cumsum": 2, "cummax": 2, "cummin": 2, "sort": 6, "searchsorted": 1,
-    "index_put": 8, "index_put_": 8, "_unique2": 12, "unique_dim": 12, "nonzero": 4, "argmax": 1,
+    "native_layer_norm_backward": 3, "cumsum": 2, "cummax": 2, "cummin": 2, "sort": 6,
+    "index_put": 8, "index_put_": 8, "_unique2": 12, "unique_dim": 12, "nonzero": 4,
 }  # fmt: skip
 _WAITS = {"nonzero", "_unique2", "unique_dim", "masked_select", "bincount", "is_nonzero", "equal"}
 _IN_A_LIST = 50  # tensors that one kernel of a `_foreach_` operator takes
@@ -100,7 +89,6 @@ _IN_A_LIST = 50  # tensors that one kernel of a `_foreach_` operator takes
 class Operation:
     """A call of an operator by a part of the model."""
 
-    name: str
     part: str
     kernels: int
     bytes: float
@@ -124,13 +112,10 @@ class Counter(TorchDispatchMode):
         self.rates, self.formulas, self.part = rates, formulas, part
         self.operations: list[Operation] = []
         self.waits: dict[str, int] = defaultdict(int)  # times that the host waits for the GPU, by reason
-        self.sent: dict[str, float] = defaultdict(float)  # bytes handed to a collective, by its name
         self.calls = 0  # of modules
         self.phase = ""  # "" inside forward and backward passes
         self.counting = True
-        self.compiled = "none"  # model.compile
-        self.allocated = self.peak = 0  # bytes of tensors
-        self._sizes = WeakIdKeyDictionary()
+        self.compiled = False
         self.names: dict[nn.Module, str] = {}
         self._running: list[str] = []
         self._nodes: list[tuple[int, str]] = []  # up to which number the nodes since the last one are a module's
@@ -139,7 +124,7 @@ class Counter(TorchDispatchMode):
     def __enter__(self) -> "Counter":
         def begin(module: nn.Module, inputs: Any) -> None:
             self._mark()
-            self.calls += 1
+            self.calls += self.counting
             self._running.append(self.names.get(module, ""))
 
         def end(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -154,15 +139,10 @@ class Counter(TorchDispatchMode):
         for hook in self._hooks:
             hook.remove()
 
-    def forget(self) -> None:
-        """Start to count anew."""
-        for counts in (self.operations, self.waits, self.sent, self._nodes):
-            counts.clear()
-        self.calls = 0
-        self.peak = self.allocated
-
     def wait(self, reason: str) -> None:
         """Count that the host waited, by the line of our code or DeepSpeed's."""
+        if not self.counting:
+            return
         frames = [frame for frame in traceback.extract_stack() if re.search(r"/(xlme_ds|deepspeed)/", frame.filename)]
         place = "/".join(frames[-1].filename.split("/")[-2:]) + f":{frames[-1].lineno}" if frames else "?"
         self.waits[f"{self.phase or 'passes'}: {reason}, {place}"] += 1
@@ -176,61 +156,38 @@ class Counter(TorchDispatchMode):
         if name == "_pin_memory":
             return args[0].clone()
         out = func(*args, **(kwargs or {}))
-        self._count_memory(out)
         if self.counting:
             self._count(name, func, args, kwargs or {}, out)
         return out
 
-    def _count_memory(self, out: Any) -> None:
-        """Count the memory of new tensors until they are freed."""
-        for tensor in _tensors(out):
-            storage = tensor.untyped_storage()
-            if tensor.is_cuda and storage not in self._sizes:
-                size = storage.nbytes()
-                self._sizes[storage] = size
-                self.allocated += size
-                self.peak = max(self.peak, self.allocated)
-                weakref.finalize(storage, self._free, size)
-
-    def _free(self, size: int) -> None:
-        self.allocated -= size
-
     def _count(self, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         inputs, outputs = list(_tensors((args, kwargs))), list(_tensors(out))
         if not any(tensor.is_cuda for tensor in (*inputs, *outputs)):
-            return
-        if name.startswith("c10d::"):
-            self.sent[name.removeprefix("c10d::").strip("_")] += sum(map(_bytes, inputs))
             return
         if name in _WAITS:
             self.wait(name)
         between = name in ("_to_copy", "copy_") and any(not tensor.is_cuda for tensor in (*inputs, *outputs))
         if between and not (kwargs.get("non_blocking") or (name == "copy_" and args[2:] == (True,))):
             self.wait("a copy between host and GPU")
-        if func.is_view or name in _NONE or name.startswith("prim::"):
+        if func.is_view or name in _NONE or name.startswith(("prim::", "c10d::")):
             return
         if name in self.formulas:
             self.add(name, *self.formulas[name](args, out))
             return
         flops, kind = self.flops(func, name, args, kwargs, out)
-        kernels, times = _KERNELS.get(name, 1), _TIMES.get(name, 1.0)
+        kernels = _KERNELS.get(name, 1)
         if name.startswith("_foreach") or name == "_fused_adamw_":
             kernels = max(1, len(args[0]) // _IN_A_LIST)
-        if self.compiled != "graphs" and any(map(_off_the_grid, inputs)):  # graphs copy parameters onto it
-            kind = "misaligned" if kind == "products" else kind
-            if name == "native_layer_norm" and not (self.compiled != "none" and self._in_layer()):
-                times = _MISALIGNED_NORM
-        self.add(name, flops, moved(name, func, args, kwargs, out), kernels, kind, times)
+        self.add(name, flops, moved(name, func, args, kwargs, out), kernels, kind)
 
-    def add(self, name: str, flops: float, size: float, kernels: int, kind: str, times: float = 1.0) -> None:
-        """Add an operation of the module that runs: `size` bytes, `times` slower than the memory, and FLOPs at the rate
-        of their `kind`."""
+    def add(self, name: str, flops: float, size: float, kernels: int, kind: str) -> None:
+        """Add an operation of the module that runs: `size` bytes, and FLOPs at the rate of their `kind`."""
         rates = self.rates
-        seconds = max(times * size / rates.memory, flops / getattr(rates, kind), rates.floor * kernels)
-        if self.compiled != "none" and not flops and self._in_layer():
+        seconds = max(_TIMES.get(name, 1.0) * size / rates.memory, flops / getattr(rates, kind), rates.floor * kernels)
+        if self.compiled and not flops and self._in_layer():
             seconds *= _COMPILED
         part = self.phase or self.part(self.module())
-        self.operations.append(Operation(name, part, kernels, size, flops, seconds + rates.gap * kernels))
+        self.operations.append(Operation(part, kernels, size, flops, seconds + rates.gap * kernels))
 
     def _in_layer(self) -> bool:
         return not self.phase and re.search(r"\blayers\.\d+", self.module()) is not None
@@ -282,11 +239,6 @@ def moved(name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out
     return (wrote + read) * (2 if name.startswith("cum") else 1)
 
 
-def _off_the_grid(tensor: Tensor) -> bool:
-    """Whether a tensor begins at no multiple of 16 bytes of its storage, as in a flat buffer."""
-    return tensor.is_cuda and tensor.storage_offset() * tensor.element_size() % _GRID != 0
-
-
 def _tensors(tree: Any) -> Iterator[Tensor]:
     return (leaf for leaf in tree_iter(tree) if isinstance(leaf, Tensor))
 
@@ -299,11 +251,11 @@ def _bytes(tensor: Tensor) -> float:
     return float(numbers * tensor.element_size())
 
 
-def sums(operations: Iterable[Operation], by: str) -> dict[str, dict[str, float]]:
-    """Sums over the operations with the same value of the field `by`."""
+def by_part(operations: Iterable[Operation]) -> dict[str, dict[str, float]]:
+    """Totals of the operations of each part."""
     groups: dict[str, list[Operation]] = defaultdict(list)
     for operation in operations:
-        groups[getattr(operation, by)].append(operation)
+        groups[operation.part].append(operation)
     return {name: total(group) for name, group in groups.items()}
 
 

@@ -18,11 +18,10 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 def _compiled(torch: Path) -> Path:
     version = importlib.metadata.version("torch")
-    library = (
-        Path(tempfile.gettempdir()) / f"xlme_ds-{os.getuid()}" / f"fake_cuda-{version}-{int(SOURCE.stat().st_mtime)}.so"
-    )
+    folder = Path(tempfile.gettempdir()) / f"xlme_ds-{os.getuid()}"
+    library = folder / f"fake_cuda-{version}-{int(SOURCE.stat().st_mtime)}.so"
     if not library.exists():
-        library.parent.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         partial = library.with_suffix(f".{os.getpid()}")
         include, linked = torch / "include", torch / "lib"
         flags = ["-std=c++20", "-shared", "-fPIC", "-O1", f"-I{include}", f"-I{include}/torch/csrc/api/include"]
@@ -32,20 +31,17 @@ def _compiled(torch: Path) -> Path:
     return library
 
 
-def _load() -> bool:
-    if "torch" in sys.modules:  # it looks for hooks once, when it is loaded
-        return False
+def _load() -> None:
+    assert "torch" not in sys.modules, "torch looks for hooks once, when it is loaded"
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.origin is not None
     torch = Path(spec.origin).parent
-    if (torch / "lib" / "libtorch_cuda.so").exists():
-        return True
-    library = _compiled(torch)
-    for pattern in ("libgomp*", "libc10.so", "libtorch_cpu.so"):
-        for path in sorted((torch / "lib").glob(pattern)):
-            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-    ctypes.CDLL(str(library))
-    return True
+    if not (torch / "lib" / "libtorch_cuda.so").exists():
+        library = _compiled(torch)
+        for pattern in ("libgomp*", "libc10.so", "libtorch_cpu.so"):
+            for path in sorted((torch / "lib").glob(pattern)):
+                ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(library))
 
 
-READY = _load()
+_load()
