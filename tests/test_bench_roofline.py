@@ -44,7 +44,8 @@ def product(size):
     with FakeTensorMode(), counter:
         x, w = (torch.empty(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         torch.addmm(x[0], x, w)
-    return {"ms": 1e3 * counter.operations[-1].seconds}
+    (totals,) = counter.parts.values()
+    return totals
 
 class Reads(ElectraObjective):
     def sums(self, output, batch):

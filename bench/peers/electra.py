@@ -33,7 +33,7 @@ from xlme_ds.trained.runs import MODEL_FOLDER
 from xlme_ds.trained.settings import CONFIG_FILE, read_run_config
 from xlme_ds.trained.weights import WEIGHTS_FILE
 
-SAME_MODEL = {
+SAME_MODEL: dict[str, Any] = {
     "embedding_sharing": "tied", "vocabulary_blocks": 1, "norm": "post", "relative_bias": "none",
     "masked_head": "dense", "absolute_positions": True, "language_embeddings": (), "dropout": 0.0,
     "attention_dropout": 0.0,

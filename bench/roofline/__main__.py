@@ -36,7 +36,7 @@ from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.measure import markdown, show
-from bench.roofline.counted import GPUS, Counter, Formula, by_part, total
+from bench.roofline.counted import GPUS, TOTALS, Counter, Formula
 from bench.synthetic import SyntheticSource
 from xlme_ds.cli import fail, parse
 from xlme_ds.config import ModelConfig, RunConfig
@@ -258,7 +258,7 @@ def _name_phases(engine: Engine, counter: Counter) -> None:
 def figures(settings: Settings) -> dict[str, Any]:
     """The counted step as numbers."""
     counter, run, hooks = count(settings)
-    every, rates = total(counter.operations), GPUS[settings.gpu]
+    every = {key: sum(part[key] for part in counter.parts.values()) for key in TOTALS}
     seconds, tokens = max(every["ms"] / 1e3, hooks), sum(run.data.mean_rows) * run.model.max_positions / settings.gpus
     done = flops_per_step(run, run.model.max_positions) / settings.gpus
     return {
@@ -266,7 +266,7 @@ def figures(settings: Settings) -> dict[str, Any]:
         "gpu": settings.gpu,
         "rows": [run.data.mono_rows // settings.gpus, run.data.para_rows // settings.gpus],
         "tokens_per_s": tokens / seconds,
-        "fraction_of_peak": done / seconds / rates.peak,
+        "fraction_of_peak": done / seconds / counter.rates.peak,
         "milliseconds": 1e3 * seconds,
         "gpu_milliseconds": every["ms"],
         "kernels": every["kernels"],
@@ -274,7 +274,7 @@ def figures(settings: Settings) -> dict[str, Any]:
         "tflops": every["tflops"],
         "host_syncs_per_step": sum(counter.waits.values()),
         "host_syncs": dict(counter.waits),
-        "by_part": by_part(counter.operations),
+        "by_part": counter.parts,
     }
 
 

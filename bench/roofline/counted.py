@@ -14,7 +14,7 @@ import re
 import traceback
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,18 +82,8 @@ _KERNELS = {
     "index_put": 8, "index_put_": 8, "_unique2": 12, "unique_dim": 12, "nonzero": 4,
 }  # fmt: skip
 _WAITS = {"nonzero", "_unique2", "unique_dim", "masked_select", "bincount", "is_nonzero", "equal"}
+TOTALS = ("kernels", "gigabytes", "tflops", "ms")
 _IN_A_LIST = 50  # tensors that one kernel of a `_foreach_` operator takes
-
-
-@dataclass
-class Operation:
-    """A call of an operator by a part of the model."""
-
-    part: str
-    kernels: int
-    bytes: float
-    flops: float
-    seconds: float
 
 
 Formula = Callable[[Sequence[Any], Any], tuple[float, float, int, str]]
@@ -110,7 +100,7 @@ class Counter(TorchDispatchMode):
     def __init__(self, rates: Rates, formulas: dict[str, Formula], part: Callable[[str], str]):
         super().__init__()
         self.rates, self.formulas, self.part = rates, formulas, part
-        self.operations: list[Operation] = []
+        self.parts: dict[str, dict[str, float]] = {}  # totals by part of the model
         self.waits: dict[str, int] = defaultdict(int)  # times that the host waits for the GPU, by reason
         self.calls = 0  # of modules
         self.phase = ""  # "" inside forward and backward passes
@@ -187,7 +177,10 @@ class Counter(TorchDispatchMode):
         if self.compiled and not flops and self._in_layer():
             seconds *= _COMPILED
         part = self.phase or self.part(self.module())
-        self.operations.append(Operation(part, kernels, size, flops, seconds + rates.gap * kernels))
+        milliseconds = 1e3 * (seconds + rates.gap * kernels)
+        totals = self.parts.setdefault(part, dict.fromkeys(TOTALS, 0))
+        for key, value in zip(TOTALS, (kernels, size / 1e9, flops / 1e12, milliseconds), strict=True):
+            totals[key] += value
 
     def _in_layer(self) -> bool:
         return not self.phase and re.search(r"\blayers\.\d+", self.module()) is not None
@@ -249,21 +242,3 @@ def _bytes(tensor: Tensor) -> float:
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         numbers *= int(size) if stride else min(int(size), 1)
     return float(numbers * tensor.element_size())
-
-
-def by_part(operations: Iterable[Operation]) -> dict[str, dict[str, float]]:
-    """Totals of the operations of each part."""
-    groups: dict[str, list[Operation]] = defaultdict(list)
-    for operation in operations:
-        groups[operation.part].append(operation)
-    return {name: total(group) for name, group in groups.items()}
-
-
-def total(operations: Sequence[Operation]) -> dict[str, float]:
-    """Kernels, gigabytes, TFLOPs and milliseconds of all operations."""
-    return {
-        "kernels": sum(operation.kernels for operation in operations),
-        "gigabytes": sum(operation.bytes for operation in operations) / 1e9,
-        "tflops": sum(operation.flops for operation in operations) / 1e12,
-        "ms": sum(operation.seconds for operation in operations) * 1e3,
-    }
