@@ -44,9 +44,9 @@ class Rates:
 
     def scaled(self, peak: float, memory: float) -> "Rates":
         """The rates of a GPU that was not measured: the same shares of the operations and bytes of its data sheet."""
-        scaled = ("products", "triton", "forward", "backward", "attention", "single", "peak")
+        scaled = ("products", "triton", "forward", "backward", "attention", "single")
         rates = {name: getattr(self, name) * peak / self.peak for name in scaled}
-        return replace(self, **rates, memory=self.memory * memory / 4.8e12)
+        return replace(self, **rates, memory=self.memory * memory / 4.8e12, peak=peak)
 
 
 # Operations, or bytes, of the count over the time of their kernels in the profile of a step of Base on one H200, commit
