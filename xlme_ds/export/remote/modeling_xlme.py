@@ -30,7 +30,7 @@ def _layer_norm(config: XLMEConfig) -> nn.LayerNorm:
 
 @functools.cache
 def _borders(half: int, max_distance: int) -> tuple[int, ...]:
-    """Smallest distance of every bucket of one sign but the first, in integers."""
+    """Smallest distance of every bucket of one sign except the first, computed in integers."""
     exact = half // 2
     borders, size = list(range(1, exact + 1)), exact
     for step in range(1, half - exact):  # size ≥ exact · (max_distance / exact)^(step / (half − exact))
@@ -84,14 +84,14 @@ class XLMEAttention(nn.Module):
         self.gate = XLMEGate(config) if config.relative_bias == "gated" else None
 
     def forward(
-        self, x_BTD: Tensor, allowed_B1TT: Tensor, distance_HTT: Tensor | None, wanted: bool
+        self, x_BTD: Tensor, allowed_B1TT: Tensor, distance_HTT: Tensor | None, with_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Output [B, T, D], and the weights [B, H, T, T] where they are `wanted`."""
+        """Output [B, T, D], and the weights [B, H, T, T] if `with_weights`."""
         q_BHTK, k_BHTK, v_BHTK = heads(self.qkv(x_BTD), 3, self.config)
         if distance_HTT is not None and self.gate is not None:
             distance_HTT = distance_HTT * self.gate(q_BHTK)
         bias = torch.where(allowed_B1TT, 0.0 if distance_HTT is None else distance_HTT, float("-inf"))
-        out_BTD, weights = attend(q_BHTK, k_BHTK, v_BHTK, bias, self, wanted)
+        out_BTD, weights = attend(q_BHTK, k_BHTK, v_BHTK, bias, self, with_weights)
         return self.output(out_BTD), weights
 
 
@@ -101,20 +101,20 @@ def heads(x_BTD: Tensor, parts: int, config: XLMEConfig) -> Tensor:
 
 
 def attend(
-    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias: Tensor | None, module: Any, wanted: bool = False
+    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias: Tensor | None, module: Any, with_weights: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Weighted values [B, T, D] by the settings of the attention `module`, and the weights where they are `wanted`."""
+    """Weighted values [B, T, D] by the settings of the attention `module`, and the weights if `with_weights`."""
     dropout = module.config.attention_probs_dropout_prob if module.training else 0.0
     weights_BHTT = None
-    if wanted or module.config._attn_implementation == "eager":
+    if with_weights or module.config._attn_implementation == "eager":
         scores_BHTT = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHTK.transpose(-1, -2)
         weights_BHTT = (scores_BHTT if bias is None else scores_BHTT + bias).softmax(-1).to(v_BHTK.dtype)
         out_BHTK = F.dropout(weights_BHTT, dropout) @ v_BHTK
     else:
         out_BHTK = _fused(q_BHTK, k_BHTK, v_BHTK, None if bias is None else bias.to(q_BHTK.dtype), dropout)
-    # A copy: torch.onnx.export expects other strides from the fused kernel than it then gives.
+    # A copy, because torch.onnx.export expects other strides of the fused kernel's output than it has.
     out_BTHK = out_BHTK.transpose(1, 2).clone(memory_format=torch.contiguous_format)
-    return out_BTHK.flatten(2), weights_BHTT if wanted else None
+    return out_BTHK.flatten(2), weights_BHTT if with_weights else None
 
 
 def _fused(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
@@ -126,8 +126,8 @@ def _fused(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias: Tensor | None, 
 
 
 class XLMELayer(GradientCheckpointingLayer):
-    """Attention, of tokens to themselves if no other is given, and a GELU feed-forward network, each with a residual
-    connection; post-LN or pre-LN."""
+    """Attention (self-attention by default) and a GELU feed-forward network, each with a residual connection; post-LN
+    or pre-LN."""
 
     def __init__(self, config: XLMEConfig, attention: nn.Module | None = None):
         super().__init__()
@@ -140,18 +140,20 @@ class XLMELayer(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(
-        self, x_BTD: Tensor, allowed_B1TT: Tensor, distance_HTT: Tensor | None, wanted: bool
+        self, x_BTD: Tensor, allowed_B1TT: Tensor, distance_HTT: Tensor | None, with_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Output [B, T, D], and the attention weights [B, H, T, T] where they are `wanted`."""
-        x_BTD, weights = self._attended(x_BTD, self.attention_norm, self.attention, allowed_B1TT, distance_HTT, wanted)
-        return self._fed(x_BTD), weights
+        """Output [B, T, D], and the attention weights [B, H, T, T] if `with_weights`."""
+        x_BTD, weights = self._add_attention(
+            x_BTD, self.attention_norm, self.attention, allowed_B1TT, distance_HTT, with_weights
+        )
+        return self._add_feed_forward(x_BTD), weights
 
-    def _attended(self, x_BTD: Tensor, norm: nn.Module, attention: nn.Module, *shared: Any) -> tuple[Tensor, Any]:
+    def _add_attention(self, x_BTD: Tensor, norm: nn.Module, attention: nn.Module, *shared: Any) -> tuple[Tensor, Any]:
         attended_BTD, weights = attention(norm(x_BTD) if self.pre_norm else x_BTD, *shared)
         x_BTD = x_BTD + self.dropout(attended_BTD)
         return x_BTD if self.pre_norm else norm(x_BTD), weights
 
-    def _fed(self, x_BTD: Tensor) -> Tensor:
+    def _add_feed_forward(self, x_BTD: Tensor) -> Tensor:
         read_BTD = self.feed_forward_norm(x_BTD) if self.pre_norm else x_BTD
         x_BTD = x_BTD + self.dropout(self.down(F.gelu(self.up(read_BTD))))
         return x_BTD if self.pre_norm else self.feed_forward_norm(x_BTD)
@@ -171,7 +173,8 @@ class XLMEEncoder(nn.Module):
         self.languages = _table(languages, config) if languages else None
         self.relative = None if config.relative_bias == "none" else XLMERelativePositions(config)
         self.layers = nn.ModuleList(self._stack(config))
-        # Post-LN normalises the input of the first layer; pre-LN the output of the last, and that input on request.
+        # Post-LN normalises the input of the first layer; pre-LN the output of the last and, if set, the first input
+        # too.
         self.input_norm = _layer_norm(config) if config.norm == "post" or config.embedding_norm else None
         self.output_norm = _layer_norm(config) if config.norm == "pre" else None
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -192,16 +195,16 @@ class XLMEEncoder(nn.Module):
         positions_BT: Tensor,
         languages_BT: Tensor | None,
         items_BT: Tensor,
-        wanted: bool,
+        with_weights: bool,
     ) -> tuple[list[Tensor], list[Tensor | None]]:
         """Hidden states of the embeddings and of every layer, and the attention weights of every layer."""
         x_BTD = self.embed(embedded_BTD, positions_BT, languages_BT)
         distance_HTT = None if self.relative is None else self.relative(x_BTD.shape[1])
-        # A token sees those of its own item: padding sees padding, so no softmax is empty.
+        # A token sees the tokens of its own item. Padding sees padding, so that no softmax is empty.
         allowed_B1TT = (items_BT[:, :, None] == items_BT[:, None, :])[:, None]
         states, weights = [x_BTD], []
         for layer in self.layers:
-            x_BTD, layer_weights = layer(x_BTD, allowed_B1TT, distance_HTT, wanted)
+            x_BTD, layer_weights = layer(x_BTD, allowed_B1TT, distance_HTT, with_weights)
             states.append(x_BTD)
             weights.append(layer_weights)
         if self.output_norm is not None:
@@ -210,7 +213,7 @@ class XLMEEncoder(nn.Module):
 
 
 class XLMEPreTrainedModel(PreTrainedModel):
-    """Facts about all classes here that transformers needs."""
+    """Attributes and methods that transformers needs of all classes here."""
 
     config_class = XLMEConfig
     base_model_prefix = "xlme"
@@ -226,7 +229,7 @@ class XLMEPreTrainedModel(PreTrainedModel):
         for name, parameter in module.named_parameters(recurse=False):
             if name == "bias":
                 nn.init.zeros_(parameter)
-            elif name == "scale" or isinstance(module, nn.LayerNorm):  # the scale is that of a gate
+            elif name == "scale" or isinstance(module, nn.LayerNorm):  # the scale belongs to a gate
                 nn.init.ones_(parameter)
             else:
                 nn.init.normal_(parameter, std=self.config.initializer_range)
@@ -260,11 +263,11 @@ class XLMEModel(XLMEPreTrainedModel):
     ) -> BaseModelOutput:
         """`attention_mask` [B, T] is 0 at padding, by default where `input_ids` is the padding token.
 
-        `language_ids`, of every text [B] or token [B, T], are places in `config.languages`, by default that of
-        `config.language`; models without language embeddings do not read them.
+        It may also number the items of a row (1, 2, …): then a token sees only its own item, and `position_ids`, which
+        restart at every item, must be given.
 
-        It may number several items in a row (1, 2, …): a token then sees those of its own item alone, and
-        `position_ids`, which start anew at every item, must be given.
+        `language_ids`, of every text [B] or token [B, T], are indices into `config.languages`, by default that of
+        `config.language`; models without language embeddings do not read them.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
@@ -281,7 +284,7 @@ class XLMEModel(XLMEPreTrainedModel):
             if self.config.layout == "xlm":
                 if input_ids is None:
                     raise ValueError("positions restart after the first text: give input_ids or position_ids")
-                # At position 0 it opens the text.
+                # At position 0, `</s>` opens the text.
                 ends_BT = ((input_ids == self.config.eos_token_id) & (position_ids > 0)).long()
                 second_BT = (ends_BT.cumsum(1) - ends_BT).clamp(max=1) * inside_BT
                 position_ids = torch.where(second_BT > 0, second_BT.cumsum(1) - 1, position_ids)
@@ -297,19 +300,20 @@ class XLMEModel(XLMEPreTrainedModel):
         )
 
     def _languages(self, language_ids: Tensor | None, items_BT: Tensor) -> Tensor | None:
-        """[B, T]."""
-        known = self.config.languages
-        if not known:
+        """The language of every token, [B, T]; None for a model without language embeddings."""
+        languages = self.config.languages
+        if not languages:
             return None
         if language_ids is None:
-            if self.config.language not in known:
-                raise ValueError(f"give language_ids, or set config.language to one of {' '.join(known)}")
-            return torch.full_like(items_BT, known.index(self.config.language))
+            if self.config.language not in languages:
+                raise ValueError(f"give language_ids, or set config.language to one of {' '.join(languages)}")
+            return torch.full_like(items_BT, languages.index(self.config.language))
         return language_ids if language_ids.dim() == 2 else language_ids[:, None].expand_as(items_BT)
 
 
 class XLMEMaskedHead(nn.Module):
-    """Dense, GELU, LayerNorm, then the token embedding plus a bias; `config.masked_head` "linear": these alone."""
+    """Dense, GELU, LayerNorm, then the token embedding and a bias; only the last two if `config.masked_head` is
+    linear."""
 
     def __init__(self, config: XLMEConfig):
         super().__init__()
@@ -320,9 +324,9 @@ class XLMEMaskedHead(nn.Module):
 
     def resize(self, tokens: int) -> None:
         """Resize the bias to `tokens`: a new token gets the mean, as its embedding is drawn around the mean."""
-        kept = self.bias.data[:tokens]
-        new = kept.mean().expand(tokens - len(kept))
-        self.bias = nn.Parameter(torch.cat([kept, new]), self.bias.requires_grad)
+        old = self.bias.data[:tokens]
+        new = old.mean().expand(tokens - len(old))
+        self.bias = nn.Parameter(torch.cat([old, new]), self.bias.requires_grad)
 
     def forward(self, hidden_BTD: Tensor, embedding_VD: Tensor) -> Tensor:
         """[B, T, V]."""
@@ -332,7 +336,7 @@ class XLMEMaskedHead(nn.Module):
 
 
 class XLMEHead(nn.Module):
-    """Dropout, a dense layer where an `activation` follows it, and a linear layer; [..., D] to [..., C]."""
+    """Dropout, a dense layer with its `activation` if there is one, and a linear layer; [..., D] to [..., C]."""
 
     def __init__(self, config: XLMEConfig, labels: int, activation: Any = None, dropout: float | None = None):
         super().__init__()
@@ -350,7 +354,7 @@ class XLMEHead(nn.Module):
 
 
 class XLMEModelWithHead(XLMEPreTrainedModel):
-    """An encoder and a head; a class with another head or loss than this one's, of tokens, replaces the private
+    """An encoder and a head, here for classes of tokens; subclasses with another head or loss replace the private
     methods."""
 
     output_class: Any = TokenClassifierOutput
@@ -390,7 +394,7 @@ class XLMEModelWithHead(XLMEPreTrainedModel):
 class XLMEForPreTraining(XLMEModelWithHead):
     """The discriminator with its head: `logits` [B, T], positive where a token was replaced; `labels` 1 there, else 0.
 
-    The loss is the mean over all tokens but padding, labels of −100 left out.
+    The loss is the mean over all tokens except padding and labels of −100.
     """
 
     def _add_head(self, config: XLMEConfig) -> None:
@@ -407,7 +411,7 @@ class XLMEForPreTraining(XLMEModelWithHead):
 
 
 class XLMEForMaskedLM(XLMEModelWithHead):
-    """The generator with its head: `logits` [B, T, V]; `labels` −100 where nothing is to be predicted."""
+    """The generator with its head: `logits` [B, T, V]; `labels` are −100 where nothing is predicted."""
 
     output_class = MaskedLMOutput
 
@@ -425,9 +429,9 @@ class XLMEForTokenClassification(XLMEModelWithHead):
 class XLMEForSequenceClassification(XLMEModelWithHead):
     """`logits` [B, C]; the loss is that of `config.problem_type`.
 
-    "single_label_classification": `labels` [B] are classes. "multi_label_classification": [B, C], 1 for those that a
-    text has, else 0. "regression": numbers, [B, C], or [B] where there is one. By default regression where there is one
-    label, else by the type of the labels: integers are classes.
+    "single_label_classification": `labels` [B] are classes. "multi_label_classification": [B, C], 1 for the classes of
+    a text, else 0. "regression": numbers, [B, C], or [B] if there is one per text. By default it is regression if
+    `config.num_labels` is 1; else the type of the labels decides: integers are classes.
     """
 
     output_class = SequenceClassifierOutput
@@ -464,7 +468,7 @@ class XLMEForQuestionAnswering(XLMEModelWithHead):
         end_positions: Tensor | None = None,
         **inputs: Any,
     ) -> QuestionAnsweringModelOutput:
-        """Take the inputs of `XLMEModel`; the loss is the mean of both ends, positions outside the row left out."""
+        """Take the inputs of `XLMEModel`; the loss is the mean of both ends, without positions outside the row."""
         hidden = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
         start_BT, end_BT = self.head(hidden.last_hidden_state).unbind(-1)
         loss = None

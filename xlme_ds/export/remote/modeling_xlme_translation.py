@@ -1,7 +1,7 @@
-"""A translating model for Hugging Face transformers: XLM-E's encoder with a decoder, in XLM's form (Conneau and Lample,
+"""A translation model for Hugging Face transformers: XLM-E's encoder with a decoder, in XLM's form (Conneau and Lample,
 2019) or DeltaLM's (Ma et al., 2021).
 
-B rows, S source tokens, R target tokens, T of the target with those before them, H heads, D width, K head size.
+B rows, S source tokens, R target tokens, T target tokens with the cached ones, H heads, D width, K head size.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ from .modeling_xlme import (
 
 
 class XLMEDecoderAttention(XLMEAttention):
-    """Self-attention of target tokens to themselves and those before them; `number` is its place in the cache."""
+    """Self-attention of target tokens to themselves and those before them; `number` is its index in the cache."""
 
     def __init__(self, config: XLMEConfig, number: int):
         super().__init__(config)
@@ -87,8 +87,8 @@ class XLMECrossAttention(nn.Module):
 
 
 class XLMEDecoderLayer(XLMELayer):
-    """XLM's: self-attention, cross-attention, feed-forward. Two interleaved ones are DeltaLM's: self-attention,
-    feed-forward, cross-attention, feed-forward."""
+    """XLM's layer: self-attention, cross-attention, feed-forward. In the interleaved form two of these layers are one
+    of DeltaLM's: self-attention, feed-forward, cross-attention, feed-forward."""
 
     def __init__(self, config: XLMEConfig, number: int):
         self_first = config.decoder_form == "xlm" or number % 2 == 0
@@ -101,10 +101,10 @@ class XLMEDecoderLayer(XLMELayer):
 
     def forward(self, x_BRD: Tensor, *shared: Any) -> Tensor:  # type: ignore[override]
         """Output, [B, R, D]."""
-        x_BRD, _ = self._attended(x_BRD, self.attention_norm, self.attention, *shared)
+        x_BRD, _ = self._add_attention(x_BRD, self.attention_norm, self.attention, *shared)
         if self.cross_attention is not None and self.cross_norm is not None:
-            x_BRD, _ = self._attended(x_BRD, self.cross_norm, self.cross_attention, *shared)
-        return self._fed(x_BRD)
+            x_BRD, _ = self._add_attention(x_BRD, self.cross_norm, self.cross_attention, *shared)
+        return self._add_feed_forward(x_BRD)
 
 
 class XLMEDecoder(XLMEEncoder):
@@ -137,7 +137,7 @@ class XLMEDecoder(XLMEEncoder):
 
 
 class XLMLengths(StoppingCriteria):
-    """A row ends after `limit_B` target tokens of its own; it may have several hypotheses."""
+    """Each sentence ends after its own number of target tokens, `limit_B`; it may have several rows of hypotheses."""
 
     def __init__(self, limit_B: Tensor):
         self.limit_B = limit_B
@@ -145,7 +145,7 @@ class XLMLengths(StoppingCriteria):
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         """Whether each row has ended, bool."""
         limits = self.limit_B.to(input_ids.device).repeat_interleave(len(input_ids) // len(self.limit_B))
-        return input_ids.shape[1] - 1 >= limits  # the first is `</s>`, which every target begins after
+        return input_ids.shape[1] - 1 >= limits  # without the first token, `</s>`, after which every target begins
 
 
 class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
@@ -183,10 +183,10 @@ class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
     ) -> Seq2SeqLMOutput:
-        """`logits` [B, R, V] of the tokens after `decoder_input_ids` [B, R]; with `labels` [B, R] (−100 at padding)
-        these are made of them, and the loss is the mean over all labels.
+        """`logits` [B, R, V] of the tokens after `decoder_input_ids` [B, R], which are made of `labels` if they are not
+        given; with `labels` [B, R] (−100 at padding) also the loss, a mean over all labels.
 
-        `language_ids` and `decoder_language_ids` [B] are places in `config.languages`, by default those of
+        `language_ids` and `decoder_language_ids` [B] are indices into `config.languages`, by default those of
         `config.source_language` and `config.target_language`. Attention weights and hidden states are the encoder's.
         """
         if decoder_input_ids is None:
@@ -235,7 +235,7 @@ class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(self, *given: Any, **kwargs: Any) -> dict[str, Any]:
         """The arguments of `forward` for the next token."""
         inputs = super().prepare_inputs_for_generation(*given, **kwargs)
-        inputs.pop("cache_position", None)  # of transformers 4; the cache knows it
+        inputs.pop("cache_position", None)  # from transformers 4; the cache counts its tokens itself
         return inputs
 
     @torch.no_grad()
@@ -250,37 +250,37 @@ class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
         """`GenerationMixin.generate` from one language into another, by default those of the config; rows of several
         languages have `language_ids` and `decoder_language_ids`.
 
-        A translation of n ordinary tokens has at most 1.3 n + 5, as XLM's. Raises ValueError for an unknown language.
+        A translation of n ordinary tokens has at most 1.3 n + 5, as in XLM. Raises ValueError for an unknown language.
         """
         names = ("input_ids", "inputs_embeds", "encoder_outputs")
-        read = next((x for x in (inputs, *map(kwargs.get, names)) if x is not None), None)
-        if read is None:
+        source = next((x for x in (inputs, *map(kwargs.get, names)) if x is not None), None)
+        if source is None:
             raise ValueError("give input_ids, the tokens of the sources")
-        read = read["last_hidden_state"] if isinstance(read, dict) else read
+        source = source["last_hidden_state"] if isinstance(source, dict) else source
         for name, code in (("source_language", source_language), ("target_language", target_language)):
             ids = "language_ids" if name == "source_language" else "decoder_language_ids"
             if kwargs.get(ids) is None:
-                kwargs[ids] = self._language(name, len(read), read.device, code)
+                kwargs[ids] = self._language(name, len(source), source.device, code)
         if kwargs.get("attention_mask") is None:
-            inside = read != self.config.pad_token_id if read.dim() == 2 else read.new_ones(read.shape[:2])
+            inside = source != self.config.pad_token_id if source.dim() == 2 else source.new_ones(source.shape[:2])
             kwargs["attention_mask"] = inside.long()
         if "static" in str(kwargs.get("cache_implementation")):
             raise ValueError("a static cache does not fit this model: leave out cache_implementation")
-        asked = kwargs.get("generation_config") or (settings[0] if settings else None)
-        beams = (kwargs.get("num_beams"), getattr(asked, "num_beams", None), self.generation_config.num_beams, 1)
+        generation = kwargs.get("generation_config") or (settings[0] if settings else None)
+        beams = (kwargs.get("num_beams"), getattr(generation, "num_beams", None), self.generation_config.num_beams, 1)
         if next(number for number in beams if number) > 1:
-            kwargs.setdefault("early_stopping", True)  # as XLM: where there are as many translations as beams
-        words_B = (kwargs["attention_mask"] != 0).sum(1) - 2  # without the special tokens around a text
-        limit_B = (1.3 * words_B.double() + 5).long().clamp(max=self.config.max_position_embeddings)
+            kwargs.setdefault("early_stopping", True)  # as in XLM: when there are as many translations as beams
+        lengths_B = (kwargs["attention_mask"] != 0).sum(1) - 2  # without the special tokens around a text
+        limit_B = (1.3 * lengths_B.double() + 5).long().clamp(max=self.config.max_position_embeddings)
         criteria = StoppingCriteriaList([*(kwargs.pop("stopping_criteria", None) or []), XLMLengths(limit_B)])
         return super().generate(inputs, *settings, stopping_criteria=criteria, **kwargs)
 
     def _language(self, name: str, rows: int, device: torch.device, code: str | None = None) -> Tensor:
-        """The place of a language (of `zh` also that of `zh-Hans`) for every row, [B]."""
-        known, code = self.config.languages, code or getattr(self.config, name)
-        found = [n for n, each in enumerate(known) if each == code]
-        found += [n for n, each in enumerate(known) if each.startswith(f"{code}-")]
-        if not found:
-            what = f"{code} is no language of this model" if code else "is missing"
-            raise ValueError(f"{name} {what}: choose one of {' '.join(known)}")
-        return torch.full((rows,), found[0], device=device)
+        """The index of a language for every row, [B]; `zh` also finds `zh-Hans`."""
+        languages, code = self.config.languages, code or getattr(self.config, name)
+        indices = [n for n, each in enumerate(languages) if each == code]
+        indices += [n for n, each in enumerate(languages) if each.startswith(f"{code}-")]
+        if not indices:
+            problem = f"{code} is no language of this model" if code else "is missing"
+            raise ValueError(f"{name} {problem}: choose one of {' '.join(languages)}")
+        return torch.full((rows,), indices[0], device=device)
