@@ -302,6 +302,14 @@ def test_dropout_is_a_setting(folder: Path) -> None:
         assert (dropping(TOKENS)[0] - dropping(TOKENS)[0]).abs().max() > 0.1, name
         dropping.eval()
         torch.testing.assert_close(dropping(TOKENS)[0], plain(TOKENS)[0], rtol=0, atol=0)
+    eager = load(AutoModel, folder, attn_implementation="eager", attention_probs_dropout_prob=0.5).train()
+    assert (eager(TOKENS)[0] - eager(TOKENS)[0]).abs().max() > 0.1
+    # At rate 1 nothing is left of the embeddings, nor of what attention and feed-forward network of a layer add.
+    nothing = load(AutoModel, folder, hidden_dropout_prob=1.0).train()
+    states = nothing(TOKENS, output_hidden_states=True).hidden_states
+    assert not states[0].any() and states[1].any()
+    for layer, before, after in zip(nothing.encoder.layers, states, states[1:], strict=False):
+        torch.testing.assert_close(after, layer.feed_forward_norm(layer.attention_norm(before)), rtol=0, atol=1e-6)
 
 
 def test_the_heads_dropout_is_the_classifiers(folder: Path) -> None:
