@@ -18,7 +18,7 @@ from xlme_ds.compare.results import RunScores, deliver, heldout_losses, join_run
 from xlme_ds.compare.scoring import data_sha256, left_to_test
 from xlme_ds.compare.settings import CompareSettings
 from xlme_ds.compare.systems import Budget, own_settings, system
-from xlme_ds.data.schema import Manifest, Shard, write_manifest
+from xlme_ds.data.schema import TASKS, Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.evaluate.heldout_losses import losses
 from xlme_ds.io.folders import lock
@@ -134,6 +134,14 @@ def test_passes_are_counted_by_uses(tmp_path: Path) -> None:
     counts = {"examples": 100, "by_language": uses}
     write_manifest(tmp_path, Manifest("encode", {}, 9, "", ("de", "sw"), shards, counts))
     assert passes(tmp_path, 20) == 2.5 and passes(tmp_path, 4) == 0.5
+    for task in TASKS:
+        (tmp_path / task).mkdir()
+        shutil.copy(tmp_path / "manifest.json", tmp_path / task)
+    chain = system(CHAIN, 1, Budget(1e9, 6, 32), [*SETTINGS.split(), "--model.vocabulary", "99"], {}, tmp_path)
+    steps = [leg.config.train.steps for leg in chain.legs]
+    assert min(steps) > 9 and len(steps) == 2
+    read = RunScores.read(chain, tmp_path, [1])  # every step of both runs reads three rows of each task
+    assert read.passes == {task: pytest.approx(3 * sum(steps) / 20 * 2.5) for task in TASKS}
 
 
 def test_done_is_not_done_again(compared: tuple[Path, list[str], str]) -> None:
@@ -331,9 +339,10 @@ def test_seeds_are_a_number_for_each_budget(compared: tuple[Path, list[str], str
 def test_what_cannot_be_compared(name: str, budget: float, rows: int, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         system(name, 1, Budget(budget, rows, 512), [], {}, tmp_path)
-    for flag in ("--train.steps", "--train.save-every", "--seed"):
+    for given in ("--train.steps", "--train.save-every", "--train.save_every", "--seed"):
+        flag = given.replace("_", "-")
         with pytest.raises(ValueError, match=f"{flag} follows from --budgets and --seeds: leave it out"):
-            system("xlme", 1, Budget(1e18, 8, 512), [], {"xlme": [f"{flag}=5"]}, tmp_path)
+            system("xlme", 1, Budget(1e18, 8, 512), [], {"xlme": [f"{given}=5"]}, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -50,11 +50,11 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
 
 
 def test_pairs_are_those_of_the_rows(tmp_path: Path) -> None:
-    store = RowStore(write_data(tmp_path / "data", rows=40, rows_per_shard=16) / "para")
+    store = RowStore(write_data(tmp_path / "data", rows=260, rows_per_shard=130) / "para")
     found = [(p.first.tolist(), p.second.tolist(), p.first_language, p.second_language) for p in packed_pairs(store)]
     rng = np.random.default_rng([0, True])
     expected = []
-    for _ in range(40):
+    for _ in range(260):
         tokens, lengths, languages = random_row(rng, "para", 32, 200)
         for i, end in enumerate(np.cumsum(lengths)):
             item = tokens[end - lengths[i] : end]

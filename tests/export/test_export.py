@@ -280,6 +280,7 @@ def test_the_card_tells_of_the_run(run: Path, exported: Path, tmp_path: Path) ->
     )
     retrieval = json.loads((run / "retrieval.json").read_text())
     assert f"| 3 | {retrieval['after']['overall']['en_xx'][3]:.1%} |" in card
+    assert "| layer | en → xx | xx → en | untrained, en → xx | untrained, xx → en |" in card
     assert "3 layers, width 32, 4 heads" in card and "| steps | 2 |" in card
     assert "<" not in card and "{" not in card
     assert yaml.safe_load(card.split("---")[1]).keys() == {"library_name", "tags"}
@@ -291,6 +292,10 @@ def test_the_card_tells_of_the_run(run: Path, exported: Path, tmp_path: Path) ->
     (copy / "languages.json").write_text(
         json.dumps({"format": 1, "mono": dict.fromkeys(codes, table), "para": {"en-sw": table}})
     )
+    tested = {"en_xx": [0.5, 0.25, 0.75, 0.875], "xx_en": [0.625, 0.125, 0.375, 1.0]}
+    before = {"en_xx": [0.1, 0.2, 0.3, 0.4], "xx_en": [0.05, 0.15, 0.25, 0.35]}
+    retrieval |= {"after": {"overall": tested}, "before": {"overall": before}}
+    (copy / "retrieval.json").write_text(json.dumps(retrieval))
     config = json.loads((copy / "config.json").read_text())
     config["config"]["name"] = "a|b [x](y) <b>\n# z"
     (copy / "config.json").write_text(json.dumps(config))
@@ -298,6 +303,8 @@ def test_the_card_tells_of_the_run(run: Path, exported: Path, tmp_path: Path) ->
     card = (tmp_path / "out" / "README.md").read_text()
     assert yaml.safe_load(card.split("---")[1])["language"] == ["de", "en", "hi", "sw", "zh"]
     assert r"# a\|b \[x\](y) \<b\> \# z" in card.splitlines()
+    rows = [line for line in card.splitlines() if re.match(r"\| \d \|", line)]
+    assert rows[:2] == ["| 0 | 50.0% | 62.5% | 10.0% | 5.0% |", "| 1 | 25.0% | 12.5% | 20.0% | 15.0% |"]
     assert r"\<script\>x\</script\> 50.00%" in card and "\nlicense" not in card and "en-sw 50.00%" in card
     assert escape("\\") == "\\\\"
 

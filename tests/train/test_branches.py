@@ -279,7 +279,7 @@ def test_rows_become_longer(
     assert {line["tokens"] // step for step, line in logged.items()} == {8 * 32}
     objective = objective_of(modern.objective)
     five = pretrain(replace(modern, train=replace(modern.train, save_every=5)), [data[0], longer], tmp_path / "five")
-    assert weights(five) == weights(run)
+    assert weights(five) == weights(run) and load_run(Path(f"{five}@5")).model.rotary_base == 50.0
     losses = {}
     for base in (50.0, 5e3):
         whole = objective.build(replace(model, rotary_base=base)).eval()

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import gzip
 import io
+import itertools
 import json
 import os
 import pty
@@ -14,6 +15,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -87,6 +89,24 @@ def test_records_by_formula(plain: Path, config: RunConfig) -> None:
         peak = line["flops_per_s"] / line["peak_fraction"]
         assert peak == pytest.approx(lines[0]["flops_per_s"] / lines[0]["peak_fraction"]) and 1e8 < peak < 1e15
         assert 0 < line["data_wait"] < 1 and most / 20 < line["memory_gib"] <= most
+
+
+def test_the_first_steps_after_a_resume_are_timed_alone(
+    folder: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that moves a millisecond at each look, so equally far in every interval."""
+    out, saving = folder / "resumed", replace(config, train=replace(config.train, save_every=EVERY, keep_every=1))
+    pretrain(saving, folder / "data", out)
+    for step in (6, 9):
+        shutil.rmtree(out / f"checkpoints/step_{step:08d}")
+    for name in ("finished.json", "model/model.safetensors"):
+        (out / name).unlink()
+    monkeypatch.setattr(time, "perf_counter", itertools.count(1, 0.001).__next__)
+    pretrain(saving, folder / "data", out)
+    _, first, second = audit_lines(out / "metrics.jsonl")
+    for name in ("tokens_per_s", "flops_per_s", "peak_fraction", "data_wait"):
+        assert first[name] == pytest.approx(second[name], rel=0.2), name
+    assert first["seconds_left"] == pytest.approx(EVERY * 8 * 32 / second["tokens_per_s"], rel=0.2)
 
 
 def test_tokens_are_those_that_were_read(folder: Path, config: RunConfig) -> None:
