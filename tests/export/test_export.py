@@ -185,7 +185,7 @@ def test_the_card_of_a_generator_has_no_figures_of_the_discriminator(run: Path, 
     main(["--run", str(run), "--to", str(tmp_path / "alone"), "--which", "generator"])
     whole, alone = ((tmp_path / name / "README.md").read_text() for name in ("whole", "alone"))
     assert "## Sentence retrieval" in whole and "alone." not in whole
-    assert "The generator alone." in alone and "## Sentence retrieval" not in alone
+    assert "This is the generator alone." in alone and "## Sentence retrieval" not in alone
     assert "kept out of training, the whole run after step" in alone
 
 

@@ -25,7 +25,7 @@ _STREAMS: dict[str, Callable[[], Any]] = {".xz": lzma.LZMADecompressor, ".bz2": 
 
 
 class Translator(NamedTuple):
-    """A translating model and its vocabulary."""
+    """A translation model and its vocabulary."""
 
     folder: Path
     model: TranslationModel

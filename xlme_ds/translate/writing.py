@@ -16,7 +16,7 @@ from .sides import Side
 
 
 class Writer(Protocol):
-    """Interface of a translating model (`TranslationModel`)."""
+    """Interface of a translation model (`TranslationModel`)."""
 
     cfg: ModelConfig
     any_rank: Callable[[bool], bool]
