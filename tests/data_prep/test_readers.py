@@ -463,16 +463,17 @@ def read_blocks(source: Input, size: int) -> tuple[list[tuple[str, str]], Counts
 @pytest.mark.parametrize("size", [1, 4, 1 << 20])
 @pytest.mark.parametrize("place", range(3))
 def test_a_pair_with_a_long_line_is_dropped(tmp_path: Path, place: int, size: int) -> None:
-    """Also after the last pair that fills a block."""
+    """On either side; also after the last pair that fills a block."""
     lines, numbers = ["a", "c"], ["1", "2", "3"]
     lines.insert(place, "b" * (MAX_LINE + 1))
-    (tmp_path / "X.de-en.de").write_text("\n".join([*lines, ""]))
-    (tmp_path / "X.de-en.en").write_text("1\n2\n3\n")
-    del numbers[place]
-    (source,) = find_pairs(tmp_path)
-    found, counts = read_blocks(source, size)
-    assert found == list(zip(numbers, "ac", strict=True))
-    assert (counts.units_in, counts.dropped) == (3, {"long_line": 1})
+    for long, short in (("de", "en"), ("en", "de")):
+        (tmp_path / f"X.de-en.{long}").write_text("\n".join([*lines, ""]))
+        (tmp_path / f"X.de-en.{short}").write_text("1\n2\n3\n")
+        (source,) = find_pairs(tmp_path)
+        found, counts = read_blocks(source, size)
+        pairs_left = zip((number for number in numbers if number != str(place + 1)), "ac", strict=True)
+        assert found == [pair if long == "de" else pair[::-1] for pair in pairs_left]
+        assert (counts.units_in, counts.dropped) == (3, {"long_line": 1})
 
 
 @pytest.mark.parametrize("size", [1, 1 << 20])

@@ -194,6 +194,10 @@ def test_damaged_parquet_is_named_with_its_row_group(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=rf"de\.parquet.*{message} .*truncated or damaged, fetch it again"):
             read(path)
+    write(path, texts, row_group_size=1000, compression="none", write_page_checksum=True)
+    path.write_bytes(path.read_bytes().replace(b"mehr", b"meer", 1))  # text too: only the checksum says that it changed
+    with pytest.raises(ValueError, match=r"de\.parquet, row group 0.* cannot be read .*truncated or damaged"):
+        read(path)
 
 
 def test_columns_of_parquet_that_hold_no_text(tmp_path: Path) -> None:
