@@ -190,14 +190,16 @@ def test_units_of_no_use_are_counted(tmp_path: Path) -> None:
         unit("&unheardof;", "b"),  # malformed
         "<tu/>",  # malformed
         unit("a", " "),  # empty_side
+        unit(" ", "b"),  # empty_side
         unit("a" * 100_001, "b"),  # long_line
+        unit("a", "b" * 100_001),  # long_line
         unit("ü" * 50_001, "b"),  # long_line
         unit("ü" * 50_000, "b"),
         unit("one", "first").replace("</tu>", '<tuv xml:lang="en-GB"><seg>later</seg></tuv></tu>'),
     ]
     found, counts = read_tmx(tmp_path, tmx("".join(units)).encode())
     assert found == [("a", "b"), ("ü" * 50_000, "b"), ("one", "first")]
-    assert dict(counts.dropped) == {"malformed": 4, "empty_side": 1, "long_line": 2}
+    assert dict(counts.dropped) == {"malformed": 4, "empty_side": 2, "long_line": 3}
     assert counts.units_in == len(units)
 
 
@@ -276,12 +278,13 @@ def test_a_score_that_is_no_number_drops_the_pair(tmp_path: Path) -> None:
 
 def test_a_row_is_never_cut_in_two(tmp_path: Path) -> None:
     """One of a megabyte is dropped whole, wherever a block ends; and one of 300,000 bytes with two short sides
-    stays."""
+    stays. One with a long side goes."""
     row = "1.1\ta\tb\n"
     for before in (0, 26_000, 29_000):  # rows
         long = "1.1\t" + "x " * 600_000 + row * 3  # its end looks like a row
         (tmp_path / "en-de.tsv").write_text(
             row * before + long + "y" * 300_000 + "\t1.2\tc\td\n" + row * 5 + "1.2\tc\td\te\n"
+            f"1.2\tc\t{'d' * 100_001}\n1.2\t{'c' * 100_001}\td\n"
         )
         columns = 'pairs = "any"\ncolumns = ["score", "source", "target"]'
         path = describe(
@@ -289,7 +292,7 @@ def test_a_row_is_never_cut_in_two(tmp_path: Path) -> None:
         )
         found, counts = read_pairs(inputs(path)[0])
         assert found == [("a", "b")] * (before + 7)
-        assert dict(counts.dropped) == {"long_line": 1, "malformed": 2}  # both have a column too many
+        assert dict(counts.dropped) == {"long_line": 3, "malformed": 2}  # both have a column too many
 
 
 def test_two_spellings_of_a_language_are_one_and_copies_are_reported(

@@ -62,7 +62,8 @@ def test_scores() -> None:
 
 def test_wrong_script_on_any_side() -> None:
     assert drops("script", {}, ["Hello", "Привет", "123 !", "Hello мир"]) == [False, True, False, False]
-    assert drops("script", {}, ["Hello", "Hello", "Hello"], ["Привет", "Hello", "42"]) == [False, True, False]
+    sides = ["Hello", "Hello", "Hello", "Привет"], ["Привет", "Hello", "42", "Привет"]
+    assert drops("script", {}, *sides) == [False, True, False, True]
     assert drops("script", {"share": 0.9}, ["Hello мир"]) == [True]
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 import sentencepiece as spm
 
+from data_prep.encode.encode import EncodeConfig
 from data_prep.inspect.verify import VerifyConfig
 from data_prep.inspect.verify import run as run_verify
 from data_prep.mix.mix import MixConfig, run
@@ -403,6 +404,7 @@ def test_pairs_that_fit_by_encodes_limit_are_counted_as_by_their_lengths(
     ]
     run(configs[0])
     run(replace(configs[1], encoded=encoded))
+    assert EncodeConfig.max_pair_tokens + 3 == MixConfig.row_tokens  # all that `encode` writes fits, by default
     limit, lengths = (read_manifest(config.out / "para") for config in configs)
     assert limit.counts == lengths.counts and limit.shards == lengths.shards
     assert (limit.counts["by_language"]["en-de"]["too_long"] > 0) == (row_tokens < 121)

@@ -11,7 +11,7 @@ from data_prep.encode import encode
 from data_prep.inspect.show import ShowConfig, rows_from, run, text_of
 from data_prep.mix import mix
 from tests.data_prep.conftest import TEXT
-from xlme_ds.config import DataConfig
+from xlme_ds.config import DataConfig, ObjectiveConfig, Training
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import BOS, EOS, TASKS, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
@@ -52,6 +52,7 @@ def test_masked_positions_are_those_of_training(data: Path, task: str) -> None:
     manifest = read_manifest(data / task)
     found = [row.masked(task, 5, 0.15) for row in rows_from(data / task, manifest, 0, None)]
     assert found == expected
+    assert (ShowConfig.seed, ShowConfig.mask_fraction) == (Training.seed, ObjectiveConfig.mask_fraction)
 
 
 @pytest.mark.parametrize("task", TASKS)
