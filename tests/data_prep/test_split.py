@@ -233,6 +233,7 @@ NOTHING = {
     "lines.jsonl": (b'{"text": "born free"}\n{"text": "and equal"}\n', "is a table, JSON or XML"),
     "test.sgm": (b"<doc>\n<seg id=1>born free</seg>\n</doc>\n", "is a table, JSON or XML"),
     "mac": (b"born free\rand equal", "ends its lines by carriage returns alone"),
+    "mixed": (b"born\rfree\nequal\n", "50% of its lines have carriage returns inside"),
     "utf16": ("born free\nand equal\n".encode("utf-16-le"), "is it UTF-16"),
     "latin": ("in Würde\n".encode("latin-1"), "is not UTF-8"),
 }
@@ -247,7 +248,9 @@ def test_a_file_that_leaves_out_nothing_is_refused(corpus: Path, vocab: Path, tm
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("data", ["born\tfree\r\nand equal\r\nin dignity\r\n", "born free", "born\rfree\nequal\n"])
+@pytest.mark.parametrize(
+    "data", ["born\tfree\r\nand equal\r\nin dignity\r\n", "born free", "born\rfree\n" + 10 * "equal\n"]
+)
 def test_a_file_that_leaves_out_something_is_taken(corpus: Path, vocab: Path, tmp_path: Path, data: str) -> None:
     (tmp_path / "test").write_bytes(data.encode())
     run(EncodeConfig(vocab, tmp_path / "out", mono=corpus / "mono", without=(tmp_path / "test",)))
