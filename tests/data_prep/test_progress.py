@@ -14,6 +14,7 @@ import pytest
 
 from data_prep.__main__ import main
 from data_prep.encode.shared_work import SharedWork
+from data_prep.progress import Status
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -99,3 +100,15 @@ def test_a_reader_that_has_ended_is_no_error_of_the_disk() -> None:
     writer.stdout.close()
     assert (writer.wait(60), writer.stderr.read()) == (128 + signal.SIGPIPE, "")
     writer.stderr.close()
+
+
+def test_a_line_every_ten_seconds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of the test's own, where stderr is no terminal."""
+    times = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: times[-1])
+    status = Status()
+    for seconds in (5, 10, 11, 19, 20, 21):
+        times.append(seconds)
+        status.show(lambda: f"at {times[-1]}")
+    monkeypatch.undo()
+    assert capsys.readouterr().err.splitlines() == ["at 10", "at 20"]
