@@ -19,10 +19,10 @@ from typing import Literal
 import torch
 import tyro
 
-from bench.gpu.steps import Device, built, run_config, step_tokens
+from bench.gpu.steps import built, run_config, step_tokens
 from bench.measure import Figures, by_turns, markdown, memory, show
 from bench.peers.steps import RATE, HuggingFaceStep, PlainTorchStep
-from bench.workers import Worker, answer
+from bench.workers import Worker
 from xlme_ds.config import RunConfig
 from xlme_ds.counting import flops_per_step
 
@@ -40,7 +40,6 @@ class StepSettings:
     rounds: int = 5  # figures are medians of the rounds
     quick: bool = False  # the middle size alone, three rounds
     json: bool = False  # print JSON
-    contender: str = ""  # used by the command itself
 
 
 def sized(size: Size) -> RunConfig:
@@ -51,7 +50,7 @@ def sized(size: Size) -> RunConfig:
 
 def our_step(run: RunConfig) -> Callable[[], object]:
     """A step of the run's engine, DeepSpeed's ZeRO-1 on one process."""
-    engine = built(run, Device("cpu"), "deepspeed")
+    engine = built(run)
     return lambda: engine.train_batch(0, RATE, detailed=False)
 
 
@@ -65,8 +64,8 @@ PEERS = {"huggingface": HuggingFaceStep, "plain_torch": PlainTorchStep}
 CONTENDERS = ("ours", "matmul", *PEERS)
 
 
-def contender(name: str, size: Size) -> Callable[[object], list[Figures]]:
-    """Build a contender; the function takes a step, and returns its seconds and the memory so far."""
+def prepare(name: str, size: Size) -> Callable[[object], list[Figures]]:
+    """Build the contender of a process; the function takes a step, and returns its seconds and the memory so far."""
     torch.manual_seed(0)
     before, run = memory("VmRSS"), sized(size)
     one_step = PEERS[name](run).step if name in PEERS else (our_step if name == "ours" else matrix_product)(run)
@@ -87,11 +86,7 @@ def measure(size: Size, rounds: int) -> Figures:
     answers: dict[str, list[Figures]] = {name: [] for name in CONTENDERS}
     ratios = {}
     for peer in PEERS:
-        environment = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}
-        workers = {
-            name: Worker("bench.step", "--contender", name, "--sizes", size, **environment)
-            for name in ("ours", peer, "matmul")
-        }
+        workers = {name: Worker("bench.step", name, size) for name in ("ours", peer, "matmul")}
         turns = by_turns({name: worker.ask for name, worker in workers.items()}, rounds, WARM_UP)
         for name, worker in workers.items():
             worker.close()
@@ -132,9 +127,7 @@ def table(size: str, figures: Figures) -> str:
 def main() -> None:
     """Measure, and print tables or JSON; with `--quick` the JSON holds the figures of the middle size."""
     settings = tyro.cli(StepSettings, prog="xlme bench step", description=__doc__)
-    if settings.contender:
-        answer(lambda: contender(settings.contender, settings.sizes[0]))
-        return
+    os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}  # of the contenders
     sizes: tuple[Size, ...] = ("middle",) if settings.quick else settings.sizes
     figures = {size: measure(size, 3 if settings.quick else settings.rounds) for size in sizes}
     if settings.json:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench.measure import Figures
@@ -23,7 +23,6 @@ RUNS = {  # that are killed, by name: a recipe and settings
     "modern": "--recipe modern_base --model.generator-layers 2",
 }
 TAGS = ("NOUN", "VERB", "ADJ", "ADV", "DET")
-_FIRST = "pretrain, by the launcher"
 _API = """import sys, xlme_ds
 model = xlme_ds.load(sys.argv[1])
 print(len(model.judge("ba ce di")), model.fill("ba <mask> di", top=2), model.encode(["ba ce", "di"]).shape)"""
@@ -33,24 +32,24 @@ def write_text(folder: Path) -> None:
     """Write 100 documents, 1,000 pairs and some tagged sentences of two made-up languages; German reverses the words of
     English, and tags follow from the length of the word."""
     rng = random.Random(0)
-    words = ["".join(rng.choice("bcdfgklmnprst") + rng.choice("aeiou") for _ in range(rng.randint(1, 4)))
-             for _ in range(600)]  # fmt: skip
+    syllables = [one + two for one in "bcdfgklmnprst" for two in "aeiou"]
+    words = ["".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(600)]
 
     def sentences(count: int) -> list[list[str]]:
         return [rng.choices(words, range(600, 0, -1), k=rng.randint(5, 20)) for _ in range(count)]
-
-    def lines(text: Sequence[Sequence[str]], language: str) -> list[str]:
-        return [" ".join(word if language == "en" else word[::-1] for word in sentence) for sentence in text]
 
     for part in ("mono", "para", "tags"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     pairs = sentences(1000)
     for language, name in (("de", "source"), ("en", "reference")):
-        paragraphs = lines(sentences(1000), language)
-        documents = ["\n".join(paragraphs[start : start + 10]) for start in range(0, len(paragraphs), 10)]
+        text, lines = (
+            [" ".join(word if language == "en" else word[::-1] for word in sentence) for sentence in some]
+            for some in (sentences(1000), pairs)
+        )
+        documents = ["\n".join(text[start : start + 10]) for start in range(0, len(text), 10)]
         (folder / "mono" / f"{language}.txt").write_text("\n\n".join(documents) + "\n")
-        (folder / "para" / f"X.de-en.{language}").write_text("\n".join(lines(pairs, language)) + "\n")
-        (folder / name).write_text("\n".join(lines(pairs[:20], language)) + "\n")
+        (folder / "para" / f"X.de-en.{language}").write_text("\n".join(lines) + "\n")
+        (folder / name).write_text("\n".join(lines[:20]) + "\n")
     for name in ("train-en", "dev-en", "test-en", "test-de"):
         tagged = ["".join(f"{word}\t{TAGS[len(word) % len(TAGS)]}\n" for word in text) for text in sentences(60)]
         (folder / "tags" / f"{name}.tsv").write_text("\n".join(tagged))
@@ -102,9 +101,12 @@ def _start(arguments: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
 
 def _run(arguments: Sequence[str], log: Path, deadline: float) -> Figures:
     """The end of a command's output, or how it failed, and its seconds; it is killed at `deadline`."""
-    begin, process = time.monotonic(), _start(arguments, log)
+    begin = time.monotonic()
+    if begin > deadline:
+        return {"left_out": "the time of this section is up"}
+    process = _start(arguments, log)
     try:
-        process.wait(max(deadline - begin, 0))
+        process.wait(deadline - begin)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -118,65 +120,53 @@ def _xlme(arguments: str) -> list[str]:
     return [sys.executable, "-W", "ignore", "-m", "xlme_ds", *arguments.split()]
 
 
-def _commands(data: Path, out: Path, quick: bool) -> dict[str, tuple[str, list[str]]]:
-    """Every command by its name: the name of the command that must run before it, and its arguments."""
+def _waves(data: Path, out: Path, quick: bool) -> list[dict[str, list[str]]]:
+    """The arguments of every command by its name; each wave needs the one before."""
     launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "1", "--module", "xlme_ds.pretrain"]
     steps = "--train.steps 20 --train.log-every 9 --train.eval-every 20"
     xlme = f"--recipe quickstart {_settings(8, quick)} {steps} --data {data}/xlme_train --heldout {data}/xlme_heldout"
     xlm = f"pretrain {_settings(16, quick)} --model.language-embeddings de en"
     pairs = f"{xlm} {steps} --data {data}/xlm_train --heldout {data}/xlm_heldout"
     text, heldout, tuning = f"{data}/text", f"{data}/xlme_heldout", "--task pos --tuning.epochs 1"
-    commands = {
-        "pretrain XLM": ("", f"{pairs} --recipe xlm --out {out}/xlm"),
-        "pretrain XLM to translate": (
-            "pretrain XLM", f"{pairs} --recipe xlm_mt --data.mono-rows 0 --start.folder {out}/xlm --out {out}/mt"
-        ),
-        "translate": (
-            "pretrain XLM to translate",
-            f"translate --model {out}/mt --source {text}/source --from de --to en --out {out}/translated "
-            f"--reference {text}/reference",
-        ),
-        "pretrain XLM to translate without pairs": (
-            "pretrain XLM",
+    second = {
+        "pretrain XLM to translate":
+            f"{pairs} --recipe xlm_mt --data.mono-rows 0 --start.folder {out}/xlm --out {out}/mt",
+        "pretrain XLM to translate without pairs":
             f"{xlm} --recipe xlm_umt --data {data}/sentences --data.para-rows 0 --train.steps 4 --train.log-every 2 "
             f"--start.folder {out}/xlm --out {out}/umt",
-        ),
-        "finetune": (_FIRST, f"finetune {tuning} --model {out}/xlme --data {text}/tags --out {out}/pos"),
-        "evaluate pairs": (_FIRST, f"evaluate pairs --model {out}/xlme --data {heldout} --out {out}/pairs"),
-        "evaluate losses": (_FIRST, f"evaluate losses --model {out}/xlme --data {heldout} --out {out}/losses"),
-        "export": (_FIRST, f"export --run {out}/xlme --to {out}/export"),
+        "finetune": f"finetune {tuning} --model {out}/xlme --data {text}/tags --out {out}/pos",
+        "evaluate pairs": f"evaluate pairs --model {out}/xlme --data {heldout} --out {out}/pairs",
+        "evaluate losses": f"evaluate losses --model {out}/xlme --data {heldout} --out {out}/losses",
+        "export": f"export --run {out}/xlme --to {out}/export",
     }  # fmt: skip
-    return {
-        _FIRST: ("", [*launcher, *f"{xlme} --profile 2 --out {out}/xlme".split()]),
-        **{name: (before, _xlme(arguments)) for name, (before, arguments) in commands.items()},
-        "Python": (_FIRST, [sys.executable, "-W", "ignore", "-c", _API, f"{out}/xlme"]),
-    }
+    translate = (
+        f"translate --model {out}/mt --source {text}/source --from de --to en --out {out}/translated "
+        f"--reference {text}/reference"
+    )
+    return [
+        {
+            "pretrain, by the launcher": [*launcher, *f"{xlme} --profile 2 --out {out}/xlme".split()],
+            "pretrain XLM": _xlme(f"{pairs} --recipe xlm --out {out}/xlm"),
+        },
+        {name: _xlme(arguments) for name, arguments in second.items()}
+        | {"Python": [sys.executable, "-W", "ignore", "-c", _API, f"{out}/xlme"]},
+        {"translate": _xlme(translate)},
+    ]
 
 
 def smoke(folder: Path, seconds: float, quick: bool) -> Iterator[Figures]:
-    """Run every command, several at a time, each after the one that it needs; yields the result of each."""
+    """Run every command, those of a wave at a time; yields the result of each."""
     deadline, out = time.monotonic() + seconds, folder / "smoke"
     prepare(folder / "data", quick)
-    waiting = _commands(folder / "data", out, quick)
     out.mkdir(exist_ok=True)
-    results: dict[str, Figures] = {"": {}}
-    running: dict[Future[Figures], str] = {}
-
-    def result(name: str, before: str, arguments: list[str]) -> Figures:
-        if not results[before].keys().isdisjoint(("failed", "left_out")):
-            return {"left_out": f"it needs what failed: {before}"}
-        if time.monotonic() > deadline:
-            return {"left_out": "the time of this section is up"}
-        return _run(arguments, out / f"{name.replace(' ', '_')}.log", deadline)
-
     with ThreadPoolExecutor(max((os.cpu_count() or 1) // 2, 1)) as pool:
-        while waiting or running:
-            for name in [name for name, (before, _) in waiting.items() if before in results]:
-                running[pool.submit(result, name, *waiting.pop(name))] = name
-            for ended in wait(running, return_when=FIRST_COMPLETED).done:
-                name = running.pop(ended)
-                results[name] = ended.result()
-                yield {"command": name} | results[name]
+        for wave in _waves(folder / "data", out, quick):
+            results = {
+                name: pool.submit(_run, arguments, out / f"{name.replace(' ', '_')}.log", deadline)
+                for name, arguments in wave.items()
+            }
+            for name, result in results.items():
+                yield {"command": name} | result.result()
 
 
 def resume(folder: Path, seconds: float, runs: Sequence[str], quick: bool) -> Iterator[Figures]:
@@ -212,7 +202,7 @@ def resume(folder: Path, seconds: float, runs: Sequence[str], quick: bool) -> It
         for name, alone, killed, undisturbed, resumed in started:
             step, result = resumed.result()
             results = {"alone": undisturbed.result(), "resumed": result}
-            failed = [f"{end}: {result['failed']}" for end, result in results.items() if "failed" in result]
+            failed = [f"{end}: {result}" for end, result in results.items() if "said" not in result]
             row = {"failed": "; ".join(failed)} if failed else _compared(alone, killed)
             yield {"run": name, "killed_after_step": step} | row
 

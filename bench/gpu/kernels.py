@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bench.gpu.steps import Device
 from bench.measure import Figures, by_turns
 from xlme_ds.models.attention import item_bounds
 from xlme_ds.models.tiles import TABLE, Tiling
@@ -191,29 +192,24 @@ def _start() -> None:
     _small.update(inputs(torch.device("cuda"), *SHAPE))
 
 
-def _milliseconds(run: Callable[[], object]) -> float:
-    """The time of a run, a mean of several that are launched together."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
+def _launch(run: Callable[[], object]) -> None:
     for _ in range(LAUNCHES):
         run()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / LAUNCHES
 
 
-def _medians(runs: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, float]:
+def _medians(device: Device, runs: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, float]:
     """Median milliseconds of each run, by turns."""
-    turns = by_turns({key: partial(_milliseconds, run) for key, run in runs.items()}, rounds, warm_up=0)
-    return {key: float(np.median([turn[key] for turn in turns])) for key in runs}
+    launched = {key: partial(device.once, partial(_launch, run)) for key, run in runs.items()}
+    turns = by_turns(launched, rounds, warm_up=0)
+    return {key: 1000 * float(np.median([turn[key] for turn in turns])) / LAUNCHES for key in runs}
 
 
-def tournament(device: torch.device, seconds: float, table: Path) -> Iterator[Figures]:
+def tournament(device: Device, seconds: float, table: Path) -> Iterator[Figures]:
     """A row for every form, and one for torch's attention; no comparison begins after `seconds`.
 
     Writes the winners to `table`.
     """
-    started, tensors = time.monotonic(), inputs(device, *SHAPE)
+    started, tensors = time.monotonic(), inputs(device.torch, *SHAPE)
     candidates = [(kernel, form) for kernel in KERNELS for form in forms(kernel)]
     with ProcessPoolExecutor(min(12, os.cpu_count() or 1), multiprocessing.get_context("spawn"), _start) as pool:
         compiled = dict(zip(candidates, pool.map(_compile, *zip(*candidates, strict=True)), strict=True))
@@ -229,7 +225,7 @@ def tournament(device: torch.device, seconds: float, table: Path) -> Iterator[Fi
                 errors = kernels[kernel].errors(form, exact[kernel])
                 rows[form] |= {"error": max(errors), "ok": all(error <= BOUND for error in errors)}
         runs = {form: partial(kernels[kernel].run, form) for form, row in rows.items() if row.get("ok")}
-        times = _medians(runs, 5)
+        times = _medians(device, runs, 5)
         for form, ms in times.items():
             rows[form] |= {"ms": ms, "tflops_of_the_square": products[kernel] * PRODUCT / ms / 1e9}
         if times:
@@ -238,7 +234,7 @@ def tournament(device: torch.device, seconds: float, table: Path) -> Iterator[Fi
         yield from ({"kernel": kernel} | form._asdict() | row for form, row in rows.items())
     if len(winners) == len(KERNELS):
         _write(winners, table)
-    yield from torch_attention(tensors)
+    yield torch_attention(device, tensors)
 
 
 def _write(winners: dict[str, Tiling], table: Path) -> None:
@@ -249,8 +245,8 @@ def _write(winners: dict[str, Tiling], table: Path) -> None:
     table.write_text(json.dumps(forms_by_gpu, indent=1) + "\n", encoding="utf-8")
 
 
-def torch_attention(tensors: dict[str, Any]) -> Iterator[Figures]:
-    """Times torch's flash attention without bias and mask."""
+def torch_attention(device: Device, tensors: dict[str, Any]) -> Figures:
+    """Times of torch's flash attention without bias and mask."""
     q, k, v = (part.transpose(1, 2).contiguous().requires_grad_() for part in tensors["qkv"].unbind(2))
     grad = tensors["grad"].transpose(1, 2).contiguous()
 
@@ -261,5 +257,5 @@ def torch_attention(tensors: dict[str, Any]) -> Iterator[Figures]:
         return torch.autograd.grad(forward(), (q, k, v), grad)
 
     forward_backward()
-    times = _medians({"forward_ms": forward, "forward_backward_ms": forward_backward}, 7)
-    yield {"kernel": "torch's attention, no bias, no mask"} | times
+    times = _medians(device, {"forward_ms": forward, "forward_backward_ms": forward_backward}, 7)
+    return {"kernel": "torch's attention, no bias, no mask"} | times

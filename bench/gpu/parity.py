@@ -16,7 +16,7 @@ from bench.gpu.steps import DTYPES, Device
 from bench.measure import Figures
 from bench.synthetic import synthetic_batch
 from xlme_ds.config import ModelConfig, ObjectiveConfig
-from xlme_ds.models.attention import RelativePositionTable, shared_bias, spread
+from xlme_ds.models.attention import RelativePositionTable, shared_bias
 from xlme_ds.models.encoder import lookup
 from xlme_ds.models.init import initialise
 from xlme_ds.models.kernel_check import random_numbers, with_gradients
@@ -92,17 +92,6 @@ def attention(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors
     return _run_twice(run, kernels)
 
 
-def relative_table(device: torch.device, dtype: torch.dtype) -> Tensors:
-    """Buckets of Base and of Large, on rows of 512."""
-    outputs: Tensors = {}
-    weights = {}
-    for buckets, reach in ((32, 128), (128, 256)):
-        module = _fill_module(RelativePositionTable(2, buckets, reach), 1.0, device, dtype)
-        outputs[f"{buckets} buckets"] = spread(module(512)).to(dtype)
-        weights[f"{buckets} buckets"] = module.weight
-    return with_gradients(outputs, weights)
-
-
 def token_lookup(device: torch.device, dtype: torch.dtype) -> Tensors:
     """A frequent token among others, in one block and in three; torch's gradient has one kernel up to 3,072 ids."""
     outputs: Tensors = {}
@@ -163,7 +152,6 @@ def electra(device: torch.device, dtype: torch.dtype, cfg: ModelConfig) -> Tenso
 
 
 CASES: dict[str, Case] = {
-    "relative position table": relative_table,
     "attention with gated bias and item mask": partial(attention, kernels="torch"),
     "token lookup": token_lookup,
     "masked head": partial(masked_head, kernels="torch"),

@@ -1,6 +1,6 @@
 """Training steps on synthetic rows: speed, memory, other libraries' steps, and where the time goes."""
 
-import copy
+import importlib
 import os
 import platform
 import statistics
@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from bench.measure import Figures, by_turns
@@ -20,12 +19,11 @@ from bench.peers.steps import RATE, Compiled, MaskedPositions, ModernBert
 from bench.synthetic import SyntheticSource
 from xlme_ds.config import DataConfig, RunConfig
 from xlme_ds.counting import flops_per_step
+from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.engine import Engine
-from xlme_ds.engine.optimizer import build_optimizer
-from xlme_ds.engine.step import StepContext
-from xlme_ds.models.execution import wrap_layers
-from xlme_ds.models.init import initialise
-from xlme_ds.objectives import objective_of
+from xlme_ds.engine.ranks import start_process_group
+from xlme_ds.plan.layout import ParallelLayout
+from xlme_ds.plan.memory import peak
 from xlme_ds.recipes import recipe
 from xlme_ds.validate import validate
 
@@ -73,9 +71,10 @@ class Device:
         """Median time of `run`, on the GPU between events in its stream."""
         for _ in range(warm_up):
             run()
-        return statistics.median(self._once(run) for _ in range(rounds))
+        return statistics.median(self.once(run) for _ in range(rounds))
 
-    def _once(self, run: Callable[[], object]) -> float:
+    def once(self, run: Callable[[], object]) -> float:
+        """The time of one run."""
         if self.kind == "cpu":
             start = time.perf_counter()
             run()
@@ -101,33 +100,6 @@ def matmul(device: Device, dtype: str, shape: tuple[int, int, int], rounds: int)
     return {"tflops": 2 * m * k * n / seconds / 1e12}
 
 
-class MasterWeights(Engine):
-    """The plain engine's loop in bf16 as DeepSpeed runs it: gradients add up and AdamW updates in float32."""
-
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        self.masters = list(self.module.parameters())  # the optimizer's
-        self.module = copy.deepcopy(self.module).bfloat16()
-        for master in self.masters:
-            master.grad = torch.zeros_like(master)
-
-    def _backward(self, loss: Tensor) -> None:
-        loss.backward()
-        for master, weight in zip(self.masters, self.module.parameters(), strict=True):
-            if weight.grad is not None:
-                master.grad += weight.grad
-                weight.grad = None
-
-    def _update(self, context: StepContext) -> float:
-        context.applied = True
-        norm = torch.nn.utils.clip_grad_norm_(self.masters, self.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=False)
-        for master, weight in zip(self.masters, self.module.parameters(), strict=True):
-            weight.data.copy_(master)
-        return float(norm)
-
-
 def run_config(name: str, rows: int, micro_batch: int, quick: bool, **settings: Any) -> RunConfig:
     """A recipe on one process with `rows` of each task a step and `settings` of its model; `quick`: a tiny model."""
     run = recipe(name)
@@ -142,26 +114,17 @@ def run_config(name: str, rows: int, micro_batch: int, quick: bool, **settings: 
     return validate(replace(run, model=model, data=DataConfig(rows, rows, micro_batch), engine=engine))
 
 
-def built(run: RunConfig, device: Device, engine: str) -> Engine:
-    """The engine of `run`, ready to train: DeepSpeed's, or `plain` for `MasterWeights`."""
+def built(run: RunConfig) -> Engine:
+    """DeepSpeed's engine of `run` on synthetic rows, ready to train."""
+    start_process_group(run.engine)
     source: Any = SyntheticSource(run, run.model.max_positions)
-    if engine == "deepspeed":
-        from xlme_ds.engine.build import build_engine
-        from xlme_ds.engine.ranks import start_process_group
-
-        start_process_group(run.engine)
-        return build_engine(run, source, None)
-    objective = objective_of(run.objective)
-    model = wrap_layers(objective.build(run.model), run.model, device.kind == "cuda")
-    initialise(model, run.seed, run.model.init_std)
-    optimizer = build_optimizer(model.to(device.torch), run.optimizer)
-    return MasterWeights(model, objective, source, None, device.torch, optimizer, run.optimizer.clip)
+    return build_engine(run, source, None)
 
 
-def step(run: RunConfig, device: Device, engine: str, rounds: int, matmul_tflops: float) -> Figures:
+def step(run: RunConfig, device: Device, rounds: int, matmul_tflops: float) -> Figures:
     """Speed and memory of optimizer steps; operations by the standard count, without recomputation."""
     row_tokens = run.model.max_positions
-    trained = built(run, device, engine)
+    trained = built(run)
     seconds = device.seconds(lambda: trained.train_batch(0, RATE, detailed=False), rounds)
     metrics = trained.train_batch(0, RATE, detailed=True).metrics
     padding = torch.cat([batch.segments_BT for batch in trained.loader.step(0)]).eq(0).double().mean()
@@ -172,7 +135,7 @@ def step(run: RunConfig, device: Device, engine: str, rounds: int, matmul_tflops
         "fraction_of_matmul_peak": tflops / matmul_tflops if matmul_tflops else None,
         "seconds_per_step": seconds,
         "peak_memory_gib": device.peak_gib(),
-        "planned_memory_gib": planned_memory(run, row_tokens),
+        "planned_memory_gib": sum(peak(ParallelLayout.of(run, 1, "bf16", row_tokens))[1].values()) / GIB,
         "padding": float(padding),
         "loss": metrics["loss"],
     }
@@ -183,53 +146,40 @@ def step_tokens(run: RunConfig) -> int:
     return (run.data.mono_rows + run.data.para_rows) * run.model.max_positions
 
 
-def planned_memory(run: RunConfig, row_tokens: int, gpus: int = 1) -> float | str:
-    """The planner's peak for `run` under DeepSpeed, in GiB; a sentence if the planner cannot be imported."""
-    try:
-        from xlme_ds.plan.layout import ParallelLayout
-        from xlme_ds.plan.memory import peak
-    except ImportError as error:
-        return f"the planner cannot be imported: {error}"
-    return sum(peak(ParallelLayout.of(run, gpus, "bf16", row_tokens))[1].values()) / GIB
-
-
-def peers(device: Device, engine: str, rounds: int, quick: bool, seconds: float) -> Iterator[Figures]:
+def peers(device: Device, rounds: int, quick: bool, seconds: float) -> Iterator[Figures]:
     """tokens/s of ours and of each peer, one step of each in turn; a peer that fails is reported, the others run.
+    Raises ModuleNotFoundError without transformers.
 
     Hugging Face's ELECTRA has SDPA and logits at masked positions alone.
     """
+    importlib.import_module("transformers")
     torch.set_float32_matmul_precision("high")
     deadline = time.monotonic() + seconds
     micro_batch = 1 if quick else 32
-    own = "ours, by default"
-    runs = dict.fromkeys(PEERS, run_config("base_zero1", micro_batch, micro_batch, quick))
-    runs = {own: run_config("base_zero1", 2 * micro_batch, 2 * micro_batch, quick)} | runs
-    steps: dict[str, Callable[[], object]] = {}
-    for name, run in runs.items():
+    own, own_run = "ours, by default", run_config("base_zero1", 2 * micro_batch, 2 * micro_batch, quick)
+    trained = built(own_run)
+    steps: dict[str, Callable[[], object]] = {own: lambda: trained.train_batch(0, RATE, detailed=False)}
+    tokens = {own: step_tokens(own_run)}
+    device.seconds(steps[own], rounds=1)  # compiles
+    run = run_config("base_zero1", micro_batch, micro_batch, quick)
+    for name, peer in PEERS.items():
         try:
-            if name == own:
-                trained = built(run, device, engine)
-                steps[name] = lambda trained=trained: trained.train_batch(0, RATE, detailed=False)  # type: ignore[misc]
-            else:
-                steps[name] = PEERS[name](run, device.torch).step
-            device.seconds(steps[name], rounds=1)  # compiles
+            one_step = peer(run, device.torch).step
+            device.seconds(one_step, rounds=1)
+            steps[name], tokens[name] = one_step, step_tokens(run)
         except Exception as error:
-            steps.pop(name, None)
             yield {"step": name, "failed": f"{type(error).__name__}: {str(error)[:300]}"}
-    once = {name: partial(device.seconds, run_step, 1, 0) for name, run_step in steps.items()}
-    turns = by_turns(once, 2 * rounds, 0, deadline)
-    tokens = {name: step_tokens(runs[name]) for name in steps}
+    turns = by_turns({name: partial(device.once, one) for name, one in steps.items()}, 2 * rounds, 0, deadline)
     rates = {name: tokens[name] / statistics.median(turn[name] for turn in turns) for name in steps}
     for name, rate in rates.items():
         slowest = tokens[name] / max(turn[name] for turn in turns)
-        faster = next(iter(rates.values())) / rate
-        yield {"step": name, "tokens_per_s": rate, "slowest": slowest, "ours_is_faster": faster}
+        yield {"step": name, "tokens_per_s": rate, "slowest": slowest, "ours_is_faster": rates[own] / rate}
 
 
-def where_time_goes(run: RunConfig, device: Device, engine: str, top: int = 45) -> Figures:
+def where_time_goes(run: RunConfig, device: Device, top: int = 45) -> Figures:
     """The slowest kernels of a step (operators on the CPU), how long any kernel ran, and where the host waited."""
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.kind == "cuda")
-    trained = built(run, device, engine)
+    trained = built(run)
 
     def one_step() -> None:
         trained.train_batch(0, RATE, detailed=False)

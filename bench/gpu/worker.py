@@ -8,17 +8,16 @@ from pathlib import Path
 import torch
 import torch._dynamo
 
+from bench.gpu.commands import RUNS, resume, smoke
+from bench.gpu.kernels import tournament
 from bench.gpu.parity import CASES, ON_A_GPU, parity
 from bench.gpu.steps import Device, matmul, peers, run_config, step, where_time_goes
 from bench.measure import Figures
-from bench.workers import answer
 
 # The last is the feed-forward product of Base on 32 rows of 512.
 SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 768, 3072))
 ROWS = 64  # of each task a step: the published batch on 32 GPUs
-LOADED_EARLY = (
-    "xlme_ds.engine.build", "xlme_ds.engine.zero", "xlme_ds.plan.memory", "torch._inductor.compile_fx", "triton",
-)  # fmt: skip
+LOADED_EARLY = "xlme_ds.engine.zero", "torch._inductor.compile_fx", "triton"
 
 
 def rows(case: Figures) -> Iterator[Figures]:
@@ -27,14 +26,14 @@ def rows(case: Figures) -> Iterator[Figures]:
         yield from _rows(case, Device(case["device"]), case["quick"])
     except torch.cuda.OutOfMemoryError as error:
         yield {"out_of_memory": str(error).split(". ")[0]}
+    except ModuleNotFoundError as error:
+        yield {"left_out": f"not installed: {error.name}"}
     except Exception as error:  # one broken case must not cost the others their figures
         yield {"failed": f"{type(error).__name__}: {error}"[:2000]}
 
 
 def _rows(case: Figures, device: Device, quick: bool) -> Iterator[Figures]:
-    """Modules that need more libraries are imported by the sections that need them."""
-    section, seconds, rounds = case["section"], case["seconds"], 2 if quick else 5
-    folder, engine = Path(case["folder"]), case["engine"]
+    section, seconds, rounds, folder = case["section"], case["seconds"], 2 if quick else 5, Path(case["folder"])
     if section == "machine":
         absent = device.kind == "cuda" and not torch.cuda.is_available()
         reason = "torch sees no GPU here: use --device cpu --quick to try the program"
@@ -45,27 +44,21 @@ def _rows(case: Figures, device: Device, quick: bool) -> Iterator[Figures]:
     elif section == "parity":
         yield parity((CASES | ON_A_GPU)[case["case"]], device, case["dtype"])
     elif section == "peers":
-        yield from peers(device, engine, rounds, quick, seconds)
+        yield from peers(device, rounds, quick, seconds)
     elif section == "kernels":
-        kernels = importlib.import_module("bench.gpu.kernels")
-        yield from kernels.tournament(device.torch, seconds, folder.parent / "tilings.json")
+        yield from tournament(device, seconds, folder.parent / "tilings.json")
     elif section == "smoke":
-        yield from importlib.import_module("bench.gpu.commands").smoke(folder, seconds, quick)
+        yield from smoke(folder, seconds, quick)
     elif section == "resume":
-        commands = importlib.import_module("bench.gpu.commands")
-        yield from commands.resume(
-            folder, seconds, list(commands.RUNS) if device.kind == "cuda" else ["default"], quick
-        )
+        yield from resume(folder, seconds, list(RUNS) if device.kind == "cuda" else ["default"], quick)
     else:
-        settings = dict(case["settings"])
-        engine = settings.pop("engine", engine)
         micro_batch = case["micro_batch"]
         step_rows = 2 if quick else 16 if case["recipe"].startswith("xl_") else ROWS
-        run = run_config(case["recipe"], max(step_rows, micro_batch), micro_batch, quick, **settings)
+        run = run_config(case["recipe"], max(step_rows, micro_batch), micro_batch, quick, **case["settings"])
         if section == "profile":
-            yield where_time_goes(run, device, engine)
+            yield where_time_goes(run, device)
         else:
-            yield {"rows": run.data.mono_rows} | step(run, device, engine, rounds, case["matmul_tflops"])
+            yield {"rows": run.data.mono_rows} | step(run, device, rounds, case["matmul_tflops"])
 
 
 def prepare() -> Callable[[Figures], Iterator[Figures]]:
@@ -74,7 +67,3 @@ def prepare() -> Callable[[Figures], Iterator[Figures]]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     return rows
-
-
-if __name__ == "__main__":
-    answer(prepare)
