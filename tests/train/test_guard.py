@@ -180,7 +180,8 @@ def test_the_second_interrupt_stops_at_once() -> None:
 def test_signals_are_the_callers_again_afterwards() -> None:
     """A notebook has a handler for Ctrl-C and a descriptor to which numbers of signals are written."""
     read_end, write_end = os.pipe()
-    os.set_blocking(write_end, False)
+    for end in (read_end, write_end):
+        os.set_blocking(end, False)
     received: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
     wakeup = signal.set_wakeup_fd(write_end)
