@@ -1,7 +1,7 @@
 """Corruption: Philox by its published vectors, the number and spread of masks, and purity in (seed, task, row
 number)."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -175,9 +175,11 @@ def test_exactly_the_fraction_of_ordinary_tokens_of_each_item() -> None:
 
 
 def test_a_fraction_of_1_is_every_token_after_the_first_of_its_item() -> None:
-    """`<unk>` is none to predict; the last of monolingual text is where it was cut."""
+    """`<unk>` is none to predict; the last of monolingual text is where it was cut. XLM's layout opens with `</s>`."""
     rows, numbers = packed_rows(np.random.default_rng(6), 20), np.arange(20)
-    for task in (0, 1):
+    for task, opening in product((0, 1), (BOS, EOS)):
+        for row, items in enumerate(items_of(rows)):
+            rows.tokens[row, [inside[0] for inside in items]] = opening
         where, uniforms = corrupt([(task, rows, numbers)], 1, 1.0)
         expected = [
             row * 64 + column
