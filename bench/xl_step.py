@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import shutil
 import sys
+import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -44,7 +45,7 @@ _LEARNING_RATE = 1e-5  # that of step 200 of the published warm-up
 class XlStepArguments:
     """Arguments of the command."""
 
-    out: Path  # folder for the swap files and the checkpoint; both are removed at the end
+    out: Path  # folder; swap files and checkpoint are in one below it, which is removed at the end
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
     # folder that `xlme prep mix` wrote; without it rows of the sample corpus are made in `out`
     data_folder: Annotated[Path | None, tyro.conf.arg(name="data")] = None
@@ -70,9 +71,9 @@ def small(run: RunConfig, folder: Path) -> RunConfig:
 def sample_rows(folder: Path, row_tokens: int) -> Path:
     """Rows of the sample corpus, made as in the quickstart."""
     rows = folder / "rows"
-    last = f"mix --encoded {folder}/encoded/train --vocab {folder}/vocab --out {rows} --row-tokens {row_tokens}"
-    stages = [*preparation(folder, processes=2)[:3], [*last.split(), "--mono-rows", "16", "--para-rows", "16"]]
-    for stage in stages:
+    encoded = f"--encoded {folder}/encoded/train --vocab {folder}/vocab --row-tokens {row_tokens}"
+    mix = f"mix {encoded} --mono-rows 16 --para-rows 16 --out {rows}"
+    for stage in [*preparation(folder, processes=2)[:3], mix.split()]:
         run_stage([sys.executable, "-m", "data_prep", *stage], dict(os.environ))
     return rows
 
@@ -132,21 +133,7 @@ def both(run: RunConfig, data: Path, out: Path) -> list[tuple[float, float]]:
         print(f"-- {part} process", flush=True)
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             results.append(pool.submit(work, run, data, out, part == "first").result())
-    shutil.rmtree(out / "swap")
-    shutil.rmtree(out / "checkpoints")
     return results
-
-
-def claim(out: Path) -> None:
-    """Mark a folder as one of this measurement. Raises ValueError if it has a swap or checkpoints of another."""
-    out.mkdir(parents=True, exist_ok=True)
-    mark = out / ".xl_step"
-    if not mark.exists() and any((out / name).exists() for name in ("swap", "checkpoints")):
-        raise ValueError(
-            f"{out} has a swap or checkpoints that are not of this measurement, which would delete them: "
-            "name another --out"
-        )
-    mark.touch()
 
 
 def main() -> None:
@@ -155,10 +142,10 @@ def main() -> None:
     os.environ |= {"DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}  # of the processes
     try:
         command = parse("python -m bench.xl_step", XlStepArguments, __doc__ or "", arguments)
-        run = validate(small(command.run, command.out))
-        claim(command.out)
-        data = command.data_folder or sample_rows(command.out / "data", run.model.max_positions)
-        results = both(run, data, command.out)
+        command.out.mkdir(parents=True, exist_ok=True)
+        data = command.data_folder or sample_rows(command.out / "data", command.run.model.max_positions)
+        with tempfile.TemporaryDirectory(dir=command.out) as scratch:
+            results = both(validate(small(command.run, Path(scratch))), data, Path(scratch))
     except (ValueError, BrokenProcessPool) as error:
         fail("bench.xl_step", error)
     for name, ours, theirs in zip(("loss", "gradient norm"), *results, strict=True):
