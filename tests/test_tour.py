@@ -23,7 +23,7 @@ OURS = (str(ROOT / "data_prep"), str(ROOT / "xlme_ds"))
 # Functions that are given a row, and, below them, those that work after its loss is known, share out work, count
 # progress, or write and read files.
 GIVEN = {
-    ("data_prep/encode/encode_input.py", "_read"),
+    ("data_prep/encode/encode_input.py", "_read_input"),
     ("data_prep/encode/encode_input.py", "encode_block"),
     ("data_prep/mix/mixed_rows.py", "write_shard"),
     ("xlme_ds/data/loader.py", "step"),

@@ -68,7 +68,7 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
 
 
 def _fault(settings: dict[str, Any], zero: dict[str, Any]) -> str:
-    """The fault in a file's `settings`, worded to follow the file's path in an error; empty if there is none. `zero`:
+    """The fault in a file's `settings`, worded to follow the file's path in an error; empty without one. `zero`:
     their section zero_optimization."""
     if zero.get("stage") not in (1, 2, 3):
         return "must set zero_optimization.stage to 1, 2 or 3"

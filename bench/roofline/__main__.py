@@ -8,7 +8,7 @@ The step is DeepSpeed's, of one process of `--gpus`, on `data.micro_batch` synth
 package triton for the Triton kernels.
 """
 
-import bench.roofline.fake_cuda  # isort: skip  # noqa: F401  # before torch
+import bench.roofline.fake_cuda  # isort: skip  # before torch
 
 import contextlib
 import os
@@ -218,6 +218,8 @@ def _pretended(gpus: int) -> Iterator[None]:
 
 def count(settings: Settings) -> tuple[Counter, RunConfig, float]:
     """Count the second step: the first makes the optimizer's state. Also returns the seconds of the host's hooks."""
+    if not bench.roofline.fake_cuda.READY:
+        raise ValueError("torch was loaded before bench.roofline: count in a process that imports bench.roofline first")
     run, gpus = settings.run, settings.gpus
     rows = run.data.micro_batch * settings.micro_batches * gpus
     data = replace(run.data, mono_rows=rows * (run.data.mono_rows > 0), para_rows=rows * (run.data.para_rows > 0))

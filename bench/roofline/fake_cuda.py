@@ -31,8 +31,9 @@ def _compiled(torch: Path) -> Path:
     return library
 
 
-def _load() -> None:
-    assert "torch" not in sys.modules, "torch looks for hooks once, when it is loaded"
+def _load() -> bool:
+    if "torch" in sys.modules:  # it looks for hooks once, when it is loaded
+        return False
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.origin is not None
     torch = Path(spec.origin).parent
@@ -42,6 +43,7 @@ def _load() -> None:
             for path in sorted((torch / "lib").glob(pattern)):
                 ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         ctypes.CDLL(str(library))
+    return True
 
 
-_load()
+READY = _load()

@@ -77,5 +77,5 @@ def column_filters(settings: Mapping[str, Any], where: str = "") -> tuple[Column
 
 
 def first_reason(filters: Iterable[ColumnFilter], values: Iterable[Any]) -> str:
-    """The first reason to drop a record, from its value in the column of each filter; empty if there is none."""
+    """The first reason to drop a record, from its value in the column of each filter; empty to keep it."""
     return next((rule.reason for rule, value in zip(filters, values, strict=True) if rule.drops(value)), "")

@@ -19,7 +19,7 @@ from .settings import TuningConfig
 _CONLL_LANGUAGES = {"eng": "en", "deu": "de", "esp": "es", "ned": "nl"}
 _SPLITS = {"testa": "dev", "testb": "test", "": "test"}  # XQuAD's files, which are tests, name no split
 NO_LABEL = ""  # the tag or label of an example without one; a question without label has no answers
-HELD_OUT_EVERY = 10  # one in so many training examples is held out
+HELD_OUT_EVERY = 10  # one in this many training examples is held out
 
 
 class Sentence(NamedTuple):

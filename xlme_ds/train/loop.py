@@ -51,7 +51,9 @@ class Callback:
             log.close()
 
 
-_INTERVALS = 50  # the time left follows from the mean speed of so many logged intervals, so one slow one matters little
+_INTERVALS = (
+    50  # the time left follows from the mean speed of this many logged intervals, so one slow one matters little
+)
 
 
 class Record(Callback):
@@ -348,7 +350,7 @@ class UpdateReport(Callback):
 
 
 # The rule of the limit and both numbers are those of OLMo-core's SkipStepOptimizer.
-_WINDOW = 128  # the limit follows from the norms of so many steps
+_WINDOW = 128  # the limit follows from the norms of this many steps
 _FEWEST_NORMS = 64  # with fewer norms there is no limit
 
 

@@ -23,7 +23,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 _LAUNCH = "deepspeed.launcher.launch"  # starts the processes of one machine
 _RUNNERS = ("deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner")  # the command, which starts the launcher
 _PATIENCE = 3.0  # seconds within which Python's handler of a signal should run
-_LATE = 1.0  # the handler may have run so many seconds before the listening thread reads the signal
+_LATE = 1.0  # the handler may run this many seconds before the listening thread reads the signal
 
 
 class StopRequest:
@@ -174,7 +174,7 @@ def _parent(process: int) -> int:
         return 0
 
 
-# If even Python's threads hang, faulthandler's thread, which needs no interpreter, ends the process so many seconds
+# If even Python's threads hang, faulthandler's thread, which needs no interpreter, ends the process this many seconds
 # later.
 _GRACE = 30.0
 _STDERR = 2  # the descriptor: sys.stderr may be replaced
