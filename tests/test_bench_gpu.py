@@ -95,9 +95,9 @@ if "--multiprocessing-fork" in sys.orig_argv:
 
 
 def test_a_case_that_hangs_fails_or_crashes_costs_no_other(tmp_path: Path) -> None:
-    figures = measured(tmp_path, "--sections", "parity", "--patience", "0.1", first=FAULTS, code=1)
+    figures = measured(tmp_path, "--sections", "parity", "--patience", "0.25", first=FAULTS, code=1)
     got = {(case["case"], case["dtype"]): case.get("failed", case.get("ok")) for case in figures["parity"]}
-    assert got.pop(("attention with gated bias and item mask", "bf16")) == "no end after 6 s"
+    assert got.pop(("attention with gated bias and item mask", "bf16")) == "no end after 15 s"
     assert got.pop(("token lookup", "bf16")) == "RuntimeError: an illegal memory access was encountered"
     assert got.pop(("whole model", "bf16")) == "the process ended with code -6"
     assert len(got) == 7 and set(got.values()) == {True}

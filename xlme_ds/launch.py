@@ -22,7 +22,8 @@ _CHOICES = ("--gpus", "--num_gpus", "--num_accelerators", "--include", "-i", "--
 
 
 def command(argv: list[str]) -> list[str]:
-    """The launcher's command line. Raises ValueError where `argv` have no command or no number."""
+    """The launcher's command line. Raises ValueError for a mistake, also for one that DeepSpeed passes over: without
+    its hostfile it trains on this machine alone."""
     place = next((place for place, word in enumerate(argv) if word in LAUNCHED), None)
     if place is None:
         raise ValueError(f"no command to launch: add {' or '.join(LAUNCHED)}, and its flags after it")
@@ -32,7 +33,7 @@ def command(argv: list[str]) -> list[str]:
     for flag in ("--hostfile", "-H"):
         _, hostfile = take_flag(options, flag)
         if hostfile is not None and not Path(hostfile).is_file():
-            raise ValueError(f"{flag} {hostfile}: there is no such file")
+            raise ValueError(f"{flag} {hostfile}: there is no such file: leave it out to use this machine alone")
     chosen = next((word for word in options if word.partition("=")[0] in _CHOICES), None)
     if gpus is not None and chosen:
         raise ValueError(f"--gpus and {chosen} both choose processes: leave one out")
