@@ -135,7 +135,7 @@ def _warn_of_copies(inputs: list[Input]) -> None:
     for source in inputs:
         if (
             source.size
-            and not source.filters.get(EXACT_DUPLICATES)
+            and EXACT_DUPLICATES not in source.filters
             and all(path.local and not path.pipe for path in source.paths)
         ):
             by_sizes.setdefault((source.name, *sorted(size for _, size in source.files)), []).append(source)

@@ -318,6 +318,12 @@ def test_two_spellings_of_a_language_are_one_and_copies_are_reported(
         f"warning: the text of {para}/b.eng-deu.eng and {para}/b.eng-deu.deu counts twice as en-de, because "
         f"{para}/a.de-en.de and {para}/a.de-en.en has the same bytes: remove one",
     ]
+    shared = {"where": str(mono), "format": "cc100", "files": "{lang}.txt"}
+    for filters, warned in (("", 1), ("[filters.exact_duplicates]", 0)):  # which removes the copy
+        find_sources(
+            TextConfig(corpus=(describe(tmp_path, f'languages = ["en", "eng"]\n{filters}', name="x", **shared),))
+        )
+        assert capsys.readouterr().err.count("eng.txt counts twice as en") == warned
 
 
 def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:
