@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 
-from data_prep.filters.clean import Counts, add_counts, clean_line, clean_lines
+from data_prep.filters.clean import Counts, add_counts, clean_line, clean_lines, text_warnings
 
 LINES: list[tuple[bytes, str, dict[str, int]]] = [
     ("Würde 尊厳".encode(), "Würde 尊厳", {}),
@@ -38,6 +38,16 @@ def test_many_lines_are_repaired_as_each_of_them(more: int) -> None:
         found = clean_lines(b"\n".join([*[b" fine"] * more, *(raw for raw, *_ in lines), b"fine"]), counter)
         assert found == ["fine"] * more + [text for _, text, _ in lines] + ["fine"]
         assert counter == sum((Counter(repaired) for *_, repaired in lines), Counter())
+
+
+@pytest.mark.parametrize(
+    ("reason", "most"), [("invalid_utf8", 2), ("control_character", 10), ("carriage_return_inside", 10), ("unknown", 5)]
+)
+def test_text_with_more_than_so_many_per_cent_of_a_fault_is_doubted(reason: str, most: int) -> None:
+    for number in (most, most + 1):
+        unknown = number if reason == "unknown" else 0
+        warnings = [*text_warnings(100, {reason: number}, 100, unknown)]
+        assert [warning.partition("%")[0] for warning in warnings] == [str(number)] * (number > most)
 
 
 def test_lost_units_are_our_own_mistake() -> None:

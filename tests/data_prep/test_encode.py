@@ -136,6 +136,14 @@ def test_changed_settings_are_refused(corpus: tuple[Path, Path], vocab: Path, tm
         told = rf"en\.txt had \d+ bytes when it was encoded into .*, now it has {len(changed.encode())}: restore it"
         with pytest.raises(ValueError, match=told):
             run(config)
+    (corpus[0] / "en.txt").write_text(text)
+    for code in ("de", "en"):
+        path = corpus[1] / f"X.de-en.{code}"
+        text = path.read_text()
+        path.write_text(text[1:])
+        with pytest.raises(ValueError, match=rf"X\.de-en\.{code} had \d+ bytes when it was encoded into"):
+            run(config)
+        path.write_text(text)
     assert tree(config.out) == before
 
 

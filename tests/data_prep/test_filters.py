@@ -34,20 +34,22 @@ def test_length_in_characters_and_tokens() -> None:
     lines = ["a", "ab", "abc", "a b c d"]
     assert drops("length", {"min_characters": 2, "max_characters": 3}, lines) == [True, False, False, True]
     assert drops("length", {"max_tokens": 3}, lines) == [False, False, False, True]
-    assert drops("length", {"min_tokens": 2}, ["a b", "a b"], ["a", "a b"]) == [True, False]
+    for settings, fits, not_so in (({"min_tokens": 2}, "a b", "a"), ({"max_tokens": 2}, "a b", "a b c")):
+        assert drops("length", settings, [fits, fits, not_so], [not_so, fits, fits]) == [True, False, True]
     assert drops("length", {}, lines) == [False] * 4
 
 
 def test_length_ratio_spares_short_pairs() -> None:
-    sides = ["a " * 40, "a " * 30, "a"], ["b " * 10, "b " * 10, "b b b b b"]
-    assert drops("length_ratio", {}, *sides) == [True, False, False]
-    assert drops("length_ratio", {"largest": 2, "above": 3}, *sides) == [True, True, True]
+    sides = ["a " * 40, "a " * 30, "a", "a", "a " * 11], ["b " * 10, "b " * 10, "b b b b b", "b " * 10, "b"]
+    assert drops("length_ratio", {}, *sides) == [True, False, False, False, True]
+    assert drops("length_ratio", {"largest": 2, "above": 3}, *sides) == [True] * 5
 
 
 def test_identical_sides() -> None:
     assert drops("identical_sides", {}, ["a", "A b", "c"], ["a", "a B", "d"]) == [True, True, False]
-    ours, theirs = ["Été  là", "ＡＢ", "1 000", "a b"], ["E\u0301té la\u0300", "ab", "1\u202f000", "ab"]
-    assert drops("identical_sides", {}, ours, theirs) == [True, True, True, False]
+    ours = ["Été  là", "ＡＢ", "1 000", "Straße", "a b"]
+    theirs = ["E\u0301té la\u0300", "ab", "1\u202f000", "STRASSE", "ab"]
+    assert drops("identical_sides", {}, ours, theirs) == [True] * 4 + [False]
 
 
 def test_boilerplate_is_measured_in_bytes() -> None:

@@ -489,9 +489,10 @@ def test_what_follows_the_last_pair_is_counted(tmp_path: Path, size: int) -> Non
         assert counts.repaired["control_character"] == repaired
 
 
-def test_sides_of_different_length_are_one_error_with_both_counts(tmp_path: Path) -> None:
-    write_zip(tmp_path, "de-en.txt.zip", {"X.de-en.de": b"a\nb\n", "X.de-en.en": b"1\n2\n3\n4\n"})
-    with pytest.raises(ValueError, match=r"X\.de-en\.de has 2 lines but .*X\.de-en\.en has 4"):
+@pytest.mark.parametrize("lines", [(2, 4), (4, 2)])
+def test_sides_of_different_length_are_one_error_with_both_counts(tmp_path: Path, lines: tuple[int, int]) -> None:
+    write_zip(tmp_path, "de-en.txt.zip", {"X.de-en.de": b"a\n" * lines[0], "X.de-en.en": b"1\n" * lines[1]})
+    with pytest.raises(ValueError, match=rf"X\.de-en\.de has {lines[0]} lines but .*X\.de-en\.en has {lines[1]}"):
         read_pairs(tmp_path)
 
 
@@ -511,9 +512,13 @@ def test_bad_names_of_pairs(tmp_path: Path, names: list[str], message: str) -> N
 
 
 def test_a_bad_zip_file_is_an_error(tmp_path: Path) -> None:
-    path = write_zip(tmp_path, "de-en.txt.zip", {"X.de-en.de": b"a\n"})
-    with pytest.raises(ValueError, match=r"has 0 members named X\.de-en\.en"):
-        find_pairs(tmp_path)
+    sides = {"X.de-en.de": b"a\n", "X.de-en.en": b"a\n"}
+    for code in ("de", "en"):
+        name = f"X.de-en.{code}"
+        for number, members in ((0, sides.keys() - {name}), (2, sides.keys() | {f"old/{name}"})):
+            path = write_zip(tmp_path, "de-en.txt.zip", dict.fromkeys(members, b"a\n"))
+            with pytest.raises(ValueError, match=rf"has {number} members named X\.de-en\.{code}"):
+                find_pairs(tmp_path)
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(ValueError, match="truncated or damaged"):
         find_pairs(tmp_path)

@@ -248,9 +248,7 @@ def test_a_file_that_leaves_out_nothing_is_refused(corpus: Path, vocab: Path, tm
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "data", ["born\tfree\r\nand equal\r\nin dignity\r\n", "born free", "born\rfree\n" + 10 * "equal\n"]
-)
+@pytest.mark.parametrize("data", ["born\tfree\r\nand equal\r\n", "born free", "born\rfree\n" + 10 * "equal\n"])
 def test_a_file_that_leaves_out_something_is_taken(corpus: Path, vocab: Path, tmp_path: Path, data: str) -> None:
     (tmp_path / "test").write_bytes(data.encode())
     run(EncodeConfig(vocab, tmp_path / "out", mono=corpus / "mono", without=(tmp_path / "test",)))

@@ -203,15 +203,38 @@ def empty(column: str, row: int) -> Change:
     return lambda columns: columns[column][row].clear()
 
 
+def two_items(columns: dict[str, list]) -> None:
+    (length,) = columns["lengths"][11]
+    columns["lengths"][11] = [length - 8, 8]
+
+
+def no_text(side: str) -> Change:
+    """Move the separator of a pair to where one side has no text."""
+
+    def change(columns: dict[str, list]) -> None:
+        for tokens, (length, *_) in zip(columns["tokens"], columns["lengths"], strict=True):
+            at, to = tokens.index(EOS), 1 if side == "first" else length - 2
+            if at != to:
+                tokens[at], tokens[to] = tokens[to], tokens[at]
+                return
+
+    return change
+
+
 FAULTS = [
     ("encoded/mono", set_id("tokens", 2, 0, 100_000), "row 2: an id outside"),
     ("encoded/mono", set_id("tokens", 2, 0, -1), "row 2: an id outside"),
     ("encoded/mono", set_id("tokens", 1, 1, BOS), "row 1: <s> or <pad> inside a document"),
+    ("encoded/mono", set_id("tokens", 1, 1, PAD), "row 1: <s> or <pad> inside a document"),
     ("encoded/mono", set_id("tokens", 1, 1, EOS), "row 1: a document that does not have one </s>"),
     ("encoded/mono", set_id("tokens", 3, -1, UNK), "row 3: a document that does not have one </s>"),
     ("encoded/mono", empty("tokens", 4), "row 4: a document without text"),
     ("encoded/para", set_id("source", 5, 0, 100_000), "row 5: an id outside .* on the source side"),
-    ("encoded/para", set_id("target", 6, 0, EOS), "row 6: <s>, <pad> or </s> on the target side"),
+    *(
+        ("encoded/para", set_id(side, 6, 0, token), f"row 6: <s>, <pad> or </s> on the {side} side")
+        for side, token in (("source", BOS), ("target", PAD), ("target", EOS))
+    ),
+    ("encoded/para", empty("source", 7), "row 7: an empty source side"),
     ("encoded/para", empty("target", 7), "row 7: an empty target side"),
     ("data/mono", set_id("tokens", 8, 3, 100_000), "row 8: an id outside"),
     ("data/mono", set_id("tokens", 9, 0, UNK), "row 9: an item that does not start with <s>"),
@@ -220,6 +243,9 @@ FAULTS = [
     ("data/mono", set_id("lengths", 10, 0, 2), "row 10: lengths that the row cannot have"),
     ("data/mono", set_id("lengths", 10, 0, ROW + 1), "row 10: lengths that the row cannot have"),
     ("data/mono", empty("lengths", 11), "row 11: an impossible number of items"),
+    ("data/mono", two_items, "row 11: an impossible number of items"),
+    ("data/para", no_text("first"), "an item that does not start with <s>, end with </s>, or have the separators"),
+    ("data/para", no_text("second"), "an item that does not start with <s>, end with </s>, or have the separators"),
     ("data/mono", set_id("languages", 12, 0, 2), r"row 12: a language index outside \[0, 2\)"),
     ("data/mono", set_id("languages", 12, 0, -1), r"row 12: a language index outside \[0, 2\)"),
     ("data/para", drop("lengths", 13), "row 13: <pad> where text belongs, or text after the last item"),
@@ -371,10 +397,13 @@ FORGED = [
     ("encoded/mono", counted("en", "tokens"), "the tokens of en counted in"),
     ("encoded/para", counted("en-de", "unknown"), "the unknown of en-de counted in"),
     ("encoded/mono", counted("en", "documents_in"), "the documents_in of en in .* are not those written and dropped"),
+    ("encoded/mono", counted("en", "paragraphs_in"), "the paragraphs_in of en in .* not those written and removed"),
     ("encoded/mono", counted("de", "characters"), "and the markers in tasks disagree about the counts"),
     ("encoded/mono", counted("de", "files"), "files, paragraphs, characters or bytes of de that its text cannot have"),
     ("encoded/para", counted("en-de", "paragraphs", 2), "characters or bytes of en-de that its text cannot have"),
     ("encoded/mono", counted("de", "bytes", -10_000), "characters or bytes of de that its text cannot have"),
+    ("encoded/mono", counted("de", "bytes", 10_000), "characters or bytes of de that its text cannot have"),
+    ("data/para", counted("en-de", "too_long", -1), "counts text as too long, which is cut into rows"),
     ("data/mono", counted("en", "too_long"), "counts text as too long, which is cut into rows"),
     ("data/para", counted("", "sampled"), "and the markers in tasks disagree about the number of sampled examples"),
 ]
