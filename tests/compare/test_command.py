@@ -2,6 +2,7 @@
 refused."""
 
 import json
+import math
 import shutil
 import subprocess
 from dataclasses import asdict, replace
@@ -98,6 +99,31 @@ def test_scores_of_two_versions_of_a_test_are_not_averaged(tmp_path: Path) -> No
         scores(tmp_path, (1, 2, 3))
 
 
+def test_scores_are_per_cent_at_the_layer_that_a_test_quotes(tmp_path: Path) -> None:
+    """The trained model's come first; retrieval is the mean of both directions, and English counts in no task."""
+    assert scores(tmp_path, (1,)) == ({}, {})
+    for n, name in enumerate(("pairs", "tatoeba")):
+        models = [
+            {"layer": 1, "sets": {}, "overall": {
+                "en_xx": [0.0, first], "xx_en": [0.0, first + 0.2],
+                "en_xx_centred": [0.0, first + 0.4], "xx_en_centred": [0.0, first + 0.4],
+            }} for first in (0.3 + n / 4, 0.1)
+        ]  # fmt: skip
+        (tmp_path / f"{name}.json").write_text(json.dumps({"format": 1, "models": models}))
+    models = [{"layer": layer, "overall": {"aer": [0.9, 0.25]}} for layer in (1, 0)]
+    (tmp_path / "align.json").write_text(json.dumps({"format": 1, "models": models}))
+    for name, f1 in (("pos", 20.0), ("ner-untrained", 5.0)):
+        (tmp_path / name).mkdir()
+        content = {"format": 1, "languages": {"de": {"f1": f1}, "en": {"f1": 99.0}, "sw": {"f1": f1 + 20}}}
+        (tmp_path / name / "scores.json").write_text(json.dumps(content))
+    trained, untrained = scores(tmp_path, (1,))
+    assert trained == pytest.approx(
+        {"pos": 30, "align": 25, "pairs": 40, "pairs_centred": 70, "tatoeba": 65, "tatoeba_centred": 95}
+    )
+    of_both = {"pairs": 20, "pairs_centred": 50, "tatoeba": 20, "tatoeba_centred": 50}
+    assert untrained == pytest.approx({"ner": 15, "align": 90} | of_both)
+
+
 def test_scores_and_tables(compared: tuple[Path, list[str], str]) -> None:
     folder, _, said = compared
     runs = read_results(folder / "out/compare.json")
@@ -175,6 +201,14 @@ def test_a_budget_is_met_to_the_nearest_step(tmp_path: Path, share: float) -> No
     assert one.flops == pytest.approx((20 + round(share)) * leg.step_flops)
     both = system("xlmr_tlm+ernie_m", 1, Budget(1e18, 8, 512), brief, {}, tmp_path)
     assert both.flops == pytest.approx(1e18, abs=sum(leg.step_flops for leg in both.legs) / 2)
+    assert one.legs[0].config.train.save_every == math.ceil((20 + round(share)) / 10), "a tenth of its steps"
+
+
+def test_a_chain_of_one_objective_takes_all_of_the_model_before(tmp_path: Path) -> None:
+    chain = system("xlme+xlme", 3, Budget(1e18, 8, 512), ["--optimizer.warmup-steps", "0"], {}, tmp_path)
+    starts, seeds = ([get(leg.config) for leg in chain.legs] for get in (lambda c: c.start, lambda c: c.seed))
+    assert [start.take for start in starts] == ["all", "all"] and seeds == [3, 1003]
+    assert [start.folder for start in starts] == ["", str(chain.legs[0].folder)]
 
 
 def test_what_was_made_otherwise_is_not_taken_for_this(compared: tuple[Path, list[str], str], tmp_path: Path) -> None:
@@ -260,26 +294,40 @@ def test_tests_that_would_fail_are_refused_before_training(
 
 def test_runs_of_other_folders_are_shown_with_these(tmp_path: Path) -> None:
     def made(system: str, budget: float, seed: int, score: float, error: float) -> RunScores:
+        read, untrained = {"para": 0.25, "mono": 1.5}, {"ner": 3.25} if budget < 1e15 and seed == 1 else {}
         scores = {"ner": score, "align": error}
-        return RunScores(system, budget, seed, budget * 1.001, 10, 1e6, {"mono": 1.5}, {"mlm": 5.0}, {}, scores, {})
+        return RunScores(
+            system, budget, seed, budget * 1.001, 10, 2.5e6, read, {"mlm": 5.0 + seed}, {}, scores, untrained
+        )
 
     here = [made("xlme", 1e14, seed, 10 + seed / 5, 80 - seed / 5) for seed in (1, 2)]
     here += [made("xlmr_tlm", 1e14, seed, 13 + seed / 5, 70 - seed / 5) for seed in (1, 2)]
+    here += [made("steep", 1e14, seed, 1 + seed / 5, 90 - seed / 5) for seed in (1, 2)]
+    here += [made("even", 1e14, seed, 5 + seed / 5, 90 - seed / 5) for seed in (1, 2)]
     there = [made("xlme", 1e15, 1, 16.3, 67.7), made("xlmr_tlm", 1e15, 1, 17.3, 65.7)]
+    there += [made("steep", 1e15, 1, 27.3, 59.7), made("even", 1e15, 1, 11.3, 77.7)]
     (tmp_path / "there").mkdir()
     deliver(there, tmp_path / "there")
     shown = deliver([*here, *read_results(tmp_path / "there/compare.json")], tmp_path)
     assert [asdict(run) for run in read_results(tmp_path / "compare.json")] == [asdict(run) for run in (*here, *there)]
     scores, growth = shown
-    assert [row[:3] for row in scores.rows] == [
-        ["1e+14", "xlme", "2"], ["1e+14", "xlmr_tlm", "2"], ["1e+15", "xlme", "1"], ["1e+15", "xlmr_tlm", "1"],
+    names = ("xlme", "xlmr_tlm", "steep", "even")
+    assert [row[:3] for row in scores.rows if row[0]] == [
+        *(["1e+14", name, "2"] for name in names), *(["1e+15", name, "1"] for name in names),
     ]  # fmt: skip
-    assert scores.rows[0][-2:] == ["10.3 (10.2 to 10.4)", "79.7 (79.6 to 79.8)"]
+    read = ["2.5", "1.50, 0.25"]
+    assert scores.rows[0][3:] == [*read, "6.50 (6.00 to 7.00)", "10.3 (10.2 to 10.4)", "79.7 (79.6 to 79.8)"]
+    assert scores.rows[1] == ["", "xlme, untrained", "1", "0", "", "", "3.2", ""]
+    assert scores.rows[-1][3:] == [*read, "6.00", "11.3", "77.7"]
     by_name = {row[0]: row[1:] for row in growth.rows}
     assert by_name["xlme, a tenfold of operations"][0].startswith("+6.0 ±")
     # 3 points behind at 1e14 and 1 at 1e15: two more points, two more tenfolds; the same for errors, which fall.
     entities, errors = by_name["xlme against xlmr_tlm"]
     assert entities.startswith("ahead from 3e15 (") and errors.startswith("ahead from 2e15 (")
+    # Steeper by 20 points a tenfold from 9 points behind, by 18 from 10.3 of an error rate.
+    entities, errors = by_name["xlme against steep"]
+    assert entities.startswith("behind from 3e14 (") and errors.startswith("behind from 4e14 (")
+    assert by_name["xlme against even"] == ["the slopes cannot be told apart"] * 2
     (tmp_path / "there/compare.json").write_text('{"systems": []}')
     with pytest.raises(ValueError, match=r"compare\.json has format None, this version reads 1: make it again"):
         read_results(tmp_path / "there/compare.json")

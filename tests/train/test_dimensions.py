@@ -55,8 +55,8 @@ def test_they_are_the_entropy_of_the_singular_values(tmp_path: Path, objective: 
 
 
 def test_a_collapse_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also where the run resumes before the collapse, and after it was told."""
-    folder = write_data(tmp_path, rows=5)
+    """Also where the run resumes before the collapse, and after it was told; 8 rows of each task are read."""
+    folder = write_data(tmp_path, rows=12)
     config = tiny({"kind": "plain"}, 8, steps=9)
     train = replace(config.train, eval_every=3)
     stats = StepStats({}, 1.0, 1e-3)
@@ -77,15 +77,20 @@ def test_a_collapse_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert len(warned) == 1 and warned[0].startswith("WARNING: step 6: ") and "in 1.0 dimensions, in 2" in warned[0]
     lines = [json.loads(line) for line in (tmp_path / "dimensions.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 3, 6, 9] and lines[-1]["layer_3"] == 1.0
+    assert list(lines[-1].values())[1:] == pytest.approx(engine.dimensions(8), abs=0.006)
     events = EventAccumulator(str(tmp_path / "tensorboard/dimensions")).Reload().Scalars("layer_3")
     assert [(each.step, pytest.approx(each.value)) for each in events] == [(e["step"], e["layer_3"]) for e in lines]
     (tmp_path / "branch").mkdir()
-    branch = Dimensions(tmp_path / "branch", engine, train, 7, 7, Console(9, 0, ()), None)
-    for step in (8, 9):
+    branch = Dimensions(tmp_path / "branch", engine, replace(train, steps=11), 7, 7, Console(9, 0, ()), None)
+    for step in range(8, 12):
         branch.after_step(step, stats)
-    branch.close(9)
+    branch.close(11)
     written = (tmp_path / "branch" / "dimensions.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in written] == [8, 9], "the first step of a branch, too"
+    assert [json.loads(line)["step"] for line in written] == [8, 9, 11], "the first step of a branch, too, and the last"
+    (tmp_path / "dimensions.jsonl").write_text('{"step": 1}\n{"step": 3, "layer_0": 9.0, "layer_1": 50.0}\n')
+    watching = Dimensions(tmp_path, engine, train, 9, 0, Console(9, 0, ()), None)  # at step 1 they were not finite
+    told = [watching._new_warning({"step": 6, "layer_0": 9.0, "layer_1": last}) != "" for last in (5.0, 4.99, 1.0)]
+    assert told == [False, True, False], "below a tenth of the first"
     (tmp_path / "dimensions.jsonl").write_text('{"step": 1}\n{"step": 3, "layer_0": null}\n')
     with pytest.raises(ValueError, match=r"dimensions\.jsonl has no dimensions of step 3: restore or remove"):
         Dimensions(tmp_path, engine, train, 9, 0, Console(9, 0, ()), None)
