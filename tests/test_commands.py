@@ -63,6 +63,14 @@ def test_a_mistake_of_a_launch(words: str, message: str) -> None:
     assert (done.returncode, done.stderr) == (2, f"xlme launch: error: {message}\n")
 
 
+@pytest.mark.parametrize("flag", ["--num_gpus", "--num_accelerators", "--include", "-i", "--exclude", "-e"])
+def test_gpus_goes_with_no_other_choice_of_processes(flag: str) -> None:
+    for words in ([flag, "a:0"], [f"{flag}=a:0"]):
+        with pytest.raises(ValueError, match=rf"--gpus and {' '.join(words).split()[0]} both choose processes"):
+            command(["--gpus", "2", *words, "pretrain"])
+        assert "--num_gpus" not in command([*words, "pretrain"]) or flag == "--num_gpus"
+
+
 def test_a_launch_of_two_processes(tmp_path: Path) -> None:
     data = tmp_path / "data"
     vocabulary = train_vocabulary(data / "vocab")

@@ -158,6 +158,12 @@ def test_operations_of_a_step_follow_the_rows() -> None:
     assert flops_per_step(run, 32) == pytest.approx(3 * 12 * 32 * flops_of(run, 32).forward)
     mono = plan(replace(run, data=DataConfig(8, 0)))["flops"]["paper_convention"]
     assert mono["both"] == mono["mono"]
+    both, row_tokens = plan(run), SMALL.max_positions  # twice as much text as pairs
+    assert (both["tokens"]["mono"], both["tokens"]["para"]) == (10 * 8 * row_tokens, 10 * 4 * row_tokens)
+    standard = both["flops"]["standard"]
+    assert standard["mono"] == pytest.approx(3 * flops_of(run, row_tokens).forward * 10 * 8 * row_tokens)
+    assert standard["both"] / standard["mono"] == pytest.approx(1.5)
+    assert standard["both_para_half"] / standard["mono"] == pytest.approx(1.25)
     turns = replace(run, data=DataConfig(8, 8, alternate=True))
     assert flops_per_step(turns, 32) == pytest.approx(flops_per_step(replace(run, data=DataConfig(8, 0)), 32))
     assert plan(turns)["tokens"]["mono"] == plan(turns)["tokens"]["para"] == 10 * 4 * SMALL.max_positions
@@ -186,10 +192,16 @@ def test_the_command_prints_json_with_overrides() -> None:
 
 
 def test_the_command_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--recipe", "xl_zero3", "--details"])
+    main(["--recipe", "xl_zero3", "--details", "--gpus", "64"])
     printed = capsys.readouterr().out
     for words in ("trained_total", "2,168,381,569", "524,288", "the paper's"):
         assert words in printed
+    found = plan(recipe("xl_zero3"), 64)
+    standard, paper = found["flops"]["standard"], found["flops"]["paper_convention"]
+    rows = {line.split("│")[1].strip(): re.findall(r"\d\S*", line) for line in printed.splitlines() if "│" in line}
+    assert rows["standard"] == [f"{standard[kind]:.3g}" for kind in ("mono", "both", "both_para_half")]
+    assert rows["the paper's"] == [f"{paper[kind]:.3g}" for kind in ("mono", "both")]
+    assert f"sends {found['communication_bytes_per_step']['total'] / 1e9:.3g} GB a step" in " ".join(printed.split())
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from xlme_ds.cli import parse
 from xlme_ds.config import EngineConfig, Training
 from xlme_ds.counting import count_parameters
 from xlme_ds.plan.__main__ import PlanSettings, main
+from xlme_ds.plan.budget import _shaped
 from xlme_ds.plan.layout import ParallelLayout
 from xlme_ds.plan.memory import _moments, peak
 from xlme_ds.plan.planner import _engines, plan
@@ -137,7 +138,7 @@ def test_memory_is_that_of_the_phase_that_predicts_most() -> None:
 def test_exposed_bytes_counted_by_hand() -> None:
     """XL on 64 GPUs, 4 micro-batches: Ψ parameters, of which τ are in tables, whose part of 63/64 is sent."""
     run, gpu = recipe("xl"), GPU("slow", 1000, 1e6, link=1, network=1)  # computing takes no time, sending all of it
-    for engine in ("zero1", "zero3"):
+    for engine in ("zero1", "zero2", "zero3"):
         chosen = replace(run, engine=EngineConfig(deepspeed=engine))
         layout = ParallelLayout.of(chosen, 64, "bf16", 512)
         sizes, sent = layout.sizes(0), communication(layout)
@@ -146,13 +147,34 @@ def test_exposed_bytes_counted_by_hand() -> None:
         if engine == "zero1":
             assert sent["gradients"] == pytest.approx(4 * total) and sent["weights"] == pytest.approx(2 * total)
             assert sent["exposed"] == pytest.approx(4 * tables + 2 * total)
+        elif engine == "zero2":  # an all-reduce in every micro-batch
+            assert sent["gradients"] == pytest.approx(4 * 2 * 4 * total) and sent["weights"] == pytest.approx(2 * total)
+            assert sent["exposed"] == pytest.approx(4 * 2 * 4 * tables + 2 * total)
         else:
             assert sent["gradients"] == pytest.approx(4 * 4 * total) and sent["weights"] == pytest.approx(4 * 2 * total)
             assert sent["exposed"] == pytest.approx(4 * (4 + 2) * tables)
         everything, rate = sent["gradients"] + sent["weights"], 0.7e9
         costs = speed(chosen, layout, gpu, 0.4)
-        window = costs["compute"] * (1 if engine == "zero3" else 2 / 3 / 4)
+        window = costs["compute"] * {"zero1": 2 / 3 / 4, "zero2": 2 / 3, "zero3": 1}[engine]
         assert costs["transfer"] == pytest.approx(everything / rate - window)
+
+
+@pytest.mark.parametrize(("gpus", "among_replicas", "among_stages"), [(8, 10, 10), (16, 10, 1), (32, 1, 1)])
+def test_what_stays_on_a_node_takes_its_links(gpus: int, among_replicas: int, among_stages: int) -> None:
+    """Two stages on nodes of 8, whose links are ten times as fast as those between them; all bytes are exposed."""
+    run, gpu = recipe("large_pipe"), GPU("slow", 1000, 1e6, link=10, network=1)
+    layout = ParallelLayout.of(replace(run, data=replace(run.data, micro_batch=1)), gpus, "bf16", 512)
+    layout = replace(layout, zero={**layout.zero, "overlap_comm": 1})  # as a user's file may have it
+    assert len(layout.stages) == 2 and layout.replicas == gpus // 2
+    sent, rate = communication(layout), 0.7e9
+    assert sent["exposed"] == sent["total"] == sent["gradients"] + sent["weights"] + sent["stages"]
+    expected = sent["stages"] / among_stages + (sent["gradients"] + sent["weights"]) / among_replicas
+    assert speed(run, layout, gpu, 0.4)["transfer"] == pytest.approx(expected / rate)
+    whole = ParallelLayout.of(recipe("large_zero2"), gpus // 2, "bf16", 512)
+    all_sent = communication(whole)
+    found = speed(recipe("large_zero2"), whole, gpu, 0.4)["transfer"]
+    at_least = (all_sent["gradients"] + all_sent["weights"]) / rate / among_replicas
+    assert 0.9 * at_least < found <= at_least, "little of it is hidden behind such a fast GPU"
 
 
 @pytest.mark.parametrize("gpus", [1, 8])
@@ -354,6 +376,7 @@ def test_what_a_budget_buys(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert model["tokens"] == pytest.approx(20 * model["layer_parameters"], rel=0.15)
     run = parse("plan", PlanSettings, "", model["settings"].split()).run
     assert run == validate(run) and (run.train.steps, run.name) == (model["steps"], "base")
+    assert run.optimizer.warmup_steps == min(10_000, model["steps"] // 10)
     cost = plan(run, 8, gpu_of("h100"))
     assert cost["flops"]["standard"]["both"] == pytest.approx(found["flops"], rel=0.01)
     assert cost["parameters"]["discriminator"] == model["parameters"]
@@ -375,6 +398,16 @@ def test_a_budgets_settings_are_those_that_were_counted(capsys: pytest.CaptureFi
     run = parse("plan", PlanSettings, "", shlex.split(model["settings"])).run
     assert (run.data.mono_rows, run.objective.name, run.train.steps) == (64, "corrective", model["steps"])
     assert model["parameters"] == count_parameters(run)["discriminator"] and run.model.width == 64 * run.model.heads
+
+
+@pytest.mark.parametrize(("heads", "layers", "of_generator"), [(12, 12, 4), (24, 48, 8), (4, 2, 1)])
+def test_a_budgets_shapes_are_those_of_base_and_xl(heads: int, layers: int, of_generator: int) -> None:
+    model = _shaped(recipe("base"), heads, 1e21)
+    shape = f"--model.width {64 * heads} --model.heads {heads} --model.feed-forward {256 * heads} "
+    shape += f"--model.discriminator-layers {layers} --model.generator-layers {of_generator} "
+    assert model["settings"].startswith(shape)
+    run = parse("plan", PlanSettings, "", ["--recipe", "base", *model["settings"].split()]).run
+    assert run.optimizer.warmup_steps == min(10_000, model["steps"] // 10) and model["steps"] > 0
 
 
 def test_a_budget_grows_the_model(capsys: pytest.CaptureFixture[str]) -> None:

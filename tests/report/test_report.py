@@ -231,6 +231,40 @@ def test_key_figures_come_from_the_input(run: Path) -> None:
     assert [value for value in shown if value not in text] == []
 
 
+def test_which_record_a_key_figure_is_of(run: Path) -> None:
+    """The first, the last, or the middle one."""
+    changes = ((0, 100.0, 1e12), (1, 500.0, 2e12), (5, 400.0, 4e11))
+    records = [
+        metric(step) | {"skipped_steps": skipped, "tokens_per_s": rate, "flops_per_s": flops}
+        for step, (skipped, rate, flops) in enumerate(changes, 1)
+    ]
+    write_lines(run / "metrics.jsonl", records)
+    text = " ".join(Page(write_report(run).read_text(encoding="utf-8")).text.split())
+    shown = ["held-out text; 0.500 at the first evaluation, 0.5 is chance", "in 3 steps; 5 skipped", "400 tokens/s"]
+    assert [value for value in [*shown, "of the logged steps; 1 TFLOP/s"] if value not in text] == []
+
+
+def test_marks_lie_where_the_numbers_are(run: Path) -> None:
+    """Shares on a logarithmic axis from the least, accuracies on one from 0, before and after; in hundredths of it."""
+    html = write_report(run).read_text(encoding="utf-8")
+    rows = re.findall(r'"ring" style="left:(.*?)%"></i><i class="dot" style="left:(.*?)%".*?figures">(.*?)<', html)
+    assert rows == [
+        ("100.0", "81.5", "75% → 61.2%, ×1"), ("0.0", "39.9", "25% → 38.8%, ×17.4"), ("52.6", "100.0", "25% → 47.5%")
+    ]  # fmt: skip
+
+
+def test_how_far_a_run_is(run: Path) -> None:
+    """By its sentences where these are newer than its last logged step."""
+    assert run_page._progress(RunFiles(run), {"steps": 41}) == {"step": 40, "steps": 41, "shown": 0}
+    samples = json.loads((run / "samples.json").read_text())
+    samples["samples"][0]["step"] = 42
+    (run / "samples.json").write_text(json.dumps(samples))
+    assert run_page._progress(RunFiles(run), {"steps": 60}) == {"step": 42, "steps": 60, "shown": 42}
+    assert run_page._progress(RunFiles(run), {"steps": 40}) is None
+    (run / "finished.json").write_text("{}")
+    assert run_page._progress(RunFiles(run), {"steps": 60}) is None
+
+
 def test_page_follows_the_input(run: Path) -> None:
     first = write_report(run).read_text(encoding="utf-8")
     assert first == write_report(run).read_text(encoding="utf-8"), "the same run gives the same bytes"
@@ -308,6 +342,37 @@ def test_change_and_languages_behind() -> None:
     rows = {row["code"]: (row["gain"], row["change"]) for row in found["tasks"]["mono"]["rows"]}
     assert rows == {"de": (1.0, -1.0), "fr": (0.0, -0.75), "sw": (-0.5, None)}
     assert found["tasks"]["mono"]["behind"] == 2
+
+
+def test_many_languages_are_shown_from_both_ends() -> None:
+    """By their gains on text, on pairs where they have no text: up to 24 charts together, of more the best 12 and the
+    worst 12; and the text names at most three of each."""
+    quantities = {
+        term: {"task": task, "unigram": True, "title": "loss"} for term, task in (("mlm", "mono"), ("tlm", "para"))
+    }
+
+    def shown(mono: dict[str, float], para: dict[str, float]) -> dict[str, Any]:
+        losses = {term: {code: 7 - gain for code, gain in of.items()} for term, of in (("mlm", mono), ("tlm", para))}
+        tokens = {term: dict.fromkeys(of, 9) for term, of in losses.items()}
+        unigram = {"mono": dict.fromkeys(mono, 7.0), "para": dict.fromkeys(para, 7.0)}
+        record = {"step": 10, "terms": losses, "tokens": tokens, "unigram": unigram}
+        found = by_language.heldout_languages([record], quantities)
+        assert found is not None
+        return found
+
+    def charts(found: dict[str, Any]) -> dict[str, list[str]]:
+        return {name: [chart["code"] for chart in group] for name, group in found["charts"]["groups"].items()}
+
+    codes = [f"c{n:02}" for n in range(27)]
+    gains = {code: n / 8 - 1 for n, code in enumerate(codes)}
+    found = shown(gains, {"c00": 9.0, "pp": 0.0625})  # c08 has 0, c09 has 0.125
+    order = [*codes[:8:-1], "pp", *codes[8::-1]]
+    assert charts(found) == {"Best": order[:12], "Worst": order[::-1][:12], "All others": order[12:16]}
+    text = found["tasks"]["mono"]
+    assert [[row["code"] for row in text[end]] for end in ("best", "worst")] == [codes[:23:-1], codes[:3]]
+    assert charts(shown(dict(list(gains.items())[:24]), {})) == {"": codes[23::-1]}
+    few = shown(dict(list(gains.items())[:5]), {})["tasks"]["mono"]
+    assert [[row["code"] for row in few[end]] for end in ("best", "worst")] == [["c04", "c03"], ["c00", "c01"]]
 
 
 def test_a_language_without_rows_is_named_apart(run: Path) -> None:
@@ -554,6 +619,8 @@ def test_runs_side_by_side(run: Path, tmp_path: Path) -> None:
         r"<figcaption>Masked-token loss \(nats a token\), monolingual</figcaption>(.*?)</figure>", html, re.S
     )
     assert "var(--run0)" in panel and "var(--run1)" in panel and "var(--run2)" not in panel
+    (panel,) = re.findall(r"<figcaption>Joint loss</figcaption>(.*?)</figure>", html, re.S)  # no evaluation has it
+    assert "var(--run0)" in panel and "var(--run1)" in panel
     assert not re.search(r'(?:src|href)="(?!#)', html)
     write_comparison([run, other], tmp_path / "again.html")
     assert (tmp_path / "again.html").read_bytes() == page.read_bytes()

@@ -199,6 +199,22 @@ def test_scores_of_a_checkpoint_are_not_the_runs(tmp_path: Path) -> None:
     assert found == {"base": (["xnli"], False), "base@50": (["xnli"], True)}
 
 
+def test_up_to_four_languages_are_named_and_more_are_counted(tmp_path: Path) -> None:
+    for codes in (["de", "en", "fr", "sw"], ["de", "en", "es", "fr", "sw"]):
+        dev = {
+            "languages": dict.fromkeys(codes),
+            "mean": {"em": 1.0, "f1": len(codes)},
+            "held_out": len(codes) > 4,
+        }
+        scores = {"en": {"em": 5.0, "f1": 9.0}}  # F1 is the first metric, whatever the order in the file
+        write_scores(tmp_path / str(len(codes)), "xquad", scores, train_languages=codes, dev=dev)
+    found = {model.name: model.results["xquad"].runs[0] for model in gather([tmp_path])}
+    assert {name: (run.dev, run.dev_name, run.languages["en"]) for name, run in found.items()} == {
+        "ours, fine-tuned on de en fr sw": (4.0, "dev de en fr sw", (9.0, 5.0)),
+        "ours, fine-tuned on 5 languages": (5.0, "held-out of 5 languages", (9.0, 5.0)),
+    }
+
+
 def test_a_model_tuned_from_random_weights_is_another_row(tmp_path: Path) -> None:
     write_scores(tmp_path / "ner/seed1", "ner", {"en": {"f1": 50.0}})
     write_scores(tmp_path / "ner-untrained/seed1", "ner", {"en": {"f1": 10.0}}, random=True)
