@@ -460,6 +460,28 @@ def test_bytes_do_not_depend_on_processes(corpus: Corpus, tmp_path: Path) -> Non
     assert read_rows(tmp_path / "seed" / "mono") != read_rows(tmp_path / "1" / "mono")
 
 
+def test_rows_do_not_depend_on_how_much_is_read_at_once(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard in several parts, a task for each window, other reads."""
+    settings = {"mono_rows": 2500, "para_rows": 9000, "rows_per_shard": 2300}
+    run(corpus.config(tmp_path / "whole", **settings))
+    for name, value in (
+        ("mixed_rows._IDS_IN_MEMORY", 1),
+        ("packed_amount._WINDOWS_A_TASK", 1),
+        ("encoded._GAP", 0),
+        ("encoded._MOST_AT_ONCE", 64),
+        ("encoded._SHORT", 0),
+    ):
+        monkeypatch.setattr(f"data_prep.mix.{name}", value)
+    run(corpus.config(tmp_path / "parts", **settings))
+    whole, parts = (
+        {name: data for name, data in folder_bytes(tmp_path / folder).items() if "/tasks/" not in name}
+        for folder in ("whole", "parts")
+    )
+    assert whole == parts and len(list((tmp_path / "parts/para/tasks").glob("windows-*"))) > 1
+
+
 def test_mpi_ranks_write_the_same_bytes(corpus: Corpus, tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     mpiexec = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
@@ -534,16 +556,21 @@ def test_the_folder_of_another_vocabulary_is_not_written_to(corpus: Corpus, tmp_
 
 
 def test_rows_that_could_not_be_read_together_are_refused(corpus: Corpus, tmp_path: Path) -> None:
-    run(corpus.config(tmp_path, mono_rows=10))
-    run(corpus.config(tmp_path, para_rows=10))
-    before = sorted(tmp_path.rglob("*"))
-    for changed in ({"row_tokens": 48}, {"layout": "xlm"}):
-        shutil.rmtree(tmp_path / "para")
-        with pytest.raises(ValueError, match="mono has rows of another vocabulary, length or layout"):
-            run(replace(corpus.config(tmp_path, para_rows=10), **changed))
-        assert not (tmp_path / "para").exists()
-        run(corpus.config(tmp_path, para_rows=10))
-    assert sorted(tmp_path.rglob("*")) == before
+    for task, other in (("para", "mono"), ("mono", "para")):
+        out, asked = tmp_path / task, {f"{task}_rows": 10}
+        run(corpus.config(out, **{f"{other}_rows": 10}))
+        before = folder_bytes(out)
+        for changed in ({"row_tokens": 48}, {"layout": "xlm"}):
+            with pytest.raises(ValueError, match=f"{other} has rows of another vocabulary, length or layout"):
+                run(replace(corpus.config(out, **asked), **changed))
+        manifest = read_manifest(out / other)
+        write_manifest(out / other, replace(manifest, vocabulary_sha256="0" * 64))
+        with pytest.raises(ValueError, match=f"{other} has rows of another vocabulary, length or layout"):
+            run(corpus.config(out, **asked))
+        write_manifest(out / other, manifest)
+        assert folder_bytes(out) == before
+        run(corpus.config(out, **asked))
+        assert before.items() < folder_bytes(out).items()
 
 
 @pytest.mark.parametrize(
