@@ -56,7 +56,10 @@ def test_lines_are_the_manifests_counts(prepared: Path, tmp_path: Path) -> None:
     for name, line in lines.items():
         counts = encoded.counts["by_language"][name]
         assert (line.bytes, line.units, line.tokens) == (counts["bytes"], counts["documents"], counts["tokens"])
-        assert line.used == mixed.counts["by_language"].get(name, {"used": 0})["used"]
+        assert (line.read, line.dropped) == (counts["documents_in"], sum(counts["dropped"].values()))
+        drawn = mixed.counts["by_language"].get(name, {})
+        shares = (drawn.get(key, 0) for key in ("used", "share_before", "share_after"))
+        assert (line.used, line.share_before, line.share_after) == tuple(shares)
     assert lines["el"].unknown / lines["el"].tokens > 0.3 > lines["en"].unknown / lines["en"].tokens
     assert lines["sw"].tokens == lines["sw"].used == 0
     english, german = lines["en"], lines["de"]
@@ -65,6 +68,33 @@ def test_lines_are_the_manifests_counts(prepared: Path, tmp_path: Path) -> None:
     assert everything.used == 40 and everything.share_after == pytest.approx(1)
     assert everything.available == sum(counts["available"] for counts in mixed.counts["by_language"].values())
     assert everything.cells("mono")["repeat"] == f"{40 / everything.available:.2f}×"
+
+
+@pytest.mark.parametrize(
+    ("task", "packed", "name", "units", "used"),
+    [
+        ("mono", False, "language", "documents", "rows"),
+        ("mono", True, "language", "documents", "documents"),
+        ("para", False, "pair", "pairs", "pairs"),
+    ],
+)
+def test_cells_by_hand(task: str, packed: bool, name: str, units: str, used: str) -> None:
+    line = StatsLine("sw", 1500, 12, 9, 2, 1, 2000, 5, 8000, 0.25, 0.4, 30, 12)
+    assert line.cells(task, packed) == {
+        name: "sw",
+        "size": "1.5 kB",
+        f"{units} read": "12",
+        "dropped": "2",
+        "too long": "1",
+        units: "9",
+        "tokens": "2,000",
+        "unknown": "0.250%",
+        "tokens/char": "0.250",
+        "share before α": "25.000%",
+        "share after α": "40.000%",
+        f"{used} used": "30",
+        "repeat": "2.50×",
+    }
 
 
 def test_pairs_dropped_and_too_long_add_up(prepared: Path, vocab: Path, tmp_path: Path) -> None:

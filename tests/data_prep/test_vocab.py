@@ -90,6 +90,9 @@ def test_sample_follows_the_formula_and_bytes_do_not_depend_on_processes(corpus:
         quota = 300 * weights[code] / sum(weights.values())
         assert counts["lines"] == lines[code]
         assert abs(counts["sampled"] - min(quota, lines[code])) < 1
+        assert counts["share_before"] == lines[code] / sum(lines.values())
+        sampled = sum(of_code["sampled"] for of_code in manifest.counts["by_language"].values())
+        assert counts["share_after"] == counts["sampled"] / sampled
 
 
 def test_a_language_with_too_few_lines_gives_all_once(corpus: Path, tmp_path: Path) -> None:

@@ -367,7 +367,15 @@ def test_the_model_has_the_size_and_bytes_do_not_depend_on_processes(corpus: Pat
     by_language = manifest.counts["by_language"]
     assert manifest.languages == tuple(sorted(by_language)) == ("de", "en", "fr", "ja", "ru", "ur")
     assert by_language["en"]["sampled"] == 300 and by_language["ur"]["sampled"] == by_language["ur"]["lines"] == 20
-    assert sum(counts["pieces"] for counts in by_language.values()) >= 225
+    lines, own, pieces = (
+        {code: counts[key] for code, counts in by_language.items()} for key in ("lines", "own_pieces", "pieces")
+    )
+    shared = sum(pieces.values()) - sum(own.values())  # of the 225, each in two to six languages
+    assert 0 < shared / 6 <= 225 - sum(own.values()) <= shared / 2
+    weights = {code: number**0.7 for code, number in lines.items()}
+    for code, counts in by_language.items():
+        assert counts["share_before"] == lines[code] / sum(lines.values())
+        assert counts["share_after"] == pytest.approx(weights[code] / sum(weights.values()))
     curves = json.loads((tmp_path / "one" / "vocap.json").read_text(encoding="utf-8"))["curves"]
     assert all(curves[code][0][0] <= by_language[code]["pieces"] <= curves[code][-1][0] for code in curves)
 
