@@ -87,38 +87,13 @@ def test_the_loss_is_lambda_weighted_means() -> None:
         (dict(generator_temperature=0.0), r"objective\.generator_temperature is 0\.0: it must be positive"),
         (dict(z_loss=-1e-4), r"objective\.z_loss is -0\.0001: it must not be negative"),
         (dict(name="mlm", generator_temperature=2.0), "objective.name mlm does not read it: leave it at 1.0"),
-        (dict(name="ernie_m", generator_temperature=2.0), "objective.name ernie_m does not read it"),
-        (dict(name="clm", generator_temperature=2.0, mask_fraction=1.0), "objective.name clm does not read it"),
-        (
-            dict(name="btmlm", generator_temperature=2.0, pseudo_fractions=(0.1,)),
-            "objective.name btmlm does not read it",
-        ),
         (
             dict(random_fakes=("0:1", "5:1.5")),
             r"random_fakes 0:1 5:1\.5 are shares .* one is 1\.5: lower it to 1 at most",
         ),
         (dict(random_fakes=("4:1",)), "the weights 4:1 are not STEP:WEIGHT from step 0 on"),
-        (dict(name="rts", random_fakes=("0:1",)), "objective.name rts does not read it: leave it empty"),
         (dict(name="mlm", random_fakes=("0:1",)), "objective.name mlm does not read it: leave it empty"),
         (dict(generator_keep_fraction=1.0), r"generator_keep_fraction is 1\.0: it must be at least 0 and below 1"),
-        (dict(name="mlm", generator_keep_fraction=0.15), "objective.name mlm does not read it: leave it at 0.0"),
-        (dict(name="rts", generator_keep_fraction=0.15), "objective.name rts does not read it: leave it at 0.0"),
-        (dict(keep_fraction=0.2), "objective.name electra does not read it: leave it at 0.1"),
-        (dict(name="all_tokens", random_fraction=0.2), "objective.name all_tokens does not read it"),
-        (dict(name="rts", random_fraction=0.2), "objective.name rts does not read it"),
-        (dict(name="clm", keep_fraction=0.0, mask_fraction=1.0), "objective.name clm does not read it"),
-        *(
-            (
-                settings | dict(discriminator_weight=25.0),
-                f"discriminator_weight is 25.0, .* {settings['name']} does not",
-            )
-            for settings in (
-                dict(name="mlm"),
-                dict(name="clm", mask_fraction=1.0),
-                dict(name="ernie_m"),
-                dict(name="btmlm", pseudo_fractions=(0.1,)),
-            )
-        ),
     ],
 )
 def test_choices_that_make_no_sense(settings: dict[str, object], sentence: str) -> None:
