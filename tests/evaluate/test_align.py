@@ -128,7 +128,7 @@ def test_a_test_is_scored_with_every_layers_vectors(encoder: TextEncoder, vocabu
     found = align_test(encoder, vocabulary, GOLD, apart)
     assert found["cut"] == 0 and len(found["aer"]) == encoder.cfg.discriminator_layers + 1
     for layer in range(len(found["aer"])):
-        predicted = []
+        predicted, by_cosine = [], []
         for pair in GOLD:
             sides = subwords(pair.source, vocabulary), subwords(pair.target, vocabulary)
             items = (
@@ -144,8 +144,13 @@ def test_a_test_is_scored_with_every_layers_vectors(encoder: TextEncoder, vocabu
             source = states[0][1 : 1 + s]
             target = states[1][1 : 1 + t] if apart else states[0][2 + s : 2 + s + t]
             predicted.append(align_words(source, target, sides[0].words, sides[1].words))
+            unit = [side / np.sqrt((side**2).sum(1))[:, None] for side in (source, target)]
+            by_cosine.append(align_words(*unit, sides[0].words, sides[1].words))
         for measure, rate in error_rates(predicted, GOLD).items():
             assert found[measure][layer] == pytest.approx(rate)
+        assert found["aer_cosine"][layer] == pytest.approx(error_rates(by_cosine, GOLD)["aer"])
+    many = align_test(encoder, vocabulary, GOLD * 30, apart)  # more than are read at once
+    assert many == {measure: pytest.approx(rates) for measure, rates in found.items()}
 
 
 def test_pairs_and_languages_are_read_as_xlm_reads_them(encoder: TextEncoder, vocabulary: Vocabulary) -> None:
@@ -192,3 +197,9 @@ def test_pairs_that_do_not_fit_are_cut_and_counted(
     found = align_test(encoder, vocabulary, [GOLD[0], long])
     assert found["cut"] == 1 and max(found["recall"]) < 0.3
     assert align_test(encoder, vocabulary, [GOLD[0], long], apart=True)["cut"] == 1
+    pieces = [vocabulary.piece(token) for token in range(4, vocabulary.mask)]
+    word = next(piece[1:] for piece in pieces if piece[0] == "▁" and len(vocabulary.encode(piece[1:])) == 1)
+    for apart, sizes in ((False, (18, 19)), (True, (38, 38))):  # of 40 tokens three, or two, are special
+        for more in (0, 1):
+            fits = GoldPair([word] * sizes[0], [word] * (sizes[1] + more), {(0, 0)}, {(0, 0)})
+            assert align_test(encoder, vocabulary, [fits], apart)["cut"] == more

@@ -23,6 +23,7 @@ from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.evaluate import heldout_losses
 from xlme_ds.evaluate.__main__ import main
+from xlme_ds.evaluate.compared_models import load_predictors, trained_on
 from xlme_ds.evaluate.heldout_losses import losses
 from xlme_ds.evaluate.predicted_tokens import perplexity, rows_by_language
 from xlme_ds.export.__main__ import export_run
@@ -127,11 +128,19 @@ def test_a_causal_model_predicts_every_token(root: Path, tmp_path: Path, capsys:
         assert model["languages"][language]["nll"] == pytest.approx(np.mean(values), rel=1e-5)
 
 
-def test_bits_per_character_count_the_characters_of_the_text(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = answer(capsys, root, "--model", str(root / "mlm"))
+@pytest.mark.parametrize("limit", [None, 4])
+def test_bits_per_character_count_the_characters_of_the_text(
+    root: Path, capsys: pytest.CaptureFixture[str], limit: int | None
+) -> None:
+    of_limit = [] if limit is None else ["--limit", str(limit)]
+    found = answer(capsys, root, "--model", str(root / "mlm"), "--unigram", str(root / "train"), *of_limit)
     vocabulary = Vocabulary(root / "mlm/model")
+    for model in found["models"]:
+        of_languages = [value["bits_per_character"] for value in model["languages"].values()]
+        assert model["overall"]["bits_per_character"] == pytest.approx(np.mean(of_languages))
     for language, value in found["models"][0]["languages"].items():
-        rows = [ids[1:-1] for code, ids in rows_of(root) if code == language]
+        rows = [ids[1:-1] for code, ids in rows_of(root) if code == language][:limit]
+        assert found["models"][1]["languages"][language]["predicted"] == sum(map(len, rows))
         assert found["rows"][language] == len(rows)
         letters = sum(len("".join(map(vocabulary.piece, row))) for row in rows)
         bits = value["nll"] * sum(map(len, rows)) / math.log(2)
@@ -154,8 +163,6 @@ def test_the_untrained_model_is_the_runs_own_start(root: Path, capsys: pytest.Ca
 
 
 def test_untrained_weights_are_drawn_from_the_runs_seed(root: Path) -> None:
-    from xlme_ds.evaluate.compared_models import load_predictors
-
     _, _, start, _ = load_predictors([root / "mlm", root / "electra"], untrained=True)
     expected = objective_of(ObjectiveConfig("mlm")).build(start.cfg)
     initialise(expected, 1, start.cfg.init_std)
@@ -164,8 +171,6 @@ def test_untrained_weights_are_drawn_from_the_runs_seed(root: Path) -> None:
 
 def test_all_models_are_scored_under_masks_alone(root: Path) -> None:
     """Whatever share of the masked tokens they read in training."""
-    from xlme_ds.evaluate.compared_models import load_predictors
-
     folder = root / "kept"
     shutil.copytree(root / "electra/model", folder / "model")
     written = json.loads((root / "electra/config.json").read_text())
@@ -231,8 +236,13 @@ def test_mistakes_end_in_one_sentence(root: Path, tmp_path: Path, capsys: pytest
     assert "other/mono was encoded with another vocabulary than that of" in fault(run, other)
     assert "other/mono was encoded with another vocabulary than" in fault(run, data, "--unigram", str(other))
     vocabulary = Vocabulary(run / "model")
-    long = write_data(tmp_path / "long", 8, row_tokens=48, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
-    assert "long/mono has rows of 48 tokens, and the model in" in fault(run, long)
+    for size in (40, 41):  # as long as the model's longest item, and longer
+        long = write_data(
+            tmp_path / str(size), 8, row_tokens=size, vocabulary=vocabulary.size, sha256=vocabulary.sha256
+        )
+        if size == 40:
+            losses(run, long)
+    assert "41/mono has rows of 41 tokens, and the model in" in fault(run, long)
     strange = write_data(tmp_path / "strange", 16, vocabulary=vocabulary.size, sha256=vocabulary.sha256, unknown="fr")
     assert "strange/mono has no token of fr that the vocabulary knows: mix without it" in fault(run, strange)
     sentences = write_data(tmp_path / "sentences", 8, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
@@ -254,6 +264,33 @@ def test_mistakes_end_in_one_sentence(root: Path, tmp_path: Path, capsys: pytest
     (tuned / "config.json").write_text(json.dumps(settings))
     (tuned / "model").symlink_to(run / "model")
     assert "tuned was fine-tuned and predicts no tokens" in fault(tuned, data)
+
+
+@pytest.mark.parametrize(
+    ("data", "split", "said"),
+    [
+        ({}, {}, False),
+        ({"fingerprints": {"mono": "another"}, "encoded": ["another"]}, {"split": "heldout"}, False),
+        ({"fingerprints": {"para": "its own"}}, {}, True),
+        ({"phases": {"mono from step 9": "its own"}}, {}, True),
+        ({"encoded": ["another", "its text"]}, {}, True),
+        ({}, {"split": "train"}, True),
+    ],
+)
+def test_text_that_a_run_was_trained_on_is_marked(
+    root: Path, tmp_path: Path, data: dict[str, Any], split: dict[str, str], said: bool
+) -> None:
+    """By the fingerprints of its data, of any phase or of the encoded text, or where the text is for training."""
+    folder = shutil.copytree(root / "heldout/mono", tmp_path / "mono")
+    manifest = read_manifest(folder)
+    write_manifest(folder, replace(manifest, settings=manifest.settings | {"encoded": "its text"} | split))
+    own = read_manifest(folder).fingerprint()
+    config = json.loads((root / "mlm/config.json").read_text())
+    config["data"] |= json.loads(json.dumps(data).replace("its own", own))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (trained, start) = load_predictors([root / "mlm"], untrained=True)
+    assert trained_on(trained._replace(folder=tmp_path), RowStore(folder)) == ({"trained_on": True} if said else {})
+    assert not trained_on(start._replace(folder=tmp_path), RowStore(folder))
 
 
 def test_losses_are_of_the_rows_that_were_asked_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

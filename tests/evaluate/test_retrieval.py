@@ -18,6 +18,7 @@ from xlme_ds.data.schema import BOS, EOS
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.evaluate.retrieval import (
+    TranslationPair,
     accuracies,
     group_by_language,
     heldout_pairs,
@@ -192,6 +193,13 @@ def test_groups_leave_out_repetitions_and_small_languages(tmp_path: Path) -> Non
         for side in (ours, theirs):
             assert len({ids.tobytes() for ids in side}) == len(ours) == len(theirs)
     assert group_by_language(pairs[:3]) == {}
+    lines = [np.array([number]) for number in range(4, 10)]
+    for count in (4, 5):
+        alone = [TranslationPair(ids, ids, "sw", "en") for ids in lines[:count]]
+        others = [TranslationPair(ids, ids, *codes) for ids in lines for codes in (("de", "fr"), ("en", "en"))]
+        assert {code: len(ours) for code, (ours, _) in group_by_language(alone + others).items()} == (
+            {"sw": 5} if count == 5 else {}
+        )
 
 
 def write_sides(folder: Path, name: str, ours: list[str], theirs: list[str], language: str) -> None:
