@@ -24,7 +24,7 @@ from dataclasses import replace
 import bench.roofline.__main__ as roofline
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from bench.roofline.counted import GPUS, Counter
+from bench.roofline.counted import GPUS, OperationCounter
 from bench.roofline.__main__ import Settings, figures
 from xlme_ds.recipes import recipe
 from xlme_ds.objectives.electra import ElectraObjective
@@ -40,7 +40,7 @@ def counted(name, micro_batches=1, gpus=1, settings={}, engine=None, data={}):
     return figures(Settings(run, micro_batches=micro_batches, gpus=gpus))
 
 def product(size):
-    counter = Counter(GPUS["h200"], {}, str)
+    counter = OperationCounter(GPUS["h200"], {}, str)
     with FakeTensorMode(), counter:
         x, w = (torch.empty(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         torch.addmm(x[0], x, w)

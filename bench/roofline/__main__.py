@@ -36,7 +36,7 @@ from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.measure import markdown, show
-from bench.roofline.counted import GPUS, TOTALS, Counter, Formula
+from bench.roofline.counted import GPUS, TOTALS, Formula, OperationCounter
 from bench.synthetic import SyntheticSource
 from xlme_ds.cli import fail, parse
 from xlme_ds.config import ModelConfig, RunConfig
@@ -126,46 +126,47 @@ def _part(module: str) -> str:
 
 
 def _attention(share: Callable[[int], float], backward: bool, args: Any, out: Any) -> tuple[float, float, int, str]:
-    """The cost of attention in the layer that runs; `share(off)` of the pairs of a query and a key lie in computed
-    tiles at most `off` tiles from the diagonal.
+    """The cost of attention in the layer that runs. `share(off)`: the share of all pairs of a query and a key that lie
+    in computed tiles at most `off` tiles from the diagonal.
 
-    Forward has two products. Backward has seven, in two kernels that both read q, k, v and the output's gradient; a
-    third kernel, at half of their rate, takes two products for the distances that have their own gradient, if any.
+    The forward pass has two matrix products. The backward pass has seven, in two kernels that both read q, k, v and the
+    output's gradient. With a bias a third kernel has two more, for the distances that have a gradient of their own; it
+    runs at half of that rate, so they count as four.
     """
     rows, tokens, _, heads, size = args[0].shape
     product = 2.0 * rows * heads * tokens**2 * size
     one = 2.0 * rows * tokens * heads * size
     if not backward:
-        return 2 * product * share(tokens), 4 * one, 1, "forward"
+        return 2 * product * share(tokens), 4 * one, 1, "attention_forward"
     moved = 16 * one + 4.0 * sum(tensor.numel() for tensor in out[1:])
     biased = args[4] is not None
-    return product * (7 * share(tokens) + 4 * biased * share(args[-1])), moved, 3 + biased, "backward"
+    return product * (7 * share(tokens) + 4 * biased * share(args[-1])), moved, 3 + biased, "attention_backward"
 
 
 def _group_sums(args: Any, out: Any) -> tuple[float, float, int, str]:
-    """The cost of the product of hidden states and table, a kernel a block; writes two numbers a group, three with a
-    temperature."""
+    """The cost of hidden states times the table, a kernel for each of its blocks, which writes the sums of groups of
+    logits."""
     hidden_MD, blocks = args[:2]
     table = sum(block.numel() for block in blocks)
     moved = 2.0 * (hidden_MD.numel() + table) + 4.0 * sum(tensor.numel() for tensor in out[:2])
-    return 2.0 * len(hidden_MD) * table, moved, len(blocks), "triton"
+    return 2.0 * len(hidden_MD) * table, moved, len(blocks), "masked_head"
 
 
 def _sample(args: Any, out: Any) -> tuple[float, float, int, str]:
-    """The cost of the logits of a group of ids for each hidden state."""
+    """The cost of the logits of one group of ids for each hidden state."""
     products = args[0].numel() * GROUP
-    return 4.0 * products, 4.0 * products, len(args[1]), "single"
+    return 4.0 * products, 4.0 * products, len(args[1]), "float32_matmul"
 
 
 def _logit_gradient(args: Any, out: Any) -> tuple[float, float, int, str]:
-    """The cost of the product of hidden states and a tile of the table, whose gradient is written."""
+    """The cost of hidden states times a tile of the table; writes the gradient of these logits."""
     hidden_MD, rows_CD = args[:2]
     moved = 2.0 * (hidden_MD.numel() + rows_CD.numel() + out[0].numel()) + 4.0 * out[1].numel()
-    return 2.0 * len(hidden_MD) * rows_CD.numel(), moved, 1, "triton"
+    return 2.0 * len(hidden_MD) * rows_CD.numel(), moved, 1, "masked_head"
 
 
 def formulas(batch: Any, cfg: ModelConfig, module: Callable[[], str]) -> dict[str, Formula]:
-    """The costs of our own operators, on rows like those of `batch`; `module()` is the name of the one that runs."""
+    """The costs of our own operators, on rows like those of `batch`; `module()` names the module that is running."""
     tile = tiling("_forward", 64, 2).queries
     first_BT, end_BT = item_bounds(batch.segments_BT)
     tokens = first_BT.shape[1]
@@ -173,7 +174,8 @@ def formulas(batch: Any, cfg: ModelConfig, module: Callable[[], str]) -> dict[st
     number = np.arange(len(starts))
 
     def tiles(window: int) -> tuple[np.ndarray, np.ndarray]:
-        """The first and the end of the tiles of keys of each tile of queries, which see so far on each side."""
+        """For each tile of queries, the first tile of keys that it sees and the one after the last; a query sees
+        `window` tokens on each side, inside its item."""
         firsts, ends = first_BT.maximum(place_T - window), end_BT.minimum(place_T + window + 1)
         last = ends[:, (starts + tile - 1).clamp(max=tokens - 1)]
         return (firsts[:, starts] // tile).numpy(), -(-last // tile).numpy()
@@ -194,14 +196,14 @@ def formulas(batch: Any, cfg: ModelConfig, module: Callable[[], str]) -> dict[st
         "xlme_ds::masked_head_sample": _sample,
         "xlme_ds::masked_head_gradient": _logit_gradient,
         # SplitMix64 in torch's integer operations, each reading and writing all of its words.
-        "xlme_ds::derive": lambda args, out: (0.0, 0.0, 12, "products"),
-        "xlme_ds::dropped": lambda args, out: (0.0, 26 * 2.0 * out.numel(), 13, "products"),
+        "xlme_ds::derive": lambda args, out: (0.0, 0.0, 12, "bf16_matmul"),
+        "xlme_ds::dropped": lambda args, out: (0.0, 26 * 2.0 * out.numel(), 13, "bf16_matmul"),
     }
 
 
 @contextlib.contextmanager
 def _pretended(gpus: int) -> Iterator[None]:
-    """Give DeepSpeed and torch a fake GPU and `gpus` fake processes; works once in a process."""
+    """Give DeepSpeed and torch a fake GPU and `gpus` fake processes. A process can do this only once."""
     os.environ |= {"WORLD_SIZE": str(gpus), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     set_accelerator(_Gpu())
     partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda numbers: None  # the others do not exist
@@ -216,8 +218,9 @@ def _pretended(gpus: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def count(settings: Settings) -> tuple[Counter, RunConfig, float]:
-    """Count the second step: the first makes the optimizer's state. Also returns the seconds of the host's hooks."""
+def count(settings: Settings) -> tuple[OperationCounter, RunConfig, float]:
+    """Count the second step, because the first makes the optimizer's state. Returns the counter, the run, and the
+    seconds that the host needs to call modules under ZeRO-3."""
     if not bench.roofline.fake_cuda.READY:
         raise ValueError("torch was loaded before bench.roofline: count in a process that imports bench.roofline first")
     run, gpus = settings.run, settings.gpus
@@ -227,7 +230,9 @@ def count(settings: Settings) -> tuple[Counter, RunConfig, float]:
     if run.engine.kind != "deepspeed":
         raise ValueError(f"engine.kind {run.engine.kind} cannot be counted: choose a recipe with DeepSpeed's ZeRO")
     source = SyntheticSource(run, run.model.max_positions, gpus)
-    counter = Counter(GPUS[settings.gpu], formulas(source.batches[0], run.model, lambda: counter.module()), _part)
+    counter = OperationCounter(
+        GPUS[settings.gpu], formulas(source.batches[0], run.model, lambda: counter.module()), _part
+    )
     counter.compiled = run.model.compile != "none"
     _Gpu.waited = staticmethod(lambda: counter.wait("DeepSpeed's synchronize"))
     eager = replace(run, model=replace(run.model, compile="none"))
@@ -240,11 +245,12 @@ def count(settings: Settings) -> tuple[Counter, RunConfig, float]:
         counter.counting = True
         engine.train_batch(1, 1e-4, detailed=False)
     gathered = any(hasattr(parameter, "ds_id") for parameter in engine.module.module.parameters())
-    return counter, run, counter.calls * counter.rates.hooks * gathered
+    return counter, run, counter.module_calls * counter.rates.zero3_call * gathered
 
 
-def _name_phases(engine: Engine, counter: Counter) -> None:
-    """Count what the engine reads and updates around the passes under the names reading and optimizer."""
+def _name_phases(engine: Engine, counter: OperationCounter) -> None:
+    """Count the operators that run while the engine reads a batch as "reading", and those of its update as
+    "optimizer"."""
 
     def named(name: str, method: Any, *arguments: Any) -> Any:
         counter.phase = name
@@ -268,7 +274,7 @@ def figures(settings: Settings) -> dict[str, Any]:
         "gpu": settings.gpu,
         "rows": [run.data.mono_rows // settings.gpus, run.data.para_rows // settings.gpus],
         "tokens_per_s": tokens / seconds,
-        "fraction_of_peak": done / seconds / counter.rates.peak,
+        "fraction_of_peak": done / seconds / counter.rates.sheet_bf16,
         "milliseconds": 1e3 * seconds,
         "gpu_milliseconds": every["ms"],
         "kernels": every["kernels"],
