@@ -186,7 +186,9 @@ def test_tasks_in_turns(folder: Path) -> None:
     assert_equal(loader.step(4)[1], reference(folder, [[27, 28, 29], []], 7))
     assert_equal(loader.step(5)[1], reference(folder, [[], [27, 28, 29]], 7))
     assert loader.describe_rows(4) == "mono 24-35" and loader.describe_rows(5, 1) == "para 27-29"
-    assert set(loader.probe().task_B.tolist()) == {0, 1}
+    assert Loader(folder, replace(DATA, micro_batch=1), 7, 0.15).describe_rows(2, 1) == "mono 25, para 25"
+    assert loader.probe().task_B.tolist() == [0, 1] and len(loader.first_rows(7).task_B) == 14
+    assert len(loader.first_rows(1000).task_B) == 2 * ROWS
 
 
 def test_languages_are_numbered_as_asked(folder: Path) -> None:
@@ -243,6 +245,24 @@ def test_tasks_that_do_not_belong_together(tmp_path: Path, change: dict, words: 
     write_manifest(folder / "para", replace(read_manifest(folder / "para"), **change))
     with pytest.raises(ValueError, match=words):
         Loader(folder, DATA, 7, 0.15)
+    first, phases = write_data(tmp_path / "first", 16), replace(DATA, phase_steps=(2,))
+    write_manifest(folder / "mono", replace(read_manifest(folder / "mono"), **change))
+    if "lengths" in words:
+        return  # those may be others in another phase
+    with pytest.raises(ValueError, match=words):
+        Loader([first, folder], phases, 7, 0.15)
+
+
+@pytest.mark.parametrize(("lost", "content"), [("mono", "monolingual text"), ("para", "pairs")])
+def test_a_folder_without_the_rows_of_a_task(tmp_path: Path, lost: str, content: str) -> None:
+    """In any phase; it is none where the task is not read."""
+    first, second = (write_data(tmp_path / name, 16) for name in ("first", "second"))
+    shutil.rmtree(second / lost)
+    with pytest.raises(
+        ValueError, match=rf"second has no {content}: add --data\.{lost}-rows 0, or data that have some"
+    ):
+        Loader([first, second], replace(DATA, phase_steps=(2,)), 7, 0.15)
+    Loader(second, replace(DATA, **{f"{lost}_rows": 0}), 7, 0.15)
 
 
 @pytest.mark.parametrize("change", ["one side", "a language too few"])

@@ -255,6 +255,13 @@ def test_a_folder_of_another_stage_or_none(tmp_path: Path) -> None:
     write_manifest(tmp_path, Manifest("encode", {}, 10, "0" * 64, (), (), {}))
     with pytest.raises(ValueError, match=r"written by the stage encode: name the folder that `xlme prep mix` wrote"):
         RowStore(tmp_path)
+    folder = write_data(tmp_path / "mixed", 16) / "mono"
+    manifest = read_manifest(folder)
+    empty = (*manifest.shards, replace(manifest.shards[0], rows=0))
+    for changed in (replace(manifest, shards=()), replace(manifest, shards=empty)):
+        write_manifest(folder, changed)
+        with pytest.raises(ValueError, match=r"mono/manifest\.json lists a shard without rows: mix the folder again"):
+            RowStore(folder)
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(ValueError, match=r"manifest\.json is not a readable manifest"):
         RowStore(tmp_path)

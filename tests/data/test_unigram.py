@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.rows import write_index
+from tests.data.test_shards import plain_rows
+from tests.rows import write_data, write_index
 from xlme_ds.data.loader import unigram_by_language
 from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, Shard, row_schema, write_manifest
 from xlme_ds.data.shards import RowStore, unigram_costs
@@ -49,6 +50,25 @@ def test_only_ordinary_tokens_count(tmp_path: Path) -> None:
     two, three = (unigram_by_language(train, heldout, 0, rows) for rows in (2, 100))
     assert two[:, 0] == pytest.approx([log(16 / 4) + log(16 / 1) + log(16 / 3), 3])
     assert three[:, 0] == pytest.approx([log(16 / 4) + 5 * log(16 / 1) + log(16 / 3), 7])
+
+
+def test_more_rows_than_are_read_at_once(tmp_path: Path) -> None:
+    """4 in the first 1,024 rows, 5 in the 76 after these."""
+    train = written(tmp_path / "train", [[BOS, 4, EOS, PAD, PAD, PAD]] * 1024 + [[BOS, 5, 5, EOS, PAD, PAD]] * 76)
+    seen = np.array([1, 1, 1, 1, 1 + 1024, 1 + 152, 1, 1, 1, 1])
+    assert unigram_costs(train) == pytest.approx(-np.log(seen / seen.sum()))
+
+
+def test_tokens_of_pairs_count_for_the_language_of_their_side(tmp_path: Path) -> None:
+    train, heldout = (RowStore(write_data(tmp_path / str(n), 20, seed=n) / "para") for n in (0, 1))
+    costs, expected = unigram_costs(train), np.zeros((2, 3))
+    for record in plain_rows(tmp_path / "1/para")[:12]:
+        text = [token for token in record["tokens"] if token != BOS]
+        for language in record["languages"]:  # each side ends in </s>
+            for token in text[: text.index(EOS)]:
+                expected[:, language] += costs[token], 1
+            text = text[text.index(EOS) + 1 :]
+    assert unigram_by_language(train, heldout, 1, 12) == pytest.approx(expected)
 
 
 def test_every_token_counts_for_its_language(tmp_path: Path) -> None:

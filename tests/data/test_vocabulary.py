@@ -30,6 +30,7 @@ def trained(folder: Path, **settings: Any) -> Path:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"unk_id": 1, "bos_id": 0}, "does not start with the pieces <unk>, <s>, </s>: train it with unk_id=0"),
         ({"model_type": "bpe"}, "model_type 2"),
         ({"model_type": "word"}, "model_type 3"),
         ({"byte_fallback": True}, "byte_fallback True"),

@@ -464,7 +464,7 @@ def test_rows_do_not_depend_on_how_much_is_read_at_once(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shard in several parts, a task for each window, other reads."""
-    settings = {"mono_rows": 2500, "para_rows": 9000, "rows_per_shard": 2300}
+    settings = {"mono_rows": 2500, "para_rows": 13000, "rows_per_shard": 2300}
     run(corpus.config(tmp_path / "whole", **settings))
     for name, value in (
         ("mixed_rows._IDS_IN_MEMORY", 1),
