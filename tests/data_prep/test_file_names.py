@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import sys
 import zipfile
 from itertools import combinations
@@ -295,7 +296,7 @@ def test_a_folder_of_pairs_in_both_directions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["de.txt", "de.txt.gz", "de.jsonl", "de.parquet"])
-def test_an_input_that_grows_while_it_is_read_is_an_error(tmp_path: Path, name: str) -> None:
+def test_an_input_that_grows_or_shrinks_while_it_is_read_is_an_error(tmp_path: Path, name: str) -> None:
     text = "a b " * 200
     line = (json.dumps({"text": text}) + "\n" if name.endswith("jsonl") else f"{text}\n\n").encode()
     packed = gzip.compress if name.endswith("gz") else bytes
@@ -312,6 +313,13 @@ def test_an_input_that_grows_while_it_is_read_is_an_error(tmp_path: Path, name: 
     words = rf"{name} had {before} bytes before it was read, and has {path.stat().st_size} after it: give the command"
     with pytest.raises(ValueError, match=words):
         list(found)
+    if name in ("de.txt", "de.jsonl"):  # what is left of the others is damaged
+        (source,) = find_documents(tmp_path)
+        before, found = source.size, documents(source, Counts("documents"))
+        next(found)
+        os.truncate(path, 1000 * len(line))
+        with pytest.raises(ValueError, match=rf"{name} had {before} bytes .* has {1000 * len(line)} after it"):
+            list(found)
 
 
 def test_a_field_that_a_json_object_has_twice(tmp_path: Path) -> None:

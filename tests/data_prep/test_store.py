@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.__main__ import main
 from data_prep.encode import encode
 from data_prep.encode.shared_work import SharedWork
 from data_prep.inspect import stats
@@ -501,14 +502,6 @@ def test_errors_of_the_command_line(corpus: Corpus, tmp_path: Path, data_prep: R
         "data_prep encode: error: in\\udcff is not a name in UTF-8: rename it\n",
     )
 
-    text = "--mono", corpus.folder / "mono", f"--mono={corpus.folder}/para"
-    done = data_prep("encode", *text, "--vocab", corpus.vocab, "--out", tmp_path / "out")
-    assert (done.returncode, done.stderr) == (
-        2,
-        "data_prep encode: error: --mono is given twice: put the files into one folder, or describe them with "
-        "--corpus\n",
-    )
-
     flags = [
         "encode",
         "--mono",
@@ -524,6 +517,13 @@ def test_errors_of_the_command_line(corpus: Corpus, tmp_path: Path, data_prep: R
         done = data_prep(*flags, "--block-bytes", 1_500)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "File too large: raise the limit" in done.stderr and str(tmp_path / "out") in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--mono", "--para"])
+def test_a_folder_flag_that_is_given_twice(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["encode", "--vocab", "nowhere", "--out", "nowhere", flag, "one", f"{flag}=two"]) == 2
+    said = f"{flag} is given twice: put the files into one folder, or describe them with --corpus"
+    assert capsys.readouterr().err == f"data_prep encode: error: {said}\n"
 
 
 def test_a_launcher_without_mpi4py(corpus: Corpus, tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ TOKENS = torch.tensor([[0, 11, 12, 13, 2], [0, 21, 2, 1, 1]])
 
 @pytest.mark.parametrize("sharing", ["tied", "gdes"])
 @pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("which", ["discriminator", "generator"])
-def test_states_equal_the_pre_training_models(sharing: str, blocks: int, which: str) -> None:
-    whole = model(embedding_sharing=sharing, vocabulary_blocks=blocks, generator_layers=1, discriminator_layers=2)
+def test_states_equal_the_pre_training_models(sharing: str, blocks: int, norm: str, which: str) -> None:
+    layers = {"generator_layers": 1, "discriminator_layers": 2}
+    whole = model(embedding_sharing=sharing, vocabulary_blocks=blocks, norm=norm, **layers)
     places = one_item_a_row(TOKENS)
     if which == "discriminator":
         expected = whole.discriminator.hidden_states(whole.embed_for_discriminator(TOKENS), *places)
