@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from bench.peers.hugging_face import HuggingFacePeer, Parts, add, add_layers, electra_config
+from bench.peers.hugging_face import HuggingFacePeer, PeerParameters, electra_config, map_layers, map_modules
 from xlme_ds.config import ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.rows import TASKS
@@ -103,17 +103,17 @@ class Peer(HuggingFacePeer):
         return means.tolist()
 
 
-def _by_our_names(generator: Any, discriminator: Any) -> Parts:
+def _by_our_names(generator: Any, discriminator: Any) -> PeerParameters:
     """The peer's parameters by our names, without its token types, which are set to 0 and stay so."""
-    parts: Parts = {"embedding_0": [generator.electra.embeddings.word_embeddings.weight]}
+    parts: PeerParameters = {"embedding_0": [generator.electra.embeddings.word_embeddings.weight]}
     for name, model in (("generator", generator), ("discriminator", discriminator)):
         nn.init.zeros_(model.electra.embeddings.token_type_embeddings.weight)
-        add_layers(parts, name, model.electra)
-    add(parts, "masked_head.dense", generator.generator_predictions.dense)
-    add(parts, "masked_head.norm", generator.generator_predictions.LayerNorm)
+        map_layers(parts, name, model.electra)
+    map_modules(parts, "masked_head.dense", generator.generator_predictions.dense)
+    map_modules(parts, "masked_head.norm", generator.generator_predictions.LayerNorm)
     parts["masked_head.bias"] = [generator.generator_lm_head.bias]
-    add(parts, "replaced_head.dense", discriminator.discriminator_predictions.dense)
-    add(parts, "replaced_head.output", discriminator.discriminator_predictions.dense_prediction)
+    map_modules(parts, "replaced_head.dense", discriminator.discriminator_predictions.dense)
+    map_modules(parts, "replaced_head.output", discriminator.discriminator_predictions.dense_prediction)
     return parts
 
 

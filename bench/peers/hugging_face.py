@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from xlme_ds.config import ModelConfig, OptimizerConfig
 from xlme_ds.models.init import has_weight_decay
 
-Parts = dict[str, Sequence[nn.Parameter]]
+PeerParameters = dict[str, Sequence[nn.Parameter]]
+"""For the name of each of our parameters, the peer's parameters that, concatenated in this order, equal it."""
 
 
 def electra_config(cfg: ModelConfig, layers: int, **settings: Any) -> Any:
@@ -25,12 +26,9 @@ def electra_config(cfg: ModelConfig, layers: int, **settings: Any) -> Any:
 
 
 class HuggingFacePeer:
-    """Weights, optimizer and update of a peer.
+    """A model of Hugging Face that starts from our weights and trains with torch's AdamW, to compare with ours."""
 
-    `parameters` maps the name of each of our parameters to the peer's parameters that it is made of, in its order.
-    """
-
-    def __init__(self, parameters: Parts, weights: Mapping[str, Tensor], rule: OptimizerConfig):
+    def __init__(self, parameters: PeerParameters, weights: Mapping[str, Tensor], rule: OptimizerConfig):
         self.parameters, self.clip = parameters, rule.clip
         groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
         for name, parts in parameters.items():
@@ -38,8 +36,9 @@ class HuggingFacePeer:
             with torch.no_grad():
                 for part, weight in zip(parts, weights[name].chunk(len(parts)), strict=True):
                     part.copy_(weight)
+        decay = {True: rule.weight_decay, False: 0.0}
         self.optimizer = torch.optim.AdamW(
-            [{"params": group, "weight_decay": rule.weight_decay * decays} for decays, group in groups.items()],
+            [{"params": group, "weight_decay": decay[decays]} for decays, group in groups.items()],
             betas=(rule.beta1, rule.beta2), eps=rule.epsilon, fused=True)  # fmt: skip
 
     def state(self) -> dict[str, Tensor]:
@@ -55,27 +54,29 @@ class HuggingFacePeer:
         self.optimizer.zero_grad()
 
 
-def add(parts: Parts, name: str, *modules: nn.Module) -> None:
-    """Map our weight and bias of this name to those of the modules, one after the other."""
+def map_modules(parts: PeerParameters, name: str, *modules: nn.Module) -> None:
+    """Record that our `name.weight` and `name.bias` are those of `modules`, concatenated."""
     for kind in ("weight", "bias"):
         parts[f"{name}.{kind}"] = [getattr(module, kind) for module in modules]
 
 
-def add_layers(parts: Parts, side: str, bert: Any) -> None:
-    """Map the positions, input norm and layers of BERT or ELECTRA; cross-attention if a layer has it."""
+def map_layers(parts: PeerParameters, side: str, bert: Any) -> None:
+    """Record the parameters of an encoder of BERT or ELECTRA, `side` in ours: positions, input norm and layers, with
+    cross-attention where a layer has it."""
     parts[f"{side}.positions"] = [bert.embeddings.position_embeddings.weight]
-    add(parts, f"{side}.input_norm", bert.embeddings.LayerNorm)
+    map_modules(parts, f"{side}.input_norm", bert.embeddings.LayerNorm)
     for number, layer in enumerate(bert.encoder.layer):
-        start, own = f"{side}.layers.{number}", layer.attention
-        add(parts, f"{start}.attention.qkv", own.self.query, own.self.key, own.self.value)
-        add(parts, f"{start}.attention.output", own.output.dense)
-        add(parts, f"{start}.attention_norm", own.output.LayerNorm)
-        add(parts, f"{start}.up", layer.intermediate.dense)
-        add(parts, f"{start}.down", layer.output.dense)
-        add(parts, f"{start}.feed_forward_norm", layer.output.LayerNorm)
+        start = f"{side}.layers.{number}"
+        attention = layer.attention
+        map_modules(parts, f"{start}.attention.qkv", attention.self.query, attention.self.key, attention.self.value)
+        map_modules(parts, f"{start}.attention.output", attention.output.dense)
+        map_modules(parts, f"{start}.attention_norm", attention.output.LayerNorm)
+        map_modules(parts, f"{start}.up", layer.intermediate.dense)
+        map_modules(parts, f"{start}.down", layer.output.dense)
+        map_modules(parts, f"{start}.feed_forward_norm", layer.output.LayerNorm)
         cross = getattr(layer, "crossattention", None)
         if cross is not None:
-            add(parts, f"{start}.cross_attention.query", cross.self.query)
-            add(parts, f"{start}.cross_attention.key_value", cross.self.key, cross.self.value)
-            add(parts, f"{start}.cross_attention.output", cross.output.dense)
-            add(parts, f"{start}.cross_norm", cross.output.LayerNorm)
+            map_modules(parts, f"{start}.cross_attention.query", cross.self.query)
+            map_modules(parts, f"{start}.cross_attention.key_value", cross.self.key, cross.self.value)
+            map_modules(parts, f"{start}.cross_attention.output", cross.output.dense)
+            map_modules(parts, f"{start}.cross_norm", cross.output.LayerNorm)

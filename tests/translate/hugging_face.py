@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.peers.hugging_face import HuggingFacePeer, Parts, add_layers
+from bench.peers.hugging_face import HuggingFacePeer, PeerParameters, map_layers
 from xlme_ds.config import ModelConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.translate.decoder import decoder_layers
@@ -70,13 +70,13 @@ def _bert(cfg: ModelConfig) -> Any:
     return model
 
 
-def _by_our_names(model: Any) -> Parts:
+def _by_our_names(model: Any) -> PeerParameters:
     """The peer's parameters by our names."""
-    parts: Parts = {"embedding_0": [model.encoder.embeddings.word_embeddings.weight]}
+    parts: PeerParameters = {"embedding_0": [model.encoder.embeddings.word_embeddings.weight]}
     parts["masked_head.bias"] = [model.decoder.cls.predictions.bias]
     for side, bert in (("encoder", model.encoder), ("decoder", model.decoder.bert)):
         parts[f"{side}.languages"] = [bert.embeddings.token_type_embeddings.weight]
-        add_layers(parts, side, bert)
+        map_layers(parts, side, bert)
     return parts
 
 
