@@ -22,11 +22,15 @@ from tests.train.test_guard import config as short
 from tests.train.test_guard import run
 from xlme_ds import quickstart
 from xlme_ds.checkpoint import __main__ as checkpoint
+from xlme_ds.checkpoint.checkpoints import Checkpoints
 from xlme_ds.checkpoint_names import run_and_step
 from xlme_ds.config import EngineConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.io.folders import atomic_folder, in_use, lock
 from xlme_ds.report.run_page import write_report
+from xlme_ds.train.opening import report_missing
+from xlme_ds.train.records import StepLines
+from xlme_ds.train.resume import _warn_of_changes
 from xlme_ds.train.run_folder import RunFolder, missing_steps
 from xlme_ds.trained.runs import complete_checkpoint
 from xlme_ds.trained.settings import read_settings
@@ -446,6 +450,28 @@ def test_checkpoints_that_were_kept_for_good_are_named_before_they_go(
     assert f"train.keep_every was 2 and is 8: the next save deletes {names}, copy" in said
     rows = longer.train.eval_rows
     assert f"train.eval_rows was {rows} and is 7: later held-out losses are of other rows" in said
+    for every, words in ((0, "train.keep_every was 8 and is 0: the next save deletes step_00000008, copy"), (4, "")):
+        folder, checkpoints = RunFolder(out), Checkpoints(out, keep_last=1, keep_every=every)
+        _warn_of_changes(dataclasses.replace(seldom, keep_last=1, keep_every=every), folder, checkpoints)
+        said = capsys.readouterr().out
+        assert bool(said) == bool(words) and said.removeprefix(f"{out}: ").startswith(words)
+
+
+def test_records_that_are_missing_of_every_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The steps that each file lacks by its own rhythm, after the first step of a branch; other files have none."""
+    config = short(steps=20, log_every=3, eval_every=4)
+    names = ("metrics", "heldout", "heldout_languages", "dimensions", "faults")
+    saved = {"records": dict.fromkeys(names, 9)}
+    for start, lacking in ((StartConfig(), ("3 to 6, 12", "4, 12")), (StartConfig("run@6", "state"), ("12", "12"))):
+        for name in names:
+            (tmp_path / f"{name}.jsonl").write_text('{"step": 8}\n{"step": 9}\n')
+        logs = [StepLines(tmp_path, name, 12) for name in names]
+        report_missing(logs, dataclasses.replace(config, start=start), 12, saved)
+        steps = (lacking[0], lacking[1], lacking[1], "", "")
+        assert capsys.readouterr().out.splitlines() == [
+            f"{log.path} has 2 of the 9 lines that it had at step 12" + f", and no record of step {of}" * bool(of)
+            for log, of in zip(logs, steps, strict=True)
+        ]
 
 
 def test_a_step_has_one_record(data: Path, copy: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

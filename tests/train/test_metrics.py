@@ -1,5 +1,7 @@
 """Records on a file system that is full: one error for the run to end with, no traceback of TensorBoard's thread."""
 
+import json
+import math
 import os
 import subprocess
 from collections.abc import Iterator
@@ -48,12 +50,15 @@ def test_a_full_disk_is_told_once(small_disk: Path) -> None:
 
 
 def test_tensorboard_has_every_step_once_after_a_resume(tmp_path: Path) -> None:
-    """The last one before the checkpoint too; those after it as they were done again."""
+    """The last one before the checkpoint too; those after it as they were done again. The file has no number that JSON
+    has not."""
     for start, last in ((0, 4), (2, 5)):
         log = MetricsLog(tmp_path, "metrics", start)
         for step in range(start + 1, last + 1):
-            log.write({"step": step, "loss": step + start / 10})
+            log.write({"step": step, "loss": step + start / 10, "norm": (-1) ** step * math.inf, "auc": math.nan})
         log.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [{"step": step, "loss": step + 0.2 * (step > 2)} for step in range(1, 6)]
     events = EventAccumulator(str(tmp_path / "tensorboard/metrics"))
     events.Reload()
     assert [(event.step, round(event.value, 1)) for event in events.Scalars("loss")] == [

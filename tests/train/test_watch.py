@@ -27,12 +27,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.launch import ROOT, environment
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.api import dry_run, pretrain
+from xlme_ds.cli import number
 from xlme_ds.config import DataConfig, EngineConfig, RunConfig
-from xlme_ds.counting import flops_per_step
+from xlme_ds.counting import count_parameters, flops_per_step
+from xlme_ds.data.loader import Loader
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.io.folders import LOCK, lock
 from xlme_ds.recipes import recipe
-from xlme_ds.train.inputs import read_inputs
+from xlme_ds.train.inputs import pretraining_info, read_inputs
+from xlme_ds.train.opening import opening_lines
 from xlme_ds.train.records import audit_lines
 from xlme_ds.train.run_folder import RunFolder
 
@@ -159,6 +162,25 @@ def test_one_process_says_that_other_gpus_are_idle(
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     dry_run(config, folder / "data", folder / "new")
     assert "one of 8 GPUs is used: `deepspeed --num_gpus 8 --module" in capsys.readouterr().out
+
+
+def test_the_opening_lines(folder: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run on two processes whose tasks alternate; precision is chosen at the start, in no recipe."""
+    monkeypatch.setattr("xlme_ds.train.opening.on_gpu", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    turns = replace(config, data=DataConfig(4, 4, 2, alternate=True), engine=EngineConfig(precision="bf16"))
+    loader = Loader(folder / "data", turns.data, 1, 0.15, rank=1, world=2)
+    info = pretraining_info(turns, loader, None, root=False)
+    first, model, step, *others = opening_lines(turns, Path("runs/mine"), 0, loader, 2, info)
+    assert first == f"runs/mine: starting at step 0 of {STEPS}, 2 processes, deepspeed zero1, bf16"
+    sizes = count_parameters(turns)
+    total = sizes.pop("trained_total")
+    said = ", ".join(f"{name} {number(size)}" for name, size in sizes.items())
+    assert model == f"  model: {number(total)} parameters ({said})"
+    assert step == "  a step: 4 + 4 rows of 32 tokens, 128 in all; a process takes 1 × 2 rows"
+    (changed,) = (line for line in others if "not as the recipe" in line)
+    assert "data.alternate True" in changed and "engine.precision" not in changed
+    assert not any("GPUs" in line for line in others)
 
 
 MISTAKES: dict[str, Callable[[RunConfig], RunConfig]] = {
