@@ -6,6 +6,7 @@ import random
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from safetensors.numpy import load_file
 from tests.finetune.tasks import write_base, write_entities
 from tests.launch import ROOT, environment
 from tests.slurm.cluster import SLURM_CONF, SMALL, Cluster, Job, slurm, wait_until
+from xlme_ds.recipes import RECIPES
 from xlme_ds.run_commands import environment as run_environment
 from xlme_ds.run_commands import launch
 from xlme_ds.train.run_folder import RunFolder
@@ -179,16 +181,92 @@ def test_a_step_that_a_signal_ends_ends_its_stage(tmp_path: Path) -> None:
     assert done.returncode == 128 + signal.SIGUSR1 and "saved nothing new" in done.stderr
 
 
-@pytest.mark.parametrize(("name", "progress"), [("en-000.begun", False), ("en-000.00000", True), ("en-000", True)])
-def test_an_input_that_was_only_begun_is_no_progress(tmp_path: Path, name: str, progress: bool) -> None:
-    tasks = tmp_path / "out/mono/tasks"
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/scontrol").write_text("#!/bin/bash\n")
-    (tmp_path / "bin/scontrol").chmod(0o755)
-    ends = f"mkdir -p {tasks}; touch {tasks}/{name}.json; exit 1"
+def program(tmp_path: Path, name: str, does: str) -> None:
+    """A program in the place of one of Slurm's."""
+    (tmp_path / "bin").mkdir(exist_ok=True)
+    (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{does}\n")
+    (tmp_path / "bin" / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("name", "progress"),
+    [
+        ("mono/tasks/en-000.begun.json", False),
+        ("mono/tasks/en-000.00000.json", True),
+        ("mono/tasks/en-000.json", True),
+        ("mono/manifest.json", True),
+        ("pos-en/seed1/scores.json", True),
+        ("checkpoints/latest.json", True),
+        ("config.json", False),
+    ],
+)
+def test_only_what_the_next_try_does_not_do_again_is_progress(tmp_path: Path, name: str, progress: bool) -> None:
+    program(tmp_path, "scontrol", "")
+    path = tmp_path / "out" / name
+    ends = f"mkdir -p {path.parent}; date +%N >{path}; exit 1"
     done = script(tmp_path, "stage.sh", ends, "encode", "--out", str(tmp_path / "out"))
     assert done.returncode == 1 and ("requeueing job 7" in done.stdout + done.stderr) == progress
     assert ("saved nothing new" in done.stderr) == (not progress)
+
+
+@pytest.mark.parametrize("stage", ["vocab", "vocap", "encode", "mix", "stats"])
+@pytest.mark.parametrize("tries", [2, 3, 4])
+def test_stages_that_continue_are_tried_again_as_often_as_is_set(tmp_path: Path, stage: str, tries: int) -> None:
+    program(tmp_path, "scontrol", f'echo "$@" >{tmp_path}/told')
+    tasks, place = tmp_path / "out/tasks", {"SLURM_RESTART_COUNT": str(tries), "XLME_REQUEUES": "3"}
+    ends = f"touch {tmp_path}/ran; mkdir -p {tasks}; touch {tasks}/$$.json; exit 1"
+    done = script(tmp_path, "stage.sh", ends, stage, f"--out={tmp_path}/out", **place)
+    assert (tmp_path / "ran").exists() == (tries < 4), "the last of three more tries runs, too"
+    assert (tmp_path / "told").exists() == (tries < 3 and stage != "stats"), done.stderr
+    if (tmp_path / "told").exists():
+        assert (tmp_path / "told").read_text() == "requeue 7\n"
+
+
+def test_each_try_meets_at_a_port_of_its_own(tmp_path: Path) -> None:
+    """At the next one where another program listens, and where the user says."""
+
+    def port(**variables: str) -> int:
+        place = {"XLME_OUT": str(tmp_path / "run"), "XLME_DATA": str(tmp_path)} | variables
+        return int(script(tmp_path, "pretrain_base.sh", "echo $MASTER_PORT; exit 2", **place).stdout)
+
+    first = port(SLURM_JOB_ID="1234")
+    assert first == 10_000 + 12_340 and port(SLURM_JOB_ID="1234", SLURM_RESTART_COUNT="2") == first + 2 * 1009
+    assert port(SLURM_JOB_ID="3234") == first, "below 30,000, where systems begin to hand out their own"
+    with socket.create_server(("", first)):
+        assert port(SLURM_JOB_ID="1234") == first + 1
+    assert port(SLURM_JOB_ID="1234", MASTER_PORT="7") == 7
+
+
+@pytest.mark.parametrize("size", ["base", "large", "xl"])
+@pytest.mark.parametrize("engine", ["", "pipe", "zero3"])
+def test_a_script_trains_its_recipe(tmp_path: Path, size: str, engine: str) -> None:
+    place = {"XLME_OUT": str(tmp_path / "run"), "XLME_DATA": f"{tmp_path}/one:{tmp_path}/two"}
+    place |= {"XLME_ENGINE": engine} if engine else {}
+    words = script(tmp_path, f"pretrain_{size}.sh", 'printf "%s\n" "$@"; exit 2', "--seed", "5", **place).stdout
+    chosen = f"{size}_{engine}" if engine and size != "base" else size
+    assert words.split()[words.split().index("xlme_ds.pretrain") :] == [
+        "xlme_ds.pretrain", "--recipe", chosen, "--data", f"{tmp_path}/one", f"{tmp_path}/two",
+        "--out", f"{tmp_path}/run", "--seed", "5",
+    ]  # fmt: skip
+    assert chosen in RECIPES or (size, engine) == ("large", "zero3"), "which the script does not offer"
+
+
+def test_without_held_out_text_all_is_trained_on(tmp_path: Path) -> None:
+    """Job numbers are those of a cluster of several, which sbatch names after them."""
+    program(tmp_path, "sbatch", f'echo "$@" >>{tmp_path}/jobs; echo "$(wc -l <{tmp_path}/jobs);big"')
+    place = {"XLME_WORK": str(tmp_path), "XLME_TEXT": "--mono mono", "XLME_VOCAB": "--model m", "XLME_MIX": "--alpha 1"}
+    done = script(tmp_path, "prep.sh", "", **place, XLME_HELDOUT_SHARE="")
+    assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
+    jobs = (tmp_path / "jobs").read_text().splitlines()
+    vocab, encoded, mixed = (f"{tmp_path}/{name}" for name in ("vocab", "encoded", "mixed"))
+    assert [job.partition("slurm/stage.sh ")[2] for job in jobs] == [
+        f"vocab --model m --out {vocab}",
+        f"encode --mono mono --vocab {vocab} --out {encoded}",
+        f"mix --encoded {encoded} --vocab {vocab} --out {mixed} --alpha 1",
+        f"verify --data {mixed}",
+    ]
+    assert [re.findall(r"--dependency=(\S+)", job) for job in jobs] == [[], *([f"afterok:{n}"] for n in (1, 2, 3))]
+    assert ["--nodes=1 " in job for job in jobs] == [True, False, False, False]
 
 
 def test_held_out_text_that_is_named_is_not_left_out(tmp_path: Path) -> None:
@@ -235,9 +313,7 @@ def test_an_array_without_its_variables_trains_nothing(tmp_path: Path) -> None:
 
 
 def test_held_out_rows_have_every_language_alike(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/sbatch").write_text(f'#!/bin/bash\necho "$@" >>{tmp_path}/jobs\nwc -l <{tmp_path}/jobs\n')
-    (tmp_path / "bin/sbatch").chmod(0o755)
+    program(tmp_path, "sbatch", f'echo "$@" >>{tmp_path}/jobs\nwc -l <{tmp_path}/jobs')
     rows = "--row-tokens 32 --mono-rows 100 --para-rows=100"
     place = {"XLME_MIX": f"--share sw=0.02 {rows} --max-repeats 8 --max-repeats=8 --share=xh=0.1"}
     place |= {"XLME_WORK": str(tmp_path), "XLME_TEXT": "--mono mono", "XLME_VOCAB": "--model m"}
@@ -275,9 +351,7 @@ def test_a_run_that_was_made_longer_is_not_finished_by_its_older_end(tmp_path: P
 
 
 def test_both_parts_of_the_text_have_the_share_that_was_set(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/sbatch").write_text(f'#!/bin/bash\necho "$@" >>{tmp_path}/jobs\nwc -l <{tmp_path}/jobs\n')
-    (tmp_path / "bin/sbatch").chmod(0o755)
+    program(tmp_path, "sbatch", f'echo "$@" >>{tmp_path}/jobs\nwc -l <{tmp_path}/jobs')
     place = {"XLME_WORK": str(tmp_path), "XLME_TEXT": "--mono 'my mono'", "XLME_HELDOUT_SHARE": "0.25"}
     assert script(tmp_path, "prep.sh", "", **place).returncode == 0
     encodes = [line for line in (tmp_path / "jobs").read_text().splitlines() if "slurm/stage.sh encode" in line]
@@ -316,9 +390,7 @@ def test_an_array_hands_on_all_that_was_set(tmp_path: Path) -> None:
 
 
 def test_no_rows_of_a_task_are_none_in_held_out_text_too(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/sbatch").write_text(f'#!/bin/bash\necho "$@" >>{tmp_path}/jobs\nwc -l <{tmp_path}/jobs\n')
-    (tmp_path / "bin/sbatch").chmod(0o755)
+    program(tmp_path, "sbatch", f'echo "$@" >>{tmp_path}/jobs\nwc -l <{tmp_path}/jobs')
     for rows in ("--mono-rows 100 --para-rows 0", "--mono-rows=100 --para-rows=0"):
         (tmp_path / "jobs").unlink(missing_ok=True)
         place = {"XLME_MIX": rows, "XLME_WORK": str(tmp_path), "XLME_TEXT": "--mono mono", "XLME_VOCAB": "--model m"}
