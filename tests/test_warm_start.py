@@ -197,6 +197,24 @@ def test_what_does_not_fit(take: str, changes: dict[str, object], message: str, 
         started(take, source, **changes)
 
 
+@pytest.mark.parametrize("take", ["all", "discriminator"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("body", "modern"), ("local_window", 64), ("global_every", 2), ("local_rotary_base", 9.0), ("width", 64),
+        ("heads", 8), ("feed_forward", 24), ("max_positions", 24), ("norm_epsilon", 1e-12), ("masked_head", "linear"),
+        ("embedding_norm", True), ("absolute_positions", False), ("relative_bias", "plain"), ("relative_buckets", 4),
+        ("relative_max_distance", 99),
+    ],
+)  # fmt: skip
+def test_weights_are_not_read_by_another_computation(take: str, name: str, value: object, source: TrainedRun) -> None:
+    """Also where all parameters would have the same sizes."""
+    with pytest.raises(
+        ValueError, match=rf"has {name} {getattr(source.model, name)}, model\.{name} is {value}: set it"
+    ):
+        started(take, source, **{name: value})
+
+
 TWO = dict(name="mt", language_embeddings=("de", "en"))
 DRAWN = ("languages", "cross_attention", "cross_norm")  # what no encoder of the source has
 

@@ -145,15 +145,17 @@ def test_new_sentences_are_translated(
 
 
 def test_every_line_has_one_line(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Empty ones stay empty, long ones are cut and told of; an earlier checkpoint translates too."""
+    """Empty ones stay empty, long ones are cut and told of, five by number; an earlier checkpoint translates too."""
     long = " ".join(["baum"] * 60)
-    (folder / "lines.de").write_bytes(f"haus baum hund\r\n\n  \n{long}\nwind wind stein".encode())
+    (folder / "lines.de").write_bytes(
+        f"haus baum hund\r\n\n  \n{long}\nwind wind stein".encode() + f"\n{long}".encode() * 5
+    )
     words = f"translate --source {folder}/lines.de --from de --to en --out {folder}/lines.en --beam 1 --model"
     command([*words.split(), str(run)])
     found, said = (folder / "lines.en").read_text(), capsys.readouterr()
-    assert found.endswith("\n") and [bool(line) for line in found.splitlines()] == [True, False, False, True, True]
+    assert found.endswith("\n") and [bool(line) for line in found.splitlines()] == [True, False, False, *[True] * 7]
     assert found.splitlines()[0] == "dog tree house"
-    assert "lines.de: 1 lines have more than 46 tokens and were cut: 4" in said.err
+    assert "lines.de: 6 lines have more than 46 tokens and were cut: 4 6 7 8 9 ...\n" in said.err
     command([*words.split(), f"{run}@{STEPS // 2}"])
     assert (folder / "lines.en").read_text() != found
 
@@ -592,11 +594,12 @@ def test_a_mistake_is_one_sentence_and_nothing_is_written(
     assert not list(folder.glob("*wrong*")) and (folder / "last.en").read_text() == "one\n"
 
 
-@pytest.mark.parametrize(("ending", "module"), [("xz", lzma), ("bz2", bz2)])
+@pytest.mark.parametrize(("ending", "module"), [("xz", lzma), ("bz2", bz2), ("gz", gzip)])
 def test_a_damaged_later_stream_is_no_end(ending: str, module: Any, tmp_path: Path) -> None:
     path, parts = tmp_path / f"text.{ending}", [module.compress(text) for text in (b"one\ntwo\n", b"three\n")]
-    path.write_bytes(b"".join(parts))
-    assert read_lines(path) == ["one", "two", "three"]
+    for after in (b"", bytes(8)):  # a stream may be padded
+        path.write_bytes(b"".join(parts) + after)
+        assert read_lines(path) == ["one", "two", "three"]
     for later in (b"\xff" + parts[1][1:], parts[1][:20] + b"\xff" * 4 + parts[1][24:], parts[1][:-3]):
         path.write_bytes(parts[0] + later)
         with pytest.raises(ValueError, match=rf"text\.{ending} is damaged"):

@@ -137,3 +137,6 @@ def test_few_sentences_at_a_time_are_translated_alike(monkeypatch: pytest.Monkey
         assert translate(model, SOURCES, LANGUAGES, 3) == expected
         assert seen == sizes
         seen.clear()
+    for length, beam, most, wanted in ((510, 2, 9, [4, 4, 1]), (511, 2, 9, [3, 3, 3]), (510, 1, 5, [5, 4])):
+        batches = decoding._batches(range(9), [np.zeros(length)] * 9, beam, most)
+        assert [len(batch) for batch in batches] == wanted, "4,096 source tokens times hypotheses, with special tokens"
