@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,7 +23,8 @@ import sentencepiece as spm
 from data_prep.encode.encode import EncodeConfig
 from data_prep.inspect.verify import VerifyConfig
 from data_prep.inspect.verify import run as run_verify
-from data_prep.mix.mix import MixConfig, run
+from data_prep.mix.mix import MixConfig, _say_shares, run
+from data_prep.sampling import Order
 from data_prep.store import write_arrow
 from data_prep.vocab.model_file import serialize
 from data_prep.vocab.vocab import VocabConfig
@@ -249,6 +251,21 @@ def test_shares_that_cannot_be_had_leave_no_folder(corpus: Corpus, tmp_path: Pat
     with pytest.raises(ValueError, match=words):
         run(corpus.config(tmp_path / "out", **({"mono_rows": 100} | settings)))
     assert not (tmp_path / "out").exists()
+
+
+def test_the_printed_table_has_the_eight_largest(capsys: pytest.CaptureFixture[str]) -> None:
+    """By the examples that there are, then by name; shares and repeats by hand."""
+    examples = (5, 90, 5, 10, 20, 30, 40, 50, 60, 90)
+    names = tuple("bcadefghij")
+    order = Order(names, examples, (Fraction(1, 10),) * 10, (100,) * 10, 0, "para")
+    _say_shares(order)
+    heading, *lines, rest = capsys.readouterr().out.splitlines()
+    assert heading.split()[0] == "pair" and rest == "… 2 more (`xlme prep stats` shows all)"
+    assert [line.split()[0] for line in lines] == list("cjihgfed")
+    assert lines[2].split() == ["i", "60", "15.000%", "10.000%", "1.67×"]
+    _say_shares(replace(order, names=names[:8], examples=examples[:8], quotas=(9,) * 8, label="mono"))
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].split()[0] == "language" and len(printed) == 9 and printed[-1].split()[0] == "b"
 
 
 def test_a_language_has_one_number_whatever_is_mixed(corpus: Corpus, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from data_prep.readers import Input
 from data_prep.sampling import hashed, key_of
 from data_prep.store import Stage
 from data_prep.vocab import unigram
-from data_prep.vocab.extension import extend
+from data_prep.vocab.extension import describe_change, extend
 from data_prep.vocab.line_sample import sample_lines, sampled_inputs
 from data_prep.vocab.unigram import UnigramPath
 from data_prep.vocab.vocab import VocabConfig, run
@@ -193,6 +193,13 @@ def test_described_corpora_are_sampled_after_their_filters(
     assert {code: c["lines"] for code, c in counts.items()} == {"en": 300, "ru": 15}
     with pytest.raises(ValueError, match=r"1 of 2 files of web .*\(de\): fetch them, or give --allow-missing"):
         run(replace(base, out=tmp_path / "three", **text | {"allow_missing": False}))
+
+
+def test_a_change_of_segmentation_in_words() -> None:
+    before, after = ({"tokens_per_character": n, "unknown": u} for n, u in ((0.5, 0.2), (0.4, 0.0125)))
+    assert describe_change("eu", before, after) == (
+        "eu: 0.500 tokens a character and 20.0% of them unknown, now 0.400 (-20.0%) and 1.2%"
+    )
 
 
 def test_a_named_pipe_is_refused(tmp_path: Path) -> None:

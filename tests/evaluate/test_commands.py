@@ -15,9 +15,10 @@ from tests.launch import python
 from tests.small import encoder_of
 from xlme_ds.config import ModelConfig
 from xlme_ds.evaluate.__main__ import main
+from xlme_ds.evaluate.alignment import alignment_tables
 from xlme_ds.evaluate.compared_models import load_encoders, paper_layer
 from xlme_ds.evaluate.heldout_losses import loss_tables
-from xlme_ds.evaluate.retrieval import SETS, XTREME, accuracies, both_ways
+from xlme_ds.evaluate.retrieval import SETS, XTREME, accuracies, both_ways, retrieval_tables
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.trained.encoders import load_encoder
@@ -79,6 +80,41 @@ def test_the_sum_of_other_terms_is_not_compared() -> None:
     ]
     rows = [[row[0] for row in loss_tables({"models": of})[0].rows] for of in (models[:1], models)]
     assert rows == [["loss", "mlm"], ["mlm"]]
+
+
+def test_a_table_at_its_layer() -> None:
+    """Cells and notes by hand: of three layers the second, the mean of a set that is complete, what was left out."""
+    ways = ("en_xx", "xx_en", "en_xx_centred", "xx_en_centred")
+
+    def scores(first: float) -> dict[str, list[float]]:
+        return {way: [0.99, first + n / 100, 0.98] for n, way in enumerate(ways)}
+
+    model = {"model": "m", "layer": 1, "depth": 2, "cut": 3, "pairs": {"de": 5, "fr": 7}, "dimensions": [1.4, 2.6, 9]}
+    model |= {"languages": {"de": scores(0.1), "fr": scores(0.3)}, "overall": scores(0.2), "trained_on": True}
+    sets = {"14": scores(0.5) | {"found": 14, "of": 14}, "36": scores(0.6) | {"found": 35, "of": 36}}
+    (table,) = retrieval_tables({"models": [model | {"sets": sets, "too_few": {"sw": 4, "xh": 1}}]})
+    assert table.title == "m, layer 1 of 2: accuracy@1 (%)"
+    assert table.columns == ["language", "pairs", "en→xx", "xx→en", "en→xx centred*", "xx→en centred*"]
+    assert table.rows == [
+        ["de", "5", "10.0", "11.0", "12.0", "13.0"],
+        ["fr", "7", "30.0", "31.0", "32.0", "33.0"],
+        ["mean of 2", "", "20.0", "21.0", "22.0", "23.0"],
+        ["mean of the papers' 14", "", "50.0", "51.0", "52.0", "53.0"],
+    ]
+    assert table.notes == [
+        "* not the paper's: the mean vector of each side of a language subtracted",
+        "3 sentences were cut: they are longer than the model's longest item",
+        "dimensions in which the centred vectors vary (effective rank), by layer: 1, 3, 9",
+        "not unseen: text that m was trained on",
+        "left out, with fewer than 5 pairs without repetitions: sw (4), xh (1)",
+    ]
+    assert len(retrieval_tables({"models": [model | {"sets": {}, "cut": 0, "trained_on": False}]})[0].notes) == 2
+    test = {"aer": [0.1, 0.2, 0.3], "precision": [0.5] * 3, "recall": [0.6] * 3, "aer_cosine": [0.4] * 3}
+    of_align = model | {"tests": {"de-en": test}, "overall": test, "pairs": {"de-en": 9}}
+    (table,) = alignment_tables({"models": [of_align], "reading": "as it is"})
+    assert table.columns == ["test", "pairs", "AER", "precision", "recall", "AER, cosines*"]
+    assert table.rows[0] == ["de-en", "9", "20.0", "50.0", "60.0", "40.0"] and "as it is" in table.notes[0]
+    assert table.notes[1] == "3 pairs were cut: words after the model's longest item have no link"
 
 
 def test_tatoeba_as_json_is_what_the_vectors_say(run: Path, tatoeba: Path, capsys: pytest.CaptureFixture[str]) -> None:
