@@ -212,6 +212,29 @@ def test_bytes_do_not_depend_on_processes_ranks_or_kills(
     assert tree(tmp_path / "killed") == expected
 
 
+def test_an_input_that_changed_before_its_duplicates_were_removed(
+    vocab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted when all blocks are encoded: the text that they are of must still be there."""
+    descriptions = write_corpora(tmp_path, [["All", "human"], ["All"]], [["human"], ["Rechten"]])
+    config = EncodeConfig(vocab, tmp_path / "out", corpus=tuple(descriptions), block_bytes=4)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("data_prep.encode.encode.remove_duplicates", interrupted)
+        run(config)
+    path = tmp_path / "data1" / "en.txt"
+    text = path.read_text()
+    path.write_text(f"{text}\nhuman")
+    with pytest.raises(ValueError, match=rf"en\.txt had {len(text)} bytes when it was encoded into .*: restore it, or"):
+        run(config)
+    path.write_text(text)
+    run(config)
+    assert read_manifest(tmp_path / "out" / "mono").counts["by_language"]["en"]["paragraphs"] == 3
+
+
 def test_a_lost_shard_makes_the_language_new(larger: list[str], vocab: Path, tmp_path: Path) -> None:
     config = EncodeConfig(vocab, tmp_path, corpus=tuple(larger), block_bytes=20_000)
     run(config)

@@ -33,15 +33,19 @@ CHINESE = " ".join("人人生而自由在尊严和权利上一律平等他们赋
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """Twenty documents a language; every one has a copy with one word changed, and German's are of two paragraphs."""
+    """Twenty documents a language; every one has a copy with one word changed, German's in another file and of two
+    paragraphs."""
     (tmp_path / "mono").mkdir()
-    german, chinese = [], []
+    chinese = []
+    german: dict[str, list[str]] = {"de": [], "deu": []}
     for seed in range(20):
         words = original(GERMAN, 120, seed)
-        german += ["\n".join([" ".join(words[:60]), " ".join([*words[60:], ending])]) for ending in ("eins", "zwei")]
+        for name, ending in (("de", "eins"), ("deu", "zwei")):
+            german[name].append("\n".join([" ".join(words[:60]), " ".join([*words[60:], ending])]))
         characters = "".join(original(CHINESE, 200, seed))
         chinese += [characters, characters[:-1] + "无"]
-    (tmp_path / "mono/de.txt").write_text("\n\n".join(german) + "\n", encoding="utf-8")
+    for name, documents in german.items():
+        (tmp_path / f"mono/{name}.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
     with gzip.open(tmp_path / "mono/zh-Hans.jsonl.gz", "wt", encoding="utf-8") as file:
         file.writelines(json.dumps({"text": text, "id": number}) + "\n" for number, text in enumerate(chinese))
     return tmp_path / "mono"
