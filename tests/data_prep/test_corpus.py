@@ -511,7 +511,47 @@ def test_the_ready_descriptions(tmp_path: Path) -> None:
     assert [source.name for source in inputs("cc100", f"cc100={tmp_path}")] == list(LANGUAGES)
     corpora = read_corpora(ready_descriptions(), [f"{name}=x" for name in ready_descriptions()])
     assert {corpus.task for corpus in corpora} == {"mono", "para"}
-    assert all("exact_duplicates" in corpus.filters for corpus in corpora)
+    of_documents = {"boilerplate_length": {"min_bytes": 20}, "script": {"share": 0.5}, "exact_duplicates": {}}
+    of_pairs = {
+        "identical_sides": {},
+        "length": {"min_characters": 2, "max_tokens": 256},
+        "length_ratio": {"largest": 3, "above": 10},
+        "script": {"share": 0.5},
+        "exact_duplicates": {},
+    }
+    least = {"ccaligned": 1.04, "wikimatrix": 1.04, "ccmatrix": 1.06, "nllb": 1.06}
+    for corpus in corpora:
+        score = {"score": {"least": least[corpus.name]}} if corpus.name in least else {}
+        expected = of_documents if corpus.task == "mono" else score | of_pairs
+        assert list(corpus.filters.items()) == list(expected.items()), corpus.name
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "score"),
+    [
+        ("wikimatrix", {"WikiMatrix.de-en.tsv.gz": "1.3\tja\tyes\n"}, 1.3),
+        ("ccaligned", {"en_XX-de_DE.tsv.xz": "yes\tja\t1.2\n"}, 1.2),
+        *(
+            ("iitb", {f"IITB.en-hi.en{end}": "yes\n", f"IITB.en-hi.hi{end}": "ja\n"}, None)
+            for end in ("", ".gz", ".xz")
+        ),
+        *(
+            (name, {"de-en.txt.zip": {"X.de-en.de": "ja\n", "X.de-en.en": "yes\n"}}, None)
+            for name in ("multiun", "opus")
+        ),
+    ],
+)
+def test_pairs_as_they_are_laid_out(tmp_path: Path, name: str, files: dict[str, Any], score: float | None) -> None:
+    for file, content in files.items():
+        if file.endswith("zip"):
+            with zipfile.ZipFile(tmp_path / file, "w") as archive:
+                for member, text in content.items():
+                    archive.writestr(member, text)
+        else:
+            pack = {".gz": gzip.compress, ".xz": lzma.compress}.get(Path(file).suffix, bytes)
+            (tmp_path / file).write_bytes(pack(content.encode()))
+    (source,) = inputs(name, f"{name}={tmp_path}")
+    assert (source.name, read_scored(source)) == ("en-hi" if name == "iitb" else "en-de", [("yes", "ja", score)])
 
 
 NLLB = "{}\t{}\t{}\t0.99\t0.98\tcrawl-data/a.gz\thttps://a\tcrawl-data/b.gz\t{}\n"
