@@ -508,6 +508,8 @@ def test_the_ready_descriptions(tmp_path: Path) -> None:
         (tmp_path / f"{code}.txt.xz").write_bytes(b"")
     assert [source.name for source in inputs("cc100", f"cc100={tmp_path}")] == list(LANGUAGES)
     (tmp_path / "zh-Hant.txt.xz").rename(tmp_path / "zh_TW.txt.xz")
+    for code, ending in (("af", "txt"), ("am", "txt.gz"), ("ar", "txt.bz2"), ("as", "txt.zst")):
+        (tmp_path / f"{code}.txt.xz").rename(tmp_path / f"{code}.{ending}")
     assert [source.name for source in inputs("cc100", f"cc100={tmp_path}")] == list(LANGUAGES)
     corpora = read_corpora(ready_descriptions(), [f"{name}=x" for name in ready_descriptions()])
     assert {corpus.task for corpus in corpora} == {"mono", "para"}
