@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.evaluate.folders import sentence, write_alignment, write_run, write_tatoeba
+from tests.evaluate.folders import WORDS, sentence, write_alignment, write_run, write_tatoeba
 from tests.launch import python
+from tests.rows import write_data
 from tests.small import encoder_of
+from xlme_ds import evaluate
 from xlme_ds.config import ModelConfig
 from xlme_ds.evaluate.__main__ import main
 from xlme_ds.evaluate.alignment import alignment_tables
@@ -242,6 +245,41 @@ def test_align_averages_over_its_tests(
     )
     apart = answer([*command, "--apart"], capsys)
     assert apart["models"][0]["tests"] != model["tests"] and apart["reading"] == "each sentence read alone"
+
+
+@pytest.mark.parametrize(
+    ("test", "settings"),
+    [
+        (evaluate.tatoeba, {"layer": 1, "which": "generator", "random": True}),
+        (evaluate.pairs, {"limit": 6, "layer": 0, "which": "generator", "random": True}),
+        (evaluate.align, {"apart": True, "layer": 0, "which": "generator", "random": True}),
+        (evaluate.losses, {"rows": 3, "seed": 5, "random": True}),
+        (evaluate.perplexity, {"passes": 2, "seed": 5, "limit": 1, "random": True}),
+        (evaluate.words, {"which": "generator", "random": True}),
+    ],
+)
+def test_every_option_reaches_its_test(
+    run: Path,
+    tatoeba: Path,
+    alignment: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    test: Callable[..., dict[str, Any]],
+    settings: dict[str, Any],
+) -> None:
+    """Alone it gives what the function gives, which is another answer than without it."""
+    lines = [f"{word} {other}" for word in WORDS for other in WORDS[:2]]
+    words = tmp_path / "words/en-de.txt"
+    words.parent.mkdir()
+    words.write_text("\n".join(lines))
+    vocabulary = load_encoder(run).vocabulary
+    rows = write_data(tmp_path / "rows", 12, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    data = {"tatoeba": tatoeba, "align": alignment, "words": words.parent}.get(test.__name__, rows)
+    usual = json.loads(json.dumps(test([run], data)))
+    for name, value in settings.items():
+        flags = [f"--{name}", *([] if value is True else [str(value)])]
+        found = answer([test.__name__, "--model", str(run), "--data", str(data), *flags], capsys)
+        assert found == json.loads(json.dumps(test([run], data, **{name: value}))) != usual, name
 
 
 def test_mistakes_end_in_one_sentence_and_exit_code_2(
