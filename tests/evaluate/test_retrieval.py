@@ -33,7 +33,7 @@ from xlme_ds.evaluate.vectors import hidden_states, sentence_vectors
 from xlme_ds.models.dimensions import effective_rank
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
-from xlme_ds.models.text_encoder import TextEncoder
+from xlme_ds.models.text_encoder import TextEncoder, take_encoder
 from xlme_ds.trained.runs import load_run
 from xlme_ds.trained.settings import read_run_config
 
@@ -286,7 +286,14 @@ def test_retrieval_before_training_is_that_of_the_pairs(tmp_path: Path) -> None:
         return _retrieval(settings, trained.state, heldout, 8, earlier)["retrieval.json"]
 
     first = shown({})
-    assert first["before"] != first["after"]
+    groups = group_by_language(packed_pairs(RowStore(heldout / "para")))
+    start = Electra(settings.model)
+    initialise(start, settings.seed, settings.model.init_std)
+    for when, state in (("before", start.state_dict()), ("after", trained.state)):
+        assert first[when] == retrieve(take_encoder(state, settings.model, "discriminator"), groups)
+    sizes = {code: len(ours) for code, (ours, _) in groups.items()}
+    assert (first["step"], first["layers"], first["pairs"]) == (8, [0, 1, 2], sizes)
+    assert first["candidates"] == sum(sizes.values()) / 2 and first["before"] != first["after"]
     assert shown(first | {"before": "as it was"}) == first | {"before": "as it was"}
     others = {code: number + 1 for code, number in first["pairs"].items()}
     assert shown(first | {"before": "of other pairs", "pairs": others}) == first
