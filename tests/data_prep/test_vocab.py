@@ -283,6 +283,22 @@ def test_the_least_hashes_are_chosen_in_one_pass(
     assert sample(tmp_path / "three", texts[0], processes=3) == brute_force(*texts, seed=3)
 
 
+def test_of_a_long_line_the_first_thousand_characters_are_kept(tmp_path: Path) -> None:
+    """Lines that differ only after these are two."""
+    beginning = ("wörter " * 143)[:1000]
+    (tmp_path / "en.txt").write_text(f"{beginning}a\n{beginning}b\nkurz\n", encoding="utf-8")
+    inputs, _ = sampled_inputs(VocabConfig(tmp_path / "out", mono=tmp_path))
+    stage = Stage(tmp_path / "out", "vocab", {})
+    with stage.open():
+        assert not stage.finished(1)
+        counted, _, files = sample_lines(stage, inputs, few, 1500, 3, 1)
+    assert counted == {"en": 3} and files["en"].read_text(encoding="utf-8").split("\n") == [
+        *[beginning] * 2,
+        "kurz",
+        "",
+    ]
+
+
 def test_inputs_that_kept_too_few_lines_are_read_again(
     texts: tuple[tuple[Input, ...], dict[str, list[list[str]]]],
     inputs_read: list[str],
