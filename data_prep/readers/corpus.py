@@ -130,21 +130,18 @@ def _check_named_once(inputs: list[Input]) -> None:
 
 
 def _warn_of_copies(inputs: list[Input]) -> None:
-    """Warn of files of one language or pair, such as en.txt and eng.txt, that have the same bytes."""
+    """Warn of files of one language or pair, such as en.txt and eng.txt, that have the same bytes, unless the filter
+    `exact_duplicates` removes the copy."""
     by_sizes: dict[tuple[object, ...], list[Input]] = {}
     for source in inputs:
-        if (
-            source.size
-            and EXACT_DUPLICATES not in source.filters
-            and all(path.local and not path.pipe for path in source.paths)
-        ):
+        if source.size and all(path.local and not path.pipe for path in source.paths):
             by_sizes.setdefault((source.name, *sorted(size for _, size in source.files)), []).append(source)
     for alike in (sources for sources in by_sizes.values() if len(sources) > 1):
         first: dict[tuple[object, ...], Input] = {}
         for source in alike:
             checksums = sorted(file_sha256(path.local) for path in source.paths if path.local)
             same = first.setdefault((*checksums, source.columns, repr(source.filters.get("column"))), source)
-            if same is not source:
+            if same is not source and not all(EXACT_DUPLICATES in one.filters for one in (source, same)):
                 these, those = (" and ".join(map(str, one.paths)) for one in (source, same))
                 warn(
                     f"the text of {these} counts twice as {source.name}, because {those} has the same bytes: remove one"
