@@ -16,7 +16,7 @@ from tests.launch import python
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.compare.__main__ import plan_systems
 from xlme_ds.compare.results import RunScores, deliver, heldout_losses, join_runs, passes, read_results, scores
-from xlme_ds.compare.scoring import data_sha256, left_to_test
+from xlme_ds.compare.scoring import _tests, data_sha256, left_to_test
 from xlme_ds.compare.settings import CompareSettings
 from xlme_ds.compare.systems import Budget, own_settings, system
 from xlme_ds.data.schema import TASKS, Manifest, Shard, write_manifest
@@ -357,6 +357,34 @@ def test_what_predicts_no_masked_tokens_is_not_tested_for_it(
         for one in plan_systems(command, words[words.index("--") + 1 :])
     ]
     assert found == [["pairs"], ["losses", "pairs"]]
+
+
+def test_which_tests_the_untrained_models_have(tmp_path: Path) -> None:
+    """All of the smallest budget, but fine-tuning, which takes longest, of the first seed alone; losses never."""
+    data = {name: tmp_path / name for name in ("heldout", "tatoeba", "align", "pos", "ner")}
+    settings = CompareSettings(
+        "xlme", (2e18, 1e18), tmp_path / "data", out=tmp_path, tuning="--tuning.epochs 2", tuning_seeds=2, **data
+    )
+
+    def asked(budget: float, seed: int) -> dict[str, list[str]]:
+        one = system("xlme", seed, Budget(budget, 8, 512), ["--optimizer.warmup-steps", "0"], {}, tmp_path)
+        return dict(_tests(one, settings))
+
+    evaluated, tuned = ["losses", "pairs", "tatoeba", "align"], ["pos", "ner"]
+    for budget, seed, random in ((1e18, 1, evaluated[1:]), (1e18, 2, evaluated[1:]), (2e18, 1, [])):
+        found = asked(budget, seed)
+        untrained = ["pos-untrained", "ner-untrained"] if (budget, seed) == (1e18, 1) else []
+        assert list(found) == [*evaluated, *tuned, *untrained]
+        assert [name for name, command in found.items() if "--random" in command] == [*random, *untrained]
+    for name, command in asked(1e18, 1).items():
+        task = name.removesuffix("-untrained")
+        where = command[command.index("--data") + 1]
+        assert where == str(data["heldout" if task in ("losses", "pairs") else task])
+        if task in tuned:
+            assert command[-5:] == ["--seeds", "1", "2", "--tuning.epochs", "2"]
+            assert command[command.index("--out") + 1].endswith(f"seed1/scores/{name}")
+    settings = replace(settings, pairs=tmp_path / "other")
+    assert str(tmp_path / "other") in asked(1e18, 1)["pairs"] and str(data["heldout"]) in asked(1e18, 1)["losses"]
 
 
 def test_seeds_are_a_number_for_each_budget(compared: tuple[Path, list[str], str], tmp_path: Path) -> None:

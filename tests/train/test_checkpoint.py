@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import time
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -207,6 +208,49 @@ def test_what_is_written_is_the_state_at_the_time_of_the_save(data: Path, tmp_pa
     for name, value in then.items():
         assert torch.equal(written[f"{name}/fp32/0"].view_as(value), value), name
     assert all(value.any() for name, value in written.items() if name.endswith("exp_avg/0"))
+
+
+@pytest.mark.parametrize(("buffer_bytes", "fit"), [(0, 1), (63, 3), (64, 4)])
+def test_copies_that_wait_take_no_more_memory_than_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int, fit: int
+) -> None:
+    """Ten pieces of 16 bytes, held back by a pipe; one alone always fits."""
+    monkeypatch.setattr(state_files, "CHUNK", 4)
+    path, waiting = tmp_path / STATE_FILE, list[int]()
+    os.mkfifo(path)
+    writer = StateWriter(path, buffer_bytes)
+
+    def put() -> None:
+        for _ in range(10):
+            writer.put(torch.ones(4))
+            waiting.append(writer._waiting)
+        writer.end()
+
+    with ThreadPoolExecutor(1) as pool:
+        putting = pool.submit(put)
+        while len(waiting) < fit:
+            time.sleep(0.01)
+        time.sleep(0.1)  # for one too many
+        assert path.read_bytes() == np.ones(40, np.float32).tobytes()
+        putting.result()
+    assert waiting[:fit] == [16 * (n + 1) for n in range(fit)] and max(waiting) == 16 * fit
+
+
+def test_what_is_not_finite_is_not_saved(data: Path, tmp_path: Path) -> None:
+    """Neither moments, which no loss shows, nor weights with which the loss is no number; what was saved before
+    stays."""
+    trained, checkpoints = engine(data), Checkpoints(tmp_path, keep_last=1, keep_every=0)
+    trained.train_batch(0, 1e-3, False)
+    save(checkpoints, trained, 1)
+    first = next(iter(trained.module.parameters()))  # all that is written after it is finite
+    trained.optimizer.state[first]["exp_avg"].view(-1)[0] = np.inf
+    with pytest.raises(SharedError, match="would hold weights or moments that are not finite and is left out"):
+        save(checkpoints, trained, 2)
+    first.detach().fill_(np.nan)
+    with pytest.raises(SharedError, match="after 3 steps the loss of the probe batch is nan: nothing is saved any"):
+        checkpoints.save(trained, 3, {})
+    newest, complaints = checkpoints.newest()
+    assert newest is not None and newest.name == "step_00000001" and not complaints
 
 
 def test_state_is_the_same_in_pieces_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
