@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.launch import run_ranks
-from xlme_ds.engine.bf16_gradients import _accumulate
+from xlme_ds.engine.bf16_gradients import _accumulate, cut_groups
 
 WAYS = "spared", "spared, immediate"
 
@@ -41,6 +42,31 @@ def test_bf16_gradients_of_one_micro_batch_lose_nothing(ranks: list[dict[str, An
         assert rank["halved"]["norms"] == pytest.approx(rank["one micro-batch"]["norms"], rel=1e-5)
         assert rank["halved"]["masters"] == pytest.approx(rank["one micro-batch"]["masters"], rel=1e-4, abs=1e-6)
         assert rank["halved"]["weights"] == ranks[0]["halved"]["weights"]
+
+
+def test_groups_are_sent_from_the_last_layer_to_the_first() -> None:
+    """Of at most 12 elements, or of one parameter; both tables last, each with the settings of its group."""
+    module = nn.Module()
+    for name in ("embedding_0", "difference_0"):
+        module.register_parameter(name, nn.Parameter(torch.zeros(20)))
+    module.layers = nn.ModuleList(nn.Linear(3, 2) for _ in range(3))
+    module.head = nn.Linear(2, 4)
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    biases = [parameter for parameter, name in names.items() if name.endswith("bias")]
+    others = [parameter for parameter in names if all(parameter is not bias for bias in biases)]
+    groups = [{"params": others, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups)
+    cut_groups(optimizer, module, 12)
+    assert [" ".join(names[each] for each in group["params"]) for group in optimizer.param_groups] == [
+        "head.weight",
+        "layers.2.weight layers.1.weight",
+        "head.bias layers.2.bias layers.1.bias layers.0.bias",
+        "layers.0.weight",
+        "difference_0",
+        "embedding_0",
+    ]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.1, 0.0, 0.1, 0.1, 0.1]
+    assert [group["late"] for group in optimizer.param_groups] == [False] * 4 + [True] * 2
 
 
 def test_a_frequent_tokens_rows_add_up_in_float32() -> None:

@@ -1,17 +1,18 @@
-"""Data that do not belong to the model are refused, by the setting that differs."""
+"""Data that do not belong to the model are refused, by the setting that differs; precisions follow from what fits."""
 
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.rows import train_vocabulary, write_data
 from tests.small import SMALL
-from xlme_ds.config import DataConfig
+from xlme_ds.config import DataConfig, EngineConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import read_manifest, write_manifest
-from xlme_ds.engine.build import require_fit
+from xlme_ds.engine.build import require_fit, resolve_gradient_precision, resolve_precision
 
 
 @pytest.fixture(scope="module")
@@ -49,3 +50,56 @@ def test_another_vocabulary_beside_the_rows(loader: Loader, tmp_path: Path) -> N
     model = replace(SMALL, vocabulary=loader.vocabulary_size, layout="xlm")
     with pytest.raises(ValueError, match="is not the vocabulary of the rows next to it: mix"):
         require_fit(other, model)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "in_bf16", "precision"),
+    [
+        (True, {"cuda"}, "bf16"),
+        (True, {"avx512", "amx"}, "fp32"),
+        (False, {"cuda"}, "fp32"),
+        (False, {"avx512"}, "bf16"),
+        (False, {"amx"}, "bf16"),
+    ],
+)
+def test_auto_is_the_precision_of_the_processor(
+    gpu: bool, in_bf16: set[str], precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Except under plain torch, the reference of all engines."""
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: "cuda" in in_bf16)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: "avx512" in in_bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: "amx" in in_bf16)
+    for kind in ("deepspeed", "pipeline"):
+        assert resolve_precision(EngineConfig(kind)) == precision  # type: ignore[arg-type]
+    assert resolve_precision(EngineConfig("plain")) == "fp32"
+    assert resolve_precision(EngineConfig(precision="fp32")) == "fp32"
+    assert resolve_precision(EngineConfig(precision="bf16")) == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("changes", "precision", "micro_batches", "expected"),
+    [
+        ({}, "bf16", 1, "bf16"),
+        ({}, "bf16", 2, "fp32"),
+        ({}, "fp32", 1, "fp32"),
+        ({"deepspeed": "zero2"}, "bf16", 1, "fp32"),
+        ({"deepspeed": "zero3"}, "bf16", 1, "fp32"),
+        ({"offload_optimizer": "cpu"}, "bf16", 1, "fp32"),
+        ({"kind": "pipeline", "deepspeed": "pipe_zero1"}, "bf16", 1, "fp32"),
+        ({"gradient_precision": "fp32"}, "bf16", 1, "fp32"),
+        ({"gradient_precision": "bf16"}, "bf16", 2, "bf16"),
+        ({"gradient_precision": "bf16", "deepspeed": "zero3"}, "bf16", 2, "bf16"),
+        ({"gradient_precision": "bf16"}, "fp32", 1, ""),
+    ],
+)
+def test_gradients_are_in_bf16_where_no_bit_is_lost(
+    changes: dict[str, str], precision: str, micro_batches: int, expected: str
+) -> None:
+    engine = EngineConfig(**changes)  # type: ignore[arg-type]
+    if expected:
+        assert resolve_gradient_precision(engine, precision, micro_batches) == expected
+    else:
+        with pytest.raises(ValueError, match=r"gradient_precision bf16 needs computing in bf16, .* set it to auto"):
+            resolve_gradient_precision(engine, precision, micro_batches)
