@@ -59,6 +59,16 @@ def test_one_process_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch, caps
     assert capsys.readouterr().err.count("a node has more processes than the 2 GPUs that they see") == 1
 
 
+@pytest.mark.parametrize(("rank", "visible", "number"), [("3", 1, "0"), ("3", 4, "3"), ("0", 2, "0")])
+def test_a_process_takes_its_gpu_or_the_only_one_that_it_sees(
+    rank: str, visible: int, number: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under srun --gpus-per-task=1; DeepSpeed reads the variable."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    assert _device() == int(number) and os.environ["LOCAL_RANK"] == number
+
+
 @pytest.mark.parametrize("around", [{}, SCRIPT, TASK | {"SLURM_STEP_NUM_TASKS": "2"}, {"PMI_SIZE": "4"}])
 def test_torchs_variables_hold_wherever_they_are_set(around: dict[str, str]) -> None:
     """deepspeed in a batch script; srun of one torchrun a node; mpiexec of a script that sets them."""
