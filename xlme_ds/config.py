@@ -69,6 +69,11 @@ def weight_at(points: Sequence[str], step: int) -> float:
     return weight
 
 
+def point_steps(points: Sequence[str]) -> list[int]:
+    """Step 0 and the steps of the points that `weight_at` takes, ascending."""
+    return sorted({0, *(int(point.partition(":")[0]) for point in points)})
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """Generator and discriminator share width, heads and feed-forward size (XLM-E, Tables 8 and 9).

@@ -194,7 +194,7 @@ def test_who_sees_whom(changes: dict[str, object]) -> None:
     def losses(of: Batch) -> Tensor:
         return model(of).nll_M
 
-    before, places = losses(batch), MT.places(batch)
+    before, places = losses(batch), MT.predicted_positions(batch)
     items = (torch.arange(2)[:, None] * 9 + batch.segments_BT).flatten()
     for place in (batch.tokens_BT.flatten() > EOS).logical_and(batch.segments_BT.flatten() > 0).nonzero().flatten():
         tokens = batch.tokens_BT.clone().flatten()

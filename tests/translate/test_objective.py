@@ -170,5 +170,5 @@ def test_places(layout: str) -> None:
     wider = layout == "xlm"
     first = range(5 + wider, 8 + wider)  # after <s> a b c </s>, in XLM's layout with one more </s>
     start = first.stop + 3 + wider
-    assert MT.places(batch).tolist() == [*first, *range(start, start + 5)]
+    assert MT.predicted_positions(batch).tolist() == [*first, *range(start, start + 5)]
     assert MT.counts(batch).tolist() == [8.0]

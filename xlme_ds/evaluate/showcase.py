@@ -207,7 +207,7 @@ def _sample_rows(
             parts = [(task, rows, np.array([record]))]
             batch = collate(parts, config.seed, config.objective.mask_fraction, 0)
             shown_BT, judged = objective.shown(model(batch), batch)
-            filled, masked = shown_BT[0].tolist(), set(objective.places(batch).tolist())
+            filled, masked = shown_BT[0].tolist(), set(objective.predicted_positions(batch).tolist())
             scores = [None] * len(filled) if judged is None else judged[0].tolist()
             tokens = [
                 {

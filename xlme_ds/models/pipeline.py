@@ -100,20 +100,21 @@ class ElectraStage(PipelineStage, Electra):
         distance_HW = None if self.cfg.relative_bias == "none" else others[-1]
         hidden_BTD = self.discriminator.body(hidden_BTD, segments_BT, distance_HW, keys_B=keys_B)
         if self.part.last:
-            *more, hidden_BTD = self.finish(hidden_BTD, rows)
+            *more, hidden_BTD = self.finish(hidden_BTD, rows)  # from here on, the discriminator's logits
             others += more
         return tuple(tensor.contiguous() for tensor in (*others, hidden_BTD, segments_BT, *rows, keys_B))
 
-    def finish(self, hidden_BTD: Tensor, judged: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Outputs of the last stage, from the last hidden states; `judged`: the tensors after the segments, without the
-        keys."""
+    def finish(self, hidden_BTD: Tensor, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The floating-point tensors that the last stage adds, the discriminator's logits last. `received`: the
+        tensors between segments and keys that the stage was sent."""
         return (self.replaced_head(hidden_BTD),)
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         nll_M, predicted_M, corrupted_BT = self.generate(batch)
-        nll_BT, predicted_BT = (scatter(values_M, batch.masked_M, batch.tokens_BT) for values_M in (nll_M, predicted_M))
-        *crossing, keys_B = self.read(batch, corrupted_BT)
-        return nll_BT, *crossing, predicted_BT, keys_B
+        nll_BT = scatter(nll_M, batch.masked_M, batch.tokens_BT)
+        predicted_BT = scatter(predicted_M, batch.masked_M, batch.tokens_BT)
+        *sent, keys_B = self.read(batch, corrupted_BT)
+        return nll_BT, *sent, predicted_BT, keys_B
 
     def read(self, batch: Batch, corrupted_BT: Tensor) -> tuple[Tensor, ...]:
         """Inputs of the discriminator's layers: d, if any, embedded tokens, segments, rows with samples, keys."""

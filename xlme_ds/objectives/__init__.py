@@ -1,5 +1,4 @@
-"""Objectives of pre-training: tensors in, sums and counts out. The table names the class of each objective, which has
-its own file and is imported on demand."""
+"""Objectives of pre-training. `OBJECTIVES` names the class of each one; it is imported only when it is used."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -24,8 +23,7 @@ OBJECTIVES: dict[str, str] = {
 
 
 def objective_of(cfg: ObjectiveConfig) -> Pretraining:
-    """The objective that `cfg` names, with its settings. Raises ValueError for an unknown name, and lists the
-    others."""
+    """The objective `cfg.name`, made with the settings `cfg`. Raises ValueError for an unknown name."""
     if cfg.name not in OBJECTIVES:
         nearest = "".join(f", for example {name}" for name in get_close_matches(cfg.name, OBJECTIVES, n=1, cutoff=0.0))
         raise ValueError(f"objective.name {cfg.name} is not known: choose one of {', '.join(OBJECTIVES)}{nearest}")
@@ -35,12 +33,12 @@ def objective_of(cfg: ObjectiveConfig) -> Pretraining:
 
 
 def describe(cfg: ObjectiveConfig, rows: Sequence[int] = (1, 1)) -> dict[str, Any]:
-    """The record of an objective in a run's config.json: its description, the names of its terms, and its quantities by
-    name, without those of a task that has no `rows` in a step."""
+    """What a run's config.json says of its objective: the description, the names of the terms, and the quantities by
+    name. `rows`: how many rows of each task a step has; terms and quantities of a task without rows are left out."""
     objective = objective_of(cfg)
-    left_out = [task for task, count in zip(TASKS, rows, strict=True) if count == 0]
+    empty_tasks = [task for task, count in zip(TASKS, rows, strict=True) if count == 0]
     quantities = {
-        name: quantity._asdict() for name, quantity in objective.quantities.items() if quantity.task not in left_out
+        name: quantity._asdict() for name, quantity in objective.quantities.items() if quantity.task not in empty_tasks
     }
     terms = [name for name in objective.terms if name in quantities]
     return {"description": objective.description, "terms": terms, "quantities": quantities}

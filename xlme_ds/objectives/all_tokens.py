@@ -5,8 +5,8 @@ instead of judging it:
     p(x_t) = D_t · 1[x_t is what it reads] + (1 − D_t) · softmax_t(x_t)
 
 D, the copy probability, is the sigmoid that in ELECTRA is the probability of "original". L = L_MLM + L_TLM + λ·L_AMLM +
-λ·L_ATLM, the last two means over all tokens of their task. The softmax at all positions costs 1 / mask_fraction times
-the generator's.
+λ·L_ATLM. L_AMLM and L_ATLM are means of −log p(x_t) over all tokens of monolingual text and of pairs. The
+discriminator's softmax, at all positions, costs 1 / mask_fraction times as much as the generator's.
 
 B rows, T tokens, M masked positions, N = B · T, D width.
 """
@@ -30,7 +30,7 @@ from .protocol import Quantity
 
 
 class AllTokensOutput(NamedTuple):
-    """`ElectraOutput`, and the costs of the discriminator's softmax."""
+    """`ElectraOutput`, and the losses of the discriminator's softmax."""
 
     nll_M: Tensor
     predicted_M: Tensor
@@ -57,46 +57,47 @@ class AllTokens(Electra):
             batch.languages_BT,
             batch.keys_B,
         )
-        judged = self.judge(hidden_BTD, self.targets(batch), table, batch.masked_M)
-        return AllTokensOutput(nll_M, predicted_M, corrupted_BT, *judged)
+        logits_BT, token_nll_BT = self.judge(hidden_BTD, self.targets(batch), table, batch.masked_M)
+        return AllTokensOutput(nll_M, predicted_M, corrupted_BT, logits_BT, token_nll_BT)
 
     @staticmethod
     def targets(batch: Batch) -> Tensor:
-        """The original tokens, [B, T]."""
+        """The tokens that the discriminator predicts, [B, T]: here the original ones."""
         return batch.tokens_BT
 
     def judge(
         self, hidden_BTD: Tensor, targets_BT: Tensor, table: list[Tensor], masked_M: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The last two of `AllTokensOutput`, at all positions."""
+        """`replaced_logits_BT` and `token_nll_BT` of `AllTokensOutput`, from the discriminator's last hidden states.
+        `table`: the blocks of the tied embedding; `masked_M` is not used here."""
         predicted = self.token_head(hidden_BTD.flatten(0, 1), TiedTable(table), targets_BT.flatten(), None)
         return self.replaced_head(hidden_BTD), predicted.nll_M.view_as(targets_BT)
 
 
 class AllTokensStage(ElectraStage, AllTokens):  # type: ignore[misc]
-    """The part of `AllTokens` that one stage runs: `ElectraStage` that also sends the targets [B, T]."""
+    """The part of `AllTokens` that one pipeline stage runs: `ElectraStage` that also sends the targets [B, T]."""
 
     after = (*ElectraStage.after, "token_head")
     ties = True
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
-        *crossing, keys_B = super()._start(batch)
-        return *crossing, self.targets(batch), keys_B
+        *sent, keys_B = super()._start(batch)
+        return *sent, self.targets(batch), keys_B
 
-    def finish(self, hidden_BTD: Tensor, judged: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The discriminator's verdicts and −log p, from its last hidden states."""
-        verdicts_BT, token_nll_BT = self.judge(hidden_BTD, judged[-1], self.table)
-        return token_nll_BT, verdicts_BT
+    def finish(self, hidden_BTD: Tensor, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """`token_nll_BT` and `replaced_logits_BT` of the last stage's output; the targets are last in `received`."""
+        logits_BT, token_nll_BT = self.judge(hidden_BTD, received[-1], self.table)
+        return token_nll_BT, logits_BT
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> AllTokensOutput:  # type: ignore[override]
         """The output of `AllTokens` for `batch`, from the tensors that the last stage returned."""
-        *others, token_nll_BT, verdicts_BT, segments_BT, corrupted_BT, predicted_BT, _targets_BT, keys_B = tensors
-        electra = super().output((*others, verdicts_BT, segments_BT, corrupted_BT, predicted_BT, keys_B), batch)
+        *others, token_nll_BT, logits_BT, segments_BT, corrupted_BT, predicted_BT, _targets_BT, keys_B = tensors
+        electra = super().output((*others, logits_BT, segments_BT, corrupted_BT, predicted_BT, keys_B), batch)
         return AllTokensOutput(*electra, token_nll_BT)
 
 
 class AllTokensObjective(ElectraObjective):
-    """ELECTRA, with another loss of the discriminator."""
+    """`ElectraObjective` with another loss of the discriminator."""
 
     description = (
         "all-tokens masked language modelling: a generator fills masked tokens, a discriminator predicts every token, "
@@ -104,7 +105,7 @@ class AllTokensObjective(ElectraObjective):
     )
     terms: tuple[str, ...] = ("mlm", "tlm", "amlm", "atlm")
     quantities: Mapping[str, Quantity] = {
-        **{name: of for name, of in ElectraObjective.quantities.items() if name not in ("mrtd", "trtd")},
+        **{name: quantity for name, quantity in ElectraObjective.quantities.items() if name not in ("mrtd", "trtd")},
         "amlm": Quantity("Discriminator: loss of every token, copied or predicted", "nats a token", "mono"),
         "atlm": Quantity("Discriminator: loss of every token, copied or predicted", "nats a token", "para"),
     }
@@ -112,7 +113,7 @@ class AllTokensObjective(ElectraObjective):
     models = AllTokens, AllTokensStage
 
     def check(self, run: RunConfig) -> None:
-        """Raise ValueError also for two embeddings: both softmaxes read the same one."""
+        """Raise ValueError also if generator and discriminator have an embedding each: both softmaxes read one."""
         super().check(run)
         if run.model.embedding_sharing != "tied":
             raise ValueError(
@@ -121,13 +122,14 @@ class AllTokensObjective(ElectraObjective):
             )
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
-        """ELECTRA's operations, and a softmax at every position in the last part."""
+        """ELECTRA's operations per token, and a softmax at every position in a pipeline's last part."""
         return replace(super().flops(cfg, row_tokens), softmax_last=masked_head_forward(cfg, 1.0), predicted_last=1.0)
 
     @staticmethod
-    def costs(output: AllTokensOutput, batch: Batch) -> Tensor:  # type: ignore[override]
-        """−log p of every original token, float32 [B, T]."""
-        verdicts_BT = output.replaced_logits_BT.float()
-        predicted_BT = F.logsigmoid(verdicts_BT) - output.token_nll_BT
-        copied_BT = torch.logaddexp(F.logsigmoid(-verdicts_BT), predicted_BT)
+    def discriminator_loss(output: AllTokensOutput, batch: Batch) -> Tensor:  # type: ignore[override]
+        """−log p(x_t) of the original token at every position, float32 [B, T]."""
+        logits_BT = output.replaced_logits_BT.float()
+        # log p without copying, and log p of a token that is also what the discriminator reads.
+        predicted_BT = F.logsigmoid(logits_BT) - output.token_nll_BT
+        copied_BT = torch.logaddexp(F.logsigmoid(-logits_BT), predicted_BT)
         return -torch.where(output.corrupted_BT == batch.tokens_BT, copied_BT, predicted_BT)

@@ -1,13 +1,12 @@
 """ERNIE-M's second stage: back-translation masked language modelling on monolingual rows (Ouyang et al., 2021, section
 3.1): one model writes a pseudo-parallel side, then reads it.
 
-L = L_BTMLM, a mean over the masked positions of the global batch: a token is predicted from the rest of its sentence
-and from tokens of another language that the same weights wrote after it. In an item `<s> x </s> y </s>` the places of y
-are open at first (`data/pseudo_parallel.py`). The first pass, without gradient, fills each from x and its own `<mask>`
-with its position: p(y_j | x, M_j). The second pass masks x and predicts it from the rest of x and from y:
-p(x_m | x \\ M, y).
+L = L_BTMLM, a mean over the masked positions of the global batch. A row holds one item `<s> x </s> y </s>`: a sentence
+x, and open positions y (`data/pseudo_parallel.py`). The first pass, without gradient, puts a token of another language
+into every open position j, from x and a `<mask>` at j: p(y_j | x, M_j). The second pass masks tokens of x and predicts
+them from the rest of x and from y: p(x_m | x \\ M, y).
 
-B rows, T tokens, M masked positions, P open places.
+B rows, T tokens, M masked positions, P open positions.
 """
 
 from collections.abc import Mapping
@@ -33,37 +32,37 @@ if TYPE_CHECKING:
 
 
 class OpenSide(Masking):
-    """The attention mask of both passes. While y is open, x sees x, and an open place sees x and itself. Once y is
-    filled, every position sees its whole item."""
+    """The attention mask of both passes. In the first, every position sees x, and an open position also sees itself. In
+    the second, no position is open, and every position sees its whole item."""
 
     def groups(self, batch: Batch) -> Tensor:
-        """Twice the item's number, plus 1 from the row's first open place on."""
+        """2 · segment, plus 1 from the row's first open position on, int64 [B, T]."""
         open_BT = (batch.tokens_BT == PAD) & (batch.segments_BT > 0)
         return batch.segments_BT * 2 + open_BT.long().cummax(1).values
 
     def allowed(self, groups_BT: Tensor) -> Tensor:
-        """A position sees itself and its item's x; once y is filled, no place is open and the whole item counts as
-        x."""
+        """The mask, bool [B, 1, T, T]: a query sees itself, and the keys of its item that come before any open
+        position."""
         query_BT1, key_B1T = groups_BT[:, :, None], groups_BT[:, None, :]
+        same_item_BTT = query_BT1 // 2 == key_B1T // 2
+        before_open_B1T = key_B1T % 2 == 0
         itself_TT = torch.eye(groups_BT.shape[1], dtype=torch.bool, device=groups_BT.device)
-        of_item_BTT = (query_BT1 // 2 == key_B1T // 2) & (key_B1T % 2 == 0)
-        return (of_item_BTT | itself_TT)[:, None]
+        return ((same_item_BTT & before_open_B1T) | itself_TT)[:, None]
 
 
 def first_pass(batch: Batch) -> Batch:
-    """The batch of the pass that fills the open places: its masked positions are the open places, ascending, and all
-    show `<mask>`."""
+    """The batch of the pass that fills the open positions: these are its masked positions, and all show `<mask>`."""
+    open_P = batch.added.get("open_P", batch.masked_M[:0])  # no open position in a batch without them
     # With a uniform of 1 a position shows `<mask>`, whatever the shares of random and original tokens.
-    open_P = batch.added.get("open_P", batch.masked_M[:0])
-    always = torch.ones(len(open_P), dtype=torch.float32, device=open_P.device)
-    return batch._replace(masked_M=open_P, uniforms_M=always, added={})
+    ones_P = torch.ones(len(open_P), dtype=torch.float32, device=open_P.device)
+    return batch._replace(masked_M=open_P, uniforms_M=ones_P, added={})
 
 
 def second_pass(batch: Batch, first: Batch, predicted_P: Tensor) -> Batch:
-    """`batch` with the open places filled: `first` is the result of `first_pass`, `predicted_P` the model's most likely
-    tokens.
+    """`batch` with the open positions filled by `predicted_P`, the most likely tokens that the model gave for `first`,
+    the batch of the first pass.
 
-    Taking the most likely token needs no randomness. Only ordinary tokens are predicted (`LanguageModel.writing`): a
+    Taking the most likely token needs no randomness. These tokens are ordinary ones (`LanguageModel.writing`): a
     special token would change the item's layout, and a `<mask>` in y would never be predicted.
     """
     tokens = batch.tokens_BT.flatten().index_copy(0, first.masked_M, predicted_P)
@@ -71,11 +70,12 @@ def second_pass(batch: Batch, first: Batch, predicted_P: Tensor) -> Batch:
 
 
 class BackTranslationModel(LanguageModel):
-    """`LanguageModel` that passes over a batch twice."""
+    """`LanguageModel` that runs two passes on a batch."""
 
     def forward(self, batch: Batch) -> LanguageModelOutput:  # type: ignore[override]
-        """Fill the open places in evaluation mode, then mask and predict."""
-        first, training = first_pass(batch), self.training
+        """Fill the open positions in evaluation mode, then mask tokens of x and predict them."""
+        first = first_pass(batch)
+        training = self.training
         self.eval()
         self.writing = True
         with torch.no_grad():
@@ -86,7 +86,7 @@ class BackTranslationModel(LanguageModel):
 
 
 class BackTranslationStage(LanguageModelStage):
-    """The part of `BackTranslationModel` that one stage runs, the same in both passes."""
+    """The part of `BackTranslationModel` that one pipeline stage runs, the same in both passes."""
 
     two_passes = True
     first_pass = staticmethod(first_pass)
@@ -94,7 +94,7 @@ class BackTranslationStage(LanguageModelStage):
 
 
 class BackTranslation(MaskedLanguageModelling):
-    """Masked language modelling of sentences; the model first fills open places after each sentence."""
+    """Masked language modelling of sentences; the model first fills open positions after each sentence."""
 
     description = (
         "masked language modelling of one encoder on text, next to tokens of another language that it writes itself"
@@ -105,7 +105,7 @@ class BackTranslation(MaskedLanguageModelling):
         "accuracy": Quantity("Accuracy on masked tokens"),
     }
     accuracies = ("accuracy_mono",)
-    masking_kind = OpenSide
+    masking_class = OpenSide
     reads = (*MaskedLanguageModelling.reads, "objective.pseudo_fractions")
 
     def __init__(self, cfg: ObjectiveConfig):
@@ -113,24 +113,24 @@ class BackTranslation(MaskedLanguageModelling):
         self.fractions = cfg.pseudo_fractions
 
     def check_rows(self, rows: "RowStore", purpose: Purpose) -> None:
-        """Raise ValueError if a row holds the packed sentences of `mix --sentences`, not one item."""
+        """Raise ValueError if rows hold several sentences each (`mix --sentences`) instead of one item."""
         if purpose in ("train", "evaluate"):
             require_sentences(rows, needed=False)
 
     def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
-        """Batches with open places (`PseudoSides`)."""
+        """`PseudoSides.collate`, which opens positions; for `compare` and `show` plain `collate`."""
         if purpose in ("compare", "show"):
             return super().batches(rows, purpose)
         sides = PseudoSides(self.fractions, languages_of_text(rows))
-        return lambda parts, seed, mask_fraction, step: sides.collate(parts, seed, mask_fraction)
+        return lambda task_rows, seed, mask_fraction, step: sides.collate(task_rows, seed, mask_fraction)
 
     def probe(self, batch: Batch) -> Batch:
-        """`batch` with a fixed ordinary token in all open places, as rounding could change the most likely tokens."""
+        """`batch` with the same ordinary token in all open positions: rounding could change the most likely token."""
         tokens = batch.tokens_BT.flatten().index_fill(0, batch.added["open_P"], UNK + 1)
         return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT), added={})
 
     def check(self, run: RunConfig) -> None:
-        """Raise ValueError without places to write into, with rows of pairs, or with another layout than XLM-E's."""
+        """Raise ValueError also without open positions, for rows of pairs, and for another layout than XLM-E's."""
         super().check(run)
         name = run.objective.name
         if not self.fractions:
@@ -146,22 +146,22 @@ class BackTranslation(MaskedLanguageModelling):
             )
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> LanguageModel:
-        """The model that passes over a batch twice, or its `part` that a pipeline's stage runs."""
+        """The pre-training model, or the stage that runs one `part` of it in a pipeline."""
         arguments = cfg, self.masking, self.z_loss
         return BackTranslationModel(*arguments) if part is None else BackTranslationStage(*arguments, part=part)
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
-        """Of a full row the share 1 / (1 + fraction) is sentence and the rest open places, which the first pass
-        fills."""
+        """Operations per token of both passes: the first one's softmax is at the open positions, the second one's at
+        the masked positions of the sentence."""
         one_pass = super().flops(cfg, row_tokens)
-        sentence = fmean(1 / (1 + fraction) for fraction in self.fractions)
+        sentence_share = fmean(1 / (1 + fraction) for fraction in self.fractions)  # of a row's positions
         return replace(
             one_pass,
-            softmax_last=masked_head_forward(cfg, self.mask_fraction * sentence),
+            softmax_last=masked_head_forward(cfg, self.mask_fraction * sentence_share),
             first_pass_layer=one_pass.layer,
-            first_pass_softmax=masked_head_forward(cfg, 1 - sentence),
+            first_pass_softmax=masked_head_forward(cfg, 1 - sentence_share),
         )
 
     def term_of_masked(self, batch: Batch) -> Tensor:
-        """Zeros, [M], because there is one term."""
+        """Zeros, int64 [M]: there is one term."""
         return torch.zeros_like(batch.masked_M)

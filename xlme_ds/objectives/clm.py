@@ -1,8 +1,9 @@
 """Causal language modelling on monolingual rows, and on translation pairs, whose second side sees the first (XLM,
 section 3.2).
 
-L = L_CLM + L_CLM on pairs, each a mean over the predicted tokens of its task: the ordinary ones, and every `</s>` after
-an item's first token, except the last of monolingual text, where the row was cut. B rows, T tokens, M predicted tokens.
+L = L_CLM on text + L_CLM on pairs, each a mean over the predicted tokens of its task. Predicted are all ordinary tokens
+and every `</s>`, except one that opens an item, and the last one of monolingual text, where the row was cut.
+B rows, T tokens, M predicted tokens.
 """
 
 from collections.abc import Mapping
@@ -17,22 +18,23 @@ from .protocol import Quantity
 
 
 class Causal(Masking):
-    """Nothing is masked. The batch's `masked_M` are all ordinary tokens and ends of sentences; each is predicted from
-    the state before it."""
+    """Nothing is masked. `Batch.masked_M` are the positions of all predicted tokens; each token is predicted from the
+    hidden state before it."""
 
     def apply(self, batch: Batch, vocabulary: int) -> Tensor:
-        """The tokens as they are."""
+        """The original tokens, [B, T]."""
         return batch.tokens_BT
 
     def predicted_from(self, masked_M: Tensor) -> Tensor:
-        """The position before; it is in the item too, since an item opens with a special token."""
+        """For each predicted position the one before it, [M]. It is in the same item, because the special token that
+        opens an item is not predicted."""
         return masked_M - 1
 
     allowed = staticmethod(causal_mask)
 
 
 class CausalLanguageModelling(MaskedLanguageModelling):
-    """Every token is predicted: with `mask_fraction` 1, a batch's masked positions are all tokens."""
+    """Language modelling from left to right, with `mask_fraction` 1."""
 
     description = "causal language modelling of one encoder: every token from those before it"
     terms: tuple[str, ...] = ("clm", "clm_pairs")
@@ -41,7 +43,7 @@ class CausalLanguageModelling(MaskedLanguageModelling):
         "clm_pairs": Quantity("Loss of every token from those before it", "nats a token", "para", unigram=True),
         "accuracy": Quantity("Accuracy on every token from those before it"),
     }
-    masking_kind = Causal
+    masking_class = Causal
     predicts_all = True
     reads = ("objective.z_loss",)
-    export_class = "XLMEModel"  # no class there has a head that sees one side alone
+    export_class = "XLMEModel"  # without a head: no exported class with one has a causal attention mask

@@ -2,8 +2,10 @@
 the discriminator also predicts the original token at every masked position, where it reads the generator's sample. So
 its layers learn more than a yes or no for each token.
 
-L = L_MLM + L_TLM + λ·L_MRTD + λ·L_TRTD + L_CMLM + L_CTLM. The last two are means over the masked positions of their
-task. As in METRO, and unlike in COCO-LM, they have no copy probability.
+L = L_MLM + L_TLM + λ·L_MRTD + λ·L_TRTD + L_CMLM + L_CTLM. L_CMLM and L_CTLM are means over the masked positions of
+monolingual text and of pairs. As in METRO, and unlike in COCO-LM, they have no copy probability.
+
+B rows, T tokens, M masked positions, D width.
 """
 
 from collections.abc import Mapping
@@ -23,7 +25,7 @@ from .protocol import Quantity
 
 
 class Corrective(AllTokens):
-    """`AllTokens` that predicts only the masked tokens; −log p is 0 at all others."""
+    """`AllTokens` that predicts only the masked tokens; `token_nll_BT` is 0 at all others."""
 
     @staticmethod
     def targets(batch: Batch) -> Tensor:
@@ -33,8 +35,8 @@ class Corrective(AllTokens):
     def judge(
         self, hidden_BTD: Tensor, targets_BT: Tensor, table: list[Tensor], masked_M: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The last two of `AllTokensOutput`; without `masked_M` (in a pipeline), positions with targets are masked."""
-        if masked_M is None:
+        """`replaced_logits_BT` and `token_nll_BT` of `AllTokensOutput`."""
+        if masked_M is None:  # in a pipeline: the positions with a target are the masked ones
             masked_M = targets_BT.flatten().nonzero().squeeze(1)
         hidden_MD, targets_M = hidden_BTD.flatten(0, 1)[masked_M], targets_BT.flatten()[masked_M]
         predicted = self.token_head(hidden_MD, TiedTable(table), targets_M, None)
@@ -42,11 +44,11 @@ class Corrective(AllTokens):
 
 
 class CorrectiveStage(AllTokensStage, Corrective):  # type: ignore[misc]
-    """The part of `Corrective` that one stage runs; the targets [B, T] are sent along."""
+    """The part of `Corrective` that one pipeline stage runs."""
 
 
 class CorrectiveObjective(ElectraObjective):
-    """ELECTRA, and masked language modelling of the discriminator."""
+    """`ElectraObjective`, and masked language modelling by the discriminator."""
 
     description = (
         "replaced token detection with corrective language modelling: a generator fills masked tokens, a discriminator "
@@ -65,24 +67,27 @@ class CorrectiveObjective(ElectraObjective):
         self.weights = torch.cat([self.weights, self.weights.new_ones(len(TASKS))])
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
-        """ELECTRA's operations, and a second softmax at the masked positions, in the last part."""
+        """ELECTRA's operations per token, and a second softmax at the masked positions in a pipeline's last part."""
         return replace(super().flops(cfg, row_tokens), softmax_last=masked_head_forward(cfg, self.mask_fraction))
 
     @staticmethod
     def counts(batch: Batch) -> Tensor:
-        """The counts of the six terms, float64 [6]."""
+        """What the sum of each term is divided by, float64 [6], in the order of `terms`: ELECTRA's counts, and for CMLM
+        and CTLM again the number of masked positions."""
         electra = ElectraObjective.counts(batch)
-        return torch.cat([electra, electra[: len(TASKS)]])
+        masked = electra[: len(TASKS)]
+        return torch.cat([electra, masked])
 
     @classmethod
     def sums(cls, output: AllTokensOutput, batch: Batch) -> Tensor:  # type: ignore[override]
-        """The six summed losses, float32 [6], in the order of `terms`; carries the gradient."""
+        """The summed loss of each term, float32 [6], in the order of `terms`; carries the gradient."""
         corrective = sum_by_task(output.token_nll_BT.sum(1), batch.task_B)
         return torch.cat([super().sums(output, batch), corrective])  # type: ignore[arg-type]
 
     def by_language(self, output: AllTokensOutput, batch: Batch, languages: int) -> Tensor:  # type: ignore[override]
-        """The six summed losses and their counts, float64 [2, 6, languages]."""
-        nll_M, language_M = (values.flatten()[batch.masked_M] for values in (output.token_nll_BT, batch.languages_BT))
-        at_masked = nll_M, torch.ones_like(nll_M), batch.task_of_masked(), language_M
+        """`sums` and `counts` of each language, float64 [2, 6, languages]."""
+        nll_M = output.token_nll_BT.flatten()[batch.masked_M]
+        language_M = batch.languages_BT.flatten()[batch.masked_M]
+        counted_M, task_M = torch.ones_like(nll_M), batch.task_of_masked()
         electra = super().by_language(output, batch, languages)  # type: ignore[arg-type]
-        return torch.cat([electra, sum_by_language(*at_masked, len(TASKS), languages)], 1)
+        return torch.cat([electra, sum_by_language(nll_M, counted_M, task_M, language_M, len(TASKS), languages)], 1)

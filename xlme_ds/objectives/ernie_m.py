@@ -1,15 +1,15 @@
 """ERNIE-M's first stage: MMLM on text, TLM and CAMLM on translation pairs (Ouyang et al., 2021).
 
-L = L_MMLM + L_TLM + L_CAMLM, each a mean over its masked positions of the global batch. Each time that
-a pair is read, it counts for TLM or for CAMLM. B rows, T tokens, M masked positions.
+L = L_MMLM + L_TLM + L_CAMLM, each a mean over its masked positions of the global batch. Each time that a pair is read,
+a coin decides whether it counts for TLM or for CAMLM. B rows, T tokens, M masked positions.
 
 In cross-attention masking (CAMLM; section 3.1) a masked token of one side is predicted from the other side alone. For a
 pair with sides e and f, each with masked positions m and unmasked positions u, every layer lets
 
     e_u see e_u      f_u see f_u      e_m see f_u and e_m      f_m see e_u and f_m
 
-so no number of layers brings unmasked tokens of its own side to a masked position. (So the paper's figure and text; in
-its equation e_m sees nothing of e_m.)
+so nothing of a side's unmasked tokens reaches its masked positions, through any number of layers. This is the mask of
+the paper's figure and text; in the paper's equation e_m does not see e_m.
 """
 
 from collections.abc import Mapping
@@ -23,59 +23,63 @@ from ..models.text_encoder import Masking
 from .mlm import MaskedLanguageModelling
 from .protocol import Quantity
 
-_ROLES = 8  # of a position in its item: 0 where it sees the whole item; else 1 + 2 · side + whether it is masked
+# A position's role in its item is below this: 0 if it sees the whole item, else 1 + 2 · side + (1 if it is masked).
+_ROLES = 8
 
 
 class CrossMasking(Masking):
-    """Cross-attention masking of half of the translation pairs, in which every masked position shows `<mask>`; the
-    other items are masked as by `Masking`."""
+    """Cross-attention masking of half of the translation pairs, the crossed ones; all other items are masked as by
+    `Masking`."""
 
     def crossed(self, batch: Batch) -> Tensor:
-        """The positions of the pairs with cross-attention masking, bool [B, T]: a fair coin for each pair."""
+        """Whether a position is in a crossed pair, bool [B, T]. A fair coin decides it for each pair."""
         rows, tokens = batch.tokens_BT.shape
+        # An index for each item of the batch; a row has at most `tokens` items, and segment 0 is padding.
         item_BT = torch.arange(rows, device=batch.tokens_BT.device)[:, None] * (tokens + 1) + batch.segments_BT
         item_M = item_BT.flatten()[batch.masked_M]
-        first_M = torch.ones_like(item_M, dtype=torch.bool)
-        first_M[1:] = item_M[1:] != item_M[:-1]
+        first_of_item_M = torch.ones_like(item_M, dtype=torch.bool)
+        first_of_item_M[1:] = item_M[1:] != item_M[:-1]
         # The coin is the lowest of the 24 bits of the item's first uniform; the highest decide what a position shows.
         bit_M = (batch.uniforms_M.double() * 2**24).long() & 1
         coins = torch.zeros(rows * (tokens + 1), dtype=torch.int64, device=item_M.device)
-        coins = coins.index_add(0, item_M, bit_M * first_M)
+        coins = coins.index_add(0, item_M, bit_M * first_of_item_M)
         return (coins[item_BT] > 0) & (batch.task_B == TASKS.index("para"))[:, None]
 
     def apply(self, batch: Batch, vocabulary: int) -> Tensor:
-        """As `Masking`, but every masked position of these pairs shows `<mask>`: the other masked positions of its side
-        see it."""
+        """The tokens that the model reads, [B, T]. In crossed pairs every masked position shows `<mask>`: an original
+        token there would be visible to the other masked positions of its side."""
         tokens_BT = super().apply(batch, vocabulary)
-        return torch.where(self.crossed(batch) & _masked(batch), vocabulary - 1, tokens_BT)
+        return torch.where(self.crossed(batch) & _is_masked(batch), vocabulary - 1, tokens_BT)
 
     def groups(self, batch: Batch) -> Tensor:
-        """The item's number and the position's role in it."""
-        role_BT = 1 + 2 * batch.sides_BT + _masked(batch).long()
+        """segment · _ROLES + role, int64 [B, T]."""
+        role_BT = 1 + 2 * batch.sides_BT + _is_masked(batch).long()
         return batch.segments_BT * _ROLES + torch.where(self.crossed(batch), role_BT, 0)
 
     def allowed(self, groups_BT: Tensor) -> Tensor:
-        """The attention mask inside a pair, by the roles of query and key."""
+        """The attention mask, bool [B, 1, T, T], by the segments and roles of query and key."""
         segment_BT, role_BT = groups_BT // _ROLES, groups_BT % _ROLES
         side_BT, masked_BT = (role_BT - 1) // 2, (role_BT - 1) % 2 == 1
-        whole_BT = role_BT == 0
+        sees_whole_item_BT = role_BT == 0
 
         same_side_BTT = side_BT[:, :, None] == side_BT[:, None, :]
         masked_key_B1T = masked_BT[:, None, :]
-        of_pair_BTT = torch.where(
-            masked_BT[:, :, None], same_side_BTT == masked_key_B1T, same_side_BTT & ~masked_key_B1T
-        )
+        # A masked query sees the masked keys of its side and the unmasked ones of the other side.
+        for_masked_BTT = same_side_BTT == masked_key_B1T
+        for_unmasked_BTT = same_side_BTT & ~masked_key_B1T
+        crossed_BTT = torch.where(masked_BT[:, :, None], for_masked_BTT, for_unmasked_BTT)
         same_item_BTT = segment_BT[:, :, None] == segment_BT[:, None, :]
-        return (same_item_BTT & (whole_BT[:, :, None] | of_pair_BTT))[:, None]
+        return (same_item_BTT & (sees_whole_item_BT[:, :, None] | crossed_BTT))[:, None]
 
 
-def _masked(batch: Batch) -> Tensor:
-    none = torch.zeros(batch.tokens_BT.numel(), dtype=torch.bool, device=batch.tokens_BT.device)
-    return none.index_fill(0, batch.masked_M, True).view_as(batch.tokens_BT)
+def _is_masked(batch: Batch) -> Tensor:
+    """Whether a position is masked, bool [B, T]."""
+    masked_N = torch.zeros(batch.tokens_BT.numel(), dtype=torch.bool, device=batch.tokens_BT.device)
+    return masked_N.index_fill(0, batch.masked_M, True).view_as(batch.tokens_BT)
 
 
 class ErnieM(MaskedLanguageModelling):
-    """Masked language modelling with a third term for the pairs whose sides are hidden from each other."""
+    """Masked language modelling with a third term, for the crossed pairs."""
 
     description = (
         "masked language modelling of one encoder, on text and on translation pairs, half of which are masked so that "
@@ -88,9 +92,9 @@ class ErnieM(MaskedLanguageModelling):
         "accuracy_crossed": Quantity("Accuracy on masked tokens from the other side alone"),
     }
     accuracies = ("accuracy_mono", "accuracy_para", "accuracy_crossed")
-    masking_kind = CrossMasking
+    masking_class = CrossMasking
     masking: CrossMasking
 
     def term_of_masked(self, batch: Batch) -> Tensor:
-        """The task of the position, and 1 more in a pair whose sides are hidden from each other."""
+        """Index of each masked position's term, int64 [M]: the task, plus 1 in a crossed pair."""
         return batch.task_of_masked() + self.masking.crossed(batch).flatten()[batch.masked_M].long()

@@ -1,7 +1,7 @@
 """Masked language modelling on monolingual rows (MLM) and on translation pairs (TLM): XLM-R, and XLM-R + TLM.
 
-L = L_MLM + L_TLM, each a mean over the masked positions of its task. M masked positions. Tasks are in the order of
-data.rows.TASKS.
+L = L_MLM + L_TLM, each a mean over the masked positions of its task. B rows, T tokens, M masked positions. Tasks are in
+the order of data.rows.TASKS.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from .protocol import Pretraining, Quantity, require_masks
 
 
 class MaskedLanguageModelling(RowBatches, Pretraining):
-    """One encoder with a masked head (see `Pretraining`); objectives with another masking inherit the rest."""
+    """One encoder with a masked-token head (see `Pretraining`). Objectives that mask differently inherit from it."""
 
     description = "masked language modelling of one encoder, on text and on translation pairs"
     terms: tuple[str, ...] = ("mlm", "tlm")
@@ -30,20 +30,20 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
     }
     encoders: Mapping[EncoderName, str] = {"encoder": "masked_head."}
     reads: tuple[str, ...] = ("objective.random_fraction", "objective.keep_fraction", "objective.z_loss")
-    # Names of the accuracies by term: the share of masked positions whose most likely token is the original.
+    # The name of each term's accuracy: the share of masked positions whose most likely token is the original.
     accuracies: tuple[str, ...] = ("accuracy_mono", "accuracy_para")
-    masking_kind: type[Masking] = Masking
-    predicts_all = False  # whether every token is predicted, so that `mask_fraction` is 1
+    masking_class: type[Masking] = Masking
+    predicts_all = False  # whether every token is predicted; then `mask_fraction` must be 1
 
     def __init__(self, cfg: ObjectiveConfig):
         self.mask_fraction, self.z_loss = cfg.mask_fraction, cfg.z_loss
-        self.masking = self.masking_kind(cfg.random_fraction, cfg.keep_fraction)
+        self.masking = self.masking_class(cfg.random_fraction, cfg.keep_fraction)
         self.weights = torch.ones(len(self.terms), dtype=torch.float64)
         self.statistics_shape: tuple[int, ...] = (len(self.terms),)
 
     def check(self, run: RunConfig) -> None:
-        """Raise ValueError also for a share of masked tokens that the objective cannot use, and for attention kernels
-        or a body that lack its attention mask."""
+        """Raise ValueError also for a `mask_fraction` that the objective cannot use, and for attention kernels or an
+        encoder body that do not support its attention mask."""
         super().check(run)
         name, fraction = run.objective.name, run.objective.mask_fraction
         if self.predicts_all and fraction != 1.0:
@@ -52,20 +52,22 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
             )
         if not self.predicts_all:
             require_masks(run)
-        for setting, value, remedy in (("kernels", "triton", "auto"), ("body", "modern", "xlme")):  # `item_mask` only
-            if getattr(run.model, setting) == value and self.masking.allowed is not item_mask:
+        if self.masking.allowed is item_mask:
+            return
+        for setting, value, remedy in (("kernels", "triton", "auto"), ("body", "modern", "xlme")):
+            if getattr(run.model, setting) == value:
                 raise ValueError(
                     f"model.{setting} {value} lets a position see its whole item, and objective.name {name} does not: "
                     f"set it to {remedy}"
                 )
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> LanguageModel:
-        """The pre-training model, or its `part` that a pipeline's stage runs."""
+        """The pre-training model, or the stage that runs one `part` of it in a pipeline."""
         arguments = cfg, self.masking, self.z_loss
         return LanguageModel(*arguments) if part is None else LanguageModelStage(*arguments, part=part)
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
-        """One encoder's operations; the softmax is in the last part."""
+        """Operations per token of one encoder and its softmax, which is in a pipeline's last part."""
         return Flops(
             layers=cfg.discriminator_layers,
             layer=encoder_forward(cfg, 1, row_tokens),
@@ -73,33 +75,34 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
         )
 
     def term_of_masked(self, batch: Batch) -> Tensor:
-        """Index of the term that each masked position counts towards, [M]."""
+        """Index of the term that each masked position counts for, int64 [M]."""
         return batch.task_of_masked()
 
-    def _by_term(self, values_M: Tensor, batch: Batch) -> Tensor:
+    def _term_sums(self, values_M: Tensor, batch: Batch) -> Tensor:
         return sum_by_task(values_M, self.term_of_masked(batch), len(self.terms))
 
     def counts(self, batch: Batch) -> Tensor:
-        """Masked positions of each term, float64 [terms]."""
-        return self._by_term(torch.ones_like(batch.masked_M), batch).double()
+        """The number of masked positions of each term, float64 [terms]."""
+        return self._term_sums(torch.ones_like(batch.masked_M), batch).double()
 
     def sums(self, output: LanguageModelOutput, batch: Batch) -> Tensor:
-        """The summed losses, float32 [terms]; carries the gradient."""
-        return self._by_term(output.nll_M, batch)
+        """The summed loss of each term, float32 [terms]; carries the gradient."""
+        return self._term_sums(output.nll_M, batch)
 
     def statistics(self, output: LanguageModelOutput, batch: Batch) -> Tensor:
-        """Masked positions whose most likely token is the original, float64 [terms]."""
+        """For each term the number of masked positions whose most likely token is the original, float64 [terms]."""
         right_M = output.predicted_M == batch.tokens_BT.flatten()[batch.masked_M]
-        return self._by_term(right_M, batch).double()
+        return self._term_sums(right_M, batch).double()
 
     def by_language(self, output: LanguageModelOutput, batch: Batch, languages: int) -> Tensor:
-        """The summed losses and masked positions, float64 [2, terms, languages]."""
+        """`sums` and `counts` of each language, float64 [2, terms, languages]."""
         language_M = batch.languages_BT.flatten()[batch.masked_M]
         counted_M, term_M = torch.ones_like(output.nll_M), self.term_of_masked(batch)
         return sum_by_language(output.nll_M, counted_M, term_M, language_M, len(self.terms), languages)
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
-        """Loss and accuracy of a global batch; a term without positions is left out."""
+        """Losses and accuracies by name, from the sums, counts and statistics of a global batch; a term without masked
+        positions is left out."""
         means = sums.double() / counts.clamp(min=1)
         metrics = {"loss": float((self.weights * means).sum())}
         for n, (term, accuracy) in enumerate(zip(self.terms, self.accuracies, strict=True)):
@@ -109,6 +112,6 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
 
     @staticmethod
     def shown(output: LanguageModelOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """The predictions in the masked places."""
+        """The tokens with the most likely ones at the masked positions, [B, T]; None: it judges no replacements."""
         filled = batch.tokens_BT.flatten().index_copy(0, batch.masked_M, output.predicted_M)
         return filled.view_as(batch.tokens_BT), None

@@ -1,7 +1,7 @@
 """The interfaces of an objective and of its data: engines and the training loop use `Objective` and `BatchSource`, the
 rest of the program uses `Pretraining`.
 
-M masked positions. Tasks are in the order of data.rows.TASKS: mono, para.
+B rows, T tokens, M masked positions. Tasks are in the order of data.rows.TASKS: mono, para.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,43 +23,44 @@ if TYPE_CHECKING:  # models and engines run where there is no pyarrow
 
 
 class Objective(Protocol):
-    """Functions from tensors to sums and counts: a mean is a sum divided by its count, both of the global batch."""
+    """What a model is trained for. The loss is Σ weight · sum / count over the terms, where sums and counts are added
+    up over the micro-batches of the global batch."""
 
-    terms: tuple[str, ...]  # names of the summands of the loss
-    statistics_shape: tuple[int, ...]
-    weights: Tensor  # of the terms in the loss, float64 [terms]
+    terms: tuple[str, ...]  # their names
+    statistics_shape: tuple[int, ...]  # of the tensor that `statistics` returns
+    weights: Tensor  # float64 [terms]
 
     def at(self, step: int) -> Self:
-        """This objective with the weights of `step`; by default they are equal in all steps."""
+        """This objective with the weights of `step`; by default all steps have the same weights."""
         return self
 
     def build(self, cfg: ModelConfig) -> nn.Module:
         """The model that this objective trains, uninitialised; its input is a batch."""
 
     def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
-        """The learning rates of the parameters `names` as multiples of the step's; by default 1."""
+        """For each parameter in `names` the factor of the step's learning rate; by default 1."""
         return [1.0] * len(names)
 
     def probe(self, batch: Any) -> Any:
-        """`batch` changed so that its loss, which checkpoints store, does not depend on rounding: another processor or
-        kernel could round to another sample or prediction. By default `batch` itself."""
+        """`batch` changed so that its loss, which checkpoints store, is the same with another processor or kernel,
+        whose rounding could change what the model samples or predicts. By default `batch` itself."""
         return batch
 
     def counts(self, batch: Any) -> Tensor:
-        """The counts that each term is a mean over, float64 [terms]."""
+        """What the sum of each term is divided by, float64 [terms]."""
 
     def sums(self, output: Any, batch: Any) -> Tensor:
         """The summed loss of each term, float32 [terms]; carries the gradient."""
 
     def statistics(self, output: Any, batch: Any) -> Tensor:
-        """Counts that the reported numbers are computed from, float64; those of several batches are added."""
+        """More numbers for the metrics, float64; those of several batches are added."""
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
-        """The reported numbers of a global batch, `loss` among them, from added-up sums, counts and statistics."""
+        """The metrics by name, `loss` among them, from the sums, counts and statistics of a global batch."""
 
 
 class BatchSource(Protocol):
-    """The batches of a step, for an engine. `loader.Loader` implements it for data folders."""
+    """The batches that an engine trains on. `loader.Loader` implements it for data folders."""
 
     plan: StepPlan
     row_tokens: int  # tokens of a row; the mean where rows differ
@@ -70,24 +71,24 @@ class BatchSource(Protocol):
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """A checksum of each part of the data: a resumed run must have the same ones."""
+        """Checksums of the data by name; a run resumes only with the same ones."""
 
     def step(self, step: int) -> Sequence[Any]:
         """All micro-batches of this rank in step `step`."""
 
     def describe_rows(self, step: int, micro_batch: int | None = None) -> str:
-        """The rows of a micro-batch of this rank, or of the whole step, in words: `mono 328-335, para 164-167`."""
+        """The row numbers of a micro-batch of this rank, or of the whole step, such as `mono 328-335, para 164-167`."""
 
     def probe(self) -> Any:
-        """A small batch that is equal on all ranks, whatever their number."""
+        """A small batch that is equal on all ranks and for any world size."""
 
 
 class Quantity(NamedTuple):
-    """A reported number in words, as the report page and the model card show it."""
+    """How the report page and the model card show a metric."""
 
-    title: str  # of its figure; quantities with the same title share one
+    title: str  # of the figure; quantities with the same title share a figure
     unit: str = ""
-    task: str = ""  # mono or para, the rows it is measured on; empty if it has one value a task (`auc_mono` of `auc`)
+    task: str = ""  # the task it is measured on; empty: on each task, as metrics `auc_mono` and `auc_para` of `auc`
     unigram: bool = False  # whether it is −log p of a task's tokens, to be compared with that of a unigram model
 
 
@@ -96,12 +97,12 @@ class FirstWeights(NamedTuple):
 
     folder: str  # of the other model
     which: EncoderName | None  # the encoder there; None: its main one
-    layers: int  # how many of its layers the part takes
-    remedy: str  # the change to suggest if it has fewer
-    convert: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict  # from its parameters to the part's
+    layers: int  # the part takes this many layers of that encoder
+    remedy: str  # which setting to change if that encoder has fewer layers, for the error
+    convert: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict  # that encoder's parameters to the part's
 
 
-# Settings that only some objectives read (`Pretraining.reads`); for all others they must have their defaults.
+# Settings that only some objectives read (`Pretraining.reads`); with the others they must have their defaults.
 OBJECTIVE_SETTINGS = (
     *("objective.discriminator_weight", "objective.generator_temperature", "objective.generator_keep_fraction"),
     *("objective.random_fakes", "objective.random_fraction", "objective.keep_fraction", "objective.z_loss"),
@@ -113,23 +114,24 @@ OBJECTIVE_SETTINGS = (
 class Pretraining(Objective, Protocol):
     """An objective of pre-training: one file, and one line in `OBJECTIVES`.
 
-    The rest of the program uses only what is declared here. If the first term is −log p (nats) of predicted tokens, its
-    quantity is a `unigram` one; the tokens are of monolingual text, or of pairs if only pairs are read.
+    The rest of the program uses only what is declared here. If an objective predicts tokens, its first term is their
+    −log p (nats), on monolingual text, or on pairs if it reads only pairs; the term's quantity has `unigram` set.
     """
 
     description: str  # one sentence without its full stop, for report, model card and plan
-    # The numbers that it reports, terms included, by name, without `_mono` or `_para` where each task has one.
+    # The metrics by name, terms included. A metric of each task is listed once, without `_mono` and `_para`.
     quantities: Mapping[str, Quantity]
-    mask_fraction: float  # share of the ordinary tokens of an item that are predicted
-    # For each encoder of its model, the prefix of its parameters (a dot follows) and that of its head's. The first one
-    # is cut into stages, evaluated, fine-tuned and exported. The blocks of the token embedding are `embedding_n`.
+    mask_fraction: float  # share of an item's ordinary tokens that are predicted
+    # The encoders of its model: the first part of their parameters' names, before the dot, and the prefix of the
+    # parameters of their heads. The first encoder is cut into stages, evaluated, fine-tuned and exported. The blocks of
+    # the token embedding are the parameters `embedding_n`.
     encoders: Mapping[EncoderName, str]
     reads: tuple[str, ...] = ()  # the settings in OBJECTIVE_SETTINGS that it reads
     # The class of `export/remote` as which its model is exported; empty: each encoder as the class of its head.
     export_class: str = ""
-    reads_whole_rows: bool = True  # whether its first encoder reads whole rows of a batch, not parts of them
-    may_start_random: bool = False  # whether `start.take` may name an encoder without `start.folder`
-    starts_in_layout: bool = False  # whether its layout must be that of the model that it starts from
+    reads_whole_rows: bool = True  # whether its first encoder reads whole rows of a batch, not one side of a pair
+    may_start_random: bool = False  # whether `start.take` may name an encoder while `start.folder` is empty
+    starts_in_layout: bool = False  # whether `model.layout` must be that of the model that it starts from
 
     def __init__(self, cfg: ObjectiveConfig): ...
 
@@ -140,8 +142,8 @@ class Pretraining(Objective, Protocol):
         """Raise ValueError for rows of one task that the objective cannot read."""
 
     def check(self, run: RunConfig) -> None:
-        """Raise ValueError for settings with which it cannot train; by default for changed settings that it does not
-        read."""
+        """Raise ValueError for settings with which it cannot train; by default for settings in OBJECTIVE_SETTINGS that
+        it does not read and that differ from their defaults."""
         defaults = RunConfig(name="")
         for name in OBJECTIVE_SETTINGS:
             value, default = (attrgetter(name)(settings) for settings in (run, defaults))
@@ -158,32 +160,33 @@ class Pretraining(Objective, Protocol):
         """Operations per token of a forward pass on full rows of `row_tokens` tokens."""
 
     def passes(self, batch: MicroBatch) -> list[MicroBatch]:
-        """The input sizes of the forward passes that precede a micro-batch's backward pass, the largest first."""
+        """The size of the input of each forward pass before a micro-batch's backward pass, the largest first."""
         return [batch]
 
     def by_language(self, output: Any, batch: Batch, languages: int) -> Tensor:
-        """`sums` and `counts` by the language of the token, float64 [2, terms, languages]."""
+        """`sums` and `counts` of each language's tokens, float64 [2, terms, languages]."""
 
-    def places(self, batch: Batch) -> Tensor:
-        """The predicted positions as ascending indices into the flattened tokens [M]; by default the masked ones."""
+    def predicted_positions(self, batch: Batch) -> Tensor:
+        """The predicted positions [M], as ascending indices into the flattened tokens; by default the masked ones."""
         return batch.masked_M
 
     def shown(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """For the report page: the tokens [B, T] with the model's own at the masked positions, and the probability
-        [B, T] that each was replaced, or None if the model does not predict that."""
+        """What the report page shows: the tokens with the model's own at the predicted positions, [B, T]; and the
+        probability of each token that it was replaced, [B, T], or None if the model does not predict it."""
 
     def first_weights(self, start: StartConfig, cfg: ModelConfig) -> dict[str, FirstWeights]:
         """The encoder that each part of the model starts from, by the prefix of the part's parameters; by default
-        `start.take`."""
-        weights, which = dict[str, FirstWeights](), cast(EncoderName, start.take)
+        `start.take` for each encoder."""
+        weights = dict[str, FirstWeights]()
         for name in self.encoders:
             setting = "generator_layers" if name == "generator" else "discriminator_layers"
-            weights[name] = FirstWeights(start.folder, which, getattr(cfg, setting), f"lower model.{setting}")
+            layers = getattr(cfg, setting)
+            weights[name] = FirstWeights(start.folder, cast(EncoderName, start.take), layers, f"lower model.{setting}")
         return weights
 
     def shape(self, cfg: ModelConfig) -> dict[str, Any]:
-        """Settings by name, in addition to those of every encoder, in which another model must be equal if all of its
-        parameters are taken."""
+        """Settings by name that must be equal in a model of which all parameters are taken, in addition to those that
+        every encoder needs equal."""
         names = ["generator_layers", "embedding_sharing"] if len(self.encoders) > 1 else []
         return {name: getattr(cfg, name) for name in (*names, "discriminator_layers")}
 
@@ -196,11 +199,11 @@ def require_masks(run: RunConfig) -> None:
 
 
 def require_sentences(rows: "RowStore", needed: bool) -> None:
-    """Raise ValueError for monolingual rows of another form: sentences (mix --sentences) where they are `needed`, else
-    one text a row."""
-    wanted, unit = "sentences" if needed else "", rows.manifest.packed
-    if rows.folder.name == "mono" and unit != wanted:
-        mixed, must_be = (f"with --{packed}" if packed else "without --sentences" for packed in (unit, wanted))
+    """Raise ValueError for monolingual rows that do not hold sentences (`mix --sentences`), or, if these are not
+    `needed`, one text each."""
+    packed, expected = rows.manifest.packed, "sentences" if needed else ""
+    if rows.folder.name == "mono" and packed != expected:
+        mixed, must_be = (f"with --{unit}" if unit else "without --sentences" for unit in (packed, expected))
         raise ValueError(
             f"{rows.folder} was mixed {mixed}, and this objective reads what was mixed {must_be}: mix it again"
         )

@@ -2,7 +2,7 @@
 Autoencoders"): replaced token detection whose replacements are drawn uniformly from the ordinary tokens. There is no
 generator and no softmax, so a step is cheap; `electra` can start from its discriminator.
 
-L = L_MRTD + L_TRTD, each a mean over the tokens of its task. A token that is replaced by itself counts as original.
+L = L_MRTD + L_TRTD, each a mean over the tokens of its task. A token that is drawn for itself counts as original.
 Tasks are in the order of data.rows.TASKS.
 """
 
@@ -21,7 +21,7 @@ from ..models.text_encoder import EncoderName, Masking
 from .electra import ElectraObjective
 from .protocol import Quantity
 
-_RANDOM = Masking(random=1.0, keep=0.0)  # every chosen position shows a random token
+_RANDOM_TOKENS = Masking(random=1.0, keep=0.0)  # every masked position shows a random token
 
 
 class Substitution(Electra):
@@ -31,20 +31,22 @@ class Substitution(Electra):
         """Do nothing: this model has no generator."""
 
     def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
-        """The discriminator's token embeddings. Their gradient is dense: nothing else reads the table."""
+        """The discriminator's token embeddings, [B, T, D]. Their gradient is dense, unlike in `Electra`, whose masked
+        head gives the table a dense gradient already."""
         return lookup(ids_BT, self.table)
 
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Random tokens in the chosen positions, by the batch's uniforms."""
-        return _generator_outputs(batch, _RANDOM.apply(batch, self.cfg.vocabulary))
+        """The first three of `ElectraOutput`, with random tokens at the masked positions by the batch's uniforms."""
+        return _generator_outputs(batch, _RANDOM_TOKENS.apply(batch, self.cfg.vocabulary))
 
 
 def _generator_outputs(batch: Batch, corrupted_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.zeros_like(batch.uniforms_M), corrupted_BT.flatten()[batch.masked_M], corrupted_BT
+    nll_M = torch.zeros_like(batch.uniforms_M)
+    return nll_M, corrupted_BT.flatten()[batch.masked_M], corrupted_BT
 
 
 class SubstitutionStage(ElectraStage, Substitution):
-    """The part of `Substitution` that one stage runs; stages send no outputs of a generator."""
+    """The part of `Substitution` that one pipeline stage runs; stages send no outputs of a generator."""
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         return self.read(batch, self.generate(batch)[-1])
@@ -56,7 +58,7 @@ class SubstitutionStage(ElectraStage, Substitution):
 
 
 class RandomTokenSubstitution(ElectraObjective):
-    """The discriminator's half of ELECTRA."""
+    """`ElectraObjective` without the terms and metrics of the generator."""
 
     description = "replaced token detection, of tokens that random ones replace"
     terms: tuple[str, ...] = ("mrtd", "trtd")
@@ -74,7 +76,7 @@ class RandomTokenSubstitution(ElectraObjective):
         self.weights = torch.ones(len(self.terms), dtype=torch.float64)
 
     def check(self, run: RunConfig) -> None:
-        """Raise ValueError also for two embeddings: without generator there is one."""
+        """Raise ValueError also for `embedding_sharing` gdes: without generator there is one embedding."""
         super().check(run)
         if run.model.embedding_sharing != "tied":
             raise ValueError(
@@ -83,26 +85,26 @@ class RandomTokenSubstitution(ElectraObjective):
             )
 
     def probe(self, batch: Batch) -> Batch:
-        """`batch` as it is: no generator samples."""
+        """`batch` unchanged: no sample depends on rounding."""
         return batch
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
-        """Operations of ELECTRA's discriminator alone."""
+        """Operations per token of ELECTRA's discriminator alone."""
         electra = super().flops(cfg, row_tokens)
         return Flops(layers=electra.layers, layer=electra.layer, head=electra.head)
 
     @staticmethod
     def counts(batch: Batch) -> Tensor:
-        """All non-padding tokens of each task, float64 [2]."""
+        """The number of non-padding tokens of each task, float64 [2]."""
         return ElectraObjective.counts(batch)[len(TASKS) :]
 
     @classmethod
     def sums(cls, output: ElectraOutput, batch: Batch) -> Tensor:
-        """The two summed losses, float32 [2]; carries the gradient."""
+        """The summed loss of each task, float32 [2]; carries the gradient."""
         return super().sums(output, batch)[len(TASKS) :]
 
     def by_language(self, output: ElectraOutput, batch: Batch, languages: int) -> Tensor:
-        """The two summed losses and their counts, float64 [2, 2, languages]."""
+        """`sums` and `counts` of each language, float64 [2, 2, languages]."""
         return super().by_language(output, batch, languages)[:, len(TASKS) :]
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:

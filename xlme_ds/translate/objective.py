@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from ..config import ModelConfig, ObjectiveConfig, RunConfig, StartConfig, weight_at
+from ..config import ModelConfig, ObjectiveConfig, RunConfig, StartConfig, point_steps, weight_at
 from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.collate import Collate, Purpose, collate, languages_of_text
 from ..data.corrupt import TaskRows
@@ -46,7 +46,7 @@ class MachineTranslation(MaskedLanguageModelling):
     """Every token of a target is predicted from those before it: `mask_fraction` is 1, and nothing is masked."""
 
     description = "machine translation by encoder and decoder, in both directions of every pair of languages"
-    masking_kind = Causal
+    masking_class = Causal
     predicts_all = True
     reads = (
         *("objective.denoising", "objective.back_translation", "model.decoder", "model.decoder_layers"),
@@ -144,7 +144,7 @@ class MachineTranslation(MaskedLanguageModelling):
         """Raise ValueError if a step of the run has no term. It is enough to check the given steps: between two of them
         a weight is 0 only if it is 0 at the first one."""
         points_of = {name: getattr(run.objective, name) for name in ("denoising", "back_translation")}
-        steps = sorted({0} | {int(point.partition(":")[0]) for points in points_of.values() for point in points})
+        steps = point_steps([*run.objective.denoising, *run.objective.back_translation])
         total_weights = dict.fromkeys(steps, 0.0)
         for name, points in points_of.items():
             weights = {step: weight_at(points, step) for step in steps}
@@ -214,7 +214,7 @@ class MachineTranslation(MaskedLanguageModelling):
             passes.append(replace(batch, tokens=batch.pairs * batch.row_tokens // 2, row_tokens=side))
         return sorted(passes, key=lambda one: -one.tokens)
 
-    def places(self, batch: Batch) -> Tensor:
+    def predicted_positions(self, batch: Batch) -> Tensor:
         """The target tokens."""
         return predicted_places(batch).flatten().nonzero().squeeze(1)
 
