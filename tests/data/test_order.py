@@ -29,7 +29,7 @@ def test_every_row_of_a_step_is_read_once(mono: int, para: int, micro_batch: int
     for task, rows in enumerate((mono, para)):
         for step in (0, 1, 12345):
             numbers = [
-                plan.numbers(step, rank, micro, task) for rank in range(world) for micro in range(plan.accumulation)
+                plan.row_numbers(step, rank, micro, task) for rank in range(world) for micro in range(plan.accumulation)
             ]
             assert {len(part) for part in numbers} == {rows // world // plan.accumulation}
             assert max(len(part) for part in numbers) <= micro_batch
@@ -43,7 +43,7 @@ def test_tasks_in_turns(micro_batch: int, world: int) -> None:
     for step in range(6):
         for task in (0, 1):
             numbers = [
-                plan.numbers(step, rank, micro, task) for rank in range(world) for micro in range(plan.accumulation)
+                plan.row_numbers(step, rank, micro, task) for rank in range(world) for micro in range(plan.accumulation)
             ]
             expected = range(step // 2 * 16, step // 2 * 16 + 16) if step % 2 == task else range(0)
             assert sorted(np.concatenate(numbers).tolist()) == list(expected) == list(plan.step_rows(step, task))
@@ -56,7 +56,7 @@ def test_micro_batches_hold_the_tasks_in_proportion() -> None:
 
 def test_a_micro_batch_is_one_stretch_of_rows() -> None:
     plan = plan_step(DataConfig(24, 0, micro_batch=4), 2)
-    starts = [int(plan.numbers(3, rank, micro, 0)[0]) for micro in range(3) for rank in range(2)]
+    starts = [int(plan.row_numbers(3, rank, micro, 0)[0]) for micro in range(3) for rank in range(2)]
     assert starts[0] == 72 and all(b - a == 4 for a, b in pairwise(starts))
 
 

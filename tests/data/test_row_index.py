@@ -189,7 +189,7 @@ def test_64_ranks_read_little_more_than_they_use(tmp_path: Path, items: int, mon
         read[0], store = headers, RowStore(folder)
         for step in range(rows // 2048):
             for micro_batch in range(plan.accumulation):
-                numbers = plan.numbers(step, rank, micro_batch, 0)
+                numbers = plan.row_numbers(step, rank, micro_batch, 0)
                 store.read(numbers)
                 seen.append(numbers)
         assert used <= read[0] <= 1.2 * used

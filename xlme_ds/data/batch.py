@@ -1,6 +1,6 @@
 """The input of one forward pass: rows of both tasks, the masked positions and the uniforms that drive the sampling.
 
-B rows, T tokens, M masked positions of the batch.
+B rows, T tokens, M masked positions of the batch, N values.
 """
 
 from collections.abc import Sequence
@@ -13,23 +13,23 @@ from .rows import TASKS
 
 
 class Batch(NamedTuple):
-    """A micro-batch. All integers are int64; the model adds no randomness of its own."""
+    """A micro-batch. Integers are int64. All randomness of a forward pass comes from `keys_B` and `uniforms_M`."""
 
     tokens_BT: Tensor  # original ids, padded with PAD
-    positions_BT: Tensor  # position inside the item, from 0 (in XLM's layout anew on the second side); 0 at padding
-    segments_BT: Tensor  # number of the item inside its row, from 1; 0 at padding
-    sides_BT: Tensor  # 0 on the first side of a pair and in monolingual rows, 1 on the second side; 0 at padding
-    languages_BT: Tensor  # index of the side's language in the data's list; 0 at padding
-    task_B: Tensor  # index into schema.TASKS
-    keys_B: Tensor  # the key from which dropout is drawn: 64 random bits of the row and its number, as int64
-    masked_M: Tensor  # masked positions, as indices into the flattened tokens, ascending
-    # Float32 in [0, 1): the generator's sample at each masked position is the inverse CDF at this value.
+    positions_BT: Tensor  # position in the item, from 0 (XLM's layout: again from 0 on the second side); 0 at padding
+    segments_BT: Tensor  # 1 + the index of the item in its row; 0 at padding
+    sides_BT: Tensor  # 1 on the second side of a pair, else 0
+    languages_BT: Tensor  # index of the language in the data's list; 0 at padding
+    task_B: Tensor  # index into rows.TASKS
+    keys_B: Tensor  # 64 random bits from which a row's dropout is drawn, a function of seed, task and row number
+    masked_M: Tensor  # masked positions, as ascending indices into the flattened tokens
+    # Float32 in [0, 1): the generator's sample at a masked position is the inverse of its CDF at this value.
     uniforms_M: Tensor
-    # Tensors that one objective adds for its own model, by name (`objectives.protocol.Pretraining.batches`).
+    # Tensors that an objective adds for its model, by name (`objectives.protocol.Pretraining.batches`).
     added: dict[str, Tensor] = {}  # noqa: RUF012 - never written to
 
     def task_of_masked(self) -> Tensor:
-        """Task of every masked position, [M]."""
+        """Task of every masked position, int64 [M]."""
         return self.task_B[self.masked_M // self.tokens_BT.shape[1]]
 
     def with_added(self, **tensors: Tensor) -> "Batch":
@@ -37,17 +37,18 @@ class Batch(NamedTuple):
         return self._replace(added=self.added | tensors)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors, as a pipeline sends them; `of_tensors` reads them."""
+        """All tensors, those of `added` last; `of_tensors` makes a batch of them again."""
         return (*self[:-1], *self.added.values())
 
     @classmethod
     def of_tensors(cls, tensors: Sequence[Tensor], added: Sequence[str] = ()) -> Self:
-        """The batch of `tensors`; `added`: names of those that an objective may have added."""
-        own = len(cls._fields) - 1
-        return cls._make([*tensors[:own], dict(zip(added, tensors[own:], strict=False))])
+        """The batch of `tensors`. `added`: names of the tensors that an objective may have added; `tensors` has all of
+        these or none."""
+        fields = len(cls._fields) - 1
+        return cls._make([*tensors[:fields], dict(zip(added, tensors[fields:], strict=False))])
 
     def to(self, device: torch.device) -> "Batch":
-        """A copy on `device`. To a GPU it goes through pinned memory, so that the host does not wait for it."""
+        """A copy on `device`; to a GPU through pinned memory, so that the host does not wait for the copy."""
 
         def moved(tensor: Tensor) -> Tensor:
             return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
@@ -56,15 +57,17 @@ class Batch(NamedTuple):
 
 
 def sum_by_language(
-    values_N: Tensor, counted_N: Tensor, terms_N: Tensor, languages_N: Tensor, terms: int, languages: int
+    values_N: Tensor, counted_N: Tensor, term_N: Tensor, language_N: Tensor, terms: int, languages: int
 ) -> Tensor:
-    """The sum and the number of the `values_N` with `counted_N` 1 (the others have 0), by term and language, float64
-    [2, terms, languages]."""
+    """For each term and language the sum of the values and their count, float64 [2, terms, languages].
+
+    `counted_N` is 1 for a value that counts and 0 for one that does not. `term_N` and `language_N` are indices.
+    """
     both_2N = torch.stack([values_N * counted_N, counted_N]).double()
     sums = torch.zeros(2, terms * languages, dtype=torch.float64, device=values_N.device)
-    return sums.index_add(1, terms_N * languages + languages_N, both_2N).view(2, terms, languages)
+    return sums.index_add(1, term_N * languages + language_N, both_2N).view(2, terms, languages)
 
 
-def sum_by_task(values: Tensor, tasks: Tensor, count: int = len(TASKS)) -> Tensor:
-    """Sums of `values` [N] by task (or any other number below `count`), [count]."""
-    return torch.stack([(values * (tasks == task)).sum() for task in range(count)])
+def sum_by_task(values_N: Tensor, task_N: Tensor, tasks: int = len(TASKS)) -> Tensor:
+    """The sum of the values of each task, [tasks]. `task_N` may hold any other index below `tasks` instead."""
+    return torch.stack([(values_N * (task_N == task)).sum() for task in range(tasks)])

@@ -1,10 +1,10 @@
-"""The rows that each step reads, computed from its number: independent of ranks, micro-batches and restarts.
+"""The rows that each step reads. They depend on the step's index alone, not on ranks, micro-batches and restarts.
 
 Step s of a run reads rows [s·B, (s+1)·B) of each task, where B is the task's number of rows in a step. If tasks
 alternate, it reads rows [k·B, (k+1)·B) of one of them, with k = s/2 rounded down. Row numbers never end: row n is
-record n mod N of the N records of the data, so a second pass has new numbers, and with them new masks. A run that
-changes its data has phases: row numbers continue from one to the next, and N is that of the phase's data. A step has
-the same number of tokens in every phase: if rows are c times as long, B is c times smaller.
+record n mod N of the N records of the data, so in a second pass over the data every record has a new row number, and
+with it new masks. A run that changes its data has phases: row numbers continue from one phase to the next, and N is
+that of the phase's data. All steps have the same number of tokens: if rows become c times as long, B is divided by c.
 """
 
 from bisect import bisect_right
@@ -21,16 +21,15 @@ from .rows import TASKS
 
 
 class Phase(NamedTuple):
-    """Consecutive steps that read one folder: the first step, the share of tokens that are predicted, and the model's
-    `rotary_base` (None: that of the settings)."""
+    """Consecutive steps that read one folder."""
 
-    first: int
-    mask_fraction: float
-    rotary_base: float | None
+    first_step: int
+    mask_fraction: float  # share of the tokens that are predicted
+    rotary_base: float | None  # in place of `model.rotary_base`; None: no replacement
 
 
 def phases(data: DataConfig, mask_fraction: float) -> list[Phase]:
-    """The phases of a run. `mask_fraction`: the share of tokens that a phase predicts, unless `data` has one for each.
+    """The phases of a run. `mask_fraction` is that of all phases if `data` has none for each.
 
     Raises ValueError if the number of shares or rotary bases does not fit the number of phases.
     """
@@ -52,30 +51,26 @@ def phases(data: DataConfig, mask_fraction: float) -> list[Phase]:
 
 def phase_shares(run_phases: Sequence[Phase], steps: int) -> list[float]:
     """Each phase's share of a run's `steps`, and so of its tokens."""
-    return [(end - first) / steps for first, end in pairwise([*(phase.first for phase in run_phases), steps])]
+    borders = [*(phase.first_step for phase in run_phases), steps]
+    return [(end - start) / steps for start, end in pairwise(borders)]
 
 
 def phase_index(run_phases: Sequence[Phase], step: int) -> int:
     """The index of a step's phase."""
-    return bisect_right(run_phases, step, key=lambda phase: phase.first) - 1
+    return bisect_right(run_phases, step, key=lambda phase: phase.first_step) - 1
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """How a step's rows are split into micro-batches over `world` ranks.
+    """How a step's rows are split into micro-batches over `world` ranks, in one phase of a run."""
 
-    `rows[t]`: rows of task t in a step; `micro[t]`: rows of task t in a micro-batch; `accumulation`: micro-batches of a
-    rank in a step. `first`: the step at which the plan's phase begins; `read[t]`: rows of task t that earlier phases
-    read.
-    """
-
-    rows: tuple[int, ...]
-    micro: tuple[int, ...]
-    accumulation: int
+    rows: tuple[int, ...]  # rows of each task in a step
+    micro: tuple[int, ...]  # rows of each task in a micro-batch
+    accumulation: int  # micro-batches of a rank in a step
     world: int
-    alternate: bool = False
-    first: int = 0
-    read: tuple[int, ...] = (0,) * len(TASKS)
+    alternate: bool = False  # whether even steps read only monolingual rows, and odd ones only pairs
+    first_step: int = 0  # of the phase
+    read: tuple[int, ...] = (0,) * len(TASKS)  # rows of each task that earlier phases read
 
     @property
     def micro_rows(self) -> int:
@@ -83,60 +78,64 @@ class StepPlan:
         return max(self.micro) if self.alternate else sum(self.micro)
 
     def step_rows(self, step: int, task: int) -> range:
-        """Row numbers of one task in a step; none if it has no rows, or if it is the other task's turn."""
+        """Row numbers of one task in a step; empty if the step does not read the task."""
         if self.alternate and step % len(TASKS) != task:
             return range(0)
         first = self._read_before(step, task)
         return range(first, first + self.rows[task])
 
     def _read_before(self, step: int, task: int) -> int:
-        """Rows of a task that the steps before `step` read."""
-        # Steps with rows of the task, before the phase and before `step`: where tasks alternate, every other step.
-        earlier, all_before = (-(-(end - task) // len(TASKS)) if self.alternate else end for end in (self.first, step))
-        return self.read[task] + (all_before - earlier) * self.rows[task]
+        """The number of rows of a task that all steps before `step` read."""
+        steps = self._steps_with(task, step) - self._steps_with(task, self.first_step)
+        return self.read[task] + steps * self.rows[task]
 
-    def followed_by(self, first: int, length_ratio: Fraction) -> "StepPlan":
-        """The plan of the next phase, which begins at step `first` and whose rows are `length_ratio` times as long as
-        this one's. Raises ValueError where its steps or micro-batches would not have whole rows."""
+    def _steps_with(self, task: int, end: int) -> int:
+        """How many of the steps 0 … `end` − 1 read a task, if all are read as in this phase."""
+        return -(-(end - task) // len(TASKS)) if self.alternate else end
+
+    def followed_by(self, first_step: int, length_ratio: Fraction) -> "StepPlan":
+        """The plan of the next phase, whose rows are `length_ratio` times as long as those of this phase. Raises
+        ValueError if a step or micro-batch would not have a whole number of rows."""
         rows, micro = ([count / length_ratio for count in counts] for counts in (self.rows, self.micro))
         if any(count.denominator != 1 for count in (*rows, *micro)):
             raise ValueError(
-                f"data.phase_steps: from step {first} on rows are {length_ratio} times as long, so that a step would "
-                f"have {' + '.join(map(str, rows))} rows and a micro-batch {' + '.join(map(str, micro))}: choose "
+                f"data.phase_steps: from step {first_step} on rows are {length_ratio} times as long, so that a step "
+                f"would have {' + '.join(map(str, rows))} rows and a micro-batch {' + '.join(map(str, micro))}: choose "
                 "data.mono_rows, data.para_rows and data.micro_batch that give whole numbers"
             )
-        read = tuple(self._read_before(first, task) for task in range(len(self.rows)))
-        return replace(self, rows=tuple(map(int, rows)), micro=tuple(map(int, micro)), first=first, read=read)
+        read = tuple(self._read_before(first_step, task) for task in range(len(self.rows)))
+        whole_rows, whole_micro = tuple(map(int, rows)), tuple(map(int, micro))
+        return replace(self, rows=whole_rows, micro=whole_micro, first_step=first_step, read=read)
 
-    def numbers(self, step: int, rank: int, micro_batch: int, task: int) -> np.ndarray:
-        """Row numbers, int64, of one micro-batch of one rank."""
-        first = (micro_batch * self.world + rank) * self.micro[task]
-        rows = self.step_rows(step, task)[first : first + self.micro[task]]
+    def row_numbers(self, step: int, rank: int, micro_batch: int, task: int) -> np.ndarray:
+        """The row numbers of one task in one micro-batch of one rank, int64."""
+        start = (micro_batch * self.world + rank) * self.micro[task]
+        rows = self.step_rows(step, task)[start : start + self.micro[task]]
         return np.arange(rows.start, rows.stop)
 
 
 def plan_step(data: DataConfig, world: int) -> StepPlan:
-    """Cut the rows of a step; every micro-batch holds the tasks in the proportion of the step.
+    """The plan of a run's first phase. Every micro-batch has the tasks in the same proportion as the step.
 
-    Raises ValueError when the rows do not divide among the ranks.
+    Raises ValueError if the rows cannot be divided equally among ranks and micro-batches.
     """
     rows = (data.mono_rows, data.para_rows)
     accumulation = -(-max(rows) // (data.micro_batch * world))
-    pieces = accumulation * world
+    micro_batches = accumulation * world
     for task, count in zip(TASKS, rows, strict=True):
-        if count % pieces:
+        if count % micro_batches:
             raise ValueError(
                 f"data.{task}_rows {count} does not divide into {world} processes × {accumulation} micro-batches of at "
-                f"most data.micro_batch {data.micro_batch} rows: choose a multiple of {pieces} rows, or another "
+                f"most data.micro_batch {data.micro_batch} rows: choose a multiple of {micro_batches} rows, or another "
                 "data.micro_batch"
             )
-    return StepPlan(rows, tuple(count // pieces for count in rows), accumulation, world, data.alternate)
+    return StepPlan(rows, tuple(count // micro_batches for count in rows), accumulation, world, data.alternate)
 
 
 def phase_plans(run_phases: Sequence[Phase], plan: StepPlan, row_lengths: Sequence[int]) -> list[StepPlan]:
-    """The plan of each phase. `plan`: the first phase's; `row_lengths`: tokens of a row in each phase. Raises
-    ValueError if a later phase would not have whole rows in a step or micro-batch."""
+    """The plan of each phase. `plan`: that of the first phase; `row_lengths`: tokens of a row in each phase. Raises
+    ValueError if a step or micro-batch of a later phase would not have a whole number of rows."""
     plans = [plan]
-    for phase, (before, tokens) in zip(run_phases[1:], pairwise(row_lengths), strict=True):
-        plans.append(plans[-1].followed_by(phase.first, Fraction(tokens, before)))
+    for phase, (previous_length, length) in zip(run_phases[1:], pairwise(row_lengths), strict=True):
+        plans.append(plans[-1].followed_by(phase.first_step, Fraction(length, previous_length)))
     return plans

@@ -1,7 +1,7 @@
-"""Pseudo-parallel rows: open places after the sentence of a monolingual row (ERNIE-M, section 3.1: BTMLM).
+"""Pseudo-parallel rows: open positions after the sentence of a monolingual row (ERNIE-M, section 3.1: BTMLM).
 
-`<s> x </s>` becomes `<s> x </s> y </s>`. Until the model fills them, the places y hold `<pad>`, which occurs in no
-other item. If the row has no room for y, the end of x is cut. B rows, T tokens.
+`<s> x </s>` becomes `<s> x </s> y </s>`. Until the model fills them, the positions y hold `<pad>`, which no other item
+contains. If the row has no room for y, the end of x is cut. B rows, T tokens, P open positions.
 """
 
 from dataclasses import dataclass
@@ -14,54 +14,56 @@ from .collate import collate
 from .corrupt import TaskRows, row_bits
 from .rows import EOS, PAD, TASKS, Rows
 
-_HALF = np.uint64(32)
-_LOW = np.uint64(0xFFFFFFFF)
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)  # x & _LOW and x >> _HALF: the halves of 64 bits
 
 
 @dataclass(frozen=True)
 class PseudoSides:
-    """Opens places after each sentence; draws the number of places, and the language in which the model fills them."""
+    """Opens positions after each sentence; draws their number, and the language in which the model fills them."""
 
-    fractions: tuple[float, ...]  # number of places per token of x; every item draws one of these
-    languages: tuple[int, ...]  # those of the rows; every item draws one other than its own, uniformly
+    fractions: tuple[float, ...]  # open positions per token of x; each row draws one of these
+    languages: tuple[int, ...]  # of the rows; each row draws one of them for y, but not the language of x
 
-    def collate(self, parts: TaskRows, seed: int, mask_fraction: float) -> Batch:
-        """`collate` for monolingual rows with open places: positions are masked in what remains of x, and y is the
-        second side.
+    def collate(self, task_rows: TaskRows, seed: int, mask_fraction: float) -> Batch:
+        """The batch of monolingual rows of one item, with open positions as the second side; only tokens of x are
+        masked.
 
-        The batch has the added tensor `open_P`: the open places, as ascending indices into the flattened tokens.
+        The batch has the added tensor `open_P`: the open positions, as ascending indices into the flattened tokens.
         """
-        ((task, rows, numbers),) = parts
+        ((task, rows, row_numbers),) = task_rows
         assert task == TASKS.index("mono") and (rows.items == 1).all()
-        opened, languages_B = self.append(rows, numbers, seed)
-        batch = collate([(task, opened, numbers)], seed, mask_fraction)
-        inside_BT = batch.segments_BT > 0
-        open_BT = (batch.tokens_BT == PAD) & inside_BT
-        second_BT = open_BT.cummax(1).values & inside_BT
+        opened, languages_B = self.append(rows, row_numbers, seed)
+        batch = collate([(task, opened, row_numbers)], seed, mask_fraction)
+        in_item_BT = batch.segments_BT > 0
+        open_BT = (batch.tokens_BT == PAD) & in_item_BT
+        second_BT = open_BT.cummax(1).values & in_item_BT  # y and the `</s>` after it
         languages_BT = torch.where(second_BT, torch.from_numpy(languages_B)[:, None], batch.languages_BT)
         open_P = open_BT.flatten().nonzero().squeeze(1)  # on the CPU: on a GPU the host would wait for `nonzero`
         return batch._replace(sides_BT=second_BT.long(), languages_BT=languages_BT).with_added(open_P=open_P)
 
-    def append(self, rows: Rows, numbers: np.ndarray, seed: int) -> tuple[Rows, np.ndarray]:
-        """The rows with open places, and the language of each row's places, int64 [B].
+    def append(self, rows: Rows, row_numbers: np.ndarray, seed: int) -> tuple[Rows, np.ndarray]:
+        """The rows with open positions, and the language of y in each row, int64 [B].
 
-        The first n tokens of x stay, as many as leave room, and max(1, round(fraction · n)) places follow. Both draws
-        are a function of (seed, row number): they use the counter of the row's first token, which is never masked.
+        The first n tokens of x are kept, as many as leave room, and max(1, round(fraction · n)) positions are opened.
+        Fraction and language are a function of (seed, row number): they are drawn from the counter of the row's first
+        token, which is never masked.
         """
         count, width = rows.tokens.shape
-        bits = row_bits(numbers, seed, TASKS.index("mono"), column=0)
-        fractions = np.array(self.fractions)[_below(len(self.fractions), bits & _LOW)]
-        length_of_x = np.minimum(rows.lengths - 2, ((width - 3) / (1 + fractions)).astype(np.int64))
-        places = np.clip(np.floor(fractions * length_of_x + 0.5).astype(np.int64), 1, width - 3 - length_of_x)
-        lengths = length_of_x + places + 3
-        tokens = np.where(np.arange(width) <= length_of_x[:, None], rows.tokens, np.int32(PAD))
-        tokens[np.arange(count), length_of_x + 1] = tokens[np.arange(count), lengths - 1] = EOS
+        bits = row_bits(row_numbers, seed, TASKS.index("mono"), column=0)
+        fractions = np.array(self.fractions)[_draw_below(len(self.fractions), bits & _LOW)]
+        x_lengths = np.minimum(rows.lengths - 2, ((width - 3) / (1 + fractions)).astype(np.int64))
+        y_lengths = np.clip(np.floor(fractions * x_lengths + 0.5).astype(np.int64), 1, width - 3 - x_lengths)
+        lengths = x_lengths + y_lengths + 3  # 3 special tokens
+        tokens = np.where(np.arange(width) <= x_lengths[:, None], rows.tokens, np.int32(PAD))
+        tokens[np.arange(count), x_lengths + 1] = EOS
+        tokens[np.arange(count), lengths - 1] = EOS
         languages = np.sort(self.languages)
-        shift = _below(max(len(languages) - 1, 1), bits >> _HALF) + (len(languages) > 1)
-        second = languages[(np.searchsorted(languages, rows.languages) + shift) % len(languages)]
-        return Rows(tokens, rows.items, lengths, rows.languages), second
+        # A shift of 1 to the number of languages − 1 leads to any other language; a single language shifts by 0.
+        shift = _draw_below(max(len(languages) - 1, 1), bits >> _HALF) + (len(languages) > 1)
+        y_languages = languages[(np.searchsorted(languages, rows.languages) + shift) % len(languages)]
+        return Rows(tokens, rows.items, lengths, rows.languages), y_languages
 
 
-def _below(count: int, bits: np.ndarray) -> np.ndarray:
-    """Random integers from 0 to count − 1, each from 32 random bits, int64."""
+def _draw_below(count: int, bits: np.ndarray) -> np.ndarray:
+    """Integers from 0 to count − 1, int64, each from 32 random bits (uint64)."""
     return ((bits * np.uint64(count)) >> _HALF).astype(np.int64)

@@ -1,14 +1,14 @@
 """The contract between data preparation and training: Arrow schemas, special token ids, rows, and manifests.
 
 Of `xlme_ds`, `data_prep` imports only this module, `shards`, `vocabulary`, `corrupt`, `compiled` and `xlme_ds.io`. This
-module needs no library except pyarrow.
+module needs no library except pyarrow and numpy.
 
-Three kinds of shard exist, all uncompressed Arrow IPC files, so that reading is a memory map:
+There are three kinds of shard. All are uncompressed Arrow IPC files, which can be read through a memory map:
 
-* documents - written by `xlme prep encode`, one record a document, its token ids ending in `</s>`. The values buffer of
-  the column is therefore the language's token stream, and a training row is a slice of it.
-* pairs - written by `xlme prep encode`, one record a translation pair, both sides without special tokens.
-* rows - written by `xlme prep mix` in training order; what training reads.
+* documents, written by `xlme prep encode`: a record is a document, its token ids and a `</s>` at the end. So the
+  column's values, without the borders of the records, are a stream of tokens, and a training row is a slice of it.
+* pairs, written by `xlme prep encode`: a record is a translation pair, both sides without special tokens.
+* rows, written by `xlme prep mix`: a record is a training row, in training order.
 """
 
 import hashlib
@@ -35,11 +35,10 @@ PAIRS = pa.schema(
 def row_schema(row_tokens: int) -> pa.Schema:
     """Schema of a training row.
 
-    `tokens`: `row_tokens` ids, padded with `PAD` after the last item. `lengths`: tokens of each packed item, specials
-    included. In the layout xlme (the manifest's setting `layout`; see `LAYOUTS`) an item is `<s> text </s>` (task mono,
-    one per row unless packed) or `<s> e </s> f </s>` (task para, several per row).
-    `languages`: indices into the manifest's `languages`, one for each side of each item, in order: one for a mono item,
-    two for a pair.
+    `tokens`: `row_tokens` ids, padded with `PAD` after the last item. `lengths`: the number of tokens of each item,
+    special tokens included. In the layout xlme (the manifest's setting `layout`; see `LAYOUTS`) an item is
+    `<s> text </s>` (task mono, one per row unless packed) or `<s> e </s> f </s>` (task para, several per row).
+    `languages`: indices into the manifest's `languages`: for each item in turn one (mono) or two (para).
     """
     return pa.schema(
         [
@@ -52,34 +51,30 @@ def row_schema(row_tokens: int) -> pa.Schema:
 
 @dataclass(frozen=True)
 class Shard:
-    """One Arrow file of a stage: its path relative to the manifest, records, bytes, and SHA-256 of the file."""
+    """One file of a stage, usually an Arrow file."""
 
-    name: str
-    rows: int
-    bytes: int
-    sha256: str
+    name: str  # path relative to the manifest
+    rows: int  # number of records
+    bytes: int  # size of the file
+    sha256: str  # of the file
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The settings, counts and files of a finished stage. `manifest.json` is written last, as the stage's marker.
-
-    `settings` holds every setting that shaped the bytes; `counts` the stage's counts (JSON values);
-    `languages` the language codes; row shards hold indices into them.
-    """
+    """Settings, counts and files of a stage. The stage is finished when `manifest.json` exists: it is written last."""
 
     stage: str
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # all that the files' bytes depend on
     vocabulary_size: int
     vocabulary_sha256: str
-    languages: tuple[str, ...]
+    languages: tuple[str, ...]  # codes; rows hold indices into them
     shards: tuple[Shard, ...]
     counts: dict[str, Any]
     format: int = FORMAT
 
     @property
     def rows(self) -> int:
-        """Records over all shards."""
+        """The number of records in all shards."""
         return sum(shard.rows for shard in self.shards)
 
     @property
@@ -89,15 +84,15 @@ class Manifest:
 
     @property
     def packed(self) -> str:
-        """The unit of which `mix` packed several into a monolingual row, `sentences` or `documents`; empty if a row is
-        a slice of text."""
+        """`sentences` or `documents` if `mix` packed several of these into each monolingual row; empty if a row is a
+        slice of text."""
         return next((unit for unit in ("sentences", "documents") if self.settings.get(unit)), "")
 
     def shares_text(self, other: "Manifest") -> bool:
         """Whether both were mixed from the same encoded text, or have a shard with the same bytes."""
-        encoded, theirs = self.settings.get("encoded"), other.settings.get("encoded")
+        encoded, other_encoded = self.settings.get("encoded"), other.settings.get("encoded")
         common = {shard.sha256 for shard in self.shards} & {shard.sha256 for shard in other.shards}
-        return bool(common) or (encoded is not None and encoded == theirs)
+        return bool(common) or (encoded is not None and encoded == other_encoded)
 
     def fingerprint(self) -> str:
         """SHA-256 of the manifest's canonical JSON: equal exactly when settings, counts and every shard are equal."""
@@ -107,18 +102,18 @@ class Manifest:
 _MANIFEST_TYPES = {"stage": str, "settings": dict, "vocabulary_size": int, "vocabulary_sha256": str, "languages": list,
                    "shards": list, "counts": dict}  # fmt: skip
 _SHARD_TYPES = {"name": str, "rows": int, "bytes": int, "sha256": str}
-_SHARES = ("share_before", "share_after", "repeat")
+_MIX_COUNTS = ("share_before", "share_after", "repeat")  # numbers that `mix` notes for each language
 _TYPE_WORDS = {str: "a text", dict: "an object", list: "a list", int: "a whole number"}
 
 
 def _require_manifest(fields: Any) -> None:
-    """Raise ValueError if the JSON object `fields` lacks a manifest's field, or one has a wrong type or value."""
+    """Raise ValueError if a field of a manifest is not in `fields`, read from JSON, or has a wrong type or value."""
     _require_types("it", fields, _MANIFEST_TYPES)
-    for number, shard in enumerate(fields["shards"]):
-        _require_types(f"shard {number}", shard, _SHARD_TYPES)
+    for index, shard in enumerate(fields["shards"]):
+        _require_types(f"shard {index}", shard, _SHARD_TYPES)
         name = PurePosixPath(shard["name"])
         if name.is_absolute() or ".." in name.parts:
-            raise ValueError(f"shard {number} is {shard['name']!r}, outside of the folder")
+            raise ValueError(f"shard {index} is {shard['name']!r}, outside of the folder")
     codes = fields["languages"]
     if not all(type(code) is str for code in codes) or len(set(codes)) != len(codes):
         raise ValueError("its languages are not different codes")
@@ -132,24 +127,25 @@ def _require_manifest(fields: Any) -> None:
             raise ValueError(f"no layout is called {fields['settings']['layout']}")
         if fields["settings"]["row_tokens"] >= 2**31:
             raise ValueError("settings has rows of 2³¹ tokens or more")
-        shares = [counts.get(name) for counts in by_language.values() for name in _SHARES]
-        if not all(type(share) in (int, float) for share in shares):
-            raise ValueError(f"its counts by language lack {', '.join(_SHARES)}")
+        mix_counts = [counts.get(name) for counts in by_language.values() for name in _MIX_COUNTS]
+        if not all(type(count) in (int, float) for count in mix_counts):
+            raise ValueError(f"its counts by language lack {', '.join(_MIX_COUNTS)}")
 
 
-def _require_types(subject: str, values: Any, kinds: Mapping[str, type]) -> None:
-    """Raise ValueError unless `values` is an object with a value of each name and type in `kinds`."""
+def _require_types(subject: str, values: Any, types: Mapping[str, type]) -> None:
+    """Raise ValueError unless `values` is a dict with a value of each name and type in `types`, integers not negative.
+    `subject` names it in the error."""
     if type(values) is not dict:
         raise ValueError(f"{subject} is no object")
-    for name, kind in kinds.items():
+    for name, expected in types.items():
         value: Any = values.get(name)
-        fits = isinstance(value, kind) and not isinstance(value, bool)
-        if not fits or (kind is int and value < 0):
-            raise ValueError(f"{subject} has {name} {value!r:.80}, not {_TYPE_WORDS[kind]}")
+        fits = isinstance(value, expected) and not isinstance(value, bool)  # a bool is an int in Python
+        if not fits or (expected is int and value < 0):
+            raise ValueError(f"{subject} has {name} {value!r:.80}, not {_TYPE_WORDS[expected]}")
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Mark `folder` complete, after flushing the directory entries of its shards to the disk."""
+    """Mark `folder` as complete, after the directory entries of its shards are flushed to the disk."""
     for parent in sorted({(folder / shard.name).parent for shard in manifest.shards}):
         to_disk(parent)
     write_signed(folder / "manifest.json", asdict(manifest))
@@ -158,7 +154,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a finished stage folder.
 
-    Raises ValueError when the folder has none (the stage did not finish), or it is damaged or of another format.
+    Raises ValueError if the folder has none (the stage did not finish), or if it is damaged or of another format.
     """
     path = Path(folder) / "manifest.json"
     if not path.exists():

@@ -1,7 +1,7 @@
-"""SentencePiece's ids of text in its normal form, in a third of SentencePiece's time.
+"""Segments normalised text into the same ids as SentencePiece, in a third of SentencePiece's time.
 
-A piece has `▁` at its start only. So the best segmentation of a line (Kudo, 2018: the path with the largest sum of log
-probabilities) is the best segmentations of its words, one after the other. Those of frequent words are cached.
+`▁` occurs in a piece only at its start. So the best segmentation of a line (Kudo, 2018: the path with the largest sum
+of log probabilities) consists of the best segmentations of its words. These are cached.
 """
 
 from collections.abc import Sequence
@@ -17,64 +17,67 @@ from .rows import PIECE_OFFSET, UNK
 
 Array = np.ndarray
 Paths = tuple[Array, Array, Array, Array]
-_SPECIAL = 3  # ids of SentencePiece's special pieces, which come first
-_UNKNOWN_PENALTY = 10.0  # nats below the least likely piece, as in SentencePiece
+_SPECIAL_PIECES = 3  # SentencePiece's special pieces have its first ids
+_UNKNOWN_PENALTY = 10.0  # nats from the least likely piece down to an unknown character, as in SentencePiece
 _BASE, _PARENT, _ID, _SCORE = range(4)  # columns of a unit of the trie
-_FREE, _ROOT = -1, -2  # parents
+_FREE, _ROOT = -1, -2  # in the column _PARENT: the unit is unused, or is the root
 _WORDS = 1 << 17  # words in a full cache, which is then emptied
 _LONGEST = 32  # bytes of a cached word; longer words, as in languages without spaces, rarely occur again
 _OFFSET_BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # of the hash FNV-1a
-# Columns of a cached word: its hash, where its bytes begin, how many; where its ids begin, how many; and `_reach`.
-_COLUMNS = _HASH, _START, _SIZE, _FIRST, _NUMBER, _REACH = range(6)
+# Columns of a cached word: its hash, start and count of its bytes, start and count of its ids, and `_reach`.
+_COLUMNS = _HASH, _BYTES_START, _BYTE_COUNT, _IDS_START, _ID_COUNT, _REACH = range(6)
 
 
 @compiled(int32[:, ::1](reads(uint8), reads(int64), reads(int32), reads(float32)))
 def _double_array(letters: Array, starts: Array, ids: Array, scores: Array) -> Array:
-    """A trie of the sorted pieces `letters[starts[i] : starts[i + 1]]` as a double array (Aoe, 1989): int32 [units, 4].
+    """A trie of pieces as a double array (Aoe, 1989), int32 [units, 4]. Piece i has the bytes
+    `letters[starts[i] : starts[i + 1]]`; pieces are sorted.
 
-    The child of a unit by a byte is the unit base ^ byte, if that has the unit as its parent. The other columns are the
-    id of the piece that ends in the unit, or 0, and its score, as the bits of a float32.
+    The child of a unit by a byte is the unit base ^ byte, if its parent is the unit. A unit in which a piece ends has
+    the piece's id (else 0) and its score (the bits of a float32).
     """
     units = np.zeros((2 * len(letters) + 1024, 4), np.int32)
     units[:, _PARENT] = _FREE
     units[0, _PARENT] = _ROOT
-    # For each node, breadth first: its pieces are `low` to `high` − 1; its unit; its depth in bytes.
+    # For each node of the trie, breadth first: its pieces are `low` to `high` − 1; its unit; its depth in bytes.
     low, high = np.empty(len(letters) + 1, np.int64), np.empty(len(letters) + 1, np.int64)
     unit_of, depth_of = np.zeros(len(letters) + 1, np.int64), np.zeros(len(letters) + 1, np.int64)
     low[0], high[0] = 0, len(starts) - 1
-    children, borders = np.empty(256, np.int64), np.empty(257, np.int64)
-    node, nodes, free, top = 0, 1, 1, 255
+    # Child n of the node has the pieces borders[n] to borders[n + 1] − 1.
+    child_bytes, borders = np.empty(256, np.int64), np.empty(257, np.int64)
+    node, nodes, first_free, top = 0, 1, 1, 255  # no unit before `first_free` is free, all after `top` are
     while node < nodes:
-        piece, depth, unit, number = low[node], depth_of[node], unit_of[node], 0
+        piece, depth, unit, count = low[node], depth_of[node], unit_of[node], 0
         if starts[piece + 1] - starts[piece] == depth:
             units[unit, _ID], units.view(np.float32)[unit, _SCORE] = ids[piece], scores[piece]
             piece += 1
         while piece < high[node]:
             byte = letters[starts[piece] + depth]
-            if number == 0 or children[number - 1] != byte:
-                children[number], borders[number] = byte, piece
-                number += 1
+            if count == 0 or child_bytes[count - 1] != byte:
+                child_bytes[count], borders[count] = byte, piece
+                count += 1
             piece += 1
-        borders[number] = high[node]
-        if number:
-            while units[free, _PARENT] != _FREE:
-                free += 1
-            at, fits = free if number == 1 else max(free, top - 4096), False
+        borders[count] = high[node]
+        if count:
+            while units[first_free, _PARENT] != _FREE:
+                first_free += 1
+            # The unit of the first child: several children rarely fit among the units far before `top`.
+            candidate, fits = first_free if count == 1 else max(first_free, top - 4096), False
             while not fits:  # until the units of all children are free
-                if at | 255 >= len(units) - 1:
+                if candidate | 255 >= len(units) - 1:
                     more = np.zeros_like(units)
                     more[:, _PARENT] = _FREE
                     units = np.concatenate((units, more))
-                fits, base = True, at ^ children[0]
-                for child in children[:number]:
-                    fits &= units[base ^ child, _PARENT] == _FREE
-                at += 1
+                fits, base = True, candidate ^ child_bytes[0]
+                for child_byte in child_bytes[:count]:
+                    fits &= units[base ^ child_byte, _PARENT] == _FREE
+                candidate += 1
             units[unit, _BASE] = base
-            for child in range(number):
-                place = base ^ children[child]
-                units[place, _PARENT], top = unit, max(top, place | 255)
+            for child in range(count):
+                child_unit = base ^ child_bytes[child]
+                units[child_unit, _PARENT], top = unit, max(top, child_unit | 255)
                 low[nodes], high[nodes] = borders[child], borders[child + 1]
-                unit_of[nodes], depth_of[nodes] = place, depth + 1
+                unit_of[nodes], depth_of[nodes] = child_unit, depth + 1
                 nodes += 1
         node += 1
     return units[: top + 1].copy()
@@ -84,12 +87,13 @@ def _double_array(letters: Array, starts: Array, ids: Array, scores: Array) -> A
 def _best_path(
     text: Array, first: int, size: int, total: np.float32, units: Array, log_probs: Array, unknown: float, paths: Paths
 ) -> tuple[int, int, float]:
-    """Find the best path through a word, `size` bytes from `first` on. Returns the number of ids, the number of
-    characters, and the smallest difference of compared scores.
+    """Find the best path through a word: `size` bytes of `text` from `first` on. Returns the number of ids, the number
+    of characters, and the smallest difference of two scores that were compared.
 
-    `total`: the score before the word. Sums are rounded to float32, as in SentencePiece. `paths`: for each byte where a
-    path ends, its score, the id of its last piece, and the byte where that piece begins; the last array gets the ids of
-    the best path, at its end.
+    `total`: the score of the line before the word. Sums are rounded to float32, as in SentencePiece. `log_probs`: the
+    units as float32. `unknown`: score of an unknown character. `paths` are four buffers. The first three hold, for each
+    byte where a path may end, the best score, the id of the last piece, and the byte where that piece begins (−1: no
+    path yet). The ids of the best path are written to the end of the fourth.
     """
     best, last, starts, ids = paths
     for at in range(size + 1):
@@ -98,8 +102,9 @@ def _best_path(
     begin, characters, margin = 0, 0, np.inf
     while begin < size:
         byte = text[first + begin]
-        end = begin + 1 + (byte >= 0xC0) + (byte >= 0xE0) + (byte >= 0xF0)  # of the first character
-        unit, before, single = 0, best[begin], False
+        # The end of the character that starts here; its first byte tells how many bytes of UTF-8 it has.
+        end = begin + 1 + (byte >= 0xC0) + (byte >= 0xE0) + (byte >= 0xF0)
+        unit, before, is_piece = 0, best[begin], False  # is_piece: the character alone is a piece
         for at in range(begin, size):
             child = units[unit, _BASE] ^ np.int32(text[first + at])
             if units[child, _PARENT] != unit:
@@ -112,8 +117,8 @@ def _best_path(
                     margin = abs(difference)
                 if starts[at + 1] < 0 or difference > 0.0:
                     best[at + 1], last[at + 1], starts[at + 1] = score, units[unit, _ID], begin
-                single |= at + 1 == end
-        if not single:
+                is_piece |= at + 1 == end
+        if not is_piece:
             score = np.float32(before + unknown)
             difference = np.float64(score) - np.float64(best[end])
             if starts[end] >= 0 and abs(difference) < margin:
@@ -122,21 +127,21 @@ def _best_path(
                 best[end], last[end], starts[end] = score, UNK, begin
         characters += 1
         begin = end
-    number = 0
-    while size > 0:
-        number += 1
-        ids[len(ids) - number] = last[size]
+    id_count = 0
+    while size > 0:  # from the word's end back to its start
+        id_count += 1
+        ids[len(ids) - id_count] = last[size]
         size = starts[size]
-    return number, characters, margin
+    return id_count, characters, margin
 
 
 @njit(inline="always")
 def _reach(margin: float, characters: int, total: float, unknown: float) -> int:
-    """How far below 0 the score before a word may be for a cached segmentation to be right.
+    """A cached segmentation of a word is right if the score before the word is above −(this number).
 
-    It was found after the score `total`, with the smallest difference `margin` between compared scores. The further a
-    sum is below 0, the more coarsely float32 rounds it. Up to the result, rounding sums of up to `characters` numbers
-    cannot outweigh the margin.
+    The segmentation was found after the score `total`; `margin` is the smallest difference of the scores that were
+    compared. The further a sum is below 0, the more coarsely float32 rounds it. The result is where the rounding of
+    sums of up to `characters` terms could outweigh the margin. No segmentation scores below characters · unknown.
     """
     longest = -unknown * characters
     safe = margin - characters * (longest - total) * 2.0**-23
@@ -145,13 +150,14 @@ def _reach(margin: float, characters: int, total: float, unknown: float) -> int:
 
 @njit(inline="always")
 def _slot(key: np.uint64, text: Array, begin: int, size: int, table: Array, rows: Array, letters: Array) -> int:
-    """The slot of a word in the hash table, or a free slot if the word is not there."""
+    """The slot of a word in the hash table, or a free slot if the word is not there. The word is `size` bytes of `text`
+    from `begin` on; `key` is its hash."""
     mask = np.uint64(len(table) - 1)
     slot = (key ^ key >> np.uint64(32)) & mask
     while table[slot]:
         row = rows[table[slot] - 1]
-        if row[_HASH] == np.int64(key) and row[_SIZE] == size:
-            start, same = row[_START], True
+        if row[_HASH] == np.int64(key) and row[_BYTE_COUNT] == size:
+            start, same = row[_BYTES_START], True
             for i in range(size):
                 same &= letters[start + i] == text[begin + i]
             if same:
@@ -174,24 +180,24 @@ def _segment(
     scores: Array,
     cache: tuple[Array, Array, Array, Array, Array],
     ids: Array,
-    numbers: Array,
+    id_counts: Array,
 ) -> int:
-    """Write the ids of all lines to `ids` and each line's number of ids to `numbers`. Returns the number of all ids.
+    """Write the ids of all lines to `ids`, and how many each line has to `id_counts`. Returns the number of all ids.
 
-    `cache`: the hash table, whose slots hold 1 + the row of a word, or 0; the rows, the bytes and the ids of words; and
-    how many of each of these three are in use.
+    `scores`: log probabilities by id. `cache`: the hash table, whose slots hold 1 + the row of a word, or 0 if free;
+    the rows, the bytes and the ids of the words; and how many of each of these three are in use.
     """
-    table, rows, letters, ids_of, used = cache
+    table, rows, letters, cached_ids, used = cache
     longest, at, done = 0, 0, 0
     for end in ends_of_lines:
         longest, at = max(longest, end - at), end
     integers = np.empty((3, longest + 1), np.int32)
     paths, at = (np.empty(longest + 1, np.float32), integers[0], integers[1], integers[2]), 0
-    for line in range(len(numbers)):
-        first, stop, total, before = done, ends_of_lines[line], np.float32(0.0), 0
+    for line in range(len(id_counts)):
+        first, stop, total, previous_id = done, ends_of_lines[line], np.float32(0.0), 0
         while at < stop:
             begin, key = at, _OFFSET_BASIS
-            while at == begin or (  # to the next ▁
+            while at == begin or (  # until ▁, which is the bytes E2 96 81, starts the next word
                 at < stop and not (text[at] == 0xE2 and text[at + 1] == 0x96 and text[at + 2] == 0x81)
             ):
                 key = (key ^ np.uint64(text[at])) * _PRIME
@@ -200,29 +206,29 @@ def _segment(
             slot = _slot(key, text, begin, size, table, rows, letters)
             word = table[slot] - 1
             if word >= 0 and -total < rows[word, _REACH]:
-                start, number, path = rows[word, _FIRST], rows[word, _NUMBER], ids_of
+                start, count, path = rows[word, _IDS_START], rows[word, _ID_COUNT], cached_ids
             else:
-                number, characters, margin = _best_path(text, begin, size, total, units, log_probs, scores[UNK], paths)
-                start, path = longest + 1 - number, paths[3]
+                count, characters, margin = _best_path(text, begin, size, total, units, log_probs, scores[UNK], paths)
+                start, path = longest + 1 - count, paths[3]
                 if word < 0 and size <= _LONGEST:
-                    if used[0] == len(rows) or used[1] + size > len(letters) or used[2] + number > len(ids_of):
+                    if used[0] == len(rows) or used[1] + size > len(letters) or used[2] + count > len(cached_ids):
                         table[:] = 0
                         used[:] = 0
                         slot = _slot(key, text, begin, size, table, rows, letters)
                     row = rows[used[0]]
-                    row[_HASH], row[_START], row[_SIZE] = np.int64(key), used[1], size
-                    row[_FIRST], row[_NUMBER] = used[2], number
+                    row[_HASH], row[_BYTES_START], row[_BYTE_COUNT] = np.int64(key), used[1], size
+                    row[_IDS_START], row[_ID_COUNT] = used[2], count
                     row[_REACH] = _reach(margin, characters, total, scores[UNK])
                     letters[used[1] : used[1] + size] = text[begin:at]
-                    ids_of[used[2] : used[2] + number] = path[start:]
-                    used[0], used[1], used[2] = used[0] + 1, used[1] + size, used[2] + number
+                    cached_ids[used[2] : used[2] + count] = path[start:]
+                    used[0], used[1], used[2] = used[0] + 1, used[1] + size, used[2] + count
                     table[slot] = used[0]
-            for i in range(start, start + number):
+            for i in range(start, start + count):
                 total = np.float32(total + scores[path[i]])
                 ids[done] = path[i]
-                done += path[i] != UNK or before != UNK  # unknown pieces that touch are one
-                before = path[i]
-        numbers[line] = done - first
+                done += path[i] != UNK or previous_id != UNK  # adjacent unknown pieces are written as one
+                previous_id = path[i]
+        id_counts[line] = done - first
     return done
 
 
@@ -230,34 +236,36 @@ class Segmenter:
     """Segments text as a SentencePiece unigram model does, with a cache of up to `words` words (a power of two)."""
 
     def __init__(self, processor: spm.SentencePieceProcessor, words: int = _WORDS):
-        ordinary = list(range(_SPECIAL, processor.get_piece_size()))
+        ordinary = list(range(_SPECIAL_PIECES, processor.get_piece_size()))
         pieces = [piece.encode() for piece in processor.id_to_piece(ordinary)]
         order = np.array(sorted(range(len(ordinary)), key=pieces.__getitem__))
         scores = np.array(processor.get_score(ordinary), np.float32)
-        self._scores = np.zeros(_SPECIAL + PIECE_OFFSET + len(ordinary), np.float32)  # by id
-        self._scores[_SPECIAL + PIECE_OFFSET :] = scores
+        first_id = _SPECIAL_PIECES + PIECE_OFFSET  # of the ordinary pieces
+        self._scores = np.zeros(first_id + len(ordinary), np.float32)  # by id
+        self._scores[first_id:] = scores
         self._scores[UNK] = scores.min() - np.float32(_UNKNOWN_PENALTY)
         self._units = _double_array(
             np.frombuffer(b"".join(sorted(pieces)), np.uint8),
             np.cumsum([0, *map(len, sorted(pieces))], dtype=np.int64),
-            (order + _SPECIAL + PIECE_OFFSET).astype(np.int32),
+            (order + first_id).astype(np.int32),
             scores[order],
         )
-        self._cache = (
+        self._cache = (  # see `_segment`
             np.zeros(4 * words, np.int32),
             np.empty((words, len(_COLUMNS)), np.int64),
             np.empty(16 * words + _LONGEST, np.uint8),
             np.empty(4 * words + _LONGEST, np.int32),
             np.zeros(3, np.int64),
         )
-        self._lock = Lock()
+        self._lock = Lock()  # calls from several threads share the cache
 
     def __call__(self, forms: Sequence[bytes]) -> tuple[Array, Array]:
-        """int32 ids of all lines, given in their normal form (UTF-8), and int64 number of ids of each."""
+        """The ids of all lines, concatenated (int32), and how many each line has (int64). `forms`: the lines in their
+        normal form, UTF-8."""
         ends = np.cumsum(np.fromiter(map(len, forms), np.int64, len(forms)))
         text = np.frombuffer(b"".join(forms), np.uint8)
-        ids, numbers = np.empty(len(text) + 1, np.int32), np.empty(len(forms), np.int64)
+        ids, id_counts = np.empty(len(text) + 1, np.int32), np.empty(len(forms), np.int64)
         log_probs = self._units.view(np.float32)
         with self._lock:
-            done = _segment(text, ends, self._units, log_probs, self._scores, self._cache, ids, numbers)
-        return ids[:done].copy(), numbers
+            total = _segment(text, ends, self._units, log_probs, self._scores, self._cache, ids, id_counts)
+        return ids[:total].copy(), id_counts

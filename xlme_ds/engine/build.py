@@ -86,7 +86,7 @@ def open_data(
         objective,
     )
     require_fit(loader, config.model, like)
-    for store in (store for phase in loader.phases for store in loader.stores_at(phase.first).values()):
+    for store in (store for phase in loader.phases for store in loader.stores_at(phase.first_step).values()):
         objective.check_rows(store, loader.purpose)
     return loader
 
@@ -131,7 +131,7 @@ def _require_split(unseen: Loader, trained: Loader) -> None:
     for (task, store), (phase, folder) in product(
         unseen.stores.items(), zip(trained.phases, trained.folders, strict=True)
     ):
-        manifests = [store.manifest, trained.stores_at(phase.first)[task].manifest]
+        manifests = [store.manifest, trained.stores_at(phase.first_step)[task].manifest]
         (split, share), (trained_split, trained_share) = (
             (manifest.settings.get("split", "all"), manifest.settings.get("heldout_share")) for manifest in manifests
         )

@@ -102,7 +102,7 @@ class PipelineEngine(ZeroEngine):
     def enter(self, step: int) -> None:
         """As `Engine.enter`. A new phase may have rows of another length, and so activations of another shape."""
         super().enter(step)
-        if any(step == phase.first for phase in self.loader.phases):
+        if any(step == phase.first_step for phase in self.loader.phases):
             self.engine.reset_activation_shape()
 
     def _read(self, step: int) -> tuple[list[Batch], Tensor]:

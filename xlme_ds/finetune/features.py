@@ -206,7 +206,7 @@ class TaskLoader:
         return sorted(numbered, key=lambda pair: len(pair[1].ids))
 
     def _read(self, step: int, micro_batch: int) -> list[tuple[int, Feature]]:
-        mine = self.plan.numbers(step, self.rank, micro_batch, 0) - self.plan.step_rows(step, 0).start
+        mine = self.plan.row_numbers(step, self.rank, micro_batch, 0) - self.plan.step_rows(step, 0).start
         return self._sorted(step)[mine[0] : mine[-1] + 1]
 
     def step(self, step: int) -> list[TaskBatch]:

@@ -105,7 +105,7 @@ def computing_in(gpu: GPU, precision: str) -> GPU:
 def _phases(run: RunConfig) -> list[dict[str, float]]:
     """Steps, tokens (counting rows as full) and predicted share of tokens of each phase of the data."""
     data_phases = phases(run.data, run.objective.mask_fraction)
-    ends = [phase.first for phase in data_phases[1:]] + [run.train.steps]
+    ends = [phase.first_step for phase in data_phases[1:]] + [run.train.steps]
     tokens_a_step = int(sum(run.data.mean_rows)) * run.model.max_positions
     return [
         {"first_step": first, "steps": end - first, "tokens": (end - first) * tokens_a_step, "mask_fraction": fraction}

@@ -58,7 +58,7 @@ def _phases(loader: Loader) -> Iterator[str]:
     for phase, folder, tokens in zip(loader.phases, loader.folders, loader.row_lengths, strict=True):
         rows = f", rows of {tokens} tokens" * (len(set(loader.row_lengths)) > 1)
         base = f", rotary base {phase.rotary_base:g}" if phase.rotary_base else ""
-        yield f"from step {phase.first} {folder}, {100 * phase.mask_fraction:g}% predicted{rows}{base}"
+        yield f"from step {phase.first_step} {folder}, {100 * phase.mask_fraction:g}% predicted{rows}{base}"
 
 
 def _changed_from_recipe(config: Training) -> list[str]:

@@ -299,7 +299,7 @@ def _prefixes_that_may_change(theirs: Mapping[str, Any], config: Training, done:
             [
                 phase._replace(rotary_base=phase.rotary_base or base)  # None in the last phase, a number in others
                 for phase in phases(settings, fraction)
-                if phase.first < done
+                if phase.first_step < done
             ]
             for settings in (data, config.data)
         ]
