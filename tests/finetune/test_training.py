@@ -98,7 +98,8 @@ def test_examples_of_a_length_are_run_together() -> None:
 
 @pytest.mark.parametrize("kind", ["tokens", "pair", "span"])
 def test_the_mean_does_not_depend_on_the_cut(kind: str) -> None:
-    """Sum over count of micro-batches, padded to other widths, equals torch's own mean of each example alone."""
+    """Sum over count of micro-batches, padded to other widths, equals torch's own mean of each example alone; so does
+    the accuracy."""
     objective = TaskObjective(kind, 3, dropout=0.0)
     model = lively(objective.build(SMALL)).eval()
     every = features(kind)
@@ -107,7 +108,7 @@ def test_the_mean_does_not_depend_on_the_cut(kind: str) -> None:
     counts = [objective.counts(batch) for batch in batches]
     mean = sums[0] / counts[0]
     torch.testing.assert_close(sum(sums[1:]) / sum(counts[1:]), mean, check_dtype=False)
-    losses = []
+    losses, right = [], []
     for feature in every:
         logits = model(collate_features([feature], kind))[0]
         if kind == "pair":
@@ -116,7 +117,12 @@ def test_the_mean_does_not_depend_on_the_cut(kind: str) -> None:
             logits = logits.T
         wanted = torch.from_numpy(feature.labels)
         losses.append(torch.nn.functional.cross_entropy(logits, wanted, reduction="none")[wanted != IGNORED])
+        right.append((logits.argmax(-1) == wanted)[wanted != IGNORED])
     torch.testing.assert_close(torch.cat(losses).mean().view(1), mean, check_dtype=False)
+    counted = [objective.statistics(model(batch), batch) for batch in batches]
+    found = objective.summarise(sums[0].detach(), counts[0], counted[0])
+    assert found == pytest.approx({"loss": float(mean), "accuracy": float(torch.cat(right).double().mean())})
+    assert 0 < found["accuracy"] < 1 and sum(counted[1:]) == counted[0]
 
 
 def test_dropout_follows_from_the_batch() -> None:

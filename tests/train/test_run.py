@@ -26,11 +26,12 @@ from tests.rows import train_vocabulary, write_data
 from xlme_ds.checkpoint_names import checkpoints_of, saved_step
 from xlme_ds.config import DataConfig
 from xlme_ds.data.collate import collate
-from xlme_ds.data.loader import HeldOutLoader, Loader
+from xlme_ds.data.loader import HeldOutLoader, Loader, unigram_by_language
 from xlme_ds.data.rows import TASKS
 from xlme_ds.data.shards import RowStore
 from xlme_ds.engine.build import build_engine
-from xlme_ds.train.inputs import heldout_data
+from xlme_ds.objectives import objective_of
+from xlme_ds.train.inputs import heldout_data, pretraining_info
 from xlme_ds.train.run_folder import RunFolder
 
 _TINY = (
@@ -90,6 +91,37 @@ def test_what_a_rank_reads_twice_counts_in_no_number_of_an_evaluation(tmp_path: 
     with torch.no_grad():
         sums = sum(objective.sums(module(batch), batch).double() for batch in batches)
     assert found["sums"].tolist() == pytest.approx(sums.tolist(), rel=1e-5)
+
+
+def test_what_an_evaluation_reports(tmp_path: Path) -> None:
+    """Means by language where there are tokens and their sum is a number; weights of the step; a unigram model's losses
+    on the rows that are evaluated, four of nine."""
+    folder, unseen = (write_data(tmp_path / str(rows), rows=rows, seed=rows) for rows in (16, 9))
+    languages = ("fr", "en", "de")
+    config = tiny({"kind": "plain"}, 8, objective="mt", language_embeddings=languages, para_rows=0,
+                  denoising=("0:1", "10:0.5"))  # fmt: skip
+    config = replace(config, train=replace(config.train, eval_rows=4))
+    objective = objective_of(config.objective)
+    read = config.seed, 1.0, 0, 1, languages, objective
+    loader = Loader(folder, config.data, *read)
+    heldout = HeldOutLoader(unseen, heldout_data(config, unseen, loader.row_tokens), *read)
+    info = pretraining_info(config, loader, heldout, root=True)
+    assert info.evaluation is not None and objective.terms == ("ae", "mt")
+    store = heldout.stores[0]
+    first = store.languages[0]
+    by_language = torch.tensor([[[6.0, np.inf, 0.0], [0.0, 0.0, 0.0]], [[3.0, 2.0, 0.0], [0.0, 0.0, 0.0]]])
+    totals = {"sums": torch.tensor([6.0, 0.0]), "counts": torch.tensor([3.0, 0.0])}
+    statistics = torch.zeros(objective.statistics_shape)
+    overall, parts = info.evaluation(5, by_language, statistics=statistics, **totals)
+    assert overall["loss"] == pytest.approx(0.75 * 2)
+    assert (parts["terms"], parts["tokens"]) == ({"ae": {first: 2.0}}, {"ae": {first: 3}})
+    sums, counts = unigram_by_language(loader.shares(0, config.train.steps), store, 0, 4)
+    assert overall["unigram_nll_mono"] == pytest.approx(sums.sum() / counts.sum())
+    means = {code: sums[n] / counts[n] for n, code in enumerate(store.languages) if counts[n]}
+    assert parts["unigram"]["mono"] == pytest.approx(means) and 0 < len(means) < 3
+    other = pretraining_info(config, loader, heldout, root=False)
+    assert other.evaluation is not None, "collective, but only the root needs the unigram model"
+    assert other.evaluation(5, by_language, statistics=statistics, **totals)[1]["unigram"] == {}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
