@@ -121,7 +121,7 @@ def test_the_mean_does_not_depend_on_the_cut(kind: str) -> None:
     torch.testing.assert_close(torch.cat(losses).mean().view(1), mean, check_dtype=False)
     counted = [objective.statistics(model(batch), batch) for batch in batches]
     found = objective.summarise(sums[0].detach(), counts[0], counted[0])
-    assert found == pytest.approx({"loss": float(mean), "accuracy": float(torch.cat(right).double().mean())})
+    assert found == pytest.approx({"loss": mean.item(), "accuracy": float(torch.cat(right).double().mean())})
     assert 0 < found["accuracy"] < 1 and sum(counted[1:]) == counted[0]
 
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from tests.small import SMALL, lively
-from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, RunConfig
+from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.models.attention import shared_bias
 from xlme_ds.models.encoder import Encoder
+from xlme_ds.models.tiles import GROUP
 from xlme_ds.plan import activations
 from xlme_ds.plan.layout import ParallelLayout
 
@@ -64,6 +65,28 @@ def test_a_layer_in_the_fused_kernel(norm: str, relative_bias: str) -> None:
     # The kernel may pad its log-sum-exp to a multiple of 32 tokens.
     kept = saved_by_a_layer(cfg, torch.bfloat16, "cuda")
     assert kept == pytest.approx(activations.layer(layout(cfg, 2, True)), rel=0.05)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_the_softmax_on_a_gpu_counted_by_hand(temperature: float) -> None:
+    """18 of 120 positions, 64 groups of ids, tiles of two groups; width 24. The kernels hold no tile in float32."""
+    objective = ObjectiveConfig(generator_temperature=temperature)
+    cfg = replace(SMALL, vocabulary=64 * GROUP, head_chunk=2 * GROUP)
+    by_kernels, by_torch = (
+        replace(layout(replace(cfg, kernels=kernels), 2, True), objective=objective) for kernels in ("auto", "torch")
+    )
+    sums, tile = 18 * 64 * 4 * (2 if temperature == 1 else 3), 18 * 2 * GROUP
+
+    def found(of: ParallelLayout, backward: bool) -> float:
+        return activations.softmax_bytes(of, backward, last=False)
+
+    assert found(by_kernels, False) == pytest.approx(sums + 18 * 64 * 24)  # with their weights in float64
+    assert found(by_kernels, True) == pytest.approx(tile * (2 + 4 / 128) + 2 * 18 * 24 * 4)
+    rows = 18 * 2 * GROUP * (24 * 2 + 3 * 8)  # of the table, and where they come from
+    assert found(by_torch, False) == pytest.approx(sums + max(rows, tile * (4 + (2 if temperature == 1 else 4))))
+    assert found(by_torch, True) == pytest.approx(tile * (4 + 2) + 2 * 18 * 24 * 4)
+    whole = layout(replace(cfg, kernels="auto"), 4, True)  # the kernels are for bf16
+    assert found(whole, True) == pytest.approx(tile * 4 + 2 * 18 * 24 * 4)
 
 
 def test_dropout_saves_nothing_of_a_generator() -> None:
