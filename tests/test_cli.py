@@ -172,6 +172,10 @@ def test_an_embedding_that_does_not_go_through_the_buffers_to_nvme() -> None:
     validate(replace(config, model=replace(xl.model, vocabulary_blocks=16)), world=1)
 
 
+PIPE = dict(kind="pipeline", deepspeed="pipe_zero1")
+DUAL = PIPE | dict(pipeline_schedule="dualpipev")
+
+
 @pytest.mark.parametrize(
     ("legal", "illegal"),
     [
@@ -188,10 +192,15 @@ def test_an_embedding_that_does_not_go_through_the_buffers_to_nvme() -> None:
         (dict(model=dict(relative_buckets=4)), dict(model=dict(relative_buckets=5))),
         (dict(data=dict(alternate=True), train=dict(steps=10, log_every=3)),
          dict(data=dict(alternate=True), train=dict(steps=10, log_every=2))),
+        (dict(engine=PIPE | dict(pipeline_stages=4)), dict(engine=PIPE | dict(pipeline_stages=5))),
+        (dict(engine=PIPE | dict(balance=(0, 3))), dict(engine=PIPE | dict(balance=(3, 0)))),
+        (dict(engine=PIPE | dict(balance=(1, 2))), dict(engine=PIPE | dict(balance=(1, 1, 1)))),
+        (dict(engine=DUAL, data=dict(micro_batch=2)), dict(engine=DUAL, data=dict(micro_batch=4))),
+        (dict(model=dict(kernels="triton", heads=2)), dict(model=dict(kernels="triton", heads=4))),
     ],
 )  # fmt: skip
 def test_settings_at_their_border(legal: dict[str, dict], illegal: dict[str, dict]) -> None:
-    """The last that fit, and the first that do not: of ten steps, of which two warm up."""
+    """The last that fit, and the first that do not: of ten steps, of which two warm up; of three layers."""
     run = tiny(dict(kind="plain"), 8, steps=10)
     run = replace(run, optimizer=replace(run.optimizer, warmup_steps=2), model=replace(run.model, relative_buckets=32))
     run = replace(run, objective=replace(run.objective, name="mlm"), model=replace(run.model, vocabulary=100))
@@ -199,9 +208,10 @@ def test_settings_at_their_border(legal: dict[str, dict], illegal: dict[str, dic
     def changed(settings: dict[str, dict]) -> RunConfig:
         return replace(run, **{name: replace(getattr(run, name), **values) for name, values in settings.items()})
 
-    validate(changed(legal))
-    with pytest.raises(ValueError):
-        validate(changed(illegal))
+    for settings, refusal in ((legal, contextlib.nullcontext()), (illegal, pytest.raises(ValueError))):
+        with refusal:
+            config = changed(settings)
+            validate(config, config.engine.processes_per_replica)
 
 
 def test_engine_files_hold_engine_keys_only(tmp_path: Path) -> None:
