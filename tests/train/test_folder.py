@@ -5,6 +5,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -26,6 +27,7 @@ from xlme_ds.checkpoint.checkpoints import Checkpoints
 from xlme_ds.checkpoint_names import run_and_step
 from xlme_ds.config import EngineConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from xlme_ds.engine.ranks import SharedError
+from xlme_ds.finetune.settings import FinetuneConfig
 from xlme_ds.io.folders import atomic_folder, in_use, lock
 from xlme_ds.report.run_page import write_report
 from xlme_ds.train.opening import report_missing
@@ -89,6 +91,50 @@ def test_run_folder_refuses_other_settings(tmp_path: Path) -> None:
     (out / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json is damaged"):
         claimed(out, config)
+
+
+MAY_CHANGE = """
+train: log_every eval_every eval_rows save_every save_buffer_gib keep_last keep_every max_bad_steps spike_sigma
+    watchdog_minutes audit wandb
+model: kernels compile head_chunk vocabulary_blocks activation_checkpointing
+data: micro_batch
+tuning: micro_batch
+engine: kind deepspeed gradient_precision pipeline_stages pipeline_schedule balance offload_optimizer
+    offload_parameters nvme_folder
+"""
+OPEN_BEFORE_THE_FIRST_STEP = ("train.steps", "schedule.", "data.phase_")
+
+
+@pytest.mark.parametrize("kind", [RunConfig, FinetuneConfig])
+def test_what_may_change_on_a_resume_and_nothing_else(tmp_path: Path, kind: type[Training]) -> None:
+    """Every setting of pre-training and of fine-tuning, one after the other."""
+    config = kind("mine")
+    RunFolder(tmp_path).begin(config, {}, 1, {})
+    sections = re.split(r"(\w+): ", " ".join(MAY_CHANGE.split()))[1:]
+    may_change = {f"{name}.{key}" for name, keys in zip(*[iter(sections)] * 2, strict=True) for key in keys.split()}
+    seen = set()
+
+    def other(value: object) -> object:
+        if isinstance(value, bool) or value is None:
+            return not value
+        return value + type(value)(1) if isinstance(value, int | float) else ("x",) if value == () else "x"
+
+    for field in dataclasses.fields(config):
+        section = getattr(config, field.name)
+        keys = [key.name for key in dataclasses.fields(section)] if dataclasses.is_dataclass(section) else [""]
+        for key in keys:
+            name = f"{field.name}.{key}".rstrip(".")
+            values = {key: other(getattr(section, key))} if key else {}
+            changed = dataclasses.replace(section, **values) if key else other(section)
+            if not name.startswith(OPEN_BEFORE_THE_FIRST_STEP):
+                seen.add(name)
+                try:
+                    RunFolder(tmp_path, writes=False).claim(dataclasses.replace(config, **{field.name: changed}))
+                except ValueError as error:
+                    assert name not in may_change and f"was started with {name} " in str(error)
+                else:
+                    assert name in may_change, name
+    assert {name for name in may_change if hasattr(config, name.partition(".")[0])} <= seen
 
 
 def test_what_to_do_instead_is_said(tmp_path: Path) -> None:
