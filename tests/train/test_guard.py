@@ -5,6 +5,7 @@ import math
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -188,6 +189,29 @@ def test_the_second_interrupt_stops_at_once() -> None:
             signal.raise_signal(signal.SIGINT)
     finally:
         stop.release()
+
+
+def test_every_signal_to_stop_counts_unless_it_was_ignored() -> None:
+    """As SIGHUP is under nohup. While the report is drawn a signal ends the process with code 0."""
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
+    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+    try:
+        for number in numbers:
+            for at_once in (False, True):
+                stop = StopRequest()
+                stop.at_once = at_once
+                with pytest.raises(SystemExit) if at_once else nullcontext() as left:
+                    signal.raise_signal(number)
+                stop.release()
+                assert (left.value.code, stop.received) == (0, None) if left else stop.received == number.name
+            signal.signal(number, signal.SIG_IGN)
+            stop = StopRequest()
+            signal.raise_signal(number)
+            stop.release()
+            assert stop.received is None and signal.getsignal(number) == signal.SIG_IGN
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_signals_are_the_callers_again_afterwards() -> None:
