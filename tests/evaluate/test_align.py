@@ -18,8 +18,8 @@ from xlme_ds.evaluate.alignment import (
     align_subwords,
     align_test,
     align_words,
+    cut_pair,
     error_rates,
-    fit,
     score_tests,
     sinkhorn,
     subwords,
@@ -111,7 +111,7 @@ def test_words_are_encoded_one_by_one(vocabulary: Vocabulary) -> None:
 )
 def test_long_pairs_are_cut_to_their_room(first: int, second: int, kept: tuple[int, int]) -> None:
     sides = [Subwords(np.arange(n), np.arange(n) // 2) for n in (first, second)]
-    cut = fit(sides[0], sides[1], room=10)
+    cut = cut_pair(sides[0], sides[1], room=10)
     assert tuple(len(side.ids) for side in cut) == tuple(len(side.words) for side in cut) == kept
     assert all((side.ids == np.arange(len(side.ids))).all() for side in cut)
 

@@ -21,7 +21,7 @@ from xlme_ds.evaluate.__main__ import main
 from xlme_ds.evaluate.alignment import alignment_tables
 from xlme_ds.evaluate.compared_models import load_encoders, paper_layer
 from xlme_ds.evaluate.heldout_losses import loss_tables
-from xlme_ds.evaluate.retrieval import SETS, XTREME, accuracies, both_ways, retrieval_tables
+from xlme_ds.evaluate.retrieval import LANGUAGE_SETS, XTREME, accuracies, mean_of_directions, retrieval_tables
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.trained.encoders import load_encoder
@@ -149,7 +149,7 @@ def test_the_papers_averages_show_when_all_their_languages_are_there(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for iso, code in XTREME.items():
-        if code in SETS["14"]:
+        if code in LANGUAGE_SETS["14"]:
             lines = [sentence(number + len(iso)) for number in range(5)]
             write_tatoeba(tmp_path / "t", iso, lines, lines[1:] + lines[:1])
     table = told(["tatoeba", "--model", str(run), "--data", str(tmp_path / "t")], capsys)
@@ -159,8 +159,8 @@ def test_the_papers_averages_show_when_all_their_languages_are_there(
 def test_the_curve_is_of_the_36_languages_only_when_they_are_complete() -> None:
     scores = {way: [0.2] for way in ("en_xx", "xx_en")}
     half = {"found": 35, "of": 36, "en_xx": [0.6], "xx_en": [0.8]}
-    assert both_ways({"overall": scores, "sets": {"36": half}}) == [0.2]
-    assert both_ways({"overall": scores, "sets": {"36": half | {"found": 36}}}) == [pytest.approx(0.7)]
+    assert mean_of_directions({"overall": scores, "sets": {"36": half}}) == [0.2]
+    assert mean_of_directions({"overall": scores, "sets": {"36": half | {"found": 36}}}) == [pytest.approx(0.7)]
 
 
 def test_several_models_and_an_untrained_one_in_one_table_and_plot(
@@ -175,7 +175,7 @@ def test_several_models_and_an_untrained_one_in_one_table_and_plot(
     assert [(model["model"], len(model["overall"]["en_xx"])) for model in written["models"]] == list(
         zip(names, (3, 5, 3, 5), strict=True)
     )
-    expected = [f"{100 * value:.1f}" for value in both_ways(written["models"][1])]
+    expected = [f"{100 * value:.1f}" for value in mean_of_directions(written["models"][1])]
     lines = [line.split() for line in table[table.index("By layer") :].splitlines()]
     rows = [line for line in lines if line and line[0].isdigit()]
     assert [row[0] for row in rows] == list("01234") and [row[2] for row in rows[:3]] == expected[:3]

@@ -195,7 +195,7 @@ def test_a_unigram_model_has_a_column(root: Path, capsys: pytest.CaptureFixture[
 def test_rows_of_a_language_stand_together_in_the_order_of_the_data(root: Path) -> None:
     store, languages = RowStore(root / "heldout/mono"), [language for language, _ in rows_of(root)]
     found: dict[str, list[int]] = {}
-    for language, rows, records in rows_by_language(store, limit=11, most=4):
+    for language, rows, records in rows_by_language(store, limit=11, rows_per_batch=4):
         assert len(records) <= 4 and (rows.tokens == store.read(records).tokens).all()
         found.setdefault(language, []).extend(records.tolist())
     assert found == {code: [n for n, each in enumerate(languages) if each == code][:11] for code in ("de", "en", "fr")}
@@ -297,7 +297,7 @@ def test_losses_are_of_the_rows_that_were_asked_for(root: Path, monkeypatch: pyt
     """Whatever number is read at once, also more than are left."""
     found = []
     for at_once in (1, 7, 16, 100):
-        monkeypatch.setattr(heldout_losses, "_AT_ONCE", at_once)
+        monkeypatch.setattr(heldout_losses, "_ROWS_PER_BATCH", at_once)
         (scores,) = losses(root / "mlm", root / "heldout", rows=20)["models"]
         found.append(scores["overall"] | scores["languages"]["mlm"])
     assert all(one == pytest.approx(found[0], rel=1e-5) for one in found)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.evaluate.folders import write_tatoeba
-from xlme_ds.evaluate.retrieval import SETS, XTREME, read_tatoeba
+from xlme_ds.evaluate.retrieval import LANGUAGE_SETS, XTREME, read_tatoeba
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL = ROOT.parent / "shared/data/eval/tatoeba"
@@ -24,7 +24,7 @@ def test_a_line_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
 
 
 def test_language_sets_have_their_size_and_only_known_codes() -> None:
-    for name, codes in SETS.items():
+    for name, codes in LANGUAGE_SETS.items():
         assert len(codes) == len(set(codes)) == int(name) and set(codes) <= set(XTREME.values())
 
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from ..data.schema import read_manifest
 from ..evaluate.output import ResultTable, plot_label, save_figure
-from ..evaluate.retrieval import both_ways
+from ..evaluate.retrieval import mean_of_directions
 from ..io.files import read_object, write_object, write_text
 from .systems import System
 from .trends import LEVEL, Trend, crossing, trends
@@ -135,7 +135,7 @@ def scores(folder: Path, tuning_seeds: Sequence[int]) -> tuple[dict[str, float],
                     model_scores[test] = 100 * result["overall"]["aer"][result["layer"]]
                     continue
                 for suffix in ("", "_centred"):
-                    model_scores[test + suffix] = 100 * both_ways(result, bool(suffix))[result["layer"]]
+                    model_scores[test + suffix] = 100 * mean_of_directions(result, bool(suffix))[result["layer"]]
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise _malformed(path, error) from None
     return trained, untrained

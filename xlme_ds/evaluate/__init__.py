@@ -1,9 +1,9 @@
 """Evaluation without fine-tuning: a function for every test of `xlme evaluate`, which returns the JSON that the command
-writes. A model is the folder of a run, RUN@STEP for one of its checkpoints, or an export; several are a list. All raise
-ValueError for unsuitable models and data.
+writes. A model is the folder of a run, RUN@STEP for one of its checkpoints, or the folder of an export. `models` is one
+or a list. All functions raise ValueError for unsuitable models and data.
 
-`layer`: the layer in tables, 0 for the embeddings; by default three quarters of the depth. All layers are scored.
-`which`: the encoder of a run that has two. `random`: also score untrained models of the same shapes.
+`layer`: the layer that tables quote, 0 for the embeddings; by default three quarters of the depth. All layers are
+scored. `which`: the encoder of a run that has two. `random`: also score untrained models of the same shapes.
 
 xlme.evaluate.pairs("runs/base", "heldout")["models"][0]["overall"]
 """
@@ -31,7 +31,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """A test's function, whose module loads torch."""
+    """A test's function. Its module is imported only now, because it loads torch."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__} has no attribute {name}")
     return getattr(import_module(f".{_MODULES[name]}", __name__), name)

@@ -1,7 +1,7 @@
 """`xlme evaluate tatoeba|pairs|align|losses|perplexity|words --model DIR --data DIR`.
 
 Sentence retrieval and word alignment with the vectors of every layer, losses and perplexity on held-out text by
-language, and the words of the lookup table, for one model or several side by side.
+language, and the words of the lookup table. Several models are compared side by side.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ import tyro
 
 from ..cli import fail, program
 from . import alignment, heldout_losses, lookup_table, predicted_tokens, retrieval
-from .output import CommonOptions, EncoderOptions, LayerOptions
+from .output import CommonOptions, Curve, EncoderOptions, LayerOptions
 
 _Common = Annotated[CommonOptions, tyro.conf.arg(name="")]
 _Encoder = Annotated[EncoderOptions, tyro.conf.arg(name="")]
@@ -19,7 +19,7 @@ _Layers = Annotated[LayerOptions, tyro.conf.arg(name="")]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command; a user's mistake ends it with one sentence and exit code 2."""
+    """Run the command. A user's mistake ends it with one sentence and exit code 2."""
     try:
         tyro.extras.subcommand_cli_from_dict(
             {test.__name__: test for test in (tatoeba, pairs, align, losses, perplexity, words)},
@@ -37,7 +37,7 @@ def tatoeba(options: _Layers) -> None:
 
     Its `--data`: folder of LASER's v1 files, tatoeba.xxx-eng.xxx and tatoeba.xxx-eng.eng.
     """
-    _deliver_retrieval(retrieval.tatoeba(options.models, options.data, **options.encoder_arguments), options)
+    _output_retrieval(retrieval.tatoeba(options.models, options.data, **options.encoder_arguments), options)
 
 
 def pairs(options: _Layers, limit: int = 1000) -> None:
@@ -47,9 +47,9 @@ def pairs(options: _Layers, limit: int = 1000) -> None:
     en-de.txt.zip.
 
     Args:
-        limit: Pairs of a language that are read, from the start; repetitions are left out.
+        limit: Pairs of a language that are scored: the first ones, after repetitions were left out.
     """
-    _deliver_retrieval(retrieval.pairs(options.models, options.data, limit=limit, **options.encoder_arguments), options)
+    _output_retrieval(retrieval.pairs(options.models, options.data, limit=limit, **options.encoder_arguments), options)
 
 
 def align(options: _Layers, apart: bool = False) -> None:
@@ -61,13 +61,13 @@ def align(options: _Layers, apart: bool = False) -> None:
         apart: Read the two sentences of a pair as separate items instead of one.
     """
     results = alignment.align(options.models, options.data, apart=apart, **options.encoder_arguments)
-    curves = [(model["model"], model["overall"]["aer"], False) for model in results["models"]]
-    over = f"mean over {', '.join(results['models'][0]['tests'])}"
-    options.deliver(results, alignment.alignment_tables(results), curves, "mean alignment error rate (%)", over)
+    curves = [Curve(model["model"], model["overall"]["aer"]) for model in results["models"]]
+    note = f"mean over {', '.join(results['models'][0]['tests'])}"
+    options.write_and_print(results, alignment.alignment_tables(results), curves, "mean alignment error rate (%)", note)
 
 
 def losses(options: _Common, rows: int = 512, seed: int = 1) -> None:
-    """The losses of pre-training on held-out text under the same masks, as a whole and by language, for any models.
+    """The losses of pre-training on held-out text, overall and by language, under the same masks for every model.
 
     Its `--data`: data folder that holds mono/ or para/ or both, encoded with the models' vocabulary.
 
@@ -76,7 +76,7 @@ def losses(options: _Common, rows: int = 512, seed: int = 1) -> None:
         seed: Seed of the masks.
     """
     results = heldout_losses.losses(options.models, options.data, rows=rows, seed=seed, random=options.random)
-    options.deliver(results, heldout_losses.loss_tables(results))
+    options.write_and_print(results, heldout_losses.loss_tables(results))
 
 
 def perplexity(
@@ -92,11 +92,10 @@ def perplexity(
         limit: Rows of a language that are read, from the start; by default all.
         unigram: Training data folder that holds mono/: adds a column for a unigram model counted there.
     """
-    inputs = options.models, options.data
     results = predicted_tokens.perplexity(
-        *inputs, passes=passes, seed=seed, limit=limit, unigram=unigram, random=options.random
+        options.models, options.data, passes=passes, seed=seed, limit=limit, unigram=unigram, random=options.random
     )
-    options.deliver(results, predicted_tokens.perplexity_tables(results))
+    options.write_and_print(results, predicted_tokens.perplexity_tables(results))
 
 
 def words(options: _Encoder) -> None:
@@ -106,17 +105,21 @@ def words(options: _Encoder) -> None:
     en-de.txt, also below it.
     """
     results = lookup_table.words(options.models, options.data, **options.encoder_arguments)
-    options.deliver(results, lookup_table.word_tables(results))
+    options.write_and_print(results, lookup_table.word_tables(results))
 
 
-def _deliver_retrieval(results: dict[str, Any], options: LayerOptions) -> None:
+def _output_retrieval(results: dict[str, Any], options: LayerOptions) -> None:
+    """Write and print the results of a retrieval test."""
     models = results["models"]
     curves = [
-        (model["model"], retrieval.both_ways(model, centred), centred) for model in models for centred in (False, True)
+        Curve(model["model"], retrieval.mean_of_directions(model, centred), centred)
+        for model in models
+        for centred in (False, True)
     ]
-    over = "the papers' 36" if "36" in retrieval.complete_sets(models[0]) else str(len(models[0]["languages"]))
-    label = "accuracy@1, mean of both directions (%)"
-    options.deliver(results, retrieval.retrieval_tables(results), curves, label, f"mean over {over} languages")
+    # all models are tested on the same languages
+    languages = "the papers' 36" if "36" in retrieval.complete_sets(models[0]) else str(len(models[0]["languages"]))
+    measure, note = "accuracy@1, mean of both directions (%)", f"mean over {languages} languages"
+    options.write_and_print(results, retrieval.retrieval_tables(results), curves, measure, note)
 
 
 if __name__ == "__main__":

@@ -22,13 +22,18 @@ from .vectors import hidden_states, unit_length
 
 Links = set[tuple[int, int]]  # (source word, target word), both from 0
 
-_FILES = ("alignv2.txt", "align.txt")  # the first one tells sure links from possible ones
+_LINK_FILES = ("alignv2.txt", "align.txt")  # the first is preferred: it tells sure links from possible ones
 _LINK = re.compile(r"(-?\d+)\s+(-?\d+)\s+(-?\d+)(?:\s+([SP]))?")
-_MEASURES = {"aer": "AER", "precision": "precision", "recall": "recall", "aer_cosine": "AER, cosines*"}
+_MEASURES = {  # key in the results -> title in tables
+    "aer": "AER",
+    "precision": "precision",
+    "recall": "recall",
+    "aer_cosine": "AER, cosines*",
+}
 
 
 class GoldPair(NamedTuple):
-    """A sentence pair as words, with its links; the possible ones include the sure ones."""
+    """The words of a sentence pair, and their links made by hand. The possible links include the sure ones."""
 
     source: list[str]
     target: list[str]
@@ -37,10 +42,10 @@ class GoldPair(NamedTuple):
 
 
 class Subwords(NamedTuple):
-    """The subwords of one side: their ids, and the number of each one's word."""
+    """The subwords of a sentence."""
 
     ids: np.ndarray
-    words: np.ndarray
+    words: np.ndarray  # index of the word that each subword belongs to
 
 
 def align(
@@ -54,16 +59,17 @@ def align(
 ) -> dict[str, Any]:
     """Word alignment, scored against links made by hand: `data` has folders named a-b, each with test.a, test.b and
     alignv2.txt or align.txt. `apart`: each sentence of a pair is read alone."""
-    compared, gold = load_encoders(models, layer, random, which), read_gold(Path(data))
-    scored = [
-        model.description | score_tests(model.encoder, model.vocabulary, gold, apart, model.name) for model in compared
+    compared, tests = load_encoders(models, layer, random, which), read_gold(Path(data))
+    results = [
+        model.description | score_tests(model.encoder, model.vocabulary, tests, apart, model.name) for model in compared
     ]
     reading = "each sentence read alone" if apart else "a pair read as one item"
-    return {"test": "align", "reading": reading, "models": scored}
+    return {"test": "align", "reading": reading, "models": results}
 
 
 def read_gold(folder: Path) -> dict[str, list[GoldPair]]:
-    """The tests in `folder`, or `folder` as a test: folders a-b with test.a, test.b and alignv2.txt or align.txt.
+    """The pairs of each test, by name. A test is a folder a-b with test.a, test.b and alignv2.txt or align.txt:
+    `folder` itself, or a folder in it.
 
     Raises ValueError for a damaged file, with its name and line, and for a folder without tests.
     """
@@ -71,9 +77,11 @@ def read_gold(folder: Path) -> dict[str, list[GoldPair]]:
     for path in [folder.resolve(), *sorted(folder.iterdir())] if folder.is_dir() else []:
         source, dash, target = path.name.partition("-")
         sides = path / f"test.{source}", path / f"test.{target}"
-        links_file = next((path / name for name in _FILES if (path / name).is_file()), None)
+        links_file = next((path / name for name in _LINK_FILES if (path / name).is_file()), None)
         if links_file is None and dash and any(side.is_file() for side in sides):
-            raise ValueError(f"{path} has sentences and no {' or '.join(_FILES)}: put it there, or remove the folder")
+            raise ValueError(
+                f"{path} has sentences and no {' or '.join(_LINK_FILES)}: put it there, or remove the folder"
+            )
         if links_file is not None and not dash:
             raise ValueError(
                 f"{path} must be named after its languages, source first, as de-en: the links are read in that order"
@@ -88,61 +96,63 @@ def read_gold(folder: Path) -> dict[str, list[GoldPair]]:
 
 
 def _read_test(links_file: Path, source_lines: list[str], target_lines: list[str]) -> list[GoldPair]:
-    """The pairs with their links, from a file of lines `sentence source-word target-word [S|P]`, words from 1."""
-    # A no-break space is part of a word.
+    """The pairs with their links. A line of `links_file` is `sentence source-word target-word [S|P]`, with words
+    counted from 1; a link without S or P is sure."""
+    # Not line.split(): a no-break space is part of a word.
     split_sides = ([re.findall(r"[^ \t]+", line) for line in side] for side in (source_lines, target_lines))
-    pairs = [GoldPair(a, b, set(), set()) for a, b in zip(*split_sides, strict=True)]
+    pairs = [GoldPair(source, target, set(), set()) for source, target in zip(*split_sides, strict=True)]
     links = []
-    for number, line in enumerate(split_lines(links_file.read_bytes(), links_file), start=1):
+    for line_number, line in enumerate(split_lines(links_file.read_bytes(), links_file), start=1):
         link = _LINK.fullmatch(line.strip())
         if link is not None:
-            links.append((number, int(link[1]), int(link[2]), int(link[3]), link[4]))
+            links.append((line_number, int(link[1]), int(link[2]), int(link[3]), link[4]))
         elif line.strip():
             raise ValueError(
-                f"{links_file} line {number} is {line.strip()!r}: it must be sentence, source word, target word, and S "
-                "or P or nothing"
+                f"{links_file} line {line_number} is {line.strip()!r}: it must be sentence, source word, target word, "
+                "and S or P or nothing"
             )
     # Published files count sentences from 0 or from 1.
     first_sentence = 0 if any(sentence == 0 for _, sentence, *_ in links) else 1
-    for number, sentence, source, target, kind in links:
+    for line_number, sentence, source_word, target_word, certainty in links:
         if not first_sentence <= sentence < first_sentence + len(pairs):
             raise ValueError(
-                f"{links_file} line {number} has sentence {sentence}, and there are {len(pairs)}, counted from "
+                f"{links_file} line {line_number} has sentence {sentence}, and there are {len(pairs)}, counted from "
                 f"{first_sentence}: the links belong to other files"
             )
         pair = pairs[sentence - first_sentence]
-        for word, words, side in ((source, pair.source, "source"), (target, pair.target, "target")):
+        for word, words, side in ((source_word, pair.source, "source"), (target_word, pair.target, "target")):
             if word == 0 or word > len(words):
                 raise ValueError(
-                    f"{links_file} line {number} has {side} word {word}, and sentence {sentence} has {len(words)} "
+                    f"{links_file} line {line_number} has {side} word {word}, and sentence {sentence} has {len(words)} "
                     f"{side} words, counted from 1: the folder's name must have the source language first"
                 )
-        if source > 0 and target > 0:  # a negative number: the word has no partner
-            pair.possible.add((source - 1, target - 1))
-            if kind != "P":
-                pair.sure.add((source - 1, target - 1))
+        if source_word > 0 and target_word > 0:  # a negative word: the other one has no partner
+            pair.possible.add((source_word - 1, target_word - 1))
+            if certainty != "P":
+                pair.sure.add((source_word - 1, target_word - 1))
     if not any(pair.sure for pair in pairs):
         raise ValueError(f"{links_file} has no sure link: an error rate needs some, fetch the file again")
     return pairs
 
 
 def error_rates(predicted: list[Links], gold: list[GoldPair]) -> dict[str, float]:
-    """Alignment error rate (`aer`), `precision` (0 where nothing was predicted) and `recall` of a whole test."""
+    """Alignment error rate (`aer`), `precision` (0 where nothing was predicted) and `recall` of a whole test.
+    `predicted` has the links of each pair of `gold`."""
     pairs = list(zip(predicted, gold, strict=True))
-    links = sum(len(links_of_pair) for links_of_pair in predicted)
-    sure = sum(len(pair.sure) for pair in gold)
-    right_sure = sum(len(links_of_pair & pair.sure) for links_of_pair, pair in pairs)
-    right_possible = sum(len(links_of_pair & pair.possible) for links_of_pair, pair in pairs)
+    predicted_count = sum(len(links) for links in predicted)
+    sure_count = sum(len(pair.sure) for pair in gold)
+    right_sure = sum(len(links & pair.sure) for links, pair in pairs)
+    right_possible = sum(len(links & pair.possible) for links, pair in pairs)
     return {
-        "aer": 1 - (right_sure + right_possible) / (links + sure),
-        "precision": right_possible / links if links else 0.0,
-        "recall": right_sure / sure,
+        "aer": 1 - (right_sure + right_possible) / (predicted_count + sure_count),
+        "precision": right_possible / predicted_count if predicted_count else 0.0,
+        "recall": right_sure / sure_count,
     }
 
 
 def sinkhorn(similarity_ST: np.ndarray, iterations: int = 2) -> tuple[np.ndarray, np.ndarray]:
-    """The transport plans after the last division by row sums, and after the last division by column sums, float64
-    [S, T].
+    """Sinkhorn's algorithm: divide by column sums and by row sums in turn. Returns two transport plans, float64 [S, T]:
+    the one whose rows sum to 1, and the one whose columns do.
 
     The kernel is the similarity itself, as in XLM-Align's code, with 1e-6 where it is not positive.
     """
@@ -154,18 +164,19 @@ def sinkhorn(similarity_ST: np.ndarray, iterations: int = 2) -> tuple[np.ndarray
 
 
 def align_subwords(similarity_ST: np.ndarray) -> list[tuple[int, int]]:
-    """Subwords that are each other's most probable partner."""
+    """(source, target) index of every two subwords that are each other's most probable partner."""
     if not similarity_ST.size:
         return []
     rows_ST, columns_ST = sinkhorn(similarity_ST)
-    forward, backward = rows_ST.argmax(1), columns_ST.argmax(0)
-    return [(i, int(j)) for i, j in enumerate(forward) if backward[j] == i]
+    target_of, source_of = rows_ST.argmax(1), columns_ST.argmax(0)
+    return [(source, int(target)) for source, target in enumerate(target_of) if source_of[target] == source]
 
 
-def align_words(source_SD: np.ndarray, target_TD: np.ndarray, source: np.ndarray, target: np.ndarray) -> Links:
-    """Links between words that have a pair of aligned subwords, from the subwords' vectors; `source` and `target`: the
-    number of each subword's word."""
-    return {(int(source[i]), int(target[j])) for i, j in align_subwords(source_SD @ target_TD.T)}
+def align_words(
+    source_SD: np.ndarray, target_TD: np.ndarray, source_words: np.ndarray, target_words: np.ndarray
+) -> Links:
+    """Links between words of which two subwords are aligned, from the subwords' vectors and their words' indices."""
+    return {(int(source_words[i]), int(target_words[j])) for i, j in align_subwords(source_SD @ target_TD.T)}
 
 
 def subwords(words: list[str], vocabulary: Vocabulary) -> Subwords:
@@ -174,7 +185,7 @@ def subwords(words: list[str], vocabulary: Vocabulary) -> Subwords:
     return Subwords(ids, np.repeat(np.arange(len(words)), sizes))
 
 
-def fit(source: Subwords, target: Subwords, room: int) -> tuple[Subwords, Subwords]:
+def cut_pair(source: Subwords, target: Subwords, room: int) -> tuple[Subwords, Subwords]:
     """`source` and `target` cut to `room` subwords in total: half for each, or more for one if the other needs less."""
     source_size = min(len(source.ids), max(room // 2, room - len(target.ids)))
     target_size = room - source_size
@@ -190,85 +201,81 @@ def align_test(
     apart: bool = False,
     languages: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Error rate, precision, recall, and the error rate with cosines, each a list by layer; and `cut`, the number of
-    pairs that were too long for the model.
+    """For each of `_MEASURES` a list by layer, and `cut`, the count of pairs that were too long for the model.
 
     A pair is read as in training on pairs, `<s> source </s> target </s>` (or in the model's layout); or `apart`, as two
     items. `languages`: codes of source and target, for models with language embeddings.
     """
-    encoded = [(subwords(pair.source, vocabulary), subwords(pair.target, vocabulary)) for pair in gold]
-    longest, no_subwords = model.cfg.max_positions, subwords([], vocabulary)
+    complete = [(subwords(pair.source, vocabulary), subwords(pair.target, vocabulary)) for pair in gold]
+    longest, nothing = model.cfg.max_positions, subwords([], vocabulary)
     if apart:
-        fitted = [(fit(a, no_subwords, longest - 2)[0], fit(b, no_subwords, longest - 2)[0]) for a, b in encoded]
+        room = longest - 2  # without <s> and </s>
+        pairs = [(cut_pair(a, nothing, room)[0], cut_pair(b, nothing, room)[0]) for a, b in complete]
     else:
-        fitted = [fit(a, b, longest - LAYOUTS[model.cfg.layout].pair_specials) for a, b in encoded]
+        room = longest - LAYOUTS[model.cfg.layout].pair_specials
+        pairs = [cut_pair(source, target, room) for source, target in complete]
     layers = range(model.cfg.discriminator_layers + 1)
     by_product: list[list[Links]] = [[set() for _ in gold] for _ in layers]
     by_cosine: list[list[Links]] = [[set() for _ in gold] for _ in layers]
-    for number, layer, source_SD, target_TD in _vectors(model, fitted, apart, languages):
-        source, target = (side.words for side in fitted[number])
-        by_product[layer][number] = align_words(source_SD, target_TD, source, target)
-        by_cosine[layer][number] = align_words(unit_length(source_SD), unit_length(target_TD), source, target)
+    for index, layer, source_SD, target_TD in _vectors(model, pairs, apart, languages):
+        source, target = (side.words for side in pairs[index])
+        by_product[layer][index] = align_words(source_SD, target_TD, source, target)
+        by_cosine[layer][index] = align_words(unit_length(source_SD), unit_length(target_TD), source, target)
     scores = [
         error_rates(by_product[layer], gold) | {"aer_cosine": error_rates(by_cosine[layer], gold)["aer"]}
         for layer in layers
     ]
-    cut = sum(_size(pair) < _size(complete) for pair, complete in zip(fitted, encoded, strict=True))
+    cut = sum(_size(pair) < _size(whole) for pair, whole in zip(pairs, complete, strict=True))
     return {measure: [of_layer[measure] for of_layer in scores] for measure in _MEASURES} | {"cut": cut}
 
 
 def _vectors(
     model: TextEncoder, pairs: list[tuple[Subwords, Subwords]], apart: bool, languages: tuple[str, ...], batch: int = 64
 ) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
-    """(number of the pair, layer, source vectors [S, D], target vectors [T, D]), float32, of every pair and layer."""
-    order = sorted(range(len(pairs)), key=lambda number: _size(pairs[number]))
+    """Yield (pair index, layer, source vectors [S, D], target vectors [T, D]), float32, of every pair and layer."""
+    order = sorted(range(len(pairs)), key=lambda index: _size(pairs[index]))  # little padding inside a batch
     layout = LAYOUTS[model.cfg.layout]
     for start in range(0, len(order), batch):
-        numbers_here = order[start : start + batch]
+        indices = order[start : start + batch]
         if apart:  # all sources, then all targets
-            items = [layout.item(pairs[n][side].ids) for side in (0, 1) for n in numbers_here]
-            codes: list[tuple[str, ...]] = [(code,) for code in languages for _ in numbers_here]
+            items = [layout.item(pairs[index][side].ids) for side in (0, 1) for index in indices]
+            codes: list[tuple[str, ...]] = [(code,) for code in languages for _ in indices]
         else:
-            items = [layout.item(pairs[n][0].ids, pairs[n][1].ids) for n in numbers_here]
-            codes = [languages] * len(numbers_here) if languages else []
-        states: dict[int, list[np.ndarray]] = {}
-        for numbers, _, layers in hidden_states(model, items, batch, codes):
+            items = [layout.item(pairs[index][0].ids, pairs[index][1].ids) for index in indices]
+            codes = [languages] * len(indices) if languages else []
+        states: dict[int, list[np.ndarray]] = {}  # by item, the states [tokens, D] of every layer
+        for item_indices, _, layers in hidden_states(model, items, batch, codes):
             arrays = [state_BTD.cpu().numpy() for state_BTD in layers]
-            states |= {item: [array[row] for array in arrays] for row, item in enumerate(numbers)}
-        for place, number in enumerate(numbers_here):
-            source_size, target_size = (len(side.ids) for side in pairs[number])
-            target_place, target_start = (
-                (place + len(numbers_here), 1) if apart else (place, 1 + source_size + len(layout.between))
-            )
-            for layer, (source_states_TD, target_states_TD) in enumerate(
-                zip(states[place], states[target_place], strict=True)
-            ):
-                yield (
-                    number,
-                    layer,
-                    source_states_TD[1 : 1 + source_size],
-                    target_states_TD[target_start : target_start + target_size],
-                )
+            states |= {item: [array[row] for array in arrays] for row, item in enumerate(item_indices)}
+        for item, index in enumerate(indices):
+            source_size, target_size = (len(side.ids) for side in pairs[index])
+            target_item = item + len(indices) if apart else item
+            target_start = 1 if apart else 1 + source_size + len(layout.between)
+            for layer, (states_TD, target_states_TD) in enumerate(zip(states[item], states[target_item], strict=True)):
+                target_TD = target_states_TD[target_start : target_start + target_size]
+                yield index, layer, states_TD[1 : 1 + source_size], target_TD
 
 
 def _size(pair: tuple[Subwords, Subwords]) -> int:
+    """How many subwords a pair has."""
     return len(pair[0].ids) + len(pair[1].ids)
 
 
 def score_tests(
-    model: TextEncoder, vocabulary: Vocabulary, gold: Mapping[str, list[GoldPair]], apart: bool, name: str
+    model: TextEncoder, vocabulary: Vocabulary, tests: Mapping[str, list[GoldPair]], apart: bool, name: str
 ) -> dict[str, Any]:
-    """The scores of one model on every test, their means, and the number of pairs that were cut."""
-    tests = {
-        pair: align_test(model, vocabulary, test, apart, tuple(pair.split("-", 1)))
-        for pair, test in progress(gold.items(), len(gold), "tests", name)
+    """A model's entry in the results: the scores of every test, their means, and how many pairs were read and cut.
+    Lines of progress begin with `name`."""
+    scores = {
+        languages: align_test(model, vocabulary, gold, apart, tuple(languages.split("-", 1)))
+        for languages, gold in progress(tests.items(), len(tests), "tests", name)
     }
-    cut = sum(test.pop("cut") for test in tests.values())
+    cut = sum(of_test.pop("cut") for of_test in scores.values())
     return {
-        "overall": {key: np.mean([test[key] for test in tests.values()], axis=0).tolist() for key in _MEASURES},
-        "tests": tests,
+        "overall": {key: np.mean([of_test[key] for of_test in scores.values()], axis=0).tolist() for key in _MEASURES},
+        "tests": scores,
         "cut": cut,
-        "pairs": {pair: len(test) for pair, test in gold.items()},
+        "pairs": {languages: len(gold) for languages, gold in tests.items()},
     }
 
 

@@ -1,5 +1,5 @@
-"""The models of a comparison: encoders, or whole models that predict tokens; trained ones, and untrained ones of the
-same shape."""
+"""Load the models of a comparison: encoders, or whole models that predict tokens; trained, and untrained of the same
+shape."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,52 +24,56 @@ from ..trained.runs import TrainedRun, load_run
 from ..trained.settings import is_export, objective_and_seed, read_config
 from ..trained.weights import weights_sha256
 
-_MASKED_HEAD = "masked_head."
+_MASKED_HEAD = "masked_head."  # prefix of the names of its weights
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 class ComparedEncoder(NamedTuple):
-    """An encoder, its name in tables and plots, and the layer whose scores the tables quote; `step` as in
-    `TrainedRun`."""
+    """An encoder of a comparison."""
 
-    name: str
+    name: str  # in tables and plots
     folder: Path
     encoder: TextEncoder
     cfg: ModelConfig
     vocabulary: Vocabulary
-    layer: int
-    step: int | None = None
+    layer: int  # the tables quote its scores
+    step: int | None = None  # as in `TrainedRun`
     untrained: bool = False
 
     @property
     def description(self) -> dict[str, Any]:
         """The model's description in the results."""
-        depth = self.cfg.discriminator_layers
-        of_model = {"model": self.name, "folder": str(self.folder), "step": self.step}
-        return of_model | {"weights": weights_sha256(self.encoder), "depth": depth, "layer": self.layer}
+        return {
+            "model": self.name,
+            "folder": str(self.folder),
+            "step": self.step,
+            "weights": weights_sha256(self.encoder),
+            "depth": self.cfg.discriminator_layers,
+            "layer": self.layer,
+        }
 
 
 class Predictor(NamedTuple):
-    """A whole model and its name in tables. `objective` puts `<mask>` in place of every token to predict, unless it
-    masks none."""
+    """A whole model of a comparison. `objective` puts `<mask>` in place of every token to predict, unless it masks
+    none."""
 
-    name: str
+    name: str  # in tables
     folder: Path
     objective: Pretraining
     model: nn.Module
     cfg: ModelConfig
     vocabulary: Vocabulary
-    step: int | None = None
+    step: int | None = None  # as in `TrainedRun`
     untrained: bool = False
 
 
-Models = Path | str | Sequence[Path | str]  # folders of runs (RUN@STEP: of one of their checkpoints) or of exports
+Models = Path | str | Sequence[Path | str]  # folders of runs or of exports; RUN@STEP is a checkpoint of a run
 Compared = TypeVar("Compared", ComparedEncoder, Predictor)
 
 
 def paper_layer(depth: int) -> int:
-    """The paper's layer 9 of 12, scaled to another depth: three quarters of it, halves rounded up. Layer 0 is the
+    """The paper's layer 9 of 12, scaled to another depth: three quarters of `depth`, halves rounded up. Layer 0 is the
     embeddings."""
     return (3 * depth + 2) // 4
 
@@ -79,10 +83,10 @@ def load_encoders(
 ) -> list[ComparedEncoder]:
     """The encoders in the folders; with `untrained`, followed by an untrained one for each shape and seed.
 
-    Raises ValueError on a folder without a model and on a layer that a model does not have.
+    Raises ValueError for a folder without a model and for a layer that a model does not have.
     """
     encoders: list[ComparedEncoder] = []
-    which_name = f" ({which})" if which == "generator" else ""
+    suffix = " (generator)" if which == "generator" else ""
     for folder, name in _with_names(models):
         (encoder, vocabulary), step = load_encoder_and_step(folder, which)
         depth = encoder.cfg.discriminator_layers
@@ -90,26 +94,24 @@ def load_encoders(
             raise ValueError(f"--layer {layer} does not exist in {folder}: it has layers 0 (embeddings) to {depth}")
         quoted_layer = paper_layer(depth) if layer is None else layer
         encoder = _on_device(encoder)
-        encoders.append(
-            ComparedEncoder(name + which_name, folder, encoder, encoder.cfg, vocabulary, quoted_layer, step)
-        )
-    for like, objective_name, seed, name in _untrained_variants(encoders, which_name) if untrained else []:
-        encoder = initial_encoder(like.cfg, objective_name, seed, which)
-        encoders.append(like._replace(name=name, step=None, untrained=True, encoder=_on_device(encoder)))
+        encoders.append(ComparedEncoder(name + suffix, folder, encoder, encoder.cfg, vocabulary, quoted_layer, step))
+    for trained, objective_name, seed, name in _untrained_variants(encoders, suffix) if untrained else []:
+        encoder = initial_encoder(trained.cfg, objective_name, seed, which)
+        encoders.append(trained._replace(name=name, step=None, untrained=True, encoder=_on_device(encoder)))
     return encoders
 
 
 def load_predictors(models: Models, untrained: bool) -> list[Predictor]:
     """The whole models in the folders; with `untrained`, followed by an untrained one for each shape and seed.
 
-    Raises ValueError on a folder whose model predicts no tokens.
+    Raises ValueError for a folder whose model predicts no tokens.
     """
     predictors: list[Predictor] = []
     for folder, name in _with_names(models):
         run = _exported_run(folder) if is_export(folder) else load_run(folder)
         if run.task:
             raise ValueError(f"{folder} was fine-tuned and predicts no tokens: name the run that it started from")
-        # Every predicted token is masked: tokens that stay in place are easier to predict, and replaced ones harder.
+        # Every predicted token becomes `<mask>`: one that stays in place is easier to predict, a replaced one harder.
         objective = objective_of(
             replace(run.objective, random_fraction=0.0, keep_fraction=0.0, generator_keep_fraction=0.0)
         )
@@ -121,39 +123,43 @@ def load_predictors(models: Models, untrained: bool) -> list[Predictor]:
         model = objective.build(run.model)
         run.load_into(model)
         predictors.append(Predictor(name, folder, objective, _on_device(model), run.model, run.vocabulary, run.step))
-    for like, _, seed, name in _untrained_variants(predictors) if untrained else []:
-        model = like.objective.build(like.cfg)
-        initialise(model, seed, like.cfg.init_std)
-        predictors.append(like._replace(name=name, step=None, untrained=True, model=_on_device(model)))
+    for trained, _, seed, name in _untrained_variants(predictors) if untrained else []:
+        model = trained.objective.build(trained.cfg)
+        initialise(model, seed, trained.cfg.init_std)
+        predictors.append(trained._replace(name=name, step=None, untrained=True, model=_on_device(model)))
     return predictors
 
 
 def trained_on(model: Compared, store: RowStore) -> dict[str, bool]:
-    """The entry `trained_on` of a model's results, with a printed note, if its run read the text in `store`; else
-    empty."""
+    """{"trained_on": True}, for the model's entry in the results, if its run read the text in `store`; else empty.
+    Prints a note about it, too."""
     manifest = store.manifest
     run_data: dict[str, Any] = read_config(model.folder).get("data") or {}
-    read_by_run = {
+    fingerprints_of_run = {
         *run_data.get("fingerprints", {}).values(),
         *run_data.get("phases", {}).values(),
         *run_data.get("encoded", ()),
     }
-    in_store = {manifest.fingerprint(), manifest.settings.get("encoded")}
-    if model.untrained or (not read_by_run & in_store and manifest.settings.get("split") != "train"):
+    fingerprints_of_store = {manifest.fingerprint(), manifest.settings.get("encoded")}
+    same_text = bool(fingerprints_of_run & fingerprints_of_store) or manifest.settings.get("split") == "train"
+    if model.untrained or not same_text:
         return {}
     note(f"{store.folder} is text that {model.folder} was trained on: its scores say nothing about unseen text")
     return {"trained_on": True}
 
 
-def trained_on_note(models: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A note for a table: the models that were trained on its text; empty if there are none."""
-    names = [model["model"] for model in models if model.get("trained_on")]
-    return [f"not unseen: text that {', '.join(names)} {'was' if len(names) == 1 else 'were'} trained on"] * bool(names)
+def trained_on_note(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A note for a table that names the models that were trained on its text; empty if there are none. `results`: the
+    models' entries in the results."""
+    names = [result["model"] for result in results if result.get("trained_on")]
+    if not names:
+        return []
+    return [f"not unseen: text that {', '.join(names)} {'was' if len(names) == 1 else 'were'} trained on"]
 
 
 def _exported_run(folder: Path) -> TrainedRun:
-    """The whole model of an export. If it has only encoders: the one with the masked language modelling head, which is
-    the generator if there are two."""
+    """The whole model of an export. If the export has only encoders: the one with the masked language modelling head,
+    which is the generator if there are two."""
     if run := load_whole_export(folder):
         return run
     which: EncoderName | None = "generator" if (folder / GENERATOR_FOLDER).is_dir() else None
@@ -165,12 +171,15 @@ def _exported_run(folder: Path) -> TrainedRun:
 
 
 def _with_names(models: Models) -> list[tuple[Path, str]]:
-    """Every folder with its model's name: the last part of the path, or the whole path where two have the same last
-    part."""
+    """(folder, its model's name) for every folder. The name is the last part of the path, or the whole path where two
+    have the same last part."""
     folders = [Path(folder) for folder in ([models] if isinstance(models, Path | str) else models)]
-    parts = [run_and_step(folder) for folder in folders]
-    names = [run.resolve().name + ("" if step is None else f"@{step}") for run, step in parts]
-    names = [name if names.count(name) == 1 else str(folder) for folder, name in zip(folders, names, strict=True)]
+    runs = [run_and_step(folder) for folder in folders]
+    last_parts = [run.resolve().name + ("" if step is None else f"@{step}") for run, step in runs]
+    names = [
+        last_part if last_parts.count(last_part) == 1 else str(folder)
+        for folder, last_part in zip(folders, last_parts, strict=True)
+    ]
     if not folders:
         raise ValueError("--model is missing: name the folder of a run, several times to compare")
     if len(set(names)) != len(names):
@@ -183,14 +192,15 @@ def _on_device(model: Model) -> Model:
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _untrained_variants(models: Sequence[Compared], which_name: str = "") -> list[tuple[Compared, str, int, str]]:
-    """One entry for each shape, objective, seed and vocabulary of `models`: the first model that has them, its
-    objective's name, the seed, and a name for the untrained model."""
+def _untrained_variants(models: Sequence[Compared], suffix: str = "") -> list[tuple[Compared, str, int, str]]:
+    """(first model, its objective's name, seed, name for the untrained model) of each shape, objective, seed and
+    vocabulary among `models`. `suffix` follows the word untrained."""
     first_models: dict[tuple[ModelConfig, str, int, str], Compared] = {}
     for model in models:
         objective, seed = objective_and_seed(model.folder)
         first_models.setdefault((model.cfg, objective, seed, model.vocabulary.sha256), model)
+    several = len(first_models) > 1
     return [
-        (like, objective, seed, f"untrained{which_name}, seed {seed}" + f", as {like.name}" * (len(first_models) > 1))
-        for (_, objective, seed, _), like in first_models.items()
+        (trained, objective, seed, f"untrained{suffix}, seed {seed}" + (f", as {trained.name}" if several else ""))
+        for (_, objective, seed, _), trained in first_models.items()
     ]

@@ -1,9 +1,10 @@
-"""Losses of whole models on held-out rows, comparable between all runs: the terms that a run reports while it trains,
-but with the same masks for all. 15% of the tokens are predicted, each replaced by `<mask>`, whatever share the run
-used; objectives that predict every token predict all of them.
+"""Losses of whole models on held-out rows, comparable between all runs.
+
+The terms are those that a run reports while it trains, but all models have the same masks: 15% of the tokens are
+predicted, each replaced by `<mask>`, whatever share the run used. Objectives that predict every token still do.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ from .compared_models import Models, Predictor, load_predictors, trained_on, tra
 from .output import ResultTable
 from .predicted_tokens import check_seed, require_readable
 
-_AT_ONCE = 16  # rows
+_ROWS_PER_BATCH = 16
 
 
 def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, random: bool = False) -> dict[str, Any]:
-    """Losses on the first `rows` rows of each task of the data folder `data`, overall and by language, with masks
+    """Losses on the first `rows` rows of each task in the data folder `data`, overall and by language, with masks
     drawn from `seed`."""
     folder = Path(data)
     tasks = [task for task, name in enumerate(TASKS) if (folder / name).is_dir()]
@@ -31,7 +32,7 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
     check_seed(seed)
     if not tasks:
         raise ValueError(f"{folder} has neither mono/ nor para/: name a data folder that `xlme prep mix` wrote")
-    scored = []
+    results = []
     for model in load_predictors(models, random):
         stores = {task: RowStore(folder / TASKS[task], model.cfg.language_embeddings) for task in tasks}
         for store in stores.values():
@@ -39,27 +40,28 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
         description: dict[str, Any] = {"model": model.name, "folder": str(model.folder), "step": model.step}
         for store in stores.values():
             description |= trained_on(model, store)
-        scored.append(description | {"terms": list(model.objective.terms)} | _losses(model, stores, rows, seed))
-    return {"test": "losses", "seed": seed, "rows": rows, "models": scored}
+        results.append(description | {"terms": list(model.objective.terms)} | _losses(model, stores, rows, seed))
+    return {"test": "losses", "seed": seed, "rows": rows, "models": results}
 
 
 @torch.no_grad()
 def _losses(model: Predictor, stores: Mapping[int, RowStore], rows: int, seed: int) -> dict[str, Any]:
-    """The reported numbers of a model over all rows, and each term's loss by language; `stores` by task."""
+    """`overall`: the values that a run reports, over all rows; `languages`: each term's loss by language. `stores` has
+    the rows by task's index."""
     objective, device = model.objective, next(model.model.parameters()).device
     # Every model masks the same share, as in `perplexity`.
     fraction = 1.0 if objective.mask_fraction == 1.0 else ObjectiveConfig().mask_fraction
     most_languages = max(len(store.languages) for store in stores.values())
     counts = sums = torch.zeros(len(objective.terms), dtype=torch.float64)
     statistics = torch.zeros(objective.statistics_shape, dtype=torch.float64)
-    by_language = torch.zeros(2, len(objective.terms), most_languages, dtype=torch.float64)
+    by_language = torch.zeros(2, len(objective.terms), most_languages, dtype=torch.float64)  # 2: sum and count
     for task, store in stores.items():
         objective.check_rows(store, "compare")
         collate = objective.batches(store, "compare")
-        starts = range(0, min(rows, store.rows), _AT_ONCE)
-        for first in progress(starts, len(starts), f"batches of {TASKS[task]}", model.name):
-            row_numbers = np.arange(first, min(first + _AT_ONCE, rows, store.rows))
-            batch = collate([(task, store.read(row_numbers), row_numbers)], seed, fraction, 0).to(device)
+        starts = range(0, min(rows, store.rows), _ROWS_PER_BATCH)
+        for start in progress(starts, len(starts), f"batches of {TASKS[task]}", model.name):
+            records = np.arange(start, min(start + _ROWS_PER_BATCH, rows, store.rows))
+            batch = collate([(task, store.read(records), records)], seed, fraction, 0).to(device)
             output = model.model(batch)
             sums = sums + objective.sums(output, batch).double().cpu()
             counts = counts + objective.counts(batch).cpu()
@@ -70,36 +72,38 @@ def _losses(model: Predictor, stores: Mapping[int, RowStore], rows: int, seed: i
             f"{next(iter(stores.values())).folder.parent} has no rows that {model.folder} was trained to predict "
             f"({', '.join(objective.terms)}): name other data"
         )
-    losses_of: dict[str, dict[str, float]] = {}
+    losses_by_term: dict[str, dict[str, float]] = {}
     for term, loss_sums, token_counts in zip(objective.terms, *by_language.numpy(), strict=True):
         task = TASKS.index(objective.quantities[term].task)
         if task in stores:
-            codes = stores[task].languages
-            losses_of[term] = {
-                code: float(loss_sums[n] / token_counts[n]) for n, code in enumerate(codes) if token_counts[n]
+            losses_by_term[term] = {
+                language: float(loss_sum / count)
+                for language, loss_sum, count in zip(stores[task].languages, loss_sums, token_counts, strict=False)
+                if count
             }
-    return {"overall": objective.summarise(sums, counts, statistics), "languages": losses_of}
+    return {"overall": objective.summarise(sums, counts, statistics), "languages": losses_by_term}
 
 
 def loss_tables(results: Mapping[str, Any]) -> list[ResultTable]:
-    """A table of all reported numbers, then a table by language for each term; a column for each model."""
+    """A table of all reported values, then a table by language for each term, with a column for each model."""
     models = results["models"]
     names = [model["model"] for model in models]
-    keys = dict.fromkeys(key for model in models for key in model["overall"])
-    if len({tuple(model["terms"]) for model in models}) > 1:
-        keys.pop("loss", None)  # sums of different terms cannot be compared
+    keys = list(dict.fromkeys(key for model in models for key in model["overall"]))
+    if len({tuple(model["terms"]) for model in models}) > 1 and "loss" in keys:
+        keys.remove("loss")  # sums of different terms cannot be compared
     tables = [_table("Held-out text", "", keys, [model["overall"] for model in models], names)]
     for term in dict.fromkeys(term for model in models for term in model["languages"]):
-        values = [model["languages"].get(term, {}) for model in models]
-        codes = sorted({code for of_model in values for code in of_model})
-        tables.append(_table(f"{term} by language", "language", dict.fromkeys(codes), values, names))
+        losses_by_model = [model["languages"].get(term, {}) for model in models]
+        languages = sorted({language for of_model in losses_by_model for language in of_model})
+        tables.append(_table(f"{term} by language", "language", languages, losses_by_model, names))
     tables[0].notes.append("losses in nats a token; every model reads the same rows with the same masks, 15% or all")
     tables[0].notes += trained_on_note(models)
     return tables
 
 
 def _table(
-    title: str, first: str, keys: Mapping[str, Any], values: list[dict[str, float]], names: list[str]
+    title: str, row_title: str, keys: Sequence[str], values_by_model: list[dict[str, float]], names: list[str]
 ) -> ResultTable:
-    rows = [[key, *(f"{value[key]:.4f}" if key in value else "" for value in values)] for key in keys]
-    return ResultTable(title, [first, *names], rows)
+    """A table with a row for each key and a column for each model; a cell is empty where a model has no such value."""
+    rows = [[key, *(f"{values[key]:.4f}" if key in values else "" for values in values_by_model)] for key in keys]
+    return ResultTable(title, [row_title, *names], rows)

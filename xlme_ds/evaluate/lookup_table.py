@@ -1,6 +1,6 @@
-"""Cross-lingual word embeddings from a model's lookup table (XLM; Conneau and Lample, 2019).
+"""Test of the word embeddings in a model's lookup table across languages (XLM; Conneau and Lample, 2019).
 
-Scored on word pairs whose similarity people judged (SemEval-2017 Task 2, Camacho-Collados et al., 2017) and on
+The tests are word pairs whose similarity people judged (SemEval-2017 Task 2, Camacho-Collados et al., 2017) and
 translations (MUSE's dictionaries, Conneau et al., 2018). A word's vector is the mean of its pieces' token embeddings,
 without positions or norms. N words, D width.
 """
@@ -25,10 +25,10 @@ from .vectors import unit_length
 
 WordPair = tuple[str, str]
 
-_DATA, _GOLD = ".data.txt", ".gold.txt"
+_PAIRS, _SCORES = ".data.txt", ".gold.txt"  # endings of SemEval's files
 _DICTIONARY = re.compile(r"[a-z]{2,3}-[a-z]{2,3}(\.\d+-\d+)?\.txt")
 _UNKNOWN = "unknown: words with a piece that the vocabulary lacks"
-# Kind of test -> its table's title, first column, columns of scores (key and format), and notes.
+# Kind of test -> for its table: title, title of the first column, {column's title: (key of the score, format)}, notes.
 _TABLES = {
     "similarity": (
         "Word similarity: cosines against people's scores",
@@ -79,15 +79,15 @@ def words(
     """
     compared = load_encoders(models, None, random, which)
     judged, dictionaries = read_word_tests(Path(data))
-    scored = []
+    results = []
     for model in compared:
         trained = TrainedEncoder(model.encoder, model.vocabulary)
         scores = {
             "similarity": {name: similarity(trained, test) for name, test in judged.items()},
             "dictionaries": {name: translations(trained, test) for name, test in dictionaries.items()},
         }
-        scored.append({"model": model.name, "folder": str(model.folder), "step": model.step} | scores)
-    return {"test": "words", "models": scored}
+        results.append({"model": model.name, "folder": str(model.folder), "step": model.step} | scores)
+    return {"test": "words", "models": results}
 
 
 def read_word_tests(folder: Path) -> tuple[dict[str, JudgedPairs], dict[str, list[WordPair]]]:
@@ -96,73 +96,75 @@ def read_word_tests(folder: Path) -> tuple[dict[str, JudgedPairs], dict[str, lis
     A test is en-de.test.data.txt with its key en-de.test.gold.txt; a dictionary is en-de.txt or en-de.5000-6500.txt.
     Raises ValueError for a damaged file, with its line, and for a folder without any test.
     """
-    judged = _by_name(files_below(folder, f"*{_DATA}"), _DATA)
-    dictionaries = _by_name((path for path in files_below(folder, "*.txt") if _DICTIONARY.fullmatch(path.name)), ".txt")
-    keys = {path.name.removesuffix(_GOLD): path for path in files_below(folder, f"*{_GOLD}")}
-    tests = (
-        {name: _read_judged(path) for name, path in judged.items()},
-        {name: _read_pairs(path, None) for name, path in dictionaries.items()},
+    pair_files = _by_name(files_below(folder, f"*{_PAIRS}"), _PAIRS)
+    dictionary_files = _by_name(
+        (path for path in files_below(folder, "*.txt") if _DICTIONARY.fullmatch(path.name)), ".txt"
     )
-    for name, path in sorted(keys.items()):
+    score_files = {path.name.removesuffix(_SCORES): path for path in files_below(folder, f"*{_SCORES}")}
+    judged = {name: _read_judged(path) for name, path in pair_files.items()}
+    dictionaries = {name: _read_pairs(path, None) for name, path in dictionary_files.items()}
+    for name, path in sorted(score_files.items()):
         if name not in judged:
-            raise ValueError(f"{path} has scores for no words: put {name}{_DATA} next to it, or remove it")
+            raise ValueError(f"{path} has scores for no words: put {name}{_PAIRS} next to it, or remove it")
     if not judged and not dictionaries:
         raise ValueError(
             f"{folder} holds no word pairs: put SemEval's en-de.test.data.txt and en-de.test.gold.txt or a "
             "dictionary en-de.txt there"
         )
-    return tests
+    return judged, dictionaries
 
 
 def _by_name(paths: Iterable[Path], ending: str) -> dict[str, Path]:
     """The files by their names without `ending`. Raises ValueError if two have the same name."""
-    path_of: dict[str, Path] = {}
+    by_name: dict[str, Path] = {}
     for path in sorted(paths):
         name = path.name.removesuffix(ending)
-        if path_of.setdefault(name, path) is not path:
+        if by_name.setdefault(name, path) is not path:
             raise ValueError(f"{path} is the second test named {name}: name a folder that holds it once")
-    return path_of
+    return by_name
 
 
 def _read_judged(path: Path) -> JudgedPairs:
-    """The pairs of `path` with the scores of its key: a file next to it or, as published, in ../keys."""
-    name = path.name.removesuffix(_DATA) + _GOLD
-    keys = [place for place in (path.with_name(name), path.parent.parent / "keys" / name) if place.is_file()]
-    if not keys:
+    """The pairs in the file `path`, with the scores in its key: a file next to it or, as published, in ../keys."""
+    name = path.name.removesuffix(_PAIRS) + _SCORES
+    key = next((file for file in (path.with_name(name), path.parent.parent / "keys" / name) if file.is_file()), None)
+    if key is None:
         raise ValueError(f"{path} has no key: put {name} next to it, or into {path.parent.parent / 'keys'}")
-    key = keys[0]
     lines = split_lines(key.read_bytes(), key)
     pairs = _read_pairs(path, "\t")
     require_same_length(pairs, path, lines, key)
     scores = []
-    for number, line in enumerate(lines, start=1):
+    for line_number, line in enumerate(lines, start=1):
         try:
-            scores.append(float(line))
+            score = float(line)
         except ValueError:
-            scores.append(math.nan)
-        if not math.isfinite(scores[-1]):
-            raise ValueError(f"{key} line {number} is {line.strip()!r}: it must be one number, fetch the file again")
+            score = math.nan
+        if not math.isfinite(score):
+            raise ValueError(
+                f"{key} line {line_number} is {line.strip()!r}: it must be one number, fetch the file again"
+            )
+        scores.append(score)
     if len(set(scores)) < 2:
         raise ValueError(f"{key} has the same score on every line: a correlation needs several, fetch the file again")
     return JudgedPairs(pairs, scores)
 
 
 def _read_pairs(path: Path, separator: str | None) -> list[WordPair]:
-    """The two words of every line, with `separator` between them; None is any white space."""
+    """The two words of every line, which `separator` divides; None is any white space."""
     pairs = []
-    for number, line in enumerate(split_lines(path.read_bytes(), path), start=1):
+    for line_number, line in enumerate(split_lines(path.read_bytes(), path), start=1):
         fields = [word.strip() for word in line.split(separator)]
         if len(fields) != 2 or not all(fields):
             between = "a tab" if separator else "a space or a tab"
             raise ValueError(
-                f"{path} line {number} is {line.strip()!r}: it must be two words with {between} between them"
+                f"{path} line {line_number} is {line.strip()!r}: it must be two words with {between} between them"
             )
         pairs.append((fields[0], fields[1]))
     return pairs
 
 
 def word_vectors(model: TrainedEncoder, texts: Sequence[str]) -> tuple[np.ndarray, int]:
-    """The words' vectors in the model's lookup table, float64 [N, D], and the number of words with an unknown piece.
+    """The words' vectors in the model's lookup table, float64 [N, D], and how many words have an unknown piece.
 
     An unknown piece has the vector of `<unk>`. Raises ValueError for a word that has no piece at all.
     """
@@ -171,28 +173,28 @@ def word_vectors(model: TrainedEncoder, texts: Sequence[str]) -> tuple[np.ndarra
         raise ValueError(
             f"{texts[int(sizes.argmin())]!r} has no piece in {model.vocabulary.path}: take its pair out of the test"
         )
-    used, row = np.unique(ids, return_inverse=True)
+    used_ids, index = np.unique(ids, return_inverse=True)
     with torch.no_grad():
-        tokens = torch.from_numpy(used).long().to(model.encoder.table[0].device)
+        tokens = torch.from_numpy(used_ids).long().to(model.encoder.table[0].device)
         table = model.encoder.embed(tokens).double().cpu().numpy()
-    starts = np.cumsum(sizes) - sizes
-    vectors_ND = np.add.reduceat(table[row], starts) / sizes[:, None]
+    starts = np.cumsum(sizes) - sizes  # of each word's pieces in `ids`
+    vectors_ND = np.add.reduceat(table[index], starts) / sizes[:, None]
     return vectors_ND, int(np.maximum.reduceat(ids == UNK, starts).sum())
 
 
 def _pair_vectors(model: TrainedEncoder, pairs: Sequence[WordPair]) -> tuple[np.ndarray, np.ndarray, int]:
-    """The vectors of the first words and of the second, [N, D] each, and the number of words with an unknown piece."""
-    (first, unknown), (second, more) = (word_vectors(model, side) for side in zip(*pairs, strict=True))
-    return first, second, unknown + more
+    """The vectors of the first words and of the second words, [N, D] each; how many words have an unknown piece."""
+    first_words, second_words = zip(*pairs, strict=True)
+    first_ND, first_unknown = word_vectors(model, first_words)
+    second_ND, second_unknown = word_vectors(model, second_words)
+    return first_ND, second_ND, first_unknown + second_unknown
 
 
 def similarity(model: TrainedEncoder, test: JudgedPairs) -> dict[str, Any]:
-    """Correlation of the cosines with human scores: Pearson, Spearman, and the task's score, their harmonic mean.
-
-    The harmonic mean is 0 unless both are positive.
-    """
-    first, second, unknown = _pair_vectors(model, test.pairs)
-    cosines = (unit_length(first) * unit_length(second)).sum(1)
+    """Correlation of the cosines with human scores: Pearson, Spearman, and the task's score, which is the harmonic mean
+    of the two, or 0 unless both are positive."""
+    first_ND, second_ND, unknown = _pair_vectors(model, test.pairs)
+    cosines = (unit_length(first_ND) * unit_length(second_ND)).sum(1)
     judged = np.array(test.scores)
     pearson, spearman = correlation(cosines, judged), correlation(ranks(cosines), ranks(judged))
     score = 2 * pearson * spearman / (pearson + spearman) if min(pearson, spearman) > 0 else 0.0
@@ -202,26 +204,25 @@ def similarity(model: TrainedEncoder, test: JudgedPairs) -> dict[str, Any]:
 def translations(model: TrainedEncoder, pairs: Sequence[WordPair]) -> dict[str, Any]:
     """Mean cosine and mean Euclidean distance between a word and its translation, and precision@1.
 
-    Precision@1 is the share of source words for which the nearest target word of the dictionary, by cosine, is one of
-    their translations.
+    Precision@1 is the share of source words whose nearest target word in the dictionary, by cosine, translates them.
     """
-    sources, translated, unknown = _pair_vectors(model, pairs)
+    sources_ND, translations_ND, unknown = _pair_vectors(model, pairs)
     translations_of: dict[str, set[str]] = {}
     for word, translation in pairs:
         translations_of.setdefault(word, set()).add(translation)
     targets = sorted({translation for _, translation in pairs})
-    words_ND, targets_ND = (unit_length(word_vectors(model, side)[0]) for side in (list(translations_of), targets))
-    blocks = np.split(words_ND, range(1024, len(words_ND), 1024))  # words whose cosines are computed at a time
+    words_ND, targets_ND = (unit_length(word_vectors(model, texts)[0]) for texts in (list(translations_of), targets))
+    blocks = np.split(words_ND, range(1024, len(words_ND), 1024))  # bounds the memory of the cosines
     nearest = np.concatenate([(block @ targets_ND.T).argmax(1) for block in blocks])
-    right = [targets[place] in allowed for place, allowed in zip(nearest, translations_of.values(), strict=True)]
+    right = [targets[index] in allowed for index, allowed in zip(nearest, translations_of.values(), strict=True)]
     return {
-        "cosine": float((unit_length(sources) * unit_length(translated)).sum(1).mean()),
-        "distance": float(np.linalg.norm(sources - translated, axis=1).mean()),
+        "cosine": float((unit_length(sources_ND) * unit_length(translations_ND)).sum(1).mean()),
+        "distance": float(np.linalg.norm(sources_ND - translations_ND, axis=1).mean()),
         "precision": float(np.mean(right)),
         "words": len(translations_of),
         "candidates": len(targets),
         "pairs": len(pairs),
-        "identical": sum(a == b for a, b in pairs),
+        "identical": sum(word == translation for word, translation in pairs),
         "unknown": unknown,
     }
 
@@ -229,25 +230,26 @@ def translations(model: TrainedEncoder, pairs: Sequence[WordPair]) -> dict[str, 
 def correlation(a: np.ndarray, b: np.ndarray) -> float:
     """Pearson's correlation of two series [N]; 0 if one of them does not vary."""
     a, b = a - a.mean(), b - b.mean()
-    size = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float(a @ b) / size if size > 1e-12 else 0.0
+    norms = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / norms if norms > 1e-12 else 0.0
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
     """The rank of each of N values, from 1; equal values share the mean of their ranks."""
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(count) - (count - 1) / 2)[place]
+    _, index, count = np.unique(values, return_inverse=True, return_counts=True)
+    last_rank = np.cumsum(count)
+    return (last_rank - (count - 1) / 2)[index]
 
 
 def word_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     """A table of the similarity tests and one of the dictionaries, if there are any: a row for each test and model."""
     tables, models = [], results["models"]
-    for kind, (title, first, columns, notes) in _TABLES.items():
+    for kind, (title, row_title, columns, notes) in _TABLES.items():
         rows = [
             [name, model["model"], *(format(model[kind][name][key], form) for key, form in columns.values())]
             for name in models[0][kind]
             for model in models
         ]
         if rows:
-            tables.append(ResultTable(title, [first, "model", *columns], rows, list(notes)))
+            tables.append(ResultTable(title, [row_title, "model", *columns], rows, list(notes)))
     return tables

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import matplotlib
 import tyro
@@ -19,12 +19,18 @@ from typing_extensions import override
 from ..io.files import replacing, write_object, write_text
 from ..models.text_encoder import EncoderName
 
-Curve = tuple[str, Sequence[float], bool]  # name, a fraction for each layer, whether the vectors were centred
+
+class Curve(NamedTuple):
+    """A model's scores over the layers, for the plot."""
+
+    name: str
+    fractions: Sequence[float]  # one for each layer
+    centred: bool = False  # the scores are those of centred vectors
 
 
 @dataclass
 class ResultTable:
-    """Text cells with a title above and notes below; the first column names the row."""
+    """Cells of text, with a title above and notes below. The first column names the row."""
 
     title: str
     columns: list[str]
@@ -34,8 +40,8 @@ class ResultTable:
     def show(self, console: Console) -> None:
         """Print the table."""
         columns = [
-            Column(name, justify="right" if number else "left", overflow="fold")
-            for number, name in enumerate(self.columns)
+            Column(name, justify="left" if index == 0 else "right", overflow="fold")
+            for index, name in enumerate(self.columns)
         ]
         table = Table(*columns, title=self.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
         for row in self.rows:
@@ -66,31 +72,34 @@ class CommonOptions:
     out: Path | None = None
     """Folder for <test>.json, <test>.md and, if the test scores layers, a plot over them: <test>.png and <test>.svg."""
 
-    def deliver(
+    def write_and_print(
         self,
         results: Mapping[str, Any],
         tables: Sequence[ResultTable],
         curves: Sequence[Curve] = (),
-        label: str = "",
+        measure: str = "",
         note: str = "",
     ) -> None:
-        """Print the results, and write them into `out`, the plot last.
+        """Write the results into `out`, the plot last, and print them.
 
-        `curves` become the plot and one more table; `label` names their measure. The table has only the curves of
-        vectors that are not centred, and ends with `note`.
+        The plot has all `curves`. A further table has those that are not centred, with `note` below. `measure` is the
+        plot's axis label and the table's title.
         """
         if curves:
-            columns = {name: [percent(value) for value in values] for name, values, centred in curves if not centred}
-            layers = enumerate(zip_longest(*columns.values(), fillvalue=""))
-            rows = [[str(layer), *cells] for layer, cells in layers]
-            by_layer = ResultTable(f"By layer: {label}", ["layer (0 = embeddings)", *columns], rows, [note])
+            columns = {
+                curve.name: [percent(value) for value in curve.fractions] for curve in curves if not curve.centred
+            }
+            # models may have different depths
+            rows = [[str(layer), *cells] for layer, cells in enumerate(zip_longest(*columns.values(), fillvalue=""))]
+            by_layer = ResultTable(f"By layer: {measure}", ["layer (0 = embeddings)", *columns], rows, [note])
             tables = [*tables, by_layer]
+        test = results["test"]
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
-            write_text(self.out / f"{results['test']}.md", "\n".join(table.markdown() for table in tables))
-            write_object(self.out / f"{results['test']}.json", results)
+            write_text(self.out / f"{test}.md", "\n".join(table.markdown() for table in tables))
+            write_object(self.out / f"{test}.json", results)
             if curves:
-                _plot(curves, label, self.out / results["test"])
+                _plot(curves, measure, self.out / test)
         if self.as_json:
             print(json.dumps(results, indent=1, ensure_ascii=False))
         else:
@@ -98,7 +107,7 @@ class CommonOptions:
             for table in tables:
                 table.show(console)
             if self.out is not None:
-                print(self.out / f"{results['test']}.json")
+                print(self.out / f"{test}.json")
 
 
 @dataclass(frozen=True)
@@ -142,10 +151,11 @@ def table_at_layer(
     note: str,
     cut: str,
 ) -> ResultTable:
-    """A model's scores at its layer: a row for each `unit` (language or test), their mean, and additional `means`.
+    """A table of the scores at the layer that the tables quote: a row for each `unit` ("language" or "test"), their
+    mean, and a row for each of `means` (name -> scores). `model` is the model's entry in the results.
 
-    `measures`: the scores to show, with their columns' titles; `note`: explains those that are not the papers'; `cut`:
-    text that follows the number of inputs that were cut, if any were.
+    `measures`: a column for each, key of the scores -> title, with an asterisk where the measure is not the papers';
+    `note` explains those. `cut`: the note after the count of inputs that were cut, if any were.
     """
     scores_of, layer = model[f"{unit}s"], model["layer"]
     rows = scores_of | {f"mean of {len(scores_of)}": model["overall"]} | means
@@ -160,23 +170,21 @@ def table_at_layer(
     )
 
 
-def _plot(curves: Sequence[Curve], label: str, stem: Path) -> None:
+def _plot(curves: Sequence[Curve], measure: str, stem: Path) -> None:
     """Write `stem`.png and `stem`.svg: one colour for each name; curves of centred vectors are thin and dashed."""
     colours: dict[str, str] = {}
-    suffix = ", centred (not the paper's)"
+    # The fixed salt makes the ids in an SVG, and so the file, the same each time.
     with matplotlib.rc_context({"svg.hashsalt": "xlme_ds", "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(6.4, 4.4), layout="constrained")
         axes = figure.add_subplot()
-        for name, values, centred in curves:
-            colour = colours.setdefault(name, f"C{len(colours)}")
-            style: dict[str, Any] = (
-                {"linestyle": "--", "linewidth": 0.9} if centred else {"marker": "o", "markersize": 4}
-            )
-            axes.plot(
-                [100 * value for value in values], color=colour, label=plot_label(name) + suffix * centred, **style
-            )
+        for curve in curves:
+            colour, label = colours.setdefault(curve.name, f"C{len(colours)}"), plot_label(curve.name)
+            style: dict[str, Any] = {"marker": "o", "markersize": 4}
+            if curve.centred:
+                style, label = {"linestyle": "--", "linewidth": 0.9}, f"{label}, centred (not the paper's)"
+            axes.plot([100 * value for value in curve.fractions], color=colour, label=label, **style)
         axes.set_xlabel("layer (0 = embeddings)")
-        axes.set_ylabel(label)
+        axes.set_ylabel(measure)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(axis="y", alpha=0.3)
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
@@ -184,18 +192,18 @@ def _plot(curves: Sequence[Curve], label: str, stem: Path) -> None:
 
 
 def plot_label(name: str) -> str:
-    """Escape a name for matplotlib: `$` then begins no formula, and a leading `_` hides no curve from the legend."""
+    """A name that matplotlib shows as it is: `$` begins no formula, a leading `_` keeps no curve out of the legend."""
     return ("\N{HAIR SPACE}" if name.startswith("_") else "") + name.replace("\\$", "$").replace("$", r"\$")
 
 
 def terminal(width: int) -> Console:
-    """A console on standard output, `width` columns wide if that is no terminal. It interprets no markup, because a
-    name may look like Rich's."""
+    """A console on standard output, `width` columns wide if standard output is no terminal. It interprets no markup:
+    a model's name may look like Rich's."""
     return Console(width=None if sys.stdout.isatty() else width, markup=False, emoji=False, highlight=False)
 
 
 def save_figure(figure: Figure, stem: Path) -> None:
     """Write `stem`.png and `stem`.svg under temporary names, then rename; the same figure gives the same bytes."""
-    for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
-        with replacing(stem.with_suffix(f".{kind}")) as file:
-            figure.savefig(file, format=kind, dpi=150, metadata=metadata)
+    for extension, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+        with replacing(stem.with_suffix(f".{extension}")) as file:
+            figure.savefig(file, format=extension, dpi=150, metadata=metadata)

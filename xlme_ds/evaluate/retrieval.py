@@ -1,7 +1,9 @@
 """Cross-lingual sentence retrieval: nearest neighbour by cosine, accuracy@1 in both directions, at every layer.
 
-The sentences are the Tatoeba test set's (LASER's v1 files) or translation pairs that were kept out of training. A
-`Group` is the test of one language: sentences in the pivot language and, in the same order, their translations.
+The sentences are the Tatoeba test set's (LASER's v1 files) or translation pairs that were kept out of training. Every
+test pairs English with one other language.
+
+N sentences on each side, L layers with the embeddings, D width.
 """
 
 import re
@@ -25,28 +27,28 @@ from .output import ResultTable, table_at_layer
 from .text_lines import read_sentence_pairs, require_same_length, split_lines
 from .vectors import sentence_vectors, unit_length
 
-Group = tuple[list[np.ndarray], list[np.ndarray]]
-Groups = Mapping[str, Group]
+Group = tuple[list[np.ndarray], list[np.ndarray]]  # ids of English sentences and, in the same order, of translations
+Groups = Mapping[str, Group]  # by the other language
 
 PIVOT = "en"
-WAYS = {"en_xx": "en→xx", "xx_en": "xx→en"}
+DIRECTIONS = {f"{PIVOT}_xx": f"{PIVOT}→xx", f"xx_{PIVOT}": f"xx→{PIVOT}"}  # key in the results -> title in tables
 CENTRED = "_centred"  # suffix of a direction: each side's mean vector is subtracted first, which the papers do not do
-FEWEST_PAIRS = 5  # pairs of a language that make its accuracy meaningful
+FEWEST_PAIRS = 5  # an accuracy over fewer pairs means nothing: the language is left out
 
-# ISO 639-3 codes in file names -> the papers' codes, for XTREME's 36 languages. Others keep the code in the file name.
+# ISO 639-3 codes in file names -> the papers' codes, for XTREME's 36 languages. Other languages keep the three letters.
 XTREME = {
     "afr": "af", "ara": "ar", "bul": "bg", "ben": "bn", "deu": "de", "ell": "el", "spa": "es", "est": "et", "eus": "eu",
     "pes": "fa", "fin": "fi", "fra": "fr", "heb": "he", "hin": "hi", "hun": "hu", "ind": "id", "ita": "it", "jpn": "ja",
     "jav": "jv", "kat": "ka", "kaz": "kk", "kor": "ko", "mal": "ml", "mar": "mr", "nld": "nl", "por": "pt", "rus": "ru",
     "swh": "sw", "tam": "ta", "tel": "te", "tha": "th", "tgl": "tl", "tur": "tr", "urd": "ur", "vie": "vi", "cmn": "zh",
 }  # fmt: skip
-SETS = {
+LANGUAGE_SETS = {  # those over which the papers average, by their size
     "14": ("ar", "bg", "de", "el", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh"),  # XNLI's languages
     "36": tuple(XTREME.values()),
 }
 _TATOEBA_FILE = re.compile(r"tatoeba\.(?P<code>[a-z]{3})-eng\.(eng|(?P=code))")
 _HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.")  # zip members that operating systems add
-# A file of a corpus with English, X.en-de.en or X.en-de.de, or its archive en-de.txt.zip; `X.` may be absent.
+# X.en-de.en, X.en-de.de or the archive X.en-de.txt.zip, languages in either order; `X.` may be absent.
 _PAIR_FILE = re.compile(rf"(.*\.)?({PIVOT}-(?P<after>[^.]+)|(?P<before>[^.]+)-{PIVOT})(\.txt\.zip|\.(?P<side>[^.]+))")
 
 
@@ -61,15 +63,15 @@ def tatoeba(
     """Sentence retrieval on the Tatoeba test set: `data` has LASER's files, tatoeba.xxx-eng.xxx and
     tatoeba.xxx-eng.eng."""
     compared, text = load_encoders(models, layer, random, which), read_tatoeba(Path(data))
-    scored = []
+    results = []
     for model in compared:
         encode = model.vocabulary.encode
         groups = {
-            language: ([encode(line) for line in ours], [encode(line) for line in theirs])
-            for language, (ours, theirs) in text.items()
+            language: ([encode(line) for line in english], [encode(line) for line in other])
+            for language, (english, other) in text.items()
         }
-        scored.append(model.description | retrieval_scores(model.encoder, groups, model.name))
-    return {"test": "tatoeba", "models": scored}
+        results.append(model.description | retrieval_scores(model.encoder, groups, model.name))
+    return {"test": "tatoeba", "models": results}
 
 
 def pairs(
@@ -82,26 +84,31 @@ def pairs(
     random: bool = False,
 ) -> dict[str, Any]:
     """Sentence retrieval on translation pairs kept out of training: `data` is a data folder that holds para/, or has
-    line-aligned text, X.en-de.en with X.en-de.de or en-de.txt.zip; `limit` pairs of a language are read."""
+    line-aligned text, X.en-de.en with X.en-de.de or en-de.txt.zip. The first `limit` pairs of each language are scored,
+    after repetitions were left out."""
     if limit < FEWEST_PAIRS:
         raise ValueError(f"--limit {limit} leaves too few pairs for an accuracy: it must be at least {FEWEST_PAIRS}")
-    scored = []
+    results = []
     for model in load_encoders(models, layer, random, which):
-        all_groups = group_by_language(heldout_pairs(Path(data), model.vocabulary), smallest=1)
-        groups = {code: (a[:limit], b[:limit]) for code, (a, b) in all_groups.items() if len(a) >= FEWEST_PAIRS}
+        all_groups = group_by_language(heldout_pairs(Path(data), model.vocabulary), fewest=1)
+        groups = {
+            language: (english[:limit], other[:limit])
+            for language, (english, other) in all_groups.items()
+            if len(english) >= FEWEST_PAIRS
+        }
         if not groups:
             raise ValueError(f"{data} has no language with {FEWEST_PAIRS} pairs or more: an accuracy needs candidates")
-        too_few = {code: len(a) for code, (a, _) in all_groups.items() if code not in groups}
+        too_few = {language: len(english) for language, (english, _) in all_groups.items() if language not in groups}
         note_of_training = trained_on(model, RowStore(Path(data) / "para")) if (Path(data) / "para").is_dir() else {}
         scores = retrieval_scores(model.encoder, groups, model.name)
-        scored.append(model.description | note_of_training | scores | {"too_few": too_few})
-    return {"test": "pairs", "models": scored}
+        results.append(model.description | note_of_training | scores | {"too_few": too_few})
+    return {"test": "pairs", "models": results}
 
 
 def read_tatoeba(folder: Path) -> dict[str, tuple[list[str], list[str]]]:
     """(English sentences, their translations) by language, from files tatoeba.xxx-eng.eng and tatoeba.xxx-eng.xxx.
 
-    Raises ValueError, naming file and line, on damaged files, and on a folder that has none.
+    Raises ValueError for a damaged file, with its name and line, and for a folder without such files.
     """
     matches = [_TATOEBA_FILE.fullmatch(path.name) for path in folder.glob("tatoeba.*")]
     codes = {match["code"] for match in matches if match}
@@ -116,7 +123,7 @@ def read_tatoeba(folder: Path) -> dict[str, tuple[list[str], list[str]]]:
 
 
 class TranslationPair(NamedTuple):
-    """Both sides' ids without special tokens, and their language codes."""
+    """The token ids of both sides, without special tokens, and the sides' language codes."""
 
     first: np.ndarray
     second: np.ndarray
@@ -125,10 +132,10 @@ class TranslationPair(NamedTuple):
 
 
 def heldout_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPair]:
-    """The pairs of a mixed data folder, or of the line-aligned files in `folder`: X.en-de.en with X.en-de.de,
+    """The pairs in the para/ of a data folder, or in line-aligned files in `folder`: X.en-de.en with X.en-de.de, or
     en-de.txt.zip.
 
-    Raises ValueError on another vocabulary's data, damaged files, and a folder without pairs.
+    Raises ValueError for data that another vocabulary encoded, for damaged files, and for a folder without pairs.
     """
     if (folder / "para").is_dir():
         store = RowStore(folder / "para")
@@ -143,47 +150,50 @@ def heldout_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationP
 
 
 def packed_pairs(store: RowStore) -> Iterator[TranslationPair]:
-    """The pairs of a store of the task para."""
+    """The pairs of a store of the task para, where an item is a start token, the first side, the separators of the
+    store's layout, the second side, and `</s>`."""
     codes, separators = store.languages, len(LAYOUTS[store.manifest.layout].between)
     for start in range(0, store.rows, 256):
         rows = store.read(np.arange(start, min(start + 256, store.rows)))
-        languages, lengths = iter(rows.languages), iter(rows.lengths)
+        languages, lengths = iter(rows.languages), iter(rows.lengths)  # of every side and of every item, row after row
         for tokens, items in zip(rows.tokens, rows.items, strict=True):
-            at = 0
+            offset = 0
             for _ in range(items):
                 length = int(next(lengths))
-                ids = tokens[at : at + length]
-                middle = 1 + int(np.flatnonzero(ids[1:] == EOS)[0])
+                ids = tokens[offset : offset + length]
+                first_end = 1 + int(np.flatnonzero(ids[1:] == EOS)[0])  # from 1: a layout may begin an item with </s>
                 first, second = codes[next(languages)], codes[next(languages)]
-                yield TranslationPair(ids[1:middle], ids[middle + separators : -1], first, second)
-                at += length
+                yield TranslationPair(ids[1:first_end], ids[first_end + separators : -1], first, second)
+                offset += length
 
 
 def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPair]:
-    """The pairs of line-aligned files. Raises ValueError on damaged ones, and on a folder without any."""
-    any_pairs = False
+    """The pairs of line-aligned files. Raises ValueError for damaged files, and for a folder without such files."""
+    any_files = False
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         match = _PAIR_FILE.fullmatch(path.name)
-        language = (match["after"] or match["before"]) if match else ""
-        if not match or match["side"] not in (None, PIVOT, language):
+        if not match:
             continue
-        if match["side"] is None:
+        language, side = match["after"] or match["before"], match["side"]
+        if side is None:
             sides = _zipped_sides(path, language)
-        else:
+        elif side in (PIVOT, language):
             paths = [path.with_suffix(f".{code}") for code in (PIVOT, language)]
-            for side in paths:
-                if not side.exists():
-                    raise ValueError(f"{path} has no other side: put {side.name} next to it")
-            if match["side"] != PIVOT:
+            for side_path in paths:
+                if not side_path.exists():
+                    raise ValueError(f"{path} has no other side: put {side_path.name} next to it")
+            if side != PIVOT:
                 continue  # read with its English side
-            sides = [(str(side), side.read_bytes()) for side in paths]
-        any_pairs = True
-        (our_name, our_lines), (their_name, their_lines) = ((name, split_lines(data, name)) for name, data in sides)
-        require_same_length(our_lines, our_name, their_lines, their_name)
-        for a, b in zip(our_lines, their_lines, strict=True):
-            if a.strip() and b.strip():  # corpora write a sentence without a translation as an empty line
-                yield TranslationPair(vocabulary.encode(a), vocabulary.encode(b), PIVOT, language)
-    if not any_pairs:
+            sides = [(str(side_path), side_path.read_bytes()) for side_path in paths]
+        else:
+            continue
+        any_files = True
+        (english_name, english), (other_name, other) = ((name, split_lines(data, name)) for name, data in sides)
+        require_same_length(english, english_name, other, other_name)
+        for english_line, other_line in zip(english, other, strict=True):
+            if english_line.strip() and other_line.strip():  # corpora leave the line of a missing translation empty
+                yield TranslationPair(vocabulary.encode(english_line), vocabulary.encode(other_line), PIVOT, language)
+    if not any_files:
         raise ValueError(
             f"{folder} holds no pairs with {PIVOT}: put X.{PIVOT}-de.{PIVOT} and X.{PIVOT}-de.de or {PIVOT}-de.txt.zip "
             "there, or name a data folder that has para/"
@@ -191,7 +201,7 @@ def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPai
 
 
 def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
-    """(name, content) of the English side and of the other. Raises ValueError on an archive without them."""
+    """(name, content) of the English member of an archive, then of the other. Raises ValueError if one is missing."""
     sides = []
     try:
         with zipfile.ZipFile(path) as archive:
@@ -210,128 +220,138 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
     return sides
 
 
-def group_by_language(translation_pairs: Iterable[TranslationPair], smallest: int = FEWEST_PAIRS) -> dict[str, Group]:
+def group_by_language(translation_pairs: Iterable[TranslationPair], fewest: int = FEWEST_PAIRS) -> dict[str, Group]:
     """Group the pairs with English on one side by the other language: (English sentences, translations).
 
-    Languages with fewer than `smallest` pairs are left out, and so are pairs with a sentence of an earlier pair: no
+    Languages with fewer than `fewest` pairs are left out, and so are pairs with a sentence of an earlier pair: no
     ranking can distinguish equal candidates.
     """
-    groups: dict[str, dict[bytes, tuple[np.ndarray, np.ndarray]]] = defaultdict(dict)
-    theirs_of: dict[str, set[bytes]] = defaultdict(set)
-    for first, second, *languages in translation_pairs:
-        if PIVOT not in languages or languages[0] == languages[1]:
+    groups: dict[str, dict[bytes, tuple[np.ndarray, np.ndarray]]] = defaultdict(dict)  # by the English sentence
+    translations: dict[str, set[bytes]] = defaultdict(set)
+    for pair in translation_pairs:
+        if (pair.first_language == PIVOT) == (pair.second_language == PIVOT):
             continue
-        forward = languages[0] == PIVOT
-        ours, theirs = (first, second) if forward else (second, first)
-        language = languages[forward]
-        if ours.tobytes() not in groups[language] and theirs.tobytes() not in theirs_of[language]:
-            groups[language][ours.tobytes()] = (ours, theirs)
-            theirs_of[language].add(theirs.tobytes())
+        if pair.first_language == PIVOT:
+            english, other, language = pair.first, pair.second, pair.second_language
+        else:
+            english, other, language = pair.second, pair.first, pair.first_language
+        if english.tobytes() not in groups[language] and other.tobytes() not in translations[language]:
+            groups[language][english.tobytes()] = (english, other)
+            translations[language].add(other.tobytes())
     return {
-        language: ([a for a, _ in group.values()], [b for _, b in group.values()])
+        language: ([english for english, _ in group.values()], [other for _, other in group.values()])
         for language, group in sorted(groups.items())
-        if len(group) >= smallest
+        if len(group) >= fewest
     }
 
 
-def accuracies(ours: np.ndarray, theirs: np.ndarray, block: int = 1024) -> tuple[float, float]:
-    """Share of rows of `ours` [N, D] whose nearest row of `theirs` [N, D] by cosine is their own, and the reverse.
+def accuracies(english_ND: np.ndarray, other_ND: np.ndarray, block: int = 1024) -> tuple[float, float]:
+    """Accuracy@1 from English and to English: the share of sentences whose nearest one on the other side, by cosine,
+    has the same index. Of equally near sentences the first counts as the nearest.
 
-    `block` rows of the N × N cosines exist at a time. Of equally near rows the first counts as the nearest.
+    Only `block` rows of the N × N cosines are in memory at a time.
     """
-    a, b = unit_length(ours), unit_length(theirs)
-    own = np.arange(len(a))
-    forward = np.empty(len(a), dtype=np.int64)
-    backward, best = np.zeros(len(a), dtype=np.int64), np.full(len(a), -np.inf)
-    for start in range(0, len(a), block):
-        cosines = a[start : start + block] @ b.T
+    english_ND, other_ND = unit_length(english_ND), unit_length(other_ND)
+    own = np.arange(len(english_ND))
+    forward = np.empty(len(own), dtype=np.int64)  # index of each English sentence's nearest translation
+    backward = np.zeros(len(own), dtype=np.int64)  # index of each translation's nearest English sentence
+    best = np.full(len(own), -np.inf)  # the cosine of that
+    for start in range(0, len(own), block):
+        cosines = english_ND[start : start + block] @ other_ND.T
         forward[start : start + block] = cosines.argmax(1)
-        rows = cosines.argmax(0)
-        values = cosines[rows, own]
-        backward[values > best] = (start + rows)[values > best]
+        values = cosines.max(0)
+        backward = np.where(values > best, start + cosines.argmax(0), backward)
         best = np.maximum(best, values)
     return float((forward == own).mean()), float((backward == own).mean())
 
 
-def retrieve(model: TextEncoder, groups: Groups, centred: bool = False, name: str = "") -> dict[str, Any]:
-    """Accuracies by layer, for each language and averaged over the languages; lines of progress begin with `name`.
+def retrieve(encoder: TextEncoder, groups: Groups, centred: bool = False, name: str = "") -> dict[str, Any]:
+    """`languages`: by language and direction, a list of accuracies by layer; `overall`: their means over the languages.
 
-    `centred` adds the accuracies of centred vectors, and as `dimensions` their effective rank by layer.
+    `centred` adds the directions with centred vectors, and `dimensions`: the centred vectors' effective rank by layer.
+    Lines of progress begin with `name`.
     """
     vectors = (
-        (language, sentence_vectors(model, [*a, *b], languages=[PIVOT] * len(a) + [language] * len(b)))
-        for language, (a, b) in progress(groups.items(), len(groups), "languages", name)
+        (code, sentence_vectors(encoder, [*english, *other], languages=[PIVOT] * len(english) + [code] * len(other)))
+        for code, (english, other) in progress(groups.items(), len(groups), "languages", name)
     )
     return scores_of_vectors(vectors, centred)
 
 
 def scores_of_vectors(vectors: Iterable[tuple[str, np.ndarray]], centred: bool = False) -> dict[str, Any]:
-    """The result of `retrieve`, from each language's vectors [layers, 2N, D], English sentences first."""
+    """The result of `retrieve`, from each language's vectors [L, 2N, D], English sentences first."""
     languages: dict[str, dict[str, list[float]]] = {}
     products: list[np.ndarray] = []  # by layer, the sum of x xᵀ over all centred vectors x: [D, D]
     for language, vectors_LND in vectors:
         half = vectors_LND.shape[1] // 2
         variants = {"": [(layer[:half], layer[half:]) for layer in vectors_LND]}
         if centred:
-            variants[CENTRED] = [(a - a.mean(0), b - b.mean(0)) for a, b in variants[""]]
-            new_products = [a.T @ a + b.T @ b for a, b in variants[CENTRED]]
+            variants[CENTRED] = [(english - english.mean(0), other - other.mean(0)) for english, other in variants[""]]
+            new_products = [english.T @ english + other.T @ other for english, other in variants[CENTRED]]
             products = list(map(np.add, products, new_products)) if products else new_products
         languages[language] = {}
-        for suffix, sides in variants.items():
-            by_way = zip(*(accuracies(a, b) for a, b in sides), strict=True)
-            languages[language] |= {way + suffix: list(by_layer) for way, by_layer in zip(WAYS, by_way, strict=True)}
-    scores = {"overall": mean_over(languages, list(languages)), "languages": languages}
-    return scores | ({"dimensions": [effective_rank(sum_DD) for sum_DD in products]} if centred else {})
+        for suffix, sides_by_layer in variants.items():
+            by_direction = zip(*(accuracies(english, other) for english, other in sides_by_layer), strict=True)
+            for direction, by_layer in zip(DIRECTIONS, by_direction, strict=True):
+                languages[language][direction + suffix] = list(by_layer)
+    scores: dict[str, Any] = {"overall": mean_over(languages, list(languages)), "languages": languages}
+    if centred:
+        scores["dimensions"] = [effective_rank(sum_DD) for sum_DD in products]
+    return scores
 
 
 def mean_over(languages: Mapping[str, Mapping[str, Sequence[float]]], chosen: Sequence[str]) -> dict[str, list[float]]:
-    """The unweighted mean of the scores of the `chosen` languages, by way and layer."""
+    """The unweighted mean of the scores of the `chosen` languages: by direction, a list by layer."""
     return {
-        way: np.mean([languages[language][way] for language in chosen], axis=0).tolist() for way in languages[chosen[0]]
+        direction: np.mean([languages[language][direction] for language in chosen], axis=0).tolist()
+        for direction in languages[chosen[0]]
     }
 
 
-def retrieval_scores(model: TextEncoder, groups: Groups, name: str) -> dict[str, Any]:
-    """Accuracies of one model, also over the papers' sets of languages, and how many sentences were cut."""
-    scores = retrieve(model, groups, True, name)
-    longest = model.cfg.max_positions - 2
+def retrieval_scores(encoder: TextEncoder, groups: Groups, name: str) -> dict[str, Any]:
+    """The result of `retrieve`, and `sets`: means over the papers' sets of languages, each with how many languages the
+    test has (`found`) of how many; `cut`: how many sentences were too long for the model; `pairs`: how many of each
+    language were read."""
+    scores = retrieve(encoder, groups, True, name)
+    longest = encoder.cfg.max_positions - 2  # without <s> and </s>
     cut = sum(len(sentence) > longest for group in groups.values() for side in group for sentence in side)
-    tested = {name: [code for code in codes if code in groups] for name, codes in SETS.items()}
-    sets = {
-        name: mean_over(scores["languages"], codes) | {"found": len(codes), "of": len(SETS[name])}
-        for name, codes in tested.items()
-        if codes
-    }
-    return scores | {"sets": sets, "cut": cut, "pairs": {language: len(ours) for language, (ours, _) in groups.items()}}
+    sets = {}
+    for set_name, codes in LANGUAGE_SETS.items():
+        if tested := [code for code in codes if code in groups]:
+            sets[set_name] = mean_over(scores["languages"], tested) | {"found": len(tested), "of": len(codes)}
+    sizes = {language: len(english) for language, (english, _) in groups.items()}
+    return scores | {"sets": sets, "cut": cut, "pairs": sizes}
 
 
-def both_ways(model: Mapping[str, Any], centred: bool = False) -> list[float]:
+def mean_of_directions(result: Mapping[str, Any], centred: bool = False) -> list[float]:
     """The mean accuracy of both directions by layer, over the papers' 36 languages if the test has them all, else over
-    the languages that it has."""
-    scores = complete_sets(model).get("36", model["overall"])
-    return [(a + b) / 2 for a, b in zip(*(scores[way + CENTRED * centred] for way in WAYS), strict=True)]
+    the languages that it has. `result`: a model's entry in the test's results."""
+    scores = complete_sets(result).get("36", result["overall"])
+    suffix = CENTRED if centred else ""
+    by_direction = (scores[direction + suffix] for direction in DIRECTIONS)
+    return [(forward + backward) / 2 for forward, backward in zip(*by_direction, strict=True)]
 
 
-def complete_sets(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The scores of those of the papers' sets of languages that the test covers completely."""
-    return {name: scores for name, scores in model["sets"].items() if scores["found"] == scores["of"]}
+def complete_sets(result: Mapping[str, Any]) -> dict[str, Any]:
+    """By name, a model's scores over each of the papers' sets of languages of which the test has all languages."""
+    return {name: scores for name, scores in result["sets"].items() if scores["found"] == scores["of"]}
 
 
 def retrieval_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     """A table of accuracies by language for every model, at its chosen layer."""
     tables = []
-    ways = WAYS | {way + CENTRED: f"{title} centred*" for way, title in WAYS.items()}
+    titles = DIRECTIONS | {direction + CENTRED: f"{title} centred*" for direction, title in DIRECTIONS.items()}
     note = "the mean vector of each side of a language subtracted"
     cut = "sentences were cut: they are longer than the model's longest item"
-    for model in results["models"]:
-        means = {f"mean of the papers' {name}": scores for name, scores in complete_sets(model).items()}
-        table = table_at_layer(model, "accuracy@1 (%)", "language", ways, means, note, cut)
-        if "dimensions" in model:
-            ranks = ", ".join(f"{rank:.0f}" for rank in model["dimensions"])
+    for result in results["models"]:
+        means = {f"mean of the papers' {name}": scores for name, scores in complete_sets(result).items()}
+        table = table_at_layer(result, "accuracy@1 (%)", "language", titles, means, note, cut)
+        if "dimensions" in result:
+            ranks = ", ".join(f"{rank:.0f}" for rank in result["dimensions"])
             table.notes.append(f"dimensions in which the centred vectors vary (effective rank), by layer: {ranks}")
-        table.notes += trained_on_note([model])
-        if too_few := model.get("too_few"):
-            counts = ", ".join(f"{code} ({count})" for code, count in too_few.items())
+        table.notes += trained_on_note([result])
+        if too_few := result.get("too_few"):
+            counts = ", ".join(f"{language} ({count})" for language, count in too_few.items())
             table.notes.append(f"left out, with fewer than {FEWEST_PAIRS} pairs without repetitions: {counts}")
         tables.append(table)
     return tables

@@ -1,6 +1,6 @@
-"""Hidden states of every layer for many items, and sentence vectors: their mean (XLM-E section 4.6).
+"""Hidden states of every layer for many items, and sentence vectors, which are means of them (XLM-E section 4.6).
 
-B rows, T tokens, D width.
+B rows, T tokens, D width; layer 0 is the embeddings.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,42 +18,42 @@ from ..models.text_encoder import TextEncoder, languages_of, one_item_a_row
 def hidden_states(
     model: TextEncoder, items: Sequence[np.ndarray], batch: int = 64, languages: Sequence[tuple[str, ...]] = ()
 ) -> Iterator[tuple[list[int], Tensor, list[Tensor]]]:
-    """Float32 states of `items` (ids with their special tokens), in batches of items of about one length.
+    """Yield, for each batch of `items` (ids with their special tokens): the indices of its items, [B, T] with 1 for
+    their tokens and 0 for padding, and the float32 states of every layer.
 
-    Yields the numbers of a batch's items, the positions inside of them, and every layer's states (0 = embeddings).
     `languages`: codes of the sides of every item, for models with language embeddings.
     """
     model.eval()
     device = next(model.parameters()).device
     order = sorted(range(len(items)), key=lambda i: len(items[i]))  # little padding inside a batch
     for start in range(0, len(order), batch):
-        here = order[start : start + batch]
-        tokens_BT = pad_sequence([torch.from_numpy(items[i]).long() for i in here], True, PAD).to(device)
+        indices = order[start : start + batch]
+        tokens_BT = pad_sequence([torch.from_numpy(items[i]).long() for i in indices], True, PAD).to(device)
         positions_BT, inside_BT = one_item_a_row(tokens_BT)
-        languages_BT = languages_of(model.cfg, [languages[i] for i in here], tokens_BT) if languages else None
+        languages_BT = languages_of(model.cfg, [languages[i] for i in indices], tokens_BT) if languages else None
         layers = model.hidden_states(tokens_BT, positions_BT, inside_BT, languages_BT)
-        yield here, inside_BT, [state_BTD.float() for state_BTD in layers]
+        yield indices, inside_BT, [state_BTD.float() for state_BTD in layers]
 
 
 def sentence_vectors(
     model: TextEncoder, sentences: Sequence[np.ndarray], batch: int = 64, languages: Sequence[str] = ()
 ) -> np.ndarray:
-    """float32 [layers + 1, sentences, width]; index 0 is the embedding layer.
+    """The mean vector of each sentence at every layer, float32 [layers, sentences, width].
 
-    `sentences` are ids without special tokens; each is read as `<s> ids </s>` (or in the model's layout), cut to its
-    longest item. The mean is over all tokens of the item, the special ones too. `languages`: the code of every
+    `sentences` are ids without special tokens. Each is cut to the longest that the model reads, and read as
+    `<s> ids </s>` (or in the model's layout). The mean includes the special tokens. `languages`: the code of every
     sentence, for models with language embeddings.
     """
     cfg = model.cfg
     items = [LAYOUTS[cfg.layout].item(sentence[: cfg.max_positions - 2]) for sentence in sentences]
-    out = np.zeros((cfg.discriminator_layers + 1, len(items), cfg.width), dtype=np.float32)
-    for here, inside_BT, layers in hidden_states(model, items, batch, [(code,) for code in languages]):
-        weights = inside_BT.float() / inside_BT.sum(1, keepdim=True)
+    vectors = np.zeros((cfg.discriminator_layers + 1, len(items), cfg.width), dtype=np.float32)
+    for indices, inside_BT, layers in hidden_states(model, items, batch, [(code,) for code in languages]):
+        weights_BT = inside_BT.float() / inside_BT.sum(1, keepdim=True)
         for layer, state_BTD in enumerate(layers):
-            out[layer, here] = torch.einsum("btd,bt->bd", state_BTD, weights).cpu().numpy()
-    return out
+            vectors[layer, indices] = torch.einsum("btd,bt->bd", state_BTD, weights_BT).cpu().numpy()
+    return vectors
 
 
 def unit_length(vectors_ND: np.ndarray) -> np.ndarray:
-    """The vectors divided by their norms, so that products are cosines."""
+    """The vectors divided by their norms, so that dot products are cosines; a zero vector stays zero."""
     return vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
