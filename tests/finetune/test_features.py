@@ -68,7 +68,7 @@ def test_the_layout_of_xlm(vocabulary: Vocabulary) -> None:
     a, b = (vocabulary.encode(text).tolist() for text in ("ter dor", "kalo"))
     (pair,) = featurise([TextPair("ter dor", "kalo", "1")], TASKS["pawsx"], vocabulary, WINDOWS, layout, language=2)
     assert pair.ids.tolist() == [EOS, *a, EOS, EOS, *b, EOS] and pair.language == 2
-    (sentence,) = featurise([Sentence(["ter"], ["O"])], TASKS["ner"], vocabulary, WINDOWS, layout, first=7)
+    (sentence,) = featurise([Sentence(["ter"], ["O"])], TASKS["ner"], vocabulary, WINDOWS, layout, first_index=7)
     assert sentence.ids.tolist() == [EOS, *vocabulary.encode("ter"), EOS] and sentence.example == 7
     answered = Question("1", "kalo", "ter dor", [("dor", 4)])
     (question,) = featurise([answered], TASKS["xquad"], vocabulary, replace(WINDOWS, max_tokens=32), layout)

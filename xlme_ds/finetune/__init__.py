@@ -21,8 +21,8 @@ def run(
 ) -> dict[str, Any] | None:
     """Fine-tune `model` (a run, RUN@STEP, or an export) on `task` with XTREME's files in the folders `data`.
 
-    Returns the scores of every language, as in `out`/scores.json; None if a signal stopped it. `tuning`: settings of
-    `xlme finetune --tuning.…`, such as learning_rate=3e-5; the published values are used for all others. A second call
+    Returns the scores of every language, as in `out`/scores.json; None if a signal stopped the run. `tuning`: settings
+    of `xlme finetune --tuning.…`, such as learning_rate=3e-5; all others have their published values. A second call
     resumes. Raises ValueError for a mistake in the settings or the data.
     """
     from ..train.stop import StopRequest

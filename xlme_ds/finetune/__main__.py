@@ -1,9 +1,9 @@
 """Fine-tune a model: `xlme finetune --task NAME --model DIR --data DIR [DIR …] --out DIR [--section.key value …]` on
 one process, `xlme launch --gpus N finetune …` on several.
 
-Trains on English, scores every language that has labels, and writes predictions and scores.json; a second call with the
-same folder resumes. With several seeds or --grid every run has its own folder in --out, and --number N does only the
-N-th run, as a job array does.
+Trains on English, scores every language that has labels, and writes predictions and scores.json. A second call with the
+same folder resumes. With several seeds or --grid, every run has its own folder in --out; --number N does only run N,
+counted from 0, as in a job array.
 """
 
 import sys
@@ -18,9 +18,10 @@ from .settings import FinetuneSettings, Job, jobs, parse
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command; a user's mistake ends it with one sentence and exit code 2."""
+    """Run the command. A user's mistake ends it with one sentence and exit code 2."""
     options = without_launcher(sys.argv[1:] if arguments is None else arguments)
-    stop = StopRequest() if not {"-h", "--help", "--help-all", "--list"} & set(options) else None
+    only_prints = bool({"-h", "--help", "--help-all", "--list"} & set(options))
+    stop = None if only_prints else StopRequest()
     try:
         command = parse(program("finetune"), options, __doc__ or "")
     except ValueError as error:
@@ -29,28 +30,26 @@ def main(arguments: list[str] | None = None) -> None:
     if not seeds or len(set(seeds)) < len(seeds):
         problem = "names a number twice: name each once" if seeds else "has no number: name at least one"
         fail("xlme finetune", ValueError(f"--seeds {problem}"))
-    todo = jobs(command)
+    runs = jobs(command)
     if command.list or stop is None:
-        print("\n".join(str(job.out) for job in todo))
+        print("\n".join(str(job.out) for job in runs))
         return
     if command.number is not None:
-        if not 0 <= command.number < len(todo):
-            fail(
-                "xlme finetune",
-                ValueError(f"--number is {command.number}: there are {len(todo)} runs, counted from 0"),
-            )
-        todo = [todo[command.number]]
+        if not 0 <= command.number < len(runs):
+            problem = f"--number is {command.number}: there are {len(runs)} runs, counted from 0"
+            fail("xlme finetune", ValueError(problem))
+        runs = [runs[command.number]]
     from ..engine.ranks import SharedError
 
     try:
-        run_all(command, todo, stop)
+        run_all(command, runs, stop)
     except SharedError as error:
         fail("xlme finetune", error)
 
 
-def run_all(command: FinetuneSettings, todo: list[Job], stop: StopRequest) -> list[dict[str, Any] | None]:
-    """Do the runs of a command, and return the scores of each, None for a run that was stopped. Collective. Raises
-    SharedError."""
+def run_all(command: FinetuneSettings, runs: list[Job], stop: StopRequest) -> list[dict[str, Any] | None]:
+    """Do `runs` of a command one after the other. Returns the scores of each, None for a run that was stopped.
+    Collective over the ranks. Raises SharedError."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
     from ..engine.ranks import SharedError, broadcast, on_all_ranks, process_group
     from ..trained.runs import pin_step
@@ -65,10 +64,11 @@ def run_all(command: FinetuneSettings, todo: list[Job], stop: StopRequest) -> li
     with process_group(command.engine, command.train.watchdog_minutes) as (rank, world):
         # All runs and ranks start from the same checkpoint, even if its run is still training.
         model = broadcast(on_all_ranks(lambda: pin_step(command.model) if rank == 0 else command.model))
-        return [_run(replace(job, command=replace(job.command, model=model)), rank, world, stop) for job in todo]
+        return [_run(replace(job, command=replace(job.command, model=model)), rank, world, stop) for job in runs]
 
 
 def _run(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
+    """Do one run and print its scores; returns them on rank 0, None elsewhere and after a request to stop."""
     from ..engine.ranks import gather
     from .finetune_run import finetune
 
@@ -85,12 +85,14 @@ def _run(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] |
 
 
 def score_table(scores: Mapping[str, Any]) -> list[str]:
-    """The scores in per cent: a line for each language, their mean, English minus the mean of the others, and the dev
-    sets."""
+    """The lines of a table of scores in per cent: a row for each language, their mean, English minus the mean of the
+    others, and the mean of the dev sets. `scores` is the content of scores.json."""
     languages, metrics = scores["languages"], scores["metric"]
     rows = languages | {f"mean of {len(languages)}": scores["mean"]}
-    rows |= {"en - others": scores["gap"]} if "gap" in scores else {}
-    rows |= {"mean of dev sets": scores["dev"]["mean"]} if scores["dev"] else {}
+    if "gap" in scores:
+        rows["en - others"] = scores["gap"]
+    if scores["dev"]:
+        rows["mean of dev sets"] = scores["dev"]["mean"]
     width = max(map(len, rows))
     lines = [f"{name:<{width}}" + "".join(f"{row[metric]:>10.1f}" for metric in metrics) for name, row in rows.items()]
     return [f"{scores['task']:<{width}}" + "".join(f"{metric:>10}" for metric in metrics), *lines]

@@ -1,11 +1,11 @@
-"""The tasks of XTREME that XLM-E is fine-tuned on, and CoNLL's NER: kind of prediction, file names, labels, published
-grids."""
+"""The tasks of XTREME that XLM-E is fine-tuned on, and CoNLL's NER: their kinds of prediction, file names, labels, and
+published grids of settings."""
 
 import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Kind = Literal["tokens", "pair", "span"]  # a label for every word, one for two texts, or an answer inside a text
+Kind = Literal["tokens", "pair", "span"]  # predicts a label for every word, one for two texts, or an answer in a text
 
 ENTITIES = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
 PARTS_OF_SPEECH = (
@@ -21,29 +21,28 @@ _TYDIQA = rf"tydiqa\.goldp\.{_LANGUAGE}\.(?P<split>train)\.json"
 
 @dataclass(frozen=True)
 class DownstreamTask:
-    """One task. The grid is the paper's (XLM-E, Table 11); its first values are the defaults.
+    """One task. `learning_rates`, `batches` and `epochs` are the paper's grid (XLM-E, Table 11). The first value of
+    each is the default.
 
-    `folders`: names of its folders in XTREME's download, its own first; in a folder of --data that has any of them,
-    only those are searched. `files`: patterns of the names of its own files. `metrics`: the first one chooses between
-    settings. `train_files`: patterns of the training and dev files of another set that it is trained on.
-    `warmup_steps`: published, in place of a tenth of the steps.
+    `folders`: the task's folders in XTREME's download, its own first. A folder of --data that has any of them is
+    searched only there.
     """
 
     kind: Kind
     folders: tuple[str, ...]
-    files: tuple[str, ...]
-    metrics: tuple[str, ...]
+    files: tuple[str, ...]  # patterns of the names of the task's own files
+    metrics: tuple[str, ...]  # the first one chooses between settings
     learning_rates: tuple[float, ...]
     batches: tuple[int, ...]
     epochs: tuple[int, ...]
     labels: tuple[str, ...] = ()
-    train_files: tuple[str, ...] = ()
+    train_files: tuple[str, ...] = ()  # the same of another set, whose training and dev files it uses
     max_tokens: int = 128
-    warmup_steps: int = 0
+    warmup_steps: int = 0  # as published; 0: a tenth of the steps
 
     @property
     def file_name(self) -> str:
-        """An example of its files' names."""
+        """An example of a name that the first pattern of `files` matches."""
         name = self.files[0].replace(_LANGUAGE, "en").replace("(?P=language)", "en").replace("\\", "")
         return re.sub(r"\(\?P<\w+>(\w+)[^)]*\)", r"\1", name)
 

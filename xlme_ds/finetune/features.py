@@ -1,5 +1,7 @@
-"""Examples as token ids: words cut into subwords with the label on the first, pairs, windows over a long context; and
-the batches of a step as a function of its number.
+"""The inputs of a fine-tuned model, made from examples, and the batches of a step as a function of its number.
+
+A sentence's labels are on the first subword of each word. A pair of texts is one input. A long context is read in
+windows that overlap.
 
 B rows, T tokens.
 """
@@ -23,24 +25,24 @@ from .downstream_tasks import DownstreamTask, Kind
 from .settings import TuningConfig
 from .task_files import NO_LABEL, Example, Question, Sentence, TextPair
 
-IGNORED = -100  # the label of a token for which none is predicted
+IGNORED = -100  # in place of a label, where none is predicted
 
 
 class Feature(NamedTuple):
-    """One input of the model, and the number of its `example`.
+    """One input of the model.
 
-    `ids` are int32, in the model's layout as in pre-training; XLM-E's is `<s> … </s>`, for two texts
-    `<s> a </s> b </s>`. `labels` are int64: one for each token (IGNORED except on first subwords), one for a pair, or
-    the first and last token of an answer. `places` are int64: for a sentence the positions of its first subwords; for
-    a question [tokens, 2], each token's first character and last character + 1 in the context, −1 outside it.
-    `language` is an index into the model's `language_embeddings`.
+    `ids`: int32, in the model's layout as in pre-training; XLM-E's is `<s> … </s>`, for two texts `<s> a </s> b </s>`.
+    `labels`: int64; for a sentence one for each token, IGNORED except on first subwords; for a pair one; for a question
+    the first and last token of the answer.
+    `places`: int64; for a sentence the positions of its first subwords; for a question [tokens, 2], where each token
+    begins and ends in the context's characters (end not included), −1 for other tokens; empty for a pair.
     """
 
     ids: np.ndarray
     labels: np.ndarray
-    example: int
+    example: int  # index of the example that it is made from
     places: np.ndarray
-    language: int = 0
+    language: int = 0  # index into the model's `language_embeddings`
 
 
 def featurise(
@@ -50,29 +52,30 @@ def featurise(
     tuning: TuningConfig,
     layout: Layout = LAYOUTS["xlme"],
     language: int = 0,
-    first: int = 0,
+    first_index: int = 0,
 ) -> list[Feature]:
     """The inputs of all examples (in one `language`), in order; a long sentence or context gives several.
 
-    `tuning` must be completed (`TuningConfig.completed`); `first`: the number of the first example.
+    `tuning` must be completed (`TuningConfig.completed`). `first_index`: the index of the first example.
     """
     features: list[Feature] = []
-    for number, example in enumerate(examples, start=first):
+    for index, example in enumerate(examples, start=first_index):
         if isinstance(example, Sentence):
-            features += _sentence(example, number, task.labels, vocabulary, tuning.max_tokens, layout)
+            features += _sentence(example, index, task.labels, vocabulary, tuning.max_tokens, layout)
         elif isinstance(example, TextPair):
-            features.append(_pair(example, number, task.labels, vocabulary, tuning.max_tokens, layout))
+            features.append(_pair(example, index, task.labels, vocabulary, tuning.max_tokens, layout))
         else:
-            features += _question(example, number, vocabulary, tuning, layout)
+            features += _question(example, index, vocabulary, tuning, layout)
     return [feature._replace(language=language) for feature in features]
 
 
 def _sentence(
-    sentence: Sentence, number: int, labels: Sequence[str], vocabulary: Vocabulary, longest: int, layout: Layout
+    sentence: Sentence, index: int, labels: Sequence[str], vocabulary: Vocabulary, longest: int, layout: Layout
 ) -> list[Feature]:
-    """Cut a long sentence between words. Every word is in one input, and its label is on its first subword."""
+    """The inputs of a sentence, which is cut between words so that none has more than `longest` tokens."""
     flat, sizes = vocabulary.encode_lines(sentence.words)
     subwords = np.split(flat, np.cumsum(sizes)[:-1])
+    # Of each input: subwords, labels (the first is that of <s>), positions of first subwords.
     inputs: list[tuple[list[int], list[int], list[int]]] = [([], [IGNORED], [])]
     for ids, tag in zip(subwords, sentence.tags, strict=True):
         word = ids[: longest - 2].tolist() or [UNK]  # a word of white space alone has no subwords
@@ -83,66 +86,63 @@ def _sentence(
         tags += [_label(labels, tag)] + [IGNORED] * (len(word) - 1)
         tokens += word
     return [
-        Feature(layout.item(np.array(tokens)), np.array([*tags, IGNORED]), number, np.array(places))
+        Feature(layout.item(np.array(tokens)), np.array([*tags, IGNORED]), index, np.array(places))
         for tokens, tags, places in inputs
     ]
 
 
 def _pair(
-    pair: TextPair, number: int, labels: Sequence[str], vocabulary: Vocabulary, longest: int, layout: Layout
+    pair: TextPair, index: int, labels: Sequence[str], vocabulary: Vocabulary, longest: int, layout: Layout
 ) -> Feature:
-    """Cut tokens off the end of the longer side until both fit."""
+    """The input of a pair. If it has more than `longest` tokens, the longer side loses tokens at its end."""
     first, second = vocabulary.encode(pair.first), vocabulary.encode(pair.second)
     room = longest - layout.pair_specials
     first_length = min(len(first), max(room // 2, room - len(second)))
     ids = layout.item(first[:first_length], second[: room - first_length])
-    return Feature(ids, np.array([_label(labels, pair.label)]), number, np.zeros(0, np.int64))
+    return Feature(ids, np.array([_label(labels, pair.label)]), index, np.zeros(0, np.int64))
 
 
 def _label(labels: Sequence[str], label: str) -> int:
+    """The index of a label."""
     return IGNORED if label == NO_LABEL else labels.index(label)
 
 
 def _question(
-    question: Question, number: int, vocabulary: Vocabulary, tuning: TuningConfig, layout: Layout
+    question: Question, index: int, vocabulary: Vocabulary, tuning: TuningConfig, layout: Layout
 ) -> list[Feature]:
-    """Cut the context into windows that overlap, each after the question."""
+    """The inputs of a question: the question and a window of the context each. The windows overlap."""
     question_ids = vocabulary.encode(question.question)[: tuning.question_tokens]
-    context, characters = vocabulary.encode_with_offsets(question.context)
-    before = 1 + len(question_ids) + len(layout.between)
+    context_ids, characters = vocabulary.encode_with_offsets(question.context)
+    context_start = 1 + len(question_ids) + len(layout.between)  # position in the input
     room = tuning.max_tokens - len(question_ids) - layout.pair_specials
-    answer = None
+    answer = None  # indices of its first and last token in `context_ids`
     if question.answers:
         text, begin = question.answers[0]
         inside = np.flatnonzero((characters[:, 1] > begin) & (characters[:, 0] < begin + len(text)))
         answer = (int(inside[0]), int(inside[-1])) if len(inside) else None
     features = []
-    for start in range(0, max(len(context), 1), tuning.stride):
-        ids = layout.item(question_ids, context[start : start + room])
-        labels = np.zeros(2, np.int64)  # both the first token, unless the whole answer is in this window
+    for start in range(0, max(len(context_ids), 1), tuning.stride):
+        ids = layout.item(question_ids, context_ids[start : start + room])
+        labels = np.zeros(2, np.int64)  # the input's first token, unless the whole answer is in this window
         if answer is not None and start <= answer[0] and answer[1] < start + room:
-            labels = np.array(answer) - start + before
+            labels = np.array(answer) - start + context_start
         places = np.full((len(ids), 2), -1, np.int64)
-        places[before:-1] = characters[start : start + room]
-        features.append(Feature(ids, labels, number, places))
-        if start + room >= len(context):
+        places[context_start:-1] = characters[start : start + room]
+        features.append(Feature(ids, labels, index, places))
+        if start + room >= len(context_ids):
             break
     return features
 
 
 class TaskBatch(NamedTuple):
-    """A micro-batch. All integers are int64.
-
-    `labels`: [B, T] for tokens, IGNORED where there is none; [B] for pairs; [B, 2] for spans, first and last token.
-    `keys_B` seed the dropout of each row, as in `data.batch.Batch`.
-    """
+    """A micro-batch; all tensors are int64."""
 
     tokens_BT: Tensor
     positions_BT: Tensor
-    segments_BT: Tensor
+    segments_BT: Tensor  # 1, and 0 for padding
     languages_BT: Tensor
-    labels: Tensor
-    keys_B: Tensor
+    labels: Tensor  # of words [B, T], IGNORED where there is none; of pairs [B]; of spans [B, 2], first and last token
+    keys_B: Tensor  # they seed the dropout of each row, as in `data.batch.Batch`
 
     def to(self, device: torch.device) -> "TaskBatch":
         """A copy of the batch on `device`."""
@@ -151,7 +151,7 @@ class TaskBatch(NamedTuple):
 
 
 def collate_features(features: Sequence[Feature], kind: Kind, keys: Sequence[int] = ()) -> TaskBatch:
-    """Pad features to the longest of them; `keys`, one for each, seed dropout in training."""
+    """A batch of features, padded to the longest. `keys`, one for each feature, seed dropout in training."""
     tokens_BT = pad_sequence([torch.from_numpy(feature.ids).long() for feature in features], True, PAD)
     labels = pad_sequence([torch.from_numpy(feature.labels) for feature in features], True, IGNORED)
     positions_BT, inside_BT = one_item_a_row(tokens_BT)
@@ -162,10 +162,11 @@ def collate_features(features: Sequence[Feature], kind: Kind, keys: Sequence[int
 
 
 class TaskLoader:
-    """The training features for one of `world` ranks. It keeps no position: the step's number determines what is read.
+    """Gives one of `world` ranks its training batches. It keeps no position: the step's number says what is read.
 
-    Step s reads numbers [s·B, (s+1)·B); number n is feature n mod N in the order of epoch n div N, which depends on
-    (seed, epoch) alone. A step's features are sorted by length, so that a micro-batch has little padding.
+    Step s reads the draws [s·B, (s+1)·B), B examples a step. Of N features, draw n is number n mod N in the order of
+    epoch n div N, which depends on (seed, epoch) alone. A step's features are sorted by length, so that a micro-batch
+    has little padding.
     """
 
     phases = (Phase(0, 0.0, None),)
@@ -185,7 +186,7 @@ class TaskLoader:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """SHA-256 of all features."""
+        """One entry, `features`: the SHA-256 of all of them."""
         digest = hashlib.sha256()
         for feature in self.features:
             digest.update(feature.ids.tobytes())
@@ -194,36 +195,39 @@ class TaskLoader:
                 digest.update(str(feature.language).encode())
         return {"features": digest.hexdigest()}
 
-    def _feature(self, number: int) -> Feature:
-        epoch, place = divmod(number, len(self.features))
+    def _feature(self, draw: int) -> Feature:
+        """The feature of a draw."""
+        epoch, index = divmod(draw, len(self.features))
         if epoch not in self._orders:
             shuffle = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
             self._orders = {epoch: shuffle.permutation(len(self.features))}
-        return self.features[self._orders[epoch][place]]
+        return self.features[self._orders[epoch][index]]
 
-    def _sorted(self, step: int) -> list[tuple[int, Feature]]:
-        numbered = [(number, self._feature(number)) for number in self.plan.step_rows(step, 0)]
-        return sorted(numbered, key=lambda pair: len(pair[1].ids))
+    def _draws_of_step(self, step: int) -> list[tuple[int, Feature]]:
+        """(draw, feature) of a step on all ranks, short features first."""
+        draws = [(draw, self._feature(draw)) for draw in self.plan.step_rows(step, 0)]
+        return sorted(draws, key=lambda pair: len(pair[1].ids))
 
-    def _read(self, step: int, micro_batch: int) -> list[tuple[int, Feature]]:
-        mine = self.plan.row_numbers(step, self.rank, micro_batch, 0) - self.plan.step_rows(step, 0).start
-        return self._sorted(step)[mine[0] : mine[-1] + 1]
+    def _draws(self, step: int, micro_batch: int) -> list[tuple[int, Feature]]:
+        """(draw, feature) of one of this rank's micro-batches."""
+        indices = self.plan.row_numbers(step, self.rank, micro_batch, 0) - self.plan.step_rows(step, 0).start
+        return self._draws_of_step(step)[indices[0] : indices[-1] + 1]
 
     def step(self, step: int) -> list[TaskBatch]:
         """All micro-batches of this rank in step `step`."""
         batches = []
         for micro_batch in range(self.plan.accumulation):
-            numbers, features = zip(*self._read(step, micro_batch), strict=True)
-            hashes = [hashlib.sha256(f"{self.seed}:{number}".encode()).digest() for number in numbers]
+            draws, features = zip(*self._draws(step, micro_batch), strict=True)
+            hashes = [hashlib.sha256(f"{self.seed}:{draw}".encode()).digest() for draw in draws]
             keys = [int.from_bytes(digest[:7], "little") for digest in hashes]
             batches.append(collate_features(features, self.kind, keys))
         return batches
 
     def describe_rows(self, step: int, micro_batch: int | None = None) -> str:
-        """Numbers of the examples in a micro-batch of this rank, or in the whole step, for messages."""
-        read = self._sorted(step) if micro_batch is None else self._read(step, micro_batch)
-        return "examples " + ", ".join(str(feature.example) for _, feature in read)
+        """Indices of the examples in a micro-batch of this rank, or in the whole step, for messages."""
+        draws = self._draws_of_step(step) if micro_batch is None else self._draws(step, micro_batch)
+        return "examples " + ", ".join(str(feature.example) for _, feature in draws)
 
     def probe(self) -> TaskBatch:
-        """The first feature: the same on all ranks, whatever their number."""
+        """A batch of the first feature: the same on all ranks, whatever their count."""
         return collate_features(self.features[:1], self.kind)

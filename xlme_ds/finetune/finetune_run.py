@@ -45,24 +45,24 @@ from .task_files import (
 )
 
 PIVOT = "en"
-Scores = dict[tuple[str, str], dict[str, float] | None]  # by purpose (test or dev) and language; None without labels
+Scores = dict[tuple[str, str], dict[str, float] | None]  # by ("test" or "dev", language); None without labels
 
 
 class Prepared(NamedTuple):
-    """All that is read before the model is built. `unlabelled`: the languages of this rank's share of the tests that
-    have no labels."""
+    """All that is read before the model is built."""
 
     saved: TrainedEncoder
     sets: TaskSets
     config: FinetuneConfig
     loader: TaskLoader
-    unlabelled: list[str]
+    unlabelled: list[str]  # languages whose tests have no labels, among the files that this rank scores
 
 
 def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
-    """Do the whole job, without the parts that an earlier call finished; collective over the ranks, which have joined.
+    """Train, score and predict, without the parts that an earlier call finished. Collective over the ranks, which have
+    joined their process group.
 
-    Returns its scores on rank 0 (see docs/reference/data-formats.md), None elsewhere and after a request to stop.
+    Returns the scores on rank 0 (see docs/reference/data-formats.md), None elsewhere and after a request to stop.
     Raises SharedError.
     """
     task, weights = TASKS[job.command.task], job.out / MODEL_FOLDER / WEIGHTS_FILE
@@ -73,7 +73,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
     ):
         prepared = on_all_ranks(lambda: _prepare(job, folder, rank, world))
         saved, sets, config, loader, _ = prepared
-        unlabelled = {language for part in gather(prepared.unlabelled) for language in part}
+        unlabelled = {language for of_rank in gather(prepared.unlabelled) for language in of_rank}
         if broadcast(job.done.exists()):
             return on_all_ranks(lambda: _finished(job, sets) if rank == 0 else None)
         if rank == 0:
@@ -84,25 +84,26 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         if not broadcast(weights.exists()):
             engine = assemble(config, objective, partial(_initialise, saved.encoder, config), loader, None)
             tokens = loader.row_tokens
-            forward = tokens * encoder_forward(config.model, config.model.discriminator_layers, tokens)
+            forward_flops = tokens * encoder_forward(config.model, config.model.discriminator_layers, tokens)
             parameters = {"encoder": sum(p.numel() for p in saved.encoder.parameters())}
-            info = RunInfo(3 * config.tuning.batch * forward, parameters, saved.vocabulary.sha256)
+            # The backward pass costs twice the forward pass.
+            info = RunInfo(3 * config.tuning.batch * forward_flops, parameters, saved.vocabulary.sha256)
             if not train(engine, config, folder, loader, None, info, stop, watchdog):
                 return None
-            state = engine.full_state()
-            parts = weights.parent, config.model, state, saved.vocabulary.path
-            on_all_ranks(lambda: write_model(*parts) if rank == 0 else None)
+            to_write = weights.parent, config.model, engine.full_state(), saved.vocabulary.path
+            on_all_ranks(lambda: write_model(*to_write) if rank == 0 else None)
         watchdog.close()  # scoring has no time limit, and takes different times on different ranks
         extend_timeout()
-        # The folder is submitted as it is, so predictions that an earlier call made for other tests must be removed.
-        earlier = job.out / "predictions"
-        on_all_ranks(lambda: shutil.rmtree(earlier) if rank == 0 and earlier.exists() else None)
+        # Users submit this folder as it is, so predictions that an earlier call made for other tests must go.
+        predictions = job.out / "predictions"
+        on_all_ranks(lambda: shutil.rmtree(predictions) if rank == 0 and predictions.exists() else None)
         model = objective.build(config.model)
         on_all_ranks(lambda: load_run(job.out).load_into(model))
         model.to("cuda" if on_gpu() else "cpu")
-        mine = on_all_ranks(lambda: _scores(model, prepared, job, (rank, world), stop))
-        scores = {key: metrics for part in gather(mine) for key, metrics in part.items()}
-        if rank != 0 or len(scores) < len(sets.test) + len(sets.dev):  # a request to stop came in between
+        scores_of_rank = on_all_ranks(lambda: _scores(model, prepared, job, (rank, world), stop))
+        scores = {key: metrics for of_rank in gather(scores_of_rank) for key, metrics in of_rank.items()}
+        stopped = len(scores) < len(sets.test) + len(sets.dev)
+        if rank != 0 or stopped:
             return None
         result = _summary(job, config, sets, scores)
         write_object(job.done, result)
@@ -111,7 +112,8 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
 
 
 def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
-    """Read and check everything, including the files that are scored after training. Raises ValueError."""
+    """Read and check everything, including the files that are scored after training, so that a mistake in them stops
+    the run before it trains. Raises ValueError."""
     command, task = job.command, TASKS[job.command.task]
     engine = replace(command.engine, precision=resolve_precision(command.engine))
     check_processes(engine, world)
@@ -125,19 +127,19 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
     sets = choose_sets(sources, command.task, job.tuning, job.settings > 1)
     tuning = replace(job.tuning, held_out=sets.held_out).completed(task, cfg)
     features: list[Feature] = []
-    count = 0
+    examples_before = 0
     for source in sets.train:
         examples, language = training_examples(source, task, tuning), language_index(cfg, source.language)
-        features += featurise(examples, task, saved.vocabulary, tuning, LAYOUTS[cfg.layout], language, count)
-        count += len(examples)
+        features += featurise(examples, task, saved.vocabulary, tuning, LAYOUTS[cfg.layout], language, examples_before)
+        examples_before += len(examples)
     config = run_config(
         command.task, tuning, cfg, engine, command.train, job.seed, len(features), weights_sha256(saved.encoder)
     )
     folder.claim(config)
     loader = TaskLoader(features, task.kind, config.data, job.seed, rank, world)
     if (job.out / CONFIG_FILE).exists():
-        started = read_object(job.out / CONFIG_FILE).get("data", {}).get("fingerprints")
-        if started not in (None, loader.fingerprints):
+        recorded = read_object(job.out / CONFIG_FILE).get("data", {}).get("fingerprints")
+        if recorded not in (None, loader.fingerprints):
             raise ValueError(f"{job.out} was started on other training examples: use the same --data, or another --out")
     elif results := [path.name for path in (job.out / MODEL_FOLDER, job.done) if path.exists()]:
         raise ValueError(
@@ -146,7 +148,7 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
         )
     unlabelled = []
     for source in [*sets.test, *sets.dev][rank::world]:
-        language_index(cfg, source.language)
+        language_index(cfg, source.language)  # raises ValueError for a language that the model does not have
         examples = read_examples(source, task)
         if source in sets.test and not have_labels(examples):
             unlabelled.append(source.language)
@@ -154,7 +156,7 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
 
 
 def _finished(job: Job, sets: TaskSets) -> dict[str, Any]:
-    """The scores of an earlier call. Raises ValueError if they are of other files than this call asks for."""
+    """The scores that an earlier call wrote. Raises ValueError if they are of other files than this call's."""
     try:
         scores = read_object(job.done)
     except ValueError:
@@ -162,16 +164,17 @@ def _finished(job: Job, sets: TaskSets) -> dict[str, Any]:
     before, now = scores.get("files", {}), sets.fingerprints()
     different = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     if different:
+        names = ", ".join(different[:3]) + (" …" if len(different) > 3 else "")
         raise ValueError(
-            f"{job.done} is of other test files ({', '.join(different[:3])}{' …' * (len(different) > 3)}): "
-            "remove it to score the model on these, or choose another --out"
+            f"{job.done} is of other test files ({names}): remove it to score the model on these, or choose another "
+            "--out"
         )
     print(f"{job.done} is there already", flush=True)
     return scores
 
 
 def _announce(job: Job, task: DownstreamTask, sets: TaskSets, unlabelled: set[str]) -> None:
-    """Print what is not scored, and that settings are chosen on held-out training examples."""
+    """Print which files are not scored, and whether settings are chosen on held-out training examples."""
     if names := [source.path.name for source in sets.test if source.language in unlabelled]:
         print(
             f"{job.out}: no labels in {', '.join(names)} ({len(names)} of {len(sets.test)} test sets): no scores of "
@@ -205,21 +208,19 @@ def _initialise(
 def _scores(
     model: TaskModel, prepared: Prepared, job: Job, rank_and_world: tuple[int, int], stop: StopRequest
 ) -> Scores:
-    """The scores of this rank's share of the test and dev sets, up to a request to stop.
-
-    Writes the predictions of tests into the run folder.
-    """
+    """Score this rank's share of the test and dev sets, and write the predictions for tests into the run folder. A
+    request to stop ends it early, with the scores so far."""
     task, (rank, world) = TASKS[job.command.task], rank_and_world
     saved, sets, tuning = prepared.saved, prepared.sets, prepared.config.tuning
     cfg = saved.encoder.cfg
     files = [("test", source) for source in sets.test] + [("dev", source) for source in sets.dev]
     scores: Scores = {}
-    for number, (purpose, source) in enumerate(files[rank::world], start=1):
+    for count, (purpose, source) in enumerate(files[rank::world], start=1):
         if stop.received is not None:
             break
         if rank == 0:
-            print(f"{job.out}: scoring {source.path.name}, {number} of {len(files[::world])}", flush=True)
-        held_out = source.split == "train"
+            print(f"{job.out}: scoring {source.path.name}, {count} of {len(files[::world])}", flush=True)
+        held_out = source.split == "train"  # a tenth of it is the dev set
         examples = training_examples(source, task, tuning, held_out) if held_out else read_examples(source, task)
         features = featurise(
             examples, task, saved.vocabulary, tuning, LAYOUTS[cfg.layout], language_index(cfg, source.language)
@@ -237,16 +238,16 @@ def _scores(
 def _summary(job: Job, config: FinetuneConfig, sets: TaskSets, scores: Scores) -> dict[str, Any]:
     """The content of `scores.json` (docs/reference/data-formats.md)."""
     task, split = TASKS[job.command.task], sets.test[0].split
-    ordered = sorted(scores.items())
-    languages = {code: metrics for (purpose, code), metrics in ordered if purpose == "test" and metrics is not None}
-    dev = {code: metrics for (purpose, code), metrics in ordered if purpose == "dev" and metrics is not None}
+    in_order = sorted(scores.items())
+    languages = {code: metrics for (purpose, code), metrics in in_order if purpose == "test" and metrics is not None}
+    dev = {code: metrics for (purpose, code), metrics in in_order if purpose == "dev" and metrics is not None}
     result: dict[str, Any] = {
         "task": job.command.task, "model": str(job.command.model), "random": job.command.random, "seed": job.seed,
         "split": split, "train_languages": [source.language for source in sets.train], "metric": list(task.metrics),
         "tuning": asdict(config.tuning), "settings": job.settings, "languages": languages,
         "weights": config.base, "training": fingerprints(sets.train), "files": sets.fingerprints(),
         "unlabelled": {
-            code: str(predictions_file(task, split, code)) for (_, code), metrics in ordered if metrics is None
+            code: str(predictions_file(task, split, code)) for (_, code), metrics in in_order if metrics is None
         },
         "dev": {"languages": dev, "mean": _mean(task, dev), "held_out": sets.held_out} if dev else None,
     }  # fmt: skip

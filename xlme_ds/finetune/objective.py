@@ -1,5 +1,5 @@
-"""An encoder with the head of a task, and its cross-entropy as (sum, count): the mean is over the labelled words, the
-pairs, or the windows of contexts in the global batch.
+"""An encoder with the head of a task, and the objective of fine-tuning: the mean cross-entropy over the labelled words,
+the pairs, or the windows of contexts in the global batch.
 
 B rows, T tokens, D width.
 """
@@ -22,32 +22,31 @@ from .downstream_tasks import Kind
 from .features import IGNORED, TaskBatch
 
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
-# Prefixes of the names of the parameters below the first layer.
-_BELOW = (
+_BELOW = (  # prefixes of the names of the parameters below the first layer
     "encoder.embedding_",
     *(f"encoder.encoder.{name}" for name in ("positions", "languages", "relative", "input_norm")),
 )
 
 
 class TaskModel(nn.Module):
-    """An encoder and a head, which reads every token, or `<s>` alone for pairs.
+    """An encoder and a head, which reads every token, or the first token alone for pairs.
 
     The head is XLM-R's: linear for tokens and spans; dense, tanh and linear for pairs. After an encoder of `model.body
-    modern` it is ModernBERT's: dense, GELU, norm and linear. The encoder is trained too, with `dropout` instead of the
-    rate of pre-training, and without dropout of attention weights.
+    modern` the head is ModernBERT's: dense, GELU, norm and linear. The encoder is trained too, with `dropout` instead
+    of the rate of pre-training, and without dropout of attention weights.
     """
 
     def __init__(self, cfg: ModelConfig, kind: Kind, labels: int, dropout: float = 0.0):
         super().__init__()
         self.kind = kind
         self.encoder = TextEncoder(replace(cfg, dropout=dropout, attention_dropout=0.0))
-        before: dict[str, nn.Module] = {}
+        hidden: dict[str, nn.Module] = {}
         if cfg.body == "modern":
             dense = nn.Linear(cfg.width, cfg.width, bias=False)
-            before = {"dense": dense, "gelu": nn.GELU(), "norm": norm_of(cfg)}
+            hidden = {"dense": dense, "gelu": nn.GELU(), "norm": norm_of(cfg)}
         elif kind == "pair":
-            before = {"dense": nn.Linear(cfg.width, cfg.width), "tanh": nn.Tanh()}
-        self.head = nn.Sequential(OrderedDict(**before, output=nn.Linear(cfg.width, labels)))
+            hidden = {"dense": nn.Linear(cfg.width, cfg.width), "tanh": nn.Tanh()}
+        self.head = nn.Sequential(OrderedDict(**hidden, output=nn.Linear(cfg.width, labels)))
         self.dropout = dropout
 
     def forward(self, batch: TaskBatch) -> Tensor:
@@ -75,11 +74,11 @@ class TaskObjective(Objective):
         self.weights = torch.ones(1, dtype=torch.float64)
 
     def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
-        """Factors of the learning rate by layer (ERNIE-M, Tables 11 and 12): 1 for all parameters after the last layer,
-        `layer_decay` for the last layer, its square for the one before, and so on down to the embedding."""
+        """The learning rate's factor of each parameter (ERNIE-M, Tables 11 and 12): layer_decay ** depth. The depth is
+        0 after the last layer, 1 in the last layer, 2 in the one before, and so on down to the embedding."""
         layer_of = {name: int(match[1]) for name in names if (match := _LAYER.search(name))}
         layers = 1 + max(layer_of.values(), default=-1)
-        depths = {name: layers - layer for name, layer in layer_of.items()}  # 1 for the last layer
+        depths = {name: layers - layer for name, layer in layer_of.items()}
         return [cfg.layer_decay ** depths.get(name, layers + 1 if name.startswith(_BELOW) else 0) for name in names]
 
     def build(self, cfg: ModelConfig) -> TaskModel:
@@ -87,7 +86,7 @@ class TaskObjective(Objective):
         return TaskModel(cfg, self.kind, self.labels, self.dropout)
 
     def counts(self, batch: TaskBatch) -> Tensor:
-        """float64 [1]: labelled words, pairs or windows."""
+        """float64 [1]: the count of labelled words, pairs or windows."""
         count = (batch.labels != IGNORED).sum() if self.kind == "tokens" else torch.tensor(len(batch.labels))
         return count.double().view(1).to(batch.labels.device)
 
@@ -98,7 +97,7 @@ class TaskObjective(Objective):
         return (loss / 2 if self.kind == "span" else loss).view(1)
 
     def statistics(self, output: Tensor, batch: TaskBatch) -> Tensor:
-        """float64 [1]: the number of right predictions."""
+        """float64 [1]: the count of right predictions."""
         logits, labels = self._flat(output, batch)
         right = (logits.argmax(-1) == labels).sum().double()
         return (right / 2 if self.kind == "span" else right).view(1)
@@ -108,7 +107,7 @@ class TaskObjective(Objective):
         return {"loss": float(sums / counts.clamp(min=1)), "accuracy": float(statistics / counts.clamp(min=1))}
 
     def _flat(self, output: Tensor, batch: TaskBatch) -> tuple[Tensor, Tensor]:
-        """Logits [N, classes] and labels [N]; for spans, N counts both ends and the classes are the positions."""
+        """Logits [N, classes] and labels [N]. A span is two predictions, whose classes are the positions."""
         if self.kind == "span":
             return output.transpose(1, 2).flatten(0, 1), batch.labels.flatten()
         return output.flatten(0, -2), batch.labels.flatten()

@@ -1,9 +1,9 @@
-"""The predictions of a fine-tuned model for a file, and their scores: F1 of entities and of tags, accuracy, F1 and
-exact match of answers.
+"""Predict the labels or answers of a file, and score them: F1 of entities and of tags, accuracy, F1 and exact match of
+answers.
 
-The answer to a question is the best of the spans of all its windows. SQuAD v1.1 compares lower-cased words without
-English articles and ASCII punctuation. MLQA (Lewis et al., 2020) also drops Unicode's punctuation and each language's
-own articles, and cuts Chinese into characters.
+The answer to a question is the best of the spans in all windows of its context. SQuAD v1.1 compares lower-cased words
+without English articles and ASCII punctuation. MLQA (Lewis et al., 2020) also drops Unicode's punctuation and the
+articles of the text's language, and cuts Chinese into characters.
 """
 
 import re
@@ -23,12 +23,14 @@ from .features import Feature, collate_features
 from .objective import TaskModel
 from .task_files import Example, Question, Sentence, TextPair
 
-Predictions = list[list[str]] | list[str]  # tags of every word, or one label or answer for each example
-WordSplitter = Callable[[str, str], list[str]]  # the words of a text in a language
+Predictions = list[list[str]] | list[str]  # for each example the tags of its words, or one label or answer
+WordSplitter = Callable[[str, str], list[str]]  # (text, language) -> words
 
-N_BEST, LONGEST_ANSWER = 20, 30  # tokens; as in SQuAD's usual baselines and XTREME
+# As in SQuAD's usual baselines and XTREME.
+N_BEST = 20  # candidates for an answer's first token in a window, and for its last
+LONGEST_ANSWER = 30  # tokens
 
-_ARTICLES = {
+_ARTICLES = {  # patterns, as in MLQA's evaluation
     "en": r"\b(a|an|the)\b",
     "es": r"\b(un|una|unos|unas|el|la|los|las)\b",
     "vi": r"\b(của|là|cái|chiếc|những)\b",
@@ -39,46 +41,48 @@ _ARTICLES = {
 
 @torch.no_grad()
 def logits_of(model: TaskModel, features: Sequence[Feature], batch: int = 32) -> list[np.ndarray]:
-    """float32 logits of every feature: [tokens, labels], or [labels] of pairs; computed in batches of like length."""
+    """The float32 logits of each feature: [tokens, labels], or [labels] of pairs."""
     model.eval()
     device = next(model.parameters()).device
-    order = sorted(range(len(features)), key=lambda i: len(features[i].ids))
-    out: list[np.ndarray] = [np.empty(0)] * len(features)
+    order = sorted(range(len(features)), key=lambda i: len(features[i].ids))  # little padding inside a batch
+    all_logits: list[np.ndarray] = [np.empty(0)] * len(features)
     for start in range(0, len(order), batch):
-        here = order[start : start + batch]
-        logits = model(collate_features([features[i] for i in here], model.kind).to(device)).float().cpu().numpy()
-        for i, one in zip(here, logits, strict=True):
-            out[i] = one if model.kind == "pair" else one[: len(features[i].ids)]
-    return out
+        indices = order[start : start + batch]
+        outputs = model(collate_features([features[i] for i in indices], model.kind).to(device)).float().cpu().numpy()
+        for i, logits in zip(indices, outputs, strict=True):
+            all_logits[i] = logits if model.kind == "pair" else logits[: len(features[i].ids)]
+    return all_logits
 
 
 def predict(
     model: TaskModel, examples: Sequence[Example], features: Sequence[Feature], task: DownstreamTask
 ) -> Predictions:
-    """The model's tags, labels or answers, one entry an example."""
+    """The model's tags, labels or answers, one entry for each example."""
     logits = logits_of(model, features)
     if task.kind == "pair":
-        return [task.labels[int(one.argmax())] for one in logits]
-    of_example: dict[int, list[int]] = {}
+        return [task.labels[int(of_pair.argmax())] for of_pair in logits]
+    features_of: dict[int, list[int]] = {}  # index of an example -> indices of its features
     for i, feature in enumerate(features):
-        of_example.setdefault(feature.example, []).append(i)
+        features_of.setdefault(feature.example, []).append(i)
     if task.kind == "tokens":
         return [
-            [task.labels[int(best)] for i in parts for best in logits[i][features[i].places].argmax(-1)]
-            for parts in of_example.values()
+            [task.labels[int(best)] for i in indices for best in logits[i][features[i].places].argmax(-1)]
+            for indices in features_of.values()
         ]
-    return [
-        best_answer(question, [features[i] for i in parts], [logits[i] for i in parts])
-        for question, parts in ((examples[n], parts) for n, parts in of_example.items())
-        if isinstance(question, Question)
-    ]
+    answers = []
+    for example, indices in features_of.items():
+        question = examples[example]
+        assert isinstance(question, Question)
+        answers.append(best_answer(question, [features[i] for i in indices], [logits[i] for i in indices]))
+    return answers
 
 
 def best_answer(question: Question, windows: Sequence[Feature], logits: Sequence[np.ndarray]) -> str:
-    """Text of the span with the largest sum of logits ([tokens, 2] for each window) among all windows of `question`."""
+    """The text of the best span in all windows of a question: the one with the largest sum of the logits of its first
+    and last token. `logits`: [tokens, 2] (first and last) for each window."""
     best, answer = -np.inf, ""
     for window, scores in zip(windows, logits, strict=True):
-        inside = np.flatnonzero(window.places[:, 0] >= 0)
+        inside = np.flatnonzero(window.places[:, 0] >= 0)  # positions of the context
         firsts, lasts = (inside[np.argsort(-scores[inside, end], kind="stable")[:N_BEST]] for end in (0, 1))
         for first in firsts:
             for last in lasts:
@@ -90,38 +94,39 @@ def best_answer(question: Question, windows: Sequence[Feature], logits: Sequence
 
 
 def squad_words(text: str, language: str = "en") -> list[str]:
-    """The words that SQuAD compares, whatever the language."""
-    letters = "".join(character for character in text.lower() if character not in string.punctuation)
-    return re.sub(_ARTICLES["en"], " ", letters).split()
+    """The words that SQuAD compares, the same in every `language`."""
+    text = "".join(character for character in text.lower() if character not in string.punctuation)
+    return re.sub(_ARTICLES["en"], " ", text).split()
 
 
 def mlqa_words(text: str, language: str) -> list[str]:
     """The words that MLQA compares."""
-    letters = "".join(c for c in text.lower() if c not in string.punctuation and unicodedata.category(c)[0] != "P")
+    text = "".join(c for c in text.lower() if c not in string.punctuation and unicodedata.category(c)[0] != "P")
     if language in _ARTICLES:
-        letters = re.sub(_ARTICLES[language], " ", letters)
+        text = re.sub(_ARTICLES[language], " ", text)
     if language == "zh":  # Chinese characters one by one, text between them split at white space
-        return re.findall(r"[\u4e00-\u9fa5]|[^\s\u4e00-\u9fa5]+", letters)
-    return letters.split()
+        return re.findall(r"[\u4e00-\u9fa5]|[^\s\u4e00-\u9fa5]+", text)
+    return text.split()
 
 
-def compare(given: str, answers: Sequence[str], language: str, words: WordSplitter) -> tuple[float, float]:
-    """(F1 over words, exact match), the best over the right `answers`, each 0 to 1."""
-    ours = words(given, language)
-    f1 = max((_overlap(ours, words(answer, language)) for answer in answers), default=0.0)
-    return f1, float(any(ours == words(answer, language) for answer in answers))
+def compare(prediction: str, answers: Sequence[str], language: str, words: WordSplitter) -> tuple[float, float]:
+    """(F1 over words, exact match) of a predicted answer, each from 0 to 1, and the best over the right `answers`."""
+    predicted, right = words(prediction, language), [words(answer, language) for answer in answers]
+    f1 = max((_f1(predicted, answer) for answer in right), default=0.0)
+    return f1, float(predicted in right)
 
 
-def _overlap(ours: list[str], theirs: list[str]) -> float:
-    common = sum((Counter(ours) & Counter(theirs)).values())
-    return 2 * common / (len(ours) + len(theirs)) if common else 0.0
+def _f1(first: list[str], second: list[str]) -> float:
+    """The harmonic mean of precision and recall of the words that two texts share."""
+    common = sum((Counter(first) & Counter(second)).values())
+    return 2 * common / (len(first) + len(second)) if common else 0.0
 
 
 def score(
     name: str, task: DownstreamTask, examples: Sequence[Example], predictions: Predictions, language: str
 ) -> dict[str, float]:
-    """Per cent by metric. F1 counts whole entities with their types (CoNLL, by seqeval); for parts of speech it counts
-    runs of equal tags, as XTREME does."""
+    """The scores of predictions in per cent, by metric; `name` is the task's. F1 counts whole entities with their types
+    (CoNLL, by seqeval); for parts of speech it counts runs of equal tags, as XTREME does."""
     pairs = zip(examples, predictions, strict=True)
     if task.kind == "span":
         splitter = mlqa_words if name == "mlqa" else squad_words
@@ -144,13 +149,13 @@ def score(
 
 
 def predictions_file(task: DownstreamTask, split: str, language: str) -> Path:
-    """The path of a file's predictions in a run's folder, below `predictions/` in the form that XTREME's evaluation
-    takes: `xnli/test-de.tsv`, `mlqa/test-de.json`."""
+    """The path of a language's predictions in a run's folder, below `predictions/` as XTREME's evaluation wants it:
+    `xnli/test-de.tsv`, `mlqa/test-de.json`."""
     return Path("predictions", task.folders[0], f"{split}-{language}.{'json' if task.kind == 'span' else 'tsv'}")
 
 
 def write_predictions(path: Path, examples: Sequence[Example], predictions: Predictions) -> None:
-    """Write a label a line, or a tag a line with an empty line after each sentence, or JSON of answers by question
+    """Write one label a line, or one tag a line with an empty line after each sentence, or JSON of answers by question
     id."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(examples[0], Question):

@@ -1,4 +1,4 @@
-"""Settings of fine-tuning: the command's options, the configuration of each of its runs, and the published grid."""
+"""Settings of fine-tuning: the command's options, its runs, the configuration of a run, and the published grids."""
 
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
@@ -70,9 +70,12 @@ class TuningConfig:
     """Train on nine tenths and use the rest as dev set; --grid does so if --data has no dev set to choose on."""
 
     def completed(self, task: DownstreamTask, model: ModelConfig) -> Self:
-        """These settings with the task's values in place of zeros. Raises ValueError for values that cannot be used."""
+        """These settings with the task's values in place of zeros, and lengths that `model` can read. Raises ValueError
+        for an input too short for text."""
         longest = min(self.max_tokens or task.max_tokens, model.max_positions)
-        completed = replace(
+        if longest < 16:
+            raise ValueError(f"tuning.max_tokens {longest} leaves no room for text: raise it to at least 16")
+        return replace(
             self,
             learning_rate=self.learning_rate or task.learning_rates[0],
             batch=self.batch or task.batches[0],
@@ -82,9 +85,6 @@ class TuningConfig:
             question_tokens=min(self.question_tokens, longest // 4),
             stride=min(self.stride, longest // 2),
         )
-        if longest < 16:
-            raise ValueError(f"tuning.max_tokens {longest} leaves no room for text: raise it to at least 16")
-        return completed
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,7 @@ class FinetuneSettings:
 
 
 _REGISTRY = ConstructorRegistry()
-# Type and help of the settings that allow fewer values here than in pre-training.
-_NARROWED = {
+_NARROWED = {  # settings with fewer values than in pre-training -> type, help
     "kind": (Literal["deepspeed", "plain"], "deepspeed: data parallel with ZeRO; plain: torch on one process."),
     "deepspeed": (
         str,
@@ -142,7 +141,8 @@ _NARROWED = {
 
 @_REGISTRY.struct_rule
 def _section_without_pretraining(section: StructTypeInfo) -> StructConstructorSpec | None:
-    """Options of the engine and train sections, without the settings that only pre-training reads."""
+    """How tyro builds the engine and train sections: without the settings that only pre-training reads. None for other
+    types, which tyro builds as usual."""
     if section.type not in (EngineConfig, TrainConfig):
         return None
     default = section.default if isinstance(section.default, section.type) else section.type()
@@ -174,13 +174,13 @@ def parse(prog: str, arguments: list[str], description: str = "") -> FinetuneSet
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a command, in the folder `out`; `settings`: number of different `tuning` that the command runs."""
+    """One run of a command."""
 
     command: FinetuneSettings
-    out: Path
+    out: Path  # folder of this run
     seed: int
     tuning: TuningConfig
-    settings: int = 1
+    settings: int = 1  # how many different `tuning` the command's runs have
 
     @property
     def done(self) -> Path:
@@ -191,13 +191,15 @@ class Job:
 def jobs(command: FinetuneSettings) -> list[Job]:
     """All runs of the command; a single one has --out itself as its folder."""
     tunings = grid(command.task, command.tuning) if command.grid else [command.tuning]
-    all_jobs = []
+    runs = []
     for tuning in tunings:
-        name = f"lr{tuning.learning_rate:g}_b{tuning.batch}_e{tuning.epochs}"
+        out = command.out
+        if command.grid:
+            out /= f"lr{tuning.learning_rate:g}_b{tuning.batch}_e{tuning.epochs}"
         for seed in command.seeds:
-            parts = [name] * command.grid + [f"seed{seed}"] * (len(command.seeds) > 1)
-            all_jobs.append(Job(command, command.out.joinpath(*parts), seed, tuning, len(tunings)))
-    return all_jobs
+            run_out = out / f"seed{seed}" if len(command.seeds) > 1 else out
+            runs.append(Job(command, run_out, seed, tuning, len(tunings)))
+    return runs
 
 
 def run_config(
@@ -210,7 +212,8 @@ def run_config(
     features: int,
     base: str,
 ) -> FinetuneConfig:
-    """Build the configuration of a run on `features` inputs from a completed `tuning`. Raises ValueError."""
+    """The configuration of a run that trains on `features` inputs. `tuning` must be completed; `base`: the SHA-256 of
+    the weights that it starts from. Raises ValueError."""
     steps = ceil(features * tuning.epochs / tuning.batch)
     # A short run warms up for half of its steps at most.
     warmup = min(TASKS[task].warmup_steps, steps // 2) if tuning.warmup is None else int(steps * tuning.warmup)

@@ -1,8 +1,7 @@
-"""The files of a task: those that a run trains on, is scored on, and chooses its settings by; and their examples.
+"""Find the files of a task that a run trains on, is scored on, and chooses its settings by, and read their examples.
 
-The formats are lines of a word and its tag, lines of two texts and a label, and SQuAD's JSON.
-
-The tests in XTREME's download have no labels: they are words alone, two texts alone, or questions with empty answers.
+A line has a word and its tag, or two texts and a label; questions are in SQuAD's JSON. The tests in XTREME's download
+have no labels: they are words alone, two texts alone, or questions with empty answers.
 """
 
 import hashlib
@@ -18,8 +17,8 @@ from .settings import TuningConfig
 
 _CONLL_LANGUAGES = {"eng": "en", "deu": "de", "esp": "es", "ned": "nl"}
 _SPLITS = {"testa": "dev", "testb": "test", "": "test"}  # XQuAD's files, which are tests, name no split
-NO_LABEL = ""  # the tag or label of an example without one; a question without label has no answers
-HELD_OUT_EVERY = 10  # one in this many training examples is held out
+NO_LABEL = ""  # in place of a tag or label; a question without label has no answers
+HELD_OUT_EVERY = 10  # if examples are held out, one in this many
 
 
 class Sentence(NamedTuple):
@@ -38,24 +37,24 @@ class TextPair(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A question about `context`; `answers` are (text, first character in the context), any of which is right."""
+    """A question about a text, which contains the answer."""
 
     id: str
     question: str
     context: str
-    answers: list[tuple[str, int]]
+    answers: list[tuple[str, int]]  # (text, index of its first character in the context); any of them is right
 
 
 Example = Sentence | TextPair | Question
 
 
 class TaskFile(NamedTuple):
-    """A file of a task; `own`: of the task itself, not of another set that it is trained on."""
+    """A file of a task."""
 
     path: Path
     language: str
-    split: str
-    own: bool
+    split: str  # "train", "dev" or "test"
+    own: bool  # of the task itself, not of another set that the task is trained on
 
     @property
     def may_lack_labels(self) -> bool:
@@ -64,18 +63,15 @@ class TaskFile(NamedTuple):
 
 
 class TaskSets(NamedTuple):
-    """The files of a run by their purpose.
-
-    `test` is scored: tests, or dev sets where the task has no test. Settings are chosen by `dev`: dev sets of the
-    languages trained on, or, if `held_out`, the training files, of each of which a tenth is then not trained on.
-    `unused`: languages with a dev set but no test, where other languages have a test.
-    """
+    """The files of a run by their purpose."""
 
     train: list[TaskFile]
-    test: list[TaskFile]
-    dev: list[TaskFile]
-    held_out: bool
-    unused: list[str]
+    test: list[TaskFile]  # scored: tests, or dev sets if the task has no test
+    dev: list[
+        TaskFile
+    ]  # to choose settings by: dev sets of the languages trained on; if `held_out`, the training files
+    held_out: bool  # a tenth of each training file is not trained on, but is the dev set
+    unused: list[str]  # languages with a dev set and no test, if other languages have a test
 
     def fingerprints(self) -> dict[str, str]:
         """SHA-256 of the files that are scored, by name."""
@@ -89,7 +85,7 @@ def fingerprints(sources: Iterable[TaskFile]) -> dict[str, str]:
 
 def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
     """The task's files in and below `folders`, recognized by their names. Raises ValueError if there are none, or two
-    for the same set of a language."""
+    of the same split and language."""
     patterns = [(pattern, True) for pattern in task.files] + [(pattern, False) for pattern in task.train_files]
     files: dict[tuple[str, str, bool], TaskFile] = {}
     for folder in folders:
@@ -122,17 +118,14 @@ def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]
 def choose_sets(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of_several: bool) -> TaskSets:
     """Sort the files of the task `name` by their purpose.
 
-    `of_several`: the run is one of several, the best of which is chosen. Dev sets are the task's own or, for a language
-    that has none, those of the set that is trained on. A file that is scored is not used to choose: where no other dev
-    set exists, every tenth training example is held out. Raises ValueError where there is nothing to train on or to
-    score.
+    `of_several`: the run is one of several, the best of which is chosen. The dev set of a language is the task's own,
+    or else the one of the set that is trained on. A file that is scored is not used to choose: if no other dev set
+    exists, every tenth training example is held out. Raises ValueError if there is nothing to train on or to score.
     """
-    codes, train_files = (
-        tuning.train_languages,
-        {source.language: source for source in sources if source.split == "train"},
-    )
-    train = [train_files[code] for code in sorted(train_files) if "all" in codes or code in codes]
-    missing = [code for code in codes if code != "all" and code not in train_files]
+    wanted = tuning.train_languages
+    train_files = {source.language: source for source in sources if source.split == "train"}
+    train = [train_files[language] for language in sorted(train_files) if "all" in wanted or language in wanted]
+    missing = [language for language in wanted if language != "all" and language not in train_files]
     if missing or not train:
         raise ValueError(
             f"no training set of {', '.join(missing) or 'any language'} in --data, only of "
@@ -143,22 +136,20 @@ def choose_sets(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of
     test = [source for source in own if source.split == "test"] or own_dev
     if not test:
         raise ValueError(f"no test or dev set of {name} in --data: add the folder that has one")
-    trained, tested = ({source.language for source in chosen} for chosen in (train, test))
+    train_languages = {source.language for source in train}
     dev = {
         source.language: source
         for source in sorted(sources, key=lambda source: source.own)  # the task's own last: they replace others
-        if source.split == "dev" and source not in test and source.language in trained
+        if source.split == "dev" and source not in test and source.language in train_languages
     }
-    unused = sorted({source.language for source in own_dev} - tested)
+    unused = sorted({source.language for source in own_dev} - {source.language for source in test})
     held_out = tuning.held_out or (of_several and not dev)
-    return TaskSets(train, test, train if held_out else [dev[code] for code in sorted(dev)], held_out, unused)
+    return TaskSets(train, test, train if held_out else [dev[language] for language in sorted(dev)], held_out, unused)
 
 
 def read_examples(source: TaskFile, task: DownstreamTask) -> list[Example]:
-    """All examples of a file. Raises ValueError, naming file and line (or question), for a malformed one.
-
-    Either all examples of a test have labels or none has (see `have_labels`); labels on some of them are an error.
-    """
+    """All examples of a file. Raises ValueError, naming file and line (or question), for a malformed example, and for a
+    test where some examples have labels and others have none."""
     reader = {"tokens": _sentences, "pair": _pairs, "span": _questions}[task.kind]
     examples = list(reader(source, task))
     if not examples:
@@ -167,7 +158,7 @@ def read_examples(source: TaskFile, task: DownstreamTask) -> list[Example]:
 
 
 def have_labels(examples: Sequence[Example]) -> bool:
-    """Whether the examples of a file have labels."""
+    """Whether the examples of a file have labels: all or none, so the first one tells."""
     first = examples[0]
     if isinstance(first, Sentence):
         return first.tags[0] != NO_LABEL
@@ -175,12 +166,13 @@ def have_labels(examples: Sequence[Example]) -> bool:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    """The lines of a file without their ends, numbered from 1."""
+    """(line number from 1, line without its end) of every line of a file."""
     return [(number, line.rstrip("\r")) for number, line in enumerate(_text(path).split("\n"), 1)]
 
 
 def _text(path: Path) -> str:
-    """The text of a file: UTF-8 or, except in tables, Latin-1 where most lines beyond ASCII are not UTF-8."""
+    """The text of a file in UTF-8. A file that is no .tsv is read as Latin-1 if most of its lines beyond ASCII are not
+    UTF-8."""
     content = path.read_bytes()
     require_line_feeds(content, path)
     try:
@@ -195,6 +187,7 @@ def _text(path: Path) -> str:
 
 
 def _is_utf8(line: bytes) -> bool:
+    """Whether a line, not empty, is UTF-8."""
     try:
         return bool(line.decode("utf-8"))
     except UnicodeDecodeError:
@@ -209,13 +202,13 @@ def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
     # PAN-X as published, before XTREME's scripts, has the language before every word: de:Berlin.
     prefix = f"{source.language.partition('-')[0]}:"
     prefix = prefix if all(line.startswith(prefix) for line in full_lines) else ""
-    # A bare word may have a space in it and end like a tag: Malcolm X.
+    # Most lines decide, because a bare word may have a space in it and end like a tag: Malcolm X.
     bare = (
         source.may_lack_labels and not any("\t" in line for line in full_lines) and 2 * lines_with_tag < len(full_lines)
     )
     words: list[str] = []
     tags: list[str] = []
-    for number, line in [*lines, (0, "")]:  # the last sentence ends like the others
+    for number, line in [*lines, (0, "")]:  # an empty line ends the last sentence, too
         # A bare word may be a space of another kind, such as a no-break space.
         if not (line.strip(" \t") if bare else line.strip()) or line.startswith("-DOCSTART-"):
             if words:
@@ -233,18 +226,20 @@ def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
 
 def _pairs(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
     """The pairs of a file with two texts and their label on a line, or, in a test, two texts."""
-    path, expected = source.path, 0
+    path, column_count = source.path, 0
     for number, line in _lines(path):
         if not line:
             continue
         columns = line.split("\t")
-        expected = expected or (2 if source.may_lack_labels and len(columns) == 2 else 3)
-        if len(columns) != expected:
-            wanted = "text, text and label" if expected == 3 else "two as in the lines before, which have no label"
+        column_count = column_count or (2 if source.may_lack_labels and len(columns) == 2 else 3)  # by the first line
+        if len(columns) != column_count:
+            wanted = "text, text and label" if column_count == 3 else "two as in the lines before, which have no label"
             raise ValueError(f"{path}, line {number}: {len(columns)} columns, expected {wanted}")
-        if expected == 3 and columns[2] not in task.labels:
+        if column_count == 2:
+            columns.append(NO_LABEL)
+        elif columns[2] not in task.labels:
             raise ValueError(f"{path}, line {number}: label {columns[2]!r} is none of {', '.join(task.labels)}")
-        yield TextPair(*(columns if expected == 3 else [*columns, NO_LABEL]))
+        yield TextPair(*columns)
 
 
 def _questions(source: TaskFile, task: DownstreamTask) -> Iterable[Example]:
@@ -252,8 +247,8 @@ def _questions(source: TaskFile, task: DownstreamTask) -> Iterable[Example]:
     path = source.path
     try:
         articles = json.loads(path.read_text(encoding="utf-8-sig"))["data"]
-        paragraphs = [(p["context"], p["qas"]) for article in articles for p in article["paragraphs"]]
-        entries = [(context, entry) for context, entries_there in paragraphs for entry in entries_there]
+        paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
+        entries = [(paragraph["context"], entry) for paragraph in paragraphs for entry in paragraph["qas"]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not in SQuAD's JSON format: {error!r}") from None
     questions = [_question(path, context, entry) for context, entry in entries]
@@ -272,7 +267,7 @@ def _questions(source: TaskFile, task: DownstreamTask) -> Iterable[Example]:
 
 
 def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
-    """The question of an entry, without its empty answers, which mean "no label" in tests."""
+    """The question in an entry of "qas". Empty answers are left out: in tests they mean "no label"."""
     try:
         answers = [(answer["text"], int(answer["answer_start"])) for answer in entry["answers"]]
         question = Question(
@@ -292,21 +287,24 @@ def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
 def training_examples(
     source: TaskFile, task: DownstreamTask, tuning: TuningConfig, held_out: bool = False
 ) -> list[Example]:
-    """The examples of a training file that a run trains on; with `held_out`, the tenth of them that it holds out.
+    """The examples of a training file that a run trains on; with `held_out`, the tenth that it holds out instead.
 
     Questions on one context are either all held out or all trained on.
     """
     examples = read_examples(source, task)[: tuning.train_examples or None]
     if not tuning.held_out:
         return examples
-    groups: dict[object, int] = {}
-    numbers = [
-        groups.setdefault(example.context if isinstance(example, Question) else place, len(groups))
-        for place, example in enumerate(examples)
+    groups: dict[object, int] = {}  # context of a question, or index of another example -> index of the group
+    group_of = [
+        groups.setdefault(example.context if isinstance(example, Question) else index, len(groups))
+        for index, example in enumerate(examples)
     ]
     if len(groups) < HELD_OUT_EVERY:
         raise ValueError(
             f"{source.path} has {len(groups)} examples, too few to hold out every tenth: add a dev set to --data"
         )
-    numbered = zip(examples, numbers, strict=True)
-    return [example for example, number in numbered if (number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1) == held_out]
+    return [
+        example
+        for example, group in zip(examples, group_of, strict=True)
+        if (group % HELD_OUT_EVERY == HELD_OUT_EVERY - 1) == held_out
+    ]
