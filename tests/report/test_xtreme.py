@@ -391,6 +391,8 @@ def test_mistakes_are_named_and_nothing_is_written(runs: Path, tmp_path: Path) -
     (extra / "scores.json").unlink()
     (extra / "align.json").write_text((runs / "align.json").read_text())
     assert "has scores of ours, and so has" in fault(runs, extra)
+    (extra / "align.json").write_text('{"format": 1, "models": 3}')
+    assert "extra/align.json lacks 'int' object is not iterable or has another form" in fault(extra)
 
 
 def test_alignments_of_sentences_read_alone_are_another_row(runs: Path) -> None:

@@ -1,5 +1,5 @@
-"""`xlme report --run DIR` writes `DIR/report.html`, during training from its newest checkpoint;
-`--runs DIR DIR ...` a page of several runs, `xtreme --runs DIR … --out DIR` the XTREME tables."""
+"""`xlme report --run DIR` writes `DIR/report.html`, during training from the newest checkpoint;
+`xlme report --runs DIR DIR …` a page of several runs; `xlme report xtreme --runs DIR … --out DIR` the XTREME tables."""
 
 import os
 import signal
@@ -18,13 +18,13 @@ from .xtreme_tables import write_xtreme
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write the page and name it; a user's mistake ends in one line on stderr and exit code 2."""
-    words = sys.argv[1:] if arguments is None else arguments
+    """Write the page and print its path. A user's mistake ends in one line on stderr and exit code 2."""
+    options = sys.argv[1:] if arguments is None else arguments
     try:
-        if words[:1] == ["xtreme"]:
-            print(tyro.cli(write_xtreme, prog=program("report xtreme"), args=words[1:]))
+        if options[:1] == ["xtreme"]:
+            print(tyro.cli(write_xtreme, prog=program("report xtreme"), args=options[1:]))
         else:
-            print(tyro.cli(draw, prog=program("report"), args=words))
+            print(tyro.cli(draw, prog=program("report"), args=options))
     except (ValueError, OSError) as error:
         fail("xlme report", error)
 
@@ -53,22 +53,23 @@ def draw(run: Path | None = None, runs: tuple[Path, ...] = (), out: Path = Path(
 
 
 def draw_for(folder: str, parent: str) -> None:
-    """Draw the page in a child of the training process `parent`; it ends with its parent, or by SIGTERM."""
+    """Draw the page of the run in `folder`, in a child of the training process with the id `parent`. The child ends
+    when its parent has ended, or by SIGTERM."""
     run = Path(folder)
 
-    def leave(*_: object) -> None:
+    def stop(*_: object) -> None:
         sys.exit(143)  # the exception removes a file that is half written
 
-    def follow() -> None:
+    def end_with_parent() -> None:
         while os.getppid() == int(parent):
             time.sleep(1)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(10)
-        os._exit(143)
+        os._exit(143)  # for a main thread in a long call, where `stop` has to wait
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's to handle
-    signal.signal(signal.SIGTERM, leave)
-    threading.Thread(target=follow, name="parent", daemon=True).start()
+    signal.signal(signal.SIGTERM, stop)
+    threading.Thread(target=end_with_parent, name="parent", daemon=True).start()
     try:
         problem = _update(run)
         write_report(run)
@@ -79,7 +80,7 @@ def draw_for(folder: str, parent: str) -> None:
 
 
 def _update(run: Path) -> str | None:
-    """Update the sentences and the retrieval of an unfinished run; returns a message if they could not be updated."""
+    """Update the sentences and the retrieval of an unfinished run. Returns a message if that failed, else None."""
     if (run / "finished.json").exists() or not (run / "checkpoints").is_dir():
         return None
     from ..evaluate.showcase import bring_up_to_date  # imported late: it loads torch

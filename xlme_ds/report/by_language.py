@@ -1,4 +1,4 @@
-"""Languages on the report page: their names, and the held-out losses of each, compared with a unigram model."""
+"""Languages on the report page: their names, and their held-out losses compared with a unigram model."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -19,11 +19,11 @@ tl Tagalog, tr Turkish, ug Uyghur, uk Ukrainian, ur Urdu, uz Uzbek, vi Vietnames
 """
 NAMES: dict[str, str] = dict(entry.split(maxsplit=1) for entry in _NAMES.strip().split(","))
 _VARIANTS = {"rom": "romanized", "zaw": "Zawgyi", "Hans": "simplified", "Hant": "traditional"}
-_SHOWN = 24  # charts that are not folded away: half for the best languages, half for the worst
+_CHARTS_SHOWN = 24  # the others are folded away: half for the best languages, half for the worst
 
 
 def language_name(code: str) -> str:
-    """The English name of a CC-100 language, or the names of a pair (`en–de` or `en-de`); empty for an unknown code."""
+    """The English name of a CC-100 language, or both names of a pair (`en–de`, `en-de`); empty for an unknown code."""
     first, _, second = code.replace("–", "-").partition("-")
     if second and language_name(first) and language_name(second):
         return f"{language_name(first)}–{language_name(second)}"
@@ -41,22 +41,24 @@ def tag(code: str) -> str:
 def heldout_languages(
     records: Sequence[Mapping[str, Any]], quantities: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any] | None:
-    """The held-out losses by language: a table for each task, best language first, and a small chart per language.
+    """The held-out losses by language for the page: `tasks`, a table for each task, best language first; `charts`, a
+    small chart for each language.
 
-    The loss of a task is the one of its quantities that can be compared with a unigram model. None if no record has it.
+    A task's loss is the quantity that can be compared with a unigram model. None if no record has such a loss.
     """
     terms = {quantity["task"]: term for term, quantity in quantities.items() if quantity["unigram"]}
     tables = {}
     for task, term in terms.items():
         others = [name for name, quantity in quantities.items() if quantity["task"] == task and name != term]
-        if table := _table(records, task, term, others):
-            logged = [name for name in others if any(row["others"][name] is not None for row in table)]
-            tables[task] = _summary(table) | {"others": {name: quantities[name]["title"] for name in logged}}
+        if rows := _rows(records, task, term, others):
+            logged = [name for name in others if any(row["others"][name] is not None for row in rows)]
+            tables[task] = _summary(rows) | {"others": {name: quantities[name]["title"] for name in logged}}
     return {"tasks": tables, "charts": _charts(records, terms, tables)} if tables else None
 
 
-def _table(records: Sequence[Mapping[str, Any]], task: str, term: str, others: Sequence[str]) -> list[dict[str, Any]]:
-    """A row for each language of the last record of `term`: largest gain first, without a unigram loss last."""
+def _rows(records: Sequence[Mapping[str, Any]], task: str, term: str, others: Sequence[str]) -> list[dict[str, Any]]:
+    """A row for each language in the last record of `term`. The gain is the unigram model's loss minus the model's; the
+    largest is first, languages without a unigram loss are last."""
     records = [record for record in records if record["terms"].get(term)]
     if not records:
         return []
@@ -73,33 +75,34 @@ def _table(records: Sequence[Mapping[str, Any]], task: str, term: str, others: S
     return sorted(rows, key=lambda row: (row["gain"] is None, -(row["gain"] or 0.0), row["code"]))
 
 
-def _summary(table: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rows of the table, and the numbers in the text above it."""
-    ranked = [row for row in table if row["gain"] is not None]
+def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The rows of a table, and the values in the text above it."""
+    ranked = [row for row in rows if row["gain"] is not None]
     count = min(3, len(ranked) // 2)
     return {
-        "rows": table,
+        "rows": rows,
         "best": ranked[:count],
         "worst": ranked[::-1][:count],
         "median": median(row["gain"] for row in ranked) if ranked else None,
         "behind": sum(row["gain"] <= 0 for row in ranked),
         "ranked": len(ranked),
-        "tokens": sorted(row["tokens"] for row in table),
+        "tokens": sorted(row["tokens"] for row in rows),
     }
 
 
 def _charts(
     records: Sequence[Mapping[str, Any]], terms: Mapping[str, str], tables: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Loss minus the unigram model's loss over steps, as SVG points in a box of 100 by 50, all on the same axes.
+    """For each language a chart of the loss minus the unigram model's loss over steps, as SVG points in a box of 100 by
+    50. All charts have the same axes.
 
-    Languages are sorted by their gain in the first task, or in the next where they have none in the first.
+    Languages are sorted by their gain in the first task; one without a gain there, by the next task's.
     """
     gains = {task: {row["code"]: row["gain"] for row in table["rows"]} for task, table in tables.items()}
-    ranked: dict[str, float] = {}
+    first_gains: dict[str, float] = {}
     for of_task in gains.values():
-        ranked = {code: gain for code, gain in of_task.items() if gain is not None} | ranked
-    order = sorted(ranked, key=lambda code: (-ranked[code], code))
+        first_gains = {code: gain for code, gain in of_task.items() if gain is not None} | first_gains
+    order = sorted(first_gains, key=lambda code: (-first_gains[code], code))
     curves = {
         code: {
             task: [
@@ -115,25 +118,26 @@ def _charts(
     if not curves:
         return {"groups": {}, "zero": "0", "low": 0.0, "high": 0.0, "first": 0, "last": 0}
     points = [point for by_task in curves.values() for line in by_task.values() for point in line]
-    (first, last), (low, high) = ((min(values), max(values)) for values in zip(*points, strict=True))
-    low, high = min(low, 0.0), max(high, 0.0)
+    steps, values = zip(*points, strict=True)
+    first, last = min(steps), max(steps)
+    low, high = min(*values, 0.0), max(*values, 0.0)
     loss_range, step_range = (high - low) or 1.0, (last - first) or 1
 
     # Without a margin of 2 on every side the box is 96 by 46.
-    def place(step: float, value: float) -> str:
+    def svg_point(step: float, value: float) -> str:
         return f"{2 + 96 * (step - first) / step_range:.1f},{2 + 46 * (high - value) / loss_range:.1f}"
 
     charts = [
         {
             "code": code,
-            "lines": {task: [place(*point) for point in line] for task, line in by_task.items()},
+            "lines": {task: [svg_point(*point) for point in line] for task, line in by_task.items()},
             "gains": {task: gains[task][code] for task in by_task},
         }
         for code, by_task in curves.items()
     ]
     groups = {"": charts}
-    if len(charts) > _SHOWN:
-        half = _SHOWN // 2
+    if len(charts) > _CHARTS_SHOWN:
+        half = _CHARTS_SHOWN // 2
         groups = {"Best": charts[:half], "Worst": charts[: -half - 1 : -1], "All others": charts[half:-half]}
     zero = 2 + 46 * high / loss_range
     return {"groups": groups, "zero": f"{zero:.1f}", "low": low, "high": high, "first": first, "last": last}

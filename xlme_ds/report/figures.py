@@ -1,8 +1,8 @@
-"""The figures of the report, as pure functions: records in, `<svg>` out. matplotlib draws; the page gives the SVG its
-colours and font, so that one picture serves the light and the dark page.
+"""The figures of the report: functions from records to `<svg>`. The page gives the SVG its colours and font, so that
+one picture serves the light and the dark page.
 
 Logged quantities are grouped by title: `auc_mono` and `auc_para` share one panel. A name that neither the objective nor
-this file knows gets a panel of its own, so a new metric shows up without a change.
+this file knows gets a panel of its own, so a new metric needs no change here.
 """
 
 import io
@@ -34,18 +34,18 @@ _TITLES = {
     "data_wait": "Waiting for data (share of a step)",
     "memory_gib": "Largest memory of a process (GiB)",
 }
-_BASELINE = "unigram_nll"  # the loss of a unigram model: a dashed line in the panel of the loss it is compared with
-_CHANCE = 0.5  # the AUC of a random guess
+_UNIGRAM = "unigram_nll"  # key of a unigram model's loss: a dashed line in the panel of the loss it is compared with
+_CHANCE_AUC = 0.5  # of a random guess
 _NOT_DRAWN = {"step", "tokens", "skipped_steps", "seconds_left"}
-_MOST_POINTS = 500  # a curve of a long run is averaged down to this many points
+_MOST_POINTS = 500  # a longer curve is averaged down to this many points
 
 # Colour in a figure -> the template's variable. Figures use no other colours.
 INK, MUTED, GRID, SURFACE = "#1f2430", "#6b7280", "#e3e6eb", "#fefefe"
 MONO, PARA, TOTAL = "#2f6fdb", "#d9622b", "#5b5f97"
 _VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", SURFACE: "surface", MONO: "mono", PARA: "para", TOTAL: "total"}
 # Colours of the runs that one page compares, in order.
-RUNS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
-_VARIABLES |= {colour: f"run{index}" for index, colour in enumerate(RUNS)}
+RUN_COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
+_VARIABLES |= {colour: f"run{index}" for index, colour in enumerate(RUN_COLOURS)}
 _COLOURS = {"mono": MONO, "para": PARA, "all": TOTAL}
 # Parts to remove from matplotlib's SVG; its <style> would apply to the whole page.
 _UNUSED = re.compile(
@@ -100,7 +100,7 @@ def panel_and_series(key: str, quantities: Quantities) -> tuple[str, str]:
 
 def is_drawn(key: str) -> bool:
     """Whether a logged key has a curve of its own."""
-    return key not in _NOT_DRAWN and not key.startswith(_BASELINE)
+    return key not in _NOT_DRAWN and not key.startswith(_UNIGRAM)
 
 
 def curves(
@@ -110,34 +110,34 @@ def curves(
     borders: Sequence[int] = (),
     separate: Container[str] = (),
 ) -> dict[str, Panel]:
-    """The panel of every logged quantity, by title: raw values thin, smoothed ones thick, held-out text as points.
+    """The panels of all logged quantities, by title: raw values thin, smoothed ones thick, held-out text as points.
 
-    The page puts the panels whose titles are in `separate` in another section; a panel that is alone in its section is
+    The page puts the panels whose titles are in `separate` in another section. A panel that is alone in its section is
     wide. The loss comes first, then the objective's `quantities`, those of `_TITLES`, and the rest in the order of
     their first record. A vertical line marks each of the steps `borders`, where the data change.
     """
-    families: dict[str, dict[str, str]] = {
+    keys_of: dict[str, dict[str, str]] = {  # title of a panel -> its logged keys, by series
         panel_and_series(key, quantities)[0]: {} for key in ("loss", *quantities, *_TITLES)
     }
     for record in [*metrics, *heldout]:
         for key, value in record.items():
             title, series = panel_and_series(key, quantities)
             if is_drawn(key) and isinstance(value, int | float):
-                families.setdefault(title, {})[series] = key
-    families = {title: keys for title, keys in families.items() if keys}
-    sections = Counter(title in separate for title in families)
-    widths = {title: _WIDE if sections[title in separate] == 1 else _NARROW for title in families}
+                keys_of.setdefault(title, {})[series] = key
+    keys_of = {title: keys for title, keys in keys_of.items() if keys}
+    panel_counts = Counter(title in separate for title in keys_of)  # of each of the two sections
+    widths = {title: _WIDE if panel_counts[title in separate] == 1 else _NARROW for title in keys_of}
     return {
         title: _panel(title, widths[title], keys, metrics, heldout, quantities, borders)
-        for title, keys in families.items()
+        for title, keys in keys_of.items()
     }
 
 
 def compared_curves(key: str, runs: Sequence[tuple[Records, Records]], title: str) -> Markup:
-    """One quantity of several runs, given as (metrics, held-out) records, each run in its own colour: the held-out
-    points, or the smoothed curve of a run that has none."""
+    """A figure of one quantity of several `runs`, each (metrics records, held-out records) and in its own colour. It
+    has the held-out points of a run or, if there are none, the smoothed curve of its metrics."""
     axes = _new_axes()
-    for colour, (metrics, heldout) in zip(RUNS, runs, strict=False):
+    for colour, (metrics, heldout) in zip(RUN_COLOURS, runs, strict=False):
         steps, values = points(heldout, key)
         if len(steps):
             axes.plot(steps, values, "o-", color=colour, linewidth=1.6, markersize=4, markeredgecolor=SURFACE)
@@ -148,7 +148,7 @@ def compared_curves(key: str, runs: Sequence[tuple[Records, Records]], title: st
 
 
 def _svg_over_steps(axes: Axes, title: str) -> Markup:
-    """The SVG of curves over steps, with the ticks of both axes."""
+    """The SVG of curves over steps, with ticks on both axes."""
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
@@ -176,12 +176,13 @@ def _panel(
         axes.plot(steps, smooth(values), color=colour, linewidth=1.9)
         axes.plot(*points(heldout, key), "o:", color=colour, linewidth=0.9, markersize=5, markeredgecolor=SURFACE)
         if quantities.get(key, {}).get("unigram"):
-            for baseline in points(heldout, f"{_BASELINE}_{series}")[1][-1:]:
-                axes.axhline(baseline, color=colour, linewidth=1.2, linestyle=(0, (5, 3)))
+            unigram_losses = points(heldout, f"{_UNIGRAM}_{series}")[1]
+            if len(unigram_losses):
+                axes.axhline(unigram_losses[-1], color=colour, linewidth=1.2, linestyle=(0, (5, 3)))
                 marks.add("baseline")
         marks |= {name for name, records in (("raw", metrics), ("heldout", heldout)) if len(points(records, key)[0])}
     if any(key.startswith("auc_") for key in keys.values()):
-        axes.axhline(_CHANCE, color=MUTED, linewidth=1, linestyle="--")
+        axes.axhline(_CHANCE_AUC, color=MUTED, linewidth=1, linestyle="--")
         marks.add("baseline")
     axes.set_ylim(axes.get_ylim())  # before the raw values are drawn, so that their noise does not widen the axis
     for series, key in keys.items():
@@ -190,13 +191,13 @@ def _panel(
 
 
 def dimensions_by_layer(records: Records) -> Markup:
-    """The number of dimensions in which each layer's token states vary, over steps: the embedding dashed, the last
-    layer thick."""
+    """A figure over steps: in how many dimensions each layer's token states vary, the embedding dashed, the last layer
+    thick."""
     axes = _new_axes()
     layers = [key for key in records[-1] if key != "step"]
     for key in layers:
-        line, width, colour = ("--", 1.4, PARA) if key == layers[0] else ("-", 0.8, MUTED)
-        axes.plot(*points(records, key), line, color=colour, linewidth=width)
+        line_style, width, colour = ("--", 1.4, PARA) if key == layers[0] else ("-", 0.8, MUTED)
+        axes.plot(*points(records, key), line_style, color=colour, linewidth=width)
     axes.plot(*points(records, layers[-1]), "o-", color=MONO, linewidth=2.0, markersize=5, markeredgecolor=SURFACE)
     axes.set(ylim=(0, None), xlabel="step")
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
@@ -204,7 +205,7 @@ def dimensions_by_layer(records: Records) -> Markup:
 
 
 def points(records: Records, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """float64 (steps, values) of the records that have a number under `key`."""
+    """(steps, values), float64, from the records that have a number under `key`."""
     pairs = [(record["step"], record[key]) for record in records if isinstance(record.get(key), int | float)]
     table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
     return table[:, 0], table[:, 1]
@@ -212,11 +213,11 @@ def points(records: Records, key: str) -> tuple[np.ndarray, np.ndarray]:
 
 def thin(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The curve with at most `_MOST_POINTS` points, each the mean of neighbouring ones."""
-    group = -(-len(steps) // _MOST_POINTS)
-    if group <= 1:
+    group_size = -(-len(steps) // _MOST_POINTS)  # rounded up
+    if group_size <= 1:
         return steps, values
-    starts = np.arange(0, len(steps), group)
-    sizes = np.diff(np.append(starts, len(steps)))
+    starts = np.arange(0, len(steps), group_size)
+    sizes = np.diff(np.append(starts, len(steps)))  # the last group may be smaller
     return np.add.reduceat(steps, starts) / sizes, np.add.reduceat(values, starts) / sizes
 
 
@@ -226,15 +227,15 @@ def smooth(values: np.ndarray) -> np.ndarray:
     Near the start, where curves are steep, the window shrinks on both sides and stays centred: the average does not
     lag. Near the end it shrinks on one side only.
     """
-    half = len(values) // 50
     finite = np.isfinite(values)
+    # Sum and count of the values before each index: a window's are the difference at its two ends.
     sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
     counts = np.concatenate([[0], np.cumsum(finite)])
     centre = np.arange(len(values))
-    reach = np.minimum(half, centre)
-    low, high = centre - reach, np.minimum(centre + reach + 1, len(values))
+    reach = np.minimum(len(values) // 50, centre)
+    start, end = centre - reach, np.minimum(centre + reach + 1, len(values))
     with np.errstate(invalid="ignore"):
-        return (sums[high] - sums[low]) / (counts[high] - counts[low])
+        return (sums[end] - sums[start]) / (counts[end] - counts[start])
 
 
 def retrieval_by_layer(retrieval: Mapping[str, Any]) -> Markup:
@@ -244,8 +245,8 @@ def retrieval_by_layer(retrieval: Mapping[str, Any]) -> Markup:
         for direction, colour in (("en_xx", MONO), ("xx_en", PARA)):
             if retrieval.get(when):
                 values = retrieval[when]["overall"][direction]
-                line, width = ("-", 2.0) if when == "after" else (":", 1.6)
-                axes.plot(retrieval["layers"], values, line, color=colour, linewidth=width, marker="o", markersize=4)
+                style, width = ("-", 2.0) if when == "after" else (":", 1.6)
+                axes.plot(retrieval["layers"], values, style, color=colour, linewidth=width, marker="o", markersize=4)
     axes.axhline(1 / retrieval["candidates"], color=MUTED, linewidth=1, linestyle="--")
     axes.set(ylim=(0, None), xlabel="layer (0 = embeddings)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -259,7 +260,7 @@ def nats(value: float | None) -> str:
 
 
 def percent(fraction: float) -> str:
-    """A fraction as a percentage of three figures."""
+    """A fraction as a percentage with three significant digits."""
     return f"{number(100 * fraction)}%"
 
 
@@ -276,11 +277,11 @@ def _svg(axes: Axes, label: str) -> Markup:
     assert figure is not None
     with matplotlib.rc_context(_STYLE):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = _UNUSED.sub("", text)
-    text = re.sub(r'width="([\d.]+)pt" height="[\d.]+pt"', "", text, count=1)
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = _UNUSED.sub("", svg)
+    svg = re.sub(r'width="([\d.]+)pt" height="[\d.]+pt"', "", svg, count=1)  # a fixed size would not scale
     for colour, variable in _VARIABLES.items():
-        text = text.replace(colour, f"var(--{variable})")
+        svg = svg.replace(colour, f"var(--{variable})")
     # Safe without escaping: matplotlib escapes the texts that it draws.
-    return Markup(text.replace("<svg", Markup('<svg role="img" aria-label="{}"').format(label), 1))
+    return Markup(svg.replace("<svg", Markup('<svg role="img" aria-label="{}"').format(label), 1))

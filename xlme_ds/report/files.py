@@ -1,4 +1,4 @@
-"""A report's input and output: the files of a run folder, and pages made from the templates of this package."""
+"""Read the files of a run folder that a report shows, and fill in the templates of this package."""
 
 import json
 from pathlib import Path
@@ -10,9 +10,10 @@ from ..io.files import read_object
 
 
 class RunFiles:
-    """The records in the run folder `run`. JSON files are None and line files empty where the run did not write them.
+    """The content of the files in the run folder `run`. A JSON file that the run did not write is None, a JSON Lines
+    file an empty list.
 
-    Raises ValueError if it is not a folder or a file in it is damaged.
+    Raises ValueError if `run` is not a folder or a file in it is damaged.
     """
 
     def __init__(self, run: Path):
@@ -50,21 +51,21 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
     """
     records: dict[int, dict[str, Any]] = {}
     lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    for number, line in enumerate(lines[:-1], start=1):
+    for line_number, line in enumerate(lines[:-1], start=1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} line {number} is not JSON ({error}): restore or remove that line") from None
+            raise ValueError(f"{path} line {line_number} is not JSON ({error}): restore or remove that line") from None
         if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-            raise ValueError(f"{path} line {number} has no whole number `step`: restore or remove that line")
+            raise ValueError(f"{path} line {line_number} has no whole number `step`: restore or remove that line")
         records[record["step"]] = record
     return [records[step] for step in sorted(records)]
 
 
 def render(template: str, **values: Any) -> str:
-    """Fill in a template of this package; in an HTML page the values are escaped."""
+    """The text of a template of this package with `values` filled in; in an HTML page they are escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=jinja2.select_autoescape(["html"]),

@@ -1,4 +1,4 @@
-"""The report page of a run: the template `run_page.html` filled with figures and tables, one self-contained file."""
+"""The report page of a run, one self-contained file: the template `run_page.html`, filled with figures and tables."""
 
 import math
 import unicodedata
@@ -25,18 +25,8 @@ _SPECIAL = {"<s>", "</s>", "<pad>"}
 
 
 def write_report(run: Path) -> Path:
-    """Write the report page of a run; `xtreme --help` explains the XTREME tables.
-
-    Args:
-        run: Run folder: reads config.json, metrics.jsonl, heldout.jsonl, dimensions.jsonl,
-            heldout_languages.jsonl, retrieval.json, samples.json and languages.json.
-
-    Returns:
-        The page, `report.html` in the folder.
-
-    Raises:
-        ValueError: a file of the run is damaged.
-    """
+    """Write the report page `report.html` into the folder of a run, and return its path. Raises ValueError if a file
+    that it reads is damaged (see `RunFiles`)."""
     path = run / "report.html"
     page = _page_of(RunFiles(run))
     with replacing(path) as file:
@@ -45,17 +35,18 @@ def write_report(run: Path) -> Path:
 
 
 def _page_of(run: RunFiles) -> str:
+    """The HTML of the page."""
     settings: dict[str, Any] = checked("config.json", lambda: {} | (run.config or {}).get("config", {}))
     quantities = checked("config.json", lambda: run.objective["quantities"])
     # Held-out losses that can be compared with a unigram model have a section of their own, before the other curves.
     with_unigram = {
         figures.panel_and_series(key, quantities)[0] for key, quantity in quantities.items() if quantity["unigram"]
     }
-    losses = with_unigram if run.heldout else set()
+    loss_titles = with_unigram if run.heldout else set()
     borders = [step for step, _ in _phases(settings)][1:]
     panels = checked(
         "metrics.jsonl or heldout.jsonl",
-        lambda: figures.curves(run.metrics, run.heldout, quantities, borders, losses),
+        lambda: figures.curves(run.metrics, run.heldout, quantities, borders, loss_titles),
     )
     return render(
         "run_page.html",
@@ -65,8 +56,8 @@ def _page_of(run: RunFiles) -> str:
         going_on=checked("config.json or samples.json", lambda: _progress(run, settings.get("train", {}))),
         about=checked("config.json", lambda: run.objective["description"]),
         cards=checked("config.json, metrics.jsonl or heldout.jsonl", lambda: list(_cards(run))),
-        losses={title: panel for title, panel in panels.items() if title in losses},
-        panels={title: panel for title, panel in panels.items() if title not in losses},
+        losses={title: panel for title, panel in panels.items() if title in loss_titles},
+        panels={title: panel for title, panel in panels.items() if title not in loss_titles},
         dimensions=checked(
             "dimensions.jsonl", lambda: figures.dimensions_by_layer(run.dimensions) if run.dimensions else None
         ),
@@ -89,13 +80,13 @@ def _page_of(run: RunFiles) -> str:
 
 
 def started(config: Mapping[str, Any]) -> str:
-    """When the run was started, and its command."""
+    """A line that says when the run was started, and its command; empty if `config` has no time."""
     command = f": {config['command']}" if config.get("command") else ""
     return f"Started {config['started']} UTC{command}" if config.get("started") else ""
 
 
 def _scores(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """The scores of fine-tuning as a table: a row for each language, then the mean."""
+    """The table of a fine-tuned model's scores: a row for each language, then the mean."""
     metrics = list(scores["metric"])
     rows = {code: [values[metric] for metric in metrics] for code, values in scores["languages"].items()}
     mean = [scores["mean"][metric] for metric in metrics] if rows else []
@@ -103,7 +94,7 @@ def _scores(scores: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked(file: str, build: Callable[[], Any]) -> Any:
-    """The result of `build`. Raises ValueError, naming `file`, if that lacks something or has another form."""
+    """The result of `build`. Raises ValueError, naming `file`, where `build` fails because of the file's content."""
     try:
         return build()
     except KeyError as error:
@@ -115,7 +106,8 @@ def checked(file: str, build: Callable[[], Any]) -> Any:
 
 
 def _progress(run: RunFiles, settings: Mapping[str, int]) -> dict[str, int] | None:
-    """An unfinished run's step, number of steps, and step of the sentences on the page; None for a finished run."""
+    """An unfinished run's newest step, `steps` in all, and step of the sentences on the page (`shown`); None for a
+    finished run."""
     step = run.metrics[-1]["step"] if run.metrics else 0
     if run.finished or step >= settings.get("steps", 0):
         return None
@@ -124,7 +116,7 @@ def _progress(run: RunFiles, settings: Mapping[str, int]) -> dict[str, int] | No
 
 
 def _gaps(run: RunFiles, settings: Mapping[str, Any]) -> dict[str, str]:
-    """The steps without a record that the settings ask for, by file."""
+    """By file, a text of the steps at which the settings ask for a record and there is none."""
     files = {"metrics.jsonl": (run.metrics, "log_every"), "heldout.jsonl": (run.heldout, "eval_every")}
     last = max((record["step"] for records, _ in files.values() for record in records), default=0)
     gaps = {}
@@ -135,7 +127,7 @@ def _gaps(run: RunFiles, settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
-    """The key figures at the head of the page as (label, value, note), as far as the run logged them."""
+    """Yield the key figures at the head of the page that the run logged, as (label, value, note)."""
     for task, task_name in _TASKS.items():
         values = points(run.heldout, f"auc_{task}")[1]
         if len(values):
@@ -157,14 +149,15 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         note = "median of the logged steps" + (f"; {_operations(median_high(flops))}" if len(flops) else "")
         yield "Throughput", f"{number(median_high(rate))} tokens/s", note
     if len(rate) and len(rate) == len(tokens):
-        done = first_step_of((run.config or {}).get("config", {}))  # steps that the parent of a branch trained
-        spent = np.diff(tokens, prepend=tokens[0] * done / run.metrics[0]["step"])
-        seconds = float(np.sum(spent[rate > 0] / rate[rate > 0]))
+        inherited_steps = first_step_of((run.config or {}).get("config", {}))  # trained by the parent of a branch
+        inherited_tokens = tokens[0] * inherited_steps / run.metrics[0]["step"]
+        new_tokens = np.diff(tokens, prepend=inherited_tokens)  # of each record, since the one before
+        seconds = float(np.sum(new_tokens[rate > 0] / rate[rate > 0]))
         yield "Training time", duration(seconds), "tokens over throughput: from the first step to the last"
     phases = _phases((run.config or {}).get("config", {}))
     if len(phases) > 1:
-        parts = (f"from step {first:,} {percent(share)} predicted" for first, share in phases)
-        yield "Phases of the data", str(len(phases)), "; ".join(parts)
+        descriptions = (f"from step {first:,} {percent(share)} predicted" for first, share in phases)
+        yield "Phases of the data", str(len(phases)), "; ".join(descriptions)
     parameters = dict((run.config or {}).get("parameters") or {})
     if "trained_total" in parameters:
         total = parameters.pop("trained_total")
@@ -179,99 +172,99 @@ def _phases(settings: Mapping[str, Any]) -> list[tuple[int, float]]:
 
 
 def _language_shares(languages: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A chart of sampling shares for each task: logarithmic axis, largest language first."""
-    result = []
+    """For each task a chart of the languages' sampling shares: logarithmic axis, largest language first."""
+    charts = []
     for task in _TASKS:
         if table := languages.get(task):
-            drawn = {name for name, row in table.items() if row["share_before"] > 0 and row["share"] > 0}
-            order = sorted(drawn, key=lambda name: (-table[name]["share_before"], name))
-            before, after = ({name: math.log(table[name][key]) for name in order} for key in ("share_before", "share"))
+            drawn = {code for code, shares in table.items() if shares["share_before"] > 0 and shares["share"] > 0}
+            order = sorted(drawn, key=lambda code: (-table[code]["share_before"], code))
+            before, after = ({code: math.log(table[code][key]) for code in order} for key in ("share_before", "share"))
             rows = _dumbbells(before, after)
             for row in rows:
-                share = table[row["code"]]
+                shares = table[row["code"]]
                 row["text"] = (
-                    f"{percent(share['share_before'])} → {percent(share['share'])}, ×{number(share['repeat'])}"
+                    f"{percent(shares['share_before'])} → {percent(shares['share'])}, ×{number(shares['repeat'])}"
                 )
-            most = max(table, key=lambda name: table[name]["repeat"])
-            shares = [table[name][key] for name in drawn for key in ("share_before", "share")] or [0.0]
-            result.append(
+            most = max(table, key=lambda code: table[code]["repeat"])
+            values = [table[code][key] for code in drawn for key in ("share_before", "share")] or [0.0]
+            charts.append(
                 {"task": task, "rows": rows, "most": most, "repeat": table[most]["repeat"]}
-                | {"low": min(shares), "high": max(shares), "unused": sorted(table.keys() - drawn)}
+                | {"low": min(values), "high": max(values), "unused": sorted(table.keys() - drawn)}
             )
-    return result
+    return charts
 
 
 def _dumbbells(
     before: Mapping[str, float], after: Mapping[str, float], low: float | None = None
 ) -> list[dict[str, Any]]:
-    """A row for each name of `after`: the places of both values, 0 to 100, on an axis that begins at `low`, or at the
-    least value."""
+    """A row for each language in `after`: the positions, 0 to 100, of its two values on an axis that begins at `low`
+    or, if that is None, at the least of all values. A language may lack the value before."""
     values = [*before.values(), *after.values()]
     start = min(values, default=0.0) if low is None else low
     width = (max(values, default=0.0) - start) or 1.0
 
-    def place(values: Mapping[str, float], name: str) -> float | None:
-        return round(100 * (values[name] - start) / width, 1) if name in values else None
+    def position(values: Mapping[str, float], code: str) -> float | None:
+        return round(100 * (values[code] - start) / width, 1) if code in values else None
 
-    return [{"code": name, "before": place(before, name), "after": place(after, name)} for name in after]
+    return [{"code": code, "before": position(before, code), "after": position(after, code)} for code in after]
 
 
 def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The retrieval section: both figures, and a row for each language with the accuracies before and after training,
-    each at its best layer."""
-    overall = {when: _both_ways(values[when]["overall"]) for when in ("before", "after") if values.get(when)}
+    """The retrieval section from the content of retrieval.json: both figures, and a row for each language with the
+    accuracies before and after training, each at the best layer."""
+    overall = {when: _mean_of_directions(values[when]["overall"]) for when in ("before", "after") if values.get(when)}
     best = {when: int(np.argmax(by_layer)) for when, by_layer in overall.items()}
-    means = {
-        when: {name: _both_ways(scores)[layer] for name, scores in values[when]["languages"].items()}
+    best_means = {when: overall[when][layer] for when, layer in best.items()}
+    by_language = {
+        when: {code: _mean_of_directions(scores)[layer] for code, scores in values[when]["languages"].items()}
         for when, layer in best.items()
     }
-    means_by_time = {when: overall[when][layer] for when, layer in best.items()}
-    trained = dict(sorted(means.get("after", {}).items(), key=lambda item: (-item[1], item[0])))
-    by_language = _dumbbells(means.get("before", {}), trained, low=0.0)
-    for row in by_language:
-        row["text"] = " → ".join(percent(by_name[row["code"]]) for by_name in means.values() if row["code"] in by_name)
+    after = dict(sorted(by_language.get("after", {}).items(), key=lambda item: (-item[1], item[0])))
+    chart = _dumbbells(by_language.get("before", {}), after, low=0.0)
+    for row in chart:
+        row["text"] = " → ".join(percent(means[row["code"]]) for means in by_language.values() if row["code"] in means)
     rows = []
-    for name, pairs in sorted(values["pairs"].items()):
-        row = {"language": name, "pairs": pairs}
+    for code, pairs in sorted(values["pairs"].items()):
+        row = {"language": code, "pairs": pairs}
         for when, layer in best.items():
-            scores = values[when]["languages"].get(name, {})
-            row[when] = {way: scores[way][layer] for way in scores}
+            scores = values[when]["languages"].get(code, {})
+            row[when] = {direction: scores[direction][layer] for direction in scores}
         rows.append(row)
     return {
         "by_layer": figures.retrieval_by_layer(values),
-        "by_language": by_language,
+        "by_language": chart,
         "rows": rows,
         "candidates": values["candidates"],
         "best": {when: values["layers"][layer] for when, layer in best.items()},
-        "mean": means_by_time,
-        "learnt": means_by_time.get("after", 0) > max(means_by_time.get("before", 0), 1 / values["candidates"]),
+        "mean": best_means,
+        "learnt": best_means.get("after", 0) > max(best_means.get("before", 0), 1 / values["candidates"]),
     }
 
 
 def best_retrieval(values: Mapping[str, Any]) -> float:
-    """The mean of both directions at the best layer after training."""
-    return float(max(_both_ways(values["after"]["overall"])))
+    """The mean accuracy of both directions at the best layer after training, from the content of retrieval.json."""
+    return float(max(_mean_of_directions(values["after"]["overall"])))
 
 
-def _both_ways(scores: Mapping[str, list[float]]) -> Any:
-    """The mean of both directions, by layer."""
+def _mean_of_directions(scores: Mapping[str, list[float]]) -> Any:
+    """The mean accuracy of both directions, an array by layer."""
     return (np.array(scores["en_xx"]) + np.array(scores["xx_en"])) / 2
 
 
 def _sentences(samples: Sequence[Mapping[str, Any]], languages: Mapping[str, Any]) -> dict[str, Any]:
-    """Real sentences with a model's tokens in the masked places and, where it judges tokens, its verdict on each.
-    English comes first, then German, then the languages of the largest shares in `languages`.
+    """The section of sentences with the model's tokens in the masked positions and, if the model judges tokens, its
+    verdict on each. English comes first, then German, then the languages with the largest shares in `languages`.
 
     A token is flagged if its score is at least the `threshold`: the N-th highest score of all samples, where N is the
-    number of replaced tokens. So every model, good or bad, flags the same number of tokens; a threshold of 0.5 would
-    flag almost none, because replaced tokens are rare. Tokens without a score (null) were not judged.
+    count of replaced tokens. So every model, good or bad, flags as many tokens as were replaced. A threshold of 0.5
+    would flag almost none, because replaced tokens are rare. Tokens without a score (null) were not judged.
     """
     tokens = [token for sample in samples for token in sample["tokens"]]
     judged = [token for token in tokens if token["score"] is not None and token["original"] not in _SPECIAL]
     replaced = sum(bool(token["replaced"]) for token in judged)
     threshold = sorted((token["score"] for token in judged), reverse=True)[replaced - 1] if replaced else math.inf
-    ordered = sorted(samples, key=lambda sample: _sort_key(sample["language"], languages.get(sample["task"], {})))
-    shown = [_with_verdicts(sample, threshold) for sample in ordered]
+    in_order = sorted(samples, key=lambda sample: _sort_key(sample["language"], languages.get(sample["task"], {})))
+    shown = [_with_verdicts(sample, threshold) for sample in in_order]
     return {
         # Pairs first: one side of each is English.
         "by_task": {task: [sample for sample in shown if sample["task"] == task] for task in reversed(_TASKS)},
@@ -282,14 +275,15 @@ def _sentences(samples: Sequence[Mapping[str, Any]], languages: Mapping[str, Any
 
 
 def _sort_key(language: str, shares: Mapping[str, Any]) -> tuple[int, float]:
-    """The sort key of a sentence in `language` on the page; a pair with English sorts as its other language."""
+    """The sort key of a sentence on the page. A pair with English sorts as its other language; `shares` is a task's
+    part of languages.json."""
     codes = [code for code in language.split("–") if code != "en"] or ["en"]
     share = next((shares[key]["share"] for key in (language, language.replace("–", "-")) if key in shares), 0.0)
     return {"en": 0, "de": 1}.get(codes[0], 2), -share
 
 
 def _with_verdicts(sample: Mapping[str, Any], threshold: float) -> dict[str, Any]:
-    """The sample for the page: its sides as (direction of writing, BCP 47 tag, tokens), and counts of the verdicts."""
+    """A sample for the page: its sides as (writing direction, BCP 47 tag, tokens), and counts of its verdicts."""
     sides: list[list[dict[str, Any]]] = [[]]
     for token in sample["tokens"]:
         if token["original"] == "</s>":
@@ -298,11 +292,13 @@ def _with_verdicts(sample: Mapping[str, Any], threshold: float) -> dict[str, Any
             texts = {key: token[key].replace(_SPACE, " ").strip() for key in ("piece", "original")}
             spaced = token["piece"].startswith(_SPACE) and sides[-1] != []
             sides[-1].append(token | texts | {"spaced": spaced, "verdict": _verdict(token, threshold)})
-    codes = [*sample["language"].split("–"), ""]  # the last for a side without a code
+    codes = [*sample["language"].split("–"), ""]  # "" for a side without a code
     return {
         "language": sample["language"],
         "task": sample["task"],
-        "sides": [(_direction(side), tag(code), side) for code, side in zip(codes, sides, strict=False) if side],
+        "sides": [
+            (_writing_direction(side), tag(code), side) for code, side in zip(codes, sides, strict=False) if side
+        ],
         "counts": Counter(token["verdict"] for side in sides for token in side),
     }
 
@@ -317,12 +313,12 @@ def _verdict(token: Mapping[str, Any], threshold: float) -> str:
     return "alarm" if token["score"] >= threshold else "passed"
 
 
-def _direction(side: Sequence[Mapping[str, Any]]) -> str:
-    """The direction of writing of most letters in the original text: `rtl` or `ltr`."""
+def _writing_direction(side: Sequence[Mapping[str, Any]]) -> str:
+    """The writing direction of most letters in the original text: `rtl` or `ltr`."""
     classes = Counter(unicodedata.bidirectional(letter) for token in side for letter in token["original"])
     return "rtl" if classes["R"] + classes["AL"] > classes["L"] else "ltr"
 
 
-def _operations(rate: float) -> str:
-    """Operations a second as text: `89 GFLOP/s`, `1.23 TFLOP/s`."""
-    return f"{number(rate / 1e12)} TFLOP/s" if rate >= 1e12 else f"{number(rate / 1e9)} GFLOP/s"
+def _operations(flops_per_s: float) -> str:
+    """A rate of operations as text: `89 GFLOP/s`, `1.23 TFLOP/s`."""
+    return f"{number(flops_per_s / 1e12)} TFLOP/s" if flops_per_s >= 1e12 else f"{number(flops_per_s / 1e9)} GFLOP/s"

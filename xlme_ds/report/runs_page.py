@@ -1,6 +1,5 @@
 """The page that compares several runs: results, settings that differ, and curves in shared charts."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ _TASK_SUFFIXES = {"mono": ", monolingual", "para": ", pairs", "all": ""}
 
 def write_comparison(runs: Sequence[Path], out: Path) -> Path:
     """Write the page of several run folders as the file `out`, and return `out`. Raises ValueError for a damaged file,
-    and for more runs than there are colours."""
-    most = len(figures.RUNS)
+    for a run named twice, and for more runs than there are colours."""
+    most = len(figures.RUN_COLOURS)
     if not 2 <= len(runs) <= most:
         raise ValueError(f"--runs names {len(runs)} of the runs to set side by side: name 2 to {most}")
     if len({run.resolve() for run in runs}) < len(runs):
@@ -32,45 +31,45 @@ def write_comparison(runs: Sequence[Path], out: Path) -> Path:
 
 
 def _names(runs: Sequence[Path]) -> list[str]:
-    """The names of the folders; the path of a folder that shares its name with another."""
-    counts = Counter(run.resolve().name for run in runs)
-    return [run.resolve().name if counts[run.resolve().name] == 1 else str(run) for run in runs]
+    """The name of each folder, or its path if another folder has the same name."""
+    names = [run.resolve().name for run in runs]
+    return [name if names.count(name) == 1 else str(run) for run, name in zip(runs, names, strict=True)]
 
 
 def _page_of(runs: Mapping[str, RunFiles]) -> str:
+    """The HTML of the page; `runs` by name."""
+    files = list(runs.values())
     quantities: dict[str, Any] = {}
-    for run in runs.values():
+    for run in files:
         quantities = run.objective["quantities"] | quantities
+    records = [(run.metrics, run.heldout) for run in files]
+    titles = {key: _title(key, quantities) for key in _drawn_keys(files, quantities)}
     return render(
         "runs_page.html",
         names=list(runs),
         started={name: line for name, run in runs.items() if (line := started(run.config or {}))},
-        results=_results(list(runs.values()), quantities),
-        settings=_differing([flatten((run.config or {}).get("config", {})) for run in runs.values()]),
-        panels={
-            _title(key, quantities): figures.compared_curves(
-                key, [(run.metrics, run.heldout) for run in runs.values()], _title(key, quantities)
-            )
-            for key in _keys(list(runs.values()), quantities)
-        },
+        results=_results(files, quantities),
+        settings=_differing([flatten((run.config or {}).get("config", {})) for run in files]),
+        panels={title: figures.compared_curves(key, records, title) for key, title in titles.items()},
     )
 
 
 def _title(key: str, quantities: figures.Quantities) -> str:
+    """The title of a logged key on the page, with its task."""
     title, series = figures.panel_and_series(key, quantities)
     return title + _TASK_SUFFIXES[series]
 
 
-def _keys(runs: Sequence[RunFiles], quantities: figures.Quantities) -> list[str]:
-    """The quantities to draw: the loss, and every quantity that a run logged of its objective or evaluated."""
+def _drawn_keys(runs: Sequence[RunFiles], quantities: figures.Quantities) -> list[str]:
+    """The logged keys to draw: the loss, the learning rate, the objective's quantities, and all held-out ones."""
+    heldout = [key for run in runs for record in run.heldout[-1:] for key in record]
     logged = {key: None for run in runs for record in (*run.metrics[-1:], *run.heldout[-1:]) for key in record}
-    evaluated = {key for run in runs for record in run.heldout[-1:] for key in record}
-    chosen = [key for key in logged if key in ("lr", *quantities) or key in evaluated]
+    chosen = [key for key in logged if key in ("lr", *quantities) or key in heldout]
     return [key for key in ("loss", *chosen) if key in logged and figures.is_drawn(key)]
 
 
 def _results(runs: Sequence[RunFiles], quantities: figures.Quantities) -> dict[str, list[str]]:
-    """A row for each result that any run has: cells in the order of the runs, a dash for a run without it."""
+    """A row for each result that any run has: title -> cells in the order of the runs, a dash for a run without it."""
     columns = [_results_of(run, quantities) for run in runs]
     titles = dict.fromkeys(title for column in columns for title in column)
     return {title: [column.get(title, "–") for column in columns] for title in titles}
@@ -94,11 +93,12 @@ def _results_of(run: RunFiles, quantities: figures.Quantities) -> dict[str, str]
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """The settings in which the runs differ, with the value of each run."""
+    """The settings in which the runs differ: name -> the value of each run."""
     keys = dict.fromkeys(key for of_run in settings for key in of_run)
     rows = {key: [of_run.get(key, "–") for of_run in settings] for key in keys}
     return {key: [_cell(cell) for cell in row] for key, row in rows.items() if any(cell != row[0] for cell in row)}
 
 
 def _cell(value: Any) -> str:
+    """A setting's value as text."""
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,13 +1,13 @@
-"""Scores of fine-tuned models and of retrieval and alignment tests, gathered from their folders.
+"""Gather the scores of fine-tuned models and of retrieval and alignment tests from their folders.
 
-If a task was tuned with several settings, the one with the best mean over seeds on the dev sets counts.
+If a task was fine-tuned with several settings, the one with the best mean over seeds on the dev sets counts.
 """
 
 import hashlib
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -19,52 +19,43 @@ ENGLISH = "en"
 METRICS = ("f1", "em", "accuracy")
 FILES = ("scores.json", "tatoeba.json", "align.json")
 ALONE = "each sentence read alone"  # the reading of `evaluate align --apart`
+_UNTRAINED = ", untrained"  # suffix of a model's name
 
 
 @dataclass(frozen=True)
 class TaskRun:
-    """One `scores.json`: percentages by language, each a tuple in the order of `metrics`.
-
-    `weights`, `training`, `files`: hashes of the model that it started from, of its training set and of its tests.
-    `unlabelled`: languages whose tests have no labels, so that they were predicted and not scored. `setting`: the
-    tuning settings that affect the result; `settings`: the number of different ones that its command ran. `dev`: the
-    mean over languages of the task's first metric, on the data that settings are chosen on; `dev_name`: `dev en`, or
-    `held-out en` if these are held-out training examples.
-    """
+    """The content of one `scores.json`."""
 
     path: Path
     seed: int
     split: str
     metrics: tuple[str, ...]
-    languages: dict[str, tuple[float, ...]]
-    weights: str = ""
-    training: str = ""
-    files: str = ""
-    unlabelled: tuple[str, ...] = ()
-    setting: str = ""
-    settings: int = 1
-    dev: float | None = None
-    dev_name: str = ""
+    languages: dict[str, tuple[float, ...]]  # by language, percentages in the order of `metrics`
+    weights: str = ""  # SHA-256 of the model that the run started from
+    training: str = ""  # hash of the training set
+    files: str = ""  # hash of the tests
+    unlabelled: tuple[str, ...] = ()  # languages whose tests have no labels: predicted, not scored
+    setting: str = ""  # the tuning settings that affect the result
+    settings: int = 1  # how many different ones the command ran
+    dev: float | None = None  # mean over languages of the first metric, on the data that settings are chosen on
+    dev_name: str = ""  # `dev en`, or `held-out en` if the data are held-out training examples
 
 
 @dataclass(frozen=True)
 class TaskScores:
-    """A task's runs with the chosen setting, one for each seed, with the same languages.
-
-    `compared`: the number of settings that it was chosen from; `settings`: the number that the command was to run.
-    """
+    """A task's runs with the chosen setting, one for each seed, all with the same languages."""
 
     runs: tuple[TaskRun, ...]
-    compared: int = 1
-    settings: int = 1
+    compared: int = 1  # how many settings it was chosen from
+    settings: int = 1  # how many the command was to run
 
 
 @dataclass
 class Model:
-    """The scores of a model under one kind of training."""
+    """The scores in a row of the tables: those of one model, fine-tuned in one way."""
 
     name: str
-    results: dict[str, TaskScores] = field(default_factory=dict)
+    results: dict[str, TaskScores] = field(default_factory=dict)  # by task
     tatoeba: dict[str, Any] | None = None
     align: dict[str, Any] | None = None
 
@@ -72,32 +63,34 @@ class Model:
 def gather(folders: Iterable[Path]) -> list[Model]:
     """The models in all result files in `folders` and below them, sorted by name.
 
-    A model is named after the last part of its path, or the whole path if two end alike; "untrained" is added if it
-    started from random weights, and the languages that it was fine-tuned on unless that is only English. Raises
-    ValueError, naming the file, for a damaged file, and for scores that exclude each other.
+    A model is named after the last part of its path, or after the whole path if two models have the same last part.
+    What else distinguishes it follows: "untrained" if it started from random weights, and the languages that it was
+    fine-tuned on, unless that is English alone. Raises ValueError, naming the file, for a damaged file, and for scores
+    that exclude each other.
     """
     paths = {path.resolve(): path for folder in folders for path in _result_files(folder)}
     contents = {path: read_object(path) for path in sorted(paths.values())}
     names = _names(contents.values())
     models: dict[str, Model] = {}
-    untrained = _untrained(contents.values())
-    runs: dict[tuple[str, str], list[TaskRun]] = defaultdict(list)
+    shape_folders = _shape_folders(contents.values())
+    runs: dict[tuple[str, str], list[TaskRun]] = defaultdict(list)  # by name and task
     weights = _weights(contents.values())
     for path, content in contents.items():
         try:
             if path.name == "scores.json":
                 run = _read_run(path, content)
-                random = ", untrained" * content["random"]
-                name = names[_model_path(content)] + random
-                name += _name_suffix("weights", run.weights, weights[_model_path(content) + random])
+                suffix = _UNTRAINED if content["random"] else ""
+                name = names[_model_path(content)] + suffix
+                name += _name_suffix("weights", run.weights, weights[_model_path(content) + suffix])
                 runs[name + _trained_on(content["train_languages"]), content["task"]].append(run)
                 continue
             for scores in content["models"]:
                 name, folder = names.get(_model_path(scores), scores["model"]), str(scores.get("folder", ""))
-                if len(untrained.get(name, ())) > 1:
+                if len(shape_folders.get(name, ())) > 1:
                     name += f", as {names.get(os.path.normpath(folder), folder)}"
                 name += _name_suffix("weights", str(scores.get("weights", "")), weights[_model_path(scores)])
-                name += f", {ALONE}" * (content.get("reading") == ALONE)
+                if content.get("reading") == ALONE:
+                    name += f", {ALONE}"
                 model = models.setdefault(name, Model(name))
                 if getattr(model, path.stem) is not None:
                     raise ValueError(f"{path} has scores of {model.name}, and so has a file before it: name one")
@@ -105,12 +98,13 @@ def gather(folders: Iterable[Path]) -> list[Model]:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} lacks {error} or has another form: write it again or leave it out") from None
     for (name, task), of_task in runs.items():
-        for row, alike in _by_row(name, task, of_task).items():
-            models.setdefault(row, Model(row)).results[task] = _chosen(task, alike)
+        for row_name, of_row in _by_row(name, task, of_task).items():
+            models.setdefault(row_name, Model(row_name)).results[task] = _choose_setting(task, of_row)
     return sorted(models.values(), key=lambda model: model.name)
 
 
 def _result_files(folder: Path) -> list[Path]:
+    """The result files in a folder and below it. Raises ValueError if there are none."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder: --runs takes folders that hold {', '.join(FILES)}")
     paths = [path for name in FILES for path in files_below(folder, name)]
@@ -120,26 +114,33 @@ def _result_files(folder: Path) -> list[Path]:
 
 
 def _names(contents: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The name of each model's row, by the model's path."""
-    each = [one for content in contents for one in (content, *content.get("models", ())) if isinstance(one, dict)]
-    places = {place for one in each if (place := _model_path(one))}
-    ends = Counter(Path(place).name for place in places)
-    return {place: Path(place).name if ends[Path(place).name] == 1 else place for place in places}
+    """The name of each model, by its path."""
+    paths = {path for scores in _all_scores(contents) if (path := _model_path(scores))}
+    last_parts = Counter(Path(path).name for path in paths)
+    return {path: Path(path).name if last_parts[Path(path).name] == 1 else path for path in paths}
 
 
-def _untrained(contents: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
-    """For each untrained model, by name: the folders of the trained models whose shape it has."""
+def _all_scores(contents: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """The scores of each model: the content of a scores.json, or an entry of another file's `models`."""
+    for content in contents:
+        yield content
+        if isinstance(models := content.get("models"), list):
+            yield from (scores for scores in models if isinstance(scores, dict))
+
+
+def _shape_folders(contents: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
+    """The folders of the trained models that an untrained model has the shape of, by the untrained model's name."""
     folders: dict[str, set[str]] = defaultdict(set)
-    for one in (one for content in contents for one in content.get("models", ()) if isinstance(one, dict)):
-        if not _model_path(one):
-            folders[str(one.get("model", ""))].add(os.path.normpath(str(one.get("folder", ""))))
+    for scores in _all_scores(contents):
+        if "model" in scores and not _model_path(scores):
+            folders[str(scores["model"])].add(os.path.normpath(str(scores.get("folder", ""))))
     return folders
 
 
 def _model_path(scores: Mapping[str, Any]) -> str:
-    """The path of the model that has these scores; empty if they have only a name, as those of an untrained model."""
+    """The path of the model with these scores; empty if the scores have only a name, like an untrained model's."""
     name, folder = str(scores.get("model", "")), str(scores.get("folder", ""))
-    if "task" in scores:
+    if "task" in scores:  # of fine-tuning, where `model` is the path
         return os.path.normpath(name)
     if not folder or name not in (folder, Path(folder).name):
         return ""
@@ -149,36 +150,37 @@ def _model_path(scores: Mapping[str, Any]) -> str:
 
 
 def _weights(contents: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
-    """SHA-256 of all weights that have scores under a model's path, by that path."""
+    """SHA-256 of all weights that have scores under one path, by that path (with a suffix for untrained weights)."""
     weights: dict[str, set[str]] = defaultdict(set)
-    for one in (one for content in contents for one in (content, *content.get("models", ())) if isinstance(one, dict)):
-        if place := _model_path(one):
-            weights[place + ", untrained" * bool(one.get("random"))].add(str(one.get("weights", "")))
+    for scores in _all_scores(contents):
+        if path := _model_path(scores):
+            weights[path + (_UNTRAINED if scores.get("random") else "")].add(str(scores.get("weights", "")))
     return weights
 
 
-def _name_suffix(what: str, one: str, all_of_them: set[str]) -> str:
-    """The part of a row's name that distinguishes `one` from the others; empty if there are no others."""
-    return f", {what} {one[:8] or 'unknown'}" if len(all_of_them) > 1 else ""
+def _name_suffix(title: str, sha256: str, all_sha256: set[str]) -> str:
+    """The part of a row's name that says which of `all_sha256` it has; empty if there is only one."""
+    return f", {title} {sha256[:8] or 'unknown'}" if len(all_sha256) > 1 else ""
 
 
 def _by_row(name: str, task: str, runs: list[TaskRun]) -> dict[str, list[TaskRun]]:
     """The runs by the name of their row: one row for each training set and each version of the tests."""
     rows: dict[str, list[TaskRun]] = defaultdict(list)
-    sets = {kind: {getattr(run, kind) for run in runs} for kind in ("training", "files")}
+    training_sets, tests = {run.training for run in runs}, {run.files for run in runs}
     for run in runs:
-        row = name + _name_suffix(f"{task}'s training set", run.training, sets["training"])
-        rows[row + _name_suffix(f"{task}'s tests", run.files, sets["files"])].append(run)
+        row_name = name + _name_suffix(f"{task}'s training set", run.training, training_sets)
+        rows[row_name + _name_suffix(f"{task}'s tests", run.files, tests)].append(run)
     return rows
 
 
 def _digest(content: Mapping[str, Any], key: str) -> str:
-    """SHA-256 of the names and hashes of files; empty if `content` has none."""
-    noted = content.get(key)
-    return hashlib.sha256(json.dumps(noted, sort_keys=True).encode()).hexdigest() if noted else ""
+    """SHA-256 of the names and hashes of files under `key`; empty if there are none."""
+    hashes = content.get(key)
+    return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest() if hashes else ""
 
 
 def _trained_on(languages: Iterable[str]) -> str:
+    """The part of a row's name that has the languages of fine-tuning; empty for English alone."""
     codes = sorted(languages)
     if codes == [ENGLISH]:
         return ""
@@ -186,6 +188,7 @@ def _trained_on(languages: Iterable[str]) -> str:
 
 
 def _read_run(path: Path, content: Mapping[str, Any]) -> TaskRun:
+    """The run in a scores.json. Raises ValueError for one without scores, and for a score that is no percentage."""
     metrics = tuple(metric for metric in METRICS if metric in content["metric"])
     if content["task"] == "pos":
         metrics = ("f1",)  # XTREME's
@@ -201,8 +204,8 @@ def _read_run(path: Path, content: Mapping[str, Any]) -> TaskRun:
     dev, dev_name = None, ""
     if of_dev := content.get("dev"):
         dev, codes = float(of_dev["mean"][metrics[0]]), sorted(of_dev["languages"])
-        of = " ".join(codes) if len(codes) <= 4 else f"of {len(codes)} languages"
-        dev_name = f"{'held-out' if of_dev['held_out'] else 'dev'} {of}"
+        dev_languages = " ".join(codes) if len(codes) <= 4 else f"of {len(codes)} languages"
+        dev_name = f"{'held-out' if of_dev['held_out'] else 'dev'} {dev_languages}"
     tuning = {key: value for key, value in content.get("tuning", {}).items() if key != "micro_batch"}
     return TaskRun(
         path,
@@ -221,13 +224,13 @@ def _read_run(path: Path, content: Mapping[str, Any]) -> TaskRun:
     )
 
 
-def _chosen(task: str, runs: list[TaskRun]) -> TaskScores:
-    """The runs of the setting that is best on the dev sets."""
+def _choose_setting(task: str, runs: list[TaskRun]) -> TaskScores:
+    """The runs of the setting that is best on the dev sets. Raises ValueError for runs that cannot be compared."""
     first = runs[0]
     for run in runs[1:]:
-        for kind in ("split", "metrics"):
-            if getattr(run, kind) != getattr(first, kind):
-                raise ValueError(f"{run.path} has another {kind} than {first.path}: average runs of one kind only")
+        for name in ("split", "metrics"):
+            if getattr(run, name) != getattr(first, name):
+                raise ValueError(f"{run.path} has another {name} than {first.path}: average runs of one kind only")
         if run.languages.keys() != first.languages.keys() or run.unlabelled != first.unlabelled:
             raise ValueError(
                 f"{run.path} has scores of other languages than {first.path}: score the same for every seed"
@@ -257,5 +260,5 @@ def _chosen(task: str, runs: list[TaskRun]) -> TaskScores:
                 f"{run.path} has scores on {run.dev_name}, {first.path} on {first.dev_name}: "
                 "choose on the same dev sets"
             )
-    best = max(by_setting.values(), key=lambda seeds: fmean(run.dev or 0.0 for run in seeds.values()))
+    best = max(by_setting.values(), key=lambda by_seed: fmean(run.dev or 0.0 for run in by_seed.values()))
     return TaskScores(tuple(best.values()), compared, max(compared, *(run.settings for run in runs)))

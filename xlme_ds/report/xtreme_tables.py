@@ -19,13 +19,13 @@ from ..io.files import replacing
 from .files import render
 from .xtreme import ENGLISH, Model, TaskScores, gather
 
-# Task -> its heading, and how many languages XTREME has for it.
+# Task -> its heading, and the count of its languages in XTREME.
 TASKS = {
     "pos": ("POS", 33), "ner": ("NER", 40), "xquad": ("XQuAD", 11), "mlqa": ("MLQA", 7), "tydiqa": ("TyDiQA", 9),
     "xnli": ("XNLI", 15), "pawsx": ("PAWS-X", 7),
 }  # fmt: skip
 _METRICS = {"f1": "F1", "em": "EM", "accuracy": "Acc."}
-_GROUPS = {
+_GROUPS = {  # uses parallel text -> heading above the rows of such systems
     False: "Pre-training on multilingual corpus",
     True: "Pre-training on both multilingual corpus and parallel corpus",
 }
@@ -33,31 +33,30 @@ _GROUPS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One or two numbers, remarks that qualify them (`marks`), and their standard deviations over seeds (`spreads`)."""
+    """The scores in a cell: one for each metric or direction."""
 
     values: tuple[float, ...] = ()
-    marks: tuple[str, ...] = ()
-    spreads: tuple[float | None, ...] = ()
+    marks: tuple[str, ...] = ()  # remarks that qualify the values, such as `3 seeds`
+    spreads: tuple[float | None, ...] = ()  # standard deviation of each value over seeds
 
 
 @dataclass(frozen=True)
 class SystemRow:
-    """The scores of a system by column. `source`: where they were published, empty for ours; `group`: the heading above
-    its rows."""
+    """The scores of a system."""
 
     system: str
-    source: str
-    cells: Mapping[str, Cell]
-    group: str = ""
+    source: str  # where they were published; empty for ours
+    cells: Mapping[str, Cell]  # by column
+    group: str = ""  # heading above the row and those of the same group
 
 
 @dataclass
 class XtremeTable:
-    """A table with a row for each system; `columns`: key -> (heading, headings of its numbers)."""
+    """A table with a row for each system."""
 
     name: str
     title: str
-    columns: dict[str, tuple[str, tuple[str, ...]]]
+    columns: dict[str, tuple[str, tuple[str, ...]]]  # key -> (heading, headings of a cell's values)
     rows: list[SystemRow] = field(default_factory=list)
     decimals: int = 1
     notes: list[str] = field(default_factory=list)
@@ -77,10 +76,10 @@ def write_xtreme(runs: list[Path], out: Path) -> Path:
     Raises:
         ValueError: result files are damaged or exclude each other; then nothing is written.
     """
-    built = tables(gather(runs))
-    files = {f"xtreme_{table.name}.csv": to_csv(table) for table in built}
+    all_tables = tables(gather(runs))
+    files = {f"xtreme_{table.name}.csv": to_csv(table) for table in all_tables}
     for template in ("xtreme.md.jinja", "xtreme.html"):
-        files[template.removesuffix(".jinja")] = render(template, tables=built, show=show, source=source)
+        files[template.removesuffix(".jinja")] = render(template, tables=all_tables, show=show, source=source)
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         with replacing(out / name) as file:
@@ -96,6 +95,7 @@ def published() -> dict[str, Any]:
 
 def tables(models: list[Model]) -> list[XtremeTable]:
     """All tables. Those of retrieval, alignment and scores by language are left out if no model has such scores."""
+    # Table -> our rows: system -> column -> cell.
     rows: dict[str, dict[str, dict[str, Cell]]] = {"table1": {}, "table7": {}, "table5": {}, "table6": {}}
     for model in models:
         rows["table1"][model.name] = _task_cells(model)
@@ -104,22 +104,23 @@ def tables(models: list[Model]) -> list[XtremeTable]:
             rows["table5"][_at_layer(model, model.tatoeba)] = _retrieval_cells(model.tatoeba)
         if model.align:
             rows["table6"][_at_layer(model, model.align)] = _alignment_cells(model.name, model.align)
-    built = [_table(name, ours) for name, ours in rows.items() if ours or name in ("table1", "table7")]
+    all_tables = [_table(name, ours) for name, ours in rows.items() if ours or name in ("table1", "table7")]
     for task in published()["by_language"]:
         scored = [model for model in models if task in model.results and model.results[task].runs[0].languages]
         if scored:
-            built.append(_language_table(task, scored))
-    return built
+            all_tables.append(_language_table(task, scored))
+    return all_tables
 
 
 def _at_layer(model: Model, scores: Mapping[str, Any]) -> str:
+    """The name of a row whose scores are those of one layer."""
     return f"{model.name}, layer {scores['layer']} of {scores['depth']}"
 
 
 def _table(name: str, ours: Mapping[str, dict[str, Cell]]) -> XtremeTable:
-    """The table `name`: its published rows, then ours, whose additional columns are appended."""
+    """The table `name`: its published rows, then our rows, whose additional columns are appended."""
     layout = published()["layouts"][name]
-    columns = {key: (heading, tuple(parts)) for key, (heading, *parts) in layout["columns"].items()}
+    columns = {key: (heading, tuple(headings)) for key, (heading, *headings) in layout["columns"].items()}
     rows = []
     for entry in published()[name]:
         cells = {column: Cell(tuple(values)) for column, values in entry["scores"].items()}
@@ -163,16 +164,16 @@ def _gap_cells(model: Model) -> dict[str, Cell]:
 
 
 def _retrieval_cells(test: Mapping[str, Any]) -> dict[str, Cell]:
-    """Our row of Table 5, at the layer that the test quotes; a column is named by its number of languages."""
+    """Our row of Table 5, at the layer that the test's tables quote. A column is named by its count of languages."""
     cells = {}
     for name, scores in test["sets"].items():
-        values = tuple(100 * scores[way][test["layer"]] for way in ("en_xx", "xx_en"))
+        values = tuple(100 * scores[direction][test["layer"]] for direction in ("en_xx", "xx_en"))
         cells[name] = Cell(values, _shortfall(scores["found"], int(name), "languages"))
     return cells
 
 
 def _alignment_cells(model: str, test: Mapping[str, Any]) -> dict[str, Cell]:
-    """Our row of Table 6, at the layer that the test quotes; en-de and de-en are one test."""
+    """Our row of Table 6, at the layer that the test's tables quote. en-de and de-en are one test."""
     cells = {}
     pairs = [column for column in published()["layouts"]["table6"]["columns"] if column != "average"]
     for name, scores in test["tests"].items():
@@ -189,26 +190,28 @@ def _alignment_cells(model: str, test: Mapping[str, Any]) -> dict[str, Cell]:
 
 
 def _language_table(task: str, models: list[Model]) -> XtremeTable:
-    """The table of one task by language; its last column averages over the languages that all of our rows have."""
+    """The table of one task by language. Its last column averages over the languages that all of our rows have."""
     entry = published()["by_language"][task]
     results = {model.name: model.results[task] for model in models}
-    runs = [result.runs[0] for result in results.values()]
+    runs = [result.runs[0] for result in results.values()]  # the other seeds have the same languages
     metrics = tuple(_METRICS[metric] for metric in runs[0].metrics)
     shared = [code for code in entry["languages"] if all(code in run.languages for run in runs)]
-    parts = metrics if len(metrics) > 1 else ("",)
-    columns = {code: (code, parts) for code in entry["languages"]} | {"shared": (f"mean of {len(shared)}", parts)}
-    scored: list[tuple[str, str, dict[str, tuple[float, ...]]]] = []
-    for system, numbers in entry["systems"].items():
-        values = [tuple(value) if isinstance(value, list) else (value,) for value in numbers]
-        scored.append((system, entry["source"], dict(zip(entry["languages"], values, strict=True))))
+    headings = metrics if len(metrics) > 1 else ("",)
+    columns = {code: (code, headings) for code in entry["languages"]}
+    columns["shared"] = (f"mean of {len(shared)}", headings)
+    rows = []
+
+    def add_row(system: str, source: str, scores: Mapping[str, tuple[float, ...]]) -> None:
+        cells = {code: Cell(values) for code, values in scores.items() if code in columns}
+        rows.append(SystemRow(system, source, cells | {"shared": Cell(_means(scores[code] for code in shared))}))
+
+    for system, scores in entry["systems"].items():
+        values = [tuple(score) if isinstance(score, list) else (score,) for score in scores]
+        add_row(system, entry["source"], dict(zip(entry["languages"], values, strict=True)))
     for name, result in results.items():
         marks = ", ".join(mark for mark in _marks(task, result) if "languages" not in mark)
         means = {code: _means(run.languages[code] for run in result.runs) for code in result.runs[0].languages}
-        scored.append((name + (f" ({marks})" if marks else ""), "", means))
-    rows = []
-    for system, published_in, scores in scored:
-        cells = {code: Cell(values) for code, values in scores.items() if code in columns}
-        rows.append(SystemRow(system, published_in, cells | {"shared": Cell(_means(scores[code] for code in shared))}))
+        add_row(name + (f" ({marks})" if marks else ""), "", means)
     heading = TASKS[task][0] if task in TASKS else "CoNLL"
     title = f"{heading} by language, fine-tuned on English unless said: {' and '.join(metrics)}"
     note = f"The last column averages over {', '.join(shared) or 'nothing'}: the languages that all of our rows have."
@@ -216,23 +219,23 @@ def _language_table(task: str, models: list[Model]) -> XtremeTable:
 
 
 def _means(tuples: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
-    """The mean of every metric over several tuples of metrics."""
+    """The mean of each metric over several tuples with a value for each metric."""
     return tuple(map(fmean, zip(*tuples, strict=True)))
 
 
 def _over_seeds(task: str, result: TaskScores, seeds: Sequence[tuple[float, ...]]) -> Cell:
-    """The mean and the standard deviation of every metric over `seeds`."""
-    spreads = tuple(stdev(numbers) if len(numbers) > 1 else None for numbers in zip(*seeds, strict=True))
+    """The mean and the standard deviation of each metric over `seeds`, which has a tuple of metrics for each seed."""
+    spreads = tuple(stdev(values) if len(values) > 1 else None for values in zip(*seeds, strict=True))
     return Cell(_means(seeds), _marks(task, result), spreads)
 
 
-def _shortfall(number: int, total: int, unit: str) -> tuple[str, ...]:
+def _shortfall(count: int, total: int, unit: str) -> tuple[str, ...]:
     """The mark of a mean over fewer units than there are, such as `5 of 40 languages`; empty for a mean over all."""
-    return () if number >= total else (f"{number} of {total} {unit}",)
+    return () if count >= total else (f"{count} of {total} {unit}",)
 
 
 def _marks(task: str, result: TaskScores) -> tuple[str, ...]:
-    """The remarks on the scores of a task: fewer languages or labels, seeds, split, and choice of settings."""
+    """The remarks on the scores of a task: missing languages or labels, seeds, split, and choice of settings."""
     first = result.runs[0]
     if not first.languages:
         return ("no labels: predictions alone",)
@@ -250,14 +253,14 @@ def _marks(task: str, result: TaskScores) -> tuple[str, ...]:
 
 
 def show(cell: Cell | None, decimals: int) -> str:
-    """A cell as text: `68.7 / 50.2`, `61.20 ± 0.40 [5 of 40 languages, 3 seeds]`; an absent one is empty."""
+    """A cell as text, such as `68.7 / 50.2` or `61.20 ± 0.40 [5 of 40 languages, 3 seeds]`; empty for no cell."""
     if cell is None:
         return ""
-    numbers = [
+    values = [
         f"{value:.{decimals}f}" + (f" ± {spread:.{decimals}f}" if spread is not None else "")
         for value, spread in zip_longest(cell.values, cell.spreads)
     ]
-    return (" / ".join(numbers) + (f" [{', '.join(cell.marks)}]" if cell.marks else "")).lstrip()
+    return (" / ".join(values) + (f" [{', '.join(cell.marks)}]" if cell.marks else "")).lstrip()
 
 
 def source(row: SystemRow) -> str:
@@ -266,10 +269,10 @@ def source(row: SystemRow) -> str:
 
 
 def to_csv(table: XtremeTable) -> str:
-    """The table as CSV: a column for every number; spreads and marks are in the column `remarks`."""
+    """The table as CSV. Each value has a column of its own; spreads and marks are in the column `remarks`."""
     columns = {
-        key: [f"{key}_{part}".lower().replace("→", "_") if len(parts) > 1 else key for part in parts]
-        for key, (_, parts) in table.columns.items()
+        key: [f"{key}_{heading}".lower().replace("→", "_") if len(headings) > 1 else key for heading in headings]
+        for key, (_, headings) in table.columns.items()
     }
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, ["system", *chain(*columns.values()), "source", "remarks"], lineterminator="\n")
