@@ -15,10 +15,10 @@ from tests.finetune.tasks import write_entities
 from tests.launch import python
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.compare.__main__ import plan_systems
-from xlme_ds.compare.results import RunScores, deliver, heldout_losses, join_runs, passes, read_results, scores
+from xlme_ds.compare.results import RunScores, heldout_losses, join_runs, passes, read_results, scores, write_results
 from xlme_ds.compare.scoring import _tests, data_sha256, left_to_test
 from xlme_ds.compare.settings import CompareSettings
-from xlme_ds.compare.systems import Budget, own_settings, system
+from xlme_ds.compare.systems import Budget, own_settings, plan_system
 from xlme_ds.data.schema import TASKS, Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.evaluate.heldout_losses import losses
@@ -163,7 +163,7 @@ def test_passes_are_counted_by_uses(tmp_path: Path) -> None:
     for task in TASKS:
         (tmp_path / task).mkdir()
         shutil.copy(tmp_path / "manifest.json", tmp_path / task)
-    chain = system(CHAIN, 1, Budget(1e9, 6, 32), [*SETTINGS.split(), "--model.vocabulary", "99"], {}, tmp_path)
+    chain = plan_system(CHAIN, 1, Budget(1e9, 6, 32), [*SETTINGS.split(), "--model.vocabulary", "99"], {}, tmp_path)
     steps = [leg.config.train.steps for leg in chain.legs]
     assert min(steps) > 9 and len(steps) == 2
     read = RunScores.read(chain, tmp_path, [1])  # every step of both runs reads three rows of each task
@@ -195,17 +195,17 @@ def test_data_are_known_by_names_and_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("share", [0.4, 0.6, 1.4, 1.6])
 def test_a_budget_is_met_to_the_nearest_step(tmp_path: Path, share: float) -> None:
     brief = ["--optimizer.warmup-steps", "0"]
-    (leg,) = system("xlme", 1, Budget(1e18, 8, 512), brief, {}, tmp_path).legs
-    one = system("xlme", 1, Budget((20 + share) * leg.step_flops, 8, 512), brief, {}, tmp_path)
+    (leg,) = plan_system("xlme", 1, Budget(1e18, 8, 512), brief, {}, tmp_path).legs
+    one = plan_system("xlme", 1, Budget((20 + share) * leg.step_flops, 8, 512), brief, {}, tmp_path)
     assert one.legs[0].config.train.steps == 20 + round(share)
     assert one.flops == pytest.approx((20 + round(share)) * leg.step_flops)
-    both = system("xlmr_tlm+ernie_m", 1, Budget(1e18, 8, 512), brief, {}, tmp_path)
+    both = plan_system("xlmr_tlm+ernie_m", 1, Budget(1e18, 8, 512), brief, {}, tmp_path)
     assert both.flops == pytest.approx(1e18, abs=sum(leg.step_flops for leg in both.legs) / 2)
     assert one.legs[0].config.train.save_every == math.ceil((20 + round(share)) / 10), "a tenth of its steps"
 
 
 def test_a_chain_of_one_objective_takes_all_of_the_model_before(tmp_path: Path) -> None:
-    chain = system("xlme+xlme", 3, Budget(1e18, 8, 512), ["--optimizer.warmup-steps", "0"], {}, tmp_path)
+    chain = plan_system("xlme+xlme", 3, Budget(1e18, 8, 512), ["--optimizer.warmup-steps", "0"], {}, tmp_path)
     starts, seeds = ([get(leg.config) for leg in chain.legs] for get in (lambda c: c.start, lambda c: c.seed))
     assert [start.take for start in starts] == ["all", "all"] and seeds == [3, 1003]
     assert [start.folder for start in starts] == ["", str(chain.legs[0].folder)]
@@ -307,8 +307,8 @@ def test_runs_of_other_folders_are_shown_with_these(tmp_path: Path) -> None:
     there = [made("xlme", 1e15, 1, 16.3, 67.7), made("xlmr_tlm", 1e15, 1, 17.3, 65.7)]
     there += [made("steep", 1e15, 1, 27.3, 59.7), made("even", 1e15, 1, 11.3, 77.7)]
     (tmp_path / "there").mkdir()
-    deliver(there, tmp_path / "there")
-    shown = deliver([*here, *read_results(tmp_path / "there/compare.json")], tmp_path)
+    write_results(there, tmp_path / "there")
+    shown = write_results([*here, *read_results(tmp_path / "there/compare.json")], tmp_path)
     assert [asdict(run) for run in read_results(tmp_path / "compare.json")] == [asdict(run) for run in (*here, *there)]
     scores, growth = shown
     names = ("xlme", "xlmr_tlm", "steep", "even")
@@ -414,11 +414,11 @@ def test_seeds_are_a_number_for_each_budget(compared: tuple[Path, list[str], str
 )
 def test_what_cannot_be_compared(name: str, budget: float, rows: int, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
-        system(name, 1, Budget(budget, rows, 512), [], {}, tmp_path)
+        plan_system(name, 1, Budget(budget, rows, 512), [], {}, tmp_path)
     for given in ("--train.steps", "--train.save-every", "--train.save_every", "--seed"):
         flag = given.replace("_", "-")
         with pytest.raises(ValueError, match=f"{flag} follows from --budgets and --seeds: leave it out"):
-            system("xlme", 1, Budget(1e18, 8, 512), [], {"xlme": [f"{given}=5"]}, tmp_path)
+            plan_system("xlme", 1, Budget(1e18, 8, 512), [], {"xlme": [f"{given}=5"]}, tmp_path)
 
 
 @pytest.mark.parametrize(

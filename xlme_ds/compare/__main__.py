@@ -22,36 +22,36 @@ from ..io.folders import lock
 from ..run_commands import environment, launch, run
 from ..train.inputs import read_inputs
 from ..train.run_folder import FINISHED, RunFolder
-from .results import RunScores, deliver, join_runs, read_results
+from .results import RunScores, join_runs, read_results, write_results
 from .scoring import left_to_test, record, require_tests, tuning_seeds
 from .settings import CompareSettings
-from .systems import Budget, Leg, System, own_settings, system
+from .systems import Budget, Leg, System, own_settings, plan_system
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command; a user's mistake ends it with one sentence and exit code 2."""
+    """Run the command. A user's mistake ends it with one sentence and exit code 2."""
     options = sys.argv[1:] if arguments is None else arguments
-    cut = options.index("--") if "--" in options else len(options)
-    settings = tyro.cli(CompareSettings, prog=program("compare"), description=__doc__, args=options[:cut])
+    separator = options.index("--") if "--" in options else len(options)
+    settings = tyro.cli(CompareSettings, prog=program("compare"), description=__doc__, args=options[:separator])
     try:
-        systems = plan_systems(settings, options[cut + 1 :])
-        others = {str(path): read_results(path) for path in settings.also}
+        systems = plan_systems(settings, options[separator + 1 :])
+        other_runs = {str(path): read_results(path) for path in settings.also}
         with lock(settings.out):
-            for one in systems:
-                _train_and_test(one, settings)
+            for system in systems:
+                _train_and_test(system, settings)
             seeds = tuning_seeds(settings)
-            runs = [RunScores.read(one, settings.data_folder, seeds) for one in systems]
+            runs = [RunScores.read(system, settings.data_folder, seeds) for system in systems]
             console = terminal(160)
-            for table in deliver(join_runs({f"--out {settings.out}": runs} | others), settings.out):
+            for table in write_results(join_runs({f"--out {settings.out}": runs} | other_runs), settings.out):
                 table.show(console)
     except (ValueError, OSError) as error:
         fail("xlme compare", error)
 
 
 def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[System]:
-    """The systems of all budgets and seeds; `shared_settings` apply to all. Raises ValueError before anything has
-    run."""
-    names, budgets, seeds = settings.recipes.split(","), settings.budgets, settings.seeds
+    """The systems to train, for all budgets and seeds, after all checks that need no training. `shared_settings` apply
+    to every recipe. Raises ValueError."""
+    names, budgets, seed_counts = settings.recipes.split(","), settings.budgets, settings.seeds
     if len(set(names)) != len(names):
         raise ValueError(f"--recipes {settings.recipes} names a system twice: name each once")
     if not budgets:
@@ -61,9 +61,11 @@ def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[
     for budget in budgets:
         if not 0 < budget < math.inf:
             raise ValueError(f"--budgets has {budget:g}: it must be above 0 and finite")
-    if len(seeds) not in (1, len(budgets)):
-        raise ValueError(f"--seeds has {len(seeds)} numbers for {len(budgets)} budgets: give one, or one for each")
-    for count in seeds:
+    if len(seed_counts) not in (1, len(budgets)):
+        raise ValueError(
+            f"--seeds has {len(seed_counts)} numbers for {len(budgets)} budgets: give one, or one for each"
+        )
+    for count in seed_counts:
         if count < 1:
             raise ValueError(f"--seeds has {count}: it must be at least 1")
     for name in ("rows", "processes", "tuning_seeds"):
@@ -72,14 +74,17 @@ def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[
     require_tests(settings)
     row_tokens = RowStore(settings.data_folder / "mono").row_tokens  # training refuses pairs in rows of other lengths
     own = own_settings(settings.own, names)
+    if len(seed_counts) == 1:
+        seed_counts *= len(budgets)
     systems = [
-        system(name, seed, Budget(budget, settings.rows, row_tokens), shared_settings, own, settings.out)
-        for budget, count in zip(budgets, seeds * (len(budgets) // len(seeds)), strict=True)
+        plan_system(name, seed, Budget(budget, settings.rows, row_tokens), shared_settings, own, settings.out)
+        for budget, count in zip(budgets, seed_counts, strict=True)
         for seed in range(1, count + 1)
         for name in names
     ]
-    for leg in (leg for one in systems for leg in one.legs):
-        _require_matching(leg, settings)
+    for system in systems:
+        for leg in system.legs:
+            _require_matching(leg, settings)
     return systems
 
 
@@ -87,33 +92,35 @@ def _require_matching(leg: Leg, settings: CompareSettings) -> None:
     """Raise ValueError if the data do not fit the run, or its folder holds a run of other settings or data."""
     config = leg.config
     config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
-    place, folders = RunFolder(leg.folder, writes=False), [settings.data_folder]
-    loader, unseen, _ = read_inputs(config, folders, settings.heldout, place, [], 0, settings.processes)
+    run_folder, data = RunFolder(leg.folder, writes=False), [settings.data_folder]
+    loader, heldout, _ = read_inputs(config, data, settings.heldout, run_folder, [], 0, settings.processes)
     if not (leg.folder / "config.json").exists():
         return
-    noted = read_object(leg.folder / "config.json")["data"]
-    of_data = "--data", noted["fingerprints"], loader.fingerprints_until(0)  # those of the first phase
-    of_heldout = "--heldout", noted.get("heldout_fingerprints"), unseen and unseen.fingerprints
-    for name, there, here in (of_data, of_heldout):
-        if there != here:
-            raise ValueError(f"{leg.folder} was started with another {name}: give that one, or choose another --out")
+    recorded = read_object(leg.folder / "config.json")["data"]
+    of_data = "--data", recorded["fingerprints"], loader.fingerprints_until(0)  # those of the first phase
+    of_heldout = "--heldout", recorded.get("heldout_fingerprints"), heldout and heldout.fingerprints
+    for option, before, now in (of_data, of_heldout):
+        if before != now:
+            raise ValueError(f"{leg.folder} was started with another {option}: give that one, or choose another --out")
 
 
-def _train_and_test(one: System, settings: CompareSettings) -> None:
+def _train_and_test(system: System, settings: CompareSettings) -> None:
     """Do the training and the tests of a system that are not done yet."""
-    place = environment()
-    for leg in one.legs:
+    variables = environment()
+    for leg in system.legs:
         if not (leg.folder / FINISHED).exists():
             data = ["--data", str(settings.data_folder), "--heldout", str(settings.heldout)]
             options = [*leg.arguments, *data, "--out", str(leg.folder)]
-            run(launch("xlme_ds.pretrain", settings.processes, options), place)
+            run(launch("xlme_ds.pretrain", settings.processes, options), variables)
             if not (leg.folder / FINISHED).exists():
                 sys.exit(1)  # stopped: the same command continues
-    for name, command in left_to_test(one, settings):
+    for name, command in left_to_test(system, settings):
         module, *options = command
-        run(launch(module, 1, options), place, quiet=True)
-        if not record(one, name, command, settings):
-            print(f"{one.model}: {module} was stopped before its scores: the same command continues", file=sys.stderr)
+        run(launch(module, 1, options), variables, quiet=True)
+        if not record(system, name, command, settings):
+            print(
+                f"{system.model}: {module} was stopped before its scores: the same command continues", file=sys.stderr
+            )
             sys.exit(1)
 
 

@@ -1,4 +1,4 @@
-"""The tests of a trained model: their commands, the tests that are left to do, and checks that they can be done."""
+"""The tests of a trained model: checks that they can be done, their commands, and which of them are left to do."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ from .results import LOSSES, SCORES, UNTRAINED, finetune_score_files
 from .settings import CompareSettings
 from .systems import System
 
-COMMANDS = "commands.json"  # next to the scores: for each test by name, its command and a hash of its data
+COMMANDS = "commands.json"  # next to the scores: name of a test -> its command, and a hash of its data
 
 
 def require_tests(settings: CompareSettings) -> None:
@@ -44,9 +44,8 @@ def require_tests(settings: CompareSettings) -> None:
         raise ValueError(f"--tuning {settings.tuning}: {error}") from None
     required = ["--task", "pos", "--model", ".", "--data", ".", "--out", "."]
     prog = program("compare --tuning")
-    plain, tuned_settings = (parse(prog, [*required, *more]) for more in ([], options))
-    with_defaults = replace(tuned_settings, tuning=plain.tuning, engine=plain.engine, train=plain.train)
-    if with_defaults != plain:
+    plain, tuned = parse(prog, required), parse(prog, [*required, *options])
+    if replace(tuned, tuning=plain.tuning, engine=plain.engine, train=plain.train) != plain:
         raise ValueError(f"--tuning {settings.tuning} may have --tuning., --engine. and --train. settings alone")
     if settings.pos is settings.ner is None and (options or settings.tuning_seeds != 1):
         raise ValueError("--tuning and --tuning-seeds are for --pos and --ner: name a folder of one, or leave them out")
@@ -67,66 +66,75 @@ def tuning_seeds(settings: CompareSettings) -> list[int]:
     return list(range(1, settings.tuning_seeds + 1))
 
 
-def left_to_test(one: System, settings: CompareSettings) -> Iterator[tuple[str, list[str]]]:
-    """Tests whose scores are missing, or come from another command or other data: name, and module with arguments.
+def left_to_test(system: System, settings: CompareSettings) -> Iterator[tuple[str, list[str]]]:
+    """Yield (name, [module, *arguments]) of every test whose scores are missing, or come from another command or other
+    data.
 
-    An evaluation is then repeated; fine-tuning fails with an error if its result would differ.
+    The caller runs it. An evaluation is then repeated; fine-tuning fails with an error if its result would differ.
     """
-    done = _recorded(one)
-    for name, command in _tests(one, settings):
-        if done.get(name) != _entry(command) or not _has_scores(one, name, settings):
+    recorded = _recorded(system)
+    for name, command in _tests(system, settings):
+        if recorded.get(name) != _entry(command) or not _has_scores(system, name, settings):
             yield name, command
 
 
-def record(one: System, name: str, command: list[str], settings: CompareSettings) -> bool:
-    """Record the command of a test that has ended; False if it stopped before it wrote its scores."""
-    if written := _has_scores(one, name, settings):
-        write_object(one.model / SCORES / COMMANDS, _recorded(one) | {name: _entry(command)})
+def record(system: System, name: str, command: list[str], settings: CompareSettings) -> bool:
+    """Record the command of a test that has ended. Returns False, and records nothing, if it wrote no scores."""
+    if written := _has_scores(system, name, settings):
+        write_object(system.model / SCORES / COMMANDS, _recorded(system) | {name: _entry(command)})
     return written
 
 
 def _entry(command: list[str]) -> dict[str, Any]:
-    """A command, and the current hash of its data."""
+    """What COMMANDS has for a test: its command, and the current hash of its data."""
     return {"command": command, "data": data_sha256(Path(command[command.index("--data") + 1]))}
 
 
 @cache
 def data_sha256(folder: Path) -> str:
-    """SHA-256 of the names and bytes of all files in a folder, or of the manifests of mixed data; cached."""
-    mixed = [path for task in ROW_TASKS for path in [folder / task / "manifest.json"] if path.exists()]
-    paths = mixed or sorted(path for path in folder.rglob("*") if path.is_file())
-    listed = [(str(path.relative_to(folder)), file_sha256(path)) for path in paths]
-    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+    """SHA-256 of the names and bytes of all files in a folder, or of the manifests alone if it is mixed data."""
+    manifests = [folder / task / "manifest.json" for task in ROW_TASKS if (folder / task / "manifest.json").exists()]
+    paths = manifests or sorted(path for path in folder.rglob("*") if path.is_file())
+    hashes = [(str(path.relative_to(folder)), file_sha256(path)) for path in paths]
+    return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
 
 
-def _recorded(one: System) -> dict[str, Any]:
-    path = one.model / SCORES / COMMANDS
+def _recorded(system: System) -> dict[str, Any]:
+    """The content of COMMANDS; empty before the first test."""
+    path = system.model / SCORES / COMMANDS
     return read_object(path) if path.exists() else {}
 
 
-def _has_scores(one: System, name: str, settings: CompareSettings) -> bool:
-    out = one.model / SCORES
+def _has_scores(system: System, name: str, settings: CompareSettings) -> bool:
+    """Whether all score files of a test are there."""
+    out = system.model / SCORES
     tuning = name.removesuffix(UNTRAINED) in ("pos", "ner")
     files = finetune_score_files(out, name, tuning_seeds(settings)) if tuning else [out / f"{name}.json"]
     return all(file.exists() for file in files)
 
 
-def _tests(one: System, settings: CompareSettings) -> Iterator[tuple[str, list[str]]]:
-    """All tests of a system; those of the smallest budget also test untrained models."""
-    out = one.model / SCORES
-    untrained = ["--random"] if one.budget == min(settings.budgets) else []
-    masked = set(LOSSES) & set(objective_of(one.legs[-1].config.objective).terms)
-    tests = {"losses": settings.heldout if masked else None, "pairs": settings.pairs or settings.heldout}
-    for test, data in (tests | {"tatoeba": settings.tatoeba, "align": settings.align}).items():
+def _tests(system: System, settings: CompareSettings) -> Iterator[tuple[str, list[str]]]:
+    """Yield (name, [module, *arguments]) of all tests of a system. At the smallest budget they also test untrained
+    models."""
+    out = system.model / SCORES
+    untrained = ["--random"] if system.budget == min(settings.budgets) else []
+    predicts_masked = set(LOSSES) & set(objective_of(system.legs[-1].config.objective).terms)
+    data_of = {
+        "losses": settings.heldout if predicts_masked else None,
+        "pairs": settings.pairs or settings.heldout,
+        "tatoeba": settings.tatoeba,
+        "align": settings.align,
+    }
+    for test, data in data_of.items():
         if data is not None:
-            options = ["--model", str(one.model), "--data", str(data), "--out", str(out)]
+            options = ["--model", str(system.model), "--data", str(data), "--out", str(out)]
             yield test, ["xlme_ds.evaluate", test, *options, *(untrained if test != "losses" else [])]
     seeds = tuning_seeds(settings)
-    # Untrained models are fine-tuned for one seed only, because no other test costs as much.
-    starts = [False, True] if untrained and one.seed == 1 else [False]
+    # Untrained models are fine-tuned for one seed of the system only, because no other test costs as much.
+    starts = [False, True] if untrained and system.seed == 1 else [False]
     for random, task in product(starts, ("pos", "ner")):
-        data, name = getattr(settings, task), task + UNTRAINED * random
+        data, name = getattr(settings, task), task + UNTRAINED if random else task
         if data is not None:
-            options = ["--task", task, "--model", str(one.model), "--data", str(data), "--out", str(out / name)]
-            options += ["--random"] * random
+            options = ["--task", task, "--model", str(system.model), "--data", str(data), "--out", str(out / name)]
+            options += ["--random"] if random else []
             yield name, ["xlme_ds.finetune", *options, "--seeds", *map(str, seeds), *shlex.split(settings.tuning)]

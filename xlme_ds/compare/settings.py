@@ -24,9 +24,9 @@ class CompareSettings:
     out: Path
     """Folder for runs, scores, tables and plot; give it again to continue."""
     rows: int = 4096
-    """Rows of a step, divided between text and pairs as each recipe does."""
+    """Rows of a step, divided between text and pairs as each recipe divides them."""
     seeds: tuple[int, ...] = (1,)
-    """Number of seeds (1, 2, …) that each system is trained with: one number for all budgets, or one for each. Several
+    """With how many seeds (1, 2, …) each system is trained: one number for all budgets, or one for each. Several seeds
     show how much scores vary by chance."""
     own: tuple[str, ...] = ()
     """Settings of single recipes, such as "xlme: --optimizer.learning-rate 1e-3"."""
@@ -43,7 +43,7 @@ class CompareSettings:
     ner: Path | None = None
     """Folder of PAN-X, as `xlme finetune --task ner` reads it; without it that test is left out."""
     tuning: str = ""
-    """Settings of fine-tuning in one string, as `--tuning="--tuning.epochs 1 --tuning.batch 32"`."""
+    """Settings of fine-tuning in one string, such as `--tuning="--tuning.epochs 1 --tuning.batch 32"`."""
     tuning_seeds: int = 1
     """How often each model is fine-tuned, with seeds 1, 2, …; the scores are averaged."""
     also: tuple[Path, ...] = ()

@@ -1,8 +1,9 @@
-"""Growth of scores with training: a line through each system's scores over the logarithm of the operations, and the
+"""Trends of scores with training: a straight line through each system's scores over log10 of the operations, and the
 crossings of two lines.
 
-The lines of a measure share one residual variance, which differences between seeds and bends in a curve both raise.
-Intervals are from Student's t; the interval of a crossing is Fieller's (1954), which is exact for two such lines.
+The lines of a measure share one residual variance. Differences between seeds raise it, and so does a curve that is not
+straight. Intervals are from Student's t; the interval of a crossing is Fieller's (1954), which is exact for two such
+lines.
 """
 
 import functools
@@ -16,59 +17,56 @@ LEVEL = 0.9  # of all intervals
 
 
 class Trend(NamedTuple):
-    """score = `at_zero` + `slope` · log10(operations), with the covariance of the two and a quantile of Student's t."""
+    """The line score = `at_zero` + `slope` · log10(operations)."""
 
     at_zero: float
     slope: float
-    covariance: np.ndarray
-    quantile: float
+    covariance: np.ndarray  # of `at_zero` and `slope`, [2, 2]
+    quantile: float  # of Student's t: half an interval over the standard error
 
     def at(self, log_flops: float) -> tuple[float, float]:
-        """The score of the line at 10^`log_flops` operations, and half the interval of its mean."""
-        direction = np.array([1.0, log_flops])
-        half = self.quantile * math.sqrt(direction @ self.covariance @ direction)
+        """The score of the line at 10^`log_flops` operations, and half of this score's interval."""
+        weights = np.array([1.0, log_flops])
+        half = self.quantile * math.sqrt(weights @ self.covariance @ weights)
         return self.at_zero + self.slope * log_flops, half
 
     @property
     def slope_half(self) -> float:
-        """Half the interval of the slope."""
+        """Half of the slope's interval."""
         return self.quantile * math.sqrt(self.covariance[1, 1])
 
 
 class Crossing(NamedTuple):
-    """The point where one line crosses another, as log10 of operations, with its interval.
-
-    `overtakes`: the first line is the higher one after it.
-    """
+    """Where one line crosses another, in log10 of operations."""
 
     at: float
-    least: float
+    least: float  # ends of the interval
     most: float
-    overtakes: bool
+    overtakes: bool  # the first line is above the other one after the crossing
 
 
 def trends(points: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Trend]:
-    """A line for every system that has several budgets, from its (operations, score).
+    """A line for every system that has several budgets, from the (operations, score) of its runs.
 
-    Empty if the scores are not more than the parameters of the lines: then the residual variance is unknown.
+    Empty if there are not more scores than parameters of the lines: then the residual variance is unknown.
     """
-    lines: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    lines: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # parameters [2], inverse of the normal matrix [2, 2]
     squares, freedom = 0.0, 0
     for name, values in points.items():
         x, y = np.log10([flops for flops, _ in values]), np.array([score for _, score in values])
         if len(x) == 0 or np.ptp(x) < 0.1:  # equal budgets differ a little: runs end at whole steps
             continue
         design = np.stack([np.ones_like(x), x], axis=1)
-        line, *_ = np.linalg.lstsq(design, y, rcond=None)
-        lines[name] = line, np.linalg.inv(design.T @ design)  # times the variance: the covariance
-        squares += float(np.sum((y - design @ line) ** 2))
+        parameters, *_ = np.linalg.lstsq(design, y, rcond=None)
+        lines[name] = parameters, np.linalg.inv(design.T @ design)
+        squares += float(np.sum((y - design @ parameters) ** 2))
         freedom += len(x) - 2
     if freedom < 1:
         return {}
     variance, quantile = squares / freedom, student(freedom)
     return {
-        name: Trend(float(line[0]), float(line[1]), variance * inverse, quantile)
-        for name, (line, inverse) in lines.items()
+        name: Trend(float(parameters[0]), float(parameters[1]), variance * inverse, quantile)
+        for name, (parameters, inverse) in lines.items()
     }
 
 
@@ -77,8 +75,8 @@ def crossing(first: Trend, other: Trend) -> Crossing | None:
     anywhere, or nowhere."""
     at_zero, slope = first.at_zero - other.at_zero, first.slope - other.slope
     (a, b), (_, c) = first.quantile**2 * (first.covariance + other.covariance)
-    # x is log10 of the operations. All x at which 0 is in the interval of the difference:
-    # (at_zero + slope x)² ≤ a + 2 b x + c x².
+    # With x = log10 of the operations, the interval of the crossing is all x at which the interval of the difference
+    # contains 0: (at_zero + slope x)² ≤ a + 2 b x + c x², which is square x² + 2 linear x + constant ≤ 0.
     square, linear, constant = slope**2 - c, at_zero * slope - b, at_zero**2 - a
     if square <= 0:
         return None
@@ -88,9 +86,10 @@ def crossing(first: Trend, other: Trend) -> Crossing | None:
 
 @functools.cache
 def student(freedom: int, level: float = LEVEL) -> float:
-    """The bound that |t| of Student's distribution with ν = `freedom` does not exceed with probability `level`.
+    """The bound that |t| does not exceed with probability `level`, for Student's t with ν = `freedom` degrees of
+    freedom.
 
-    With t = √ν tan θ the density is proportional to cos^(ν - 1) θ.
+    With t = √ν tan θ, the density of θ is proportional to cos^(ν - 1) θ.
     """
     angles = np.linspace(0, math.pi / 2, 100_001)
     density = np.cos(angles) ** (freedom - 1)
