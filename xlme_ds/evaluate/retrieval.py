@@ -255,7 +255,7 @@ def accuracies(english_ND: np.ndarray, other_ND: np.ndarray, block: int = 1024) 
     own = np.arange(len(english_ND))
     forward = np.empty(len(own), dtype=np.int64)  # index of each English sentence's nearest translation
     backward = np.zeros(len(own), dtype=np.int64)  # index of each translation's nearest English sentence
-    best = np.full(len(own), -np.inf)  # the cosine of that
+    best = np.full(len(own), -np.inf)  # the cosine of each translation to that English sentence
     for start in range(0, len(own), block):
         cosines = english_ND[start : start + block] @ other_ND.T
         forward[start : start + block] = cosines.argmax(1)
@@ -266,7 +266,8 @@ def accuracies(english_ND: np.ndarray, other_ND: np.ndarray, block: int = 1024) 
 
 
 def retrieve(encoder: TextEncoder, groups: Groups, centred: bool = False, name: str = "") -> dict[str, Any]:
-    """`languages`: by language and direction, a list of accuracies by layer; `overall`: their means over the languages.
+    """Retrieval scores. `languages`: by language and direction, a list of accuracies by layer; `overall`: their means
+    over the languages.
 
     `centred` adds the directions with centred vectors, and `dimensions`: the centred vectors' effective rank by layer.
     Lines of progress begin with `name`.
