@@ -367,7 +367,7 @@ def test_which_tests_the_untrained_models_have(tmp_path: Path) -> None:
     )
 
     def asked(budget: float, seed: int) -> dict[str, list[str]]:
-        one = system("xlme", seed, Budget(budget, 8, 512), ["--optimizer.warmup-steps", "0"], {}, tmp_path)
+        one = plan_system("xlme", seed, Budget(budget, 8, 512), ["--optimizer.warmup-steps", "0"], {}, tmp_path)
         return dict(_tests(one, settings))
 
     evaluated, tuned = ["losses", "pairs", "tatoeba", "align"], ["pos", "ner"]
