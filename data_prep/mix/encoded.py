@@ -1,7 +1,7 @@
-"""Random access to encoded shards: only the bytes that are asked for are read, and no file stays open.
+"""Random access to encoded shards: reads only the bytes that are needed, and keeps no file open.
 
-A memory map reads 128 KiB and more around every row that is asked for, and a process may have 65,530 maps. So files are
-opened for each read. In memory are only the positions of a shard's record batches, read once from their metadata.
+A memory map would read 128 KiB or more around every row, and a process may have at most 65,530 maps. So each read opens
+its file again. Only the positions of a shard's record batches stay in memory; they are read once, from its metadata.
 """
 
 import mmap
@@ -18,78 +18,79 @@ from data_prep.languages import in_order
 from xlme_ds.data.schema import DOCUMENTS, PAIRS, Layout
 from xlme_ds.io.files import naming
 
-# An item is a slice of a shard's whole token stream (slices), or one of its records or a piece of a record (all
-# others).
+# `mix` samples examples. An example is a slice of a shard's token stream, which becomes a training row (unit "slices"),
+# or a record or a piece of a record, of which a row packs several (all other units).
 Unit = Literal["slices", "sentences", "documents", "pairs"]
-_CHANGED = "it was changed, delete it and give the encode command again"
-_GAP = 1024  # int32 words, a page: two pieces with at most this between them are read at once, with the gap
-_MOST_AT_ONCE = 1 << 18  # words of a read, about
-_OFFSETS, _VALUES = 1, 3  # numbers of these buffers of a list column
-_SHORT = 32  # words: pieces that are this short on average are copied by index arrays, longer ones by slices
+_ENCODE_AGAIN = "it was changed, delete it and give the encode command again"
+_LARGEST_GAP = 1024  # int32 words (a page): pieces no farther apart are read in one call, gap included
+_READ_WORDS = 1 << 18  # int32 words (1 MiB): one call reads pieces that begin in one stretch of this length
+_OFFSETS, _IDS = 1, 3  # indices of these buffers in `pa.ListArray.buffers()`
+_SHORT_PIECE = 32  # int32 words: pieces of at most this mean length are copied by index arrays, longer ones by slices
 
 
 @dataclass(frozen=True, eq=False)
-class Batches:
-    """Record batches of a shard: how many records and ids each has, and where those are in the file.
+class BatchIndex:
+    """The size and the place of every record batch of a shard.
 
-    `records` [batches] and `tokens` [columns, batches] are numbers of records and of ids. `offsets` and `values`
-    [columns, batches] are where the buffers of a list column begin, in int32 words from the start of the file; the
-    values are the ids, and an offset counts from the first id of its batch.
+    `record_counts` [batches] and `id_counts` [columns, batches] are the sizes. `offset_positions` and `id_positions`
+    [columns, batches] are where the two buffers of a list column begin. A position counts int32 words from the start of
+    the file; an offset, as Arrow stores it, counts ids from the first one of its batch.
     """
 
     path: Path
-    records: np.ndarray
-    tokens: np.ndarray
-    offsets: np.ndarray
-    values: np.ndarray
+    record_counts: np.ndarray
+    id_counts: np.ndarray
+    offset_positions: np.ndarray
+    id_positions: np.ndarray
 
-    def bounds(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Positions in the file where the ids of `records` begin, and their numbers: int64 [columns, records] each."""
-        first = np.cumsum(self.records) - self.records
-        batch = np.searchsorted(first, records, side="right") - 1
-        at = self.offsets[:, batch] + (records - first[batch])
-        ends = np.empty((*at.shape, 2), dtype=np.int32)
-        copy_words(self.path, at.ravel(), np.full(at.size, 2), ends.ravel(), np.arange(0, ends.size, 2))
-        begin, end = ends[..., 0].astype(np.int64), ends[..., 1]
-        inside = (begin >= 0) & (begin <= end) & (end <= self.tokens[:, batch])
-        if not inside.all():
-            raise ValueError(f"{self.path} has a record outside of its ids: {_CHANGED}")
-        return self.values[:, batch] + begin, end - begin
+    def id_ranges(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(position of the first id, number of ids) of each of `records`: int64 [columns, records] each."""
+        first_records = starts_of(self.record_counts)
+        batch = np.searchsorted(first_records, records, side="right") - 1
+        positions = self.offset_positions[:, batch] + (records - first_records[batch])
+        offsets = np.empty((*positions.shape, 2), dtype=np.int32)  # where a record's ids begin, and where they end
+        pair_starts = np.arange(0, offsets.size, 2)
+        copy_words(self.path, positions.ravel(), np.full(positions.size, 2), offsets.ravel(), pair_starts)
+        begin, end = offsets[..., 0].astype(np.int64), offsets[..., 1]
+        valid = (begin >= 0) & (begin <= end) & (end <= self.id_counts[:, batch])
+        if not valid.all():
+            raise ValueError(f"{self.path} has a record outside of its ids: {_ENCODE_AGAIN}")
+        return self.id_positions[:, batch] + begin, end - begin
 
     def all_lengths(self) -> np.ndarray:
         """Number of ids of every record of the shard in each column, int64 [columns, records]."""
-        counts = np.broadcast_to(self.records + 1, self.offsets.shape)
-        ends = np.empty(int(counts.sum()), dtype=np.int32)
-        copy_words(self.path, self.offsets.ravel(), counts.ravel(), ends, (np.cumsum(counts) - counts.ravel()))
-        inside = np.ones(len(ends) - 1, dtype=bool)
-        inside[np.cumsum(counts)[:-1] - 1] = False  # no length: from a batch's last offset to the next one's first
-        lengths = np.diff(ends)[inside].astype(np.int64).reshape(len(self.offsets), -1)
+        batch_offsets = self.record_counts + 1  # one offset more than records
+        counts = np.broadcast_to(batch_offsets, self.offset_positions.shape).ravel()
+        offsets = np.empty(int(counts.sum()), dtype=np.int32)
+        copy_words(self.path, self.offset_positions.ravel(), counts, offsets, starts_of(counts))
+        differences = np.diff(offsets.reshape(len(self.offset_positions), -1))
+        across_batches = np.cumsum(batch_offsets)[:-1] - 1  # these differences are not lengths
+        lengths = np.delete(differences, across_batches, axis=1).astype(np.int64)
         if not (lengths >= 0).all():
-            raise ValueError(f"{self.path} has a record of negative length: {_CHANGED}")
+            raise ValueError(f"{self.path} has a record of negative length: {_ENCODE_AGAIN}")
         return lengths
 
-    def copy_stream(self, starts: np.ndarray, width: int, target: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Copy `width` ids from each of `starts` to `target[place:]`; return how many were copied for each.
+    def copy_stream(self, starts: np.ndarray, width: int, target: np.ndarray, target_starts: np.ndarray) -> np.ndarray:
+        """Copy `width` ids from each of `starts` to `target`; returns how many were copied for each, int64 [starts].
 
-        A start counts in the stream of the first column's ids, which runs through all batches. At the end of the stream
-        there may be fewer than `width`.
+        A start is an index in the token stream: the first column's ids of all batches, one after the other. Fewer than
+        `width` ids are copied only at the end of the stream.
         """
-        ends = np.cumsum(self.tokens[0])
-        begins = ends - self.tokens[0]
-        stops = np.minimum(starts + width, ends[-1])
-        first = np.searchsorted(ends, starts, side="right")
-        batches = np.searchsorted(ends, stops) - first + 1  # number of batches that each slice is in
-        piece = np.repeat(np.arange(len(starts)), batches)
-        batch = first[piece] + np.arange(len(piece)) - np.repeat(np.cumsum(batches) - batches, batches)
-        at = np.maximum(starts[piece], begins[batch])
-        counts = np.minimum(stops[piece], ends[batch]) - at
-        positions = self.values[0][batch] + at - begins[batch]
-        copy_words(self.path, positions, counts, target, places[piece] + at - starts[piece])
+        batch_starts, batch_stops = starts_of(self.id_counts[0]), np.cumsum(self.id_counts[0])
+        stops = np.minimum(starts + width, batch_stops[-1])
+        first_batch = np.searchsorted(batch_stops, starts, side="right")
+        pieces = np.searchsorted(batch_stops, stops) - first_batch + 1  # a slice has a piece in each of its batches
+        slice_of = np.repeat(np.arange(len(starts)), pieces)
+        batch = first_batch[slice_of] + within(pieces)
+        begin = np.maximum(starts[slice_of], batch_starts[batch])
+        end = np.minimum(stops[slice_of], batch_stops[batch])
+        positions = self.id_positions[0][batch] + begin - batch_starts[batch]
+        copy_words(self.path, positions, end - begin, target, target_starts[slice_of] + begin - starts[slice_of])
         return stops - starts
 
 
-def read_batches(path: Path) -> Batches:
-    """Locate the record batches of a shard. Raises ValueError when it cannot be read."""
+def read_batches(path: Path) -> BatchIndex:
+    """Locate the record batches of a shard. Raises ValueError if it is not a readable shard of `encode`."""
     try:
         with open(path, "rb") as file:
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -101,82 +102,95 @@ def read_batches(path: Path) -> Batches:
             batch.validate()  # not in full, which would read all ids
         if reader.schema not in (DOCUMENTS, PAIRS):
             raise ValueError("its columns are neither documents' nor pairs'")
-        batches = [batch for batch in batches if batch.num_rows]
-        columns = range(len(reader.schema))
-        offsets, values = (
-            np.array([[_word(batch.column(c), number, buffer) for batch in batches] for c in columns], np.int64)
-            for number in (_OFFSETS, _VALUES)
+        columns = [[batch.column(c) for batch in batches if batch.num_rows] for c in range(len(reader.schema))]
+        offset_positions, id_positions = (
+            np.array([[_buffer_position(part, i, buffer) for part in column] for column in columns], np.int64)
+            for i in (_OFFSETS, _IDS)
         )
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: also mmap of an empty file
-        if (
-            isinstance(error, OSError) and error.errno is not None
-        ):  # the disk failed or access was denied: the file may be undamaged
+        if isinstance(error, OSError) and error.errno is not None:  # the disk failed, or access was denied
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise ValueError(
             f"{path} is not a readable Arrow file ({error}): delete it and give the encode command again"
         ) from None
-    records = np.array([batch.num_rows for batch in batches], np.int64)
-    tokens = np.array([[len(batch.column(c).values) for batch in batches] for c in columns], np.int64)
-    return Batches(path, records, tokens, offsets, values)
+    record_counts = np.array([len(part) for part in columns[0]], np.int64)
+    id_counts = np.array([[len(part.values) for part in column] for column in columns], np.int64)
+    return BatchIndex(path, record_counts, id_counts, offset_positions, id_positions)
 
 
-def copy_words(path: Path, starts: np.ndarray, counts: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
-    """Copy `counts` int32 words from each of `starts` in a file to `target[place:]`; neighbours are read at once."""
-    order = np.argsort(starts, kind="stable")
-    begins, counts, places = starts[order], counts[order], places[order]
-    reach = np.maximum.accumulate(begins + counts)
-    apart = (begins[1:] > reach[:-1] + _GAP) | (begins[1:] // _MOST_AT_ONCE != begins[:-1] // _MOST_AT_ONCE)
-    first = np.flatnonzero(np.append(True, apart))
-    sizes = reach[np.append(first[1:], len(order)) - 1] - begins[first]
-    data = _read(path, begins[first], sizes)
-    shift = np.cumsum(sizes) - sizes - begins[first]  # of positions in the file to those in `data`
-    at = begins + np.repeat(shift, np.diff(np.append(first, len(order))))
-    if counts.sum() > _SHORT * len(counts):
-        for a, n, place in zip(at.tolist(), counts.tolist(), places.tolist(), strict=True):
-            target[place : place + n] = data[a : a + n]
-    else:
-        inside = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        target[np.repeat(places, counts) + inside] = data[np.repeat(at, counts) + inside]
-
-
-def _read(path: Path, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Read `sizes` words from each of `starts` in a file; return them one after the other."""
-    data = np.empty(int(sizes.sum()), dtype=np.int32)
-    memory, filled = data.view(np.uint8).data, 0
-    with naming(path), open(path, "rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # else the kernel reads ahead
-        for start, size in zip((4 * starts).tolist(), (4 * sizes).tolist(), strict=True):
-            if os.preadv(file.fileno(), [memory[filled : filled + size]], start) < size:
-                raise ValueError(f"{path} ends before byte {start + size}: {_CHANGED}")
-            filled += size
-    return data
-
-
-def _word(column: pa.ListArray, number: int, file: pa.Buffer) -> int:
-    """Position of buffer `number` of a column, in int32 words from the start of the file. Raises ValueError where it
-    is outside of the file, as the buffer of a compressed column is."""
-    part = column.buffers()[number]
-    byte = part.address - file.address if part and part.size else 0  # an empty buffer may be anywhere
-    inside = column.offset == 0 and byte % 4 == 0 and 0 <= byte <= file.size - (part.size if part else 0)
-    if not inside or column.null_count or column.values.null_count:
+def _buffer_position(column: pa.ListArray, index: int, file: pa.Buffer) -> int:
+    """Position of buffer `index` of a column, in int32 words from the start of the file. Raises ValueError if it is not
+    in the file, as the buffer of a compressed column is not."""
+    buffer, byte, size = column.buffers()[index], 0, 0
+    if buffer is not None and buffer.size:  # an empty buffer may have any address
+        byte, size = buffer.address - file.address, buffer.size
+    in_file = byte % 4 == 0 and 0 <= byte <= file.size - size
+    if not in_file or column.offset or column.null_count or column.values.null_count:
         raise ValueError("its ids are not where they must be")
     return byte // 4
 
 
+def starts_of(counts: np.ndarray) -> np.ndarray:
+    """Where each of some runs begins, if there are `counts` elements in each and they follow one another from 0."""
+    return np.cumsum(counts) - counts
+
+
+def within(counts: np.ndarray) -> np.ndarray:
+    """Index of every element within its run: [0, 1, 0, 1, 2] for `counts` [2, 3]."""
+    return np.arange(counts.sum()) - np.repeat(starts_of(counts), counts)
+
+
+def copy_words(
+    path: Path, starts: np.ndarray, counts: np.ndarray, target: np.ndarray, target_starts: np.ndarray
+) -> None:
+    """Copy `counts[i]` int32 words of a file, from position `starts[i]`, to `target[target_starts[i]:]`, for each i."""
+    if not len(starts):
+        return
+    order = np.argsort(starts, kind="stable")
+    starts, counts, target_starts = starts[order], counts[order], target_starts[order]
+    reached = np.maximum.accumulate(starts + counts)  # a piece may end before one that begins earlier
+    apart = (starts[1:] > reached[:-1] + _LARGEST_GAP) | (starts[1:] // _READ_WORDS != starts[:-1] // _READ_WORDS)
+    first = np.flatnonzero(np.append(True, apart))  # of the pieces of each read; `stop` is after the last one
+    stop = np.append(first[1:], len(order))
+    read_starts = starts[first]
+    sizes = reached[stop - 1] - read_starts
+    data = _read(path, read_starts, sizes)
+    data_starts = starts + np.repeat(starts_of(sizes) - read_starts, stop - first)
+    if counts.sum() > _SHORT_PIECE * len(counts):
+        for source, count, place in zip(data_starts.tolist(), counts.tolist(), target_starts.tolist(), strict=True):
+            target[place : place + count] = data[source : source + count]
+    else:
+        word = within(counts)
+        target[np.repeat(target_starts, counts) + word] = data[np.repeat(data_starts, counts) + word]
+
+
+def _read(path: Path, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Read `sizes` int32 words from each position of `starts` in a file; returns them one after the other."""
+    data = np.empty(int(sizes.sum()), dtype=np.int32)
+    data_bytes = data.view(np.uint8).data
+    filled = 0
+    with naming(path), open(path, "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # else the kernel reads ahead
+        for start, size in zip((4 * starts).tolist(), (4 * sizes).tolist(), strict=True):
+            if os.preadv(file.fileno(), [data_bytes[filled : filled + size]], start) < size:
+                raise ValueError(f"{path} ends before byte {start + size}: {_ENCODE_AGAIN}")
+            filled += size
+    return data
+
+
 @dataclass(frozen=True)
 class EncodedShard:
-    """An encoded shard as `examples` of one group (a language, or a language pair); `batches` locate its ids.
+    """The number of examples of an encoded shard, and where they are; `group` is its language or language pair.
 
-    If the unit is slices, an example is a training row, and `tokens` counts the ids of the stream. Else an example is
-    an item to pack, and `tokens` counts the ids of all items with their special tokens. Most records are one item.
-    `irregular` are the numbers of the other records, ascending, and `pieces` how many items each of these is: several,
-    or 0 if it is too long for a row and left out.
+    `tokens` counts the tokens of all examples, without the special tokens of slices and with those of other examples.
+    If the unit is not slices, most records are one example. `irregular` are the indices of the other records,
+    ascending; `pieces` is how many examples each of these is: several, or 0 if it is too long for a row and left out.
     """
 
     group: str
     examples: int
     tokens: int
-    batches: Batches
+    batch_index: BatchIndex
     irregular: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     pieces: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
@@ -186,47 +200,52 @@ class EncodedShard:
         return int((self.pieces == 0).sum())
 
     def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(record, piece of the record) of each example; for records that are packed."""
-        first = np.append(-1, self.irregular + np.cumsum(self.pieces - 1) - (self.pieces - 1))  # first example of each
-        last = np.searchsorted(first, examples, side="right") - 1  # the last irregular record that begins no later
-        record, pieces = np.append(-1, self.irregular)[last], np.append(1, self.pieces)[last]
-        past = examples - first[last]
-        return np.where(past < pieces, record, record + 1 + past - pieces), np.where(past < pieces, past, 0)
+        """(record, piece of the record) of each example, int64 [examples] each; not for slices."""
+        # A record -1 of one piece is put first, so that some irregular record begins no later than any example.
+        irregular, pieces = np.append(-1, self.irregular), np.append(1, self.pieces)
+        first_examples = irregular + starts_of(pieces - 1)
+        latest = np.searchsorted(first_examples, examples, side="right") - 1  # the last one that begins no later
+        past, pieces = examples - first_examples[latest], pieces[latest]
+        return irregular[latest] + np.maximum(past - pieces + 1, 0), np.where(past < pieces, past, 0)
 
 
-def survey(folder: Path, row_tokens: int, layout: Layout, longest: int | None, unit: Unit, name: str) -> EncodedShard:
+def survey(
+    folder: Path, row_tokens: int, layout: Layout, max_pair_tokens: int | None, unit: Unit, name: str
+) -> EncodedShard:
     """Count the examples of the encoded shard `name` (`group/number.arrow`) of task folder `folder`.
 
-    A token stream is cut every `row_tokens` - 2 ids. A last slice of one id is no row: it is the last document's
-    `</s>`. A document is one item, or several if it is longer than a row. `longest`: a bound on the ids of a pair, if
-    there is one; where such a pair fits into a row, the lengths are not read.
+    A token stream is cut every `row_tokens` - 2 ids; a last slice of one id is left out, because it is the last
+    document's `</s>`. A document that is longer than a row is several examples; a longer sentence or pair is left out.
+    `max_pair_tokens` bounds the ids of a pair (None: no bound); if such a pair fits into a row, lengths are not read.
     """
     group = name.split("/")[0]
     batches = read_batches(folder / name)
-    tokens, records = int(batches.tokens.sum()), int(batches.records.sum())
+    ids, records = int(batches.id_counts.sum()), int(batches.record_counts.sum())
     if unit == "slices":
-        rows, rest = divmod(tokens, row_tokens - 2)
-        return EncodedShard(group, rows + (rest > 1), tokens, batches)
-    if unit == "pairs" and longest is not None and longest + layout.pair_specials <= row_tokens:
-        return EncodedShard(group, records, tokens + layout.pair_specials * records, batches)
-    specials, ends = (layout.pair_specials, 0) if unit == "pairs" else (2, 1)  # a monolingual record ends with `</s>`
-    texts = batches.all_lengths().sum(0) - ends
-    width = row_tokens - specials
-    pieces = -(-texts // width) if unit == "documents" else (texts <= width).astype(np.int64)
-    items = texts[pieces > 0].sum() + specials * pieces.sum()
+        rows, rest = divmod(ids, row_tokens - 2)
+        return EncodedShard(group, rows + (rest > 1), ids, batches)
+    specials = layout.pair_specials if unit == "pairs" else 2
+    if unit == "pairs" and max_pair_tokens is not None and max_pair_tokens + specials <= row_tokens:
+        return EncodedShard(group, records, ids + specials * records, batches)
+    lengths = batches.all_lengths().sum(0)
+    if unit != "pairs":
+        lengths -= 1  # the `</s>` at the end of a monolingual record is one of the special tokens
+    room = row_tokens - specials
+    pieces = -(-lengths // room) if unit == "documents" else (lengths <= room).astype(np.int64)
+    tokens = lengths[pieces > 0].sum() + specials * pieces.sum()
     irregular = np.flatnonzero(pieces != 1)
-    return EncodedShard(group, int(pieces.sum()), int(items), batches, irregular, pieces[irregular])
+    return EncodedShard(group, int(pieces.sum()), int(tokens), batches, irregular, pieces[irregular])
 
 
 def group_languages(group: str, languages: Sequence[str]) -> tuple[int, ...]:
-    """Indices of a group's languages: one for a language, two for a pair `a-b`.
+    """Indices in `languages` of a group's languages: one for a language, two for a pair `a-b`.
 
     Raises ValueError for a pair whose name is not in the order of `in_order`: its text may be there under both names.
     """
     if group in languages:
         return (languages.index(group),)
-    cuts = [i for i, character in enumerate(group) if character == "-"]  # codes may have a hyphen of their own
-    for left, right in ((group[:i], group[i + 1 :]) for i in cuts):
+    hyphens = [i for i, character in enumerate(group) if character == "-"]  # codes may have a hyphen of their own
+    for left, right in ((group[:i], group[i + 1 :]) for i in hyphens):
         if left in languages and right in languages:
             if (left, right) != in_order((left, right)):
                 raise ValueError(f"{group} is another name of the pair {right}-{left}: encode the data again")

@@ -37,7 +37,7 @@ from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, read_manifest, 
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.io.files import file_sha256
 
-_TABLE_ROWS = 8  # languages or pairs in the printed table
+_TABLE_ROWS = 8  # most languages or pairs in the printed table
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,20 @@ class MixConfig:
     out: Path
     """Output folder: mono/, para/ and vocab/."""
     mono_rows: int = 0
-    """Monolingual rows to write, exactly; 0 leaves the task out. A run that needs more reads the data again."""
+    """Monolingual rows to write, exactly; 0 leaves the task out. A run that needs more rows reads these again."""
     para_rows: int = 0
     """Rows of packed translation pairs to write, exactly; 0 leaves the task out."""
     row_tokens: int = 512
     """Tokens of a row, special tokens included; at most the model's `max_positions`."""
     alpha: float = 0.7
-    """Exponent of the sampling over languages and over pairs: 1 takes text as it is, 0 gives each the same; less helps
-    small languages."""
+    """Exponent of the sampling over languages and over pairs: 1 keeps the shares of the text, 0 gives each the same
+    share; a smaller one helps small languages."""
     share: UseAppendAction[tuple[str, ...]] = ()
     """LANGUAGE=SHARE or PAIR=SHARE in place of what --alpha gives it; sw+yo=0.02 is the share of both together; may be
     given several times."""
     max_repeats: float = 0.0
-    """Most repeats of a language or pair: its uses over its available examples. The rest goes to the others; 0 sets no
-    bound."""
+    """Bound on the repeats of a language or pair: its sampled examples / its available examples. The others get what it
+    loses; 0 sets no bound."""
     layout: Literal["xlme", "xlm"] = "xlme"
     """Special tokens of an item; `model.layout` must be the same. xlme: `<s> text </s>`, pairs `<s> e </s> f </s>`;
     xlm: `</s> text </s>`, pairs with positions that restart on the second side, `</s> e </s></s> f </s>`."""
@@ -117,7 +117,7 @@ def run(config: MixConfig) -> None:
 
 
 def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifest], Path, tuple[str, ...]]:
-    """The manifest of each task, the vocabulary's file, and the sorted languages: rows store indices into them."""
+    """The manifest of each task, the vocabulary's file, and the sorted languages, whose indices rows store."""
     encoded = {task: read_manifest(config.encoded / task) for task in tasks}
     vocabulary = Vocabulary(config.vocab)
     for task, manifest in encoded.items():
@@ -136,8 +136,8 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
 
 
 def _check_output(config: MixConfig, vocabulary_sha256: str, other_tasks: Sequence[str]) -> None:
-    """Raise ValueError if --out has another vocabulary, which the copy would replace, or rows of one of `other_tasks`
-    that training could not read together with the new rows."""
+    """Raise ValueError if --out has another vocabulary, which the copy would replace, or has rows of `other_tasks` that
+    training could not read together with the new rows."""
     vocab_folder = config.out / "vocab"
     if (vocab_folder / "manifest.json").exists() and read_manifest(vocab_folder).vocabulary_sha256 != vocabulary_sha256:
         raise ValueError(
@@ -190,7 +190,7 @@ def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> Non
 
 
 def _sampling(config: MixConfig, encoded: Manifest) -> Sampling:
-    """The sampling of one task, with those --share values that name its languages or pairs."""
+    """The sampling of one task, with the --share values that name its languages or pairs."""
     names = _group_names(encoded)
     share = [line for line in config.share if set(line.rpartition("=")[0].split("+")) <= names]
     return Sampling(config.alpha, tuple(sorted(share)), config.max_repeats)
@@ -227,7 +227,7 @@ def _mix_task(config: MixConfig, task: str, rows: int, encoded: Manifest, langua
     stage = Stage(config.out / task, "mix", settings)
     on_root(stage.begun)
     plan = None
-    if not on_root((stage.folder / "manifest.json").exists):  # before the folder is made: an error leaves none
+    if not on_root((stage.folder / "manifest.json").exists):  # plan before `open`, so that an error leaves no folder
         with on_all_ranks():
             plan = _plan(config, task, rows, encoded, languages)
     with stage.open():
@@ -238,7 +238,7 @@ def _mix_task(config: MixConfig, task: str, rows: int, encoded: Manifest, langua
 
 
 def _unit(config: MixConfig, task: str) -> Unit:
-    """The items of the rows: slices of one text, or records that are packed."""
+    """The unit of the task's examples: slices of the text, or records that are packed."""
     if task == "para":
         return "pairs"
     return "sentences" if config.sentences else "documents" if config.documents else "slices"
@@ -247,12 +247,12 @@ def _unit(config: MixConfig, task: str) -> Unit:
 def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, plan: MixPlan) -> None:
     """Write the shards of a task, then its manifest."""
     task, languages = stage.settings["task"], tuple(stage.settings["languages"])
-    first_rows = None
+    rows_before = None
     if _unit(config, task) != "slices":
-        plan, first_rows = fill_rows(stage, plan, rows, config.processes)
+        plan, rows_before = fill_rows(stage, plan, rows, config.processes)
     count = -(-rows // config.rows_per_shard)
     sizes = [min(config.rows_per_shard, rows - i * config.rows_per_shard) for i in range(count)]
-    write = partial(write_shard, stage, plan, first_rows, config.rows_per_shard, rows)
+    write = partial(write_shard, stage, plan, rows_before, config.rows_per_shard, rows)
     results = run_tasks(write, range(count), sizes, config.processes, f"mix {task}")
     shards = tuple(Shard(**result["shard"]) for result in results)
     counts = _counts(plan, task, rows, results)
@@ -271,7 +271,7 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
 
 
 def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> MixPlan:
-    """Plan which examples are sampled, about as many as fill the rows if items are packed, and print their shares."""
+    """Plan which examples are sampled, and print their shares. Packed rows need some more examples (`fill_rows`)."""
     folder = config.encoded / task
     names = [shard.name for shard in encoded.shards]
     sizes = [shard.bytes for shard in encoded.shards]
@@ -281,8 +281,8 @@ def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages:
     )
     shards: Sequence[EncodedShard] = run_tasks(survey_shard, names, sizes, config.processes, f"survey {task}")
     if not any(shard.examples for shard in shards):
-        more = "raise --heldout-share" if encoded.settings.get("split") == "heldout" else "encode some text first"
-        raise ValueError(f"{folder} has nothing that fills a row of {config.row_tokens} tokens: {more}")
+        advice = "raise --heldout-share" if encoded.settings.get("split") == "heldout" else "encode some text first"
+        raise ValueError(f"{folder} has nothing that fills a row of {config.row_tokens} tokens: {advice}")
     sampling = _sampling(config, encoded)
     into = languages.index(config.into) if config.into in languages else None
     plan = plan_rows(shards, config.row_tokens, config.layout, languages, task, sampling, config.seed, unit, into)

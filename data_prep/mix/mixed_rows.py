@@ -10,29 +10,30 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.encode.token_ids import list_array
-from data_prep.mix.encoded import EncodedShard, Unit, copy_words, group_languages
+from data_prep.mix.encoded import EncodedShard, Unit, copy_words, group_languages, starts_of
 from data_prep.mix.packing import pack_shuffled
 from data_prep.sampling import Order, hashed, key_of
 from data_prep.shares import Sampling, apportion
 from data_prep.store import Stage, write_arrow, write_file
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD, Layout, row_schema
 
-# Slots that are shuffled together: a slot is a row that is cut from a stream of text, or an item of a packed row. Each
-# block has about 30,000 rows or more.
+# Slots that are shuffled together; they fill about 30,000 rows or more. A slot has one example: a row that is cut from
+# a stream of text, or an item of a packed row.
 BLOCK = {"cut": 1 << 16, "packed": 1 << 18}
-STRETCH = 8192  # about as many ids of a side are neighbours in a file and used in the same block, so one read gets them
+STRETCH = 8192  # ids: neighbours in a file with about this many ids a side are in the same block, so one read gets them
 # Part of the settings: an output folder with another order is not continued.
 ORDER = "every example of a language once a pass, pass after pass; blocks of {} slots, stretches of {} ids"
 BATCH_ROWS = 1024
 WINDOW = 8192  # slots whose items are packed together
-_IDS_IN_MEMORY = 1 << 25  # at once, 128 MiB
+_IDS_IN_MEMORY = 1 << 25  # int32, so 128 MiB
 
 
 @dataclass(frozen=True)
 class MixPlan:
     """The sampled order of a task's examples, and where each is. `shards` are sorted by group, then name.
 
-    `tokens`: ids of all examples of each group; `mean_tokens`: mean ids of an example over all groups.
+    A group is a language or a pair, and `group_languages` has the language indices of each. `tokens` counts the tokens
+    of all examples of each group; `mean_tokens` is the mean of an example over all groups.
     """
 
     row_tokens: int
@@ -52,22 +53,21 @@ class MixPlan:
 
     @cached_property
     def _examples_before(self) -> np.ndarray:
-        """Number of examples before each shard, over all groups, and of all examples."""
+        """Number of examples in all shards before each shard; the last entry counts all: int64 [shards + 1]."""
         return np.cumsum([0] + [shard.examples for shard in self.shards])
 
     def find(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(group, shard, example within the shard) of each slot of the order, int64."""
-        group, example = self.order.locate(slots)
-        examples = np.array(self.order.examples)
-        at = (np.cumsum(examples) - examples)[group] + example
-        shard = np.searchsorted(self._examples_before, at, side="right") - 1
-        return group, shard, at - self._examples_before[shard]
+        """(group index, shard index, example within the shard) of each slot of the order: int64 [slots] each."""
+        group, group_example = self.order.locate(slots)
+        example = starts_of(np.array(self.order.examples))[group] + group_example  # over all groups
+        shard = np.searchsorted(self._examples_before, example, side="right") - 1
+        return group, shard, example - self._examples_before[shard]
 
-    def by_shard(self, numbers: np.ndarray) -> Iterator[tuple[EncodedShard, np.ndarray]]:
-        """Group shard `numbers`: yield each shard among them, and the positions of its number in `numbers`."""
-        order = np.argsort(numbers, kind="stable")
-        for at in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
-            yield self.shards[int(numbers[at[0]])], at
+    def by_shard(self, shard_indices: np.ndarray) -> Iterator[tuple[EncodedShard, np.ndarray]]:
+        """Yield each shard that is in `shard_indices`, and the positions there that have it."""
+        order = np.argsort(shard_indices, kind="stable")
+        for at in np.split(order, np.flatnonzero(np.diff(shard_indices[order])) + 1):
+            yield self.shards[int(shard_indices[at[0]])], at
 
 
 def plan_rows(
@@ -81,39 +81,42 @@ def plan_rows(
     unit: Unit,
     into: int | None = None,
 ) -> MixPlan:
-    """The plan of a task that samples nothing yet: `with_total` sets how many examples."""
-    shards = sorted(shards, key=lambda shard: (shard.group, shard.batches.path.name))
-    by_group = {group: list(same) for group, same in groupby(shards, key=lambda shard: shard.group)}
-    examples = tuple(sum(shard.examples for shard in same) for same in by_group.values())
-    tokens = tuple(sum(shard.tokens for shard in same) for same in by_group.values())
+    """The plan of a task, without any sampled examples: `with_total` sets their number."""
+    shards = sorted(shards, key=lambda shard: (shard.group, shard.batch_index.path.name))
+    by_group = {group: list(members) for group, members in groupby(shards, key=lambda shard: shard.group)}
+    examples = tuple(sum(shard.examples for shard in members) for members in by_group.values())
+    tokens = tuple(sum(shard.tokens for shard in members) for members in by_group.values())
     shares = tuple(sampling.shares(tuple(by_group), examples))
-    members = tuple(group_languages(group, languages) for group in by_group)
+    language_indices = tuple(group_languages(group, languages) for group in by_group)
     mean_tokens = max(sum(tokens), 1) / max(sum(examples), 1)
     block = BLOCK["cut" if unit == "slices" else "packed"]
-    neighbours = max(int(STRETCH * len(members[0]) / mean_tokens), 1)
+    neighbours = max(int(STRETCH * len(language_indices[0]) / mean_tokens), 1)
     order = Order(tuple(by_group), examples, shares, (), seed, task, block, neighbours)
-    return MixPlan(row_tokens, LAYOUTS[layout], members, tuple(shards), tokens, mean_tokens, order, sampling, into)
+    return MixPlan(
+        row_tokens, LAYOUTS[layout], language_indices, tuple(shards), tokens, mean_tokens, order, sampling, into
+    )
 
 
 def with_total(plan: MixPlan, total: int) -> MixPlan:
-    """`plan` with `total` sampled examples. Raises ValueError if a bound on repeats makes that impossible."""
+    """A copy of `plan` with `total` sampled examples. Raises ValueError if a bound on repeats makes that impossible."""
     shares = tuple(plan.sampling.shares(plan.order.names, plan.order.examples, total))
     return replace(plan, order=replace(plan.order, shares=shares, quotas=tuple(apportion(total, shares))))
 
 
 @dataclass
 class Tally:
-    """Counts of a shard's rows: the examples used of each group, and ids that are not padding."""
+    """Counts of a shard's rows: `used` examples of each group, int64 [groups], and `tokens` that are not padding."""
 
     used: np.ndarray
     tokens: int = 0
 
 
 class SampledItems(NamedTuple):
-    """Positions of sampled items, pairs or monolingual ones, in the encoded shards.
+    """Where the ids of sampled items are: `group` and `shard` are indices of each item's group and shard.
 
-    `starts` and `lengths` are [2, pairs], in the order of the sides in the row, or [1, items]. `tokens` counts the ids
-    of each item with its special tokens.
+    `starts` are positions in the shard's file, in int32 words, and `lengths` are in ids: [1, items], or for pairs
+    [2, items] in the order of the sides in the row, which is the other one than in the shard where `swapped`.
+    `tokens` is the length of each item with its special tokens.
     """
 
     group: np.ndarray
@@ -125,10 +128,12 @@ class SampledItems(NamedTuple):
 
 
 def write_shard(
-    stage: Stage, plan: MixPlan, first_rows: np.ndarray | None, rows_per_shard: int, rows: int, number: int
+    stage: Stage, plan: MixPlan, rows_before: np.ndarray | None, rows_per_shard: int, rows: int, number: int
 ) -> dict[str, Any]:
-    """Write shard `number` of `rows_per_shard` rows, the last one shorter, with its index, unless that is done. Returns
-    the task's result."""
+    """Write shard `number` of all `rows`, and its index, unless that is done. Returns the task's result.
+
+    `rows_before` [windows + 1] counts the rows before each window; None if rows are cut, not packed.
+    """
     from xlme_ds.data.shards import SUFFIX, index_of  # imported late: it loads numba, which other stages do not need
 
     name = f"{number:05d}"
@@ -138,10 +143,10 @@ def write_shard(
         start, stop = number * rows_per_shard, min((number + 1) * rows_per_shard, rows)
         tally = Tally(np.zeros(len(plan.order.names), dtype=np.int64))
         schema = row_schema(plan.row_tokens)
-        if first_rows is None:
+        if rows_before is None:
             batches = _cut_rows(plan, start, stop, tally)
         else:
-            batches = _rechunked(_packed_rows(plan, first_rows, start, stop, tally), BATCH_ROWS, schema)
+            batches = _rechunked(_packed_rows(plan, rows_before, start, stop, tally), BATCH_ROWS, schema)
         checks: list[np.ndarray] = []
         shard = write_arrow(path, schema, _checked(batches, checks), stage.folder)
         assert shard.rows == stop - start
@@ -152,7 +157,7 @@ def write_shard(
 
 
 def _checked(batches: Iterable[pa.RecordBatch], checks: list[np.ndarray]) -> Iterator[pa.RecordBatch]:
-    """Pass on `batches`; the checksums of each are appended to `checks` while it is in memory."""
+    """Yield `batches`, and append the checksums of each to `checks` while it is in memory."""
     from xlme_ds.data.shards import group_checks
 
     for batch in batches:
@@ -161,40 +166,43 @@ def _checked(batches: Iterable[pa.RecordBatch], checks: list[np.ndarray]) -> Ite
 
 
 def _cut_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
-    """Rows [start, stop) of the order.
+    """Yield rows [start, stop) of the order as record batches.
 
-    A row is the token that opens an item, then a slice of a shard's token stream, then `</s>`. The slice loses a `</s>`
-    at its start or end.
+    A row is the layout's opening token, a slice of a shard's token stream without the `</s>` at its start or end, and
+    `</s>`.
     """
-    step = min(plan.order.block, max(_IDS_IN_MEMORY // plan.row_tokens // BATCH_ROWS, 1) * BATCH_ROWS)
+    rows_at_once = min(plan.order.block, max(_IDS_IN_MEMORY // plan.row_tokens // BATCH_ROWS, 1) * BATCH_ROWS)
     languages = np.array([index for (index,) in plan.group_languages])
-    for first in range(start, stop, step):
-        group, shards, example = plan.find(np.arange(first, min(first + step, stop)))
+    for first in range(start, stop, rows_at_once):
+        group, shards, example = plan.find(np.arange(first, min(first + rows_at_once, stop)))
         rows, lengths = _cut_texts(plan, shards, example)
         tally.used += np.bincount(group, minlength=len(tally.used))
         tally.tokens += int((lengths + 2).sum())
         for begin in range(0, len(rows), BATCH_ROWS):
             part = slice(begin, begin + BATCH_ROWS)
-            ones = np.ones(len(rows[part]), dtype=np.int64)  # an item of one side in each row
+            ones = np.ones(len(rows[part]), dtype=np.int64)  # each row has one item of one side
             yield _batch(rows[part], ones, lengths[part] + 2, ones, languages[group[part]])
 
 
 def _cut_texts(plan: MixPlan, shards: np.ndarray, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows [examples, R], and the number of ids of each row's text; the shards are read one after the other."""
-    rows, lengths = np.empty((len(shards), plan.row_tokens), dtype=np.int32), np.empty(len(shards), dtype=np.int64)
+    """Rows, int32 [examples, R], and the number of ids of each row's text, int64 [examples].
+
+    `shards` has the index of each example's shard. One shard is read after the other.
+    """
+    rows = np.empty((len(shards), plan.row_tokens), dtype=np.int32)
+    lengths = np.empty(len(shards), dtype=np.int64)
     width = plan.row_tokens - 2
     for shard, at in plan.by_shard(shards):
-        begin = plan.row_tokens * at + 1
-        lengths[at] = shard.batches.copy_stream(examples[at] * width, width, rows.ravel(), begin)
+        text_starts = plan.row_tokens * at + 1  # in the flat rows
+        lengths[at] = shard.batch_index.copy_stream(examples[at] * width, width, rows.ravel(), text_starts)
     rows[:, 0], rows[:, -1] = plan.layout.opening, EOS
     shorter = (lengths < width) | (rows[:, 1] == EOS) | (rows[np.arange(len(rows)), lengths] == EOS)
     for i in np.flatnonzero(shorter).tolist():
         text = rows[i, 1 : 1 + lengths[i]].copy()
         text = text[int(text[0] == EOS) : len(text) - int(text[-1] == EOS)]
         if not len(text):
-            raise ValueError(
-                f"{plan.shards[int(shards[i])].batches.path} has a document without text: encode the data again"
-            )
+            path = plan.shards[int(shards[i])].batch_index.path
+            raise ValueError(f"{path} has a document without text: encode the data again")
         lengths[i] = len(text)
         rows[i, 1:] = PAD
         rows[i, 1 : 1 + len(text)] = text
@@ -203,17 +211,18 @@ def _cut_texts(plan: MixPlan, shards: np.ndarray, examples: np.ndarray) -> tuple
 
 
 def count_rows(plan: MixPlan, first: int, last: int) -> list[int]:
-    """Number of rows that each of the windows [first, last) fills."""
+    """Number of rows into which each of the windows [first, last) is packed."""
     return [len(rows) for _, _, windows in _packed_windows(plan, first, last) for rows in windows]
 
 
 def _packed_rows(
-    plan: MixPlan, first_rows: np.ndarray, start: int, stop: int, tally: Tally
+    plan: MixPlan, rows_before: np.ndarray, start: int, stop: int, tally: Tally
 ) -> Iterator[pa.RecordBatch]:
-    """Rows [start, stop) of the packed windows; `first_rows` [windows + 1] counts the rows before each window."""
-    first, last = int(np.searchsorted(first_rows, start, side="right")) - 1, int(np.searchsorted(first_rows, stop))
-    for begin, items, windows in _packed_windows(plan, first, last):
-        before = int(first_rows[begin])
+    """Yield rows [start, stop) of the packed windows as record batches."""
+    first = int(np.searchsorted(rows_before, start, side="right")) - 1
+    last = int(np.searchsorted(rows_before, stop))
+    for window, items, windows in _packed_windows(plan, first, last):
+        before = int(rows_before[window])
         rows = list(chain.from_iterable(windows))[max(start - before, 0) : stop - before]
         used = np.concatenate(rows)
         tally.used += np.bincount(items.group[used], minlength=len(tally.used))
@@ -222,98 +231,95 @@ def _packed_rows(
 
 
 def _packed_windows(plan: MixPlan, first: int, last: int) -> Iterator[tuple[int, SampledItems, list[list[np.ndarray]]]]:
-    """Pack the windows [first, last), a part of them at a time: (number of its first window, its items, indices of the
-    items in each row of each window).
+    """Pack the windows [first, last), some consecutive ones at a time.
 
-    A part fits into memory and is at most a block of the order, whose ids are near one another in the files.
+    Yields (index of the first of these windows, their items, for each window the indices of the items in each row). The
+    items fit into memory and are in one block of the order, so that their ids are near one another in the files.
     """
-    per_part = int(min(plan.order.block, _IDS_IN_MEMORY / plan.mean_tokens)) // WINDOW or 1
+    windows_at_once = int(min(plan.order.block, _IDS_IN_MEMORY / plan.mean_tokens)) // WINDOW or 1
     key = key_of(plan.order.seed, plan.order.label, "rows")
     while first < last:
-        stop = min(first - first % per_part + per_part, last)
+        stop = min(first - first % windows_at_once + windows_at_once, last)
         items = _find_items(plan, np.arange(first * WINDOW, min(stop * WINDOW, plan.order.total)))
         windows = []
-        for number in range(first, stop):
-            begin = (number - first) * WINDOW
-            rows = pack_shuffled(items.tokens[begin : begin + WINDOW], plan.row_tokens, hashed(key, number))
+        for window in range(first, stop):
+            begin = (window - first) * WINDOW
+            rows = pack_shuffled(items.tokens[begin : begin + WINDOW], plan.row_tokens, hashed(key, window))
             windows.append([begin + row for row in rows])
         yield first, items, windows
         first = stop
 
 
 def _find_items(plan: MixPlan, slots: np.ndarray) -> SampledItems:
-    """Look up where the items of these slots are in the encoded shards; their ids are not read."""
+    """Find where the items of these slots are in the encoded shards; does not read their ids."""
     group, shards, example = plan.find(slots)
-    sides = np.array(plan.group_languages)[group]
-    starts, lengths = np.empty((2, sides.shape[1], len(slots)), dtype=np.int64)
+    languages = np.array(plan.group_languages)[group]  # [items, sides]
+    starts, lengths = np.empty((2, languages.shape[1], len(slots)), dtype=np.int64)
     for shard, at in plan.by_shard(shards):
         records, pieces = shard.locate(example[at])
-        starts[:, at], lengths[:, at] = shard.batches.bounds(records)
-        if len(starts) == 1:  # monolingual: one piece of a text, and the text's last id is `</s>`
-            before = pieces * (plan.row_tokens - plan.specials)
-            starts[0, at] += before
-            lengths[0, at] = (lengths[0, at] - 1 - before).clip(max=plan.row_tokens - plan.specials)
-    swapped = plan.order.swapped(slots) & (sides.shape[1] == 2)
+        starts[:, at], lengths[:, at] = shard.batch_index.id_ranges(records)
+        if len(starts) == 1:  # monolingual: an item is a piece of a record, without the `</s>` that ends the record
+            room = plan.row_tokens - plan.specials
+            starts[0, at] += pieces * room
+            lengths[0, at] = (lengths[0, at] - 1 - pieces * room).clip(max=room)
+    swapped = plan.order.swapped(slots) & (languages.shape[1] == 2)
     if plan.into is not None:
-        swapped = np.where((sides == plan.into).any(1), sides[:, 0] == plan.into, swapped)
+        swapped = np.where((languages == plan.into).any(1), languages[:, 0] == plan.into, swapped)
     starts[:, swapped], lengths[:, swapped] = starts[::-1, swapped], lengths[::-1, swapped]
     return SampledItems(group, shards, starts, lengths, swapped, lengths.sum(0) + plan.specials)
 
 
 def _render(plan: MixPlan, sampled: SampledItems, rows: Sequence[np.ndarray]) -> pa.RecordBatch:
-    """Read the items of these rows, and lay each out with its special tokens: by layout xlme a pair is
-    `<s> e </s> f </s>`, a monolingual item `<s> x </s>`."""
+    """Read the items of these rows (indices in `sampled`), and put the special tokens of the layout around their sides.
+
+    By layout xlme a pair is `<s> e </s> f </s>`, a monolingual item `<s> x </s>`.
+    """
     items = np.concatenate(rows)
-    counts = np.array([len(row) for row in rows])
+    item_counts = np.array([len(row) for row in rows])
     lengths = sampled.tokens[items]
-    first = sampled.lengths[0, items]
-    ends = np.cumsum(lengths)
-    row_ends = ends[np.cumsum(counts) - 1]
-    padding = np.arange(len(rows)) * plan.row_tokens - np.concatenate([[0], row_ends[:-1]])  # of all rows before
-    at = ends - lengths + np.repeat(padding, counts)
+    # An item's position in the flat rows: its position without padding, and the padding of all rows before.
+    unpadded = starts_of(lengths)
+    padding_before = np.arange(len(rows)) * plan.row_tokens - unpadded[starts_of(item_counts)]
+    item_starts = unpadded + np.repeat(padding_before, item_counts)
+    side_starts, side_lengths = sampled.starts[:, items], sampled.lengths[:, items]
+    separators = item_starts + 1 + side_lengths[0]
     flat = np.full(len(rows) * plan.row_tokens, PAD, dtype=np.int32)
-    flat[at] = plan.layout.opening
-    starts, side_lengths = sampled.starts[:, items], sampled.lengths[:, items]
-    after_first = at + 1 + first
-    if len(starts) == 2:
+    flat[item_starts] = plan.layout.opening
+    if len(side_starts) == 2:
         for n, separator in enumerate(plan.layout.between):
-            flat[after_first + n] = separator
-    flat[at + lengths - 1] = EOS
-    places = np.stack([at + 1, after_first + len(plan.layout.between)])[: len(starts)]
-    for shard, of_shard in plan.by_shard(sampled.shard[items]):
-        copy_words(
-            shard.batches.path,
-            starts[:, of_shard].ravel(),
-            side_lengths[:, of_shard].ravel(),
-            flat,
-            places[:, of_shard].ravel(),
-        )
-    sides = np.array(plan.group_languages)[sampled.group[items]]
-    sides[sampled.swapped[items]] = sides[sampled.swapped[items], ::-1]
-    return _batch(flat.reshape(len(rows), -1), counts, lengths, len(starts) * counts, sides.ravel())
+            flat[separators + n] = separator
+    flat[item_starts + lengths - 1] = EOS
+    targets = np.stack([item_starts + 1, separators + len(plan.layout.between)])[: len(side_starts)]
+    for shard, at in plan.by_shard(sampled.shard[items]):
+        path = shard.batch_index.path
+        copy_words(path, side_starts[:, at].ravel(), side_lengths[:, at].ravel(), flat, targets[:, at].ravel())
+    languages = np.array(plan.group_languages)[sampled.group[items]]
+    languages[sampled.swapped[items]] = languages[sampled.swapped[items], ::-1]
+    return _batch(flat.reshape(len(rows), -1), item_counts, lengths, len(side_starts) * item_counts, languages.ravel())
 
 
 def _batch(
-    rows: np.ndarray, items: np.ndarray, lengths: np.ndarray, sides: np.ndarray, languages: np.ndarray
+    rows: np.ndarray, item_counts: np.ndarray, lengths: np.ndarray, side_counts: np.ndarray, languages: np.ndarray
 ) -> pa.RecordBatch:
-    """A record batch of `rows` [B, R]. `items` [B] says how many of the flat `lengths` belong to each row, `sides` [B]
-    how many of the flat `languages`."""
+    """A record batch of `rows` [B, R]. Each row has `item_counts` [B] of the flat `lengths`, and `side_counts` [B] of
+    the flat `languages`."""
     tokens = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
-    lists = [list_array((values.astype(np.int16), n)) for values, n in ((lengths, items), (languages, sides))]
-    return pa.record_batch([tokens, *lists], schema=row_schema(rows.shape[1]))
+    lengths_column = list_array((lengths.astype(np.int16), item_counts))
+    languages_column = list_array((languages.astype(np.int16), side_counts))
+    return pa.record_batch([tokens, lengths_column, languages_column], schema=row_schema(rows.shape[1]))
 
 
 def _rechunked(batches: Iterable[pa.RecordBatch], size: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Cut `batches` anew into batches of `size` rows, the last one shorter.
 
-    A slice is copied, so that its buffers end with it. Without that, Arrow would pad the buffers in the file with
-    whatever follows the slice in memory.
+    `concat_batches` of one slice copies it, so that its buffers end with it. Without the copy Arrow would pad the
+    buffers in the file with whatever follows the slice in memory.
     """
     rest = pa.RecordBatch.from_pylist([], schema)
     for batch in batches:
         missing = size - rest.num_rows
         first = pa.concat_batches([rest, batch.slice(0, missing)])
-        *whole, rest = [first, *(batch.slice(begin, size) for begin in range(missing, batch.num_rows, size))]
-        yield from (pa.concat_batches([part]) for part in whole)
+        *full, rest = [first, *(batch.slice(begin, size) for begin in range(missing, batch.num_rows, size))]
+        yield from (pa.concat_batches([part]) for part in full)
     if rest.num_rows:
         yield pa.concat_batches([rest])

@@ -82,8 +82,8 @@ def read_shard(path: Path) -> None:
     """As `mix` does, and `stats`."""
     name = f"{path.parent.name}/{path.name}"
     unit: Unit = "pairs" if path.name.startswith("pairs") else "sentences"
-    found = survey(path.parent.parent, 32, LAYOUTS["xlme"], None, unit, name)
-    starts, lengths = found.batches.bounds(found.locate(np.arange(found.examples))[0])
+    shard = survey(path.parent.parent, 32, LAYOUTS["xlme"], None, unit, name)
+    starts, lengths = shard.batch_index.id_ranges(shard.locate(np.arange(shard.examples))[0])
     for begin, size in zip(starts, lengths, strict=True):
         copy_words(path, begin, size, np.zeros(size.sum(), np.int32), np.cumsum(size) - size)
     listed = Manifest("encode", {}, 99, "", (), (Shard(name, 0, 1, ""),), {"by_language": {path.parent.name: {}}})

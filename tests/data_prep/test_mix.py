@@ -23,13 +23,25 @@ import sentencepiece as spm
 from data_prep.encode.encode import EncodeConfig
 from data_prep.inspect.verify import VerifyConfig
 from data_prep.inspect.verify import run as run_verify
+from data_prep.mix.encoded import Unit, survey
 from data_prep.mix.mix import MixConfig, _say_shares, run
 from data_prep.sampling import Order
 from data_prep.store import write_arrow
 from data_prep.vocab.model_file import serialize
 from data_prep.vocab.vocab import VocabConfig
 from data_prep.vocab.vocab import run as train
-from xlme_ds.data.schema import BOS, DOCUMENTS, EOS, PAD, PAIRS, Manifest, read_manifest, row_schema, write_manifest
+from xlme_ds.data.schema import (
+    BOS,
+    DOCUMENTS,
+    EOS,
+    LAYOUTS,
+    PAD,
+    PAIRS,
+    Manifest,
+    read_manifest,
+    row_schema,
+    write_manifest,
+)
 from xlme_ds.io.files import file_sha256, write_signed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -425,6 +437,14 @@ def test_pairs_that_fit_by_encodes_limit_are_counted_as_by_their_lengths(
     limit, lengths = (read_manifest(config.out / "para") for config in configs)
     assert limit.counts == lengths.counts and limit.shards == lengths.shards
     assert (limit.counts["by_language"]["en-de"]["too_long"] > 0) == (row_tokens < 121)
+
+
+@pytest.mark.parametrize("unit", ["slices", "sentences", "documents", "pairs"])
+def test_a_shard_without_records_has_no_examples(tmp_path: Path, unit: Unit) -> None:
+    (tmp_path / "en").mkdir()
+    write_arrow(tmp_path / "en" / "0.arrow", PAIRS if unit == "pairs" else DOCUMENTS, [], tmp_path)
+    shard = survey(tmp_path, WIDTH, LAYOUTS["xlme"], None, unit, "en/0.arrow")
+    assert (shard.examples, shard.tokens, shard.too_long) == (0, 0, 0)
 
 
 def test_a_shard_that_cannot_be_read_is_named(larger: Corpus, tmp_path: Path) -> None:
