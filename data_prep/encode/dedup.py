@@ -1,22 +1,24 @@
-"""Find exact duplicates over a whole language or pair in bounded memory; the first one in input order is kept.
+"""Find exact duplicates in all text of a language or pair, in bounded memory. The first one in input order is kept.
 
-Texts are duplicates when they have the same normal form (`Vocabulary.normal_forms`): the model reads them alike. While
-a block is encoded, a paragraph (or pair) that occurred earlier in the block is dropped at once, and `BlockHashes` notes
-the others: a 64-bit hash (BLAKE2b) of each, sorted. When a language is encoded, the hashes of its blocks are merged,
-one slice of their range at a time: of equal hashes all but the first are duplicates. Then blocks with duplicates are
-rewritten.
+Texts are duplicates if they have the same normal form (`Vocabulary.normal_forms`), because the model reads them alike.
+
+1. While a block is encoded, a paragraph (or pair) that came earlier in the block is dropped. `BlockHashes` stores a
+   64-bit hash (BLAKE2b) and the lengths of every other one.
+2. When a language is encoded, the hashes of its blocks are merged, one slice of the range of hashes at a time
+   (`find_duplicates`): of equal hashes all but the first are duplicates.
+3. Blocks with duplicates are written again without them (remove_duplicates.py).
 
 Among n paragraphs, n²/2^65 are expected to be lost to equal hashes of unequal texts: 0.1 of two billion.
 
-    <block>.noted.npy                         a record a paragraph, in order: tokens, characters, bytes, document
-    <block>.hash.npy, <block>.position.npy    hash and position of each paragraph, sorted by hash
-    <slice>.found.npy                         positions of duplicates, block by block
-    <slice>.ends.npy                          where the positions of each block end
+    <block>.lengths.npy       for each paragraph in order: its tokens, characters, bytes, and the index of its document
+    <block>.hash.npy          the hashes of the paragraphs, sorted
+    <block>.position.npy      in the same order, the paragraphs' positions in the block
+    <slice>.duplicates.npy    positions of the duplicates with a hash in the slice, block by block
+    <slice>.ends.npy          for each block, where its positions end in <slice>.duplicates.npy
 """
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -24,60 +26,62 @@ import numpy as np
 from data_prep.store import new_file
 from xlme_ds.data.schema import Shard
 
-_SLICE = 4_000_000  # hashes to merge at once, about 300 MB of memory
-_NOTED = np.dtype([("tokens", "<u4"), ("characters", "<u4"), ("bytes", "<u4"), ("document", "<u4")])
+_SLICE = 4_000_000  # hashes that are merged at once, in about 300 MB of memory
+_LENGTHS = np.dtype([("tokens", "<u4"), ("characters", "<u4"), ("bytes", "<u4"), ("document", "<u4")])
 
 
 class BlockHashes:
-    """Hashes of the paragraphs (or pairs) of one block; for each batch of it call `repeated`, then `note`."""
+    """Hashes and lengths of the paragraphs (or pairs) of one block that are written."""
 
     def __init__(self) -> None:
         self._seen: set[bytes] = set()
-        self._batch: list[bytes] = []
         self._hashes: list[bytes] = []
-        self._noted: list[np.ndarray] = []
+        self._lengths: list[np.ndarray] = []
 
-    def repeated(self, forms: Sequence[Sequence[bytes]], candidates: np.ndarray) -> np.ndarray:
-        """Whether each paragraph or pair (normal forms by side) is one of `candidates` and occurred earlier in the
-        block."""
-        is_repeated = np.zeros(len(candidates), bool)
-        self._batch = [b""] * len(candidates)
-        for i in np.flatnonzero(candidates).tolist():
-            digest = blake2b(b"\n".join([side[i] for side in forms]), digest_size=8).digest()
-            is_repeated[i] = digest in self._seen
-            self._seen.add(digest)
-            self._batch[i] = digest
-        return is_repeated
+    def repeated(self, forms: Sequence[Sequence[bytes]], candidates: np.ndarray) -> tuple[np.ndarray, list[bytes]]:
+        """Look for paragraphs or pairs that an equal one precedes in the block, in this batch or an earlier one.
 
-    def note(
-        self, written: np.ndarray, texts: Sequence[Sequence[str]], tokens: np.ndarray, documents: np.ndarray
-    ) -> None:
-        """Note the paragraphs or pairs of the batch that are `written` (bool for each of the batch).
-
-        The other arguments have an entry for each written one: `texts` by side, numbers of `tokens`, and `documents`,
-        its record in the shard.
+        `forms[side][i]` is a normal form of paragraph or pair i, and only the `candidates` (bool [paragraphs]) count.
+        Returns bool [paragraphs], True where a candidate is repeated, and the hash of each paragraph, b"" if it is no
+        candidate.
         """
-        noted = np.zeros(len(tokens), _NOTED)
-        noted["tokens"], noted["document"] = tokens, documents
+        is_repeated = np.zeros(len(candidates), bool)
+        hashes = [b""] * len(candidates)
+        for i in np.flatnonzero(candidates).tolist():
+            hashes[i] = blake2b(b"\n".join([side[i] for side in forms]), digest_size=8).digest()
+            is_repeated[i] = hashes[i] in self._seen
+            self._seen.add(hashes[i])
+        return is_repeated, hashes
+
+    def add(
+        self, hashes: Sequence[bytes], texts: Sequence[Sequence[str]], tokens: np.ndarray, documents: np.ndarray
+    ) -> None:
+        """Store the `hashes` (from `repeated`) and lengths of written paragraphs or pairs.
+
+        `texts[side][i]` is the text of paragraph or pair i, `tokens[i]` its number of tokens, and `documents[i]` the
+        index of its record in the shard.
+        """
+        lengths = np.zeros(len(tokens), _LENGTHS)
+        lengths["tokens"], lengths["document"] = tokens, documents
         for side in texts:
-            noted["characters"] += np.fromiter(map(len, side), np.uint32, len(side))
-            noted["bytes"] += np.fromiter((len(text.encode()) for text in side), np.uint32, len(side))
-        self._hashes += compress(self._batch, written)
-        self._noted.append(noted)
+            lengths["characters"] += np.fromiter(map(len, side), np.uint32, len(side))
+            lengths["bytes"] += np.fromiter((len(text.encode()) for text in side), np.uint32, len(side))
+        self._hashes += hashes
+        self._lengths.append(lengths)
 
     @property
     def paragraphs(self) -> int:
-        """Number of paragraphs or pairs that were noted."""
+        """Number of paragraphs or pairs that were added."""
         return len(self._hashes)
 
     def save(self, path: Path, root: Path) -> tuple[Shard, ...]:
-        """Write the block's files next to `path`; returns them, with names relative to `root`."""
-        noted = np.concatenate([np.zeros(0, _NOTED), *self._noted])
+        """Write the block's files next to `path`; returns their entries, with names relative to `root`."""
+        lengths = np.concatenate([np.zeros(0, _LENGTHS), *self._lengths])
         hashes = np.frombuffer(b"".join(self._hashes), "<u8")
-        assert len(noted) == len(hashes)
+        assert len(lengths) == len(hashes)
         order = np.argsort(hashes, kind="stable")
         return (
-            _save(path.with_suffix(".noted.npy"), noted, root),
+            _save(path.with_suffix(".lengths.npy"), lengths, root),
             _save(path.with_suffix(".hash.npy"), hashes[order], root),
             _save(path.with_suffix(".position.npy"), order.astype("<u4"), root),
         )
@@ -88,43 +92,47 @@ def number_of_slices(paragraphs: int) -> int:
     return max(1, -(-paragraphs // _SLICE))
 
 
-def find_duplicates(blocks: Sequence[Path], number: int, total: int, out: Path, root: Path) -> tuple[Shard, ...]:
-    """Write the duplicates of slice `number` of `total`: all but the first of equal hashes, over all blocks in
-    order."""
-    lowest, highest = np.uint64(number * 2**64 // total), np.uint64((number + 1) * 2**64 // total - 1)
-    hashes, positions = [np.zeros(0, "<u8")], [np.zeros(0, "<u4")]
+def find_duplicates(blocks: Sequence[Path], slice_number: int, slices: int, out: Path, root: Path) -> tuple[Shard, ...]:
+    """Write the positions of those duplicates in all `blocks` that have a hash in slice `slice_number` of `slices`;
+    returns the entries of the files."""
+    lowest = np.uint64(slice_number * 2**64 // slices)
+    highest = np.uint64((slice_number + 1) * 2**64 // slices - 1)  # inclusive: 2**64 is no uint64
+    hashes, positions = [np.zeros(0, "<u8")], [np.zeros(0, "<u4")]  # so that there is one to concatenate
     for block in blocks:
         all_hashes = _load(block.with_suffix(".hash.npy"))
-        part = slice(np.searchsorted(all_hashes, lowest), np.searchsorted(all_hashes, highest, side="right"))
-        hashes.append(np.array(all_hashes[part]))
-        positions.append(np.array(_load(block.with_suffix(".position.npy"))[part]))
+        in_slice = slice(np.searchsorted(all_hashes, lowest), np.searchsorted(all_hashes, highest, side="right"))
+        hashes.append(np.array(all_hashes[in_slice]))
+        positions.append(np.array(_load(block.with_suffix(".position.npy"))[in_slice]))
     block_of = np.repeat(np.arange(len(blocks), dtype=np.uint32), [len(part) for part in hashes[1:]])
     position = np.concatenate(positions)
     is_duplicate = np.ones(len(position), bool)
-    # np.unique finds the first of each hash, which is kept: a block has it once, and the blocks are in input order
+    # np.unique gives the first index of each hash: its first occurrence in the input, because the blocks are in input
+    # order and no block has a hash twice.
     is_duplicate[np.unique(np.concatenate(hashes), return_index=True)[1]] = False
-    block_of, position = block_of[is_duplicate], position[is_duplicate]
-    ends = np.searchsorted(block_of, np.arange(len(blocks)), side="right")
-    return _save(out.with_suffix(".ends.npy"), ends, root), _save(out.with_suffix(".found.npy"), position, root)
+    ends = np.cumsum(np.bincount(block_of[is_duplicate], minlength=len(blocks)))
+    return (
+        _save(out.with_suffix(".ends.npy"), ends, root),
+        _save(out.with_suffix(".duplicates.npy"), position[is_duplicate], root),
+    )
 
 
 def duplicates_of(block: int, slices: Sequence[Path]) -> np.ndarray:
-    """Read the positions, int64, of the duplicates in one block from all slices."""
+    """Read the positions of the duplicates in block number `block` from all slices: int64 [duplicates]."""
     positions = [np.zeros(0, np.int64)]
     for path in slices:
         ends = _load(path.with_suffix(".ends.npy"))
         begin = ends[block - 1] if block else 0
-        positions.append(_load(path.with_suffix(".found.npy"))[begin : ends[block]].astype(np.int64))
+        positions.append(_load(path.with_suffix(".duplicates.npy"))[begin : ends[block]].astype(np.int64))
     return np.concatenate(positions)
 
 
-def load_notes(block: Path) -> np.ndarray:
-    """Load the notes on a block, a record a paragraph: tokens, characters, bytes, document."""
-    return np.array(_load(block.with_suffix(".noted.npy")))
+def load_lengths(block: Path) -> np.ndarray:
+    """Read the lengths of a block's paragraphs: a record array with tokens, characters, bytes and document."""
+    return np.array(_load(block.with_suffix(".lengths.npy")))
 
 
 def _save(path: Path, values: np.ndarray, root: Path) -> Shard:
-    with new_file(path, flush=False) as file:  # removed when the stage is finished
+    with new_file(path, flush=False) as file:  # no flush: these files live only until the stage is finished
         np.save(file, values)
     return file.shard(path, root)
 

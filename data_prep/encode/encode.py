@@ -1,10 +1,10 @@
 """Stage `encode`: corpora to Arrow shards of token ids, per language and per pair.
 
-    OUT/mono/<lang>/<file>-<block>.arrow   schema DOCUMENTS: a record a document, ending in `</s>`
-    OUT/para/<a>-<b>/<file>-<block>.arrow  schema PAIRS: a record a pair, in the order of the pair's name
-    OUT/{mono,para}/manifest.json          written when all shards of that task are there
+    OUT/mono/<lang>/<file>-<block>.arrow   schema DOCUMENTS: each record is a document, which ends in `</s>`
+    OUT/para/<a>-<b>/<file>-<block>.arrow  schema PAIRS: each record is a pair, its sides in the order of the name
+    OUT/{mono,para}/manifest.json          written when all shards of the task are there
 
-A shard holds a block of an input: about `block_bytes` of its text. Its bytes do not depend on the number of workers.
+A shard has the text of one block of an input, about `block_bytes`. Its bytes do not depend on the number of workers.
 """
 
 import shutil
@@ -55,9 +55,9 @@ class EncodeConfig(TextConfig):
     """Bytes of text in a shard, and in a worker's unit of work."""
     split: Literal["all", "train", "heldout"] = "all"
     """Part of the text to encode: heldout takes the documents and pairs that --heldout-share holds out, train the
-    others. A hash of the document, or of the English side of a pair, as the model reads it, decides."""
+    others. A hash of the document's text as the model reads it decides, or of the pair's English side."""
     heldout_share: float = 0.001
-    """Share of the documents, and of the pairs, that are held out; give the same for both parts."""
+    """Share of the documents, and of the pairs, that are held out; give the same share for train and heldout."""
     without: UseAppendAction[tuple[Path, ...]] = ()
     """File of UTF-8 text, such as one side of a test set. Paragraphs that have the same token ids as one of its lines
     are dropped and counted, and so are pairs with such a side; may be given several times."""
@@ -72,7 +72,7 @@ def run(config: EncodeConfig) -> None:
             raise ValueError("--max-pair-tokens must be at least 2 and --block-bytes at least 1")
         if not 0 < config.heldout_share < 1:
             raise ValueError(f"--heldout-share is {config.heldout_share}: it must be between 0 and 1")
-    # Plan both tasks before encoding either: a bad file name fails before hours of work.
+    # Plan both kinds of text before encoding either: a bad file name fails before hours of work.
     vocabulary_size, plans = on_root(lambda: _plans(config))
     for kind, (stage, tasks) in plans.items():
         with stage.open():
@@ -80,10 +80,10 @@ def run(config: EncodeConfig) -> None:
 
 
 def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[EncodeTask]]]]:
-    """The vocabulary's size, and by task (mono, para) its stage and the inputs to encode."""
+    """The vocabulary's size, and for each kind of text (mono, para) its stage and the inputs to encode."""
     vocabulary = Vocabulary(config.vocab)
-    HeldOutText.read(config.without, vocabulary)  # to raise for a bad file before anything is written
-    held_out = sorted(file_sha256(path) for path in config.without)
+    HeldOutText.read(config.without, vocabulary)  # raises for a bad file before anything is written
+    without_sha256 = sorted(file_sha256(path) for path in config.without)
     plans = {}
     sources_by_task = find_sources(config)
     if config.sentences and "mono" not in sources_by_task:
@@ -98,7 +98,7 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
         if config.split != "all":
             settings |= {"split": config.split, "heldout_share": config.heldout_share}
         if config.without:
-            settings["without"] = held_out
+            settings["without"] = without_sha256
         if config.sentences and kind == "mono":
             settings["sentences"] = True
         if kind == "para":
@@ -108,12 +108,13 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
             if path.local and stage.folder.resolve() in path.local.resolve().parents:
                 raise ValueError(f"{path} is in {stage.folder}, where the shards would be: choose another --out")
         by_name = groupby(sources.inputs, lambda s: s.name)
-        plans[kind] = stage, [EncodeTask(source, number) for _, same in by_name for number, source in enumerate(same)]
+        tasks = [EncodeTask(source, index) for _, inputs in by_name for index, source in enumerate(inputs)]
+        plans[kind] = stage, tasks
     return vocabulary.size, plans
 
 
 def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: int) -> None:
-    """Encode the inputs of one task that are not finished, and write the manifest."""
+    """Encode the inputs of one kind of text that are not finished, and write the manifest."""
     on_root(lambda: _check_sizes(stage, tasks))
     if stage.finished(config.processes, on_root(lambda: moved_shards(stage))):
         return on_root(lambda: say(f"{stage.folder} is complete"))
@@ -146,22 +147,25 @@ def _check_sizes(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
 
 
 def _inputs_to_encode(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeTask]:
-    """Prepare the inputs to encode, and return them in order: those that are not finished, and the finished ones of a
-    language whose duplicates must be sought again among all its inputs."""
-    todo = [task for task in tasks if stage.task_result(task.name) is None]
-    for task in todo:
+    """The inputs to encode, in order; removes the results of those that must be encoded again.
+
+    They are the inputs that are not finished, and finished ones of a language whose duplicates must be found again
+    among all its inputs.
+    """
+    unfinished = [task for task in tasks if stage.task_result(task.name) is None]
+    for task in unfinished:
         forget_encoded(stage, task)
-    again = {task.source.name for task in todo if task.filters.exact_duplicates and not is_final(stage, task)}
-    names = {task.name for task in todo}
-    others = [t for t in tasks if t.source.name in again and t.name not in names and t.filters.exact_duplicates]
-    discard(stage, others)
-    stage.forget_tasks(task.name for task in others)
-    names.update(task.name for task in others)
+    languages = {task.source.name for task in unfinished if task.filters.exact_duplicates and not is_final(stage, task)}
+    names = {task.name for task in unfinished}
+    again = [t for t in tasks if t.source.name in languages and t.name not in names and t.filters.exact_duplicates]
+    discard(stage, again)
+    stage.forget_tasks(task.name for task in again)
+    names.update(task.name for task in again)
     return [task for task in tasks if task.name in names]
 
 
 def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: int) -> None:
-    """Remove what only the work needed, warn of doubtful inputs, and write the manifest."""
+    """Remove temporary files and markers, warn of doubtful inputs, and write the manifest."""
     markers = {f"{task.name}.json" for task in tasks}
     for path in (stage.folder / "tasks").iterdir():
         if path.name not in markers:
@@ -176,14 +180,14 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
         shards += [Shard(**shard) for shard in result["shards"]]
         counts = result["counts"]
         by_language[task.source.name] = add_counts(by_language.get(task.source.name, {}), counts)
-        elsewhere = any(counts["dropped"].get(reason) for reason in (OTHER_SPLIT, HELD_OUT_TEXT))
-        if not result["shards"] and not elsewhere:
+        left_out = any(counts["dropped"].get(reason) for reason in (OTHER_SPLIT, HELD_OUT_TEXT))
+        if not result["shards"] and not left_out:
             warn(f"{task.source.paths[0]} gave no text: see its counts in the manifest")
         lines = counts["paragraphs_in"] if task.mono else 2 * counts["pairs_in"]
         for warning in text_warnings(lines, counts["repaired"], counts["tokens"], counts["unknown"]):
             warn(f"{' and '.join(map(str, task.source.paths))}: {warning}")
-    left_out = (counts.get("removed", counts["dropped"]).get(HELD_OUT_TEXT) for counts in by_language.values())
-    if "without" in stage.settings and not any(left_out):
+    held_out = (counts.get("removed", counts["dropped"]).get(HELD_OUT_TEXT) for counts in by_language.values())
+    if "without" in stage.settings and not any(held_out):
         warn(f"no text of {stage.folder} is a line of --without: do its files have the sentences alone, one a line?")
     write_manifest(
         stage.folder,

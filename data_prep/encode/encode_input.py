@@ -3,10 +3,10 @@
 OUT/<name>/<file>-<block>.arrow          the shard of a block
 OUT/staged/<name>/<file>-<block>.*       a block's shard and the hashes of its text, until duplicates are removed
 OUT/tasks/<task>.begun.json              names and sizes of the input's files, recorded before its first block is read
-OUT/tasks/<task>.<block>.json            a block that is encoded
-OUT/tasks/<task>.encoded.json            all blocks of an input are encoded; its duplicates are yet to be removed
-OUT/tasks/<task>.json                    an input that is finished; its other markers are then removed
-OUT/work-<number>/                       how processes share the work (shared_work.py); removed at the end
+OUT/tasks/<task>.<block>.json            marker: the block is encoded
+OUT/tasks/<task>.encoded.json            marker: all blocks are encoded, but duplicates are not yet removed
+OUT/tasks/<task>.json                    marker: the input is finished; its other markers are then removed
+OUT/work-<number>/                       files by which processes share the work (shared_work.py); removed at the end
 """
 
 import os
@@ -35,12 +35,12 @@ from xlme_ds.io.folders import make_folder
 
 STAGED = "staged"
 _BLOCK_FILE = re.compile(r"\d+-\d+\..+")
-_vocabulary = cache(Vocabulary)  # read once a process
+_vocabulary = cache(Vocabulary)  # each process reads it once
 
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """One input to encode; `index` is its number among the inputs of its language or pair."""
+    """One input to encode; `index` is its index among the inputs of its language or pair."""
 
     source: Input
     index: int
@@ -77,13 +77,14 @@ def encode_inputs(
     without: tuple[Path, ...],
     member: int,
 ) -> None:
-    """Encode as one member of the processes that share the work, until all inputs are encoded or a member fails.
+    """Encode as process number `member` of those that share the work, until all inputs are encoded or a member fails.
 
-    `member` is this process's number; `without` are files of text to leave out. Raises ValueError if the
-    vocabulary or one of those files changed since the command began.
+    `without` are files of text to leave out. Raises ValueError if the vocabulary or one of these files changed since
+    the command began.
     """
     shared = SharedWork(shared_folder, member)
-    by_name, vocabulary = {task.name: task for task in tasks}, _vocabulary(vocab)
+    by_name = {task.name: task for task in tasks}
+    vocabulary = _vocabulary(vocab)
     held_out = HeldOutText.read(without, vocabulary) if without else None
     checksums = [stage.settings["vocabulary_sha256"], *stage.settings.get("without", ())]
     if [vocabulary.sha256, *sorted(map(file_sha256, without))] != checksums:
@@ -107,8 +108,8 @@ def _read_input(stage: Stage, task: EncodeTask, shared: SharedWork, encode: Enco
     try:
         for number, block in enumerate(READERS[task.source.format].blocks(task.source, stage.settings["block_bytes"])):
             blocks = number + 1
-            done = stage.task_result(task.block_name(number)) is not None
-            if not done and not shared.offer(task.name, number, block):
+            is_encoded = stage.task_result(task.block_name(number)) is not None
+            if not is_encoded and not shared.offer(task.name, number, block):
                 encode(task.name, number, block)
             if shared.failed:
                 return
@@ -138,7 +139,8 @@ def encode_block(
     settings = stage.settings
     split = Split(settings["split"], settings["heldout_share"]) if "split" in settings else None
     encoder = IdEncoder(vocabulary, task.source.languages, filters, hashes, split, without)
-    counts, reader = Counts("documents" if task.mono else "pairs"), READERS[task.source.format]
+    counts = Counts("documents" if task.mono else "pairs")
+    reader = READERS[task.source.format]
     if isinstance(reader, CC100):
         paragraphs = reader.paragraphs(task.source, block, counts)
         if settings.get("sentences"):
@@ -148,8 +150,8 @@ def encode_block(
         units = reader.pairs(task.source, block, counts)
         schema, batches = PAIRS, encoder.pairs(units, counts, stage.settings["max_pair_tokens"])
     path = (stage.folder / STAGED if hashes else stage.folder) / task.shard_name(number)
-    first = next(batches, None)
-    shard = None if first is None else write_arrow(path, schema, chain([first], batches), stage.folder)
+    first_batch = next(batches, None)  # None if no text is left: then no file is written
+    shard = None if first_batch is None else write_arrow(path, schema, chain([first_batch], batches), stage.folder)
     result = {
         "shard": shard and asdict(shard),
         "paragraphs": hashes.paragraphs if hashes else 0,
@@ -160,9 +162,9 @@ def encode_block(
 
 
 def _split_documents(documents: Iterable[Paragraphs], counts: Counts) -> Iterator[Paragraphs]:
-    """Make every paragraph a document of its own."""
-    for lines, of_document in documents:
-        counts.units_in += len(lines) - len(of_document)
+    """Make every paragraph a document of its own, also in `counts`."""
+    for lines, paragraph_counts in documents:
+        counts.units_in += len(lines) - len(paragraph_counts)
         yield Paragraphs(lines, np.ones(len(lines), np.int64))
 
 
@@ -175,12 +177,12 @@ def begin_input(stage: Stage, task: EncodeTask) -> None:
 def discard_changed(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
     """Discard the blocks of unfinished inputs whose files changed since an interrupted run. One process calls this
     before any block is encoded."""
-    files = {task.name: {"inputs": [list(file) for file in task.source.files]} for task in tasks}
-    discard(stage, [task for task in tasks if stage.task_result(f"{task.name}.begun") != files[task.name]])
+    begun = {task.name: {"inputs": [list(file) for file in task.source.files]} for task in tasks}
+    discard(stage, [task for task in tasks if stage.task_result(f"{task.name}.begun") != begun[task.name]])
 
 
 def discard(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
-    """Remove all blocks and markers of unfinished inputs. Each folder is listed only once: there may be many inputs."""
+    """Remove all blocks and markers of unfinished inputs. Lists each folder once, because inputs may be many."""
     names = {task.name for task in tasks}
     for path in (stage.folder / "tasks").glob("*.*.json"):
         if path.name.partition(".")[0] in names:
@@ -192,7 +194,7 @@ def discard(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
 
 
 def moved_shards(stage: Stage) -> set[str]:
-    """Names of staged shards that were moved to their final place. A shard that was moved without a marker, because the
+    """Names of staged shards that were moved to their final place. A shard without a marker of the move, because the
     run was interrupted, is moved back."""
     moved = set()
     for path in (stage.folder / "tasks").glob("*.json"):
@@ -208,18 +210,18 @@ def moved_shards(stage: Stage) -> set[str]:
 
 
 def forget_encoded(stage: Stage, task: EncodeTask) -> None:
-    """Forget those blocks of an encoded input whose marker or shard is missing, so that they are encoded again."""
+    """Forget the blocks of an encoded input that lack their marker or shard, so that they are encoded again."""
     encoded = stage.task_result(f"{task.name}.encoded")
     for number in range(encoded["blocks"] if encoded else 0):
         name = task.block_name(number)
         result, final = stage.task_result(name), stage.task_result(f"{name}.final")
-        missing = result and result["shard"] and not (stage.folder / result["shard"]["name"]).exists() and not final
-        if result is None or missing:
+        no_shard = result and result["shard"] and not (stage.folder / result["shard"]["name"]).exists() and not final
+        if result is None or no_shard:
             stage.forget_tasks((name, f"{name}.final", f"{task.name}.encoded"))
 
 
 def finish(stage: Stage, task: EncodeTask, blocks: Iterable[dict[str, Any] | None]) -> None:
-    """Mark an input as finished, from the results of its blocks."""
+    """Mark an input as finished, with the shards and counts from the results of its blocks."""
     counts = Counts("documents" if task.mono else "pairs", files=1).as_json()
     shards, markers = [], [f"{task.name}.begun", f"{task.name}.encoded"]
     for number, block in enumerate(blocks):
@@ -228,5 +230,6 @@ def finish(stage: Stage, task: EncodeTask, blocks: Iterable[dict[str, Any] | Non
         counts = add_counts(counts, block["counts"])
         shards += [block["shard"]] if block["shard"] else []
     result = {"inputs": task.source.files, "shards": shards, "counts": counts}
-    stage.finish_task(task.name, result, flush=len(shards) > 1)  # before its blocks' markers are removed
+    # If a crash lost this marker after those of several blocks are removed, all blocks would be encoded again.
+    stage.finish_task(task.name, result, flush=len(shards) > 1)
     stage.forget_tasks(markers)

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,19 +17,19 @@ from xlme_ds.io.files import require_line_feeds
 
 OTHER_SPLIT = "other_split"
 HELD_OUT_TEXT = "held_out_text"
-_MARKUP = re.compile(r".*\t.*|\{.*\}|<.*>")  # a line of a table, of JSON Lines, of XML
+_MARKUP = re.compile(r".*\t.*|\{.*\}|<.*>")  # a line of a table, of JSON Lines, or of XML
 
 
 @dataclass(frozen=True)
 class Split:
-    """The part of a corpus that is encoded, `train` or `heldout`. A 64-bit hash (BLAKE2b) of the text's normal form
-    decides, so that texts that the model cannot tell apart are on one side, whatever files they are in."""
+    """The part of a corpus that is encoded, `train` or `heldout`. A 64-bit hash (BLAKE2b) of a text's normal form says
+    which part it is in, so texts that the model cannot tell apart are in the same part, whatever files they are in."""
 
     part: str
-    share: float  # of the texts, to hold out
+    share: float  # of all texts that is held out
 
     def left_out(self, texts: Iterable[bytes]) -> np.ndarray:
-        """Whether each text (in normal form) belongs to the other part; bool [texts]."""
+        """Whether each text (in normal form) is in the part that is not encoded; bool [texts]."""
         digests = (blake2b(text, digest_size=8, person=b"xlme held out").digest() for text in texts)
         limit = int(self.share * 2**64)
         held_out = np.array([int.from_bytes(digest, "little") < limit for digest in digests], bool)
@@ -37,7 +38,7 @@ class Split:
 
 @dataclass(frozen=True)
 class HeldOutText:
-    """Lines that no encoded text may have, for example those of a test set; stored as hashes of their token ids."""
+    """Lines that no encoded text may have, such as a test set; `digests` are hashes of their token ids."""
 
     digests: frozenset[bytes]
 
@@ -45,8 +46,8 @@ class HeldOutText:
     def read(paths: Iterable[Path], vocabulary: Vocabulary) -> "HeldOutText":
         """Read the lines of UTF-8 files, compressed or not.
 
-        Raises ValueError for a file that is not UTF-8 or has no lines of text, and for a pipe, because each process
-        and the next run read the files again.
+        Raises ValueError for a file that is not UTF-8 or has no lines of text, and for a pipe, because every process
+        and every later run reads the files again.
         """
         digests: set[bytes] = set()
         for path in paths:
@@ -63,7 +64,8 @@ class HeldOutText:
 
 
 def _clean_sentences(path: Path, data: bytes) -> list[str]:
-    """Clean the lines of a test set as training text is cleaned; empty lines are left out."""
+    """Clean the lines of a test set as training text is cleaned, and leave out empty ones. Raises ValueError for a file
+    that is not one sentence a line."""
     repaired = Counter[str]()
     lines = list(filter(None, clean_lines(data, repaired)))
     effect = "so --without leaves out nothing by it"
@@ -80,9 +82,9 @@ def _clean_sentences(path: Path, data: bytes) -> list[str]:
 
 
 def lines_of(ids: np.ndarray, lengths: np.ndarray) -> list[bytes]:
-    """Split `ids` into lines of these `lengths`, each as the bytes of its ids."""
-    data, ends = ids.tobytes(), (np.cumsum(lengths) * ids.itemsize).tolist()
-    return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    """Split `ids` into lines of these `lengths`; returns the bytes of the ids of each line."""
+    data, stops = ids.tobytes(), (np.cumsum(lengths) * ids.itemsize).tolist()
+    return [data[start:stop] for start, stop in pairwise([0, *stops])]
 
 
 def _digest(line: bytes) -> bytes:

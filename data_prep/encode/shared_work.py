@@ -14,10 +14,10 @@ from data_prep.progress import Status
 from data_prep.readers import TextBlock
 from xlme_ds.io.files import naming
 
-_WORK = re.compile(r"work-\d+-\d+")
-# Seconds between two looks for work: an eighth of the time waited so far, within these bounds.
+_WORK_FOLDER = re.compile(r"work-\d+-\d+")
+# A waiting member looks for work at intervals of 1/8 of the time it has waited, within these bounds, in seconds.
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.01, 1.0
-_OFFERED_EACH = 2  # most blocks on offer for each waiting member
+_OFFERS_PER_MEMBER = 2  # most blocks on offer for each waiting member
 _NO_FAILURE = "no-failure"  # a file that exists as long as no member has failed
 EncodeBlock = Callable[[str, int, TextBlock], None]  # takes the input's name, the block's number in it, and the block
 
@@ -33,9 +33,9 @@ class SharedWork:
     2. A member that finds no input left waits for blocks (`take_until_all_finished`).
     3. A reader that sees others waiting offers its next blocks and continues reading; with nobody waiting, it encodes
        the block itself (`offer`).
-    4. At the end of an input its reader encodes the blocks that nobody took, and waits for the rest (`take_back`).
+    4. At the end of an input its reader encodes the blocks that nobody took, and waits for the others (`take_back`).
 
-    Every step creates or renames one file in `folder`, and both are atomic, so members need nothing but a file system:
+    Every step creates or renames one file in `folder`. Both are atomic, so members need only a shared file system:
 
         claimed/<input>           a member reads this input
         waiting/<member>          this member has no input to read
@@ -45,9 +45,9 @@ class SharedWork:
         done-<member>             bytes of text that this member has encoded
         no-failure                removed by a member that fails, so that the others stop
 
-    The output does not depend on who encodes a block. A killed run cannot remove its folder; the next run does and
-    starts with a new one. `concurrent.futures` and `mpi4py.futures` do not fit: there only the parent submits work,
-    so it would have to read every file, and under MPI one of two ranks would encode nothing.
+    The output does not depend on who encodes a block. A killed run leaves its folder, which the next run removes.
+    `concurrent.futures` and `mpi4py.futures` do not fit: there only the parent submits work, so it would have to read
+    every file, and under MPI one of two ranks would encode nothing.
     """
 
     folder: Path
@@ -56,12 +56,12 @@ class SharedWork:
 
     @staticmethod
     def begin(parent: Path) -> Path:
-        """Make a new folder in `parent` and remove those of killed runs; one process calls it, before the others start.
+        """Make a new folder in `parent` and remove those of killed runs; one process calls this before others start.
 
-        Its name is new each time, because processes of a killed run may live a moment longer.
+        Every run has a folder of another name, because processes of a killed run may live a moment longer.
         """
         for old in parent.iterdir():
-            if _WORK.fullmatch(old.name):
+            if _WORK_FOLDER.fullmatch(old.name):
                 shutil.rmtree(old, ignore_errors=True)
         folder = parent / f"work-{os.getpid()}-{time.time_ns()}"
         for name in ("claimed", "waiting", "offered", "taken", "finished"):
@@ -98,9 +98,9 @@ class SharedWork:
             self.status.stop()
 
     def offer(self, name: str, number: int, block: TextBlock) -> bool:
-        """Leave a block to the waiting members; False when none waits, or they have enough blocks already."""
+        """Offer a block to the waiting members; False if none waits, or enough blocks are on offer already."""
         waiting = len(os.listdir(self.folder / "waiting"))
-        if not waiting or len(os.listdir(self.folder / "offered")) >= _OFFERED_EACH * waiting:
+        if not waiting or len(os.listdir(self.folder / "offered")) >= _OFFERS_PER_MEMBER * waiting:
             return False
         temporary = self.folder / f".{self.member}.tmp"
         with naming(temporary), open(temporary, "wb") as file:
@@ -108,7 +108,7 @@ class SharedWork:
         os.rename(temporary, self.folder / "offered" / f"{name}.{number:06d}")
         return True
 
-    def take(self, work: EncodeBlock, name: str = "") -> bool:
+    def take(self, encode: EncodeBlock, name: str = "") -> bool:
         """Take one offered block (of input `name`, if given) and encode it; False if none is offered."""
         for offered in sorted((self.folder / "offered").glob(f"{name or '*'}.*")):
             taken = self.folder / "taken" / offered.name
@@ -117,39 +117,40 @@ class SharedWork:
             except FileNotFoundError:
                 continue
             try:
-                with open(taken, "rb") as stream:
-                    block = pickle.load(stream)
-                work(*block)
+                with open(taken, "rb") as file:
+                    offer = pickle.load(file)
+                encode(*offer)
             finally:
                 taken.unlink()
             return True
         return False
 
-    def take_until_all_finished(self, inputs: int, work: EncodeBlock) -> None:
+    def take_until_all_finished(self, inputs: int, encode: EncodeBlock) -> None:
         """Wait for blocks and encode them until this number of `inputs` is finished, or a member failed."""
         (self.folder / "waiting" / str(self.member)).touch()
-        self._take_until(lambda: len(os.listdir(self.folder / "finished")) == inputs, work)
+        self._take_until(lambda: len(os.listdir(self.folder / "finished")) == inputs, encode)
 
-    def take_back(self, name: str, work: EncodeBlock) -> bool:
-        """Encode the offered blocks of input `name` and wait for those that others took; False when a member failed."""
-        return self._take_until(lambda: not list((self.folder / "taken").glob(f"{name}.*")), work, name)
+    def take_back(self, name: str, encode: EncodeBlock) -> bool:
+        """Encode the offered blocks of input `name` and wait for those that others took; False if a member failed."""
+        return self._take_until(lambda: not list((self.folder / "taken").glob(f"{name}.*")), encode, name)
 
-    def _take_until(self, done: Callable[[], bool], work: EncodeBlock, name: str = "") -> bool:
+    def _take_until(self, is_done: Callable[[], bool], encode: EncodeBlock, name: str = "") -> bool:
+        """Encode offered blocks (of input `name`, if given) until none is left and `is_done`; False if one failed."""
         idle_since = time.monotonic()
         while not self.failed:
-            if self.take(work, name):
+            if self.take(encode, name):
                 idle_since = time.monotonic()
-            elif done():
+            elif is_done():
                 return True
             else:
                 time.sleep(min(max(_SHORTEST_WAIT, (time.monotonic() - idle_since) / 8), _LONGEST_WAIT))
         return False
 
-    def report(self, done: int, inputs: int, label: str) -> None:
-        """Add `done` bytes of encoded text; member 0 displays the sum over all members."""
+    def report(self, encoded_bytes: int, inputs: int, label: str) -> None:
+        """Add to the bytes of text that this member encoded; member 0 displays the sum over all members."""
         path = self.folder / f"done-{self.member}"
         with naming(path):
-            path.write_text(str(_read_number(path) + done))
+            path.write_text(str(_read_number(path) + encoded_bytes))
         if self.member == 0:
             self.status.show(lambda: self._progress(inputs, label))
 
@@ -161,5 +162,5 @@ class SharedWork:
 
 
 def _read_number(path: Path) -> int:
-    """Read a file of `report`; 0 if there is none."""
+    """Read a member's number of bytes; 0 if it has reported none."""
     return int(path.read_text() or 0) if path.exists() else 0  # empty while another member writes it

@@ -271,7 +271,7 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
 
 
 def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> MixPlan:
-    """Plan which examples are sampled, and print their shares. Packed rows need some more examples (`fill_rows`)."""
+    """Plan which examples are sampled, and print their shares. Packed rows may need more of them (`fill_rows`)."""
     folder = config.encoded / task
     names = [shard.name for shard in encoded.shards]
     sizes = [shard.bytes for shard in encoded.shards]

@@ -147,9 +147,9 @@ def test_paragraphs_without_tokens_go_with_the_last_text_of_their_document(
 
 def test_where_one_side_ends_makes_another_pair() -> None:
     sides = [["ab", "a", "a b", "a", "a\t", "", "abc", "ab"], ["c", "bc", "c", "b c", "b", "abc", "", "c"]]
-    assert BlockHashes().repeated([[text.encode() for text in side] for side in sides], np.ones(8, bool)).tolist() == [
-        False
-    ] * 7 + [True]
+    forms = [[text.encode() for text in side] for side in sides]
+    is_repeated, _ = BlockHashes().repeated(forms, np.ones(8, bool))
+    assert is_repeated.tolist() == [False] * 7 + [True]
 
 
 def test_slices_cut_the_hashes_without_loss(tmp_path: Path) -> None:
@@ -157,14 +157,16 @@ def test_slices_cut_the_hashes_without_loss(tmp_path: Path) -> None:
     texts = [[str(number) for number in rng.integers(0, 3000, 1000)] for _ in range(6)]
     runs = []
     for number, block in enumerate(texts):
-        noted = BlockHashes()
-        fresh = ~noted.repeated([[text.encode() for text in block]], np.ones(len(block), bool))
+        stored = BlockHashes()
+        is_repeated, hashes = stored.repeated([[text.encode() for text in block]], np.ones(len(block), bool))
+        fresh = ~is_repeated
         texts[number] = [text for text, keep in zip(block, fresh, strict=True) if keep]
         assert len(texts[number]) == len(set(block))
-        noted.note(fresh, [texts[number]], np.ones(fresh.sum(), int), np.arange(fresh.sum()))
+        fresh_hashes = [hashes[i] for i in np.flatnonzero(fresh)]
+        stored.add(fresh_hashes, [texts[number]], np.ones(fresh.sum(), int), np.arange(fresh.sum()))
         runs.append(tmp_path / f"{number}.arrow")
-        noted.save(runs[-1], tmp_path)
-        assert noted.paragraphs == fresh.sum()
+        stored.save(runs[-1], tmp_path)
+        assert stored.paragraphs == fresh.sum()
     expected = []
     seen: set[str] = set()
     for block in texts:
