@@ -1,9 +1,9 @@
 """Remove near duplicates among the documents of each language, by datatrove's MinHash (the extra `minhash`).
 
-    OUT/mono/<lang>.jsonl.gz    the documents that stay, for `encode --mono OUT/mono`
+    OUT/mono/<lang>.jsonl.gz    the documents that are kept, for `encode --mono OUT/mono`
     OUT/manifest.json           written when all languages are there
 
-A language is one task. It reads the documents twice: to compute their signatures, and to write those that stay.
+Each language is a task. It reads the documents twice: to compute their signatures, and to write those that are kept.
 """
 
 import contextlib
@@ -33,9 +33,8 @@ _NO_SPACES = ("ja", "km", "lo", "my", "my_zaw", "th", "zh-Hans", "zh-Hant")
 
 @dataclass(frozen=True)
 class MinhashConfig:
-    """Remove documents that differ little from another one of their language, with datatrove's MinHash: 14 buckets of 8
-    hashes of 5 words, so documents that share about three quarters of their 5-word sequences count as near
-    duplicates."""
+    """Remove documents that differ little from another one of their language, by datatrove's MinHash: 14 buckets of 8
+    hashes of 5-word sequences, so documents that share about three quarters of these are near duplicates."""
 
     mono: Path
     """Folder of <lang>.txt[.xz|.gz|.bz2|.zst] (a paragraph per line, an empty line between documents), <lang>.jsonl[…]
@@ -83,14 +82,15 @@ def _write_manifest(stage: Stage, results: dict[str, dict[str, Any]]) -> None:
 
 
 def _write_language(stage: Stage, language: tuple[str, Sequence[Input]]) -> dict[str, Any]:
-    """Write the documents of one language that stay; the result counts those read and those removed."""
+    """Write the documents of one language that are kept; the result counts those read and those removed."""
     name, inputs = language
     result = stage.task_result(name)
     if result is None:
         work, counts = stage.folder / "work" / name, Counts("documents")
         shutil.rmtree(work, ignore_errors=True)
         make_folder(work)
-        path, written = stage.folder / "mono" / f"{name}.jsonl.gz", 0
+        path = stage.folder / "mono" / f"{name}.jsonl.gz"
+        written = 0
         with new_file(path) as file, gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
             for text in _without_near_duplicates(name, inputs, work, counts):
                 packed.write(json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n")
@@ -105,7 +105,10 @@ def _write_language(stage: Stage, language: tuple[str, Sequence[Input]]) -> dict
 
 
 def _without_near_duplicates(language: str, inputs: Sequence[Input], work: Path, counts: Counts) -> Iterator[str]:
-    """Yield one document of each cluster of near duplicates, in input order; `counts` counts all that were read."""
+    """Yield the text of one document of each cluster of near duplicates, in input order; `counts` counts all documents.
+
+    The intermediate files are in the folder `work`.
+    """
     from datatrove.data import Document
     from datatrove.pipeline.dedup import minhash
     from datatrove.utils.hashing import HashConfig
@@ -118,18 +121,18 @@ def _without_near_duplicates(language: str, inputs: Sequence[Input], work: Path,
         def word_tokenize(self, text: str) -> list[str]:
             return list("".join(text.split())) if language in _NO_SPACES else text.split()
 
-    def texts(counted: Counts) -> Iterator[Document]:
+    def read(read_counts: Counts) -> Iterator[Document]:
         for source in inputs:
-            for number, paragraphs in enumerate(documents(source, counted)):
-                yield Document("\n".join(paragraphs), str(number))
+            for i, paragraphs in enumerate(documents(source, read_counts)):
+                yield Document("\n".join(paragraphs), str(i))
 
     signatures, buckets, remove = (str(work / part) for part in ("signatures", "buckets", "remove"))
-    settings = minhash.MinhashConfig(hash_config=HashConfig(hash_fc="sha1"))
-    minhash.MinhashDedupSignature(signatures, settings, Words())(texts(Counts("documents")))
-    for bucket in range(settings.num_buckets):
-        finder = minhash.MinhashDedupBuckets(signatures, buckets, config=settings)
-        finder(None, bucket, settings.num_buckets)
-    with contextlib.redirect_stderr(io.StringIO()):  # the bar of tqdm
-        minhash.MinhashDedupCluster(buckets, remove, settings)(None)
-    for document in minhash.MinhashDedupFilter(remove)(texts(counts)):
+    datatrove_config = minhash.MinhashConfig(hash_config=HashConfig(hash_fc="sha1"))
+    minhash.MinhashDedupSignature(signatures, datatrove_config, Words())(read(Counts("documents")))
+    for bucket in range(datatrove_config.num_buckets):
+        finder = minhash.MinhashDedupBuckets(signatures, buckets, config=datatrove_config)
+        finder(None, bucket, datatrove_config.num_buckets)
+    with contextlib.redirect_stderr(io.StringIO()):  # hides tqdm's progress bar
+        minhash.MinhashDedupCluster(buckets, remove, datatrove_config)(None)
+    for document in minhash.MinhashDedupFilter(remove)(read(counts)):
         yield document.text

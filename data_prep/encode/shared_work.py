@@ -135,7 +135,7 @@ class SharedWork:
         return self._take_until(lambda: not list((self.folder / "taken").glob(f"{name}.*")), encode, name)
 
     def _take_until(self, is_done: Callable[[], bool], encode: EncodeBlock, name: str = "") -> bool:
-        """Encode offered blocks (of input `name`, if given) until none is left and `is_done`; False if one failed."""
+        """Encode offered blocks (if given, only of input `name`) until `is_done`; False if a member failed."""
         idle_since = time.monotonic()
         while not self.failed:
             if self.take(encode, name):

@@ -11,7 +11,7 @@ No text is lost silently: damage is repaired and counted by reason, and useless 
 U+2028 and U+0085 end no line: only LF does. White space at both ends is removed without being counted.
 
 A corpus description names its filters and their settings: `[filters.NAME]`. They run in the order of the description,
-but `column` runs first, where the file is read, and filters that need token counts run after the others.
+but `column` runs first, while the file is read, and filters that need token counts run after the others.
 `exact_duplicates` is in dedup.py, because it needs all text of a language.
 """
 
@@ -32,20 +32,20 @@ from data_prep.filters.language_id import in_another_language
 from data_prep.languages import LANGUAGES, letters, scripts_of
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
-# These characters in UTF-8, and CR, which needs a repair too: to check many lines at once.
+# The same characters as bytes of UTF-8, and CR, which needs a repair too: to check many lines at once.
 _C0 = bytes(code for code in range(32) if code not in (9, 10)) + b"\x7f"
 _C1 = re.compile(b"\xc2[\x80-\x84\x86-\x9f]")
 _BOM = "\ufeff".encode()
-# A byte order mark and white space, which `clean_line` removes together from the start of a line.
+# A byte order mark and all white space: `clean_line` removes any mixture of them from the start of a line.
 _MARK_OR_SPACE = "\ufeff" + "".join(character for character in map(chr, range(0x3001)) if character.isspace())
-# (repair, share of lines, likely cause): real text in UTF-8 needs the repair in far fewer of its lines.
+# (repair, largest plausible share of lines, likely cause of more): text in UTF-8 needs the repair in far fewer lines.
 _SUSPICIOUS_REPAIRS = (
     ("invalid_utf8", 0.02, "of its lines have bytes that are no UTF-8: is it in another encoding, or compressed?"),
     ("control_character", 0.1, "of its lines have control characters: is it UTF-16, or no text?"),
     ("carriage_return_inside", 0.1, "of its lines have carriage returns inside: should these end lines, as LF does?"),
 )
-_MOST_UNKNOWN = 0.05  # share of the tokens that are unknown
-_LINE_BY_LINE = 4_000  # most bytes whose lines are repaired one by one
+_MOST_UNKNOWN = 0.05  # largest plausible share of unknown tokens
+_LINE_BY_LINE = 4_000  # bytes: longer text that needs a repair is halved, because often only one half needs it
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Counts:
     removed: Counter[str] = field(default_factory=Counter)
 
     def as_json(self) -> dict[str, Any]:
-        """The counts as the manifest has them; asserts that all that was read is written, dropped or removed."""
+        """The counts as a JSON object of the manifest; asserts that all text read was written, dropped or removed."""
         assert self.units_in == self.units + self.dropped.total(), f"{self.unit} were lost: {self}"
         removed: dict[str, Any] = {}
         if self.unit == "documents":
@@ -93,7 +93,7 @@ class Counts:
 
 
 def add_counts(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    """Sum of two `Counts.as_json` values."""
+    """The sum of two values of `Counts.as_json`, key by key."""
     total = dict(a)
     for key, value in b.items():
         total[key] = add_counts(total.get(key, {}), value) if isinstance(value, dict) else total.get(key, 0) + value
@@ -101,17 +101,18 @@ def add_counts(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_warnings(lines: int, repaired: Mapping[str, int], tokens: int = 0, unknown: int = 0) -> Iterator[str]:
-    """Warnings that a file is probably not text as expected: many `lines` were repaired, or many tokens are unknown."""
-    for reason, most, likely_cause in _SUSPICIOUS_REPAIRS:
-        share = repaired.get(reason, 0) / max(lines, 1)
-        if share > most:
+    """Yield warnings that a file is probably no text in UTF-8: many of its `lines` were repaired, or many of its tokens
+    are unknown."""
+    for repair, threshold, likely_cause in _SUSPICIOUS_REPAIRS:
+        share = repaired.get(repair, 0) / max(lines, 1)
+        if share > threshold:
             yield f"{100 * min(share, 1):.0f}% {likely_cause}"
     if unknown > _MOST_UNKNOWN * tokens:
         yield f"{100 * unknown / tokens:.0f}% of its tokens are <unk>: does the vocabulary have its script?"
 
 
 def clean_line(raw: bytes, repaired: Counter[str]) -> str:
-    """Text of one line without its LF; may be empty."""
+    """The repaired text of one line, given without its LF; may be empty. Counts the repairs in `repaired`."""
     try:
         text = raw.decode()
     except UnicodeDecodeError:
@@ -132,7 +133,7 @@ def clean_line(raw: bytes, repaired: Counter[str]) -> str:
 
 
 def clean_lines(data: bytes, repaired: Counter[str]) -> list[str]:
-    """`clean_line` for every line of `data`; fast where many lines in a row need no repair."""
+    """`clean_line` of every line of `data`; fast where many consecutive lines need no repair."""
     if not data:
         return []
     if len(data.translate(None, _C0)) == len(data) and not _C1.search(data) and _BOM not in data:
@@ -140,9 +141,9 @@ def clean_lines(data: bytes, repaired: Counter[str]) -> list[str]:
             return [line.strip() for line in data.decode().removesuffix("\n").split("\n")]
         except UnicodeDecodeError:
             pass
-    half = data.find(b"\n", len(data) // 2) + 1 if len(data) > _LINE_BY_LINE else 0
-    if 0 < half < len(data):
-        return clean_lines(data[:half], repaired) + clean_lines(data[half:], repaired)
+    middle = data.find(b"\n", len(data) // 2) + 1 if len(data) > _LINE_BY_LINE else 0  # 0: not halved
+    if 0 < middle < len(data):
+        return clean_lines(data[:middle], repaired) + clean_lines(data[middle:], repaired)
     return [clean_line(line, repaired) for line in data.removesuffix(b"\n").split(b"\n")]
 
 
@@ -152,17 +153,18 @@ MODEL = "model"  # setting of filter language: a file
 
 @dataclass(frozen=True)
 class Sides:
-    """Paragraphs (one side) or pairs (two sides), many at once: texts and language by side. A missing score is NaN."""
+    """Many paragraphs (one side) or pairs (two sides): the texts and the language of each side, and the scores of the
+    pairs, NaN where one is missing."""
 
     texts: tuple[Sequence[str], ...]
     languages: tuple[str, ...]
     scores: np.ndarray | None = None
 
 
-# A filter returns a bool for each paragraph or pair: True drops it. Its keyword arguments are its settings. Docstrings
-# of filters say what is dropped.
+# A filter returns a bool for each paragraph or pair: True drops it. Its keyword arguments are its settings, and its
+# docstring is the condition to drop.
 TextFilter = Callable[[Sides], np.ndarray]
-TokenFilter = Callable[[Sequence[np.ndarray]], np.ndarray]  # from the numbers of tokens by side
+TokenFilter = Callable[[Sequence[np.ndarray]], np.ndarray]  # takes the numbers of tokens of each side
 
 
 def _length(sides: Sides, *, min_characters: float = 0, max_characters: float = 0) -> np.ndarray:
@@ -213,11 +215,11 @@ def _boilerplate_length(sides: Sides, *, min_bytes: float = 20) -> np.ndarray:
 def _score(sides: Sides, *, least: float = 1.04) -> np.ndarray:
     """The score that came with the pair is less than `least`, or missing."""
     assert sides.scores is not None
-    return ~(sides.scores >= least)
+    return ~(sides.scores >= least)  # NaN is not >= anything, so a missing score is dropped
 
 
 def _language(sides: Sides, *, probability: float = 0.99, model: str = "") -> np.ndarray:
-    """A paragraph or side is in another language with over `probability`, by the file `model` or py3langid's own."""
+    """A paragraph or side is in other languages with over `probability`, by the model file `model` or py3langid's."""
     pairs = zip(sides.texts, sides.languages, strict=True)
     return np.logical_or.reduce([in_another_language(side, language, probability, model) for side, language in pairs])
 
@@ -237,7 +239,7 @@ _FILTERS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Filters:
-    """The filters of one input, ready to run, each with the name for its counts."""
+    """The filters of one input, ready to run: (name under which dropped text is counted, filter)."""
 
     text: tuple[tuple[str, TextFilter], ...] = ()
     tokens: tuple[tuple[str, TokenFilter], ...] = ()
@@ -245,14 +247,20 @@ class Filters:
 
 
 def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> Filters:
-    """Filters from a description's tables. A wrong name or setting raises a ValueError that names `where`."""
-    by_kind: list[list[tuple[str, Any]]] = [[], []]
+    """The filters of a description's tables, for text of `task` (mono or para).
+
+    Raises ValueError for a wrong name or setting; the message begins with `where`.
+    """
+    text_filters: list[tuple[str, TextFilter]] = []
+    token_filters: list[tuple[str, TokenFilter]] = []
     usage = f"{where}: filters must be a table for each filter, as [filters.length]"
     if not isinstance(settings, dict):
         raise ValueError(f"{usage}, not {settings!r}")
     if COLUMN in settings:
         column_filters(settings, where)
-    for name, values in ((name, values) for name, values in settings.items() if name != COLUMN):
+    for name, values in settings.items():
+        if name == COLUMN:
+            continue
         if name not in _FILTERS:
             names = [*_FILTERS, COLUMN]
             similar = difflib.get_close_matches(name, names, n=1)
@@ -260,13 +268,12 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
             raise ValueError(f"{where}: there is no filter {name!r}: {hint}")
         if not isinstance(values, dict):
             raise ValueError(f"{usage}, but {name} is {values!r}: write [filters.{name}]")
-        *functions, tasks = _FILTERS[name]
-        own_settings = [key for function in functions if function for key in function.__kwdefaults__ or ()]
+        text_function, token_function, tasks = _FILTERS[name]
+        text_keys, token_keys = (list(f.__kwdefaults__ or ()) if f else [] for f in (text_function, token_function))
+        keys = text_keys + token_keys
         for key, value in values.items():
-            if key not in own_settings:
-                raise ValueError(
-                    f"{where}: filter {name} has no setting {key!r}: it has {', '.join(own_settings) or 'none'}"
-                )
+            if key not in keys:
+                raise ValueError(f"{where}: filter {name} has no setting {key!r}: it has {', '.join(keys) or 'none'}")
             if (name, key) == (LANGUAGE, MODEL):
                 if not (isinstance(value, str) and Path(value).is_file()):
                     raise ValueError(f"{where}: {key} of filter {name} is {value!r}: it must name a file")
@@ -276,8 +283,12 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
                 raise ValueError(f"{where}: {key} of filter {name} is {value}: it must be between 0 and 1")
         if task not in tasks:
             raise ValueError(f"{where}: filter {name} is not for task {task}: take it out")
-        for function, filters in zip(functions, by_kind, strict=True):
-            if function:
-                own = {key: values[key] for key in function.__kwdefaults__ or () if key in values}
-                filters.append((name, partial(function, **own)))
-    return Filters(tuple(by_kind[0]), tuple(by_kind[1]), EXACT_DUPLICATES in settings)
+        if text_function:
+            text_filters.append((name, partial(text_function, **_subset(values, text_keys))))
+        if token_function:
+            token_filters.append((name, partial(token_function, **_subset(values, token_keys))))
+    return Filters(tuple(text_filters), tuple(token_filters), EXACT_DUPLICATES in settings)
+
+
+def _subset(values: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: values[key] for key in keys if key in values}

@@ -1,4 +1,4 @@
-"""Filters by the value that a corpus itself has for a record, in one of its columns: `[filters.column.NAME]`."""
+"""Filters by the value in a column of the corpus, such as a score: `[filters.column.NAME]` in a description."""
 
 import math
 import sys
@@ -25,8 +25,8 @@ class ColumnFilter:
         return f"{COLUMN} {self.column}"
 
     def drops(self, value: Any) -> bool:
-        """Whether the record is dropped. Text is compared with the bounds as a number, with `one_of` as it is
-        written."""
+        """Whether a record with this value is dropped. Text is compared with the bounds as a number, and with `one_of`
+        as it is written."""
         if self.one_of is not None and _json_text(value) not in map(_json_text, self.one_of):
             return True
         if self.min is None and self.max is None:
@@ -55,7 +55,8 @@ def is_number(value: Any) -> bool:
 
 
 def column_filters(settings: Mapping[str, Any], where: str = "") -> tuple[ColumnFilter, ...]:
-    """The filters of `[filters.column.NAME]`. Raises ValueError, which names `where`, for a wrong setting."""
+    """The filters of `[filters.column.NAME]`, one for each NAME. Raises ValueError for a wrong setting; the message
+    begins with `where`."""
     filters = []
     rules_by_column = settings.get(COLUMN, {})
     usage = f"write [filters.{COLUMN}.NAME] with numbers min or max, both finite, or a list one_of"
@@ -63,8 +64,8 @@ def column_filters(settings: Mapping[str, Any], where: str = "") -> tuple[Column
         raise ValueError(f"{where}: filters has {COLUMN} = {rules_by_column!r}: {usage}")
     for name, rules in rules_by_column.items():
         names_fit = isinstance(rules, dict) and rules and rules.keys() <= {"min", "max", "one_of"}
-        numbers = names_fit and all(is_number(rules[key]) for key in ("min", "max") if key in rules)
-        if not numbers or not isinstance(rules.get("one_of", []), list):
+        bounds_fit = names_fit and all(is_number(rules[key]) for key in ("min", "max") if key in rules)
+        if not bounds_fit or not isinstance(rules.get("one_of", []), list):
             raise ValueError(f"{where}: filter {COLUMN} has {name} = {str(rules)[:80]}: {usage}")
         if rules.get("min", -math.inf) > rules.get("max", math.inf):
             raise ValueError(

@@ -11,7 +11,7 @@ import numpy as np
 from data_prep.languages import language_of
 from xlme_ds.io.files import file_sha256
 
-# CC-100's language -> codes of its varieties, which models may give instead.
+# A language of CC-100 -> codes of its varieties, which a model may give instead.
 _DIALECTS = {
     "ar": ("acm", "acq", "aeb", "afb", "ajp", "apc", "arq", "ars", "ary", "arz"),
     "ku": ("sdh",),
@@ -19,19 +19,22 @@ _DIALECTS = {
     "uz": ("uzs",),
     "zh": ("wuu", "yue"),
 }
-_NO_LANGUAGE = ("und", "zxx")  # numbers, program code and the like
-_LABEL = "__label__"  # of fastText
+_NO_LANGUAGE = ("und", "zxx")  # codes for numbers, program code and the like
+_LABEL_PREFIX = "__label__"  # before the code in a label of fastText
 _NO_FASTTEXT = "filter language needs the package fasttext-community for a model file: pip install 'xlme-ds[langid]'"
 
 
 class Identifier(Protocol):
-    """A model that gives a line's probability of being in each language, by label."""
+    """A model that gives a line's probability of being in each language; it names languages by its own `labels`."""
 
     name: str
     labels: Sequence[str]
 
-    def probabilities(self, lines: Sequence[str], labels: Sequence[str], least: float) -> list[float]:
-        """For each line the probability that it has one of `labels`; if below `least`, any value below `least`."""
+    def probabilities(self, lines: Sequence[str], labels: Sequence[str], threshold: float) -> list[float]:
+        """For each line the probability that it has one of `labels`, to compare with `threshold`.
+
+        Labels with a probability far below `threshold` may be left out of the sum.
+        """
 
 
 class Py3langid:
@@ -47,8 +50,8 @@ class Py3langid:
         self.labels: Sequence[str] = self._model.labels
         self.name = f"py3langid {version('py3langid')}"
 
-    def probabilities(self, lines: Sequence[str], labels: Sequence[str], least: float) -> list[float]:
-        """See Identifier."""
+    def probabilities(self, lines: Sequence[str], labels: Sequence[str], threshold: float) -> list[float]:
+        """See Identifier; no label is left out."""
         return [sum(share for label, share in self._model.rank(line) if label in labels) for line in lines]
 
 
@@ -70,12 +73,12 @@ class FastText:
             raise ValueError(f"{path} is no model of fastText ({error}): fetch it again") from None
         self.name = f"fastText {file_sha256(Path(path))}"
 
-    def probabilities(self, lines: Sequence[str], labels: Sequence[str], least: float) -> list[float]:
-        """See Identifier. A label with a probability below a hundredth of `least` counts as 0."""
-        all_labels, all_shares = self._model.predict(list(lines), k=-1, threshold=least / 100)
+    def probabilities(self, lines: Sequence[str], labels: Sequence[str], threshold: float) -> list[float]:
+        """See Identifier; labels with a probability below `threshold` / 100 are left out."""
+        labels_by_line, shares_by_line = self._model.predict(list(lines), k=-1, threshold=threshold / 100)
         return [
-            sum(float(share) for label, share in zip(*line, strict=True) if label in labels)
-            for line in zip(all_labels, all_shares, strict=True)
+            sum(float(share) for label, share in zip(line_labels, line_shares, strict=True) if label in labels)
+            for line_labels, line_shares in zip(labels_by_line, shares_by_line, strict=True)
         ]
 
 
@@ -88,14 +91,14 @@ def _ends_with(path: str, matrix: np.ndarray) -> bool:
 
 
 @cache
-def identifier(model: str = "") -> Identifier:
-    """Load the file `model`, or py3langid's model, once a process. Raises ValueError where it cannot be loaded."""
-    return FastText(model) if model else Py3langid()
+def load_identifier(path: str = "") -> Identifier:
+    """Load the model file `path`, or py3langid's model, once in a process. Raises ValueError if it cannot be loaded."""
+    return FastText(path) if path else Py3langid()
 
 
 def _code(label: str) -> str:
-    """Read a label's language, without its script; labels of another form stay as they are."""
-    label = label.removeprefix(_LABEL)
+    """The language code in a label, without the script; a label without such a code is returned without its prefix."""
+    label = label.removeprefix(_LABEL_PREFIX)
     try:
         return language_of(label).partition("-")[0]
     except ValueError:
@@ -104,20 +107,22 @@ def _code(label: str) -> str:
 
 @cache
 def labels_of(language: str, model: str = "") -> tuple[str, ...]:
-    """The model's labels for a language (CC-100's code); empty where it does not know the language."""
-    own = language.partition("-")[0]
-    return tuple(label for label in identifier(model).labels if _code(label) in (own, *_DIALECTS.get(own, ())))
+    """The model's labels for a language (CC-100's code) and its varieties; empty if the model does not know it."""
+    code = language.partition("-")[0]
+    return tuple(label for label in load_identifier(model).labels if _code(label) in (code, *_DIALECTS.get(code, ())))
 
 
 def in_another_language(lines: Sequence[str], language: str, probability: float, model: str = "") -> np.ndarray:
     """bool for each line: the probabilities of all other languages sum to more than `probability`.
 
     They are summed because a model divides its probability between similar languages: a Bosnian line among English ones
-    may be Bosnian, Croatian or Serbian to it. False for all lines of a language that the model does not know.
+    may be Bosnian, Croatian or Serbian to it. Labels for no language (numbers, program code) count as `language`. False
+    for all lines if the model does not know `language`.
     """
-    own = labels_of(language, model)
-    if not own:
+    language_labels = labels_of(language, model)
+    if not language_labels:
         return np.zeros(len(lines), bool)
-    no_language = (label for label in identifier(model).labels if _code(label) in _NO_LANGUAGE)
-    shares = identifier(model).probabilities(lines, (*own, *no_language), 1 - probability)
-    return np.fromiter((share < 1 - probability for share in shares), bool, len(lines))
+    identifier = load_identifier(model)
+    no_language = (label for label in identifier.labels if _code(label) in _NO_LANGUAGE)
+    shares = identifier.probabilities(lines, (*language_labels, *no_language), 1 - probability)
+    return np.array(shares) < 1 - probability

@@ -1,4 +1,4 @@
-"""Faults and counts of the records of encoded and mixed shards."""
+"""Finds faults in the records of encoded and mixed shards, and counts the records."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from xlme_ds.data.schema import BOS, DOCUMENTS, EOS, LAYOUTS, PAD, PAIRS, UNK, Layout, Manifest, row_schema
 
-# Counts of the content of shards: "records", "tokens" and, for encoded text only, "unknown" ids. For training rows also
-# items by language: their key is a tuple with the language index of each side, sorted.
+# Counts of "records", "tokens" and, for encoded text only, "unknown" ids. For training rows also of the items of each
+# language or pair: the key is a tuple with the language index of each side, sorted.
 RecordCounts = Counter[Any]
-Faults = Iterator[tuple[np.ndarray, str]]  # bool [records], and the fault that records have where it is true
+Faults = Iterator[tuple[np.ndarray, str]]  # (bool [records], the fault of the records where it is True)
 
 
 def schema_and_checks(
@@ -55,10 +55,10 @@ def _document_faults(batch: pa.RecordBatch, text_end: int) -> Faults:
     yield lengths < 2, "a document without text"
     yield _records_with(record_of, (ids < 0) | (ids >= text_end), batch.num_rows), f"an id outside [0, {text_end})"
     yield _records_with(record_of, (ids == BOS) | (ids == PAD), batch.num_rows), "<s> or <pad> inside a document"
-    last = np.zeros(len(ids), dtype=bool)
-    last[np.cumsum(lengths)[lengths > 0] - 1] = True
+    is_last = np.zeros(len(ids), dtype=bool)
+    is_last[np.cumsum(lengths)[lengths > 0] - 1] = True
     yield (
-        _records_with(record_of, (ids == EOS) != last, batch.num_rows),
+        _records_with(record_of, (ids == EOS) != is_last, batch.num_rows),
         "a document that does not have one </s>, at its end",
     )
 
@@ -76,12 +76,11 @@ def _pair_faults(batch: pa.RecordBatch, text_end: int) -> Faults:
 def _row_faults(
     batch: pa.RecordBatch, text_end: int, sides: int, languages: int, layout: Layout, packed: bool
 ) -> Faults:
-    """Find faults of training rows. `sides`: 1 for monolingual rows, 2 for pairs. `packed`: a row may have several
-    items."""
+    """Find faults of training rows. An item has 1 or 2 `sides`; if `packed`, a row may have several items."""
     width = batch.schema.field("tokens").type.list_size
     rows = batch.column("tokens").flatten().to_numpy().reshape(-1, width)
     lengths, item_counts, row_of_item = _flattened(batch.column("lengths"))
-    codes, language_counts, row_of_code = _flattened(batch.column("languages"))
+    side_languages, side_counts, row_of_side = _flattened(batch.column("languages"))
     used = np.bincount(row_of_item, weights=lengths, minlength=len(rows)).astype(np.int64)
     yield ((rows < 0) | (rows >= text_end)).any(1), f"an id outside [0, {text_end})"
     yield (item_counts == 0) | ((item_counts > 1) & (not packed)), "an impossible number of items"
@@ -91,9 +90,9 @@ def _row_faults(
     )
     padding = (np.arange(width) >= used[:, None]) != (rows == PAD)
     yield padding.any(1), "<pad> where text belongs, or text after the last item"
-    yield language_counts != item_counts * sides, "not one language a side"
+    yield side_counts != item_counts * sides, "not one language a side"
     yield (
-        _records_with(row_of_code, (codes < 0) | (codes >= languages), len(rows)),
+        _records_with(row_of_side, (side_languages < 0) | (side_languages >= languages), len(rows)),
         f"a language index outside [0, {languages})",
     )
     opening = "<s>" if layout.opening == BOS else "</s>"
@@ -112,41 +111,41 @@ def _item_faults(
     layout: Layout,
     packed: bool,
 ) -> np.ndarray:
-    """Whether each row has an item whose special tokens are not where its layout has them.
+    """bool [rows]: the row has an item whose special tokens are not where the layout has them.
 
-    Items of impossible lengths are left out: they are another fault.
+    `lengths` and `row_of_item` have an entry for each item; `used` is the sum of each row's lengths. Items of
+    impossible lengths are not looked at, because they are another fault.
     """
     width = rows.shape[1]
-    stop = np.cumsum(lengths) - (np.cumsum(used) - used)[row_of_item]  # of an item within its row
+    stop = np.cumsum(lengths) - (np.cumsum(used) - used)[row_of_item]  # an item is at [start, stop) in its row
     start = stop - lengths
     possible = (lengths > 0) & (start >= 0) & (stop <= width)
-    row_of_item, flat = row_of_item[possible], rows.ravel()
-    first, last = (
-        row_of_item * width + start[possible],
-        row_of_item * width + stop[possible] - 1,
-    )  # positions of an item's first and last token in `flat`
-    begins = np.zeros(flat.size, dtype=bool)
-    begins[first] = True
-    bad = _records_with(row_of_item, (flat[first] != layout.opening) | (flat[last] != EOS), len(rows))
-    bad |= ((rows == BOS) & ~begins.reshape(rows.shape)).any(1)
+    row_of_item = row_of_item[possible]
+    flat = rows.ravel()
+    first = row_of_item * width + start[possible]  # position in `flat` of an item's first token, and of its last one
+    last = row_of_item * width + stop[possible] - 1
+    is_first = np.zeros(flat.size, dtype=bool)
+    is_first[first] = True
+    faulty = _records_with(row_of_item, (flat[first] != layout.opening) | (flat[last] != EOS), len(rows))
+    faulty |= ((rows == BOS) & ~is_first.reshape(rows.shape)).any(1)
     if packed:
-        ends_before = np.concatenate([[0], np.cumsum(flat == EOS)])  # the number of </s> before each position
+        eos_before = np.concatenate([[0], np.cumsum(flat == EOS)])  # the number of </s> before each position
         expected = len(layout.between) if sides == 2 else 0
-        bad |= _records_with(row_of_item, ends_before[last] - ends_before[first + 1] != expected, len(rows))
-        bad |= _records_with(row_of_item, (flat[first + 1] == EOS) | (flat[last - 1] == EOS), len(rows))
+        faulty |= _records_with(row_of_item, eos_before[last] - eos_before[first + 1] != expected, len(rows))
+        faulty |= _records_with(row_of_item, (flat[first + 1] == EOS) | (flat[last - 1] == EOS), len(rows))
     if sides == 2:
-        between = np.append(np.flatnonzero(flat == EOS), flat.size)[ends_before[first + 1]]
-        ends = np.minimum(between + len(layout.between) - 1, flat.size - 1)
-        bad |= _records_with(row_of_item, flat[ends] != EOS, len(rows))
-    return bad
+        separator = np.append(np.flatnonzero(flat == EOS), flat.size)[eos_before[first + 1]]  # an item's next </s>
+        last_separator = np.minimum(separator + len(layout.between) - 1, flat.size - 1)
+        faulty |= _records_with(row_of_item, flat[last_separator] != EOS, len(rows))
+    return faulty
 
 
 def _flattened(column: pa.ListArray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Flatten a list column: its values, the number of values in each record, and the record of each value."""
+    """(values of a list column, number of values in each record, index of the record of each value)."""
     lengths = np.diff(column.offsets.to_numpy()).astype(np.int64)
     return column.flatten().to_numpy(), lengths, np.repeat(np.arange(len(lengths)), lengths)
 
 
 def _records_with(record_of: np.ndarray, fault: np.ndarray, records: int) -> np.ndarray:
-    """Whether each record has a value with a `fault`; `record_of` and `fault` have an entry for each value."""
+    """bool [records]: the record has a value with a `fault`. `record_of` and `fault` have an entry for each value."""
     return np.bincount(record_of[fault], minlength=records)[:records] > 0

@@ -34,7 +34,7 @@ class ShowConfig:
     rows: int = 5
     """Rows to print of each task."""
     start: int = 0
-    """Number of the first row to look at, counted from 0."""
+    """Index of the first row to look at, counted from 0."""
     language: str | None = None
     """Only rows with an item in this language."""
     seed: int = 1
@@ -45,10 +45,10 @@ class ShowConfig:
 
 @dataclass(frozen=True)
 class ShownRow:
-    """One training row: its `number`, `tokens` int32 [T], the `lengths` of its items, and the `languages` of these: a
-    code for each side of each item."""
+    """One training row: its index in the task, `tokens` int32 [T], the `lengths` of its items, and `languages`, a code
+    for each side of each item."""
 
-    number: int
+    index: int
     tokens: np.ndarray
     lengths: list[int]
     languages: list[str]
@@ -60,8 +60,8 @@ class ShownRow:
             return set()
         lengths, no_languages = np.array(self.lengths, np.int64), np.zeros(0, np.int64)
         rows = Rows(self.tokens[None], np.array([len(lengths)]), lengths, no_languages)
-        where, _ = corrupt([(TASKS.index(task), rows, np.array([self.number]))], seed, fraction)
-        return set(where.tolist())
+        positions, _ = corrupt([(TASKS.index(task), rows, np.array([self.index]))], seed, fraction)
+        return set(positions.tolist())
 
 
 def run(config: ShowConfig) -> None:
@@ -108,20 +108,20 @@ def _show(config: ShowConfig, task: str) -> str:
 
 
 def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None) -> Iterator[ShownRow]:
-    """Read the rows from number `start` on; with `language`, only rows that have it. Raises ValueError for a damaged
+    """Yield the rows from index `start` on; with `language`, only rows that have it. Raises ValueError for a damaged
     shard."""
-    first, layout = 0, LAYOUTS[manifest.layout]
+    rows_before, layout = 0, LAYOUTS[manifest.layout]
     for shard in manifest.shards:
-        if first + shard.rows <= start:
-            first += shard.rows
+        if rows_before + shard.rows <= start:
+            rows_before += shard.rows
             continue
         for batch in _batches(folder, shard, manifest.settings["row_tokens"]):
             for i in _with_language(batch, manifest, language):
-                if first + i >= start:
+                if rows_before + i >= start:
                     tokens, lengths, indices = (column[i].values.to_pylist() for column in batch.columns)
                     codes = [manifest.languages[index] for index in indices]
-                    yield ShownRow(first + i, np.array(tokens, np.int32), lengths, codes, layout)
-            first += batch.num_rows
+                    yield ShownRow(rows_before + i, np.array(tokens, np.int32), lengths, codes, layout)
+            rows_before += batch.num_rows
 
 
 def _batches(folder: Path, shard: Shard, row_tokens: int) -> Iterator[pa.RecordBatch]:
@@ -135,19 +135,20 @@ def _batches(folder: Path, shard: Shard, row_tokens: int) -> Iterator[pa.RecordB
 
 
 def _with_language(batch: pa.RecordBatch, manifest: Manifest, language: str | None) -> Sequence[int]:
-    """Indices of the rows of a batch that have the language (None: of all rows); reads only the column of languages."""
+    """Indices of the rows of a batch that have the language (of all rows if None); reads only the languages' column."""
     if language is None:
         return range(batch.num_rows)
-    codes = batch.column("languages")
-    row_of_code = pc.list_parent_indices(codes).to_numpy()
-    return list(np.unique(row_of_code[codes.flatten().to_numpy() == manifest.languages.index(language)]).tolist())
+    languages = batch.column("languages")
+    row_of_side = pc.list_parent_indices(languages).to_numpy()
+    is_language = languages.flatten().to_numpy() == manifest.languages.index(language)
+    return list(np.unique(row_of_side[is_language]).tolist())
 
 
 def _describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConfig, marks: bool) -> Iterator[Text]:
-    """The lines of one row: a heading, then every item with its languages and the text of its sides."""
+    """Yield the lines to print of one row: a heading, then a line for each side of each item, then an empty line."""
     masked = row.masked(task, config.seed, config.mask_fraction)
     sizes = f"{len(row.lengths)} item{'s' * (len(row.lengths) != 1)}, {sum(row.lengths)} of {len(row.tokens)} tokens"
-    yield Text(f"{task} row {row.number}: {sizes}, {len(masked)} masked", style="bold")
+    yield Text(f"{task} row {row.index}: {sizes}, {len(masked)} masked", style="bold")
     sides = len(row.languages) // len(row.lengths)
     codes = iter(row.languages)
     for item, (begin, end) in enumerate(pairwise(np.cumsum([0, *row.lengths]).tolist()), 1):
@@ -158,18 +159,18 @@ def _describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConf
 
 
 def _sides(row: ShownRow, begin: int, end: int, sides: int) -> list[tuple[int, int]]:
-    """Positions [first, stop) of each side's text in the item at [begin, end), without special tokens around it."""
+    """(first, stop) of each side's text in the item at positions [begin, end), without the special tokens around it."""
     assert row.tokens[begin] == row.layout.opening and row.tokens[end - 1] == EOS
     if sides == 1:  # the item may have several documents, with `</s>` in between
         return [(begin + 1, end - 1)]
-    middle = begin + 1 + int(np.argmax(row.tokens[begin + 1 : end] == EOS))
-    return [(begin + 1, middle), (middle + len(row.layout.between), end - 1)]
+    separator = begin + 1 + int(np.argmax(row.tokens[begin + 1 : end] == EOS))  # the first `</s>`
+    return [(begin + 1, separator), (separator + len(row.layout.between), end - 1)]
 
 
 def text_of(tokens: np.ndarray, first: int, stop: int, masked: set[int], vocabulary: Vocabulary, marks: bool) -> Text:
-    """Decode the tokens [first, stop); `</s>` is written out.
+    """Decode the tokens at positions [first, stop); `</s>` is written out.
 
-    Masked tokens have reversed colours or, with `marks` (for an output without colour), are in ⟦⟧.
+    The tokens at `masked` positions have reversed colours, and with `marks`, for output without colour, are in ⟦⟧.
     """
     line = Text()
     for position in range(first, stop):

@@ -1,4 +1,4 @@
-"""Stage `stats`: tables and a page of what was encoded and what training will read, by language and by pair."""
+"""Stage `stats`: tables and a page about the encoded text and the training rows of every language and pair."""
 
 import base64
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ TITLES = {"mono": "Languages", "para": "Language pairs"}
 
 @dataclass(frozen=True)
 class StatsConfig:
-    """Show size, tokens, lengths, losses, unknown rate, tokens per character, sampling shares and repeats."""
+    """Show size, tokens, lengths, dropped text, unknown rate, tokens per character, sampling shares and repeats."""
 
     encoded: Path
     """Folder that `encode` wrote."""
@@ -41,7 +41,8 @@ class StatsConfig:
 
 
 class Section(NamedTuple):
-    """The numbers of one task: a line and a length histogram for each language or pair, and tables of losses."""
+    """The numbers of one task: a line and a length histogram for each language or pair, and tables of lost text.
+    `packed`: a monolingual row has several documents or sentences."""
 
     task: str
     lines: list[StatsLine]
@@ -51,7 +52,7 @@ class Section(NamedTuple):
 
     @property
     def rows(self) -> list[dict[str, str]]:
-        """Cells of every line by heading; the last row is the sum."""
+        """The cells of each table row by column heading; the last row is the sum."""
         return [line.cells(self.task, self.packed) for line in (*self.lines, total(self.lines))]
 
 
@@ -79,7 +80,7 @@ def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
 
     width = None if Console().is_terminal else 160  # wide enough for every column, where the output is a file
     console = Console(width=width, markup=False, emoji=False)  # names may have brackets
-    page = config.out / "stats.html"  # written first, because a reader of the tables may stop early, as `head` does
+    page = config.out / "stats.html"  # written before the tables, whose reader may stop early, as `head` does
     write_file(page, html(sections, read_manifest(config.data / sections[0].task)).encode(), config.out)
     for section in sections:
         histograms = [*section.lengths.values(), np.sum(list(section.lengths.values()), axis=0)]
@@ -105,7 +106,7 @@ def _table(title: str, rows: Sequence[dict[str, str]]) -> object:
 
 
 def html(sections: Sequence[Section], mixed: Manifest) -> str:
-    """Render the page, with its plots inside, so that it needs no other file."""
+    """The page as HTML, with the plots inside, so that it needs no other file."""
     from jinja2 import Environment, FileSystemLoader
 
     environment = Environment(

@@ -1,4 +1,4 @@
-"""The plots of stage `stats`'s page, as SVG images that are the same bytes each time."""
+"""The plots of stage `stats`, as SVG images that have the same bytes each time."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -9,20 +9,21 @@ import numpy as np
 
 from data_prep.inspect.stats_tables import EDGES, LossTable, StatsLine
 
-_BEFORE, _AFTER = "#b8c4d6", "#1f5fa8"
-_REASONS = ("#1f5fa8", "#e08a3c", "#6aa84f", "#b8548c", "#8a7fc0", "#c9b03c", "#4fa5a5", "#999999")
+_BEFORE_COLOR, _AFTER_COLOR = "#b8c4d6", "#1f5fa8"
+_REASON_COLORS = ("#1f5fa8", "#e08a3c", "#6aa84f", "#b8548c", "#8a7fc0", "#c9b03c", "#4fa5a5", "#999999")
 _STYLE = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}
 
 
 def share_plot(lines: Sequence[StatsLine], alpha: float) -> bytes:
-    """Shares before and after α (log scale), repeats, unknown rate, tokens per character; an SVG image."""
+    """SVG image of five numbers of each line: share before and after α (log scale), repeats, unknown rate, tokens per
+    character."""
     with svg_figure((_width(len(lines)), 7.2), "stats") as (figure, image):
         shares, repeats, unknown, density = figure.subplots(4, 1, sharex=True, height_ratios=[3, 1.4, 1, 1.4])
         x = range(len(lines))
         before, after = [line.share_before for line in lines], [line.share_after for line in lines]
         shares.vlines(x, before, after, color="#cccccc")
-        shares.scatter(x, before, s=16, color=_BEFORE, label="natural (α = 1)", zorder=2)
-        shares.scatter(x, after, s=16, color=_AFTER, label=f"sampled (α = {alpha:g})", zorder=3)
+        shares.scatter(x, before, s=16, color=_BEFORE_COLOR, label="natural (α = 1)", zorder=2)
+        shares.scatter(x, after, s=16, color=_AFTER_COLOR, label=f"sampled (α = {alpha:g})", zorder=3)
         shares.set(yscale="log", ylabel="share of the data")
         shares.legend(frameon=False, loc="upper right")
         for axes, values, label in (
@@ -30,7 +31,7 @@ def share_plot(lines: Sequence[StatsLine], alpha: float) -> bytes:
             (unknown, [100 * line.unknown / max(line.tokens, 1) for line in lines], "unknown, %"),
             (density, [line.tokens / max(line.characters, 1) for line in lines], "tokens / char"),
         ):
-            axes.bar(x, values, color=_AFTER, width=0.7)
+            axes.bar(x, values, color=_AFTER_COLOR, width=0.7)
             axes.set_ylabel(label)
         repeats.axhline(1, color="#888888", linewidth=0.7, linestyle=":")
         _name_columns(density, [line.name for line in lines])
@@ -41,7 +42,8 @@ def share_plot(lines: Sequence[StatsLine], alpha: float) -> bytes:
 
 
 def length_plot(histograms: dict[str, np.ndarray]) -> bytes:
-    """Lengths in tokens (log scale): all records as bars, and each language as a shaded column of the bins' shares."""
+    """SVG image of the lengths in tokens (log scale): the shares of each language's records in the bins as a shaded
+    column, and the number of all records in them as bars."""
     counts = np.stack(list(histograms.values()), axis=1)
     used = np.flatnonzero(counts.sum(1))
     low, high = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 1)
@@ -50,22 +52,22 @@ def length_plot(histograms: dict[str, np.ndarray]) -> bytes:
         by_name, overall = figure.subplots(1, 2, sharey=True, width_ratios=[6, 1])
         by_name.imshow(shares, aspect="auto", origin="lower", cmap="Blues", interpolation="nearest")
         _name_columns(by_name, list(histograms))
-        octaves = [at for at in range(low, high) if EDGES[at] & (EDGES[at] - 1) == 0]
-        by_name.set_yticks([at - low for at in octaves], [f"{EDGES[at]:,}" for at in octaves])
+        powers_of_two = [i for i in range(low, high) if EDGES[i].bit_count() == 1]
+        by_name.set_yticks([i - low for i in powers_of_two], [f"{EDGES[i]:,}" for i in powers_of_two])
         by_name.set_ylabel("tokens, from")
-        overall.barh(range(high - low), counts[low:high].sum(1), color=_AFTER, height=0.9)
+        overall.barh(range(high - low), counts[low:high].sum(1), color=_AFTER_COLOR, height=0.9)
         overall.set_xlabel("records")
         overall.tick_params(axis="x", rotation=90)
     return image.getvalue()
 
 
 def loss_plot(table: LossTable) -> bytes:
-    """Share of the text that was dropped, by language, stacked by reason."""
+    """SVG image of the percentage of each language's text that was lost, stacked by reason."""
     with svg_figure((_width(len(table.names)), 3.2), "stats") as (figure, image):
         axes = figure.subplots()
         base = np.zeros(len(table.names))
-        for number, (reason, heights) in enumerate(table.percents.items()):
-            color = _REASONS[number % len(_REASONS)]
+        for i, (reason, heights) in enumerate(table.percents.items()):
+            color = _REASON_COLORS[i % len(_REASON_COLORS)]
             axes.bar(range(len(heights)), heights, bottom=base, color=color, width=0.7, label=reason)
             base += heights
         axes.set_ylabel("lost, %")
@@ -91,8 +93,10 @@ def _width(columns: int) -> float:
 
 @contextmanager
 def svg_figure(size: tuple[float, float], salt: str, fonttype: str = "path") -> Iterator[tuple[Any, io.BytesIO]]:
-    """Yield a figure of this size in inches, and a buffer that receives its SVG image, always the same bytes, at the
-    end."""
+    """Yield a figure of this size in inches, and a buffer to which its SVG image is written at the end of the block.
+
+    `salt` makes the image's ids, and so its bytes, the same each time.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""The numbers of stage `stats`: a line for each language or pair, lengths in tokens, and losses by reason."""
+"""The numbers of stage `stats`: a line for each language or pair, lengths in tokens, and lost text by reason."""
 
 from collections import Counter
 from functools import partial
@@ -12,17 +12,17 @@ from data_prep.parallel import run_tasks
 from data_prep.store import read_arrow
 from xlme_ds.data.schema import Manifest, Shard, read_manifest
 
-# Lower bounds of the bins of lengths in tokens, half an octave (a factor of √2) wide: 1, 2, 4, 5, 8, 11, 16, 22, 32 …
+# Lower bounds of the bins of lengths in tokens, each a factor of √2 wide: 1, 2, 4, 5, 8, 11, 16, 22, 32 …
 EDGES: tuple[int, ...] = tuple(sorted({int(2 ** (k / 2)) for k in range(45)}))
-# Unit of text -> the key in encode's counts of the lost ones, which are counted by reason.
-_LOST = {"documents": "dropped", "paragraphs": "removed", "pairs": "dropped"}
+# Unit of text -> the key of encode's counts, by reason, of the units that were lost.
+_LOST_KEYS = {"documents": "dropped", "paragraphs": "removed", "pairs": "dropped"}
 
 
 class StatsLine(NamedTuple):
     """One language or pair, or the sum of many.
 
     Of the documents or pairs that were `read`, encode dropped some, mix left out those `too_long` for a row, and
-    `units` remain. `available` counts the rows or items that they make once, `used` those in the training data.
+    `units` remain. `available` counts the rows or items in one pass over these, `used` those in the training data.
     """
 
     name: str
@@ -40,7 +40,7 @@ class StatsLine(NamedTuple):
     available: int
 
     def cells(self, task: str, packed: bool = False) -> dict[str, str]:
-        """Human-readable values by column heading; `packed`: whole documents were packed into rows."""
+        """Human-readable values by column heading; `packed`: documents or sentences were packed into rows."""
         name, units = ("language", "documents") if task == "mono" else ("pair", "pairs")
         used = "rows" if task == "mono" and not packed else units
         return {
@@ -61,7 +61,7 @@ class StatsLine(NamedTuple):
 
 
 def stats_lines(encoded_folder: Path, data_folder: Path, task: str) -> list[StatsLine]:
-    """One line a language or pair, largest first. Raises ValueError when the folders do not belong together."""
+    """A line for each language or pair, largest first. Raises ValueError if the folders do not belong together."""
     encoded, mixed = read_manifest(encoded_folder / task), read_manifest(data_folder / task)
     if mixed.stage != "mix" or mixed.settings["encoded"] != encoded.fingerprint():
         raise ValueError(
@@ -70,8 +70,8 @@ def stats_lines(encoded_folder: Path, data_folder: Path, task: str) -> list[Stat
     units = "documents" if task == "mono" else "pairs"
     lines = []
     for name, counts in encoded.counts["by_language"].items():
-        drawn = mixed.counts["by_language"].get(name, {})  # languages that lost all their text are missing
-        too_long = drawn.get("too_long", 0)
+        mixed_counts = mixed.counts["by_language"].get(name, {})  # empty if encode dropped all text of the language
+        too_long = mixed_counts.get("too_long", 0)
         lines.append(
             StatsLine(
                 name=name,
@@ -83,10 +83,10 @@ def stats_lines(encoded_folder: Path, data_folder: Path, task: str) -> list[Stat
                 tokens=counts["tokens"],
                 unknown=counts["unknown"],
                 characters=counts["characters"],
-                share_before=drawn.get("share_before", 0.0),
-                share_after=drawn.get("share_after", 0.0),
-                used=drawn.get("used", 0),
-                available=drawn.get("available", 0),
+                share_before=mixed_counts.get("share_before", 0.0),
+                share_after=mixed_counts.get("share_after", 0.0),
+                used=mixed_counts.get("used", 0),
+                available=mixed_counts.get("available", 0),
             )
         )
     return sorted(lines, key=lambda line: (-line.share_before, line.name))
@@ -99,20 +99,21 @@ def total(lines: list[StatsLine]) -> StatsLine:
 
 
 def length_histograms(folder: Path, manifest: Manifest, processes: int) -> dict[str, np.ndarray]:
-    """Lengths in tokens: records in each bin, int64 [len(EDGES)], by language or pair; both sides of a pair together.
+    """Number of records in each bin of lengths in tokens, int64 [len(EDGES)], by language or pair. The length of a pair
+    is that of both sides together.
 
     Raises ValueError for a shard that cannot be read.
     """
     sizes = [shard.bytes for shard in manifest.shards]
-    counted = run_tasks(partial(_histogram, folder), manifest.shards, sizes, processes, f"lengths {folder.name}")
+    by_shard = run_tasks(partial(_histogram, folder), manifest.shards, sizes, processes, f"lengths {folder.name}")
     histograms = {name: np.zeros(len(EDGES), dtype=np.int64) for name in manifest.counts["by_language"]}
-    for shard, counts in zip(manifest.shards, counted, strict=True):
+    for shard, counts in zip(manifest.shards, by_shard, strict=True):
         histograms[shard.name.split("/")[0]] += counts
     return histograms
 
 
 def _histogram(folder: Path, shard: Shard) -> np.ndarray:
-    """Records of one shard in each bin of lengths; only the offsets are read."""
+    """Number of one shard's records in each bin of lengths."""
     counts = np.zeros(len(EDGES), dtype=np.int64)
     for batch in read_arrow(folder / shard.name):
         lengths = sum(np.diff(column.offsets.to_numpy()) for column in batch.columns)
@@ -127,10 +128,10 @@ def median(histogram: np.ndarray) -> int:
 
 
 class LossTable(NamedTuple):
-    """Losses of documents, paragraphs or pairs in the languages or pairs `names`, the largest share first.
+    """Lost documents, paragraphs or pairs of the languages or pairs `names`, sorted by the share that each lost.
 
-    `rows` are cells by heading, with the sum of all in the last row. `percents[reason]` are the percentages that each
-    of `names` lost for it; the reason with the largest loss comes first.
+    `rows` are the cells of each row by column heading; the last row is the sum. `percents[reason]` has, for each of
+    `names`, the percentage that was lost for the reason; the reason with the largest loss is first.
     """
 
     title: str
@@ -140,27 +141,30 @@ class LossTable(NamedTuple):
 
 
 def loss_table(units: str, read: dict[str, int], lost: dict[str, Counter[str]]) -> LossTable:
-    """Make the table of losses of `units` from the numbers `read` and `lost` (by reason) of each language or pair."""
+    """Make the table of lost `units`, from the numbers of each language or pair: all `read`, and `lost` by reason."""
     names = sorted(read, key=lambda name: (-lost[name].total() / max(read[name], 1), name))
     everything = sum(lost.values(), Counter[str]())
     reasons = sorted(everything, key=lambda reason: (-everything[reason], reason))
     percents = {reason: [100 * lost[name][reason] / max(read[name], 1) for name in names] for reason in reasons}
     rows, heading = [], "pair" if units == "pairs" else "language"
     rows_of_names = [(name, read[name], lost[name]) for name in names]
-    for name, number, by_reason in (*rows_of_names, ("all of these", sum(read.values()), everything)):
-        lost_of = {reason: f"{count:,} ({count / max(number, 1):.2%})" for reason, count in by_reason.items() if count}
-        row = {heading: name, units: f"{number:,}", _LOST[units]: f"{by_reason.total() / max(number, 1):.2%}"}
-        rows.append(row | {reason: lost_of.get(reason, "") for reason in reasons})
-    return LossTable(f"{units.capitalize()} {_LOST[units]}", rows, names, percents)
+    for name, total_read, by_reason in (*rows_of_names, ("all of these", sum(read.values()), everything)):
+        cells = {
+            reason: f"{count:,} ({count / max(total_read, 1):.2%})" for reason, count in by_reason.items() if count
+        }
+        lost_share = f"{by_reason.total() / max(total_read, 1):.2%}"
+        row = {heading: name, units: f"{total_read:,}", _LOST_KEYS[units]: lost_share}
+        rows.append(row | {reason: cells.get(reason, "") for reason in reasons})
+    return LossTable(f"{units.capitalize()} {_LOST_KEYS[units]}", rows, names, percents)
 
 
 def loss_tables(encoded: Manifest) -> list[LossTable]:
     """A table for each unit of text (documents, paragraphs, pairs) that lost some, with encode's reasons."""
     tables = []
-    for units, lost in _LOST.items():
+    for units, key in _LOST_KEYS.items():
         by_language = encoded.counts["by_language"].items()
-        lossy = {name: counts for name, counts in by_language if f"{units}_in" in counts and any(counts[lost].values())}
+        lossy = {name: counts for name, counts in by_language if f"{units}_in" in counts and any(counts[key].values())}
         read = {name: counts[f"{units}_in"] for name, counts in lossy.items()}
         if lossy:
-            tables.append(loss_table(units, read, {name: Counter(counts[lost]) for name, counts in lossy.items()}))
+            tables.append(loss_table(units, read, {name: Counter(counts[key]) for name, counts in lossy.items()}))
     return tables

@@ -33,7 +33,7 @@ class VerifyConfig:
     """Worker processes on this machine. Not used under MPI."""
 
 
-Checks = Iterator[tuple[bool, str]]  # (passes, error message); a check may rely on those before it
+Checks = Iterator[tuple[bool, str]]  # (passes, error message); a check is made only if all before it passed
 
 
 def run(config: VerifyConfig) -> None:
@@ -55,7 +55,7 @@ def _raise_first(checks: Checks) -> None:
 
 
 def _stage_folders(data: Path) -> list[Path]:
-    """The folders of a stage's tasks: `data` itself, or its subfolders mono/ and para/."""
+    """The task folders to check: `data` itself, or its subfolders mono/ and para/."""
     folders = [
         folder
         for folder in (data, *(data / task for task in TASKS))
@@ -109,7 +109,7 @@ def _listing_checks(folder: Path, manifest: Manifest) -> Checks:
 
 
 def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> RecordCounts:
-    """Read a whole shard and count its content. Raises ValueError naming the file and the first faulty row."""
+    """Read a whole shard and count its records. Raises ValueError naming the file and the first faulty row."""
     path = folder / shard.name
     again = f"give the command that wrote {folder} again"
     if not path.exists():
@@ -176,11 +176,11 @@ def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Re
 
 def _record_checks(folder: Path, manifest: Manifest) -> Checks:
     """The manifest agrees with settings.json and the markers of finished tasks; either may be missing."""
-    settings, path = folder / "settings.json", folder / "manifest.json"
+    stored, path = folder / "settings.json", folder / "manifest.json"
     results = finished_results(folder, manifest.stage, manifest.settings)
     if results is None:
         raise ValueError(
-            f"{settings} is damaged, or has other settings than {path}: delete both and give the command that wrote "
+            f"{stored} is damaged, or has other settings than {path}: delete both and give the command that wrote "
             f"{folder} again"
         )
     listed = {shard.name: shard for shard in manifest.shards}
@@ -191,14 +191,14 @@ def _record_checks(folder: Path, manifest: Manifest) -> Checks:
                 f"{path} and tasks/{task}.json disagree about {shard.name}: {_again(folder)}",
             )
     inputs = Counter(source[0] for source in manifest.settings.get("inputs", ()))
-    tasks = {f"{name}-{number:03d}" for name, total in inputs.items() for number in range(total)}
-    sampled = {name.split("-")[1] for name in results if name.startswith("windows-")}
+    expected_tasks = {f"{name}-{index:03d}" for name, count in inputs.items() for index in range(count)}
+    totals = {name.split("-")[1] for name in results if name.startswith("windows-")}  # that `mix` tried
     yield (
-        not sampled or str(manifest.counts["sampled"]) in sampled,
+        not totals or str(manifest.counts["sampled"]) in totals,
         f"{path} and the markers in tasks disagree about the number of sampled examples: {_again(folder)}",
     )
     if manifest.stage == "encode" and results:
-        missing = sorted(tasks - results.keys())
+        missing = sorted(expected_tasks - results.keys())
         yield not missing, f"{folder / 'tasks'} lacks {', '.join(missing[:8])}: {_again(folder)}"
         counts: dict[str, Any] = {}
         for task, result in results.items():
@@ -243,12 +243,12 @@ def _encoded_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Rec
 def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[RecordCounts]) -> Checks:
     """The manifest's counts are those of the rows, and follow from its alpha and other settings of the sampling."""
     path, counts, total = folder / "manifest.json", manifest.counts, sum(shard_counts, Counter[Any]())
-    items = Counter({kind: number for kind, number in total.items() if isinstance(kind, tuple)})
+    items = Counter({key: count for key, count in total.items() if isinstance(key, tuple)})
     by_name = {name: counts["by_language"][name] for name in sorted(counts["by_language"])}
     available, used = ([entry[key] for entry in by_name.values()] for key in ("available", "used"))
     by_languages: Counter[tuple[int, ...]] = Counter()
-    for name, number in zip(by_name, used, strict=True):
-        by_languages[tuple(sorted(group_languages(name, manifest.languages)))] += number
+    for name, examples in zip(by_name, used, strict=True):
+        by_languages[tuple(sorted(group_languages(name, manifest.languages)))] += examples
     yield (
         +by_languages == items and counts["examples"] == items.total() and counts["tokens"] == total["tokens"],
         f"the rows, by language, and tokens counted in {path} are not those of its shards: {_again(folder)}",
@@ -267,7 +267,8 @@ def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Recor
         f"{path} counts text as too long, which is cut into rows: {_again(folder)}",
     )
     sampling = Sampling(settings["alpha"], tuple(settings.get("share", ())), settings.get("max_repeats", 0.0))
-    sampled = counts["sampled"]  # packed rows leave out a few items at the end
+    sampled = counts["sampled"]
     quotas = apportion(sampled, sampling.shares(list(by_name), available, sampled))
-    fits = all(n <= q if packed else n == q for n, q in zip(used, quotas, strict=True))
+    # If items are packed, the last ones of the sample may be in no row.
+    fits = all(n <= quota if packed else n == quota for n, quota in zip(used, quotas, strict=True))
     yield fits, f"{path} says alpha {sampling.alpha}, which samples other amounts: {_again(folder)}"

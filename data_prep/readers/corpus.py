@@ -9,7 +9,7 @@ from typing import Any
 from tyro.conf import UseAppendAction
 
 from data_prep.filters.clean import EXACT_DUPLICATES, LANGUAGE, MODEL, SCRIPT
-from data_prep.filters.language_id import identifier, labels_of
+from data_prep.filters.language_id import labels_of, load_identifier
 from data_prep.languages import LANGUAGES, in_order, language_of
 from data_prep.progress import warn
 from data_prep.readers import READERS, Input, find_documents, find_pairs, split_pair
@@ -93,7 +93,7 @@ def _language_model(inputs: list[Input], model: str) -> str:
     languages = sorted({language for source in inputs for language in source.languages})
     if unknown := [language for language in languages if not labels_of(language, model)]:
         warn(f"filter language leaves {', '.join(unknown)} as they are: its model does not know them")
-    return identifier(model).name
+    return load_identifier(model).name
 
 
 def _warn_of_unknown_languages(inputs: list[Input]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from data_prep.filters.clean import Counts, Sides, make_filters
-from data_prep.filters.language_id import Py3langid, identifier, labels_of
+from data_prep.filters.language_id import Py3langid, labels_of, load_identifier
 from data_prep.languages import LANGUAGES, SCRIPTS, letters, scripts_of
 from data_prep.readers import documents, find_documents
 from xlme_ds.data.schema import read_manifest
@@ -173,7 +173,7 @@ VARIETIES = {
 
 def test_varieties_with_a_code_of_their_own_are_no_other_language() -> None:
     pytest.importorskip("py3langid")
-    model = identifier()
+    model = load_identifier()
     assert isinstance(model, Py3langid)
     for (language, variety), line in VARIETIES.items():
         best, _ = model._model.rank(line)[0]

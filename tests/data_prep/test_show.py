@@ -64,7 +64,7 @@ def test_rows_are_their_text(data: Path, task: str, capsys: pytest.CaptureFixtur
         heading = lines.pop(0)
         items = len(row.lengths)
         assert heading.startswith(
-            f"{task} row {row.number}: {items} item{'s' * (items > 1)}, {sum(row.lengths)} of 200 tokens"
+            f"{task} row {row.index}: {items} item{'s' * (items > 1)}, {sum(row.lengths)} of 200 tokens"
         )
         texts = np.split(row.tokens, np.cumsum(row.lengths))[:-1]
         codes = iter(row.languages)
@@ -107,8 +107,8 @@ def test_marks_enclose_the_masked_pieces(data: Path) -> None:
 def test_language_and_start(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = read_manifest(data / "mono")
     rows = list(rows_from(data / "mono", manifest, 0, None))
-    assert [row.number for row in rows] == list(range(ROWS))
-    french = [row.number for row in rows if row.languages == ["fr"]]
+    assert [row.index for row in rows] == list(range(ROWS))
+    french = [row.index for row in rows if row.languages == ["fr"]]
     assert french, "the test needs a row in French"
     lines = shown(capsys, ShowConfig(data, "mono", rows=ROWS, language="FR"))
     assert [int(line.split()[2][:-1]) for line in lines if "row" in line.split()[:2]] == french
