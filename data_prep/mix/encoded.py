@@ -23,7 +23,7 @@ from xlme_ds.io.files import naming
 Unit = Literal["slices", "sentences", "documents", "pairs"]
 _ENCODE_AGAIN = "it was changed, delete it and give the encode command again"
 _LARGEST_GAP = 1024  # int32 words (a page): pieces no farther apart are read in one call, gap included
-_READ_WORDS = 1 << 18  # int32 words (1 MiB): one call reads pieces that begin in one stretch of this length
+_READ_WORDS = 1 << 18  # int32 words (1 MiB): pieces that one call reads begin in one stretch of this length
 _OFFSETS, _IDS = 1, 3  # indices of these buffers in `pa.ListArray.buffers()`
 _SHORT_PIECE = 32  # int32 words: pieces of at most this mean length are copied by index arrays, longer ones by slices
 
@@ -44,7 +44,7 @@ class BatchIndex:
     id_positions: np.ndarray
 
     def id_ranges(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(position of the first id, number of ids) of each of `records`: int64 [columns, records] each."""
+        """(position of the first id, number of ids) of the records at these indices: int64 [columns, records] each."""
         first_records = starts_of(self.record_counts)
         batch = np.searchsorted(first_records, records, side="right") - 1
         positions = self.offset_positions[:, batch] + (records - first_records[batch])
@@ -150,7 +150,7 @@ def copy_words(
     starts, counts, target_starts = starts[order], counts[order], target_starts[order]
     reached = np.maximum.accumulate(starts + counts)  # a piece may end before one that begins earlier
     apart = (starts[1:] > reached[:-1] + _LARGEST_GAP) | (starts[1:] // _READ_WORDS != starts[:-1] // _READ_WORDS)
-    first = np.flatnonzero(np.append(True, apart))  # of the pieces of each read; `stop` is after the last one
+    first = np.flatnonzero(np.append(True, apart))  # index of the first piece of each read; `stop`: after its last one
     stop = np.append(first[1:], len(order))
     read_starts = starts[first]
     sizes = reached[stop - 1] - read_starts

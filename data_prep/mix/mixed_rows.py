@@ -23,7 +23,7 @@ BLOCK = {"cut": 1 << 16, "packed": 1 << 18}
 STRETCH = 8192  # ids: neighbours in a file with about this many ids a side are in the same block, so one read gets them
 # Part of the settings: an output folder with another order is not continued.
 ORDER = "every example of a language once a pass, pass after pass; blocks of {} slots, stretches of {} ids"
-BATCH_ROWS = 1024
+BATCH_ROWS = 1024  # of a record batch in a shard
 WINDOW = 8192  # slots whose items are packed together
 _IDS_IN_MEMORY = 1 << 25  # int32, so 128 MiB
 
@@ -262,8 +262,9 @@ def _find_items(plan: MixPlan, slots: np.ndarray) -> SampledItems:
             room = plan.row_tokens - plan.specials
             starts[0, at] += pieces * room
             lengths[0, at] = (lengths[0, at] - 1 - pieces * room).clip(max=room)
-    swapped = plan.order.swapped(slots) & (languages.shape[1] == 2)
-    if plan.into is not None:
+    is_pair = languages.shape[1] == 2
+    swapped = plan.order.swapped(slots) & is_pair
+    if plan.into is not None:  # a pair that has this language has it as the second side
         swapped = np.where((languages == plan.into).any(1), languages[:, 0] == plan.into, swapped)
     starts[:, swapped], lengths[:, swapped] = starts[::-1, swapped], lengths[::-1, swapped]
     return SampledItems(group, shards, starts, lengths, swapped, lengths.sum(0) + plan.specials)

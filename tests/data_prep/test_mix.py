@@ -505,10 +505,10 @@ def test_rows_do_not_depend_on_how_much_is_read_at_once(
     run(corpus.config(tmp_path / "whole", **settings))
     for name, value in (
         ("mixed_rows._IDS_IN_MEMORY", 1),
-        ("packed_amount._WINDOWS_A_TASK", 1),
-        ("encoded._GAP", 0),
-        ("encoded._MOST_AT_ONCE", 64),
-        ("encoded._SHORT", 0),
+        ("packed_amount._WINDOWS_PER_TASK", 1),
+        ("encoded._LARGEST_GAP", 0),
+        ("encoded._READ_WORDS", 64),
+        ("encoded._SHORT_PIECE", 0),
     ):
         monkeypatch.setattr(f"data_prep.mix.{name}", value)
     run(corpus.config(tmp_path / "parts", **settings))
