@@ -85,13 +85,14 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
     HeldOutText.read(config.without, vocabulary)  # raises for a bad file before anything is written
     without_sha256 = sorted(file_sha256(path) for path in config.without)
     plans = {}
-    sources_by_task = find_sources(config)
-    if config.sentences and "mono" not in sources_by_task:
+    sources_by_kind = find_sources(config)
+    if config.sentences and "mono" not in sources_by_kind:
         raise ValueError("--sentences is for monolingual text: leave it out for pairs")
-    for kind, sources in sources_by_task.items():
+    for kind, sources in sources_by_kind.items():
         settings: dict[str, Any] = {
             "task": kind,
             "vocabulary_sha256": vocabulary.sha256,
+            # of each input: its language or pair, the names of its files and, if it has a description, of its corpus
             "inputs": [[s.name, [n for n, _ in s.files], *([s.corpus] if s.corpus else [])] for s in sources.inputs],
             "block_bytes": config.block_bytes,
         }
@@ -118,11 +119,12 @@ def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[Enc
     on_root(lambda: _check_sizes(stage, tasks))
     if stage.finished(config.processes, on_root(lambda: moved_shards(stage))):
         return on_root(lambda: say(f"{stage.folder} is complete"))
-    todo = on_root(lambda: _inputs_to_encode(stage, tasks))
-    to_deduplicate = [task for task in todo if task.filters.exact_duplicates]
+    unfinished = on_root(lambda: _inputs_to_encode(stage, tasks))
+    to_deduplicate = [task for task in unfinished if task.filters.exact_duplicates]
     shared = on_root(lambda: SharedWork.begin(stage.folder))
+    # all blocks of these inputs are encoded, and only their duplicates are yet to be removed
     encoded = on_root(lambda: [task.name for task in to_deduplicate if stage.task_result(f"{task.name}.encoded")])
-    open_tasks = tuple(task for task in todo if task.name not in encoded)
+    open_tasks = tuple(task for task in unfinished if task.name not in encoded)
     members = world_size() if world_size() > 1 else config.processes
     if open_tasks:
         on_root(lambda: discard_changed(stage, open_tasks))

@@ -35,7 +35,8 @@ class ColumnFilter:
             number = float(value)
         except (TypeError, ValueError, OverflowError):
             return True
-        low, high = (-math.inf if self.min is None else self.min), (math.inf if self.max is None else self.max)
+        low = -math.inf if self.min is None else self.min
+        high = math.inf if self.max is None else self.max
         return not low <= number <= high
 
 
