@@ -131,7 +131,7 @@ def _buffer_position(column: pa.ListArray, index: int, file: pa.Buffer) -> int:
 
 
 def starts_of(counts: np.ndarray) -> np.ndarray:
-    """Where each of some runs begins, if there are `counts` elements in each and they follow one another from 0."""
+    """Start of each run, if runs of these lengths follow one another from 0: [0, 2] for `counts` [2, 3]."""
     return np.cumsum(counts) - counts
 
 
@@ -148,9 +148,9 @@ def copy_words(
         return
     order = np.argsort(starts, kind="stable")
     starts, counts, target_starts = starts[order], counts[order], target_starts[order]
-    reached = np.maximum.accumulate(starts + counts)  # a piece may end before one that begins earlier
+    reached = np.maximum.accumulate(starts + counts)  # the farthest end so far: pieces may overlap
     apart = (starts[1:] > reached[:-1] + _LARGEST_GAP) | (starts[1:] // _READ_WORDS != starts[:-1] // _READ_WORDS)
-    first = np.flatnonzero(np.append(True, apart))  # index of the first piece of each read; `stop`: after its last one
+    first = np.flatnonzero(np.append(True, apart))  # each read gets the pieces [first, stop)
     stop = np.append(first[1:], len(order))
     read_starts = starts[first]
     sizes = reached[stop - 1] - read_starts
