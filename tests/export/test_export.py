@@ -298,7 +298,14 @@ def test_the_card_tells_of_the_run(run: Path, exported: Path, tmp_path: Path) ->
     (copy / "retrieval.json").write_text(json.dumps(retrieval))
     config = json.loads((copy / "config.json").read_text())
     config["config"]["name"] = "a|b [x](y) <b>\n# z"
+    config["config"]["data"] |= {"mono_rows": 6, "para_rows": 4}
+    config["config"]["optimizer"] |= {"learning_rate": 0.0625, "warmup_steps": 7}
     (copy / "config.json").write_text(json.dumps(config))
+    terms = {"mlm": 6.125, "tlm": 5.25, "mrtd": 0.375, "trtd": 0.5}
+    terms |= {"auc_mono": 0.625, "auc_para": 0.75}
+    last = terms | {"step": 2, "unigram_nll_mono": 7.125, "unigram_nll_para": 7.25}
+    (copy / "heldout.jsonl").write_text(f'{{"step": 1, "mlm": 9.0}}\n{json.dumps(last)}\n')
+    (copy / "metrics.jsonl").write_text('{"step": 1, "tokens": 1024}\n{"step": 2, "tokens": 2048}\n')
     main(["--run", str(copy), "--to", str(tmp_path / "out")])
     card = (tmp_path / "out" / "README.md").read_text()
     assert yaml.safe_load(card.split("---")[1])["language"] == ["de", "en", "hi", "sw", "zh"]
@@ -307,6 +314,21 @@ def test_the_card_tells_of_the_run(run: Path, exported: Path, tmp_path: Path) ->
     assert rows[:2] == ["| 0 | 50.0% | 62.5% | 10.0% | 5.0% |", "| 1 | 25.0% | 12.5% | 20.0% | 15.0% |"]
     assert r"\<script\>x\</script\> 50.00%" in card and "\nlicense" not in card and "en-sw 50.00%" in card
     assert escape("\\") == "\\\\"
+    assert "| peak learning rate, warm-up | 0.0625, 7 steps |" in card
+    assert "| tokens, padding included | 2,048 |" in card
+    assert "| rows a step, monolingual and pairs | 6 and 4 |" in card
+    section = card.partition("## On text kept out of training, after step 2\n")[2].partition("\n## ")[0]
+    masked, unigram = "Masked-token loss in nats a token", "the same of a unigram model"
+    judged, auc = (
+        "Discriminator: replaced-token loss in nats a token",
+        "Discriminator: AUC, replaced against original tokens",
+    )
+    mono, para = "monolingual text", "translation pairs"
+    assert dict(re.findall(r"\| (.+) \| ([\d.]+) \|", section)) == {
+        f"{masked}, {mono}": "6.125", f"{masked}, {para}": "5.250", f"{unigram}, {mono}": "7.125",
+        f"{unigram}, {para}": "7.250", f"{judged}, {mono}": "0.375", f"{judged}, {para}": "0.500",
+        f"{auc}, {mono}": "0.625", f"{auc}, {para}": "0.750",
+    }  # fmt: skip
 
 
 def refusal(capsys: pytest.CaptureFixture[str], to: Path, *arguments: str) -> str:
