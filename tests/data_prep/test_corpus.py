@@ -295,6 +295,18 @@ def test_a_row_is_never_cut_in_two(tmp_path: Path) -> None:
         assert dict(counts.dropped) == {"long_line": 3, "malformed": 2}  # both have a column too many
 
 
+def test_the_longest_rows_and_sides(tmp_path: Path) -> None:
+    """In bytes: a row of 500,000 and a side of 100,000 stay, those of one more go."""
+    side = "ü" * 50_000
+    rows = ["a\tb\t" + "x" * (size - 4) for size in (500_000, 500_001)]
+    rows += [f"{a}\t{b}" for a, b in ((side, "b"), ("a", side), (f"{side}x", "b"), ("a", f"{side}x"))]
+    (tmp_path / "en-de.tsv").write_text("".join(f"{row}\n" for row in rows))
+    text = 'pairs = "any"\ncolumns = {source = 1, target = 2}'
+    (source,) = inputs(describe(tmp_path, text, name="x", where=str(tmp_path), format="tsv", files="{src}-{tgt}.tsv"))
+    found, counts = read_pairs(source)
+    assert found == [("a", "b"), (side, "b"), ("a", side)] and dict(counts.dropped) == {"long_line": 3}
+
+
 def test_two_spellings_of_a_language_are_one_and_copies_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
