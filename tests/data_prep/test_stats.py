@@ -142,6 +142,16 @@ def test_page_and_table(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFi
         start = page.cells.index(cells[0])
         assert page.cells[start : start + len(cells)] == cells
         assert all(cell in printed for cell in cells)
+        lengths: dict[str, list[int]] = {}
+        for path in (prepared / "encoded" / task).rglob("*.arrow"):
+            for record in pa.ipc.open_file(path).read_all().to_pylist():
+                for name in (path.parent.name, "all"):
+                    lengths.setdefault(name, []).append(sum(map(len, record.values())))
+        for name, values in lengths.items():
+            middle = max(edge for edge in EDGES if edge <= sorted(values)[(len(values) - 1) // 2])
+            table = printed[printed.index("Languages" if task == "mono" else "Language pairs") :]
+            row = next(row for row in map(str.split, table.splitlines()) if row[:1] == [name])
+            assert row[-1] == f"{middle:,}+"
     assert "1 (4.00%)" in page.cells and "1 (4.00%)" in printed  # of 25 pairs, the one with an empty side
     # shares and lengths of both tasks, and what the pairs lost
     assert len(page.sources) == 5 and all(source.startswith("data:image/svg+xml;base64,") for source in page.sources)
