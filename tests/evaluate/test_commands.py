@@ -223,11 +223,13 @@ def test_pairs_are_limited_after_repetitions_are_left_out(
     assert answer(command, capsys)["models"][0]["pairs"] == {"de": 9}  # 3 English lines and 3 German ones come again
     found = answer([*command, "--limit", "7"], capsys)
     assert found["test"] == "pairs" and found["models"][0]["pairs"] == {"de": 7}
-    for code in ("en", "sw"):
-        (tmp_path / f"X.en-sw.{code}").write_text("".join(line + "\n" for line in lines[:4] * 2))
+    for language, few in (("sw", lines[:4] * 2), ("fr", lines[:5])):
+        for code in ("en", language):
+            (tmp_path / f"X.en-{language}.{code}").write_text("".join(line + "\n" for line in few))
     table = told(command, capsys)
     assert "left out, with fewer than 5 pairs without repetitions: sw (4)" in table
-    assert "mean of 1 " in table and "mean over 1 languages" in table
+    assert "mean of 2 " in table and "mean over 2 languages" in table
+    assert answer([*command, "--limit", "5"], capsys)["models"][0]["pairs"] == {"de": 5, "fr": 5}
 
 
 def test_align_averages_over_its_tests(

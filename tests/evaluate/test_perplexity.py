@@ -99,6 +99,11 @@ def test_it_is_the_softmax_written_out(
         assert value["predicted"] == len(costs)
         assert value["nll"] == pytest.approx(np.mean(costs), rel=1e-5)
         assert value["perplexity"] == pytest.approx(math.exp(value["nll"]))
+    # The command `losses` reads the rows once; each pass masks as many tokens of a row.
+    once = {language: costs[: len(costs) // 2] for language, costs in expected.items()}
+    (scores,) = losses(root / objective, root / "heldout", rows=ROWS, seed=7)["models"]
+    assert scores["languages"]["mlm"] == pytest.approx({code: np.mean(costs) for code, costs in once.items()}, rel=1e-5)
+    assert scores["overall"]["mlm"] == pytest.approx(np.mean(np.concatenate(list(once.values()))), rel=1e-5)
     mean = np.mean([value["nll"] for value in model["languages"].values()])
     assert model["overall"]["perplexity"] == pytest.approx(math.exp(mean))
 
