@@ -60,7 +60,7 @@ def list_checkpoints(run: Path) -> None:
     Args:
         run: Run folder.
     """
-    _show(run, checksums=False)
+    _print_checkpoints(run, checksums=False)
 
 
 def check(run: Path) -> None:
@@ -71,8 +71,8 @@ def check(run: Path) -> None:
         run: Run folder, or an export.
     """
     models = sorted(path for path in run.rglob("*.safetensors") if "checkpoints" not in path.relative_to(run).parts)
-    # An export has models alone; a folder without either fails in `_show`.
-    sound = _show(run, checksums=True) if checkpoints_of(run) or not models else True
+    # An export has no checkpoints. A folder that has neither checkpoints nor models fails in `_print_checkpoints`.
+    sound = _print_checkpoints(run, checksums=True) if checkpoints_of(run) or not models else True
     for path in models:
         try:
             read_weights(path)
@@ -86,8 +86,8 @@ def check(run: Path) -> None:
 
 
 def _require_same_files(weights: Path) -> None:
-    """Raise ValueError if the vocabulary next to a model is not the one that it was trained with, or if a file of an
-    export has changed since the export."""
+    """Raise ValueError if the vocabulary next to a model is not the one of its training, or if a file of an export has
+    changed since the export."""
     folder = weights.parent
     is_export = (folder / CONFIG_FILE).exists()
     read_vocabulary(folder if is_export else folder.parent, folder / (SENTENCEPIECE_FILE if is_export else MODEL_FILE))
@@ -107,11 +107,10 @@ def convert(run: Path, out: Path, step: int | None = None) -> None:
         step: The checkpoint of this step; without it the newest sound one.
     """
     source = complete_checkpoint(run, step)
-    named = saved_step(out) if is_checkpoint_name(out.name) else saved_step(source)
-    if named != saved_step(source):
+    if is_checkpoint_name(out.name) and saved_step(out) != saved_step(source):
         raise ValueError(
-            f"--out {out.name} is the name of a checkpoint of step {named}, and {source} is of another step: name it "
-            f"{source.name}"
+            f"--out {out.name} is the name of a checkpoint of step {saved_step(out)}, and {source} is of another step: "
+            f"name it {source.name}"
         )
     with atomic_folder(out, "--out") as partial:
         writer = StateWriter(partial / state_file(0, 1), buffer_bytes=0)
@@ -157,8 +156,9 @@ def average(models: Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.a
     exports = ["config" not in read_config(folder) for folder in models]
     if any(exports) and not all(exports):
         raise ValueError(f"{models[exports.index(True)]} is an export and others are runs: export those, or name runs")
+    write_average = _average_exports if all(exports) else _average_runs
     with atomic_folder(out, "--out") as partial:
-        (_average_exports if all(exports) else _average_runs)(models, partial)
+        write_average(models, partial)
     print(f"{out}: the mean of {len(models)} models")
 
 
@@ -183,7 +183,7 @@ def _average_runs(models: Sequence[Path], out: Path) -> None:
 
 
 def _average_exports(models: Sequence[Path], out: Path) -> None:
-    """Write a copy of the first export with the mean weights of all in each of its files."""
+    """Write a copy of the first export, in which each file of weights has the mean over all exports."""
     names = sorted(path.relative_to(models[0]) for path in models[0].rglob("*.safetensors"))
     for folder in models:
         _require_alike(folder, read_config(folder), models[0], read_config(models[0]))
@@ -192,19 +192,20 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
         if not names or sorted(path.relative_to(folder) for path in folder.rglob("*.safetensors")) != names:
             raise ValueError(f"{folder} has other files of weights than {models[0]}: average exports of one kind")
     shutil.copytree(models[0], out, dirs_exist_ok=True)
-    checksums = [""] * len(models)  # of each model: those of its files, one after the other
+    checksums = [""] * len(models)  # for each model, the checksums of its files joined
     for name in names:
-        mean, of_file = _mean([folder / name for folder in models], read_weights)
+        mean, file_checksums = _mean([folder / name for folder in models], read_weights)
         save_weights(mean, out / name, read_metadata(out / name))
-        checksums = [before + checksum for before, checksum in zip(checksums, of_file, strict=True)]
+        checksums = [joined + checksum for joined, checksum in zip(checksums, file_checksums, strict=True)]
     _require_different(models, checksums)
     if (out / DIFFERENCE_FILE).exists():
-        # The discriminator's embedding is the sum of the generator's and the difference. As these sums are rounded,
-        # their mean is not exactly the sum of the two means.
-        of_generator, state = (read_weights(folder / WEIGHTS_FILE) for folder in (out / GENERATOR_FOLDER, out))
+        # The discriminator's embedding is generator's embedding + difference, rounded. The mean of such rounded sums
+        # is not exactly the sum of the two means, so the sum is computed again.
+        generator = read_weights(out / GENERATOR_FOLDER / WEIGHTS_FILE)
+        discriminator = read_weights(out / WEIGHTS_FILE)
         difference = read_weights(out / DIFFERENCE_FILE)[DIFFERENCE]
-        state[embedding_name(state)] = of_generator[embedding_name(of_generator)] + difference
-        save_weights(state, out / WEIGHTS_FILE, read_metadata(out / WEIGHTS_FILE))
+        discriminator[embedding_name(discriminator)] = generator[embedding_name(generator)] + difference
+        save_weights(discriminator, out / WEIGHTS_FILE, read_metadata(out / WEIGHTS_FILE))
     if (card := out / "README.md").exists():
         averaged = ", ".join(f"`{folder.name}`" for folder in models)
         notice = f"The weights are the mean of those of {averaged}. What follows is the card of the first."
@@ -223,10 +224,10 @@ def _require_alike(folder: Path, settings: Mapping[str, Any], first: Path, expec
 
 def _require_different(models: Sequence[Path], checksums: Sequence[str]) -> None:
     """Raise ValueError if two models have the same checksum."""
-    for number, checksum in enumerate(checksums):
-        if checksum in checksums[:number]:
+    for index, checksum in enumerate(checksums):
+        if checksum in checksums[:index]:
             raise ValueError(
-                f"{models[checksums.index(checksum)]} and {models[number]} have the same weights: name each model once"
+                f"{models[checksums.index(checksum)]} and {models[index]} have the same weights: name each model once"
             )
 
 
@@ -235,7 +236,9 @@ def _mean(paths: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> t
 
     Memory holds float64 sums and the tensors of one path at a time.
     """
-    sums, dtypes, checksums = dict[str, Tensor](), dict[str, torch.dtype](), list[str]()
+    sums: dict[str, Tensor] = {}
+    dtypes: dict[str, torch.dtype] = {}
+    checksums: list[str] = []
     for path in paths:
         tensors = read(path)
         dtypes = dtypes or {name: value.dtype for name, value in tensors.items()}
@@ -252,9 +255,10 @@ def _mean(paths: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> t
     return {name: (value / len(paths)).to(dtypes[name]) for name, value in sums.items()}, checksums
 
 
-def _show(run: Path, checksums: bool) -> bool:
+def _print_checkpoints(run: Path, checksums: bool) -> bool:
     """Print a line for every checkpoint of `run`; returns whether all are sound. Raises ValueError if it has none."""
-    folders, sound = checkpoints_of(run), True
+    folders = checkpoints_of(run)
+    sound = True
     if not folders:
         raise ValueError(f"{run / 'checkpoints'} has no checkpoint: --run must name a run folder")
     for folder in folders:

@@ -30,12 +30,11 @@ from .state_files import (
     state_files,
 )
 
-_PARTIAL = ".partial"
-_LATEST = "latest.json"
+_PARTIAL_SUFFIX = ".partial"
+_LATEST_FILE = "latest.json"
 
-# The largest relative difference between the probe's loss and the stored one. In float32, another layout adds in
-# another order. bf16 weights are rounded from equal master weights, but another processor or kernel may round
-# differently.
+# The largest relative difference between the probe's loss and the stored one. They differ because another layout of
+# ranks adds in another order (fp32), and another processor or kernel rounds differently (bf16).
 PROBE_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
 
 
@@ -63,7 +62,7 @@ class Checkpoints:
                 f"{self.folder.parent}: after {step} steps the loss of the probe batch is {probe}: nothing is saved "
                 "any more, start a run with a lower optimizer.learning_rate"
             )
-        partial = self.folder / f"{checkpoint_name(step)}{_PARTIAL}"
+        partial = self.folder / f"{checkpoint_name(step)}{_PARTIAL_SUFFIX}"
         on_all_ranks(lambda: self._begin(partial) if engine.rank == 0 else None)
         writer = StateWriter(partial / state_file(engine.rank, engine.world), self.buffer_bytes)
         engine.save(writer)
@@ -96,14 +95,14 @@ class Checkpoints:
     def load(self, engine: Engine, folder: Path, expected: Mapping[str, Any], tolerance: float) -> int:
         """Load `folder` into `engine`, whatever layout saved it, and return the number of steps done.
 
-        Raises SharedError when it belongs to other data (`expected` against the stored state), or when the loaded
-        model's probe loss is further than `tolerance` (relative) from the stored one.
+        `expected`: values that the stored state must have, such as fingerprints of the data; `tolerance`: the largest
+        relative difference between the loaded model's probe loss and the stored one. Else raises SharedError.
         """
         state = on_all_ranks(lambda: require_match(read_state(folder), folder, expected))
         files = broadcast(on_all_ranks(lambda: state_files(folder) if engine.rank == 0 else []))
         headers = gather(on_all_ranks(lambda: read_headers(files, engine.rank, engine.world)))
         engine.load(on_all_ranks(lambda: StateReader(files, headers)))
-        engine.enter(state["step"] - 1)  # the stored loss was computed as in the last step before the save
+        engine.enter(state["step"] - 1)  # the stored loss was computed in the phase of the last step
         probe = broadcast(engine.probe_loss())
         if not math.isclose(probe, state["probe"], rel_tol=tolerance):
             raise SharedError(
@@ -114,23 +113,24 @@ class Checkpoints:
         return int(state["step"])
 
     def lost(self, steps_logged: int, save_every: float) -> bool:
-        """Whether a run without a usable checkpoint once had one; if not, it starts anew.
+        """Whether a run without a usable checkpoint once had one. If not, it may start anew.
 
-        `steps_logged`: steps that it recorded; `save_every`: steps between its checkpoints.
+        `steps_logged`: steps that the run recorded; `save_every`: steps between its checkpoints.
         """
         run = self.folder.parent
         ended = any((run / name).exists() for name in ("finished.json", "model/model.safetensors"))
         removed = steps_logged > 0 and not self.folder.is_dir()  # a run makes this folder before its first step
-        writing = any(self.folder.glob(f"*{_PARTIAL}"))
-        return ended or removed or (self.folder / _LATEST).exists() or (steps_logged > save_every and not writing)
+        saved = (self.folder / _LATEST_FILE).exists()
+        interrupted = any(self.folder.glob(f"*{_PARTIAL_SUFFIX}"))  # the first save may not have been completed
+        return ended or removed or saved or (steps_logged > save_every and not interrupted)
 
     def all(self) -> list[Path]:
         """Checkpoint folders, complete or not, oldest first."""
         return checkpoints_of(self.folder.parent)
 
     def _begin(self, partial: Path) -> None:
-        """Make the folder `partial`, after deleting failed saves: they may take the space that it needs."""
-        for leftover in self.folder.glob(f"*{_PARTIAL}"):
+        """Make the folder `partial`, after deleting failed saves, which may take the space that the new one needs."""
+        for leftover in self.folder.glob(f"*{_PARTIAL_SUFFIX}"):
             if is_checkpoint_name(leftover.stem):
                 _remove(leftover)
         partial.mkdir(parents=True)
@@ -138,20 +138,20 @@ class Checkpoints:
     def _finish(self, partial: Path, state: Mapping[str, Any], files: dict[str, dict[str, int]]) -> None:
         """Complete the checkpoint, name it in latest.json, and delete those that the settings do not keep."""
         final = complete(partial, state, files)
-        with naming(self.folder / _LATEST):
-            write_object(self.folder / _LATEST, {"checkpoint": final.name})
+        with naming(self.folder / _LATEST_FILE):
+            write_object(self.folder / _LATEST_FILE, {"checkpoint": final.name})
             to_disk(self.folder)
         ours = [folder for folder in self.all() if not _is_foreign(folder, state.get("run"))]
-        older = [folder for folder in ours if saved_step(folder) <= state["step"]]
-        for folder in ours[len(older) :]:  # of later steps: unusable, as the run continued from an earlier one
+        valid = [folder for folder in ours if saved_step(folder) <= state["step"]]
+        for folder in ours[len(valid) :]:  # checkpoints of later steps, from before the run resumed at an earlier one
             _remove(folder)
-        for folder in older[: -self.keep_last]:
+        for folder in valid[: -self.keep_last]:
             if not (self.keep_every and saved_step(folder) % self.keep_every == 0):
                 _remove(folder)
 
 
 def _is_foreign(folder: Path, run: str | None) -> bool:
-    """Whether a checkpoint is of another run than `run`, or of another step than that in its name."""
+    """Whether a checkpoint is of another run than `run`, or of another step than its name says."""
     try:
         state = read_state(folder)
     except (ValueError, OSError):
@@ -171,7 +171,8 @@ def _remove(path: Path) -> None:
 
 
 def complete(partial: Path, state: Mapping[str, Any], files: Mapping[str, Mapping[str, int]]) -> Path:
-    """Turn `X.partial`, whose state files are on the disk and listed in `files`, into the checkpoint `X`."""
+    """Turn the folder `X.partial` into the checkpoint `X`; its state files, listed in `files`, are on the disk already.
+    Returns the path of `X`."""
     final = partial.with_suffix("")
     with naming(partial):
         seal(partial, state, files)
@@ -185,7 +186,8 @@ def complete(partial: Path, state: Mapping[str, Any], files: Mapping[str, Mappin
 
 
 def seal(folder: Path, state: Mapping[str, Any], files: Mapping[str, Mapping[str, int]]) -> None:
-    """Make a checkpoint of `folder`, whose state files are on the disk and listed in `files`."""
+    """Make a checkpoint of `folder`: write `state` and the marker. The state files, listed in `files`, are on the disk
+    already."""
     write_object(folder / STATE, state)
     text = (folder / STATE).read_bytes()
     to_disk(folder / STATE, folder)
@@ -199,7 +201,7 @@ def find_fault(folder: Path, rank: int = 0, world: int = 1) -> str | None:
 
 
 def require_match(state: dict[str, Any], folder: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """`state`, that of the checkpoint in `folder`. Raises ValueError, naming the key, if it differs from `expected`."""
+    """Return `state`, the state of the checkpoint in `folder`. Raises ValueError if a value differs from `expected`."""
     for key, value in expected.items():
         if state.get(key) != value:
             raise ValueError(

@@ -28,10 +28,11 @@ from ..io.files import read_object
 WEIGHTS = "fp32"  # the kind of the master weights
 COMPLETE = "complete.json"
 STATE = "state.json"
-# A table of the vocabulary is one flat array, in whatever number of consecutive blocks the model stores it.
+# A parameter TABLE_N is block N of a vocabulary table. Readers join the blocks, because the model that loads them may
+# store the table in another number of blocks.
 _BLOCK = re.compile(r"((?:.*\.)?(?:embedding|difference))_(\d+)")
 _MOST_ELEMENTS = 1 << 40  # more elements than any parameter has
-_NO_PARTS = np.zeros((0, 4), np.int64)
+_NO_PARTS = np.zeros((0, 4), np.int64)  # the value of `StateReader._parts` for a tensor that the files do not have
 CHUNK = 1 << 24  # elements that are copied, written or read at once: 64 MiB
 
 
@@ -60,7 +61,7 @@ class StateWriter:
         self._thread.start()
 
     def begin(self, sizes: Mapping[str, int], step: int) -> None:
-        """Write the header. `sizes`: the tensors' numbers of elements by name, in the order in which they will be put;
+        """Write the header. `sizes`: the element count of each tensor by name, in the order of the calls of `put`;
         `step`: optimizer steps taken."""
         header: dict[str, object] = {"__metadata__": {"step": str(step)}}
         offset = 0
@@ -131,46 +132,52 @@ class StateWriter:
 
 
 class Headers(NamedTuple):
-    """The headers of some of a checkpoint's files."""
+    """The headers of some files of a checkpoint."""
 
     tensors: list[tuple[str, str]]  # (parameter, kind)
     steps: set[int]
-    # [parts, 5]: index of the part's tensor in `tensors`, first element, number of elements, index of its file among
-    # the checkpoint's, and first byte in that file.
+    # [parts, 5]: index of the part's tensor in `tensors`, first element, element count, index of the part's file in the
+    # checkpoint, and first byte in that file.
     parts: np.ndarray
 
 
 def read_headers(files: Sequence[Path], rank: int = 0, world: int = 1) -> Headers:
-    """The headers of those of a checkpoint's files that rank `rank` of `world` reads. Raises ValueError for a file that
+    """The headers of rank `rank`'s share of a checkpoint's files, of `world` shares. Raises ValueError for a file that
     is no state file."""
-    first, last = (len(files) * n // world for n in (rank, rank + 1))
+    begin = len(files) * rank // world
+    end = len(files) * (rank + 1) // world
     tensors: dict[tuple[str, str], int] = {}
-    headers = [_read_header(files[number], number, tensors) for number in range(first, last)]
+    headers = [_read_header(files[index], index, tensors) for index in range(begin, end)]
     parts = [np.zeros((0, 5), np.int64), *(parts for _, parts in headers)]
     return Headers(list(tensors), {step for step, _ in headers}, np.concatenate(parts))
 
 
-def _read_header(path: Path, number: int, tensors: dict[tuple[str, str], int]) -> tuple[int, np.ndarray]:
-    """The step of a file and its rows of `Headers.parts`; adds its tensors to `tensors`, which has their indices.
-    Raises ValueError for a tensor outside the file."""
+def _read_header(path: Path, file_index: int, tensors: dict[tuple[str, str], int]) -> tuple[int, np.ndarray]:
+    """The step in a file's header, and the file's rows of `Headers.parts`.
+
+    `tensors`: index by (parameter, kind); tensors that it does not have are added. Raises ValueError for a tensor
+    outside the file.
+    """
     try:
-        end = path.stat().st_size
+        size = path.stat().st_size
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if 8 + length > end:
-                raise ValueError(f"a header of {length} bytes in a file of {end}")
+            if 8 + length > size:
+                raise ValueError(f"a header of {length} bytes in a file of {size}")
             header = json.loads(file.read(length))
         step = int(header.pop("__metadata__")["step"])
         parts = []
         for key, entry in header.items():
             name, kind, start_text = key.rsplit("/", 2)
-            (numel,), (first, last), start = entry["shape"], entry["data_offsets"], int(start_text)
-            if entry["dtype"] != "F32" or not 0 <= first <= last <= end - 8 - length or last - first != 4 * numel:
-                raise ValueError(f"{key} is at {first} to {last}")
+            start = int(start_text)
+            (numel,) = entry["shape"]
+            begin, end = entry["data_offsets"]
+            if entry["dtype"] != "F32" or not 0 <= begin <= end <= size - 8 - length or end - begin != 4 * numel:
+                raise ValueError(f"{key} is at {begin} to {end}")
             if not 0 <= start < _MOST_ELEMENTS:
                 raise ValueError(f"{key} is from {start} on")
-            place = tensors.setdefault((name, kind), len(tensors))
-            parts.append((place, start, numel, number, 8 + length + first))
+            tensor_index = tensors.setdefault((name, kind), len(tensors))
+            parts.append((tensor_index, start, numel, file_index, 8 + length + begin))
         return step, np.array(parts, np.int64).reshape(-1, 5)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path} is no state file ({error!r}): resume from another checkpoint") from None
@@ -178,71 +185,76 @@ def _read_header(path: Path, number: int, tensors: dict[tuple[str, str], int]) -
 
 def _block_starts(sizes: Mapping[str, int]) -> dict[str, tuple[str, int]]:
     """For every block of a vocabulary table, the table's name and the element at which the block begins; `sizes`:
-    number of elements of every parameter."""
+    element count of every parameter."""
     blocks = sorted((match[1], int(match[2]), name) for name in sizes if (match := _BLOCK.fullmatch(name)))
-    places: dict[str, tuple[str, int]] = {}
-    ends: dict[str, int] = {}
+    starts: dict[str, tuple[str, int]] = {}
+    table_sizes: dict[str, int] = {}
     for table, _, name in blocks:
-        first = ends.get(table, 0)
-        places[name], ends[table] = (table, first), first + sizes[name]
-    return places
+        start = table_sizes.get(table, 0)
+        starts[name] = table, start
+        table_sizes[table] = start + sizes[name]
+    return starts
 
 
 class StateReader:
     """Reads any part of the state from the files of a checkpoint. Raises ValueError when they do not fit together."""
 
     def __init__(self, files: Sequence[Path], headers: Sequence[Headers] | None = None):
-        """`files`: those that the checkpoint's marker lists, in one folder; `headers`: their headers, if already
-        read."""
+        """`files`: the state files that the checkpoint's marker lists; `headers`: their headers, if already read."""
         if not files:
             raise ValueError("the checkpoint lists no state files: resume from another one")
-        self.files, self.folder = files, files[0].parent
+        self.files = files
+        self.folder = files[0].parent
         headers = [read_headers(files)] if headers is None else headers
-        steps = set[int]().union(*(part.steps for part in headers))
+        steps = set[int]().union(*(header.steps for header in headers))
         if len(steps) != 1:
             raise ValueError(f"{self.folder} holds state of steps {sorted(steps)}: resume from another checkpoint")
         (self.step,) = steps
-        self.sizes, self._parts = _merge(headers)  # number of elements of every parameter; its parts
+        self.sizes, self._parts = _merge(headers)
         kinds = {kind for _, kind in self._parts}
         self.kinds = [WEIGHTS, *sorted(kinds - {WEIGHTS})]
 
     def read(self, parts: Iterable[tuple[str, str, int, Tensor]], sizes: Mapping[str, int] | None = None) -> None:
         """Fill tensors; every file that is needed is opened once and read in order.
 
-        `parts`: parameter, kind, first element, and the tensor to fill with the elements from there on; it is flat, of
-        any float type, on any device. `sizes`: number of elements of every parameter of the model to fill, if its
-        vocabulary tables may be in other blocks. Raises ValueError if the files lack a part.
+        `parts`: parameter, kind, first element, and the tensor to fill with the elements from there on. The tensor is
+        flat, of any float type, on any device. `sizes`: element count of every parameter of the model to fill, needed
+        if the model may store vocabulary tables in other blocks. Raises ValueError if the files lack a part.
         """
-        places = _block_starts(self.sizes if sizes is None else sizes)
-        stretches = [stretch for part in parts for stretch in self._stretches(places, *part)]
+        block_starts = _block_starts(self.sizes if sizes is None else sizes)
+        stretches = [stretch for part in parts for stretch in self._stretches(block_starts, *part)]
         stretches.sort(key=itemgetter(0, 1))
-        for number, of_file in groupby(stretches, itemgetter(0)):
-            with open(self.files[number], "rb") as file:
-                for _, offset, out in of_file:
+        for file_index, in_file in groupby(stretches, itemgetter(0)):
+            with open(self.files[file_index], "rb") as file:
+                for _, offset, out in in_file:
                     file.seek(offset)
                     for chunk in out.split(CHUNK):
                         values = np.empty(len(chunk), np.float32)
                         if file.readinto(values.data) < values.nbytes:
                             raise ValueError(
-                                f"{self.files[number]} became shorter while it was read: resume from another checkpoint"
+                                f"{self.files[file_index]} became shorter while it was read: resume from another "
+                                "checkpoint"
                             )
                         chunk.copy_(torch.from_numpy(values))
 
     def _stretches(
-        self, places: Mapping[str, tuple[str, int]], name: str, kind: str, start: int, out: Tensor
+        self, block_starts: Mapping[str, tuple[str, int]], name: str, kind: str, start: int, out: Tensor
     ) -> list[tuple[int, int, Tensor]]:
-        """File, byte in it and piece of `out`, for every stretch to read."""
-        table, block = places.get(name, (name, 0))
+        """The stretches of files to read into `out`: file index, first byte, and the slice of `out` to fill."""
+        table, block_start = block_starts.get(name, (name, 0))
         parts = self._parts.get((table, kind), _NO_PARTS)
-        begin, end, done = block + start, block + start + out.numel(), 0
-        # The parts that may overlap `begin` … `end` − 1.
-        near = slice(max(int(np.searchsorted(parts[:, 0], begin, "right")) - 1, 0), np.searchsorted(parts[:, 0], end))
+        begin = block_start + start
+        end = begin + out.numel()
+        # Only these parts can overlap elements [begin, end): the last one that starts at or before `begin`, and later.
+        first_part = max(int(np.searchsorted(parts[:, 0], begin, "right")) - 1, 0)
+        last_part = np.searchsorted(parts[:, 0], end)
+        done = 0  # elements of `out` that a stretch fills
         stretches = []
-        for first, numel, file, offset in parts[near].tolist():
-            skip = begin + done - first  # elements of the part before the stretch
-            count = min(first + numel - begin, out.numel()) - done
+        for part_start, numel, file_index, offset in parts[first_part:last_part].tolist():
+            skip = begin + done - part_start  # elements of the part before the stretch
+            count = min(part_start + numel - begin, out.numel()) - done
             if skip >= 0 and count > 0:
-                stretches.append((file, offset + 4 * skip, out[done : done + count]))
+                stretches.append((file_index, offset + 4 * skip, out[done : done + count]))
                 done += count
         if done != out.numel():
             raise ValueError(
@@ -253,29 +265,30 @@ class StateReader:
 
 
 def _merge(headers: Sequence[Headers]) -> tuple[dict[str, int], dict[tuple[str, str], np.ndarray]]:
-    """The number of elements of every parameter; and by (parameter, kind) the rows (first element, number of elements,
-    file, byte) of its parts, in order. In the second, the blocks of a vocabulary table are one parameter."""
-    numbers: dict[tuple[str, str], int] = {}  # of the tensors
-    renumbered = []
+    """The element count of every parameter; and by (parameter, kind) the rows of `Headers.parts` without the tensor
+    index, sorted by first element. In the second, the blocks of a vocabulary table are joined into one parameter."""
+    indices: dict[tuple[str, str], int] = {}  # of a tensor (parameter, kind) over all headers
+    reindexed = []
     for tensors, _, parts in headers:
-        places = np.array([numbers.setdefault(tensor, len(numbers)) for tensor in tensors], np.int64)
-        renumbered.append(np.column_stack([places[parts[:, 0]], parts[:, 1:]]))
-    all_parts = np.concatenate(renumbered)
-    ends = np.zeros(len(numbers), np.int64)
+        new_indices = np.array([indices.setdefault(tensor, len(indices)) for tensor in tensors], np.int64)
+        reindexed.append(np.column_stack([new_indices[parts[:, 0]], parts[:, 1:]]))
+    all_parts = np.concatenate(reindexed)
+    ends = np.zeros(len(indices), np.int64)
     np.maximum.at(ends, all_parts[:, 0], all_parts[:, 1] + all_parts[:, 2])
-    sizes = {name: int(ends[number]) for (name, kind), number in sorted(numbers.items()) if kind == WEIGHTS}
-    blocks = _block_starts(sizes)
-    for (name, kind), number in list(numbers.items()):
-        if name in blocks:
-            table, first = blocks[name]
-            of_block = all_parts[:, 0] == number
-            all_parts[of_block, 0] = numbers.setdefault((table, kind), len(numbers))
-            all_parts[of_block, 1] += first
+    sizes = {name: int(ends[index]) for (name, kind), index in sorted(indices.items()) if kind == WEIGHTS}
+    block_starts = _block_starts(sizes)
+    for (name, kind), index in list(indices.items()):
+        if name in block_starts:
+            table, start = block_starts[name]
+            in_block = all_parts[:, 0] == index
+            all_parts[in_block, 0] = indices.setdefault((table, kind), len(indices))
+            all_parts[in_block, 1] += start
     all_parts = all_parts[np.lexsort((all_parts[:, 2], all_parts[:, 1], all_parts[:, 0]))]
-    present, firsts = np.unique(all_parts[:, 0], return_index=True)
-    tensors = list(numbers)
-    by_tensor = zip([tensors[n] for n in present.tolist()], np.split(all_parts[:, 1:], firsts[1:]), strict=False)
-    return sizes, dict(by_tensor)
+    present, first_rows = np.unique(all_parts[:, 0], return_index=True)
+    tensors = list(indices)
+    rows_by_tensor = np.split(all_parts[:, 1:], first_rows[1:])
+    # Without tensors `rows_by_tensor` has one empty array.
+    return sizes, dict(zip([tensors[index] for index in present.tolist()], rows_by_tensor, strict=False))
 
 
 def merge_state(reader: StateReader, writer: StateWriter) -> None:
@@ -292,17 +305,18 @@ def merge_state(reader: StateReader, writer: StateWriter) -> None:
 
 
 def fault_of(folder: Path, rank: int = 0, world: int = 1, checksums: bool = True) -> str | None:
-    """A fault in a checkpoint, or None: a wrong size or checksum of a file that rank `rank` of `world` checks, or, on
-    rank 0, a name with another step."""
+    """A sentence about the first fault of a checkpoint, or None. Rank `rank` of `world` checks the sizes and checksums
+    of its share of the files; rank 0 also checks the step in the folder's name."""
     try:
-        mine = list(_read_marker(folder).items())[rank::world]
+        own_files = list(_read_marker(folder).items())[rank::world]
     except (OSError, ValueError):
         return f"{COMPLETE} is missing or damaged"
-    faults = (_file_fault(folder / name, *size_and_crc, checksums) for name, size_and_crc in mine)
+    faults = (_file_fault(folder / name, *size_and_crc, checksums) for name, size_and_crc in own_files)
     return next(filter(None, faults), None) or (_name_fault(folder) if rank == 0 else None)
 
 
 def _name_fault(folder: Path) -> str | None:
+    """The fault of a checkpoint whose name has another step than its state, or None."""
     try:
         step = int(read_state(folder)["step"])
     except (OSError, ValueError):
@@ -312,7 +326,7 @@ def _name_fault(folder: Path) -> str | None:
 
 
 def state_files(folder: Path) -> list[Path]:
-    """The ranks' files that the marker lists. Raises ValueError where it is damaged."""
+    """The state files that a checkpoint's marker lists. Raises ValueError if the marker is damaged."""
     return [folder / name for name in _read_marker(folder) if name != STATE]
 
 
@@ -330,8 +344,8 @@ def _read_marker(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def _file_fault(path: Path, size: int, crc: int, checksum: bool) -> str | None:
-    """The fault of a file, or None. An error of reading is a fault too: if one rank raised it, the others would wait
-    for ever."""
+    """The fault of a file, or None. A read error is returned too: if one rank raised it, the others would wait for
+    ever."""
     try:
         if not path.is_file():
             return f"{path.name} is missing"
@@ -348,8 +362,8 @@ def _file_fault(path: Path, size: int, crc: int, checksum: bool) -> str | None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The description of a checkpoint: `step`, `world` (processes that saved it), `probe`, data fingerprints, `run`
-    (the name of the run that saved it) and its `settings`."""
+    """The content of a checkpoint's `state.json`: `step`, `world` (number of processes that saved it), `probe` (loss of
+    the probe batch), data fingerprints, and the `run` that saved it with its `settings`."""
     try:
         state = read_object(folder / STATE)
         int(state["step"]), int(state["world"]), float(state["probe"])

@@ -1,4 +1,4 @@
-"""The inputs of a pre-training run, data, held-out data and first weights; and `RunInfo`, derived from them."""
+"""Opens the inputs of a pre-training run (data, held-out data, first weights) and derives its `RunInfo`."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -26,19 +26,15 @@ from .run_folder import RunFolder
 
 
 class RunInfo(NamedTuple):
-    """Information on a run that is not in its settings.
+    """Information on a run that is not in its settings."""
 
-    `flops`: operations of a step, by the standard count; `vocabulary_sha256`: checksum of the data's vocabulary;
-    `evaluation`: makes metrics from the sums over held-out rows, in total and by language; `objective`: its record
-    (`objectives.describe`), None in fine-tuning; `folders`: in pre-training, of the data and the held-out data.
-    """
-
-    flops: float
-    parameters: dict[str, int]
-    vocabulary_sha256: str
+    flops: float  # floating-point operations of one step, by the standard count
+    parameters: dict[str, int]  # parameter count of each network
+    vocabulary_sha256: str  # of the data
+    # Returns the metrics of an evaluation from its sums: in total, and by language. None: no held-out data.
     evaluation: Callable[..., tuple[dict[str, float], dict[str, Any]]] | None = None
-    objective: Mapping[str, Any] | None = None
-    folders: tuple[Path, ...] = ()
+    objective: Mapping[str, Any] | None = None  # `objectives.describe`; None in fine-tuning
+    folders: tuple[Path, ...] = ()  # in pre-training: the data, then the held-out data if there is any
 
 
 class RunInputs(NamedTuple):
@@ -50,13 +46,16 @@ class RunInputs(NamedTuple):
 
 
 def heldout_data(config: RunConfig, folder: Path, row_tokens: int) -> DataConfig:
-    """The rows of an evaluation: of each task the first `train.eval_rows`, in micro-batches of as many tokens as those
-    of training, whose rows have `row_tokens` tokens."""
+    """The DataConfig of an evaluation: it reads the first `train.eval_rows` rows of each task in `folder`.
+
+    A training row has `row_tokens` tokens. A micro-batch has at most as many tokens as in training, but at least a row.
+    """
     rows_per_step = (config.data.mono_rows, config.data.para_rows)
     stores = [RowStore(folder / name) if rows else None for name, rows in zip(TASKS, rows_per_step, strict=True)]
     mono, para = (min(store.rows, config.train.eval_rows) if store else 0 for store in stores)
     longest = max(store.row_tokens for store in stores if store)
-    return DataConfig(mono, para, max(1, config.data.micro_batch * row_tokens // longest))
+    micro_batch = max(1, config.data.micro_batch * row_tokens // longest)
+    return DataConfig(mono_rows=mono, para_rows=para, micro_batch=micro_batch)
 
 
 def read_inputs(
@@ -75,14 +74,14 @@ def read_inputs(
     validate(config, world)  # by now, a precision of `auto` is resolved
     require_engine_file(config.engine)
     out = folder.path.resolve()
-    for place in (place.resolve() for place in (*data, *([] if heldout is None else [heldout]))):
-        inside = out == place or any(out.is_relative_to(place / name) for name in (*TASKS, "vocab"))
-        if inside:
-            raise ValueError(f"{folder.path} is in the data of {place}: choose another --out")
+    for data_folder in data if heldout is None else (*data, heldout):
+        read_from = data_folder.resolve()
+        if out == read_from or any(out.is_relative_to(read_from / name) for name in (*TASKS, "vocab")):
+            raise ValueError(f"{folder.path} is in the data of {read_from}: choose another --out")
     folder.claim(config)
-    start, begun = config.start, checkpoints_of(folder.path)
+    start = config.start
     may_be_random = start.take == "all" or objective_of(config.objective).may_start_random
-    if not (may_be_random or start.folder or begun):
+    if not (may_be_random or start.folder or checkpoints_of(folder.path)):
         raise ValueError(
             f"start.take {start.take} is of a model that the run begins with, and start.folder names none: name "
             "it, or set start.take to all, for random weights"
@@ -114,29 +113,29 @@ def pretraining_info(
     )
     if heldout is None:
         return info
-    objective, unigram = objective_of(config.objective), {}
+    objective = objective_of(config.objective)
     codes = {TASKS[task]: store.languages for task, store in heldout.stores.items()}
+    unigram = {}  # by task: sums and counts of each language
     for task, store in heldout.stores.items() if root else ():
         unigram[TASKS[task]] = unigram_by_language(
             loader.shares(task, config.train.steps), store, task, heldout.plan.rows[task]
         )
     constants = {f"unigram_nll_{task}": float(sums.sum() / counts.sum()) for task, (sums, counts) in unigram.items()}
-    baselines = {task: _means(codes[task], *sums_and_counts)[0] for task, sums_and_counts in unigram.items()}
+    baselines = {task: _means(codes[task], sums, counts)[0] for task, (sums, counts) in unigram.items()}
 
     def evaluation(step: int, by_language: Tensor, **totals: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
-        by_term = {
-            term: _means(codes[objective.quantities[term].task], sums, counts)
-            for term, sums, counts in zip(objective.terms, *by_language.numpy(), strict=True)
-            if counts.any()
-        }
-        means, numbers = ({term: sums_and_counts[n] for term, sums_and_counts in by_term.items()} for n in (0, 1))
+        """`by_language`: the loss sums and the token counts, [2, terms, languages]."""
+        means, token_counts = {}, {}
+        for term, sums, counts in zip(objective.terms, *by_language.numpy(), strict=True):
+            if counts.any():
+                means[term], token_counts[term] = _means(codes[objective.quantities[term].task], sums, counts)
         overall = objective.at(step).summarise(**totals) | constants
-        return overall, {"terms": means, "tokens": numbers, "unigram": baselines}
+        return overall, {"terms": means, "tokens": token_counts, "unigram": baselines}
 
     return info._replace(evaluation=evaluation)
 
 
 def _means(codes: Sequence[str], sums: np.ndarray, counts: np.ndarray) -> tuple[dict[str, float], dict[str, int]]:
-    """Means and counts by language code, where there are tokens and the sum is finite: JSON holds no other numbers."""
+    """Means and counts by language code, without languages that have no tokens or a sum that JSON cannot hold."""
     present = [n for n in range(len(codes)) if counts[n] and math.isfinite(sums[n])]
     return {codes[n]: float(sums[n] / counts[n]) for n in present}, {codes[n]: int(counts[n]) for n in present}

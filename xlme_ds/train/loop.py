@@ -51,9 +51,7 @@ class Callback:
             log.close()
 
 
-_INTERVALS = (
-    50  # the time left follows from the mean speed of this many logged intervals, so one slow one matters little
-)
+_SPEED_INTERVALS = 50  # the remaining time is computed from the mean speed over this many logged intervals
 
 
 class Record(Callback):
@@ -68,31 +66,32 @@ class Record(Callback):
         flops_per_step: float,
         peak: float,
         show: Callable[[dict[str, Any]], None],
-        skipped: Callable[[], int],
+        skipped_steps: Callable[[], int],
         tracker: Tracker | None,
     ):
-        """`peak`: FLOP/s that all processes together can reach; the record `peak_fraction` is relative to it."""
+        """`peak`: FLOP/s that all processes together can reach; `peak_fraction` is the run's FLOP/s / `peak`."""
         log = MetricsLog(run, "metrics", start, tracker)
         settings = (f"    {key}: {value}" for key, value in flatten(asdict(config)).items())
         log.board.add_text("settings", "\n".join(settings), start)
         self.logs = (log,)
-        self.skipped = skipped
+        self.skipped_steps = skipped_steps
         self.steps = config.train.steps
         self.engine = engine
         self.tokens_per_step = int(sum(config.data.mean_rows)) * engine.loader.row_tokens
         self.flops_per_step = flops_per_step
         self.peak = peak
         self.show = show
-        self.last = (start, time.perf_counter(), engine.seconds_reading)
-        self.intervals: deque[tuple[int, float]] = deque(maxlen=_INTERVALS)  # steps and seconds of each
+        self.last_logged = (start, time.perf_counter(), engine.seconds_reading)
+        self.intervals: deque[tuple[int, float]] = deque(maxlen=_SPEED_INTERVALS)  # steps and seconds of each
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
         if not stats.metrics:
             return
-        before, self.last = self.last, (done, time.perf_counter(), self.engine.seconds_reading)
-        steps, seconds, reading = (now - then for now, then in zip(self.last, before, strict=True))
-        rate = steps / seconds
+        logged = (done, time.perf_counter(), self.engine.seconds_reading)
+        steps, seconds, reading = (now - then for now, then in zip(logged, self.last_logged, strict=True))
+        self.last_logged = logged
+        steps_per_s = steps / seconds
         self.intervals.append((int(steps), seconds))
         recent_steps, recent_seconds = map(sum, zip(*self.intervals, strict=True))
         values = {
@@ -100,11 +99,11 @@ class Record(Callback):
             **stats.metrics,
             "lr": stats.learning_rate,
             "grad_norm": stats.gradient_norm,
-            "skipped_steps": self.skipped(),
+            "skipped_steps": self.skipped_steps(),
             "tokens": done * self.tokens_per_step,
-            "tokens_per_s": rate * self.tokens_per_step,
-            "flops_per_s": rate * self.flops_per_step,
-            "peak_fraction": rate * self.flops_per_step / self.peak,
+            "tokens_per_s": steps_per_s * self.tokens_per_step,
+            "flops_per_s": steps_per_s * self.flops_per_step,
+            "peak_fraction": steps_per_s * self.flops_per_step / self.peak,
             "data_wait": reading / seconds,
             "memory_gib": peak_memory(self.engine.device),
             "seconds_left": (self.steps - done) * recent_seconds / recent_steps,
@@ -139,13 +138,12 @@ class Evaluate(Callback):
     def after_step(self, done: int, stats: StepStats) -> None:
         every, steps = self.config.eval_every, self.config.steps
         if done == steps or (every and done % every == 0):
-            # The weights of the losses are those of the last step, number `done` − 1.
-            summary = self.summarise(done - 1, **self.engine.eval_batch(0))
-            overall, languages = ({"step": done, **part} for part in summary)
-            for log, values in zip(self.logs, (overall, languages), strict=False):  # only the root has logs
-                log.write(values)
+            # Step indices begin at 0: the losses have the weights of the last step that was done.
+            overall, by_language = self.summarise(done - 1, **self.engine.eval_batch(0))
+            for log, values in zip(self.logs, (overall, by_language), strict=False):  # only rank 0 has logs
+                log.write({"step": done, **values})
             if self.console is not None:
-                self.console.evaluation(overall)
+                self.console.evaluation({"step": done, **overall})
 
 
 class Dimensions(Callback):
@@ -153,7 +151,7 @@ class Dimensions(Callback):
     and at every evaluation; warns once if the last layer has lost most of them; collective."""
 
     ROWS = 8  # held-out rows of each task
-    COLLAPSED = 0.1  # it warns below this share of the dimensions after the first step
+    COLLAPSED = 0.1  # warn below this fraction of the dimensions that the last layer had after the first step
 
     def __init__(
         self,
@@ -161,14 +159,14 @@ class Dimensions(Callback):
         engine: Engine,
         config: TrainConfig,
         start: int,
-        first: int,
+        began_at: int,
         console: Console | None,
         tracker: Tracker | None,
     ):
-        """`first`: the step at which the run began, 0 unless it is a branch."""
+        """`began_at`: the step at which the run began, 0 unless it is a branch."""
         self.engine = engine
         self.config = config
-        self.first = first
+        self.began_at = began_at
         self.console = console
         self.untrained: float | None = None  # dimensions of the last layer, before it could collapse
         self.warned = False
@@ -180,24 +178,27 @@ class Dimensions(Callback):
                     raise ValueError(
                         f"{self.logs[0].path} has no dimensions of step {values['step']}: restore or remove that line"
                     )
-                if len(values) > 1:  # else they were not finite, and only the step was written
+                if len(values) > 1:  # else no dimension was finite, and only the step was written
                     self._new_warning(values)
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
         every = self.config.eval_every
-        if done in (self.first + 1, self.config.steps) or (every and done % every == 0):
+        if done in (self.began_at + 1, self.config.steps) or (every and done % every == 0):
             layers = enumerate(self.engine.dimensions(self.ROWS))
-            values = {"step": done} | {f"layer_{number}": round(dimensions, 2) for number, dimensions in layers}
+            values = {"step": done} | {f"layer_{index}": round(dimensions, 2) for index, dimensions in layers}
             if self.console is not None:
                 self.logs[0].write(values)
                 self.console.dimensions(values, self._new_warning(values))
 
     def _new_warning(self, values: Mapping[str, float]) -> str:
-        """Advice the first time that the last layer has few dimensions, else an empty string; to be called for every
-        measurement in order."""
+        """Return a warning the first time that the last layer has few dimensions, else an empty string.
+
+        Must be called for every measurement, in the order of steps: the first call stores `untrained`.
+        """
         *_, last = values.values()
-        self.untrained = last if self.untrained is None else self.untrained
+        if self.untrained is None:
+            self.untrained = last
         if self.warned or not last < self.COLLAPSED * self.untrained:
             return ""
         self.warned = True
@@ -214,7 +215,8 @@ class Profile(Callback):
 
     def __init__(self, run: Path, steps: int, device: torch.device):
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-        self.folder, self.order = run / "profile", f"self_{device.type}_time_total"
+        self.folder = run / "profile"
+        self.sort_column = f"self_{device.type}_time_total"
         self.written = False
         self.profiler = profile(
             activities=activities,
@@ -232,7 +234,8 @@ class Profile(Callback):
                 self.folder.mkdir(exist_ok=True)
                 finished.export_chrome_trace(str(partial))
                 partial.replace(trace)
-                table = finished.key_averages().table(sort_by=self.order, row_limit=40, max_name_column_width=60)
+                averages = finished.key_averages()
+                table = averages.table(sort_by=self.sort_column, row_limit=40, max_name_column_width=60)
                 write_text(self.folder / "operations.txt", table)
         except OSError as error:
             print(f"no profile: {in_words(error)}; training continues", flush=True)
@@ -251,17 +254,25 @@ class Profile(Callback):
 
 
 class Save(Callback):
-    """Saves a checkpoint every `every` steps and at the end, and completes the one that is being written;
-    collective."""
+    """Saves a checkpoint every `every` steps and at the end; collective.
+
+    Files are written while training continues: a later call completes the checkpoint.
+    """
 
     def __init__(
-        self, checkpoints: Checkpoints, engine: Engine, every: int, state: Callable[[int], dict[str, Any]], start: int
+        self,
+        checkpoints: Checkpoints,
+        engine: Engine,
+        every: int,
+        state_after: Callable[[int], dict[str, Any]],
+        start: int,
     ):
+        """`state_after(steps)`: the run's own state, which a checkpoint holds next to the engine's."""
         self.checkpoints = checkpoints
         self.engine = engine
         self.every = every
-        self.state = state
-        self.saved = start
+        self.state_after = state_after
+        self.last_saved = start
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
@@ -271,17 +282,17 @@ class Save(Callback):
 
     @override
     def close(self, done: int) -> None:
-        if done > self.saved:
+        if done > self.last_saved:
             self._save(done)
         self.checkpoints.wait(self.engine)
 
     def _save(self, done: int) -> None:
-        self.checkpoints.save(self.engine, done, on_all_ranks(lambda: self.state(done)))
-        self.saved = done
+        self.checkpoints.save(self.engine, done, on_all_ranks(lambda: self.state_after(done)))
+        self.last_saved = done
 
 
 _DRAW_PAGE = "import sys; from xlme_ds.report.__main__ import draw_for; draw_for(*sys.argv[1:])"
-_NICENESS = 19
+_LOWEST_PRIORITY = 19
 
 
 class UpdateReport(Callback):
@@ -332,8 +343,8 @@ class UpdateReport(Callback):
             stderr=subprocess.PIPE,
         )
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, self.process.pid, _NICENESS)
-            # When memory runs out, the system ends this process first.
+            os.setpriority(os.PRIO_PROCESS, self.process.pid, _LOWEST_PRIORITY)
+            # When memory runs out, Linux kills the process with the highest value first.
             Path(f"/proc/{self.process.pid}/oom_score_adj").write_text("1000")
 
     def _ended(self, process: "subprocess.Popen[bytes]") -> None:
@@ -349,14 +360,14 @@ class UpdateReport(Callback):
             print(f"{self.run}: the report page is not brought up to date, training continues: {why}", file=sys.stderr)
 
 
-# The rule of the limit and both numbers are those of OLMo-core's SkipStepOptimizer.
-_WINDOW = 128  # the limit follows from the norms of this many steps
+# `norm_limit` and both constants follow OLMo-core's SkipStepOptimizer.
+_MOST_NORMS = 128  # the limit is computed from the norms of this many steps
 _FEWEST_NORMS = 64  # with fewer norms there is no limit
 
 
 class Guard(Callback):
-    """Counts skipped steps and limits the gradient norm. Checkpoints contain its `state`, so that a resumed run decides
-    as if it had never stopped."""
+    """Counts skipped steps and limits the gradient norm. Checkpoints contain the guard's `state`, so that a resumed run
+    skips the same steps as one that was never stopped."""
 
     def __init__(
         self, config: TrainConfig, state: Mapping[str, Any], describe_rows: Callable[[int], str], log: StepLines | None
@@ -364,14 +375,14 @@ class Guard(Callback):
         self.config = config
         self.skipped = int(state.get("skipped", 0))
         self.in_a_row = int(state.get("in_a_row", 0))
-        self.norms: deque[float] = deque(state.get("norms", ()), maxlen=_WINDOW)
+        self.norms: deque[float] = deque(state.get("norms", ()), maxlen=_MOST_NORMS)
         self.describe_rows = describe_rows
         self.logs = () if log is None else (log,)
         self.fault: str | None = None  # why the run cannot continue
 
     @property
     def state(self) -> dict[str, Any]:
-        """The counts that a resumed run needs. If this guard has ended the run, it counts bad steps in a row from 0."""
+        """The values that a resumed run needs. After a `fault`, the count of bad steps in a row begins at 0 again."""
         in_a_row = 0 if self.fault is not None else self.in_a_row
         return {"skipped": self.skipped, "in_a_row": in_a_row, "norms": list(self.norms)}
 
@@ -446,6 +457,6 @@ def fit(
 
 
 def _log_error(callbacks: Sequence[Callback]) -> OSError | None:
-    """The first error of writing records on this rank, which the other ranks do not know."""
+    """The first error of writing records on this rank, or None. Other ranks do not know of it."""
     errors = (log.error for callback in callbacks for log in callback.logs)
     return next((error for error in errors if error is not None), None)

@@ -31,41 +31,44 @@ from .run_folder import step_of
 class StepLines:
     """Appends lines to a JSON-lines file. Only rank 0 has one.
 
-    After the first error of writing, which is stored in `error`, nothing more is written: the loop reads it and ends
-    all ranks together.
+    The first error of writing is stored in `error`, and nothing more is written. The training loop reads `error` and
+    ends all ranks together.
     """
 
     def __init__(self, run: Path, name: str, steps_done: int):
-        """Continue `run/name.jsonl` after `steps_done` steps; later lines, from before a kill, are dropped.
+        """Continue `run/name.jsonl` after `steps_done` steps. Records of later steps, from before a kill, are dropped.
 
-        Lines that are no records are moved to another file and reported. Those after the last record are only dropped:
-        the run was killed while it wrote them.
+        Lines that are no records are moved to another file and reported. After the last record they are only dropped,
+        because the run was killed while it wrote them.
         """
         self.path = run / f"{name}.jsonl"
         self.error: OSError | None = None
-        self.steps: list[int] = []  # steps of the lines that the file has already
+        self.steps: list[int] = []  # step of each record that the file already has
         records: list[bytes] = []
         damaged: dict[int, bytes] = {}  # by line number
-        unreadable: dict[int, bytes] = {}  # since the last record
+        unreadable: dict[int, bytes] = {}  # by line number, since the last record; damaged if another record follows
         with naming(self.path):
             lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
-        for place, line in enumerate(lines, start=1):
+        for line_number, line in enumerate(lines, start=1):
             step = step_of(line)
             if step is None:
                 if line.strip():
-                    unreadable[place] = line
+                    unreadable[line_number] = line
             elif self.steps and step <= self.steps[-1]:
-                damaged[place] = line  # a second record of a step
+                damaged[line_number] = line  # a second record of a step
             elif step <= steps_done:
                 records.append(line)
                 self.steps.append(step)
-                damaged, unreadable = damaged | unreadable, {}
+                damaged |= unreadable
+                unreadable = {}
         if damaged:
-            aside, numbers = self.path.with_suffix(".damaged"), ", ".join(map(str, damaged))
+            aside = self.path.with_suffix(".damaged")
             with naming(aside), open(aside, "ab") as file:
                 file.write(b"".join(line + b"\n" for line in damaged.values()))
+            line_numbers = ", ".join(map(str, damaged))
             print(
-                f"{self.path} is damaged in line {numbers}, which is put aside in {aside}; the other lines are kept",
+                f"{self.path} is damaged in line {line_numbers}, which is put aside in {aside}; the other lines are "
+                "kept",
                 flush=True,
             )
         self.lines = len(records)
@@ -73,14 +76,14 @@ class StepLines:
             file.write(b"".join(line + b"\n" for line in records))
 
     def sync(self) -> int:
-        """Flush all lines to the disk; returns their number."""
+        """Flush the file to the disk; returns the number of its lines."""
         with naming(self.path):
             if self.path.exists():
                 to_disk(self.path)
         return self.lines
 
     def write(self, values: dict[str, Any]) -> None:
-        """One line; `values` holds `step`."""
+        """Append a line with `values`, one of which is `step`."""
         if self.error is None:
             try:
                 with naming(self.path):
@@ -110,7 +113,7 @@ def _silence_tensorboard_threads() -> None:
 
 
 class MetricsLog(StepLines):
-    """A log of numbers, which are also sent to TensorBoard; numbers that are not finite are left out, as in JSON."""
+    """A log of numbers, which are also sent to TensorBoard. Infinities and NaN are left out: JSON has none."""
 
     def __init__(self, run: Path, name: str, steps_done: int, tracker: "Tracker | None" = None):
         super().__init__(run, name, steps_done)
@@ -164,7 +167,7 @@ class Tracker:
         self.failed = False
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Send numbers of a step. After a resume the service ignores the steps that it has; their numbers are equal."""
+        """Send numbers of a step. After a resume the service ignores a step that it already has: it has its numbers."""
         self._try(lambda: self.run.log(dict(values), step=step))
 
     def close(self) -> None:
@@ -182,8 +185,7 @@ class Tracker:
 
 
 def product_rate(device: torch.device, precision: str) -> float:
-    """FLOP/s of a large square matrix product, the fastest of six (the first warms up): the peak with which a step is
-    compared."""
+    """FLOP/s of a large square matrix product, the fastest of six: the peak with which training is compared."""
     size = 8192 if device.type == "cuda" else 1024
     ones = torch.ones(size, size, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
     fastest = math.inf
@@ -195,15 +197,15 @@ def product_rate(device: torch.device, precision: str) -> float:
 
 
 def peak_memory(device: torch.device) -> float:
-    """Peak memory of this process, GiB: what torch allocated on the GPU; without one, the resident memory."""
+    """Peak memory of this process in GiB: on a GPU, what torch allocated; on a CPU, the resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 class LanguageLog(MetricsLog):
-    """A log of held-out losses by language of the token: `terms` and `tokens` by term and code, `unigram` by task and
-    code."""
+    """A log of held-out losses by the token's language: mean losses `terms[term][code]` and `unigram[task][code]`, and
+    token counts `tokens[term][code]`. TensorBoard and the tracker get `terms`."""
 
     def _write(self, values: dict[str, Any]) -> None:
         StepLines._write(self, values)
@@ -216,7 +218,7 @@ class Console:
     each logged step."""
 
     def __init__(self, steps: int, start: int, terms: Sequence[str], gpu: bool = False):
-        """`gpu`: show the share of the peak; it means little on CPUs, which other programs use too."""
+        """`gpu`: show the fraction of peak FLOP/s. It means little on CPUs, which other programs use too."""
         self.steps = steps
         self.terms = terms
         self.gpu = gpu
@@ -230,26 +232,30 @@ class Console:
             self.progress.start()
 
     def step(self, values: dict[str, Any]) -> None:
-        """A logged step."""
-        step, loss, left = f"{values['step']}/{self.steps}", f"loss {values['loss']:.3f}", values["seconds_left"]
-        speed, peak = f"{number(values['tokens_per_s'])} tokens/s", f"{values['peak_fraction']:.0%} of peak" * self.gpu
+        """Show a logged step."""
+        step = f"{values['step']}/{self.steps}"
+        loss = f"loss {values['loss']:.3f}"
+        speed = f"{number(values['tokens_per_s'])} tokens/s"
+        peak = f"{values['peak_fraction']:.0%} of peak" if self.gpu else ""
+        left = f"{duration(values['seconds_left'])} left"
         if self.progress is not None:
             line = "  ".join(filter(None, (step, loss, speed, peak)))
-            self.progress.update(self.task, line=line, completed=values["step"], left=f"{duration(left)} left")
+            self.progress.update(self.task, line=line, completed=values["step"], left=left)
             return
-        waits, memory = f"data {values['data_wait']:.1%}", f"{values['memory_gib']:.1f} GiB"
-        parts = [f"step {step}", loss, self._terms(values), f"lr {values['lr']:.2e}", speed, peak, waits, memory]
-        print("  ".join([*filter(None, parts), f"{duration(left)} left"]), flush=True)
+        wait = f"data {values['data_wait']:.1%}"
+        memory = f"{values['memory_gib']:.1f} GiB"
+        parts = [f"step {step}", loss, self._terms(values), f"lr {values['lr']:.2e}", speed, peak, wait, memory, left]
+        print("  ".join(filter(None, parts)), flush=True)
 
     def evaluation(self, values: dict[str, Any]) -> None:
-        """An evaluation on held-out text."""
+        """Show an evaluation on held-out text."""
         aucs = ", ".join(f"{key.removeprefix('auc_')} {values[key]:.3f}" for key in values if key.startswith("auc_"))
         aucs = f"AUC {aucs} (chance 0.5)" if aucs else ""
         line = f"step {values['step']}/{self.steps}  held-out text: {self._terms(values)}  {aucs}".rstrip()
         (self.progress.console.print if self.progress is not None else print)(line)
 
     def dimensions(self, values: Mapping[str, float], warning: str) -> None:
-        """The dimensions in which the token states of each layer vary, and what to do if they are few."""
+        """Show the effective dimensions of each layer's token states, and the warning if there is one."""
         layers = ", ".join(f"{value:.0f}" for name, value in values.items() if name != "step")
         show = self.progress.console.print if self.progress is not None else print
         show(f"step {values['step']}/{self.steps}  dimensions by layer: {layers}")
@@ -265,12 +271,12 @@ class Console:
         return "  ".join(f"{name} {values[name]:.3f}" for name in self.terms if name in values)
 
 
-# The folder that records the rows of every step, for `xlme audit`.
+# The folder that records the rows of every step, for `xlme audit`. Its files:
 #
-# Its file `attempts.jsonl` has a line for every start of the run, {`start`: steps done by then, `world`}; the line's
-# number, from 0, is the attempt. `rank_RRRRR.jsonl` has a line for each step, {`attempt`, `step`, `rows`: {task:
+# `attempts.jsonl` has a line for every start of the run, {`start`: steps done by then, `world`}. The index of the line,
+# from 0, is the index of the attempt. `rank_RRRRR.jsonl` has a line for each step, {`attempt`, `step`, `rows`: {task:
 # [[first row, CRC-32 of the tokens of each row, ...], ...]}}. Lines are only added: a step that was repeated after a
-# resume has two, with different attempts.
+# resume has two lines, with different attempts.
 AUDIT_FOLDER = "audit"
 ATTEMPTS = "attempts.jsonl"
 
@@ -282,7 +288,7 @@ def audit_reads(run: Path, loader: Loader, start: int, rank: int, world: int) ->
     """
     folder = run / AUDIT_FOLDER
     attempt = broadcast(on_all_ranks(lambda: _begin_attempt(folder, start, world) if rank == 0 else 0))
-    if rank >= loader.plan.world:  # the other stages of a pipeline read the same
+    if rank >= loader.plan.world:  # a later pipeline stage, which reads the same rows as the first
         return None
     path = folder / f"rank_{rank:05d}.jsonl"
     loader.on_read = lambda step, read: _record_rows(path, attempt, step, read)
@@ -290,13 +296,13 @@ def audit_reads(run: Path, loader: Loader, start: int, rank: int, world: int) ->
 
 
 def audit_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file of the audit folder, without half-written ones."""
+    """The lines of a file of the audit folder, without those that a killed process left half-written."""
     lines = []
     for text in path.read_bytes().split(b"\n"):
         try:
             lines.append(json.loads(text))
         except (ValueError, RecursionError):
-            continue  # empty, or half-written: then its step was not finished, and is done again
+            continue  # empty, or half-written: the step of a half-written line was not finished, and is done again
     return lines
 
 
@@ -306,6 +312,7 @@ def row_checksums(tokens: np.ndarray) -> list[int]:
 
 
 def _begin_attempt(folder: Path, start: int, world: int) -> int:
+    """Record a start of the run; returns the index of the attempt."""
     folder.mkdir(exist_ok=True)
     path = folder / ATTEMPTS
     attempt = len(audit_lines(path)) if path.exists() else 0
@@ -316,11 +323,11 @@ def _begin_attempt(folder: Path, start: int, world: int) -> int:
 def _record_rows(path: Path, attempt: int, step: int, read: list[TaskRows]) -> None:
     rows: dict[str, list[list[int]]] = {}
     for parts in read:
-        for task, part, numbers in parts:
-            rows.setdefault(TASKS[task], []).append([int(numbers[0]), *row_checksums(part.tokens)])
+        for task, part, row_indices in parts:
+            rows.setdefault(TASKS[task], []).append([int(row_indices[0]), *row_checksums(part.tokens)])
     _append_line(path, {"attempt": attempt, "step": step, "rows": rows})
 
 
 def _append_line(path: Path, line: dict[str, Any]) -> None:
     with naming(path), open(path, "a", encoding="utf-8") as file:
-        file.write("\n" + json.dumps(line))  # after what a killed process may have left half-written
+        file.write("\n" + json.dumps(line))  # the line break ends a line that a killed process left half-written

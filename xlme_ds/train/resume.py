@@ -1,4 +1,4 @@
-"""Resuming a run: choosing and loading its checkpoint, and treating records of steps that no checkpoint has."""
+"""Resuming a run: chooses and loads the checkpoint, and renames the records of a run that has none."""
 
 import math
 from collections.abc import Callable
@@ -20,16 +20,20 @@ from .run_folder import RunFolder, first_step, fixed_settings
 
 
 def data_until(loader: BatchSource, heldout: BatchSource | None, steps: int) -> dict[str, Any]:
-    """Fingerprints of the data that the first `steps` steps read, and of the held-out data."""
+    """Fingerprints of the data that the first `steps` steps read, and of the held-out data; checkpoints store them."""
     training = loader.fingerprints_until(steps) if isinstance(loader, Loader) else loader.fingerprints
     return {"fingerprints": training, "heldout": None if heldout is None else heldout.fingerprints}
 
 
 def resume(
-    engine: Engine, config: Training, folder: RunFolder, checkpoints: Checkpoints, read: Callable[[int], dict[str, Any]]
+    engine: Engine,
+    config: Training,
+    folder: RunFolder,
+    checkpoints: Checkpoints,
+    data_of: Callable[[int], dict[str, Any]],
 ) -> tuple[int, dict[str, Any]]:
     """Load the newest complete checkpoint; returns the number of steps done, 0 for a new run, and the checkpoint's
-    state. `read`: `data_until` of the run's data for a number of steps."""
+    state. `data_of(steps)`: `data_until` for the run's data."""
     newest, complaints = checkpoints.newest(engine.rank, engine.world)
     if engine.rank == 0 and complaints:
         print("\n".join(complaints))
@@ -39,15 +43,15 @@ def resume(
     tolerance = PROBE_TOLERANCE[resolve_precision(config.engine)]
     if newest is not None:
         on_all_ranks(lambda: _warn_of_changes(config.train, folder, checkpoints) if engine.rank == 0 else None)
-        return checkpoints.load(engine, newest, read(saved["step"]), tolerance), saved
+        return checkpoints.load(engine, newest, data_of(saved["step"]), tolerance), saved
     on_all_ranks(lambda: _begin_anew(config, folder, checkpoints, bool(complaints)) if engine.rank == 0 else None)
     if isinstance(config, RunConfig) and config.start.take == "state":
-        return _branch(engine, config, checkpoints, read, tolerance), {"run": identity}
+        return _branch(engine, config, checkpoints, data_of, tolerance), {"run": identity}
     return 0, {"run": identity}
 
 
 def check_resume(config: RunConfig, loader: Loader, heldout: Loader | None, folder: RunFolder) -> None:
-    """Raise ValueError if the run could not continue from its newest checkpoint; called on rank 0 only."""
+    """Raise ValueError if the run could not continue from its newest checkpoint. Only rank 0 calls this."""
     if checkpoints_of(folder.path):
         newest = complete_checkpoint(folder.path)
         saved = read_state(newest)
@@ -57,16 +61,16 @@ def check_resume(config: RunConfig, loader: Loader, heldout: Loader | None, fold
 
 
 def _require_none_lost(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool = False) -> None:
-    """Raise ValueError if the run has saved checkpoints and none of them is usable."""
-    own_steps = folder.steps_logged() - (first_step(config) if isinstance(config, RunConfig) else 0)
+    """Raise ValueError if the run has saved checkpoints and none is usable; `damaged`: it has a damaged one."""
+    steps = folder.steps_logged() - (first_step(config) if isinstance(config, RunConfig) else 0)
     # The setting may have been raised since the run last started.
-    every = min(config.train.save_every, folder.last_started_with("save_every", math.inf))
-    if damaged or checkpoints.lost(own_steps, every):
+    save_every = min(config.train.save_every, folder.last_started_with("save_every", math.inf))
+    if damaged or checkpoints.lost(steps, save_every):
         raise ValueError(f"{folder.path} has records but no usable checkpoint: restore one, or choose another --out")
 
 
 def _warn_of_changes(config: TrainConfig, folder: RunFolder, checkpoints: Checkpoints) -> None:
-    """Report a changed number of held-out rows, and checkpoints that the next save deletes although the former
+    """Print a changed number of held-out rows, and the checkpoints that the next save deletes although the former
     `keep_every` kept them."""
     rows = int(folder.last_started_with("eval_rows", config.eval_rows))
     if rows != config.eval_rows:
@@ -75,7 +79,8 @@ def _warn_of_changes(config: TrainConfig, folder: RunFolder, checkpoints: Checkp
             "of other rows",
             flush=True,
         )
-    before, now = int(folder.last_started_with("keep_every", 0)), config.keep_every
+    before = int(folder.last_started_with("keep_every", 0))
+    now = config.keep_every
     to_delete = [
         checkpoint.name
         for checkpoint in checkpoints.all()[: -config.keep_last]
@@ -84,29 +89,34 @@ def _warn_of_changes(config: TrainConfig, folder: RunFolder, checkpoints: Checkp
     if to_delete:
         print(
             f"{folder.path}: train.keep_every was {before} and is {now}: the next save deletes {', '.join(to_delete)}, "
-            "copy what you want to keep, or start the run again with the same",
+            f"copy what you want to keep, or start the run again with train.keep_every {before}",
             flush=True,
         )
 
 
 def _begin_anew(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool) -> None:
-    """Rename the records of a run that had no checkpoint yet. Raises as `_require_none_lost`."""
+    """Rename the records of a run that had no checkpoint yet. Raises ValueError like `_require_none_lost`."""
     _require_none_lost(config, folder, checkpoints, damaged)
     if aside := folder.put_records_aside():
         print(f"{folder.path} has no checkpoint yet and begins anew: its records are kept as {', '.join(aside)}")
 
 
 def _branch(
-    engine: Engine, config: RunConfig, checkpoints: Checkpoints, read: Callable[[int], dict[str, Any]], tolerance: float
+    engine: Engine,
+    config: RunConfig,
+    checkpoints: Checkpoints,
+    data_of: Callable[[int], dict[str, Any]],
+    tolerance: float,
 ) -> int:
     """Load the state of the checkpoint that `start.folder` names; returns its step."""
     parent = on_all_ranks(lambda: complete_checkpoint(*run_and_step(Path(config.start.folder))))
     saved = on_all_ranks(lambda: read_state(parent))
-    unchanged = {key: value for key, value in read(0).items() if saved.get(key) == value}
+    unchanged = {key: value for key, value in data_of(0).items() if saved.get(key) == value}
     # The probe's loss depends on its rows, masks and objective: it is compared only if none of these differs.
-    ours, theirs = fixed_settings(config), saved.get("settings", {})
-    shaping = [key for key in ours if key == "seed" or key.startswith(("objective.", "data.phase_"))]
-    comparable = "fingerprints" in unchanged and all(ours[key] == theirs.get(key, ours[key]) for key in shaping)
+    ours = fixed_settings(config)
+    theirs = saved.get("settings", {})
+    of_probe = [key for key in ours if key == "seed" or key.startswith(("objective.", "data.phase_"))]
+    comparable = "fingerprints" in unchanged and all(ours[key] == theirs.get(key, ours[key]) for key in of_probe)
     start = checkpoints.load(engine, parent, unchanged, tolerance if comparable else math.inf)
     if engine.rank == 0:
         print(f"{parent}: its state is taken, with the optimizer's", flush=True)

@@ -1,4 +1,4 @@
-"""A whole training run: data, engine, resume, loop, records."""
+"""A whole training run: opens the data, builds the engine, resumes, trains and records."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -45,13 +45,15 @@ def train(
     Raises SharedError when the run cannot continue.
     """
     watchdog.beat("resuming from a checkpoint")
-    settings, root, out = config.train, engine.rank == 0, folder.path
+    settings = config.train
+    root = engine.rank == 0
+    out = folder.path
     buffer_bytes = int(settings.save_buffer_gib * 2**30)
     checkpoints = Checkpoints(out, settings.keep_last, settings.keep_every, buffer_bytes)
-    read = partial(data_until, loader, heldout)
-    start, saved = resume(engine, config, folder, checkpoints, read)
-    description = partial(write_description, folder, config, loader, heldout, info, engine.world, saved["run"])
-    on_all_ranks(lambda: description() if root else None)
+    data_of = partial(data_until, loader, heldout)
+    start, saved = resume(engine, config, folder, checkpoints, data_of)
+    describe = partial(write_description, folder, config, loader, heldout, info, engine.world, saved["run"])
+    on_all_ranks(lambda: describe() if root else None)
     logged = on_all_ranks(lambda: folder.steps_logged() if root else 0)
     if start >= settings.steps:
         # The run may have done more steps than its settings now ask for.
@@ -63,28 +65,28 @@ def train(
         print("\n".join(opening_lines(config, out, start, loader, engine.world, info)), flush=True)
     peak = engine.world * product_rate(engine.device, config.engine.precision)  # measured on all ranks at once
     audited = None
-    if settings.audit and isinstance(loader, Loader):  # other sources do not allow the setting
+    if settings.audit and isinstance(loader, Loader):  # only pre-training has this setting
         audited = audit_reads(out, loader, start, engine.rank, engine.world)
     if logged > start:
-        last_again = min(logged, settings.steps)
-        print(f"{out}: steps {start + 1} to {last_again} are done again: the newest checkpoint is of step {start}")
-    build = partial(_callbacks, engine, config, out, start, saved, loader, info, peak, profiled)
-    guard, callbacks, outputs = on_all_ranks(build)
+        last_repeated = min(logged, settings.steps)
+        print(f"{out}: steps {start + 1} to {last_repeated} are done again: the newest checkpoint is of step {start}")
+    make_callbacks = partial(_callbacks, engine, config, out, start, saved, loader, info, peak, profiled)
+    guard, callbacks, outputs = on_all_ranks(make_callbacks)
     logs = [log for callback in (guard, *callbacks) for log in callback.logs]
     report_missing(logs, config, start, saved)
 
-    def to_save(done: int) -> dict[str, Any]:
+    def state_after(done: int) -> dict[str, Any]:
+        """The run's own state in a checkpoint. Flushes the records, so that they are not older than the checkpoint."""
         if audited is not None and audited.exists():
             to_disk(audited)
         records = {log.path.stem: log.sync() for log in logs}
         identity = {"run": saved["run"], "settings": fixed_settings(config), "tilings": tilings()}
-        return {**identity, **read(done), "guard": guard.state, "records": records}
+        return {**identity, **data_of(done), "guard": guard.state, "records": records}
 
-    callbacks.append(Save(checkpoints, engine, settings.save_every, to_save, start))
+    callbacks.append(Save(checkpoints, engine, settings.save_every, state_after, start))
     if root and info.folders:
-        callbacks.append(
-            UpdateReport(out, settings, checkpoints)
-        )  # last, because it shows the checkpoint that was just saved
+        # After Save, because the page shows the checkpoint that was just saved.
+        callbacks.append(UpdateReport(out, settings, checkpoints))
     done = fit(engine, config, guard, callbacks, start, stop, watchdog)
     for output in outputs:
         output.close()
@@ -106,12 +108,12 @@ def _callbacks(
     peak: float,
     profiled: int,
 ) -> tuple[Guard, list[Callback], list[Console | Tracker]]:
-    """Make the guard, the callbacks that record the run, and the outputs to close after it; only rank 0 has a console
-    and files. Raises OSError if a file cannot be written."""
-    root, settings = engine.rank == 0, config.train
-    guard = Guard(
-        settings, saved.get("guard", {}), loader.describe_rows, StepLines(out, "faults", start) if root else None
-    )
+    """Make the guard, the callbacks that record the run, and the outputs to close after the run; only rank 0 has a
+    console and files. Raises OSError if a file cannot be written."""
+    root = engine.rank == 0
+    settings = config.train
+    faults = StepLines(out, "faults", start) if root else None
+    guard = Guard(settings, saved.get("guard", {}), loader.describe_rows, faults)
     callbacks: list[Callback] = []
     console, tracker = None, None
     if root:
@@ -139,18 +141,19 @@ def pretrain(
     report: Callable[[dict[str, Tensor]], Path],
     profiled: int = 0,
 ) -> None:
-    """Train `config` on `data` into `out`, from the newest checkpoint there if there is one; collective over the ranks.
+    """Train `config` on `data` in the run folder `out`, from its newest checkpoint if it has one; collective.
 
     `report`: writes the page of a finished run from its weights and returns the page's path; `profiled`: number of
     steps to profile.
     """
-    minutes, rank = config.train.watchdog_minutes, int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
+    minutes = config.train.watchdog_minutes
+    rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
     with (
         closing(Watchdog(minutes, rank, "waiting for the other processes")) as watchdog,
         process_group(config.engine, minutes) as (rank, world),
     ):
         watchdog.beat("reading the data and building the model")
-        # A resumed run must not change its precision because the processor differs.
+        # Replaces `auto`, and config.json stores the result: a resume on another processor must not change it.
         config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
         folder = RunFolder(out, root=rank == 0)
 
@@ -174,7 +177,7 @@ def pretrain(
     if finished and rank == 0:
         stop.at_once = True
         try:
-            page = on_all_ranks(lambda: report(state))  # only this process is left
+            page = on_all_ranks(lambda: report(state))  # raises SharedError; only this process is left
         except SystemExit:
             print(f"{out}: stopped while the report was written; the same command writes it", flush=True)
             raise

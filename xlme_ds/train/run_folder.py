@@ -1,4 +1,5 @@
-"""The run folder: it belongs to one run, is locked while a process works in it, and records settings and versions."""
+"""The folder of a run: locked while a process works in it, and `config.json` records the run's settings and versions.
+A resume with settings that would change finished steps is an error."""
 
 import datetime
 import importlib.metadata
@@ -41,7 +42,7 @@ _MAY_CHANGE = (
     "tuning.micro_batch",
     "engine.",
 )
-_MUST_STAY = ("engine.precision",)
+_MUST_STAY = ("engine.precision",)  # although `_MAY_CHANGE` has its section
 FINISHED = "finished.json"  # written last
 RECORDS = ("metrics", "heldout", "heldout_languages", "dimensions", "faults")
 _PACKAGES = ("torch", "deepspeed", "sentencepiece", "pyarrow", "numpy", "numba")
@@ -64,7 +65,7 @@ class RunFolder:
         Raises ValueError naming the setting that differs, or when another process works in the folder.
         """
         if self.root:
-            self._check_place()
+            self._check_usable()
         if self.root and self.writes:
             self._created = not self.path.exists()
             self._lock = lock(self.path)
@@ -75,18 +76,18 @@ class RunFolder:
                 done = None  # the last checkpoint of a finished run is gone: no setting may change
             self._require_same(f"{self.path} was started", stored["config"], config, done)
 
-    def _check_place(self) -> None:
-        """Raise ValueError where the folder is in use or cannot be made or written."""
-        place = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
+    def _check_usable(self) -> None:
+        """Raise ValueError if the folder is in use, or cannot be made or written."""
+        nearest = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
         if not self.writes and in_use(self.path):
             raise ValueError(f"another process is still working in {self.path}: wait for its end")
-        if not place.is_dir():
-            raise ValueError(f"{place} is no folder: choose another --out")
-        if not os.access(place, os.W_OK):
-            raise ValueError(f"{place} cannot be written: choose another --out")
+        if not nearest.is_dir():
+            raise ValueError(f"{nearest} is no folder: choose another --out")
+        if not os.access(nearest, os.W_OK):
+            raise ValueError(f"{nearest} cannot be written: choose another --out")
 
     def close(self) -> None:
-        """Let other processes into the folder; the end of the process does the same."""
+        """Unlock the folder, as the end of the process does too; remove it if `claim` made it and it is empty."""
         if self._lock is None:
             return
         if self._created and [path.name for path in self.path.iterdir()] == [LOCK]:
@@ -96,7 +97,7 @@ class RunFolder:
         self._lock = None
 
     def identity(self, config: Training, checkpoint: Path | None, saved: Mapping[str, Any]) -> str:
-        """The run's identity, a random number in its config.json and checkpoints; a new run gets a new one.
+        """The run's identity, a random number that config.json and checkpoints store; a new run gets a new one.
 
         `saved`: the state of the `checkpoint` from which the run continues. Raises ValueError if another run saved it,
         or this run with other settings.
@@ -123,9 +124,10 @@ class RunFolder:
         """Write `config.json` after all checks have passed: resolved settings, versions and data. Called on rank 0
         only.
 
-        `data`: fingerprints of its data and vocabulary; `objective`: its record (`objectives.describe`).
+        `data`: fingerprints of the data and the vocabulary; `objective`: the result of `objectives.describe`.
         """
-        (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)  # if it is missing later, it was removed
+        # Made now, so that `Checkpoints.lost` knows later: if it is missing, it was removed.
+        (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES} | {"python": sys.version.split()[0]}
         content = {"config": asdict(config), "versions": versions, "world_size": world, "data": data}
         content |= {"parameters": parameters, "objective": objective, "run": identity}
@@ -133,9 +135,10 @@ class RunFolder:
         content |= {"started": (self._stored() or {}).get("started", now), "command": called()}
         marker = self.path / FINISHED
         finished_steps = read_object(marker)["steps"] if marker.exists() else None
-        # The run was made longer, or it was killed between writing the model and writing the marker.
+        # The run was made longer, or it was killed between writing the model and writing the marker. The model can be
+        # removed, because the last checkpoint has its weights.
         if finished_steps != config.train.steps and checkpoints_of(self.path):
-            (self.path / "model" / "model.safetensors").unlink(missing_ok=True)  # the last checkpoint has the weights
+            (self.path / "model" / "model.safetensors").unlink(missing_ok=True)
             marker.unlink(missing_ok=True)
         write_object(self.path / "config.json", {key: value for key, value in content.items() if value is not None})
 
@@ -146,7 +149,7 @@ class RunFolder:
         return next((step for line in reversed(lines) if (step := step_of(line)) is not None), 0)
 
     def last_started_with(self, name: str, otherwise: float) -> float:
-        """The value of `train.NAME` when the run was last started; `otherwise` if there was none."""
+        """The value of `train.NAME` when the run was last started; `otherwise` if config.json does not have it."""
         stored = self._stored() or {"config": {}}
         return float(stored["config"].get("train", {}).get(name, otherwise))
 
@@ -219,8 +222,8 @@ class RunFolder:
 
 
 def branched(source: Path, out: Path | None = None) -> RunConfig:
-    """The settings of a branch from `source`, RUN@STEP: those of RUN, with that checkpoint as its start. If `out` has
-    this branch already, those of `out`, even if RUN is gone.
+    """The settings of a branch from `source`, RUN@STEP: the settings of RUN, with that checkpoint as the start. If
+    `out` already has this branch, the settings in `out`; then RUN may be gone.
 
     Raises ValueError if `source` names no step, or RUN has no settings.
     """
@@ -240,7 +243,7 @@ def branched(source: Path, out: Path | None = None) -> RunConfig:
 
 
 def first_step(config: RunConfig) -> int:
-    """The step at which the run began: that of the checkpoint from which it branches, else 0."""
+    """The step at which the run began: for a branch the step of its parent's checkpoint, else 0."""
     return first_step_of({"start": asdict(config.start)})
 
 
@@ -261,10 +264,12 @@ def step_of(line: bytes) -> int | None:
 
 
 def missing_steps(logged: Iterable[int], every: int, last: int, done: int = 0) -> str:
-    """The steps without a record, in words; every `every`-th step after `done`, up to `last`, should have one."""
+    """The steps without a record, as `20, 50 to 80`; multiples of `every` after `done`, up to `last`, should have
+    one."""
     missing = sorted(set(range((done // every + 1) * every, last + 1, every)).difference(logged))
     ranges = []
-    for _, steps_in_range in groupby(enumerate(missing), key=lambda place: place[1] - every * place[0]):
+    # Within a range of missing steps, step - every * index is constant.
+    for _, steps_in_range in groupby(enumerate(missing), key=lambda indexed: indexed[1] - every * indexed[0]):
         steps = [step for _, step in steps_in_range]
         ranges.append(f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}")
     return ", ".join(ranges[:10]) + (f" and {len(ranges) - 10} more stretches" if len(ranges) > 10 else "")
@@ -272,22 +277,23 @@ def missing_steps(logged: Iterable[int], every: int, last: int, done: int = 0) -
 
 def fixed_settings(config: Training) -> dict[str, Any]:
     """The settings that may not change on resume, as `section.key`."""
-    ours = flatten(json.loads(json.dumps(asdict(config))))  # tuples as the lists that JSON has
+    ours = flatten(json.loads(json.dumps(asdict(config))))  # turns tuples into lists, as in config.json
     return {key: value for key, value in ours.items() if not _may_change(key)}
 
 
 def _prefixes_that_may_change(theirs: Mapping[str, Any], config: Training, done: int) -> tuple[str, ...]:
-    """Prefixes of settings that may differ from `theirs` because they change none of the `done` steps: the schedule's,
-    if all these steps have the same learning rates; the phases', if they read the same rows."""
+    """Prefixes of settings that may differ from `theirs` because they change none of the `done` steps: `train.steps`
+    and `schedule.` if these steps have the same learning rates, `data.phase_` if they read the same rows."""
+
+    def rates(steps: int, schedule: ScheduleConfig) -> list[float]:
+        return [learning_rate(step, steps, config.optimizer, schedule) for step in range(done)]
+
     prefixes: list[str] = []
-    then = ScheduleConfig(theirs["schedule.name"], theirs["schedule.decay_steps"])
-    lengths = (theirs["train.steps"], then), (config.train.steps, config.schedule)
+    schedule = ScheduleConfig(theirs["schedule.name"], theirs["schedule.decay_steps"])
     with suppress(KeyError, TypeError):  # a damaged config.json
-        if done <= config.train.steps:
-            rates = [
-                [learning_rate(step, steps, config.optimizer, at) for step in range(done)] for steps, at in lengths
-            ]
-            prefixes += ["train.steps", "schedule."] * (rates[0] == rates[1])
+        steps = config.train.steps
+        if done <= steps and rates(theirs["train.steps"], schedule) == rates(steps, config.schedule):
+            prefixes += ["train.steps", "schedule."]
     if isinstance(config, RunConfig):
         data = DataConfig(
             phase_steps=tuple(theirs["data.phase_steps"]),
@@ -295,7 +301,7 @@ def _prefixes_that_may_change(theirs: Mapping[str, Any], config: Training, done:
             phase_rotary_bases=tuple(theirs["data.phase_rotary_bases"]),
         )
         fraction, base = config.objective.mask_fraction, config.model.rotary_base
-        begun = [
+        begun_phases = [
             [
                 phase._replace(rotary_base=phase.rotary_base or base)  # None in the last phase, a number in others
                 for phase in phases(settings, fraction)
@@ -303,7 +309,8 @@ def _prefixes_that_may_change(theirs: Mapping[str, Any], config: Training, done:
             ]
             for settings in (data, config.data)
         ]
-        prefixes += ["data.phase_"] * (begun[0] == begun[1])
+        if begun_phases[0] == begun_phases[1]:
+            prefixes.append("data.phase_")
     return tuple(prefixes)
 
 

@@ -1,4 +1,4 @@
-"""The learning rate of every step, as a function of its number alone."""
+"""The learning rate as a function of the step."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ PUBLISHED = ScheduleConfig()
 
 
 def learning_rate(step: int, steps: int, cfg: OptimizerConfig, schedule: ScheduleConfig = PUBLISHED) -> float:
-    """Rate of optimizer step `step` (from 0) of `steps`: linear warm-up to the peak, then `schedule`."""
+    """Learning rate of step `step` (from 0) of `steps`: linear warm-up to the peak, then `schedule`."""
     if step < cfg.warmup_steps:
         return cfg.learning_rate * (step + 1) / cfg.warmup_steps
     return cfg.learning_rate * _SHAPES[schedule.name](step, steps, cfg.warmup_steps, schedule.decay_steps)
@@ -24,16 +24,17 @@ def _cosine(step: int, steps: int, warmup: int, decay: int) -> float:
 
 
 def _wsd(step: int, steps: int, warmup: int, decay: int) -> float:
-    """1 until the decay, then 1 - sqrt(share of it that is done) (Hägele et al., 2024, section 3)."""
+    """1 until the last `decay` steps, then 1 - sqrt(done / decay) (Hägele et al., 2024, section 3)."""
     left = steps - step
     return 1.0 if left >= decay else 1 - math.sqrt(1 - left / decay)
 
 
 def _inverse_sqrt(step: int, steps: int, warmup: int, decay: int) -> float:
-    """XLM's inverse square root; its steps count from 1."""
+    """sqrt(warmup / step), as in XLM, whose step counts from 1."""
     return math.sqrt(max(warmup, 1) / (step + 1))
 
 
+# Each returns learning rate / peak, after the warm-up.
 _SHAPES: Mapping[str, Callable[[int, int, int, int], float]] = {
     "linear": _linear, "cosine": _cosine, "wsd": _wsd, "inverse_sqrt": _inverse_sqrt,
 }  # fmt: skip

@@ -20,10 +20,10 @@ from typing import Any, TextIO
 # that closes sends SIGHUP.
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
-_LAUNCH = "deepspeed.launcher.launch"  # starts the processes of one machine
-_RUNNERS = ("deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner")  # the command, which starts the launcher
+_LAUNCHER = "deepspeed.launcher.launch"  # starts the processes of one machine
+_COMMANDS = ("deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner")  # start the launcher
 _PATIENCE = 3.0  # seconds within which Python's handler of a signal should run
-_LATE = 1.0  # the handler may run this many seconds before the listening thread reads the signal
+_HEAD_START = 1.0  # the handler may run this many seconds before the listening thread reads the signal
 
 
 class StopRequest:
@@ -34,8 +34,8 @@ class StopRequest:
     is made in the main thread; signals that were ignored before, such as SIGHUP under nohup, stay ignored. Once the
     terminal has closed, output is dropped.
 
-    Python runs a handler between two of its instructions, so never while the main thread waits for other processes in
-    C++. Then a second thread, which reads the numbers of all signals, acts in place of the handler.
+    Python runs a handler between two Python instructions, so never while the main thread waits in C++ for other
+    processes. Then a second thread, which reads the numbers of all signals, acts instead of the handler.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class StopRequest:
         """Act on a signal if Python's handler does not run in time; `again`: it is a second SIGINT."""
         then = time.monotonic()
         while time.monotonic() - then < _PATIENCE:
-            if self._handled.get(number, -math.inf) > then - _LATE and not again:
+            if self._handled.get(number, -math.inf) > then - _HEAD_START and not again:
                 return
             time.sleep(0.05)
         if self._released:  # the second SIGINT raised KeyboardInterrupt, which the program caught
@@ -130,8 +130,8 @@ class _Unbreakable(io.FileIO):
 
 
 def _unbreakable(stream: Any) -> TextIO:
-    """Reopen `stream` so that writes do not fail when its reader ends. It is line-buffered if `stream` was, or if that
-    had no buffer (under `python -u`, which DeepSpeed's launcher uses)."""
+    """Reopen `stream` so that writes do not fail when its reader ends. The new stream is line-buffered if `stream` was
+    line-buffered or had no buffer (under `python -u`, which DeepSpeed's launcher uses)."""
     stream.flush()
     buffer = io.BufferedWriter(_Unbreakable(stream.fileno(), "w", closefd=False))
     by_line = stream.line_buffering or stream.write_through
@@ -145,13 +145,13 @@ def _follow_launcher() -> None:
     such as a shell, may end.
     """
     launcher = os.getppid()
-    if _LAUNCH not in _command_line(launcher):
+    if _LAUNCHER not in _command_line(launcher):
         return
     grandparent = _parent(launcher)
-    runner = grandparent if any(Path(word).name in _RUNNERS for word in _command_line(grandparent)[:3]) else None
+    watch_both = any(Path(word).name in _COMMANDS for word in _command_line(grandparent)[:3])
 
     def follow() -> None:
-        while os.getppid() == launcher and (runner is None or _parent(launcher) == runner):
+        while os.getppid() == launcher and (not watch_both or _parent(launcher) == grandparent):
             time.sleep(1)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -159,7 +159,7 @@ def _follow_launcher() -> None:
 
 
 def _command_line(process: int) -> list[str]:
-    """The command line of a process; empty when it has ended, or where there is no /proc."""
+    """The words of a process's command line; empty when the process has ended, or where there is no /proc."""
     try:
         return Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -167,7 +167,7 @@ def _command_line(process: int) -> list[str]:
 
 
 def _parent(process: int) -> int:
-    """The parent of a process; 0 when it has ended."""
+    """The id of a process's parent; 0 when the process has ended."""
     try:
         return int(Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     except OSError:
