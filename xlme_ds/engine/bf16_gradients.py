@@ -1,11 +1,11 @@
 """Gradients of DeepSpeed's BF16_Optimizer (0.19.8) in fewer passes over memory, summed over ranks in float32.
 
-The gradients of a group add up in one flat buffer, in float32, or in bf16 if a step has one micro-batch. DeepSpeed
-itself would convert every gradient into a new buffer before adding it. It would then join the flat buffers in another
-one, all-reduce that in bf16, convert it back and copy it into the flat buffers, even on one process. As the system maps
-new buffers page by page, one pass over the gradients of a Base model takes as long as several of its layers. The
-largest gradient, that of the embedding from the vocabulary softmax, is added tile by tile and never exists as one
-tensor. docs/lab/engines.md has the time that each part saves.
+The gradients of a parameter group add up in one flat buffer, in float32, or in bf16 if a step has one micro-batch.
+DeepSpeed itself would convert every gradient into a new buffer before adding it. It would then join the flat buffers in
+another one, all-reduce that in bf16, convert it back and copy it into the flat buffers, even on one process. The system
+maps new buffers page by page, so one such pass over the gradients of a Base model takes as long as several layers. The
+largest gradient, of the embedding in the vocabulary softmax, is added tile by tile and never exists as one tensor.
+docs/lab/engines.md has the time that each change saves.
 
 A reduce-scatter sums a group's gradients over the ranks, since a rank needs only the sum of its own part. In float32 it
 sends as many bytes as an all-reduce in bf16, whose error would grow with the number of ranks.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from .buckets import first_state, state_kinds
 
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # its name from torch 2.13 on
-_ADDED_AT_ONCE = 2**18  # elements
+_ADDED_AT_ONCE = 2**18  # elements that `_accumulate` adds in one call
 _PIECE = {"cpu": 2**19, "cuda": 2**26}  # elements of a piece: on a CPU it fits in the caches, on a GPU launches are few
 
 
@@ -35,19 +35,19 @@ def cut_groups(optimizer: torch.optim.Optimizer, module: nn.Module, size: float)
     The groups of the vocabulary tables come last and are marked `late`, as the tables get gradients at both ends of the
     model.
     """
-    order = {p: n for n, (_, p) in enumerate(reversed(list(module.named_parameters())))}
+    backward_order = {p: index for index, p in enumerate(reversed(list(module.parameters())))}
     late = {p for name, p in module.named_parameters() if name.split(".")[-1].startswith(("embedding_", "difference_"))}
-    cut: list[dict[str, Any]] = []
+    new_groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
-        parameters = sorted(group["params"], key=lambda p: (p in late, order[p]))
-        for n, p in enumerate(parameters):
-            fits = n > 0 and sum(member.numel() for member in cut[-1]["params"]) + p.numel() <= size
-            if fits and cut[-1]["late"] == (p in late):
-                cut[-1]["params"].append(p)
+        parameters = sorted(group["params"], key=lambda p: (p in late, backward_order[p]))
+        for index, p in enumerate(parameters):
+            fits = index > 0 and sum(member.numel() for member in new_groups[-1]["params"]) + p.numel() <= size
+            if fits and new_groups[-1]["late"] == (p in late):
+                new_groups[-1]["params"].append(p)
             else:
-                cut.append(group | {"params": [p], "late": p in late})
-    cut.sort(key=lambda group: (group["late"], order[group["params"][-1]]))
-    optimizer.param_groups[:] = cut
+                new_groups.append(group | {"params": [p], "late": p in late})
+    new_groups.sort(key=lambda group: (group["late"], backward_order[group["params"][-1]]))
+    optimizer.param_groups[:] = new_groups
 
 
 def reduce_in_buffers(engine: Any, halved: bool = False) -> None:
@@ -73,12 +73,13 @@ def reduce_in_buffers(engine: Any, halved: bool = False) -> None:
 
 
 class _GradientSums:
-    """The gradients of this rank's part of every group: sums over the replicas, then their averages.
+    """Reduces gradients over the replicas; `parts` are the gradients of this rank's part of every group, first summed,
+    then averaged.
 
     All ranks send the groups in the same order, whatever the order in which gradients arrive. A group that is not
-    `late` is sent during the last backward pass, once its gradients and those of all groups before it are complete.
-    `late` groups are sent after that pass. So are all groups of a pipeline, where the tied table's gradient arrives
-    then.
+    `late` is sent during the last backward pass, once the gradients of this group and of all groups before it are
+    complete. `late` groups are sent after that pass. So are all groups of a pipeline, because the tied table's gradient
+    arrives only then.
     """
 
     def __init__(self, engine: Any):
@@ -90,13 +91,14 @@ class _GradientSums:
         self.early_groups = [*late, True].index(True) if overlaps else 0  # number of groups sent in the backward pass
         parameters = set(engine.module.parameters())  # without fillers (`placement.py`), which get no gradient
         groups = (enumerate(group) for group in self.optimizer.bf16_groups)
+        # For each group, the indices of its parameters that get a gradient.
         self.with_gradients = [{index for index, parameter in group if parameter in parameters} for group in groups]
         self._begin()
 
     def _begin(self) -> None:
-        self.sent = 0  # groups
+        self.sent = 0  # number of groups sent in this step
         self.in_flight: list[tuple[dist.Work, Tensor]] = []
-        self.missing = [set(group) for group in self.with_gradients]
+        self.missing = [set(group) for group in self.with_gradients]  # indices whose gradient has not arrived
 
     def arrived(self, group: int, index: int) -> None:
         """Record that a parameter's gradient of one micro-batch was added; send the groups that are complete."""
@@ -139,7 +141,7 @@ class _GradientSums:
         self._begin()
 
     def norm(self) -> Tensor:
-        """The norm of all gradients, over the replicas and the stages."""
+        """The norm of all gradients, over the replicas and the pipeline stages; collective."""
         optimizer = self.optimizer
         pieces = [piece for part in self.parts for piece in part.split(_PIECE[part.device.type])]
         norms = [torch.linalg.vector_norm(piece, dtype=torch.float32) for piece in pieces]
@@ -185,25 +187,25 @@ def _step(optimizer: BF16_Optimizer, sums: _GradientSums) -> None:
 
 
 def _step_in_pieces(optimizer: BF16_Optimizer, sums: _GradientSums, take_step: Callable[[], object]) -> None:
-    """Replaces `step` of torch's optimizer, and calls it for one piece of this rank's part after the other, so that
-    only one piece of a bf16 gradient exists in float32 at a time; collective."""
-    times_too_large = ((optimizer._global_grad_norm + 1e-6) / optimizer.clip_grad).clamp(min=1)
+    """Replaces `step` of torch's optimizer: calls the original (`take_step`) for each piece of this rank's part in
+    turn, so that only one piece of a bf16 gradient exists in float32 at a time; collective."""
+    clip_divisor = ((optimizer._global_grad_norm + 1e-6) / optimizer.clip_grad).clamp(min=1)
     groups, states = optimizer.optimizer.param_groups, optimizer.optimizer.state
     whole_groups = [group.pop("params") for group in groups]
-    for number, group in enumerate(groups):
-        master = optimizer.fp32_groups_flat_partition[number]
+    for group_index, group in enumerate(groups):
+        master = optimizer.fp32_groups_flat_partition[group_index]
         states[master] = states[master] or first_state(state_kinds(optimizer.optimizer), master)
-        tensors = master.detach(), sums.parts[number], *states[master].values()
-        for any_group in groups:
+        tensors = master.detach(), sums.parts[group_index], *states[master].values()
+        for any_group in groups:  # `take_step` updates all groups: leave it only the piece
             any_group["params"] = []
         for piece, gradient, *state in zip(*(_pieces(tensor, master) for tensor in tensors), strict=True):
-            piece.grad = gradient.float().div_(times_too_large)
+            piece.grad = gradient.float().div_(clip_divisor)
             group["params"] = [piece]
             states[piece] = dict(zip(states[master], state, strict=True))
             take_step()
             piece.grad = None
             del states[piece]
-        # Each piece counted the step in its own copy of the counter; they are equal.
+        # Each piece counted the step in its own copy of the counter; the copies are equal, so the last one is taken.
         states[master]["step"].copy_(state[list(states[master]).index("step")])
     for group, parameters in zip(groups, whole_groups, strict=True):
         group["params"] = parameters
@@ -211,7 +213,7 @@ def _step_in_pieces(optimizer: BF16_Optimizer, sums: _GradientSums, take_step: C
 
 
 def _pieces(tensor: Tensor, master: Tensor) -> list[Tensor]:
-    """One view of a flat tensor for each piece of `master`; of a scalar (the step) one copy for each."""
+    """For each piece of `master`, a view of its elements in a flat tensor, or a copy of a scalar (the step)."""
     size = _PIECE[master.device.type]
     if tensor.dim():
         return list(tensor.split(size))
@@ -221,8 +223,8 @@ def _pieces(tensor: Tensor, master: Tensor) -> list[Tensor]:
 def _open_gradient(
     optimizer: BF16_Optimizer, parameter: nn.Parameter, group: int, index: int
 ) -> Callable[[slice, Tensor], object]:
-    """A function that adds a gradient of some rows of `parameter` to the step's sum (see `models.masked_head`). Its
-    calls must cover every row once."""
+    """Return a function (rows, gradient) that adds a gradient of some rows of `parameter` to the step's sum (see
+    `models.masked_head`). The calls of one backward pass must cover every row once."""
     total = optimizer.fp32_groups_gradients[group][index].view_as(parameter)
     arrived = optimizer.fp32_groups_has_gradients[group]
     is_first = not arrived[index]
@@ -240,14 +242,15 @@ def _add_gradient(
     index: int,
     clear_lp_grads: bool,
 ) -> None:
-    """Replaces `_update_hp_grad`: the first gradient of a parameter in a step overwrites the sum of the step before."""
+    """Replaces `_update_hp_grad`: adds a parameter's gradient to the step's sum. The first gradient of a step
+    overwrites the sum of the step before."""
     if parameter.grad is None:
         return
     arrived = optimizer.fp32_groups_has_gradients[group]
     total = optimizer.fp32_groups_gradients[group][index].view_as(parameter)
     if arrived[index]:
         _accumulate(total, parameter.grad)
-    elif parameter.grad.is_sparse:  # from a lookup that has a backward pass of its own
+    elif parameter.grad.is_sparse:  # from an embedding lookup
         _accumulate(total.zero_(), parameter.grad)
     else:
         total.copy_(parameter.grad)
@@ -259,8 +262,8 @@ def _add_gradient(
 
 
 def _accumulate(total: Tensor, part: Tensor) -> None:
-    """Add a gradient of any type, sparse or dense. On the CPU bf16 is added to float32 in pieces: torch would convert
-    the whole bf16 tensor first."""
+    """Add a gradient of any type, sparse or dense, to `total`. On the CPU bf16 is added to float32 slice by slice:
+    torch would convert the whole bf16 tensor first."""
     if part.is_sparse:  # the many gradients of a frequent token's row add up in float32, whatever the type of `total`
         rows = torch.sparse_coo_tensor(
             part._indices(), part._values().float(), part.shape, check_invariants=False
@@ -270,10 +273,11 @@ def _accumulate(total: Tensor, part: Tensor) -> None:
     if total.is_cuda or total.dtype == part.dtype:
         total.add_(part)
         return
-    for sums, numbers in zip(total.view(-1).split(_ADDED_AT_ONCE), part.reshape(-1).split(_ADDED_AT_ONCE), strict=True):
-        sums.add_(numbers)
+    totals, parts = total.view(-1).split(_ADDED_AT_ONCE), part.reshape(-1).split(_ADDED_AT_ONCE)
+    for total_slice, part_slice in zip(totals, parts, strict=True):
+        total_slice.add_(part_slice)
 
 
 def _forget_gradients(optimizer: BF16_Optimizer) -> None:
-    """Replaces `clear_hp_grads`, which would fill the buffers with zeros: the next gradients overwrite them."""
+    """Replaces `clear_hp_grads`, which would fill the buffers with zeros: the next gradients overwrite them anyway."""
     optimizer.fp32_groups_has_gradients = [[False] * len(group) for group in optimizer.fp32_groups_gradients]

@@ -23,7 +23,7 @@ class Piece:
 
 
 def state_kinds(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """Names of the tensors that the optimizer keeps for every parameter besides its step (see `build_optimizer`)."""
+    """Names of the tensors that the optimizer keeps for every parameter, without `step` (see `build_optimizer`)."""
     kinds: tuple[str, ...] = optimizer.param_groups[0]["kinds"]
     return kinds
 
@@ -35,7 +35,7 @@ def first_state(kinds: Sequence[str], master: Tensor) -> dict[str, Tensor]:
 
 
 class Bucket:
-    """One buffer of master weights, which an optimizer updates as one tensor, and this rank's pieces in it."""
+    """A buffer of master weights that an optimizer updates as one tensor, and the pieces of parameters in it."""
 
     def __init__(self, pieces: Sequence[Piece], optimizer: torch.optim.Optimizer, master: Tensor, kinds: Sequence[str]):
         """`kinds`: names of the optimizer's state, as `state_kinds` gives them."""
@@ -46,7 +46,8 @@ class Bucket:
 
     @contextmanager
     def opened(self, to_write: bool) -> Iterator[dict[str, Tensor]]:
-        """The flat buffers by kind, and `step`; `to_write`: keep changes. Buffers in memory always keep them."""
+        """The flat buffers by kind, and `step`. `to_write`: the caller changes them; without it, changes of buffers on
+        a disk are lost."""
         states = self.optimizer.state
         state = states[self.master] = states[self.master] or first_state(self.kinds[1:], self.master)
         buffers = {kind: state[kind].view(-1) for kind in self.kinds[1:]}
@@ -72,8 +73,8 @@ def write_buckets(buckets: Sequence[Bucket], writer: StateWriter) -> None:
 
 @torch.no_grad()
 def read_buckets(buckets: Sequence[Bucket], reader: StateReader, sizes: Mapping[str, int]) -> None:
-    """Fill all buffers from `reader`; `sizes`: number of elements of every parameter of this rank. Raises ValueError
-    where the saved state is another model's."""
+    """Fill all buffers from `reader`; `sizes`: element count of every parameter that this rank holds. Raises ValueError
+    if the saved state is another model's."""
     for bucket in buckets:
         with bucket.opened(to_write=True) as buffers:
             parts = (

@@ -44,7 +44,7 @@ def resolve_precision(engine: EngineConfig) -> Literal["bf16", "fp32"]:
 
 def resolve_gradient_precision(engine: EngineConfig, precision: str, accumulation: int) -> Literal["bf16", "fp32"]:
     """The precision in which the gradients of a step's `accumulation` micro-batches are added. `auto` takes bf16 if
-    there is one micro-batch: then nothing is added, and sums over ranks are in float32 anyway, so no bit is lost.
+    there is one micro-batch: no bit is lost, because nothing is added, and sums over ranks are in float32.
 
     Raises ValueError for gradients in bf16 of a model in fp32.
     """
@@ -71,11 +71,14 @@ def open_data(
     rows: DataConfig | None = None,
     like: Loader | None = None,
 ) -> Loader:
-    """The loader of the rows of `folders` that `rank` of `world` trains on; with `rows`, their numbers, the loader of
-    the held-out rows of one folder. `like`: see `require_fit`."""
-    kind = Loader if rows is None else HeldOutLoader
+    """The loader of the rows of `folders` that `rank` of `world` trains on.
+
+    With `rows`, how many rows of each task to evaluate, it is the loader of held-out rows, and there is one folder.
+    `like`: the loader of the training data, which held-out data must fit (`require_fit`).
+    """
+    loader_class = Loader if rows is None else HeldOutLoader
     objective = objective_of(config.objective)
-    loader = kind(
+    loader = loader_class(
         folders,
         rows or config.data,
         config.seed,
@@ -92,21 +95,22 @@ def open_data(
 
 
 def require_fit(loader: Loader, model: ModelConfig, like: Loader | None = None) -> None:
-    """Raise ValueError, naming the setting or the folder, if the data of `loader` do not fit `model`, or, as held-out
-    data, the training data `like`."""
+    """Raise ValueError if the data of `loader` do not fit `model`, or, if `like` is given, if they are no held-out data
+    for the training data of `like`. The message names the setting or the folder."""
     folder = loader.folders[0]
     with_other_vocabulary = [
-        place for place in loader.folders if Vocabulary(place / "vocab").sha256 != loader.vocabulary_sha256
+        other for other in loader.folders if Vocabulary(other / "vocab").sha256 != loader.vocabulary_sha256
     ]
     if loader.vocabulary_size != model.vocabulary:
         raise ValueError(
             f"{folder} was encoded with a vocabulary of {loader.vocabulary_size}, the model has "
             f"{model.vocabulary}: set model.vocabulary to {loader.vocabulary_size}"
         )
-    longest, place = max(zip(loader.row_lengths, loader.folders, strict=True))
+    longest, longest_folder = max(zip(loader.row_lengths, loader.folders, strict=True))
     if longest > model.max_positions:
         raise ValueError(
-            f"{place} has rows of {longest} tokens, model.max_positions is {model.max_positions}: raise it to {longest}"
+            f"{longest_folder} has rows of {longest} tokens, model.max_positions is {model.max_positions}: raise it to "
+            f"{longest}"
         )
     if loader.layout != model.layout:
         raise ValueError(
@@ -126,8 +130,9 @@ def require_fit(loader: Loader, model: ModelConfig, like: Loader | None = None) 
 
 
 def _require_split(unseen: Loader, trained: Loader) -> None:
-    """Raise ValueError if text of `unseen` may be in the training data: both have the same text, or `unseen` is one
-    part of a split (`xlme prep encode --split`) and the training data are not the other part. Other folders pass."""
+    """Raise ValueError if text of `unseen` may be in the training data: because both were made from the same text, or
+    because `unseen` is one side of a split (`xlme prep encode --split`) and the training data are not the other side.
+    Other folders pass."""
     for (task, store), (phase, folder) in product(
         unseen.stores.items(), zip(trained.phases, trained.folders, strict=True)
     ):
@@ -185,7 +190,8 @@ def build_engine(
 def _check_kernels(config: Training) -> None:
     """Raise SharedError if the model's Triton kernels cannot run, or compute wrong results on a rank's GPU or in
     Triton's interpreter."""
-    in_bf16, triton_chosen = resolve_precision(config.engine) == "bf16", config.model.kernels == "triton"
+    in_bf16 = resolve_precision(config.engine) == "bf16"
+    triton_chosen = config.model.kernels == "triton"
     interpreted = triton_chosen and not on_gpu() and os.environ.get("TRITON_INTERPRET") == "1"
     if not interpreted and not (on_gpu() and (in_bf16 or triton_chosen)):
         return
@@ -291,11 +297,11 @@ def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> 
         "gradient_clipping": config.optimizer.clip,
         "bf16": {"enabled": resolve_precision(engine) == "bf16", "immediate_grad_update": True},
         "data_types": {"grad_accum_dtype": accumulated_in},
-        # In bf16 the error of a sum grows with the ranks, so the curve would depend on them (docs/lab/engines.md).
+        # In bf16 the error of a sum grows with the number of ranks, and changes the loss curve (docs/lab/engines.md).
         "communication_data_type": "bf16" if engine.gradient_precision == "bf16" else "fp32",
         # The optimizer is torch's on every engine, so that their curves agree.
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31,
-        "timers": {"throughput": {"enabled": False}},  # it waits for the GPU twice a micro-batch, and nobody reads it
+        "timers": {"throughput": {"enabled": False}},  # not read, and waits for the GPU twice in every micro-batch
     }

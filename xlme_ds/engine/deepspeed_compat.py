@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import inspect
 import io
+import math
 import os
 import pkgutil
 import sys
@@ -29,7 +30,8 @@ from torch import Tensor
 from torch.utils import cpp_extension
 
 TESTED_VERSION = "0.19.8"
-_BF16, _ZERO3 = "runtime.bf16_optimizer:BF16_Optimizer", "runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
+_BF16 = "runtime.bf16_optimizer:BF16_Optimizer"
+_ZERO3 = "runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
 # Undocumented functions that we replace or call, with their parameters.
 _SIGNATURES = {
     f"{_BF16}._update_hp_grad": "self, lp, group_idx, param_idx, clear_lp_grads",
@@ -66,7 +68,7 @@ def check_deepspeed(signatures: Mapping[str, str] = _SIGNATURES) -> None:
             raise ValueError(f"{versions}, in which {name} takes ({expected}), here it is ({signature}): {advice}")
 
 
-_load = cpp_extension.load
+_load = cpp_extension.load  # torch's own, which `loading_extensions` replaces
 # The programs that a build runs.
 _COMPILERS = ("ninja", "c++", "g++", "clang++", "cc1plus", "as", "ld", "collect2", "nvcc", "cicc", "ptxas")
 
@@ -84,8 +86,8 @@ def loading_extensions() -> Iterator[None]:
 
 
 def _load_alone(name: str, **arguments: Any) -> Any:
-    """Call torch's `load` in a folder of this environment, in one process at a time, after removing a killed process's
-    `lock`.
+    """Call torch's `load` with a build folder of this environment, in one process at a time, after removing the file
+    `lock` of a killed process.
 
     The folder is below TORCH_EXTENSIONS_DIR, or below torch's folder in the user's cache. Each environment has its own:
     the build's commands contain torch's path, so environments that shared a folder would compile again at each switch.
@@ -131,15 +133,16 @@ def _wait_for(file: IO[str], patience: float = 60.0) -> None:
 
 def _wait_until(over: Callable[[], bool], message: str, patience: float = 10.0) -> None:
     """Wait until `over()` is true; print `message` after `patience` seconds."""
-    end, printed = time.monotonic() + patience, False
+    print_at = time.monotonic() + patience
     while not over():
-        if not printed and (printed := time.monotonic() > end):
+        if time.monotonic() > print_at:
             print(message, file=sys.stderr, flush=True)
+            print_at = math.inf
         time.sleep(0.1)
 
 
 def _compiling(folder: Path) -> bool:
-    """Whether a compiler runs in `folder`: it may outlive the process that started it, and so that process's lock."""
+    """Whether a compiler runs in `folder`: it may outlive the process that started it and held the lock."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or is another user's
             program = (process / "cmdline").read_bytes().split(b"\0")[0].rpartition(b"/")[2].decode(errors="replace")
@@ -150,7 +153,7 @@ def _compiling(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _own_ninja_first() -> Iterator[None]:
-    """Put this environment's ninja first in PATH: any other ninja would compile everything anew."""
+    """Context with this environment's ninja first in PATH: any other ninja would compile everything anew."""
     before = os.environ.get("PATH", "")
     os.environ["PATH"] = f"{sysconfig.get_path('scripts')}{os.pathsep}{before}"
     try:
@@ -175,16 +178,18 @@ def _cut_to_alignment(
 ) -> tuple[list[Tensor], list[int]]:
     """Cut flat gradients into parts; returns the parts and their offsets. The aligned part goes to the disk, the short
     parts before and after it stay in memory. Replaces `_adjust_for_misaligned_lengths`, which cuts only at the end."""
-    parts, starts, multiple = [], [], swapper.numel_alignment
+    parts, part_offsets = [], []
+    alignment = swapper.numel_alignment
     for tensor, offset in zip(tensors, offsets, strict=True):
         cuts = [0, tensor.numel()]
         if swapper.is_swappable_tensor(tensor=tensor):
-            first = -offset % multiple
-            cuts[1:1] = [first, first + (tensor.numel() - first) // multiple * multiple]
+            first = -offset % alignment
+            last = first + (tensor.numel() - first) // alignment * alignment
+            cuts = [0, first, last, tensor.numel()]
         for begin, end in pairwise(cuts):
             if begin < end:
                 part = tensor[begin:end]
-                # A view of a short end would keep the whole gradient in memory.
-                parts.append(part.clone() if len(part) < multiple else part)
-                starts.append(offset + begin)
-    return parts, starts
+                # A view of a short part would keep the whole gradient in memory.
+                parts.append(part.clone() if len(part) < alignment else part)
+                part_offsets.append(offset + begin)
+    return parts, part_offsets

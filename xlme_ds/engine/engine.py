@@ -1,6 +1,6 @@
-"""The engine that the training loop uses, and the step that all engines share: exact global means, whatever the
-micro-batches and ranks. With plain torch on one process it is the reference that every other engine is compared with.
-"""
+"""The engine that the training loop uses, and the training step that all engines share. Losses are exact means over the
+global batch, whatever the micro-batches and ranks. `Engine` itself is plain torch on one process: the reference with
+which every other engine is compared."""
 
 import math
 import time
@@ -31,22 +31,20 @@ if TYPE_CHECKING:  # this file runs where there is no pyarrow
 class StepStats:
     """Result of one optimizer step, equal on every rank.
 
-    `metrics`: the objective's means over the global batch, empty unless they were asked for; `gradient_norm`: global,
-    before clipping; `learning_rate`: the optimizer's; `applied`: false if the step was skipped because its loss or
-    gradient was not finite, or its norm exceeded the limit: weights, moments and Adam's step are then unchanged;
-    `suspects`: of a skipped step, the rows of each micro-batch whose loss was not finite, in words.
+    A step is skipped if its loss or gradient is not finite, or its gradient norm exceeds the limit. It then leaves
+    weights, moments and Adam's step count unchanged.
     """
 
-    metrics: dict[str, float]
-    gradient_norm: float
+    metrics: dict[str, float]  # the objective's means over the global batch; empty unless they were asked for
+    gradient_norm: float  # over all parameters, before clipping
     learning_rate: float
-    applied: bool = True
-    suspects: tuple[str, ...] = ()
+    applied: bool = True  # false: the step was skipped
+    suspects: tuple[str, ...] = ()  # of a skipped step: describes the rows of each micro-batch without a finite loss
 
 
 class Engine:
     """A model with its optimizer, in plain torch on one process. Every public method is collective: all ranks call it
-    with equal arguments. DeepSpeed's engines override the methods for the backward pass, the update and reductions.
+    with equal arguments. Subclasses for DeepSpeed override the backward pass, the update and reductions.
     """
 
     rank = 0
@@ -71,15 +69,15 @@ class Engine:
         self.optimizer = optimizer
         self.clip = clip
         self.seconds_reading = 0.0  # spent by this rank on reading its rows and waiting for the other ranks
-        self._reads = True  # whether this process reads rows
-        self._counting = True  # whether it counts the rows: a pipeline's last stage reads the same rows as the first
+        self._reads_rows = True
+        self._counts_rows = True  # false in a pipeline's last stage, which reads the same rows as the first
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that this rank holds, by their names in the whole model."""
         return self.module.named_parameters()
 
     def _backward(self, loss: Tensor) -> None:
-        """Add the gradient of `loss`, one term of a sum over all micro-batches and ranks."""
+        """Add the gradient of `loss`, which is this micro-batch's share of the step's loss."""
         loss.backward()
 
     def _update(self, context: StepContext) -> float:
@@ -93,15 +91,15 @@ class Engine:
         return norm
 
     def _buckets(self) -> list[Bucket]:
-        """The parts of weights and optimizer state that this rank owns."""
+        """The buffers of weights and optimizer state that this rank owns."""
         kinds = state_kinds(self.optimizer)
         return [Bucket([Piece(name, 0, p.numel(), 0)], self.optimizer, p, kinds) for name, p in self.named_parameters()]
 
     def _publish(self) -> None:
-        """Update the module from the weights that were written into the buckets; collective."""
+        """Copy the weights that were written into the buckets to the module; collective."""
 
     def _reduce(self, values: Tensor) -> Tensor:
-        """Sum of `values` over the ranks, in place."""
+        """Add up `values` over the ranks in place, and return them."""
         return values
 
     def full_state(self) -> dict[str, Tensor]:
@@ -130,13 +128,13 @@ class Engine:
         return self._stats(context, step, batches, metrics, norm)
 
     def _read(self, step: int) -> tuple[list[Batch], Tensor]:
-        """This rank's micro-batches, and the counts of the whole step. Raises SharedError when a rank cannot read its
-        own."""
+        """This rank's micro-batches, and the count of each term in the whole step, float64 [terms]. Raises SharedError
+        when a rank cannot read its rows."""
         batches: list[Batch] = []
         error: Exception | None = None
         begun = time.perf_counter()
         try:
-            if self._reads:
+            if self._reads_rows:
                 batches = list(self.loader.step(step))
         except (ValueError, OSError) as failure:
             error = failure
@@ -150,9 +148,9 @@ class Engine:
         return batches, reduced[:-1]
 
     def _own_counts(self, batches: Sequence[Batch], device: torch.device) -> Tensor:
-        """This rank's counts of `batches`, all of which are on `device`."""
+        """This rank's count of each term in `batches`, which are on `device`; float64 [terms]."""
         counts = torch.zeros(len(self.objective.terms), dtype=torch.float64, device=device)
-        if self._counting:
+        if self._counts_rows:
             for batch in batches:
                 counts += self.objective.counts(batch)
         return counts
@@ -165,7 +163,7 @@ class Engine:
         return self._update(context)
 
     def _totals(self, context: StepContext, counts: Tensor) -> dict[str, Tensor]:
-        """`counts`, and the numbers that `context` gathered, added up over the ranks; float64, on the CPU."""
+        """`counts`, and the sums that `context` gathered, added over the ranks; float64, on the CPU."""
         totals = context.totals(self.device)
         return {"counts": counts.cpu()} | {name: self._reduce(total).cpu() for name, total in totals.items()}
 
@@ -178,7 +176,7 @@ class Engine:
     def _stats(
         self, context: StepContext, step: int, batches: Sequence[Batch], metrics: dict[str, float], norm: float
     ) -> StepStats:
-        """The result of a step; if it was skipped, all ranks exchange their suspects."""
+        """The result of a step. If it was skipped, the ranks exchange their suspects."""
         group = self.optimizer.param_groups[0]
         rate = float(group["lr"] / group["scale"])
         if context.applied:
@@ -186,16 +184,16 @@ class Engine:
         own_rows = [
             self.loader.describe_rows(step, micro_batch)
             for micro_batch, batch in enumerate(batches)
-            for loss, copy in context.losses  # a pipeline's losses come with copies of its batches
+            for loss, copy in context.losses  # in a pipeline, copies of `batches`: compared by their rows' keys
             if not torch.isfinite(loss) and torch.equal(copy.keys_B, batch.keys_B)
         ]
-        suspects = dict.fromkeys(rows for part in gather(own_rows) for rows in part)
+        suspects = dict.fromkeys(rows for of_rank in gather(own_rows) for rows in of_rank)  # each once, in order
         norm = norm if norm >= 0 else math.nan
         return StepStats(metrics, norm, rate, applied=False, suspects=tuple(suspects))
 
     def eval_batch(self, step: int) -> dict[str, Tensor]:
-        """Additive sums, counts and statistics (float64, on the CPU) of step `step` of the held-out rows, and sums and
-        counts by language [2, terms, languages]."""
+        """The arguments of `Objective.summarise` for step `step` of the held-out rows (float64, on the CPU), and
+        `by_language`: the loss sums and the counts, [2, terms, languages]."""
         heldout = self.heldout
         assert heldout is not None
         languages = max(len(store.languages) for store in heldout.stores.values())
@@ -203,24 +201,26 @@ class Engine:
 
     @torch.no_grad()
     def dimensions(self, rows: int) -> list[float]:
-        """The effective rank of the first encoder's token states on the first `rows` held-out rows of each task, layer
-        by layer, the embedding first (`effective_rank`): equal under any engine and number of ranks."""
+        """The effective rank (`effective_rank`) of the first encoder's token states, for the embedding and each layer,
+        on the first `rows` held-out rows of each task: equal under any engine and number of ranks."""
         heldout = self.heldout
         assert heldout is not None
         batch = on_all_ranks(lambda: heldout.first_rows(rows)).to(self.device)
         context = self._evaluation_context(detailed=False)
-        with token_products(
-            self.module, next(iter(cast(Pretraining, self.objective).encoders)), batch.segments_BT > 0
-        ) as products:
+        encoder = next(iter(cast(Pretraining, self.objective).encoders))
+        with token_products(self.module, encoder, batch.segments_BT > 0) as products:
             self._forward(context, [batch])
-        own = {layer: effective_rank(products_DD) for layer, products_DD in products.items()}
-        ranks = {layer: rank for part in gather(own) for layer, rank in part.items()}  # a stage has only some layers
-        return [ranks[layer] for layer in sorted(ranks)]
+        own_layers = {layer: effective_rank(products_DD) for layer, products_DD in products.items()}
+        by_layer: dict[int, float] = {}
+        for layers in gather(own_layers):  # a pipeline stage has only some layers
+            by_layer |= layers
+        return [by_layer[layer] for layer in sorted(by_layer)]
 
     def probe_loss(self) -> float:
         """Loss of the probe batch with the weights as they are, equal under any engine and number of ranks."""
         batch = self.objective.probe(on_all_ranks(self.loader.probe))
-        totals = self._evaluate([batch])  # ranks add equal sums and counts: how many they are cancels out
+        totals = self._evaluate([batch])
+        # Every rank evaluates this batch, so sums and counts are both multiplied by the number of ranks.
         means = totals["sums"] / totals["counts"].clamp(min=1)
         return float((self.objective.weights * means).sum())
 
@@ -233,7 +233,7 @@ class Engine:
     def _evaluate(
         self, batches: Sequence[Batch], counted: Sequence[bool] = (), languages: int = 0
     ) -> dict[str, Tensor]:
-        """Totals of `batches`; `counted`: whether each batch counts, empty if all do."""
+        """Totals of `batches`. `counted`: a bool for each batch, false to leave it out; empty if all count."""
         batches = [batch.to(self.device) for batch in batches]
         context = self._evaluation_context(languages=languages)
         self._forward(context, batches)

@@ -1,5 +1,5 @@
-"""AdamW with decoupled weight decay on matrices only (XLM-E, Table 10). The learning rate is set before every step;
-parameters may have a factor by which it is multiplied."""
+"""AdamW with decoupled weight decay on matrices only (XLM-E, Table 10). The learning rate is set before every step; the
+rate of a parameter group is the step's rate times the group's `scale`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,8 +16,8 @@ from .ranks import SharedError
 
 
 def build_optimizer(module: nn.Module, cfg: OptimizerConfig, objective: Objective | None = None) -> Optimizer:
-    """The optimizer that every engine uses; `objective` may give some parameters other learning rates. Only this
-    function chooses the update rule, which must be one of torch's and elementwise.
+    """The optimizer that every engine uses; `objective` may scale the learning rates of some parameters. Only this
+    function chooses the update rule, which must be elementwise and one of torch's.
 
     Raises SharedError for a rule whose state checkpoints cannot hold.
     """
@@ -38,8 +38,8 @@ def build_optimizer(module: nn.Module, cfg: OptimizerConfig, objective: Objectiv
 
 
 def _probe_state_kinds(rule: Callable[..., Optimizer]) -> tuple[str, ...]:
-    """Names of the tensors, besides the step, in the optimizer's state of a parameter, as one step on a small matrix
-    shows. Before the first step they are assumed to be zeros.
+    """Names of the tensors in the optimizer's state of a parameter, without `step`; found by one step on a small
+    matrix. Before the first step they are assumed to be zeros.
 
     Raises SharedError for a rule with any other state, which checkpoints cannot hold.
     """

@@ -5,11 +5,12 @@ They exchange the tied embedding and predictions in addition to the activations.
 
 The first stage owns the embedding: only its copy has moments, counts in the gradient norm and is in checkpoints. The
 last stage's copy is filled after every step, and its gradient is sent to the first stage before the first stage reduces
-its own over the replicas.
+the embedding's gradient over the replicas.
 
-If an objective's rows have open places, a first pass over the micro-batches of a step precedes the one that trains
-(with DeepSpeed's evaluation schedule). The first stage, which reads the tokens, fills the places with predictions of
-the last stage. Only these are sent: both stages read the rows, and so know the places.
+An objective's rows may have open places: positions for which the model must first predict a token. Then a first pass
+over the micro-batches of a step (with DeepSpeed's evaluation schedule) precedes the one that trains. The first stage
+fills the places with predictions of the last stage. Only the predictions are sent, because both stages read the rows
+and so know the places.
 """
 
 import contextlib
@@ -47,7 +48,9 @@ class _PartSpec(LayerSpec):
 
     def __init__(self, objective: Pretraining, cfg: ModelConfig, part: Part):
         super().__init__(nn.Module)
-        self.objective, self.cfg, self.part = objective, cfg, part
+        self.objective = objective
+        self.cfg = cfg
+        self.part = part
 
     def build(self, log: bool = False) -> nn.Module:
         return wrap_layers(self.objective.build(self.cfg, self.part), self.cfg, on_gpu())
@@ -73,31 +76,31 @@ class PipelineEngine(ZeroEngine):
             module = module_class(specs, num_stages=config.engine.pipeline_stages, partition_method="uniform")
         # The parts on this process, in the model's order.
         own_parts: list[Any] = [part for name, part in module.named_children() if name.isdigit()]
-        for part in own_parts:  # with the values that the whole model would have there
+        for part in own_parts:  # gives each parameter the value that it would have in the whole model
             initialise(part, config.seed, config.model.init_std, initial_values=initial_values)
         super().__init__(module, objective, loader, heldout, config.optimizer, ds_config)
-        self._counting = self.engine.is_first_stage()
-        self._reads = self._counting or self.engine.is_last_stage()
-        self._least_micro_batches = 2 * self.engine.num_stages if dualpipev else 1
+        self._counts_rows = self.engine.is_first_stage()
+        self._reads_rows = self.engine.is_first_stage() or self.engine.is_last_stage()
+        self._min_micro_batches = 2 * self.engine.num_stages if dualpipev else 1
         # DualPipeV has as many buffers as training has micro-batches; with more, two would share a buffer (0.19.8).
-        self._most_micro_batches = self.engine.gradient_accumulation_steps() if dualpipev else sys.maxsize
-        self._last = own_parts[-1]
-        self._predicted: list[Tensor] = []
+        self._max_micro_batches = self.engine.gradient_accumulation_steps() if dualpipev else sys.maxsize
+        self._last_part = own_parts[-1]
+        self._predicted: list[Tensor] = []  # predictions of the first pass, by micro-batch
         self._tied = _TiedTable(self.engine, own_parts)
         self._tied.share()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters of this rank's stage by their names in the whole model, without the number of the part that
+        """The parameters of this rank's stage by their names in the whole model, without the part's index that
         DeepSpeed puts before them."""
         return ((name.split(".", 1)[1], parameter) for name, parameter in self.engine.module.named_parameters())
 
     def _scheduled_loss(self, context: StepContext, outputs: tuple[Tensor, ...], labels: tuple[Tensor, ...]) -> Tensor:
         """The loss of a micro-batch, on the last stage."""
         batch = self._batch(labels)
-        return context.loss(self._last.output(outputs, batch), batch) * self._undo_averaging
+        return context.loss(self._last_part.output(outputs, batch), batch) * self._undo_averaging
 
     def _batch(self, tensors: Sequence[Tensor]) -> Batch:
-        return Batch.of_tensors(tensors, self._last.added)
+        return Batch.of_tensors(tensors, self._last_part.added)
 
     def enter(self, step: int) -> None:
         """As `Engine.enter`. A new phase may have rows of another length, and so activations of another shape."""
@@ -120,18 +123,19 @@ class PipelineEngine(ZeroEngine):
         for _, of_one_shape in itertools.groupby(batches, lambda batch: batch.tokens_BT.shape):
             self.engine.reset_activation_shape()  # these micro-batches may have another number of rows
             same_shape = list(of_one_shape)
-            for first in range(0, len(same_shape), self._most_micro_batches):
-                chunk, gathered_before = same_shape[first : first + self._most_micro_batches], len(context.gathered)
-                micro_batches = max(len(chunk), self._least_micro_batches)
+            for first in range(0, len(same_shape), self._max_micro_batches):
+                chunk = same_shape[first : first + self._max_micro_batches]
+                gathered_before = len(context.gathered)
+                micro_batches = max(len(chunk), self._min_micro_batches)
                 filled = self._filled(chunk, micro_batches)
                 self.engine.module.loss_fn = partial(self._scheduled_loss, context)
                 self._evaluate_by_schedule(filled, micro_batches)
-                del context.gathered[gathered_before + len(chunk) :]  # of batches that only filled the schedule
+                del context.gathered[gathered_before + len(chunk) :]  # sums of repeated batches
         self.engine.reset_activation_shape()
 
     def _evaluate_by_schedule(self, batches: list[Batch], micro_batches: int) -> None:
-        """Forward passes of `micro_batches` micro-batches, the number that the schedule runs; fewer `batches` are
-        repeated."""
+        """Run DeepSpeed's evaluation schedule for `micro_batches` micro-batches: `batches`, repeated if there are
+        fewer."""
         tensors = [batch.tensors() for batch in batches]
         self.engine.eval_batch(
             ((batch, batch) for batch in itertools.islice(itertools.cycle(tensors), micro_batches)),
@@ -141,34 +145,34 @@ class PipelineEngine(ZeroEngine):
         )
 
     def _filled(self, batches: list[Batch], micro_batches: int) -> list[Batch]:
-        """`batches` with their open places filled, on the process that holds the first part; on others unfilled.
+        """`batches`, with their open places filled on the process that holds the first part.
 
-        `micro_batches`: the number that the schedule runs, equal on all processes. Collective over the stages.
+        `micro_batches`: how many the schedule runs, equal on all processes. Collective over the stages.
         """
-        if not self._last.two_passes:
+        if not self._last_part.two_passes:
             return batches
-        open_batches = [self._last.first_pass(batch) for batch in batches]
+        open_batches = [self._last_part.first_pass(batch) for batch in batches]
         self._predicted.clear()
-        self.engine.module.loss_fn, self._last.writing = self._keep_predictions, True
+        self.engine.module.loss_fn = self._keep_predictions
+        self._last_part.writing = True
         self._evaluate_by_schedule(open_batches, micro_batches)
-        self._last.writing = False
+        self._last_part.writing = False
         if not self.engine.is_first_stage():
             for predicted_P in self._predicted[: len(batches)]:
                 dist.send(predicted_P, dst=self.engine.grid.stage_to_global(stage_id=0))
             return [batch._replace(added={}) for batch in batches]
-        if not self._last.part.last:
+        if not self._last_part.part.last:
+            last_stage = self.engine.grid.stage_to_global(stage_id=self.engine.num_stages - 1)
             for open_batch in open_batches:
                 self._predicted.append(torch.empty_like(open_batch.masked_M))
-                dist.recv(
-                    self._predicted[-1], src=self.engine.grid.stage_to_global(stage_id=self.engine.num_stages - 1)
-                )
-        # Further predictions are of batches that only filled the schedule.
+                dist.recv(self._predicted[-1], src=last_stage)
+        # There are more predictions than batches if the schedule repeated some.
         triples = zip(batches, open_batches, self._predicted, strict=False)
-        return [self._last.second_pass(*triple) for triple in triples]
+        return [self._last_part.second_pass(*triple) for triple in triples]
 
     def _keep_predictions(self, outputs: tuple[Tensor, ...], labels: tuple[Tensor, ...]) -> Tensor:
         """The loss function of the first pass: it stores the predictions and returns 0."""
-        self._predicted.append(self._last.output(outputs, self._batch(labels)).predicted_M)
+        self._predicted.append(self._last_part.output(outputs, self._batch(labels)).predicted_M)
         return torch.zeros((), device=outputs[0].device)
 
     def _publish(self) -> None:
@@ -176,10 +180,11 @@ class PipelineEngine(ZeroEngine):
         self._tied.share()
 
     def full_state(self) -> dict[str, Tensor]:
-        """All parameters, on rank 0, to which the first process of every other stage sends its own."""
+        """All parameters, on rank 0, to which the first process of every other stage sends the stage's parameters."""
         state = super().full_state()
-        for source, shapes in enumerate(gather({name: value.shape for name, value in state.items()})[1:], start=1):
-            for name, shape in shapes.items():
+        shapes_by_rank = gather({name: value.shape for name, value in state.items()})
+        for source in range(1, self.world):
+            for name, shape in shapes_by_rank[source].items():
                 if self.rank == source:
                     dist.send(state.pop(name).to(self.device), dst=0)
                 elif self.rank == 0:
@@ -190,45 +195,45 @@ class PipelineEngine(ZeroEngine):
 
 
 class _TiedTable:
-    """The tied embedding on a process that holds `parts`: it owns the embedding (first part), borrows a copy (last
-    part), or has neither. The embedding's blocks are sent one by one."""
+    """The tied embedding on a process that holds `parts`: the process with the first part owns it, and the one with the
+    last part borrows a copy. On any other process, and if one process has both parts, `blocks` is empty."""
 
     def __init__(self, engine: Any, parts: Sequence[Any]):
         first, last = parts[0], parts[-1]
-        self.table: Sequence[Any] = ()
-        self.gradients: Sequence[Tensor] = ()
-        self.owner = first.part.first
-        self.other = engine.grid.stage_to_global(stage_id=engine.num_stages - 1 if self.owner else 0)
-        if first.ties and self.owner and last.part.last:  # DualPipeV: the last part reads the very parameters
+        self.blocks: Sequence[Any] = ()  # of the embedding, sent one by one
+        self.gradients: Sequence[Tensor] = ()  # of the borrowed blocks
+        self.owns = first.part.first
+        self.peer = engine.grid.stage_to_global(stage_id=engine.num_stages - 1 if self.owns else 0)
+        if first.ties and self.owns and last.part.last:  # DualPipeV: the last part reads the first part's parameters
             last.borrowed = first.table
-        elif first.ties and self.owner:
-            self.table = first.table
+        elif first.ties and self.owns:
+            self.blocks = first.table
         elif first.ties and last.part.last:
             like = next(last.parameters())
-            sizes = [(size, last.cfg.width) for size in block_sizes(last.cfg)]
-            self.table = last.borrowed = [torch.empty(size, dtype=like.dtype, device=like.device) for size in sizes]
-            self.gradients = [torch.zeros_like(block, dtype=torch.float32) for block in self.table]
-            for block, gradient in zip(self.table, self.gradients, strict=True):
+            shapes = [(size, last.cfg.width) for size in block_sizes(last.cfg)]
+            self.blocks = last.borrowed = [torch.empty(shape, dtype=like.dtype, device=like.device) for shape in shapes]
+            self.gradients = [torch.zeros_like(block, dtype=torch.float32) for block in self.blocks]
+            for block, gradient in zip(self.blocks, self.gradients, strict=True):
                 block.requires_grad_().register_post_accumulate_grad_hook(partial(_move_gradient, gradient))
         # Runs between the last backward pass and the reduction over the replicas; DeepSpeed binds it to its engine.
         engine._INSTRUCTION_MAP = engine._INSTRUCTION_MAP | {schedule.ReduceTiedGrads: self._add_gradients}
 
     def share(self) -> None:
         """Send the owner's values to the borrower. Collective over the two."""
-        for block in self.table:
-            if self.owner:
-                dist.send(block.detach(), dst=self.other)
+        for block in self.blocks:
+            if self.owns:
+                dist.send(block.detach(), dst=self.peer)
             else:
-                dist.recv(block.detach(), src=self.other)
+                dist.recv(block.detach(), src=self.peer)
 
     def _add_gradients(self, engine: Any) -> None:
-        """Send the borrower's gradients to the owner, in float32, and add them to its own."""
+        """Send the borrower's gradients to the owner, in float32; the owner adds them to its gradients."""
         for gradient in self.gradients:
-            dist.send(gradient, dst=self.other)
+            dist.send(gradient, dst=self.peer)
             gradient.zero_()
-        for block in self.table if self.owner else ():
+        for block in self.blocks if self.owns else ():
             gradient = torch.empty_like(block, dtype=torch.float32)
-            dist.recv(gradient, src=self.other)
+            dist.recv(gradient, src=self.peer)
             total = block._hp_grad if engine.using_bf16_optimizer else block.grad
             total.add_(gradient)
 

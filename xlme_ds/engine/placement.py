@@ -27,10 +27,10 @@ def aligned(module: nn.Module, optimizer: torch.optim.Optimizer, ranks: int, sta
     for group in optimizer.param_groups if stage < 3 or ranks == 1 else ():
         parameters, size = group["params"], 0
         group["params"] = placed = []
-        for number, parameter in enumerate(parameters, start=1):
+        for count, parameter in enumerate(parameters, start=1):
             placed.append(parameter)
             size += getattr(parameter, "ds_numel", parameter.numel())  # ZeRO-3 leaves an empty tensor in its place
-            gap = -size % (ALIGNMENT * ranks if number == len(parameters) else ALIGNMENT)
+            gap = -size % (ALIGNMENT * ranks if count == len(parameters) else ALIGNMENT)
             if gap:
                 fillers.append(nn.Parameter(torch.zeros(gap, dtype=parameter.dtype, device=parameter.device)))
                 placed.append(fillers[-1])

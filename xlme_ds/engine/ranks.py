@@ -23,10 +23,11 @@ from ..config import EngineConfig, TrainConfig
 from ..io.errors import in_words
 from ..run_commands import AGENT_STORE, TORCH_VARIABLES
 
-# A Slurm job's port is computed from its number, so that jobs on one node have different ports. It is below the range
-# from which systems assign ports.
-_FIRST_PORT, _PORTS = 10_000, 20_000
-_PORTS_TO_NEXT_TRY = 1_009  # a requeued job takes another port, as its last one may still be in use
+# A Slurm job's port is computed from the job's id, so that jobs on one node have different ports. The ports, 10,000 to
+# 29,999, are below the range from which systems assign ports.
+_FIRST_PORT = 10_000
+_PORTS = 20_000
+_PORTS_TO_NEXT_TRY = 1_009  # a requeued job takes another port, because its previous one may still be in use
 _DAY = datetime.timedelta(days=1)
 _SLOW = 30.0  # seconds of waiting after which a message is printed: importing on a busy machine takes less
 _UNSET = f"the environment has another job's variables: unset {' '.join(TORCH_VARIABLES)}"
@@ -181,22 +182,24 @@ def _alone() -> dict[str, str]:
 
 
 def _device() -> int:
-    """The number of this process's GPU; sets LOCAL_RANK to it, which DeepSpeed reads."""
-    number, visible = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-    if visible == 1:  # a launcher may show each process its own GPU alone (srun --gpus-per-task=1)
-        number = 0
-    if number >= visible:
+    """The index of this process's GPU; sets LOCAL_RANK, which DeepSpeed reads, to the same."""
+    index = int(os.environ["LOCAL_RANK"])
+    visible = torch.cuda.device_count()
+    if visible == 1:  # a launcher may show each process only one GPU (srun --gpus-per-task=1)
+        index = 0
+    if index >= visible:
         raise SharedError(
             f"a node has more processes than the {visible} GPUs that they see: start one process a GPU "
             "(--ntasks-per-node)",
-            prints=number == visible,
+            prints=index == visible,
         )
-    os.environ["LOCAL_RANK"] = str(number)
-    return number
+    os.environ["LOCAL_RANK"] = str(index)
+    return index
 
 
 def data_parallel(engine: EngineConfig, rank: int, world: int) -> tuple[int, int]:
-    """(number, count) of the share of the rows that rank `rank` reads; the stages of one pipeline read the same."""
+    """(index, count): rank `rank` reads share `index` of `count` equal shares of the rows. The stages of one pipeline
+    read the same share."""
     replicas = world // engine.processes_per_replica
     return rank % replicas, replicas  # as in DeepSpeed's PipeDataParallelTopology: ranks of one stage are consecutive
 
@@ -205,9 +208,10 @@ def data_parallel(engine: EngineConfig, rank: int, world: int) -> tuple[int, int
 def process_group(
     engine: EngineConfig, watchdog_minutes: float = TrainConfig.watchdog_minutes
 ) -> Iterator[tuple[int, int]]:
-    """Calls `start_process_group`; at the end leaves the group and undoes its changes, so that this process can start
-    another run."""
-    linear, variables = torch.nn.functional.linear, {name: os.environ.get(name) for name in TORCH_VARIABLES}
+    """Context with the result of `start_process_group`. At its end the process leaves the group and undoes the changes
+    of its state, so that it can start another run."""
+    linear = torch.nn.functional.linear
+    variables = {name: os.environ.get(name) for name in TORCH_VARIABLES}
     try:
         yield start_process_group(engine, watchdog_minutes)
     finally:
@@ -226,9 +230,9 @@ def process_group(
 def exit_now() -> NoReturn:
     """End a process that is done, at once and with exit code 0.
 
-    Gloo's threads may still run, because DeepSpeed refers to a process group. Python's own exit kills them, and now and
-    then one aborts ("terminate called without an active exception"): the launcher would then report a saved run as
-    failed.
+    Gloo's threads may still run, because DeepSpeed refers to a process group. Python's own exit kills them, and
+    sometimes one aborts ("terminate called without an active exception"). The launcher would then report a run that was
+    saved as failed.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -241,7 +245,7 @@ def on_gpu() -> bool:
 
 
 def broadcast(value: Result) -> Result:
-    """The root's `value`, on every rank."""
+    """Rank 0's `value`, on every rank."""
     box = [value]
     if dist.is_initialized():
         dist.broadcast_object_list(box, src=0)
@@ -249,7 +253,7 @@ def broadcast(value: Result) -> Result:
 
 
 def gather(value: Result) -> list[Result]:
-    """The `value` of every rank, on every rank."""
+    """The values of all ranks in their order, on every rank."""
     if not dist.is_initialized():
         return [value]
     values: list[Result] = [value] * dist.get_world_size()
@@ -258,7 +262,8 @@ def gather(value: Result) -> list[Result]:
 
 
 def on_all_ranks(function: Callable[[], Result]) -> Result:
-    """Run `function` on every rank; a ValueError or OSError on any of them is raised on all, as a SharedError."""
+    """Return the result of `function` on this rank. If it raises ValueError or OSError on any rank, all ranks raise
+    SharedError; collective."""
     result, error = None, None
     try:
         result = function()
@@ -269,7 +274,7 @@ def on_all_ranks(function: Callable[[], Result]) -> Result:
 
 
 def raise_on_all_ranks(error: Exception | None) -> None:
-    """Raise the first rank's `error` on every rank, as a SharedError; nothing where no rank has one. Collective."""
+    """If any rank has an `error`, raise the lowest such rank's on every rank, as a SharedError; collective."""
     for message in gather(None if error is None else in_words(error)):
         if message is not None:
             raise SharedError(message)

@@ -1,4 +1,4 @@
-"""The state of a training step or an evaluation: settings of its pass over micro-batches, and numbers gathered."""
+"""The state of a training step or an evaluation: settings of the pass over micro-batches, and the sums so far."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,11 +11,11 @@ from ..objectives.protocol import Objective, Pretraining
 
 
 class Gathered(NamedTuple):
-    """Numbers of one micro-batch, to be summed over micro-batches; float64."""
+    """Sums over one micro-batch, to be added over micro-batches; float64."""
 
-    sums: Tensor  # [terms]
-    statistics: Tensor
-    by_language: Tensor | None  # [2, terms, languages], where it was asked for
+    sums: Tensor  # of the losses, [terms]
+    statistics: Tensor  # of the objective
+    by_language: Tensor | None  # sums and counts, [2, terms, languages]; None: not asked for
 
 
 @dataclass
@@ -26,7 +26,7 @@ class StepContext:
     weights: Tensor  # float32 [terms], on the device: the factor of each term's sum in the loss
     norm_limit: float = math.inf  # a step with a larger gradient norm is not taken
     detailed: bool = True  # whether to gather the numbers that are reported
-    languages: int = 0  # number of languages to gather sums by
+    languages: int = 0  # number of languages for which to gather separate sums; 0: none
     applied: bool | None = None  # whether the step was taken; None: not decided yet, or DeepSpeed itself skipped it
     gathered: list[Gathered] = field(default_factory=list)  # by micro-batch
     losses: list[tuple[Tensor, Any]] = field(default_factory=list)  # the loss and the batch, by micro-batch
@@ -44,13 +44,13 @@ class StepContext:
         return self.recorded((self.weights * sums).sum(), batch)
 
     def recorded(self, loss: Tensor, batch: Any) -> Tensor:
-        """Record `loss` in training and return it; if it is not finite, make its gradient NaN too."""
+        """Record `loss` in training and return it; if it is not finite, so is its gradient."""
         if loss.requires_grad:  # not in an evaluation
             self.losses.append((loss.detach(), batch))
         return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)
 
     def totals(self, device: torch.device) -> dict[str, Tensor]:
-        """This rank's gathered numbers, summed over the micro-batches, float64."""
+        """The gathered sums of this rank, added over the micro-batches; float64."""
         terms = len(self.objective.terms)
         shapes: dict[str, tuple[int, ...]] = {"sums": (terms,), "statistics": self.objective.statistics_shape}
         if self.languages:

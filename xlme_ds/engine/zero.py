@@ -30,8 +30,8 @@ from .step import StepContext
 class ZeroEngine(Engine):
     """An engine in which DeepSpeed runs the backward pass, the reduction and the update.
 
-    DeepSpeed averages gradients over ranks and micro-batches. Our losses are terms of a sum, so `_backward` undoes the
-    averaging.
+    DeepSpeed averages gradients over ranks and micro-batches. Here a step's loss is the sum of its micro-batches'
+    shares, so `_backward` undoes the averaging.
     """
 
     def __init__(
@@ -46,8 +46,10 @@ class ZeroEngine(Engine):
     ):
         with loading_extensions():
             adam = build_optimizer(module, optimizer, objective)
-            zero, bf16 = ds_config["zero_optimization"], ds_config["bf16"]["enabled"]
-            bf16_optimizer = zero["stage"] == 1 and bf16 and "offload_optimizer" not in zero  # then DeepSpeed has one
+            zero = ds_config["zero_optimization"]
+            in_bf16 = ds_config["bf16"]["enabled"]
+            # With these settings DeepSpeed uses its BF16_Optimizer.
+            bf16_optimizer = zero["stage"] == 1 and in_bf16 and "offload_optimizer" not in zero
             if bf16_optimizer and dist.get_world_size() > 1 and not isinstance(module, PipelineModule):
                 cut_groups(adam, module, zero.get("reduce_bucket_size", 5e8))
             with aligned(module, adam, _replicas(module), zero["stage"]):
@@ -61,7 +63,7 @@ class ZeroEngine(Engine):
         # DeepSpeed divides by the accumulation steps and averages over the ranks.
         self._undo_averaging = engine.dp_world_size * engine.gradient_accumulation_steps()
         self._context: StepContext | None = None  # of the step that is being taken
-        self._norm = 0.0  # the norm of its gradients
+        self._norm = 0.0  # global gradient norm of that step
         # All of DeepSpeed's optimizers call torch's `step`, some of them once for each buffer.
         for inner in (engine.optimizer.optimizer, getattr(engine.optimizer, "backup_optimizer", None)):
             if inner is not None:
@@ -72,8 +74,8 @@ class ZeroEngine(Engine):
         return self.engine.module.named_parameters()
 
     def _step_if_accepted(self, take_step: Callable[[], None]) -> None:
-        """Replaces `step` of torch's optimizer, which DeepSpeed calls after computing the norm; most steps with an
-        infinite norm DeepSpeed skips itself, without this call."""
+        """Replaces `step` of torch's optimizer, which DeepSpeed calls after computing the norm. Most steps with an
+        infinite norm are skipped by DeepSpeed itself, without this call."""
         context = self._context
         assert context is not None
         if context.applied is None:
@@ -93,8 +95,8 @@ class ZeroEngine(Engine):
         return self._norm_of(context)
 
     def _norm_of(self, context: StepContext) -> float:
-        """The norm of the step's gradients: the stored one if there is one, because asking DeepSpeed would wait for the
-        update on the GPU."""
+        """The norm of the step's gradients. If `_step_if_accepted` stored it, DeepSpeed is not asked, because that
+        would wait for the update on the GPU."""
         skipped_by_deepspeed = context.applied is None
         return float(self.engine.get_global_grad_norm()) if skipped_by_deepspeed else self._norm
 
@@ -103,7 +105,8 @@ class ZeroEngine(Engine):
         return values
 
     def _buckets(self) -> list[Bucket]:
-        names, zero = {p: name for name, p in self.named_parameters()}, self.optimizer
+        names = {p: name for name, p in self.named_parameters()}
+        zero = self.optimizer
         if isinstance(zero, DeepSpeedZeroOptimizer_Stage3):
             groups = enumerate(zero.fp16_groups)
             return [_SubGroup(zero, index, _sub_group_pieces(group, names)) for index, group in groups]
@@ -122,7 +125,7 @@ class ZeroEngine(Engine):
             self.optimizer.update_lp_params()
 
     def full_state(self) -> dict[str, Tensor]:
-        """All parameters, on rank 0; in a pipeline those of each stage, on the first of its processes."""
+        """All parameters, on rank 0; in a pipeline a stage's parameters, on the first process of the stage."""
         state = {}
         for name, parameter in self.named_parameters():
             whole = safe_get_full_fp32_param(parameter)  # collective
@@ -164,7 +167,7 @@ class _SubGroup(Bucket):
 
 
 def _partition_pieces(group: list[Any], names: dict[nn.Parameter, str]) -> list[Piece]:
-    """This rank's pieces with ZeRO 1 and 2: it owns one stretch of the group's parameters laid end to end."""
+    """This rank's pieces of a group with ZeRO 1 and 2: the rank owns one stretch of the flat, joined parameters."""
     pieces = []
     for parameter in group:
         if parameter in names and parameter._hp_mapping is not None:  # not a filler
@@ -175,7 +178,8 @@ def _partition_pieces(group: list[Any], names: dict[nn.Parameter, str]) -> list[
 
 
 def _sub_group_pieces(group: list[Any], names: dict[nn.Parameter, str]) -> list[Piece]:
-    """This rank's pieces with ZeRO-3: each rank owns an equal part of every parameter; the last part is padded."""
+    """This rank's pieces of a sub-group with ZeRO-3: each rank owns an equal part of every parameter, and the last part
+    is padded."""
     pieces, offset = [], 0
     for parameter in group:
         size = parameter.partition_numel()
