@@ -20,7 +20,7 @@ from .settings_file import help_of, read, with_values
 
 Command = TypeVar("Command")
 Item = TypeVar("Item")
-_SECONDS_BETWEEN_LINES = 10  # of progress
+_PROGRESS_SECONDS = 10.0  # between two lines of `progress`
 _HELP_FLAGS = {"-h", "--help", "--help-all"}
 _RECIPES = f"Recipes: {', '.join(RECIPES)}."
 _CONFIG_HELP = "Settings of a file in place of a recipe: of `xlme config`, or a run's config.json."
@@ -47,8 +47,8 @@ def program(command: str) -> str:
     """How `command` was called: `xlme plan`, `python -m xlme_ds plan`, or `python -m xlme_ds.plan`.
 
     Every command begins with this call, which also prepares stdout and has tyro join the lines of a setting's
-    docstring. If no launcher starts the command, it removes a launcher's variables from the environment: they are left
-    over from another process, and with them `note` would print nothing.
+    docstring. For a command that no launcher starts, it removes a launcher's variables from the environment: another
+    process left them there, and `note` would print nothing if they named another rank than 0.
     """
     _join_docstring_lines()
     open_output()
@@ -65,10 +65,13 @@ def program(command: str) -> str:
 def called() -> str:
     """The command line of this process."""
     parts = Path(sys.argv[0]).with_suffix("").parts
-    program = ["xlme"] if parts[-1:] == ("xlme",) else ["python", Path(sys.argv[0]).name]
     if "xlme_ds" in parts:
-        program = ["python", "-m", ".".join(parts[parts.index("xlme_ds") :]).removesuffix(".__main__")]
-    return shlex.join([*program, *sys.argv[1:]])
+        start = ["python", "-m", ".".join(parts[parts.index("xlme_ds") :]).removesuffix(".__main__")]
+    elif parts[-1:] == ("xlme",):
+        start = ["xlme"]
+    else:
+        start = ["python", Path(sys.argv[0]).name]
+    return shlex.join([*start, *sys.argv[1:]])
 
 
 def _join_docstring_lines() -> None:
@@ -81,8 +84,8 @@ def _join_docstring_lines() -> None:
 def parse(
     prog: str, command: type[Command], description: str, arguments: list[str], base: RunConfig | None = None
 ) -> Command:
-    """The dataclass `command`, filled from `arguments`. Its field `run` has the settings of --recipe, of the file
-    --config or of `base`, with the overrides.
+    """The dataclass `command`, filled from `arguments`. Its field `run` has the settings of the --recipe, of the
+    --config file or of `base`, changed by the other options.
 
     A value of the wrong type or an unknown setting ends the program with a message, which names the nearest setting.
     Raises ValueError for an unknown recipe. `xlme_ds.validate` checks the values later.
@@ -122,7 +125,8 @@ def parse(
 
 
 def _settings_of(path: Path) -> RunConfig:
-    """The settings in a file; those that it leaves out come from the recipe that it names, or are the defaults."""
+    """The settings in a file. A setting that is not in the file comes from the recipe that the file names, or is the
+    default."""
     values = read(path)
     named = values.pop("recipe", None)
     base = RunConfig(name=path.stem) if named is None else recipe(str(named))
@@ -131,17 +135,23 @@ def _settings_of(path: Path) -> RunConfig:
 
 def _short_help(prog: str, command: type, description: str, run: RunConfig) -> str:
     """Usage, the command's own options, and the settings that are often set, with their values in `run`."""
-    helps, hints = help_of(command), get_type_hints(command, include_extras=True)
-    options, required = [("--recipe NAME", "One of the recipes below."), ("--config FILE", _CONFIG_HELP)], ""
+    helps = help_of(command)
+    hints = get_type_hints(command, include_extras=True)
+    options = [("--recipe NAME", "One of the recipes below."), ("--config FILE", _CONFIG_HELP)]
+    required = ""
     for field in fields(command):
         if field.name != "run":
-            names_given = [
-                mark.name for mark in getattr(hints[field.name], "__metadata__", ()) if getattr(mark, "name", 0)
-            ]
+            hint = hints[field.name]
+            names_given = [mark.name for mark in getattr(hint, "__metadata__", ()) if getattr(mark, "name", None)]
             flag = "--" + (names_given or [field.name.replace("_", "-")])[0]
-            value = _placeholder(hints[field.name]) if field.default is MISSING else field.default
-            value = _placeholder(hints[field.name]) if value is None else "" if isinstance(value, bool) else value
-            required += f" {flag} {value}" if field.default is MISSING else ""
+            if isinstance(field.default, bool):
+                value = ""
+            elif field.default is MISSING or field.default is None:
+                value = _placeholder(hint)
+            else:
+                value = field.default
+            if field.default is MISSING:
+                required += f" {flag} {value}"
             options.append((f"{flag} {value}", helps[field.name]))
     often_set = []
     for name in _OFTEN_SET:
@@ -149,12 +159,8 @@ def _short_help(prog: str, command: type, description: str, run: RunConfig) -> s
         settings = getattr(run, section) if section else run
         first_sentence = help_of(type(settings))[key].partition(". ")[0]
         value = getattr(settings, key)
-        often_set.append(
-            (
-                f"--{name.replace('_', '-')} {'' if isinstance(value, bool) else value or repr(value)}",
-                first_sentence,
-            )
-        )
+        shown = "" if isinstance(value, bool) else value or repr(value)
+        often_set.append((f"--{name.replace('_', '-')} {shown}", first_sentence))
     source = f"their values in {run.name}" if run.name != "custom" else "their defaults, which recipes change"
     return "\n".join(
         [
@@ -162,17 +168,17 @@ def _short_help(prog: str, command: type, description: str, run: RunConfig) -> s
             *(_entry(*pair) for pair in options),
             f"\nSettings that are often set, with {source}:\n",
             *(_entry(*pair) for pair in often_set),
-            "\nRecipes:\n",
+            "\nRecipes, with the GPUs that their micro-batches fit:\n",
             *(f"  {name:<20} {summary}" for name, summary in SUMMARIES.items()),
             "\n--help-all lists all settings.",
         ]
     )
 
 
-def _placeholder(kind: object) -> str:
-    """The word for a value of type `kind` in the usage of an option."""
+def _placeholder(hint: object) -> str:
+    """The word for a value in the usage of an option of type `hint`."""
     names = {Path: "DIR", int: "N", float: "NUMBER"}
-    return next(name for type_, name in names.items() if type_.__name__ in str(kind))
+    return next(name for type_, name in names.items() if type_.__name__ in str(hint))
 
 
 def _entry(flag: str, about: str) -> str:
@@ -188,7 +194,7 @@ def without_launcher(arguments: list[str]) -> list[str]:
 
 
 def take_flag(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
-    """(`arguments` without `flag` and its value, the value); the value is None if the flag is not there."""
+    """(`arguments` without `flag` and the flag's value, that value); the value is None if the flag is not there."""
     for index, argument in enumerate(arguments):
         if argument == flag and index + 1 < len(arguments):
             return arguments[:index] + arguments[index + 2 :], arguments[index + 1]
@@ -199,10 +205,13 @@ def take_flag(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
 
 def without(arguments: Sequence[str], *flags: str) -> list[str]:
     """`arguments` without `flags` and their values."""
-    rest, flag = list[str](), ""
+    rest: list[str] = []
+    flag = ""  # to which the argument belongs
     for argument in arguments:
-        flag = argument.partition("=")[0].replace("_", "-") if argument.startswith("--") else flag
-        rest += [] if flag in flags else [argument]
+        if argument.startswith("--"):
+            flag = argument.partition("=")[0].replace("_", "-")
+        if flag not in flags:
+            rest.append(argument)
     return rest
 
 
@@ -221,12 +230,13 @@ def note(text: str, here: bool = False) -> None:
 def progress(
     items: Iterable[Item], total: int, unit: str, name: str = "", amount: Callable[[Item], int] = lambda _: 1
 ) -> Iterator[Item]:
-    """Yield `items`, and every ten seconds print to stderr how much of `total` is done: the sum of their `amount`."""
-    done, last = 0, time.monotonic()
+    """Yield `items`, and every ten seconds print to stderr how much of `total` is done: the sum of `amount(item)`."""
+    done = 0
+    last_printed = time.monotonic()
     for item in items:
-        if time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
+        if time.monotonic() - last_printed >= _PROGRESS_SECONDS:
             note(f"{name}{': ' if name else ''}{done:,} of {total:,} {unit}")
-            last = time.monotonic()
+            last_printed = time.monotonic()
         yield item
         done += amount(item)
 

@@ -77,8 +77,8 @@ def test_settings_are_ready_for_the_command_line(command: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "quickstart"])
 def test_recipes_fit_the_gpus_they_are_for(name: str) -> None:
-    """By their summaries: as "4 or more GPUs of 24 GB"."""
-    machine = re.search(r"\((?:(\d+) or more )?GPUs of (\d+) GB\)\.$", SUMMARIES[name])
+    """By their summaries: as "fits 4 or more GPUs of 24 GB"."""
+    machine = re.search(r"\(fits (?:a GPU|(\d+) or more GPUs) of (\d+) GB\)\.$", SUMMARIES[name])
     assert machine is not None, SUMMARIES[name]
     for gpus in (int(machine[1] or 1), 64):
         result = plan(recipe(name), gpus, gpu_of(f"{machine[2]},300"), layouts=0)

@@ -1,4 +1,4 @@
-"""Cost of a recipe and ways to run it, without running it: parameters, operations, memory, communication, days.
+"""The planner: cost of a recipe and the fastest ways to run it, without running it.
 
 xlme.plan.run(xlme.recipe("base"), gpus=8, gpu="h100")["days"]
 
@@ -20,10 +20,10 @@ def run(
     """The plan that `xlme plan --json` prints: the cost of `config` on `gpus` GPUs (by default the fewest that hold a
     copy of the model), and the fastest `layouts`.
 
-    `gpu`: h200, h100, a100, a100-40g, v100, a10, or "memory in GiB,bf16 TFLOP/s". `utilisation`: share of the peak that
-    arithmetic reaches. Among the keys: `days`, `gpu_hours`, `tokens_per_s`, `memory_per_gpu_gib`, `fits`, `parameters`
-    and `flops` of the unchanged `config`; and `layouts`, a list of dictionaries with the costs of other layouts and the
-    `settings` that select each.
+    `gpu`: h200, h100, a100, a100-40g, v100, a10, or "memory in GiB,bf16 TFLOP/s". `utilisation`: fraction of the peak
+    FLOP/s that a GPU reaches while it computes. Among the keys: `days`, `gpu_hours`, `tokens_per_s`,
+    `memory_per_gpu_gib`, `fits`, `parameters` and `flops` of the unchanged `config`; and `layouts`, a list of
+    dictionaries with the costs of other layouts and the `settings` that select each.
     """
     from .planner import plan  # it loads torch
     from .speed import gpu_of

@@ -18,7 +18,7 @@ from .printed import print_budget, print_details, print_plan
 from .speed import UTILISATION, gpu_of
 
 DESCRIPTION = "Cost of a recipe on a number of GPUs, and the best ways to run it. Nothing is run."
-_ALL = 10_000  # layouts, more than any plan has
+_ALL_LAYOUTS = 10_000  # more than any plan has
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ def main(arguments: list[str] | None = None) -> None:
             budget, price = settings.budget, settings.dollars_per_hour
             result = affordable_model(settings.run, recipe_flags, budget, price, gpu, settings.utilisation)
         else:
-            listed = settings.layouts if settings.json else _ALL  # `print_plan` merges some, then takes the first
+            # `print_plan` merges some layouts before it takes the first ones.
+            listed = settings.layouts if settings.json else _ALL_LAYOUTS
             result = plan(settings.run, settings.gpus, gpu, settings.utilisation, listed)
     except ValueError as error:
         fail("xlme plan", error)

@@ -1,6 +1,6 @@
-"""Bytes that the forward pass saves for the backward pass, by part of the model, as models/ computes it.
+"""Bytes that the forward pass saves for the backward pass, by part of the model, as the code in models/ saves them.
 
-The dimensions: B rows, T tokens, D width, M masked positions, V vocabulary, C ids of a tile.
+Dimensions: B rows, T tokens, D width, M masked positions, C vocabulary entries of a tile of logits.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from .layout import ParallelLayout
 
 
 def layer(layout: ParallelLayout) -> float:
-    """Bytes that one Transformer layer saves, from its input to that of the next layer."""
+    """Bytes that one Transformer layer saves without activation checkpointing, its input included."""
     return layer_class(layout.model).saved_bytes(layout.model, layout)
 
 
@@ -23,7 +23,7 @@ def hidden_bytes(layout: ParallelLayout) -> float:
 
 
 def saved_layer(layout: ParallelLayout) -> float:
-    """Bytes that a layer saves for the backward pass; with activation checkpointing only those of its input."""
+    """Bytes that a layer saves for the backward pass; with activation checkpointing only its input."""
     return hidden_bytes(layout) if layout.model.activation_checkpointing else layer(layout)
 
 
@@ -43,40 +43,45 @@ def _encoder(layout: ParallelLayout, layers: int, first: bool = True, last: bool
 
 
 def predicted_positions(layout: ParallelLayout, last: bool) -> float:
-    """Positions of a micro-batch that the masked head of the first or the last part predicts."""
-    return ((last and layout.flops.predicted_last) or layout.objective.mask_fraction) * layout.tokens
+    """Positions of a micro-batch that a masked head predicts: of the `last` part of the model, or of the first."""
+    fraction = layout.objective.mask_fraction
+    if last and layout.flops.predicted_last:
+        fraction = layout.flops.predicted_last
+    return fraction * layout.tokens
 
 
 def _masked_head(layout: ParallelLayout, last: bool) -> float:
-    """Bytes saved at the predicted positions by dense, GELU and norm, or of the input alone, and by the softmax."""
+    """Bytes that a masked head saves at the predicted positions: of its dense layer, GELU and norm, or of its input
+    alone, and of the softmax."""
     tensors = 4 if layout.model.masked_head == "dense" else 1
     size = tensors * layout.model.width * layout.element + 4 * INTEGER
     return predicted_positions(layout, last) * size
 
 
 def generator(layout: ParallelLayout) -> float:
-    """Bytes of the encoder before the one that a pipeline cuts, with its masked head; it has no dropout."""
+    """Bytes that the generator saves, with its masked head; 0 without a generator. A generator has no dropout."""
     if not layout.flops.generator:
         return 0.0
     layout = replace(layout, model=replace(layout.model, dropout=0.0, attention_dropout=0.0))
     return _encoder(layout, layout.model.generator_layers) + _masked_head(layout, last=False)
 
 
-def stage(layout: ParallelLayout, number: int) -> float:
+def stage(layout: ParallelLayout, stage_index: int) -> float:
     """Bytes that one micro-batch saves on a stage, in all forward passes that share a backward pass."""
-    return sum(_of_pass(one, number) for one in _passes(layout))
+    return sum(_of_pass(of_pass, stage_index) for of_pass in _passes(layout))
 
 
 def _passes(layout: ParallelLayout) -> list[ParallelLayout]:
-    """The layout with the sizes of each forward pass over a micro-batch, the largest first."""
+    """For each forward pass over a micro-batch, the layout with the sizes of that pass; the largest pass first."""
     return [
-        replace(layout, tokens=one.tokens, row_tokens=one.row_tokens)
-        for one in objective_of(layout.objective).passes(layout)
+        replace(layout, tokens=batch.tokens, row_tokens=batch.row_tokens)
+        for batch in objective_of(layout.objective).passes(layout)
     ]
 
 
-def _of_pass(layout: ParallelLayout, number: int) -> float:
-    part, flops = layout.stages[number], layout.flops
+def _of_pass(layout: ParallelLayout, stage_index: int) -> float:
+    """Bytes that one forward pass saves on a stage; `layout`: of `_passes`."""
+    part, flops = layout.stages[stage_index], layout.flops
     saved = _encoder(layout, len(part.layers), part.first, part.last)
     if part.first:
         saved += generator(layout)
@@ -100,41 +105,42 @@ def layer_backward_bytes(layout: ParallelLayout) -> float:
 
 
 def softmax_bytes(layout: ParallelLayout, backward: bool, last: bool) -> float:
-    """The vocabulary softmax of the first or the last part at its peak: a tile [M, C] in float32, and for a moment also
-    in the type of the weights.
+    """Bytes of the vocabulary softmax of the first or the `last` part at its peak: a tile of logits [M, C] in float32,
+    and for a moment also in the type of the weights.
 
-    The forward pass also holds two sums for each group of ids, and the rows of the table that some positions draw their
-    samples from. Sampling with a temperature needs a third sum for each group and, without the kernels, a second tile.
-    On a GPU in bf16, Triton kernels hold neither tile nor rows in the forward pass, and no float32 tile in the backward
-    pass; the groups' weights are cumulated in float64.
+    The forward pass also holds two sums for each group of vocabulary entries, and the rows of the table from which some
+    positions draw their samples. Sampling with a temperature needs a third sum for each group and, without the kernels,
+    a second tile. On a GPU in bf16, Triton kernels hold neither tile nor rows in the forward pass, and no float32 tile
+    in the backward pass; they cumulate the groups' weights in float64.
     """
-    cfg, positions = layout.model, predicted_positions(_passes(layout)[0], last)
-    size = min(-(-cfg.head_chunk // GROUP) * GROUP, -(-cfg.vocabulary // cfg.vocabulary_blocks))
+    cfg = layout.model
+    positions = predicted_positions(_passes(layout)[0], last)
+    chunk = -(-cfg.head_chunk // GROUP) * GROUP  # whole groups
+    block = -(-cfg.vocabulary // cfg.vocabulary_blocks)
+    logits = positions * min(chunk, block)  # of a tile
     kernels = layout.fused and layout.element < FLOAT and cfg.kernels != "torch"
-    tile = positions * size * (FLOAT + (0 if layout.element == FLOAT else layout.element))
+    tile = logits * (FLOAT + (0 if layout.element == FLOAT else layout.element))
     if backward:
         # The kernels' sums over each 128 positions are a 64th of the tile in bf16.
-        return (
-            positions * size * (layout.element + FLOAT / 128) if kernels else tile
-        ) + 2 * positions * cfg.width * FLOAT
-    groups, tempered = positions * (cfg.vocabulary / GROUP), layout.objective.generator_temperature != 1.0
-    sums = groups * (2 + tempered) * FLOAT
+        gradient = logits * (layout.element + FLOAT / 128) if kernels else tile
+        return gradient + 2 * positions * cfg.width * FLOAT
+    groups = positions * (cfg.vocabulary / GROUP)
+    tempered = layout.objective.generator_temperature != 1.0
+    sums = groups * (3 if tempered else 2) * FLOAT
     if kernels:
         return sums + min(groups * 24, 2**30)
     if tempered:
-        tile = positions * size * 2 * FLOAT
-    at_once = min(positions, max(positions * cfg.head_chunk // (2 * GROUP * cfg.width), 1))
+        tile = logits * 2 * FLOAT
+    sampled_at_once = min(positions, max(positions * cfg.head_chunk // (2 * GROUP * cfg.width), 1))
     if layout.fused:
-        at_once = min(positions, 2**28 // (2 * GROUP * cfg.width * layout.element))
-    rows = at_once * 2 * GROUP * (cfg.width * layout.element + 3 * INTEGER)
+        sampled_at_once = min(positions, 2**28 // (2 * GROUP * cfg.width * layout.element))
+    rows = sampled_at_once * 2 * GROUP * (cfg.width * layout.element + 3 * INTEGER)
     return sums + max(tile, rows)
 
 
 def between_stages(layout: ParallelLayout) -> float:
-    """Bytes that one stage sends to the next for a micro-batch: hidden states, two integers a token and a key a row.
-
-    After a generator also its losses and one more integer a token.
-    """
+    """Bytes that one stage sends to the next for a micro-batch: hidden states, two integers for each token and a key
+    for each row. After a generator also its losses and one more integer for each token."""
     per_token = FLOAT + 3 * INTEGER if layout.flops.generator else 2 * INTEGER
     per_token += INTEGER if layout.flops.softmax_first and layout.flops.softmax_last else 0  # the original tokens
     return hidden_bytes(layout) + layout.tokens * per_token + layout.rows * INTEGER

@@ -19,25 +19,29 @@ RULE = (
 TOKENS_A_PARAMETER = 20
 _MOST_HOURS = 1e12  # of a GPU; more would give more steps than can be counted
 _PUBLISHED = ("base", "large", "xl")
-_HEAD = 64  # width of a head in all of XLM-E's sizes
-_HEADS = range(4, 65)  # of the models that are considered
+_HEAD_WIDTH = 64  # in all of XLM-E's sizes
+_HEAD_COUNTS = range(4, 65)  # of the models to choose from
 
 
 def affordable_model(
     run: RunConfig, flags: str, dollars: float, dollars_per_hour: float, gpu: GPU, utilisation: float
 ) -> dict[str, Any]:
-    """The model that `dollars` buy, in the shapes of XLM-E with the data and the vocabulary of `run`, and the share of
-    each published recipe that they buy. `flags`: the options that give `run`. Raises ValueError if they do not buy a
-    step."""
+    """The model that `dollars` buy, in the shapes of XLM-E with the data and the vocabulary of `run`, and the fraction
+    of each published recipe that they buy. `flags`: the command-line options whose settings are `run`. Raises
+    ValueError if the money does not buy one step."""
     gpu = computing_in(gpu, run.engine.precision)
     gpu_hours = dollars / dollars_per_hour
     flops = gpu_hours * 3600 * gpu.tflops * 1e12 * utilisation
     if gpu_hours > _MOST_HOURS:
         raise ValueError(f"--budget {dollars:g} buys {gpu_hours:g} hours of a GPU: lower it")
-    # The larger the model, the fewer tokens a parameter.
-    first = bisect_left(_HEADS, True, key=lambda heads: _ratio(_shaped(run, heads, flops)) <= TOKENS_A_PARAMETER)
-    sizes = [_shaped(run, _HEADS[place], flops) for place in (first - 1, first) if 0 <= place < len(_HEADS)]
-    model = min(sizes, key=lambda size: abs(math.log(_ratio(size) / TOKENS_A_PARAMETER)))
+    # The larger the model, the fewer tokens for each parameter: find the first model with too few.
+    first = bisect_left(
+        _HEAD_COUNTS, True, key=lambda heads: _tokens_per_parameter(_shaped(run, heads, flops)) <= TOKENS_A_PARAMETER
+    )
+    candidates = [
+        _shaped(run, _HEAD_COUNTS[index], flops) for index in (first - 1, first) if 0 <= index < len(_HEAD_COUNTS)
+    ]
+    model = min(candidates, key=lambda model: abs(math.log(_tokens_per_parameter(model) / TOKENS_A_PARAMETER)))
     if not model["steps"]:
         raise ValueError(f"--budget {dollars:g} does not buy a step of the smallest model: raise it")
     return {
@@ -52,15 +56,15 @@ def affordable_model(
     }
 
 
-def _ratio(model: dict[str, Any]) -> float:
-    """Tokens a parameter."""
+def _tokens_per_parameter(model: dict[str, Any]) -> float:
     return float(max(model["tokens"], 1) / model["layer_parameters"])
 
 
 def _shaped(run: RunConfig, heads: int, flops: float) -> dict[str, Any]:
-    """A model of `heads` heads trained with `flops`. Between Base and XL the discriminator's layers grow as the square
-    of the width (12 and 48), the generator's as the width (4 and 8)."""
-    width = heads * _HEAD
+    """Size, tokens, steps and options of a model with `heads` heads that is trained with `flops` operations. Between
+    Base and XL the discriminator's layers grow as the square of the width (12 and 48), the generator's as the width (4
+    and 8)."""
+    width = heads * _HEAD_WIDTH
     shape: dict[str, Any] = {
         "width": width,
         "heads": heads,
@@ -86,6 +90,7 @@ def _shaped(run: RunConfig, heads: int, flops: float) -> dict[str, Any]:
 
 
 def _share(run: RunConfig, gpu_hours: float, flops: float) -> dict[str, float]:
+    """The fraction of the published `run` that `flops` operations are (`share`), and the whole run's cost."""
     share = flops / (flops_per_step(run, run.model.max_positions) * run.train.steps)
     return {
         "parameters": count_parameters(run)["discriminator"],

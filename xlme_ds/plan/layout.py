@@ -18,18 +18,15 @@ from ..validate import validate
 
 @dataclass(frozen=True)
 class StageSizes:
-    """Numbers of parameters of one stage. Heads count with their encoders, a model's only encoder as the discriminator.
-
-    `tables`: the embedding and, with GDES, the difference; `largest`: the largest single parameter.
-    """
+    """Element counts of the parameters of one stage."""
 
     total: int
-    tables: int
+    tables: int  # embedding + difference
     embedding: int
-    difference: int
-    generator: int
-    discriminator: int
-    largest: int
+    difference: int  # 0 without GDES
+    generator: int  # with its head
+    discriminator: int  # with its head; also a model's only encoder
+    largest: int  # of the largest single parameter
 
 
 @functools.cache
@@ -59,17 +56,18 @@ def stage_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: Part) -> Sta
     )
 
 
+# DeepSpeed 0.19.8's defaults, in elements.
 _ZERO_DEFAULTS = {
     "reduce_bucket_size": 5e8,
     "stage3_prefetch_bucket_size": 5e7,
     "stage3_max_reuse_distance": 1e9,
     "stage3_max_live_parameters": 1e9,
     "sub_group_size": 1e9,
-}  # DeepSpeed 0.19.8's, in elements
+}
 
 
 def zero_settings(engine: EngineConfig) -> dict[str, int]:
-    """The section zero_optimization of the engine's file with DeepSpeed's defaults."""
+    """The settings zero_optimization of the engine's file that the planner reads, with DeepSpeed's defaults."""
     section = deepspeed_settings(engine)["zero_optimization"]
     zero = {"overlap_comm": section["stage"] == 3} | _ZERO_DEFAULTS | section
     return {name: int(zero[name]) for name in ("stage", "overlap_comm", *_ZERO_DEFAULTS)}
@@ -77,32 +75,27 @@ def zero_settings(engine: EngineConfig) -> dict[str, int]:
 
 def _takes_triton(run: RunConfig, precision: str) -> bool:
     """Whether attention on a GPU runs in the Triton kernels."""
-    masking = getattr(objective_of(run.objective), "masking", None)  # of objectives whose mask is not by item
+    masking = getattr(objective_of(run.objective), "masking", None)  # None: tokens of an item see each other
     allowed = item_mask if masking is None else masking.allowed
     return takes_triton(run.model, allowed, on_gpu=True, half=precision == "bf16")
 
 
 @dataclass(frozen=True)
 class ParallelLayout(MicroBatch):
-    """`replicas` of a pipeline of `len(stages)` stages, `gpus` processes in all.
-
-    `flops`: operations of the forward pass for each token; `zero`: ZeRO's settings under DeepSpeed's names;
-    `gradient_bytes`: bytes of an element of the gradients that micro-batches accumulate in; `sum_bytes`: of those that
-    are summed over ranks; `offloads_optimizer`: optimizer states are in the host's memory.
-    """
+    """`replicas` copies of the model, each on `len(stages)` processes; `gpus` processes in all."""
 
     objective: ObjectiveConfig
     model: ModelConfig
     engine: EngineConfig
-    flops: Flops
-    zero: Mapping[str, int]
-    gradient_bytes: int
-    sum_bytes: int
+    flops: Flops  # operations of the forward pass for each token
+    zero: Mapping[str, int]  # ZeRO's settings under DeepSpeed's names
+    gradient_bytes: int  # of an element of the gradients that are added over micro-batches
+    sum_bytes: int  # of an element of the gradients that are summed over ranks
     stages: tuple[Part, ...]
     replicas: int
     gpus: int
-    accumulation: int
-    offloads_optimizer: bool
+    accumulation: int  # micro-batches of a step
+    offloads_optimizer: bool  # the optimizer's state is in the host's memory
 
     @staticmethod
     def of(run: RunConfig, gpus: int, precision: str, row_tokens: int, fused: bool = True) -> "ParallelLayout":
@@ -117,13 +110,14 @@ class ParallelLayout(MicroBatch):
         group = run.engine.processes_per_replica
         if gpus % group:
             raise ValueError(f"--gpus {gpus} is not a multiple of engine.pipeline_stages {group}: choose one that is")
-        flops, stages = flops_of(run, row_tokens), [Part(range(run.model.discriminator_layers))]
+        flops = flops_of(run, row_tokens)
+        stages = [Part(range(run.model.discriminator_layers))]
         if run.engine.kind == "pipeline":
             stages = parts(pipeline_balance(run.engine, flops, run.model.activation_checkpointing))
         step = plan_step(run.data, gpus // group)
-        predicted = [phase.mask_fraction for phase in phases(run.data, run.objective.mask_fraction)]
+        fractions = [phase.mask_fraction for phase in phases(run.data, run.objective.mask_fraction)]
         return ParallelLayout(
-            objective=replace(run.objective, mask_fraction=max(predicted)),
+            objective=replace(run.objective, mask_fraction=max(fractions)),  # the phase that needs the most memory
             model=run.model,
             engine=run.engine,
             flops=flops,
@@ -146,15 +140,15 @@ class ParallelLayout(MicroBatch):
 
     @property
     def borrowed(self) -> int:
-        """Elements of the embedding that the first stage owns and the last one reads too, for its softmax."""
+        """Elements of the embedding of which the last stage of a pipeline holds a copy for its softmax; else 0."""
         return self.sizes(0).embedding if self.flops.softmax_last and len(self.stages) > 1 else 0
 
     def sizes(self, stage: int) -> StageSizes:
-        """Parameters of a stage. Checkpointing changes none, so layouts with and without it share one model."""
+        """Sizes of a stage. They do not depend on activation checkpointing, so it is left out of the cache's key."""
         return stage_sizes(self.objective, replace(self.model, activation_checkpointing=False), self.stages[stage])
 
     def neighbours(self, stage: int) -> int:
-        """Number of stages that a stage exchanges hidden states with: two in the middle of a pipeline."""
+        """Number of stages with which a stage exchanges hidden states: two in the middle of a pipeline."""
         return (stage > 0) + (stage < len(self.stages) - 1)
 
     def in_flight(self, stage: int) -> int:

@@ -1,4 +1,4 @@
-"""Peak memory of one GPU by kind, at the moment of a step with the highest memory use.
+"""Peak memory of one GPU, by what the memory holds, at the moment of a step with the highest use.
 
 For a stage of Ψ parameters on N replicas, at e bytes an element, DeepSpeed 0.19.8 holds these bytes (as in its
 runtime/zero/ and runtime/bf16_optimizer.py):
@@ -11,8 +11,9 @@ runtime/zero/ and runtime/bf16_optimizer.py):
 | ZeRO-3 | eΨ/N, and gathered weights | 4Ψ/N, or 2Ψ/N where they are added in bf16 | 12Ψ/N |
 
 The ZeRO paper (arXiv:1910.02054, section 3) counts 2Ψ bytes of gradients; here the gradients of several micro-batches
-are added in float32. Sums over the ranks are float32 too: for them ZeRO-1 with one micro-batch needs copies of two
-groups of gradients at a time and 4Ψ/N for the sums, and ZeRO-2 and 3 copies of the gradients that they reduce at once.
+are added in float32. Sums over the ranks are float32 too. For these sums ZeRO-1 with one micro-batch needs float32
+copies of two groups of gradients at a time, and 4Ψ/N. ZeRO-2 and 3 need a copy of the gradients that they reduce in one
+call.
 
 tests/plan/test_memory.py compares the peak with what the engines allocate.
 """
@@ -24,13 +25,13 @@ from .activations import stage as saved_stage
 from .layout import ParallelLayout
 
 FLOAT = 4
-OPTIMIZER = 3 * FLOAT
+OPTIMIZER = 3 * FLOAT  # bytes for each parameter: the float32 weight and two moments
 GIB = 2.0**30
 Memory = dict[str, float]  # bytes at one moment, by kind: weights, gradients, optimizer, activations, logits, buffers
 
 
 def peak(layout: ParallelLayout) -> tuple[str, Memory]:
-    """The fullest moment of the fullest stage: its name, and the bytes by kind."""
+    """The name of the moment and stage with the highest memory use, and the memory at that moment."""
     moments = [
         (f"{name}, stage {stage}" if len(layout.stages) > 1 else name, memory)
         for stage in range(len(layout.stages))
@@ -40,16 +41,14 @@ def peak(layout: ParallelLayout) -> tuple[str, Memory]:
 
 
 def _plus(memory: Memory, **kinds: float) -> Memory:
-    """`memory` with more bytes of some kinds."""
+    """`memory` with the bytes of `kinds` added."""
     return memory | {kind: memory[kind] + size for kind, size in kinds.items()}
 
 
 def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
-    """The moments of a step in the middle of a run that can be the fullest, by name.
-
-    `idle`: between steps; `busy`: with other micro-batches in flight.
-    """
+    """The memory at each moment of a step that can have the highest use, by the moment's name."""
     sizes, part = layout.sizes(stage), layout.stages[stage]
+    # Between two steps.
     idle = Memory(
         weights=_weights(layout, stage),
         gradients=_kept_gradients(layout, stage),
@@ -59,6 +58,7 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
         buffers=_buckets(layout, stage, backward=False),
     )
     bucket_bytes = _buckets(layout, stage, backward=True) - _buckets(layout, stage, backward=False)
+    # With all other micro-batches in flight.
     busy = _plus(
         idle,
         activations=(layout.in_flight(stage) - 1) * saved_stage(layout, stage),
@@ -107,11 +107,11 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
 def _around_the_first_softmax(
     layout: ParallelLayout, stage: int, busy: Memory, bucket_bytes: float
 ) -> dict[str, Memory]:
-    """Moments around the vocabulary softmax of the first part: `busy` is the memory with other micro-batches in flight,
-    `bucket_bytes` what the buckets of gradients add in the backward pass."""
+    """Moments around the vocabulary softmax of the first part. `busy`: the memory with other micro-batches in flight;
+    `bucket_bytes`: what the buckets of gradients add in the backward pass."""
     sizes = layout.sizes(stage)
     forward_base = _plus(busy, weights=_gathered(layout, stage, reused_weights(layout, stage)[0]))
-    # With a tied embedding the gradient of the discriminator's lookup exists already; on a GPU it is a full table.
+    # With a tied embedding the gradient of the discriminator's lookup exists already; on a GPU it is a whole table.
     lookup_gradient = layout.element * sizes.embedding if layout.fused and not sizes.difference else 0
     arrived = _arriving_gradients(layout, stage, sizes.discriminator + sizes.difference)
     backward_base = _plus(forward_base, gradients=arrived, buffers=bucket_bytes)
@@ -133,12 +133,13 @@ def _around_the_first_softmax(
 def _reductions(
     layout: ParallelLayout, stage: int, idle: Memory, backward_start: Memory, bucket_bytes: float
 ) -> dict[str, Memory]:
-    """Moments at which gradients are reduced: `idle` is the memory between steps, `backward_start` that at the start of
-    the backward pass, `bucket_bytes` what the buckets of gradients add to it."""
-    sizes, layers = layout.sizes(stage), len(layout.stages[stage].layers)
+    """Moments at which gradients are reduced. `idle`: the memory between steps; `backward_start`: the memory at the
+    start of the backward pass; `bucket_bytes`: what the buckets of gradients add in the backward pass."""
+    sizes = layout.sizes(stage)
+    layers = len(layout.stages[stage].layers)
     all_reduced = _reduced_gradients(layout, stage)
     bucket_size = min(layout.zero["reduce_bucket_size"], sizes.total)
-    # Layers that the backward pass has finished when it has filled the first bucket.
+    # Number of layers that the backward pass has finished when it has filled the first bucket.
     finished_layers = min(layers, bucket_size * layers // max(1, sizes.discriminator))
     if uses_bf16_optimizer(layout):
         first_reduction = _plus(
@@ -197,41 +198,41 @@ def _kept_gradients(layout: ParallelLayout, stage: int) -> float:
 
 
 def _arriving_gradients(layout: ParallelLayout, stage: int, produced: int) -> float:
-    """Bytes of gradients, in addition to `_kept_gradients`, once the backward pass has computed those of `produced`
-    parameters."""
-    reduced_together = layout.zero["stage"] == 1 and (len(layout.stages) > 1 or not layout.zero["overlap_comm"])
-    if reduced_together and not uses_bf16_optimizer(layout):  # until then each stays as autograd made it
+    """Bytes of gradients, in addition to `_kept_gradients`, once the backward pass has computed the gradients of
+    `produced` elements."""
+    reduced_at_end = layout.zero["stage"] == 1 and (len(layout.stages) > 1 or not layout.zero["overlap_comm"])
+    if reduced_at_end and not uses_bf16_optimizer(layout):  # until then gradients stay as autograd made them
         return layout.element * produced if layout.accumulation == 1 else 0.0
     return _reduced_gradients(layout, stage, produced)
 
 
 def _reduced_gradients(layout: ParallelLayout, stage: int, produced: float = math.inf) -> float:
-    """Bytes of gradients, in addition to `_kept_gradients`, once those of `produced` parameters are reduced."""
+    """Bytes of gradients, in addition to `_kept_gradients`, once the gradients of `produced` elements are reduced."""
     sizes = layout.sizes(stage)
     added_after_reduction = layout.accumulation > 1 and layout.zero["stage"] == 2 and layout.element == 2
     if uses_bf16_optimizer(layout) or layout.zero["stage"] == 3 or added_after_reduction:
         return 0.0
-    if layout.element == FLOAT:  # whole parameters, also where the rank owns a part
+    if layout.element == FLOAT:  # whole gradients, also of parameters of which the rank owns only a part
         return FLOAT * min(sizes.total, sizes.total / layout.replicas + min(sizes.largest, produced))
     return FLOAT * sizes.total / layout.replicas
 
 
 def _waiting(layout: ParallelLayout, stage: int) -> float:
-    """Bytes of the softmax's gradient of an embedding, which waits for the lookup's, because autograd adds the two
-    first."""
+    """Bytes of the embedding's gradient from the softmax while it waits for the one from the lookup: autograd adds the
+    two before any reduction."""
     return _softmax_gradient(layout, stage) if layout.flops.softmax_last and len(layout.stages) == 1 else 0.0
 
 
 def _softmax_gradient(layout: ParallelLayout, stage: int) -> float:
-    """Bytes of the softmax's gradient of the stage's own embedding: none where it is added tile by tile."""
+    """Bytes of the gradient from the softmax of the stage's own embedding: 0 where it is added tile by tile."""
     return 0.0 if uses_bf16_optimizer(layout) else layout.element * layout.sizes(stage).embedding
 
 
 def _joined_by_lookup(layout: ParallelLayout, stage: int) -> float:
-    """Bytes of the softmax's gradient of an embedding, and of the lookup's gradient that is being added to it.
+    """Bytes of the embedding's gradient from the softmax, and of the one from the lookup while the two are added.
 
-    On a GPU the lookup's gradient of a block is as large as the block; on the CPU it is sparse, and added in place
-    where no engine partitions the table.
+    On a GPU the lookup's gradient of a block is as large as the block. On the CPU it is sparse, and is added in place
+    if no engine partitions the table.
     """
     in_place = not layout.fused and layout.zero["stage"] < 3 and len(layout.stages) == 1
     block = layout.element * layout.sizes(stage).embedding / layout.model.vocabulary_blocks
@@ -239,22 +240,22 @@ def _joined_by_lookup(layout: ParallelLayout, stage: int) -> float:
 
 
 def _gathered(layout: ParallelLayout, stage: int, modules: int) -> float:
-    """Bytes of gathered weights under ZeRO-3: the tables, which belong to the root module, and `modules` parameters
-    more."""
+    """Bytes of gathered weights under ZeRO-3: the tables, which belong to the root module, and `modules` elements of
+    other modules."""
     return layout.element * (layout.sizes(stage).tables + modules) if _gathers(layout) else 0.0
 
 
 def _gathers(layout: ParallelLayout) -> bool:
-    """Whether ZeRO-3 copies weights before their use: a single rank without offloading uses its own in place."""
+    """Whether ZeRO-3 copies weights before it uses them: a single rank without offloading uses them in place."""
     return layout.zero["stage"] == 3 and (layout.replicas > 1 or layout.engine.offload_parameters != "none")
 
 
 def reused_weights(layout: ParallelLayout, stage: int) -> tuple[int, int]:
-    """Numbers of the generator's and the discriminator's parameters that ZeRO-3 holds until the backward pass.
+    """Element counts of the generator's and the discriminator's parameters that ZeRO-3 holds until the backward pass.
 
-    ZeRO-3 keeps a parameter that it needs again within `stage3_max_reuse_distance` parameters. Between its two uses all
-    later parameters are used twice, and the tables once. Prefetching keeps gathered parameters, too, up to
-    `stage3_max_live_parameters`.
+    ZeRO-3 keeps a parameter if it uses fewer than `stage3_max_reuse_distance` elements until it uses the parameter
+    again. Between the parameter's two uses, all later parameters are used twice, and the tables once. Prefetching also
+    keeps gathered parameters, up to `stage3_max_live_parameters`.
     """
     sizes = layout.sizes(stage)
     prefetched_reach = (
@@ -265,7 +266,7 @@ def reused_weights(layout: ParallelLayout, stage: int) -> tuple[int, int]:
 
 
 def _buckets(layout: ParallelLayout, stage: int, backward: bool) -> float:
-    """Bytes of the buffers that gradients are collected in before their reduction, and weights gathered in."""
+    """Bytes of the buffers in which gradients are collected before their reduction, and weights are gathered."""
     if uses_bf16_optimizer(layout):
         return 0.0
     bucket = layout.zero["reduce_bucket_size"] * layout.element
@@ -278,7 +279,7 @@ def _buckets(layout: ParallelLayout, stage: int, backward: bool) -> float:
 
 
 def _reducing(layout: ParallelLayout, stage: int, size: int) -> float:
-    """Bytes of the buffers for sums of gradients over the ranks, `size` gradients at a time."""
+    """Bytes of the buffers for sums over the ranks of `size` elements of gradients at a time."""
     sizes = layout.sizes(stage)
     converted_bytes = layout.sum_bytes if layout.sum_bytes != layout.element else 0
     if uses_bf16_optimizer(layout):
@@ -290,7 +291,8 @@ def _reducing(layout: ParallelLayout, stage: int, size: int) -> float:
 
 
 def _copies(layout: ParallelLayout, size: int, done: int) -> float:
-    """Bytes of copies of `size` gradients that ZeRO-1 sends in another type, and of this rank's part of `done` sums."""
+    """Bytes of the copies that ZeRO-1 makes to send `size` elements of gradients in another type, and of this rank's
+    part of `done` elements of sums."""
     if layout.gradient_bytes == layout.sum_bytes or layout.replicas == 1:
         return 0.0
     return layout.sum_bytes * (size + done / layout.replicas)

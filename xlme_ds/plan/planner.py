@@ -1,4 +1,5 @@
-"""The plan of a run as one dictionary: the cost of its own layout, and the fastest layouts that fit."""
+"""The plan of a run as one dictionary: the cost of the layout that its settings give, and the fastest layouts that
+fit."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -19,15 +20,15 @@ from ..data.order import phases
 from ..objectives import describe, objective_of
 from .layout import ParallelLayout
 from .memory import GIB, peak
-from .speed import GPU, GPUS, HOST, LINK_EFFICIENCY, UTILISATION, communication, speed
+from .speed import GPU, GPUS, HOST_RATE, LINK_EFFICIENCY, UTILISATION, communication, speed
 
-RESERVED = 0.1  # assumed share of a GPU's memory for the driver, NCCL and fragmentation
+RESERVED = 0.1  # assumed fraction of a GPU's memory for the driver, NCCL and fragmentation
 ACCOUNTING = (
     "discriminator = its encoder and head with the token embeddings, the figure that the paper publishes (279M, 840M, "
     "2.2B; a vocabulary of 500K is taken as 2^19 = 524,288); generator = its encoder and masked head without the "
     "embedding it shares; trained_total counts every parameter once"
 )
-ACCOUNTING_OF_ONE = "{} = it and its head with the token embeddings"
+ACCOUNTING_OF_ONE = "{} = it and its head with the token embeddings"  # for a model with one encoder
 PAPER = (
     "as in the paper's Table 4: matrix products, backward = forward, no vocabulary softmax, 2^20 tokens taken as "
     "1.0e6, pairs taken as half"
@@ -51,10 +52,10 @@ def plan(
     utilisation: float = UTILISATION,
     layouts: int = 4,
 ) -> dict[str, Any]:
-    """Cost of `run` on rows of `model.max_positions` tokens, and the `layouts` best ways to run it.
+    """Cost of `run` on rows of `model.max_positions` tokens, and the fastest `layouts`.
 
     `gpus`: by default as many as one copy of the model needs: 1, or the stages of a pipeline. Raises ValueError if
-    `run` is not legal on them.
+    `run` is not legal on `gpus` GPUs.
     """
     gpu = computing_in(gpu, run.engine.precision)
     gpus = run.engine.processes_per_replica if gpus is None else gpus
@@ -83,7 +84,7 @@ def plan(
             "utilisation": utilisation,
             "link_efficiency": LINK_EFFICIENCY,
             "memory_reserved": RESERVED,
-            "host_bytes_per_s": HOST,
+            "host_bytes_per_s": HOST_RATE,
         },
         **own_costs,
         "layouts": ranked[:layouts],
@@ -103,7 +104,7 @@ def computing_in(gpu: GPU, precision: str) -> GPU:
 
 
 def _phases(run: RunConfig) -> list[dict[str, float]]:
-    """Steps, tokens (counting rows as full) and predicted share of tokens of each phase of the data."""
+    """Steps, tokens (counting rows as full) and predicted fraction of tokens of each phase of the data."""
     data_phases = phases(run.data, run.objective.mask_fraction)
     ends = [phase.first_step for phase in data_phases[1:]] + [run.train.steps]
     tokens_a_step = int(sum(run.data.mean_rows)) * run.model.max_positions
@@ -114,10 +115,12 @@ def _phases(run: RunConfig) -> list[dict[str, float]]:
 
 
 def _operations(run: RunConfig, mono: int, para: int) -> dict[str, Any]:
-    """Floating-point operations of the whole run on `mono` tokens of text and `para` of pairs, by both conventions."""
+    """Floating-point operations of the whole run by both conventions; `mono` and `para`: tokens of text and of pairs in
+    the whole run."""
     row_tokens = run.model.max_positions
     flops = flops_of(run, row_tokens)
-    of_mono, of_para = flops.training * mono, flops.training * para
+    of_mono = flops.training * mono
+    of_para = flops.training * para
     totals = {"mono": of_mono, "both": of_mono + of_para, "both_para_half": of_mono + of_para / 2}
     return {
         "forward_per_token": flops.forward,
@@ -132,16 +135,16 @@ def _operations(run: RunConfig, mono: int, para: int) -> dict[str, Any]:
 
 
 def _components(run: RunConfig) -> dict[str, int]:
-    """Parameters of each part of the model, in the model's order; they add up to all of its parameters."""
-    sums: Counter[str] = Counter()
+    """Parameter count of each component of the model, in the model's order; every parameter counts once."""
+    counts: Counter[str] = Counter()
     for name, size in parameter_sizes(run.objective, run.model).items():
-        component, *inside = name.split(".")
-        if not inside:
-            component = name.rsplit("_", 1)[0]  # the blocks of one table
+        component, *rest = name.split(".")
+        if not rest:
+            component = name.rsplit("_", 1)[0]  # TABLE_N is block N of a table
         elif component in objective_of(run.objective).encoders:
-            component += f".{inside[0]}"
-        sums[component] += size
-    return dict(sums)
+            component += f".{rest[0]}"
+        counts[component] += size
+    return dict(counts)
 
 
 def _priced(
@@ -149,8 +152,8 @@ def _priced(
 ) -> tuple[tuple[float, ...], dict[str, Any]]:
     """(sort key, rounded costs) of `run`, which is `base` in another layout.
 
-    The key puts the fastest first, then fewer micro-batches, then less memory. Raises ValueError if `run` is not legal
-    on `gpus`.
+    Sorted by the key, the fastest layout is first; equally fast ones are in the order of micro-batches a step, then of
+    memory. Raises ValueError if `run` is not legal on `gpus`.
     """
     layout = ParallelLayout.of(run, gpus, gpu.precision, run.model.max_positions)
     moment, memory = peak(layout)
@@ -185,18 +188,19 @@ def _rounded(value: float) -> float:
 
 def _search(run: RunConfig, gpus: int, gpu: GPU, utilisation: float) -> list[dict[str, Any]]:
     """The costs of the layouts that are legal and fit, the fastest first."""
-    priced = []
+    keys_and_costs = []
     for variant in _variants(run, gpus):
         with suppress(ValueError):  # not legal: for example, rows do not divide, or a stage would be empty
-            priced.append(_priced(variant, gpus, gpu, utilisation, run))
-    return [costs for _, costs in sorted(priced, key=lambda pair: pair[0]) if costs["fits"]]
+            keys_and_costs.append(_priced(variant, gpus, gpu, utilisation, run))
+    return [costs for _, costs in sorted(keys_and_costs, key=lambda pair: pair[0]) if costs["fits"]]
 
 
 def _variants(run: RunConfig, gpus: int) -> Iterator[RunConfig]:
     """`run` with every engine and micro-batch that may be legal, with and without activation checkpointing."""
     for engine in _engines(run.engine, gpus):
-        largest = max(run.data.mono_rows, run.data.para_rows) // (gpus // engine.processes_per_replica)
-        for power in range(max(1, largest).bit_length()):
+        replicas = gpus // engine.processes_per_replica
+        rows_per_replica = max(run.data.mono_rows, run.data.para_rows) // replicas
+        for power in range(max(1, rows_per_replica).bit_length()):
             data = replace(run.data, micro_batch=2**power)
             for checkpointing in (False, True):
                 model = replace(run.model, activation_checkpointing=checkpointing)
@@ -206,7 +210,7 @@ def _variants(run: RunConfig, gpus: int) -> Iterator[RunConfig]:
 def _engines(engine: EngineConfig, gpus: int) -> Iterator[EngineConfig]:
     """ZeRO 1, 2 and 3; ZeRO 2 and 3 with the optimizer offloaded; then pipelines of 2, 4, 8, … stages, if these divide
     `gpus`."""
-    plain = replace(
+    base = replace(
         engine,
         kind="deepspeed",
         balance=(),
@@ -217,26 +221,25 @@ def _engines(engine: EngineConfig, gpus: int) -> Iterator[EngineConfig]:
         offload_parameters="none",
     )
     for name in ("zero1", "zero2", "zero3"):
-        yield replace(plain, deepspeed=name)
+        yield replace(base, deepspeed=name)
     for name in ("zero2", "zero3_offload"):
-        yield replace(plain, deepspeed=name, offload_optimizer="cpu")
+        yield replace(base, deepspeed=name, offload_optimizer="cpu")
     for power in range(1, gpus.bit_length()):
         if gpus % 2**power == 0:
-            yield replace(plain, kind="pipeline", deepspeed="pipe_zero1", pipeline_stages=2**power)
+            yield replace(base, kind="pipeline", deepspeed="pipe_zero1", pipeline_stages=2**power)
 
 
 def _options(run: RunConfig, base: RunConfig) -> str:
-    """Command-line options that change the run `base` into `run`: settings of the layout that differ from those of
-    `base` or from the defaults."""
+    """Command-line options that change the run `base` into `run`: the settings of the layout that are not the default
+    in `run` or in `base`."""
     engine = run.engine
     options = [f"--engine.kind {engine.kind}", f"--engine.deepspeed {engine.deepspeed}"]
     for name in _LAYOUT_SETTINGS:
         value, default = getattr(engine, name), getattr(EngineConfig, name)
-        stages = name == "pipeline_stages" and engine.kind == "pipeline"
-        if stages or not default == value == getattr(base.engine, name):
-            options.append(
-                f"--engine.{name.replace('_', '-')} {' '.join(map(str, value)) if name == 'balance' else value}"
-            )
+        always_shown = name == "pipeline_stages" and engine.kind == "pipeline"
+        if always_shown or not default == value == getattr(base.engine, name):
+            text = " ".join(map(str, value)) if name == "balance" else value
+            options.append(f"--engine.{name.replace('_', '-')} {text}")
     options.append(f"--data.micro-batch {run.data.micro_batch}")
     options.append(f"--model.{'' if run.model.activation_checkpointing else 'no-'}activation-checkpointing")
     return " ".join(option.strip() for option in options)

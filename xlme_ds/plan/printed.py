@@ -14,7 +14,8 @@ _MICRO_BATCH = re.compile(r"--data\.micro-batch (\d+)")
 
 
 def print_plan(result: dict[str, Any], recipe_flags: str, layouts: int, dollars_per_hour: float | None) -> None:
-    """Print the fastest layout, its training command with `recipe_flags`, and others: at most `layouts` in all."""
+    """Print the fastest layout, its training command with `recipe_flags`, and other layouts: at most `layouts` in
+    all."""
     fastest = distinct(result["layouts"])[:layouts]
     hardware = result["hardware"]
     print(_answer(result, fastest, dollars_per_hour) + "\n")
@@ -69,9 +70,9 @@ def print_budget(result: dict[str, Any]) -> None:
 
 
 def distinct(layouts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Merge layouts that are equally fast and differ only in the micro-batch.
+    """`layouts`, with those merged that are equally fast and differ only in the micro-batch.
 
-    Each result is the first of its group, with the group's micro-batches as `micro_batches`.
+    A merged layout is the first of its group, and the micro-batches of the group are in `micro_batches`.
     """
     groups: dict[tuple[str, int], dict[str, Any]] = {}
     for layout in layouts:
@@ -123,15 +124,15 @@ def _table(title: str, columns: Sequence[str], *sections: Iterable[Sequence[str]
 
 
 def _parameters(result: dict[str, Any]) -> tuple[Table, str]:
-    """Table of the parameters by component, and a note."""
-    parameters = dict(result["parameters"])
-    parts = parameters.pop("components"), parameters
-    sections = [[(name, f"{size:,}") for name, size in part.items()] for part in parts]
+    """Table of the parameters by component and by network, and a note."""
+    by_network = dict(result["parameters"])
+    by_component = by_network.pop("components")
+    sections = [[(name, f"{size:,}") for name, size in counts.items()] for counts in (by_component, by_network)]
     return _table(f"{result['recipe']}: parameters", ("component", "parameters"), *sections), result["accounting"]
 
 
 def _operations(result: dict[str, Any]) -> tuple[Table, str]:
-    """Table of the operations by both ways to count them, and a note."""
+    """Table of the operations by the standard and by the paper's count, and a note."""
     standard, paper = result["flops"]["standard"], result["flops"]["paper_convention"]
     rows = [
         ("standard", *(f"{standard[kind]:.3g}" for kind in ("mono", "both", "both_para_half"))),
@@ -151,7 +152,7 @@ def _operations(result: dict[str, Any]) -> tuple[Table, str]:
 
 
 def _own_layout(result: dict[str, Any]) -> tuple[Table, str]:
-    """Table of the memory of the layout that the recipe sets, and a note on its time and the assumptions."""
+    """Table of the memory of the layout that the recipe sets, and a note on the step time and the assumptions."""
     hardware, memory = result["hardware"], result["memory_per_gpu_gib"]
     title = f"{result['recipe']} on {hardware['gpus']} × {hardware['gpu']}: as the recipe is"
     table = _table(title, list(memory), [[f"{size:.2f}" for size in memory.values()]])

@@ -1,11 +1,12 @@
-"""GPUs, the bytes that they send, and tokens a second: estimates of a simple model with three assumptions.
+"""Estimated speed of a layout: the bytes that GPUs send, and tokens per second, from three assumptions.
 
-A step takes, on the busiest GPU, with m micro-batches and p stages:
+A step takes on the busiest GPU, with m micro-batches and p pipeline stages, the sum of these seconds:
 
     compute   = operations executed / (peak · utilisation)        including recomputed layers and logits
     bubble    = compute · (p − 1) / m                             1F1B: (p−1) of (m+p−1) slots are idle
-    transfer  = time of exposed bytes + max(0, time of the rest − computing meanwhile), at bandwidth · LINK_EFFICIENCY
-    offload   = bytes of optimizer, gradients and weights through PCIe and the host's memory; nvme counts as memory
+    transfer  = (exposed bytes) / rate + max(0, (other bytes) / rate − computing meanwhile)
+                                                                  rate = bandwidth · LINK_EFFICIENCY
+    offload   = (bytes of optimizer, gradients and weights) / HOST_RATE; nvme counts as the host's memory
 
 Bytes are those that the engines send. An all-reduce of n bytes over N ranks sends 2n(N−1)/N bytes a rank, a
 reduce-scatter or an all-gather n(N−1)/N (ring algorithms). Weights are sent in the type of the computation, sums of
@@ -25,13 +26,13 @@ hidden states forward once more, and under ZeRO-3 gathers weights that are not h
 Bytes that are sent while nothing computes are exposed. The gradient of a table is complete at the very end of a
 backward pass, so its sum over the ranks is exposed, under ZeRO-2 and 3 in every micro-batch. So is the gathering of the
 tables that begins each micro-batch of ZeRO-3, as they belong to the root module, and the gathering of the new weights
-after the update under ZeRO-1 and 2. All bytes of a pipeline are exposed, and all with `overlap_comm` off. The rest is
-sent during
+after the update under ZeRO-1 and 2. All bytes of a pipeline are exposed, and all with `overlap_comm` off. The other
+bytes are sent during
 
 | | |
 |---|---|
-| ZeRO-1 | the backward pass of the last micro-batch: BACKWARD · compute / m |
-| ZeRO-2 | all backward passes: BACKWARD · compute |
+| ZeRO-1 | the backward pass of the last micro-batch: BACKWARD_SHARE · compute / m |
+| ZeRO-2 | all backward passes: BACKWARD_SHARE · compute |
 | ZeRO-3 | all of compute |
 """
 
@@ -45,29 +46,26 @@ from .layout import ParallelLayout
 from .memory import FLOAT, OPTIMIZER, reused_weights, uses_bf16_optimizer
 
 # The three assumptions.
-UTILISATION = 0.4  # share of the peak that a GPU reaches while it computes: measure it, and set --utilisation
-LINK_EFFICIENCY = 0.7  # share of a link's rate that a collective reaches
-HOST = 10e9  # bytes a second for each GPU through PCIe and the host's memory, with eight GPUs on a host
-BACKWARD = 2 / 3  # of the operations of a step: two matrix products for each one of the forward pass
-DAY = 86_400.0
+UTILISATION = 0.4  # fraction of its peak that a GPU reaches while it computes: measure it, and set --utilisation
+LINK_EFFICIENCY = 0.7  # fraction of a link's bandwidth that a collective reaches
+HOST_RATE = 10e9  # bytes a second for each GPU through PCIe and the host's memory, with eight GPUs on a host
+
+BACKWARD_SHARE = 2 / 3  # of a step's operations: the backward pass has two matrix products for each of the forward pass
+DAY = 86_400.0  # seconds
 
 
 @dataclass(frozen=True)
 class GPU:
-    """A kind of GPU. `memory_gib` is the data sheet's; `tflops` is the dense peak of matrix products in `precision`,
-    `fp32_tflops` that of float32 without tensor cores, 0 where it is not known.
-
-    `link` joins the GPUs of one node, `network` is a GPU's share of the links between nodes; GB/s in one direction.
-    """
+    """A kind of GPU, from its data sheet."""
 
     name: str
     memory_gib: float
-    tflops: float
+    tflops: float  # dense peak of matrix products in `precision`
     precision: str = "bf16"
-    link: float = 32.0
-    network: float = 25.0
+    link: float = 32.0  # GB/s in one direction between the GPUs of a node
+    network: float = 25.0  # GB/s in one direction between nodes, for each GPU
     per_node: int = 8
-    fp32_tflops: float = 0.0
+    fp32_tflops: float = 0.0  # peak in float32 without tensor cores; 0: not known
     source: str = "given on the command line; PCIe 4.0 x16 in a node and 200 Gb/s a GPU between nodes are assumed"
 
 
@@ -109,7 +107,8 @@ def gpu_of(text: str) -> GPU:
 
 def communication(layout: ParallelLayout) -> dict[str, float]:
     """Bytes that the busiest GPU sends in an optimizer step: `gradients` and `weights` to the replicas of its stage,
-    `stages` to other stages, and `total`; `exposed`: those of them that are sent while nothing computes."""
+    `stages` to other stages, and their sum `total`; `exposed`: the bytes of the total that are sent while nothing
+    computes."""
     by_stage = [_sent_by(layout, stage) for stage in range(len(layout.stages))]
     totals = [sent["gradients"] + sent["weights"] + sent["stages"] for sent in by_stage]
     busiest = by_stage[totals.index(max(totals))]
@@ -117,41 +116,45 @@ def communication(layout: ParallelLayout) -> dict[str, float]:
 
 
 def _sent_by(layout: ParallelLayout, stage: int) -> dict[str, float]:
-    """Bytes that a GPU of a stage sends in an optimizer step; `exposed` excludes those to other stages."""
+    """Bytes that a GPU of a stage sends in an optimizer step, as in `communication`; `exposed` is here without the
+    bytes to other stages."""
     sizes, micro_batches = layout.sizes(stage), layout.accumulation
     ring_share = (layout.replicas - 1) / layout.replicas
-    # Bytes of one all-gather of all weights, and of one reduce-scatter of all gradients.
-    gathered, reduced = layout.element * sizes.total * ring_share, layout.sum_bytes * sizes.total * ring_share
+    all_gather = layout.element * sizes.total * ring_share  # of all weights
+    reduce_scatter = layout.sum_bytes * sizes.total * ring_share  # of all gradients
     table_share = sizes.tables / sizes.total
     if layout.zero["stage"] == 3:
-        # The root module still holds the tables, which belong to it, when its backward pass begins.
-        again = gathered * (1 - (sizes.tables + sum(reused_weights(layout, stage))) / sizes.total)
+        # For the backward pass, weights that are no longer held are gathered again. The tables, which belong to the
+        # root module, are still held.
+        backward = all_gather * (1 - (sizes.tables + sum(reused_weights(layout, stage))) / sizes.total)
         still_held = (
             not layout.flops.first_pass_layer or sizes.discriminator <= layout.zero["stage3_max_reuse_distance"]
         )
-        ahead = 0.0 if still_held else gathered * sizes.discriminator / sizes.total
-        gradients, weights = micro_batches * reduced, micro_batches * (gathered + again + ahead)
-        exposed = micro_batches * table_share * (reduced + gathered)
+        first_pass = 0.0 if still_held else all_gather * sizes.discriminator / sizes.total
+        gradients = micro_batches * reduce_scatter
+        weights = micro_batches * (all_gather + backward + first_pass)
+        exposed = micro_batches * table_share * (reduce_scatter + all_gather)
     else:
-        passes = 1 if uses_bf16_optimizer(layout) else 2  # an all-reduce sends what two reduce-scatters do
-        gradients, weights = passes * reduced * (micro_batches if layout.zero["stage"] == 2 else 1), gathered
+        sums = micro_batches if layout.zero["stage"] == 2 else 1
+        passes = 1 if uses_bf16_optimizer(layout) else 2  # an all-reduce sends as much as two reduce-scatters
+        gradients = passes * reduce_scatter * sums
+        weights = all_gather
         exposed = table_share * gradients + weights
     if not layout.zero["overlap_comm"] or len(layout.stages) > 1:
         exposed = gradients + weights
     is_last = stage == len(layout.stages) - 1
     forward_again = layout.flops.first_pass_layer > 0 and not is_last
     between = micro_batches * (layout.neighbours(stage) + forward_again) * between_stages(layout)
-    if stage == 0:  # the new embedding, to the last stage
+    if stage == 0:  # sends the updated embedding to the last stage
         between += layout.element * layout.borrowed
-    elif is_last:  # the gradient of that embedding
+    elif is_last:  # sends the embedding's gradient to the first stage
         between += FLOAT * layout.borrowed
     return {"gradients": gradients, "weights": weights, "stages": between, "exposed": exposed}
 
 
 def speed(run: RunConfig, layout: ParallelLayout, gpu: GPU, utilisation: float) -> dict[str, float]:
-    """Estimate of `run` in a layout on GPUs of one kind: seconds of a step by kind and in total (`step`), and rates.
-
-    `of_peak`: rate of the standard count's operations as a share of the peak of all GPUs.
+    """Estimated seconds of a step of `run`: `compute`, `bubble`, `transfer`, `offload` and their sum `step`; with
+    `tokens_per_s`, `days` of the whole run, and `of_peak` = (standard count of operations / step) / peak of all GPUs.
     """
     tokens = sum(run.data.mean_rows) * layout.row_tokens
     balance = [len(stage.layers) for stage in layout.stages]
@@ -161,9 +164,9 @@ def speed(run: RunConfig, layout: ParallelLayout, gpu: GPU, utilisation: float) 
     seconds = {"compute": compute, "bubble": bubble, "transfer": _transfer(layout, gpu, compute), "offload": 0.0}
     parameters = max(layout.sizes(stage).total for stage in range(len(layout.stages))) / layout.replicas
     if layout.offloads_optimizer:  # state read and written, gradients to the host, weights to the GPU
-        seconds["offload"] += parameters * (2 * OPTIMIZER + 4 + layout.element) / HOST
+        seconds["offload"] += parameters * (2 * OPTIMIZER + 4 + layout.element) / HOST_RATE
     if layout.engine.offload_parameters != "none":  # weights to the GPU in both passes of every micro-batch
-        seconds["offload"] += parameters * 2 * layout.accumulation * layout.element / HOST
+        seconds["offload"] += parameters * 2 * layout.accumulation * layout.element / HOST_RATE
     step = sum(seconds.values())
     of_peak = flops_per_step(run, layout.row_tokens) / (step * layout.gpus * gpu.tflops * 1e12)
     rates = {"tokens_per_s": tokens / step, "days": step * run.train.steps / DAY, "of_peak": of_peak}
@@ -171,7 +174,7 @@ def speed(run: RunConfig, layout: ParallelLayout, gpu: GPU, utilisation: float) 
 
 
 def _transfer(layout: ParallelLayout, gpu: GPU, compute: float) -> float:
-    """Seconds of sending during which the GPU does not compute."""
+    """Seconds of a step in which a GPU sends and does not compute; `compute`: seconds of computing."""
     sent = communication(layout)
     # Consecutive ranks share a stage (rank = stage · replicas + replica).
     among_replicas = gpu.link if layout.replicas <= gpu.per_node else gpu.network
@@ -180,5 +183,6 @@ def _transfer(layout: ParallelLayout, gpu: GPU, compute: float) -> float:
     between = sent["stages"] / (among_stages * rate)
     exposed = (sent["exposed"] - sent["stages"]) / (among_replicas * rate)
     rest = (sent["gradients"] + sent["weights"]) / (among_replicas * rate) - exposed
-    meanwhile = {1: BACKWARD / layout.accumulation, 2: BACKWARD, 3: 1.0}[layout.zero["stage"]] * compute
+    overlapping_share = {1: BACKWARD_SHARE / layout.accumulation, 2: BACKWARD_SHARE, 3: 1.0}[layout.zero["stage"]]
+    meanwhile = overlapping_share * compute
     return between + exposed + max(0.0, rest - meanwhile)

@@ -1,4 +1,4 @@
-"""Published runs by name. Each recipe is a function that returns one full configuration, which knows its name."""
+"""Recipes: published runs by name. Each recipe is a function that returns the complete settings of a run."""
 
 from ..config import RunConfig
 from . import ernie_m, modern, quickstart, translation, xlm, xlme, xlmr
@@ -16,12 +16,12 @@ _FUNCTIONS = (
     *(translation.xlm_mt, translation.xlm_umt, translation.xlme_mt),
 )
 RECIPES: dict[str, RunConfig] = {run.name: run for run in (function() for function in _FUNCTIONS)}
-# The first line of each docstring: what the recipe trains, and on which GPUs.
+# The first line of each docstring: what the recipe trains, and the GPUs that its micro-batch fits.
 SUMMARIES = {function.__name__: (function.__doc__ or "").partition("\n")[0] for function in _FUNCTIONS}
 
 
 def recipe(name: str) -> RunConfig:
-    """The configuration of the recipe `name`. Raises ValueError, which lists the recipes, for another name."""
+    """The settings of the recipe `name`. Raises ValueError, with a list of the recipes, if there is none."""
     if name not in RECIPES:
         raise ValueError(f"recipe {name} is not known: choose one of {', '.join(RECIPES)}")
     return RECIPES[name]

@@ -1,24 +1,24 @@
 """ERNIE-M (Ouyang et al., 2021; its Table 10), which trains in two stages.
 
-The first stage continues from an XLM-R with equal sizes: give it as --start.folder, and mix the data with --alpha 0.1.
-The second stage, on text alone, continues from a run of the first. The paper gives one number of steps, which each
-stage has here, and no gradient clipping, which is XLM-E's here. In the first stage half of the batch of 2,048 rows are
-pairs.
+The first stage continues from an XLM-R of the same shape: name it by --start.folder, and mix the data with --alpha 0.1.
+The second stage, on text alone, continues from a run of the first. The paper gives one number of steps; here each stage
+has this number. The paper does not mention gradient clipping; here it is XLM-E's. In the first stage half of the 2,048
+rows of a step are pairs.
 """
 
 from dataclasses import replace
 
 from ..config import DataConfig, EngineConfig, ObjectiveConfig, OptimizerConfig, RunConfig, StartConfig, TrainConfig
-from .xlmr import MODEL
+from .xlmr import XLMR_BASE
 
 
 def ernie_m() -> RunConfig:
-    """ERNIE-M Base, first stage, on text and pairs, from an XLM-R (GPUs of 24 GB)."""
+    """ERNIE-M Base, first stage, on text and pairs, from an XLM-R (fits a GPU of 24 GB)."""
     return RunConfig(
         name="ernie_m",
-        model=replace(MODEL, dropout=0.1, attention_dropout=0.1),
+        model=replace(XLMR_BASE, dropout=0.1, attention_dropout=0.1),
         objective=ObjectiveConfig("ernie_m"),
-        data=DataConfig(1024, 1024, micro_batch=16),
+        data=DataConfig(mono_rows=1024, para_rows=1024, micro_batch=16),
         optimizer=OptimizerConfig(learning_rate=2e-4, beta1=0.98, beta2=0.999),
         engine=EngineConfig(deepspeed="zero1"),
         train=TrainConfig(steps=150_000),
@@ -27,25 +27,25 @@ def ernie_m() -> RunConfig:
 
 
 def ernie_m_large() -> RunConfig:
-    """ERNIE-M Large, first stage, on text and pairs, from an XLM-R (2 or more GPUs of 24 GB)."""
-    smaller = ernie_m()
+    """ERNIE-M Large, first stage, on text and pairs, from an XLM-R (fits 2 or more GPUs of 24 GB)."""
+    base = ernie_m()
     return replace(
-        smaller,
+        base,
         name="ernie_m_large",
-        model=replace(smaller.model, width=1024, heads=16, feed_forward=4096, discriminator_layers=24),
-        data=DataConfig(1024, 1024, micro_batch=8),
-        optimizer=replace(smaller.optimizer, learning_rate=1e-4),
+        model=replace(base.model, width=1024, heads=16, feed_forward=4096, discriminator_layers=24),
+        data=DataConfig(mono_rows=1024, para_rows=1024, micro_batch=8),
+        optimizer=replace(base.optimizer, learning_rate=1e-4),
         train=TrainConfig(steps=200_000),
     )
 
 
 def ernie_m_stage2() -> RunConfig:
-    """ERNIE-M Base, second stage, on text alone, from a run of the first (GPUs of 24 GB)."""
+    """ERNIE-M Base, second stage, on text alone, from a run of the first (fits a GPU of 24 GB)."""
     return _second_stage(ernie_m())
 
 
 def ernie_m_large_stage2() -> RunConfig:
-    """ERNIE-M Large, second stage, on text alone, from a run of the first (GPUs of 24 GB)."""
+    """ERNIE-M Large, second stage, on text alone, from a run of the first (fits a GPU of 24 GB)."""
     return _second_stage(ernie_m_large())
 
 
@@ -54,5 +54,5 @@ def _second_stage(first: RunConfig) -> RunConfig:
         first,
         name=f"{first.name}_stage2",
         objective=ObjectiveConfig("btmlm", pseudo_fractions=(0.05, 0.1, 0.15, 0.2)),
-        data=DataConfig(2048, 0, first.data.micro_batch),
+        data=DataConfig(mono_rows=2048, para_rows=0, micro_batch=first.data.micro_batch),
     )

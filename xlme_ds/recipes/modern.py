@@ -1,11 +1,11 @@
-"""Encoders with the body of ModernBERT (`model.body modern`) in its Base size, trained with XLM-E's objective or with
-masked language modelling, on rows of 1,024 tokens. No paper has these recipes."""
+"""Encoders with the layers of ModernBERT Base (`model.body modern`), trained with XLM-E's objective or with masked
+language modelling, on rows of 1,024 tokens. No paper has these recipes."""
 
 from dataclasses import replace
 
 from ..config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 
-MODEL = ModelConfig(
+MODERN_BASE = ModelConfig(
     vocabulary=250_002,
     width=768,
     heads=12,
@@ -22,12 +22,15 @@ MODEL = ModelConfig(
 
 
 def modern_base() -> RunConfig:
-    """XLM-E's objective with ModernBERT's body, the generator a third as deep (GPUs of 40 GB)."""
+    """XLM-E's objective with ModernBERT's body, the generator a third as deep (fits a GPU of 40 GB)."""
     return RunConfig(
-        name="modern_base", model=MODEL, data=DataConfig(1024, 1024, micro_batch=16), engine=EngineConfig()
+        name="modern_base",
+        model=MODERN_BASE,
+        data=DataConfig(mono_rows=1024, para_rows=1024, micro_batch=16),
+        engine=EngineConfig(),
     )
 
 
 def modern_base_mlm() -> RunConfig:
-    """Masked and translation language modelling with ModernBERT's body and mask rate, 30% (GPUs of 24 GB)."""
+    """Masked and translation language modelling with ModernBERT's body and mask rate, 30% (fits a GPU of 24 GB)."""
     return replace(modern_base(), name="modern_base_mlm", objective=ObjectiveConfig("mlm", mask_fraction=0.3))

@@ -1,8 +1,8 @@
 """Machine translation: XLM's, supervised and unsupervised, and with XLM-E Base as encoder.
 
-The two languages of each recipe are examples: give your own, the vocabulary, and a run of the encoder's shape as
---start.folder. XLM's recipes read pairs mixed with --layout xlm --row-tokens 256 (`xlm_mt`) or sentences mixed with
---sentences (`xlm_umt`). The paper trains until validation stops improving: the schedule has no end, and a run can be
+The languages of each recipe are examples: set your own, the size of your vocabulary, and as --start.folder a run whose
+encoder has the recipe's shape. `xlm_mt` reads pairs mixed with --layout xlm --row-tokens 256, and `xlm_umt` sentences
+mixed with --sentences. The paper trains until validation stops improving. So the schedule has no end, and a run can be
 made longer.
 """
 
@@ -14,16 +14,16 @@ from .xlme import BASE
 
 
 def xlm_mt() -> RunConfig:
-    """XLM's translation, trained on pairs (GPUs of 24 GB).
+    """XLM's translation, trained on pairs (fits a GPU of 24 GB).
 
-    About 2,000 tokens on each of eight GPUs a step, betas and warm-up of XLM's code.
+    A step has about 2,000 tokens on each of eight GPUs. The betas and the warm-up are those of XLM's code.
     """
     encoder = xlm()
     return RunConfig(
         name="xlm_mt",
         model=replace(encoder.model, vocabulary=60_000, discriminator_layers=6, language_embeddings=("en", "ro")),
         objective=ObjectiveConfig("mt", mask_fraction=1.0),
-        data=DataConfig(0, 64, micro_batch=8),
+        data=DataConfig(mono_rows=0, para_rows=64, micro_batch=8),
         optimizer=replace(encoder.optimizer, warmup_steps=4000, beta2=0.98),
         schedule=ScheduleConfig("inverse_sqrt"),
         engine=EngineConfig(deepspeed="zero1"),
@@ -33,19 +33,19 @@ def xlm_mt() -> RunConfig:
 
 
 def xlm_umt() -> RunConfig:
-    """XLM's translation without pairs: denoising, which fades, and back-translation (GPUs of 24 GB)."""
+    """XLM's translation without pairs: denoising, which fades, and back-translation (fits a GPU of 24 GB)."""
     supervised = xlm_mt()
     return replace(
         supervised,
         name="xlm_umt",
         model=replace(supervised.model, language_embeddings=("en", "fr")),
         objective=replace(supervised.objective, denoising=("0:1", "100000:0.1", "300000:0"), back_translation=("0:1",)),
-        data=DataConfig(64, 0, micro_batch=8),
+        data=DataConfig(mono_rows=64, para_rows=0, micro_batch=8),
     )
 
 
 def xlme_mt() -> RunConfig:
-    """XLM's translation with XLM-E Base as encoder and DeltaLM's decoder (GPUs of 24 GB).
+    """XLM's translation with XLM-E Base as encoder and DeltaLM's decoder (fits a GPU of 24 GB).
 
     The decoder (Ma et al., 2021) starts from the discriminator too.
     """
@@ -53,6 +53,6 @@ def xlme_mt() -> RunConfig:
         xlm_mt(),
         name="xlme_mt",
         model=replace(BASE, decoder="interleaved", language_embeddings=XNLI_LANGUAGES, dropout=0.1),
-        data=DataConfig(0, 64, micro_batch=8),
+        data=DataConfig(mono_rows=0, para_rows=64, micro_batch=8),
         start=StartConfig(take="discriminator"),
     )

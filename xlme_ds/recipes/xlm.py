@@ -1,7 +1,7 @@
 """XLM (Conneau and Lample, 2019) as it was trained for XNLI: twelve layers, the fifteen languages of that test.
 
-Mix the data with --layout xlm --row-tokens 256. The published code has the settings that the paper leaves open:
-attention dropout, the norms' epsilon, the prediction layer, betas, clipping. The number of steps was not published; it
+Mix the data with --layout xlm --row-tokens 256. Settings that the paper leaves open are those of the published code:
+attention dropout, the norms' epsilon, the prediction layer, betas, clipping. The number of steps was not published: it
 and the schedule are XLM-E's.
 """
 
@@ -13,7 +13,7 @@ XNLI_LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "t
 
 
 def xlm() -> RunConfig:
-    """XLM for XNLI: masked and translation language modelling in turns (GPUs of 24 GB)."""
+    """XLM for XNLI: masked and translation language modelling in turns (fits a GPU of 24 GB)."""
     return RunConfig(
         name="xlm",
         model=ModelConfig(
@@ -34,7 +34,7 @@ def xlm() -> RunConfig:
         ),
         objective=ObjectiveConfig("mlm"),
         # 64 rows on each of 64 GPUs are 2^20 tokens a step, as many as XLM-E's.
-        data=DataConfig(4096, 4096, micro_batch=64, alternate=True),
+        data=DataConfig(mono_rows=4096, para_rows=4096, micro_batch=64, alternate=True),
         optimizer=OptimizerConfig(learning_rate=1e-4, beta2=0.999, epsilon=1e-8, weight_decay=0.0, clip=5.0),
         engine=EngineConfig(deepspeed="zero1"),
         train=TrainConfig(log_every=11),  # an even number would always show the same task
@@ -42,11 +42,11 @@ def xlm() -> RunConfig:
 
 
 def xlm_clm() -> RunConfig:
-    """XLM for XNLI: causal language modelling on text alone (GPUs of 24 GB)."""
+    """XLM for XNLI: causal language modelling on text alone (fits a GPU of 24 GB)."""
     return replace(
         xlm(),
         name="xlm_clm",
         objective=ObjectiveConfig("clm", mask_fraction=1.0),
-        data=DataConfig(4096, 0, micro_batch=64),
+        data=DataConfig(mono_rows=4096, para_rows=0, micro_batch=64),
         train=TrainConfig(),
     )

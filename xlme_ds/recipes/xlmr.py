@@ -1,7 +1,7 @@
 """XLM-R as the baseline of XLM-E (Table 2), trained on the rows that XLM-E reads; and XLM-E continued from XLM-R.
 
-`continue_xlmr` and `continue_xlmr_large` turn an XLM-R into an XLM-E of its shape, with the gated bias: from the
-folder xlm-roberta-base or xlm-roberta-large in the current folder, or another --start.folder. No paper has these two.
+`continue_xlmr` and `continue_xlmr_large` turn an XLM-R into an XLM-E of the same shape, with the gated bias. They read
+the folder xlm-roberta-base or xlm-roberta-large in the current folder, or --start.folder. No paper has these two.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from ..config import (
 )
 from .xlme import BASE, LARGE
 
-MODEL = ModelConfig(
+XLMR_BASE = ModelConfig(
     vocabulary=250_002,
     width=768,
     heads=12,
@@ -30,47 +30,47 @@ MODEL = ModelConfig(
 
 
 def xlmr() -> RunConfig:
-    """XLM-R Base in XLM-E's setup: masked language modelling on text alone (GPUs of 24 GB)."""
+    """XLM-R Base in XLM-E's setup: masked language modelling on text alone (fits a GPU of 24 GB)."""
     return RunConfig(
         name="xlmr",
-        model=MODEL,
+        model=XLMR_BASE,
         objective=ObjectiveConfig("mlm"),
-        data=DataConfig(2048, 0, micro_batch=16),
+        data=DataConfig(mono_rows=2048, para_rows=0, micro_batch=16),
         engine=EngineConfig(deepspeed="zero1"),
     )
 
 
 def xlmr_tlm() -> RunConfig:
-    """XLM-R Base with translation language modelling, the paper's baseline for XLM-E (GPUs of 24 GB)."""
-    return replace(xlmr(), name="xlmr_tlm", data=DataConfig(2048, 2048, micro_batch=16))
+    """XLM-R Base with translation language modelling, the paper's baseline for XLM-E (fits a GPU of 24 GB)."""
+    return replace(xlmr(), name="xlmr_tlm", data=DataConfig(mono_rows=2048, para_rows=2048, micro_batch=16))
 
 
 def continue_xlmr() -> RunConfig:
-    """XLM-E Base from the weights of XLM-R Base (GPUs of 24 GB).
+    """XLM-E Base from the weights of XLM-R Base (fits a GPU of 24 GB).
 
-    The learning rate is that at which ERNIE-M continues from XLM-R. Rates for training from scratch are more than
-    twice as high and would undo what the weights have learned. The warm-up is short, because only the
-    discriminator's head and the biases, which begin at 0, are new.
+    The learning rate is the one with which ERNIE-M continues from XLM-R. Rates for training from scratch are more than
+    twice as high and would undo what the weights have learned. The warm-up is short, because only the discriminator's
+    head and the relative biases, which begin at 0, are new.
     """
     return RunConfig(
         name="continue_xlmr",
         model=BASE,
-        data=DataConfig(2048, 2048, micro_batch=16),
+        data=DataConfig(mono_rows=2048, para_rows=2048, micro_batch=16),
         optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=2_500),
         engine=EngineConfig(deepspeed="zero1"),
         train=TrainConfig(steps=50_000),
-        start=StartConfig("xlm-roberta-base", take="encoder"),
+        start=StartConfig(folder="xlm-roberta-base", take="encoder"),
     )
 
 
 def continue_xlmr_large() -> RunConfig:
-    """XLM-E in XLM-R Large's shape, from its weights (GPUs of 24 GB)."""
-    smaller = continue_xlmr()
+    """XLM-E in XLM-R Large's shape, from its weights (fits a GPU of 24 GB)."""
+    base = continue_xlmr()
     return replace(
-        smaller,
+        base,
         name="continue_xlmr_large",
         model=replace(LARGE, vocabulary=250_002, norm="post"),
-        data=DataConfig(2048, 2048, micro_batch=8),
-        optimizer=replace(smaller.optimizer, learning_rate=1e-4),
-        start=replace(smaller.start, folder="xlm-roberta-large"),
+        data=DataConfig(mono_rows=2048, para_rows=2048, micro_batch=8),
+        optimizer=replace(base.optimizer, learning_rate=1e-4),
+        start=replace(base.start, folder="xlm-roberta-large"),
     )
