@@ -120,7 +120,7 @@ def dry_run(
 
 
 def _unicode(text: str) -> str:
-    """`text` unchanged. Raises ValueError for a lone surrogate in it, which Python uses for a byte that is not
+    """Return `text`. Raises ValueError if it contains a lone surrogate, by which Python represents a byte that is not
     UTF-8."""
     try:
         text.encode()
@@ -130,12 +130,12 @@ def _unicode(text: str) -> str:
 
 
 def _folders(data: Path | str | Sequence[Path | str]) -> list[Path]:
-    """One folder, or one for each phase, as a list."""
+    """The folders that `data` names, one for each phase, as a list."""
     return [Path(data)] if isinstance(data, str | Path) else [Path(folder) for folder in data]
 
 
 def _validated(config: RunConfig, profiled: int) -> RunConfig:
-    """`config`, checked for the number of processes that were launched."""
+    """`config` as `validate` returns it for the number of processes that were launched. Raises SharedError."""
     wandb_usable = not config.train.wandb or importlib.util.find_spec("wandb") is not None
     try:
         config = validate(config, int(rendezvous(os.environ).get("WORLD_SIZE", 1)))
@@ -248,8 +248,9 @@ class TextModel:
         scores = head(self._states(encoder, ids, language)[None])[0].sigmoid().tolist()
         return [ScoredPiece(vocabulary.piece(token), score) for token, score in zip(ids, scores[1:-1], strict=True)]
 
-    def _with_head(self, prefix: str, kind: type[Head]) -> tuple[TrainedEncoder, Head]:
-        """The head whose weights begin with `prefix`, and the encoder that it was trained on."""
+    def _with_head(self, prefix: str, head_class: type[Head]) -> tuple[TrainedEncoder, Head]:
+        """The encoder on which a head was trained, and the head; the names of the head's weights begin with `prefix`.
+        Raises ValueError if the model has no such head."""
         run = self._run
         if run is None:
             # An export of a whole model has no head on a single encoder.
@@ -262,10 +263,10 @@ class TextModel:
         for model, state in candidates:
             weights = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
             if weights:
-                head = kind(model.encoder.cfg)
+                head = head_class(model.encoder.cfg)
                 head.load_state_dict(weights)
                 return TrainedEncoder(model.encoder.to(self.device), model.vocabulary), head.to(self.device)
-        task = "a discriminator" if kind is ReplacedTokenHead else "masked language modelling"
+        task = "a discriminator" if head_class is ReplacedTokenHead else "masked language modelling"
         raise ValueError(f"{self.folder} was not trained with {task}: name a run or an export that was")
 
     def _item(self, encoder: TextEncoder, ids: np.ndarray) -> np.ndarray:

@@ -51,22 +51,23 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
         raise ValueError(f"{run / AUDIT_FOLDER} does not exist: only a run with --train.audit can be examined")
     steps = int(read_state(newest)["step"])
     config = read_run_config(run)
-    settings, run_phases = config.data, phases(config.data, 0.0)  # which tokens are masked does not matter here
+    settings = config.data
+    run_phases = phases(settings, mask_fraction=0.0)  # any: masks do not change which rows a step reads
     if len(run_phases) != len(data):
         raise ValueError(f"{run} read {len(run_phases)} folders, --data names {len(data)}: name them all")
     first = first_step(config)
     rows = settings.mono_rows, settings.para_rows
-    readings = _counting_readings(run / AUDIT_FOLDER, steps)
+    readings = _last_readings(run / AUDIT_FOLDER, steps)
     faults, row_counts = [], []
-    for number, task in enumerate(TASKS):
-        if rows[number]:
+    for task_index, task in enumerate(TASKS):
+        if rows[task_index]:
             stores = [RowStore(folder / task) for folder in data]
             one_rank = StepPlan(rows, rows, 1, 1, settings.alternate)  # a step's rows do not depend on the ranks
             plans = phase_plans(run_phases, one_rank, [store.row_tokens for store in stores])
             step_rows = {
-                step: numbers
+                step: row_range
                 for step in range(first, steps)
-                if (numbers := plans[phase_index(run_phases, step)].step_rows(step, number))
+                if (row_range := plans[phase_index(run_phases, step)].step_rows(step, task_index))
             }
             step_stores = {step: stores[phase_index(run_phases, step)] for step in step_rows}
             faults += _compare(task, step_rows, step_stores, readings[task])
@@ -74,8 +75,8 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
     return faults, f"{' and '.join(row_counts)} of {steps - first} steps"
 
 
-def _counting_readings(folder: Path, steps: int) -> dict[str, dict[int, list[tuple[int, int]]]]:
-    """Every reading in the last attempt at its step, as (step, checksum of the row) by task and row."""
+def _last_readings(folder: Path, steps: int) -> dict[str, dict[int, list[tuple[int, int]]]]:
+    """By task and row index, the readings of the row in the last attempt at a step: (step, checksum of the row)."""
     last_attempts = np.zeros(steps, dtype=np.int64)  # by step
     for attempt, line in enumerate(audit_lines(folder / ATTEMPTS)):
         last_attempts[line["start"] :] = attempt
@@ -84,9 +85,9 @@ def _counting_readings(folder: Path, steps: int) -> dict[str, dict[int, list[tup
         for line in audit_lines(path):
             step = line["step"]
             if step < steps and line["attempt"] == last_attempts[step]:
-                for task, pieces in line["rows"].items():
-                    for first, *checksums in pieces:
-                        for row, checksum in enumerate(checksums, start=first):
+                for task, row_ranges in line["rows"].items():
+                    for first_row, *checksums in row_ranges:
+                        for row, checksum in enumerate(checksums, start=first_row):
                             readings[task][row].append((step, checksum))
     return readings
 
@@ -97,16 +98,17 @@ def _compare(
     step_stores: dict[int, RowStore],
     readings: dict[int, list[tuple[int, int]]],
 ) -> list[str]:
-    """A sentence for every row of a task that was not read exactly once, in its step, with the tokens of its store.
+    """A sentence for every row of a task that was not read exactly once, in its step, with the tokens of the data.
 
-    `step_rows`: the row numbers of every step that reads some, in order; `readings`: those that count, by row.
+    `step_rows` and `step_stores`: for each step that reads rows of the task, their indices and the data that hold them;
+    `readings`: of `_last_readings`, for the task.
     """
-    rows = {row for numbers in step_rows.values() for row in numbers}
+    rows = {row for row_range in step_rows.values() for row in row_range}
     faults = [f"{task} row {row} was read though no step asks for it" for row in readings if row not in rows]
-    for step, numbers in step_rows.items():
+    for step, row_range in step_rows.items():
         store = step_stores[step]
-        expected = row_checksums(store.read(np.arange(numbers.start, numbers.stop) % store.rows).tokens)
-        for row, checksum in zip(numbers, expected, strict=True):
+        expected = row_checksums(store.read(np.arange(row_range.start, row_range.stop) % store.rows).tokens)
+        for row, checksum in zip(row_range, expected, strict=True):
             row_readings = readings.get(row, [])
             steps = [read_in for read_in, _ in row_readings]
             if steps != [step]:

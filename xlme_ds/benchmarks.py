@@ -14,8 +14,8 @@ _FOLDER = Path(__file__).parents[1] / "bench"
 
 
 def benchmarks(folder: Path = _FOLDER) -> dict[str, str]:
-    """A description of each benchmark by its name, the NAME of `python -m bench.NAME`: its docstring up to the first
-    colon or full stop. Raises ValueError if the folder is missing."""
+    """A description by the NAME of each benchmark (`python -m bench.NAME`): the beginning of the module's docstring, up
+    to the first colon or full stop. Raises ValueError if the folder is missing."""
     if not (folder / "step.py").is_file():
         raise ValueError(
             f"there are no benchmarks in {folder}: an installed package has none, run this in a clone of the repository"
@@ -35,15 +35,15 @@ def main(arguments: list[str] | None = None) -> None:
     """Replace this process by a benchmark, or list them; a user's mistake ends in one sentence and exit code 2."""
     argv = sys.argv[1:] if arguments is None else arguments
     try:
-        about = benchmarks()
+        descriptions = benchmarks()
         if not argv or argv[0] in ("-h", "--help"):
-            width = max(map(len, about)) + 2
-            lines = [f"  {name:<{width}}{line}" for name, line in about.items()]
+            width = max(map(len, descriptions)) + 2
+            lines = [f"  {name:<{width}}{description}" for name, description in descriptions.items()]
             print("\n".join(["usage: xlme bench NAME --flags    (xlme bench NAME --help lists them)\n", *lines]))
             return
         name, *rest = argv
-        if name not in about:
-            near = difflib.get_close_matches(name, about, n=1) or ["--help"]
+        if name not in descriptions:
+            near = difflib.get_close_matches(name, descriptions, n=1) or ["--help"]
             raise ValueError(f"there is no benchmark {name!r}: did you mean `xlme bench {near[0]}`?")
     except ValueError as error:
         fail("xlme bench", error)

@@ -1,4 +1,4 @@
-"""Names of a run's checkpoints, and RUN@STEP."""
+"""Names of a run's checkpoints, and the notation RUN@STEP for one of them."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ def is_checkpoint_name(name: str) -> bool:
 
 
 def saved_step(folder: Path) -> int:
-    """The number of steps after which a checkpoint was saved, from the folder's name."""
+    """The number of steps after which a checkpoint was saved, as its folder's name says."""
     return int(folder.name.removeprefix(_PREFIX))
 
 
@@ -33,6 +33,6 @@ def checkpoints_of(run: Path) -> list[Path]:
 
 
 def run_and_step(folder: Path) -> tuple[Path, int | None]:
-    """RUN and STEP of RUN@STEP. The step is None if the path has none, or if a folder of that whole name exists."""
+    """Split RUN@STEP into RUN and STEP. If `folder` has another form, or exists, it is RUN, and STEP is None."""
     match = None if folder.exists() else _RUN_AT_STEP.fullmatch(str(folder))
     return (Path(match[1]), int(match[2])) if match else (folder, None)

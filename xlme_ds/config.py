@@ -22,7 +22,7 @@ class Range:
     """Completes the error "SETTING is VALUE: it must …"."""
     contains: Callable[[float], bool]
     most: float = 1e9
-    """The largest number allowed: a larger one would overflow, or never finish."""
+    """The largest number allowed: a larger one would overflow, or the run would never finish."""
 
 
 Count = Annotated[int, Range("be at least 1", lambda value: value >= 1)]
@@ -47,10 +47,10 @@ PRETRAINING_ONLY = {"only": "pretraining"}
 
 
 def weight_at(points: Sequence[str], step: int) -> float:
-    """The weight of a loss term in `step`, from points such as 0:1 100000:0.1 300000:0.
+    """The weight of a loss term in `step`, from points STEP:WEIGHT such as 0:1 100000:0.1 300000:0.
 
-    It is linear between the given steps and constant after the last one; without points it is 0. Raises ValueError for
-    anything else.
+    The weight is linear between the points' steps and constant after the last one; without points it is 0. Raises
+    ValueError unless the steps begin at 0 and rise.
     """
     try:
         pairs = [(int(at), float(weight)) for at, _, weight in (point.partition(":") for point in points)]
@@ -61,7 +61,7 @@ def weight_at(points: Sequence[str], step: int) -> float:
         raise ValueError(
             f"the weights {' '.join(points)} are not STEP:WEIGHT from step 0 on, as 0:1 100000:0.1 300000:0"
         )
-    weight, last_step = 0.0, -1
+    weight, last_step = 0.0, -1  # before the first point, whose step is 0
     for point_step, point_weight in pairs:
         if step < point_step:
             return weight + (point_weight - weight) * (step - last_step) / (point_step - last_step)
@@ -99,11 +99,12 @@ class ModelConfig:
     """Add a learned position embedding to every token; off: only the relative bias shows the order."""
     body: Literal["xlme", "modern"] = "xlme"
     """xlme: the layers of XLM-R and XLM-E; modern: those of ModernBERT, with rotary positions, GeGLU, local and global
-    attention, and no biases. It has only one `norm`, `relative_bias` and the like: start from a recipe `modern_*`."""
+    attention, and no biases. modern fixes `norm`, `relative_bias` and similar settings: start from a recipe
+    `modern_*`."""
     local_window: Window = 128
     """modern: tokens that a position sees in a local layer, half of them on each side of it."""
     global_every: Count = 3
-    """modern: attention is global in every layer whose number, from 0, is a multiple of this, and local in the
+    """modern: attention is global in every layer whose index, from 0, is a multiple of this, and local in the
     others."""
     rotary_base: Positive = 160_000.0
     """modern: base of the rotary positions in global layers; raise it before training on longer rows (ModernBERT:
@@ -142,11 +143,11 @@ class ModelConfig:
     relative_max_distance: Count = 128
     """Distance in tokens from which on all distances share the last bucket."""
     embedding_sharing: Literal["tied", "gdes"] = "tied"
-    """tied: both networks learn one embedding; gdes: the discriminator adds its own difference to a gradient-stopped
-    copy (DeBERTa-v3), for a second table of memory."""
+    """tied: both networks learn one embedding; gdes: the discriminator's embedding is a gradient-stopped copy of the
+    generator's plus a learned difference (DeBERTa-v3), which takes the memory of a second table."""
     masked_head: Literal["dense", "linear"] = "dense"
-    """Head before the output projection, which is tied to the embedding: dense, GELU and norm, as in BERT and XLM-R,
-    or none (linear), as in XLM."""
+    """Layers before the output projection, which is tied to the embedding. dense: a dense layer, GELU and norm, as in
+    BERT and XLM-R; linear: none, as in XLM."""
     vocabulary_blocks: SmallCount = 1
     """Store the embedding as this many parameters. One is fastest on a GPU; more make the buffers of offloading
     engines smaller (XL on NVMe: 16). A run may be resumed with another number."""
@@ -230,8 +231,9 @@ class DataConfig:
     alternate: bool = False
     """Steps read monolingual rows and pairs in turns, as XLM's MLM and TLM; no step reads both."""
     phase_steps: tuple[int, ...] = ()
-    """Steps for which each of several `--data` folders is read before the next one; the last is read to the end. May
-    change on resume for what has not been read yet. Where rows become k times as long, a step has k times fewer."""
+    """Number of steps for which each of several `--data` folders is read, without the last, which is read to the end.
+    May change on resume if the finished steps would have read the same rows. A step of a phase whose rows are k times
+    as long reads k times fewer rows."""
     phase_mask_fractions: tuple[float, ...] = ()
     """objective.mask_fraction of each folder, where it changes during the run (0.3, 0.15, 0.05 in mmBERT)."""
     phase_rotary_bases: tuple[Positive, ...] = ()
@@ -265,8 +267,8 @@ class OptimizerConfig:
     """Largest global gradient norm; larger gradients are scaled down to it."""
     discriminator_rate: Positive = 1.0
     """Learning rate of the parameters that only the discriminator has, as a multiple of `learning_rate`. Below 1, the
-    token states of its layers keep more effective dimensions in small runs. Dong et al. (2023) decouple the optimizers
-    of the two networks."""
+    token states of the discriminator's layers keep more effective dimensions in small runs. Dong et al. (2023) decouple
+    the optimizers of the two networks."""
     layer_decay: UpToOne = 1.0
     """Fine-tuning: the learning rate falls by this factor from each layer to the one below it."""
 
@@ -392,9 +394,9 @@ class StartConfig:
     that of the data or the first part of it."""
     take: Literal["all", "state", "generator", "discriminator", "encoder"] = "all"
     """all: every parameter, to continue with other data or another schedule; state: also the optimizer's state and
-    the number of steps of a run (`--branch` sets this); generator, discriminator, or encoder for a model with only
-    one, such as XLM-R: every encoder of this run starts from that one, a shallower encoder from its first layers, with
-    its embedding and head (ELECTRA's head start)."""
+    the number of steps of a run (`--branch` sets this); generator, discriminator, or, in a model with only one, such as
+    XLM-R, encoder: every encoder of this run starts from that encoder, with its embedding and head; a shallower encoder
+    takes its first layers (ELECTRA's head start)."""
     into: Literal["both", "encoder", "decoder"] = "both"
     """mt: which side starts from the encoder that was taken; the decoder's cross-attention starts from random weights,
     except where it is interleaved."""

@@ -1,9 +1,8 @@
 """Counts of a run: floating-point operations by the standard count and by the paper's, and parameters by component.
 
-In both counts of operations a multiply-add is two, and only matrix products count. The standard count takes the
-backward pass as twice the forward and includes the vocabulary softmax at the masked positions; a pass without gradient
-counts once, and recomputation by activation checkpointing does not count. Parameters are counted on the meta device,
-which takes no memory.
+In both counts a multiply-add is two operations, and only matrix products count. In the standard count a backward pass
+is two forward passes, the vocabulary softmax at the masked positions counts, and recomputation by activation
+checkpointing does not. Parameters are counted on the meta device, which takes no memory.
 """
 
 import functools
@@ -19,8 +18,8 @@ from .objectives import objective_of
 
 
 def flops_of(run: RunConfig, row_tokens: int) -> Flops:
-    """Operations per token of the run's forward pass on full rows of `row_tokens` tokens, averaged over its steps:
-    phases may predict different shares of the tokens."""
+    """Operations per token of the run's forward pass on full rows of `row_tokens` tokens; the mean over the run's
+    steps, because phases may predict different fractions of the tokens."""
     objective = run.objective
     if run.data.phase_mask_fractions:
         data_phases = phases(run.data, objective.mask_fraction)
@@ -31,8 +30,8 @@ def flops_of(run: RunConfig, row_tokens: int) -> Flops:
 
 
 def flops_per_step(run: RunConfig, row_tokens: int, row_lengths: Sequence[int] = ()) -> float:
-    """Operations of one optimizer step, forward and backward, on full rows of `row_tokens` tokens; with `row_lengths`,
-    the tokens of a row in each phase, the mean over all steps."""
+    """Operations of one optimizer step, forward and backward, on full rows of `row_tokens` tokens. `row_lengths`: the
+    tokens of a row in each phase, if the mean over the steps of all phases is wanted."""
     tokens = sum(run.data.mean_rows) * row_tokens
     shares = phase_shares(phases(run.data, 0.0), run.train.steps) if row_lengths else [1.0]
     per_token = (flops_of(run, length).training for length in row_lengths or [row_tokens])
@@ -40,19 +39,17 @@ def flops_per_step(run: RunConfig, row_tokens: int, row_lengths: Sequence[int] =
 
 
 def paper_forward_per_token(run: RunConfig, row_tokens: int) -> float:
-    """Forward pass as XLM-E's Table 4 counts it, after ELECTRA: both encoders and the discriminator's head, no softmax.
-
-    252.84 MFLOP a token for Base on rows of 512.
-    """
+    """Operations per token of a forward pass as XLM-E's Table 4 and ELECTRA count them: both encoders and the
+    discriminator's head, no softmax. Base has 252.84 MFLOP a token on rows of 512."""
     flops = flops_of(run, row_tokens)
     return flops.forward - flops.softmax
 
 
 def paper_training_flops(run: RunConfig, row_tokens: int) -> dict[str, float]:
-    """Operations of a run as Table 4 counts them: a backward pass as one forward pass, 2^20 tokens as 1.0e6, and half
-    of the tokens of pairs.
+    """Operations of a run as Table 4 counts them: a backward pass is one forward pass, 2^20 tokens are 1.0e6, and only
+    half of the tokens of pairs count.
 
-    `mono`: the monolingual task alone (published for Base: 6.3e19); `both`: with the parallel one (9.5e19).
+    `mono`: monolingual text alone (published for Base: 6.3e19); `both`: with pairs (9.5e19).
     """
     flops = flops_of(run, row_tokens)
     per_token = 2.0 * paper_forward_per_token(run, row_tokens) + flops.layers * flops.first_pass_layer
@@ -82,6 +79,6 @@ def count_parameters(run: RunConfig) -> dict[str, int]:
 
     # With GDES the discriminator's table is the sum of two, of which one is trained by the generator.
     counts = {"embedding": total("embedding_")}
-    for number, (which, head) in enumerate(objective_of(run.objective).encoders.items()):
-        counts[which] = total(f"{which}.", head) + (0 if number else counts["embedding"])
+    for index, (encoder, head) in enumerate(objective_of(run.objective).encoders.items()):
+        counts[encoder] = total(f"{encoder}.", head) + (counts["embedding"] if index == 0 else 0)
     return counts | {"trained_total": sum(sizes.values())}

@@ -68,16 +68,18 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
 
 
 def _fault(settings: dict[str, Any], zero: dict[str, Any]) -> str:
-    """The fault in a file's `settings`, worded to follow the file's path in an error; empty without one. `zero`:
-    their section zero_optimization."""
+    """The fault in a file's `settings`, as words to put after the file's path; empty if there is none. `zero`: the
+    section zero_optimization of `settings`."""
     if zero.get("stage") not in (1, 2, 3):
         return "must set zero_optimization.stage to 1, 2 or 3"
     if any(not isinstance(zero[key], dict) for key in ("offload_optimizer", "offload_param") if key in zero):
         return "sets an offload_* of zero_optimization that is no object: leave it out"
     for key, value in zero.items():
         if value == "auto":
-            trainer = "which is for Hugging Face's trainer: give a number, or leave it out"
-            return f"sets zero_optimization.{key} to auto, {trainer}"
+            return (
+                f"sets zero_optimization.{key} to auto, which is for Hugging Face's trainer: give a number, or leave "
+                "it out"
+            )
     for key in settings:
         if key in _DECIDED_BY_THE_RECIPE:
             return f"sets {key}, which the recipe decides: remove it there and use the recipe's own setting"
@@ -97,7 +99,7 @@ def zero_stage(engine: EngineConfig) -> int:
 
 
 def choose_engine(config: Config, world: int) -> Config:
-    """`config` with the file that `engine.deepspeed auto` means on `world` processes.
+    """`config` in which `engine.deepspeed auto` is replaced by the file to use on `world` processes.
 
     With one micro-batch in a step, ZeRO-1 and ZeRO-3 send the same number of bytes, and ZeRO-3 overlaps more of them
     with computing. With several micro-batches, ZeRO-3 sends the weights again for each. Raises ValueError if the rows
@@ -110,11 +112,12 @@ def choose_engine(config: Config, world: int) -> Config:
 
 
 def check_engine_file(config: Training) -> None:
-    """Check the settings that the ZeRO stage of the engine's file excludes. Raises ValueError."""
+    """Raise ValueError for a setting that is not possible with the ZeRO stage of the engine's file."""
     engine = config.engine
     if engine.kind == "plain":
         return
-    stage, bf16 = zero_stage(engine), engine.gradient_precision == "bf16"
+    stage = zero_stage(engine)
+    bf16_gradients = engine.gradient_precision == "bf16"
     file = f"engine.deepspeed {engine.deepspeed} is ZeRO-{stage}"
     if engine.kind == "pipeline" and stage != 1:
         raise ValueError(f"{file}, a pipeline runs with ZeRO-1: set it to pipe_zero1")
@@ -123,9 +126,9 @@ def check_engine_file(config: Training) -> None:
             f"{file}, which gathers the weights at another place each time, and model.compile graphs reads them at a "
             "fixed one: set it to layers"
         )
-    if stage == 2 and bf16:
+    if stage == 2 and bf16_gradients:
         raise ValueError(f"{file}, engine.gradient_precision bf16 needs ZeRO-1 or ZeRO-3: set it to zero1 or zero3")
-    if stage == 1 and bf16 and engine.offload_optimizer != "none":
+    if stage == 1 and bf16_gradients and engine.offload_optimizer != "none":
         raise ValueError(
             "engine.gradient_precision bf16 needs ZeRO-3 where engine.offload_optimizer is set: set engine.deepspeed "
             "to zero3"

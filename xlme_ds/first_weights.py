@@ -1,8 +1,8 @@
 """The first weights that a run takes from another model (`start.folder`): a run, an export, or XLM-R.
 
-A vocabulary may grow: the data's vocabulary may begin with all pieces of the model's and have more. Each new piece is
-then segmented into old ones, and its embedding starts as the mean of theirs. If the run has a relative bias and the
-other model has none, the bias starts at 0, so that at first it changes nothing.
+A vocabulary may grow: the data's vocabulary may begin with all pieces of the model's vocabulary and have more. Each new
+piece is then segmented into old pieces, and its embedding starts as the mean of their embeddings. If the run has a
+relative bias and the other model has none, the bias starts at 0, so that at first it changes nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,35 +30,37 @@ from .trained.settings import read_config, read_settings, read_vocabulary
 from .trained.weights import read_weights
 
 _MAY_DIFFER = ("discriminator_layers", "init_std", "layout", "language_embeddings")
-_BODY = ("body", "local_window", "global_every", "local_rotary_base")
-# Settings in which a run must be equal to the model that it starts from. `rotary_base` may be raised.
+_BODY = ("body", "local_window", "global_every", "local_rotary_base")  # without `rotary_base`, which may be raised
+# Settings in which a run must be equal to the model that it starts from.
 SHAPE = [*_BODY, *(name for name in EXPORTED_SETTINGS if name not in _MAY_DIFFER)]
 # Prefixes of the parameters that have a row for every id.
 _TOKEN_PARAMETERS = ("embedding_", "difference_", "masked_head.bias", "token_head.bias")
 
 
 class _SourceEncoder(NamedTuple):
-    """One encoder of another model, its heads' parameters by name, and its vocabulary."""
+    """An encoder of another model."""
 
     encoder: TextEncoder
-    heads: Mapping[str, Tensor]
+    heads: Mapping[str, Tensor]  # the parameters of the encoder's heads, by name
     vocabulary: Vocabulary
 
 
 class _Start(NamedTuple):
     """First values for a run's model."""
 
-    values: dict[str, Tensor]  # by parameter
-    models: dict[str, ModelConfig]  # by part of the run's model: the settings of the model that the part starts from
+    values: dict[str, Tensor]  # by name of the parameter
+    models: dict[str, ModelConfig]  # for each part of the run's model, settings of the model from which the part starts
 
 
 def starting_weights(config: RunConfig, vocabulary: Vocabulary, sources: Sequence[Path] = ()) -> InitialValues | None:
-    """The first value of every parameter that `config.start` names; None when it names no folder.
+    """A function that returns the first value of a parameter by name, or None if the parameter starts at random. None
+    if `config.start` names no folder, or the engine loads the weights later.
 
-    `vocabulary`: that of the data. `sources`: the folders of `source_folders` as `pin_step` names them. Raises
-    ValueError for a model of another shape, or with a vocabulary that is not the beginning of the data's.
+    `vocabulary`: of the data; `sources`: the folders of `source_folders` as `pin_step` names them. Raises ValueError
+    for a model of another shape, or with a vocabulary that is not the beginning of the data's.
     """
-    folders, take = source_folders(config), config.start.take
+    folders = source_folders(config)
+    take = config.start.take
     if not folders:
         return None
     pinned = dict(zip(folders, sources or folders, strict=True))
@@ -77,7 +79,7 @@ def starting_weights(config: RunConfig, vocabulary: Vocabulary, sources: Sequenc
 
 
 def source_folders(config: RunConfig) -> list[Path]:
-    """The folders that a run starts from: first that of the embedding and the heads, then those of other parts."""
+    """The folders that a run starts from: first the one of the embedding and the heads, then those of other parts."""
     if not config.start.folder:
         return []
     parts = objective_of(config.objective).first_weights(config.start, config.model)
@@ -89,11 +91,13 @@ def _from_encoders(
 ) -> _Start:
     """Embedding and heads of the encoder that `take` names, and the encoder that each part of the run's model takes.
 
-    `folders`: the source folders as `pin_step` names them.
+    `folders`: by source folder, its name by `pin_step`.
     """
-    objective, main = objective_of(config.objective), Path(config.start.folder)
+    objective = objective_of(config.objective)
+    main = Path(config.start.folder)
 
     def read(folder: Path, which: EncoderName | None) -> tuple[_SourceEncoder, dict[str, Tensor], ModelConfig]:
+        """An encoder, and its state and settings with rows for all pieces of the data's vocabulary."""
         source = _source_encoder(folders[folder], which)
         state, cfg = _with_new_pieces(source.encoder.state_dict(), source.encoder.cfg, source.vocabulary, vocabulary)
         _check_start(folders[folder], cfg, config, source.vocabulary, vocabulary)
@@ -106,13 +110,15 @@ def _from_encoders(
     values["embedding_0"] = _table(state)
     models: dict[str, ModelConfig] = dict.fromkeys(objective.encoders, cfg)
     for part, first in objective.first_weights(config.start, config.model).items():
-        same = (Path(first.folder), first.which) == (main, take)
-        _, its_state, models[part] = (source, state, cfg) if same else read(Path(first.folder), first.which)
-        _check_layers(folders[Path(first.folder)], models[part], part, first)
-        taken = {
-            name.removeprefix("encoder."): value for name, value in its_state.items() if name.startswith("encoder.")
+        folder = Path(first.folder)
+        part_state, models[part] = state, cfg
+        if (folder, first.which) != (main, take):
+            _, part_state, models[part] = read(folder, first.which)
+        _check_layers(folders[folder], models[part], part, first)
+        of_encoder = {
+            name.removeprefix("encoder."): value for name, value in part_state.items() if name.startswith("encoder.")
         }
-        values |= {f"{part}.{name}": value for name, value in first.convert(taken).items()}
+        values |= {f"{part}.{name}": value for name, value in first.convert(of_encoder).items()}
     return _Start(values, models)
 
 
@@ -124,16 +130,17 @@ def _table(state: Mapping[str, Tensor]) -> Tensor:
 def _all_parameters(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> _Start:
     """Every parameter of the pre-training model in `folder` (`start.take all`)."""
     objective = objective_of(config.objective)
-    of_run = "config" in read_config(folder)
-    run = load_run(folder) if of_run else _whole_export(folder, config)
-    parts, encoders = objective.first_weights(config.start, config.model), " or ".join(objective.encoders)
+    is_run = "config" in read_config(folder)
+    run = load_run(folder) if is_run else _whole_export(folder, config)
+    parts = objective.first_weights(config.start, config.model)
+    encoders = " or ".join(objective.encoders)
     if run.task:
         raise ValueError(
             f"{folder} is not a pre-training run, of which start.take all takes every parameter: set start.take to "
             f"{encoders}"
         )
-    its_parts = objective_of(run.objective).first_weights(config.start, run.model)
-    if run.encoders != objective.encoders or its_parts.keys() != parts.keys():
+    their_parts = objective_of(run.objective).first_weights(config.start, run.model)
+    if run.encoders != objective.encoders or their_parts.keys() != parts.keys():
         raise ValueError(
             f"{folder} was trained for {run.objective.name}, whose model has other parts than that of "
             f"{config.objective.name}: set start.take to {' or '.join(run.encoders)}"
@@ -142,13 +149,14 @@ def _all_parameters(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> 
     _check_start(folder, cfg, config, run.vocabulary, vocabulary)
     _check_layout(folder, cfg, config)
     _check_shape(folder, cfg, config, f", or start.take to {encoders}")
-    # It may lack the relative bias and the language embeddings, and split its vocabulary tables into other blocks.
+    # The other model may lack the relative bias and the language embeddings, and may store its vocabulary tables in
+    # other blocks.
     model = replace(config.model, relative_bias=cfg.relative_bias, language_embeddings=cfg.language_embeddings)
     sizes = parameter_sizes(config.objective, model)
     blocks = "embedding_", "difference_"
     missing = {name.split(".")[0] for name in sizes if name not in state and not name.startswith(blocks)}
     if missing:
-        remedy = "" if of_run else "start.folder to the run that it is an export of, or "
+        remedy = "" if is_run else "start.folder to the run that it is an export of, or "
         raise ValueError(
             f"{folder} has no {' and no '.join(sorted(missing))}, which start.take all takes for "
             f"{config.objective.name}: set {remedy}start.take to {encoders}"
@@ -157,7 +165,8 @@ def _all_parameters(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> 
 
 
 def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> None:
-    """Raise ValueError where a run of `config` cannot take the state of the run in `folder`, the optimizer's too."""
+    """Raise ValueError if a run of `config` cannot continue from the state of the run in `folder` (`start.take
+    state`)."""
     settings = read_settings(folder)
     run, _ = run_and_step(folder)
     _, step = run_and_step(Path(config.start.folder))
@@ -167,8 +176,8 @@ def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Non
         )
     steps = [saved_step(checkpoint) for checkpoint in checkpoints_of(run)]
     if step not in steps:
-        there = ", ".join(map(str, steps)) or "none at all"
-        raise ValueError(f"{run} has no checkpoint of step {step}, it has {there}: name one of them")
+        existing = ", ".join(map(str, steps)) or "none at all"
+        raise ValueError(f"{run} has no checkpoint of step {step}, it has {existing}: name one of them")
     if config.train.steps <= step:
         raise ValueError(f"train.steps {config.train.steps} are over at step {step}, where the run begins: raise it")
     trained_for = settings.task or settings.objective.name
@@ -197,9 +206,11 @@ def _source_encoder(folder: Path, which: EncoderName | None = None) -> _SourceEn
     config = read_config(folder)
     if "config" in config:
         run = load_run(folder)
-        encoder, prefix = run.encoder(which), () if run.task else run.encoders[which or main_encoder(run.encoders)]
-        heads = {name: value for name, value in run.state.items() if name.startswith(prefix)}
-        return _SourceEncoder(encoder, heads, run.vocabulary)
+        heads = {}
+        if not run.task:
+            prefix = run.encoders[which or main_encoder(run.encoders)]
+            heads = {name: value for name, value in run.state.items() if name.startswith(prefix)}
+        return _SourceEncoder(run.encoder(which), heads, run.vocabulary)
     encoder, vocabulary = load_encoder(folder, which)
     return _SourceEncoder(encoder, read_heads(folder, which), vocabulary)
 
@@ -209,7 +220,8 @@ def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
     if run := load_whole_export(folder):
         return run
     objective = objective_of(config.objective)
-    has_generator, exported = (folder / GENERATOR_FOLDER).is_dir(), read_config(folder).get(WHICH)
+    has_generator = (folder / GENERATOR_FOLDER).is_dir()
+    exported = read_config(folder).get(WHICH)  # which encoder the export is of
     instead = f"set start.take to {'discriminator or generator' if has_generator else 'encoder'}"
     missing = [
         part
@@ -257,7 +269,7 @@ def _with_new_pieces(
     new_pieces = torch.arange(len(old_ids)).repeat_interleave(sizes)  # for every old piece in `ids`
 
     def with_new_rows(rows: Tensor) -> Tensor:
-        """`rows` with those of the new pieces, means of old rows, inserted before the row of `<mask>`."""
+        """`rows` with a row for each new piece, the mean of its old pieces' rows, before the row of `<mask>`."""
         sums = rows.new_zeros(len(old_ids), *rows.shape[1:]).index_add_(0, new_pieces, rows[ids])
         means = sums / sizes.view(-1, *(1 for _ in rows.shape[1:]))
         return torch.cat([rows[: old.mask], means, rows[old.mask :]])
@@ -269,30 +281,29 @@ def _with_new_pieces(
 
 
 def _check_start(folder: Path, source: ModelConfig, config: RunConfig, old: Vocabulary, new: Vocabulary) -> None:
-    """Raise ValueError where a model of `config` with the vocabulary `new` cannot start from the model in `folder`.
-
-    `source` and `old`: settings and vocabulary of that model.
-    """
-    model, here, languages = f"the model in {folder}", config.model, source.language_embeddings
+    """Raise ValueError if a model of `config` with the vocabulary `new` cannot start from the model in `folder`, whose
+    settings are `source` and whose vocabulary is `old`."""
+    model = f"the model in {folder}"
+    languages = source.language_embeddings
     if old.sha256 != new.sha256 and not (old.size < new.size and new.begins_with(old)):
         raise ValueError(
             f"{model} has another vocabulary than the data: encode the data with its own, or with one that extends it"
         )
-    if languages and languages != here.language_embeddings:
+    if languages and languages != config.model.language_embeddings:
         raise ValueError(
             f"{model} has embeddings of the languages {' '.join(languages)}: set model.language_embeddings to those"
         )
     for name in SHAPE:
-        setting, ours = getattr(source, name), getattr(here, name)
+        theirs, ours = getattr(source, name), getattr(config.model, name)
         # A model without a table of positions, or without a relative bias, has no parameters of that size.
-        without = name == "max_positions" and not source.absolute_positions
-        without |= name.startswith("relative_") and source.relative_bias == "none"
-        if setting != ours and not without:
-            raise ValueError(f"{model} has {name} {setting}, model.{name} is {ours}: set it to the same")
+        no_parameters = name == "max_positions" and not source.absolute_positions
+        no_parameters |= name.startswith("relative_") and source.relative_bias == "none"
+        if theirs != ours and not no_parameters:
+            raise ValueError(f"{model} has {name} {theirs}, model.{name} is {ours}: set it to the same")
 
 
 def _check_layout(folder: Path, source: ModelConfig, config: RunConfig) -> None:
-    """Raise ValueError where the objective needs the layout of `source`, and the model of `config` has another."""
+    """Raise ValueError if the objective needs the layout of `source`, and the model of `config` has another."""
     objective, layout = config.objective, config.model.layout
     if objective_of(objective).starts_in_layout and source.layout != layout:
         raise ValueError(
@@ -302,8 +313,8 @@ def _check_layout(folder: Path, source: ModelConfig, config: RunConfig) -> None:
 
 
 def _check_shape(folder: Path, source: ModelConfig, config: RunConfig, instead: str = "") -> None:
-    """Raise ValueError where `source` and the model of `config` differ in the settings of the objective's own parts;
-    `instead` ends the message."""
+    """Raise ValueError if `source` and the model of `config` differ in a setting of the objective's shape; `instead`
+    ends the message."""
     objective = objective_of(config.objective)
     theirs = objective.shape(source)
     for name, ours in objective.shape(config.model).items():
@@ -312,7 +323,7 @@ def _check_shape(folder: Path, source: ModelConfig, config: RunConfig, instead: 
 
 
 def _check_layers(folder: Path, source: ModelConfig, part: str, first: FirstWeights) -> None:
-    """Raise ValueError where an encoder has too few layers for `part`; print a note where it has too many."""
+    """Raise ValueError if an encoder has too few layers for `part`; print a note if it has more than the part takes."""
     layers = source.discriminator_layers
     if first.layers > layers:
         raise ValueError(

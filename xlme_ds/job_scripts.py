@@ -8,7 +8,7 @@ import tyro
 
 from .cli import fail, program
 
-# A wheel has them in the package, a checkout next to it.
+# The scripts are in the package of a wheel, and next to the package in a clone.
 _FOLDERS = (Path(__file__).parent / "slurm", Path(__file__).parents[1] / "slurm")
 
 

@@ -17,17 +17,17 @@ It is `deepspeed --num_gpus N --module xlme_ds.COMMAND --flags`.
   DEEPSPEED OPTIONS  those of `deepspeed --help`: --hostfile FILE, --include HOST:GPU,GPU, --master_port PORT, ...;
                      without ssh on each machine --no_ssh --node_rank N --master_addr HOST"""
 
-# Options that choose processes, as --gpus does; --gpus itself, given twice.
+# Options that choose processes and so exclude --gpus; a second --gpus, too.
 _CHOICES = ("--gpus", "--num_gpus", "--num_accelerators", "--include", "-i", "--exclude", "-e")
 
 
 def command(argv: list[str]) -> list[str]:
-    """The launcher's command line. Raises ValueError for a mistake, also for one that DeepSpeed passes over: without
-    its hostfile it trains on this machine alone."""
-    place = next((place for place, word in enumerate(argv) if word in LAUNCHED), None)
-    if place is None:
+    """The launcher's command line. Raises ValueError for a mistake, also for a hostfile that does not exist: DeepSpeed
+    would ignore the option and train on this machine alone."""
+    index = next((index for index, word in enumerate(argv) if word in LAUNCHED), None)
+    if index is None:
         raise ValueError(f"no command to launch: add {' or '.join(LAUNCHED)}, and its flags after it")
-    options, gpus = take_flag(argv[:place], "--gpus")
+    options, gpus = take_flag(argv[:index], "--gpus")
     if gpus is not None and not (gpus.isdecimal() and int(gpus)):
         raise ValueError(f"--gpus {gpus}: it must be a number of processes, at least 1")
     for flag in ("--hostfile", "-H"):
@@ -37,7 +37,7 @@ def command(argv: list[str]) -> list[str]:
     chosen = next((word for word in options if word.partition("=")[0] in _CHOICES), None)
     if gpus is not None and chosen:
         raise ValueError(f"--gpus and {chosen} both choose processes: leave one out")
-    return launch(f"xlme_ds.{argv[place]}", int(gpus) if gpus else None, argv[place + 1 :], options)
+    return launch(f"xlme_ds.{argv[index]}", int(gpus) if gpus else None, argv[index + 1 :], options)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -3,7 +3,8 @@
 
 `--config FILE` in place of `--recipe`: the settings that `xlme config` printed, or a run's config.json.
 `--branch RUN@STEP` in place of `--recipe`: a new run with that run's settings continues from its checkpoint, with the
-optimizer's state; with `--schedule.name wsd --schedule.decay-steps N` its learning rate falls over N steps, its last.
+optimizer's state. With `--schedule.name wsd --schedule.decay-steps N` the new run has N steps, over which its learning
+rate falls.
 """
 
 import os
@@ -73,7 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
             dry_run(run, data, out, heldout, command.profile)
         else:
             pretrain(run, data, out, heldout, stop, command.profile)
-    except SharedError as error:  # any other is a bug of ours, and keeps its traceback
+    except SharedError as error:  # any other error is a bug of ours, and keeps its traceback
         fail("xlme pretrain", error)
 
 

@@ -21,12 +21,12 @@ from .train.run_folder import fixed_settings
 
 RUN = recipe("quickstart")
 ROW_TOKENS = RUN.model.max_positions
-# Every row is read once. The corpus is small, so its text occurs in many rows, next to other text, with other masks.
+# Every row is read once. The corpus is small, so a sentence is in many rows, next to other text and with other masks.
 MONO_ROWS = RUN.train.steps * RUN.data.mono_rows
 PARA_ROWS = RUN.train.steps * RUN.data.para_rows
 _MARK = ".quickstart"  # a file in every run folder that the quickstart made
-_TRIAL_SECONDS = 3.0  # longest time of two trial steps after which a third is run
-_OVERHEAD = 1.2  # whole time as a multiple of all forward and backward passes; measured (docs/lab/quickstart.md)
+_TRIAL_SECONDS = 3.0  # a third trial step is run if the first two took less
+_OVERHEAD = 1.2  # time of training / time of its forward and backward passes; measured (docs/lab/quickstart.md)
 _LOG = "prepare.log"  # in data/: the commands of data preparation and their output
 JUDGED_SENTENCE = "Everyone has the right to life, liberty and Recht of person."
 MASKED_SENTENCE = "Everyone has the <mask> to education."
@@ -110,8 +110,8 @@ def begin(out: Path, fresh: bool) -> None:
 
 
 def trial_seconds() -> float:
-    """Seconds of one training step's forward and backward pass here, on all cores and random tokens: the fastest of
-    three, or of two if these take long (the first is slow because it allocates memory)."""
+    """Seconds of the forward and backward pass of a training step on this machine, with all cores, on random tokens:
+    the fastest of two or three. The first one is slow because it allocates memory."""
     import numpy as np
 
     from .data.collate import collate
@@ -148,7 +148,7 @@ def announce(out: Path) -> None:
 
 
 def run_stage(stage: list[str], data: Path, settings: dict[str, str]) -> None:
-    """Run a stage of data preparation; append its output to prepare.log, and print what it made in one line."""
+    """Run a stage of data preparation; append its output to prepare.log, and print in one line which files it made."""
     print(f"{stage[0]:<6} ", end="", flush=True)
     data.mkdir(exist_ok=True)
     with open(data / _LOG, "ab+") as log:
@@ -173,8 +173,10 @@ def show_model(out: Path) -> None:
 
     from . import load
 
-    model, console, judged_words = load(out), Console(highlight=False), list[tuple[str, float]]()
-    for piece in model.judge(JUDGED_SENTENCE):  # a word has the highest probability of its pieces
+    model = load(out)
+    console = Console(highlight=False)
+    judged_words: list[tuple[str, float]] = []  # a word, and the highest probability of its pieces
+    for piece in model.judge(JUDGED_SENTENCE):
         new_word = piece.text.startswith("▁") or not judged_words
         start, highest = ("", 0.0) if new_word else judged_words.pop()
         judged_words.append((start + piece.text.removeprefix("▁"), max(highest, piece.probability)))
@@ -193,7 +195,7 @@ def show_model(out: Path) -> None:
 
 
 def next_steps(out: Path) -> list[list[str]]:
-    """Commands to try on the finished run."""
+    """Command lines to try on the finished run."""
     python = os.path.relpath(sys.executable)
     python = python if python.startswith(".venv") else sys.executable
     judge = f'import xlme_ds as xlme; print(xlme.load({str(out)!r}).judge("{JUDGED_SENTENCE}"))'
@@ -206,7 +208,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = tyro.cli(Quickstart, prog=program("quickstart"), description=__doc__, args=arguments)
     out: Path = options.out
     try:
-        rows = RUN.data.mono_rows  # a step has as many of pairs
+        rows = RUN.data.mono_rows  # as many as rows of pairs
         if options.processes not in range(1, rows + 1) or rows % options.processes != 0:
             raise ValueError(
                 f"--processes is {options.processes}: it must divide the {rows} rows of each task in a step"

@@ -20,15 +20,17 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 def environment() -> dict[str, str]:
-    """This process's environment for a command: without a launcher's variables; PATH begins with this Python's folder;
-    PYTHONPATH has our packages, and PYTHONSAFEPATH excludes the current folder, which may hold a module of any name."""
-    ours, places = str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if ours not in (*places, *map(os.path.realpath, site.getsitepackages())):
-        places.append(ours)
-    path = {"PYTHONPATH": os.pathsep.join(filter(None, places)), "PYTHONSAFEPATH": "1"}
-    path["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    launchers = (AGENT_STORE, *TORCH_VARIABLES)
-    return {name: value for name, value in os.environ.items() if name not in launchers} | path
+    """The environment for a command that this process runs: its own environment without a launcher's variables. PATH
+    begins with this Python's folder. PYTHONPATH has our packages, and PYTHONSAFEPATH excludes the current folder, in
+    which a module may have the name of one that we import."""
+    our_folder = str(Path(__file__).resolve().parents[1])
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if our_folder not in (*folders, *map(os.path.realpath, site.getsitepackages())):
+        folders.append(our_folder)
+    paths = {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "PYTHONSAFEPATH": "1"}
+    paths["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    of_launcher = (AGENT_STORE, *TORCH_VARIABLES)
+    return {name: value for name, value in os.environ.items() if name not in of_launcher} | paths
 
 
 def launch(module: str, processes: int | None, arguments: Sequence[str], options: Sequence[str] = ()) -> list[str]:
@@ -41,9 +43,9 @@ def launch(module: str, processes: int | None, arguments: Sequence[str], options
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    number = [] if processes is None else ["--num_gpus", str(processes)]
-    quiet = ["--master_port", port, "--no_local_rank", "--log_level", "error"]
-    return ["deepspeed", *number, *quiet, *options, "--module", module, *arguments]
+    count = [] if processes is None else ["--num_gpus", str(processes)]
+    defaults = ["--master_port", port, "--no_local_rank", "--log_level", "error"]  # `options` may replace them
+    return ["deepspeed", *count, *defaults, *options, "--module", module, *arguments]
 
 
 def run(
@@ -52,8 +54,8 @@ def run(
     """Print `command` and run it; if it fails, exit with its code.
 
     Ctrl-C reaches the command itself, which saves and ends. Other signals to stop (SIGTERM, SIGUSR1, SIGHUP) are passed
-    on to it, and this program exits after it. `log` gets the command, its stdout and stderr in place of the terminal;
-    `quiet` drops stdout.
+    on to the command, and this program exits after it. `log`: a file for the command's stdout and stderr, and for what
+    is printed; `quiet`: drop stdout.
     """
     line = f"$ {shlex.join(command)}\n"
     if log is None:
@@ -61,7 +63,8 @@ def run(
     else:
         log.write(line.encode())
         log.flush()
-    output, errors = (log, subprocess.STDOUT) if log is not None else (subprocess.DEVNULL if quiet else None, None)
+    output = log or (subprocess.DEVNULL if quiet else None)
+    errors = subprocess.STDOUT if log else None
     process = subprocess.Popen(command, env=environment, stdout=output, stderr=errors)
     received: list[int] = []
 

@@ -21,7 +21,7 @@ def read(path: Path) -> dict[str, Any]:
             return tomllib.loads(path.read_text(encoding="utf-8-sig"))
         values: dict[str, Any] = read_json(path, dict)
         if "config" in values:
-            values = dict(read_object(path)["config"])  # a run's: `read_object` also checks the format's number
+            values = dict(read_object(path)["config"])  # of a run: `read_object` also checks the format version
         return values
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
@@ -54,29 +54,30 @@ def with_values(settings: Settings, values: Mapping[str, Any], path: Path, secti
     return replace(settings, **changed)  # type: ignore[type-var]
 
 
-def _typed(value: Any, kind: Any, start: str) -> Any:
-    """`value` as a setting of type `kind`; errors begin with `start`. Choices and ranges are checked later."""
-    if get_origin(kind) is tuple:
+def _typed(value: Any, hint: Any, error: str) -> Any:
+    """`value`, converted to the type `hint`. Raises ValueError, with a message that begins with `error`, for a value of
+    another type; choices and ranges are checked later."""
+    if get_origin(hint) is tuple:
         if not isinstance(value, list):
-            raise ValueError(f"{start}, it must be a list")
-        return tuple(_typed(element, get_args(kind)[0], start) for element in value)
-    kind = str if get_origin(kind) is Literal else kind
-    if kind is float and type(value) is int:
+            raise ValueError(f"{error}, it must be a list")
+        return tuple(_typed(element, get_args(hint)[0], error) for element in value)
+    expected = str if get_origin(hint) is Literal else hint
+    if expected is float and type(value) is int:
         try:
             return float(value)
         except OverflowError:
-            raise ValueError(f"{start}, it must be smaller") from None
-    if type(value) is not kind:
+            raise ValueError(f"{error}, it must be smaller") from None
+    if type(value) is not expected:
         names = {str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
-        raise ValueError(f"{start}, it must be {names[kind]}")
+        raise ValueError(f"{error}, it must be {names[expected]}")
     return value
 
 
-def help_of(kind: type) -> dict[str, str]:
-    """The help text of each setting of a dataclass, in one line: the docstring below it in the source."""
+def help_of(settings_class: type) -> dict[str, str]:
+    """The help text of each setting of a dataclass, in one line: the docstring below the setting in the source."""
     from docstring_parser import parse_from_object
 
-    settings = [setting for base in reversed(kind.__mro__[:-1]) for setting in parse_from_object(base).params]
+    settings = [setting for base in reversed(settings_class.__mro__[:-1]) for setting in parse_from_object(base).params]
     return {setting.arg_name: " ".join((setting.description or "").split()) for setting in settings}
 
 
@@ -91,7 +92,8 @@ def to_toml(config: RunConfig) -> str:
 
 def _section(settings: Any) -> Iterator[str]:
     """Lines of TOML for the settings of one dataclass, without the sections in it."""
-    helps, hints = help_of(type(settings)), get_type_hints(type(settings))
+    helps = help_of(type(settings))
+    hints = get_type_hints(type(settings))
     for name in (field.name for field in fields(settings)):
         value = getattr(settings, name)
         if is_dataclass(value):

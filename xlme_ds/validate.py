@@ -18,10 +18,10 @@ Config = TypeVar("Config", bound=Training)
 
 
 def validate(config: Config, world: int | None = None) -> Config:
-    """Check that all settings of `config` fit each other, and `world` processes if their number is given; returns it.
+    """Check that the settings of `config` fit each other, and `world` processes if that is given; returns `config`.
 
-    `engine.deepspeed auto` is replaced by the file that it chooses for `world` processes; without `world` it stays
-    auto, and both files that it can choose are checked. Raises ValueError.
+    In the result, `engine.deepspeed auto` is replaced by the file that it chooses for `world` processes. Without
+    `world` it stays auto, and both files that it can choose are checked. Raises ValueError.
     """
     if config.engine.deepspeed == "auto":
         if not isinstance(config, RunConfig):
@@ -49,7 +49,7 @@ def validate(config: Config, world: int | None = None) -> Config:
 
 
 def check_ranges(settings: Any, prefix: str = "") -> None:
-    """Check each setting of a dataclass against the choices or the range in its type. `prefix` goes before its name."""
+    """Check each setting of a dataclass against the choices or the range in its type. Errors name PREFIX + setting."""
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         _check_value(f"{prefix}{name}", getattr(settings, name), hint)
 
@@ -64,8 +64,8 @@ def _check_value(name: str, value: Any, hint: Any) -> None:
         raise ValueError(f"{name} {value} is not known: choose one of {', '.join(get_args(hint))}")
     is_tuple = get_origin(hint) is tuple
     problem = f"{name} is {value}: {'each' if is_tuple else 'it'} must"
-    marks = getattr(get_args(hint)[0] if is_tuple else hint, "__metadata__", ())
-    for allowed in (mark for mark in marks if isinstance(mark, Range)):
+    metadata = getattr(get_args(hint)[0] if is_tuple else hint, "__metadata__", ())
+    for allowed in (entry for entry in metadata if isinstance(entry, Range)):
         for number in value if is_tuple else (value,):
             if not allowed.contains(number):
                 raise ValueError(f"{problem} {allowed.wording}")
@@ -83,11 +83,11 @@ def _check_model(config: Training) -> None:
         raise ValueError(
             f"model.relative_max_distance {model.relative_max_distance} must exceed a quarter of model.relative_buckets"
         )
-    block_size = -(-model.vocabulary // model.vocabulary_blocks)
+    block_size = _divide_up(model.vocabulary, model.vocabulary_blocks)
     if block_size * (model.vocabulary_blocks - 1) >= model.vocabulary:
         raise ValueError(
             f"model.vocabulary {model.vocabulary} does not split into model.vocabulary_blocks "
-            f"{model.vocabulary_blocks}: use {-(-model.vocabulary // block_size)}"
+            f"{model.vocabulary_blocks}: use {_divide_up(model.vocabulary, block_size)}"
         )
     layer_class(model).check(model)
     if model.kernels == "triton" and head_size not in HEAD_SIZES:
@@ -104,6 +104,11 @@ def _check_model(config: Training) -> None:
         )
     if len(set(model.language_embeddings)) < len(model.language_embeddings):
         raise ValueError("model.language_embeddings names a language twice: name each once")
+
+
+def _divide_up(dividend: int, divisor: int) -> int:
+    """The quotient, rounded up."""
+    return -(-dividend // divisor)
 
 
 def _check_objective(config: RunConfig) -> None:
@@ -244,12 +249,13 @@ def _check_world(config: Training, world: int) -> None:
     if engine.offload_parameters == "nvme":  # DeepSpeed's own error names no setting
         zero = deepspeed_settings(engine)["zero_optimization"]
         buffer = zero.get("offload_param", {}).get("buffer_size", 100_000_000)
-        share = -(-(-(-model.vocabulary // model.vocabulary_blocks) * model.width) // world)
+        block = _divide_up(model.vocabulary, model.vocabulary_blocks) * model.width
+        share = _divide_up(block, world)
         if share > buffer:
             raise ValueError(
                 f"engine.offload_parameters nvme has buffers of {buffer} elements, and a process's share of an "
                 f"embedding of {model.vocabulary_blocks} model.vocabulary_blocks has {share}: set these to "
-                f"{-(-model.vocabulary * model.width // (world * buffer))}"
+                f"{_divide_up(model.vocabulary * model.width, world * buffer)}"
             )
     accumulation = plan_step(config.data, world // engine.processes_per_replica).accumulation
     needed = 2 * engine.pipeline_stages
