@@ -8,7 +8,7 @@ from . import __version__
 from .cli import fail
 from .io.output import open_output
 
-# Command -> module whose `main` takes the arguments, and a line about it; in the order of use.
+# For each command, in the order of use: the module whose `main` takes the arguments, and a line for the help.
 COMMANDS = {
     "quickstart": ("xlme_ds.quickstart", "fetch sample text, prepare it, train a small model and draw its report"),
     "prep": ("data_prep.__main__", "prepare text for training, stage by stage: encode, mix, verify, ..."),

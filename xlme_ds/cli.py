@@ -204,7 +204,7 @@ def take_flag(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
 
 
 def without(arguments: Sequence[str], *flags: str) -> list[str]:
-    """`arguments` without `flags` and their values."""
+    """`arguments` without `flags` and the flags' values."""
     rest: list[str] = []
     flag = ""  # to which the argument belongs
     for argument in arguments:

@@ -98,11 +98,11 @@ class ModelConfig:
     absolute_positions: bool = True
     """Add a learned position embedding to every token; off: only the relative bias shows the order."""
     body: Literal["xlme", "modern"] = "xlme"
-    """xlme: the layers of XLM-R and XLM-E; modern: those of ModernBERT, with rotary positions, GeGLU, local and global
+    """xlme: layers of XLM-R and XLM-E; modern: layers of ModernBERT, with rotary positions, GeGLU, local and global
     attention, and no biases. modern fixes `norm`, `relative_bias` and similar settings: start from a recipe
     `modern_*`."""
     local_window: Window = 128
-    """modern: tokens that a position sees in a local layer, half of them on each side of it."""
+    """modern: tokens that a position sees in a local layer, half of them on each side of the position."""
     global_every: Count = 3
     """modern: attention is global in every layer whose index, from 0, is a multiple of this, and local in the
     others."""
@@ -344,7 +344,7 @@ class TrainConfig:
     eval_rows: Count = field(default=512, metadata=PRETRAINING_ONLY)
     """Held-out rows of each task that an evaluation reads, from the start; more give steadier figures."""
     save_every: Count = 2_500
-    """Steps between two checkpoints; a crash loses no more than these."""
+    """Steps between two checkpoints; a crash loses at most as many steps."""
     keep_last: Count = 3
     """Number of newest checkpoints that are kept; a checkpoint has 12 bytes for each parameter."""
     keep_every: NotNegative[int] = 25_000
@@ -355,8 +355,8 @@ class TrainConfig:
     max_bad_steps: Count = 10
     """The run stops after this many skipped steps in a row (loss or gradient not finite, or a spike)."""
     spike_sigma: NotNegative[float] = 0.0
-    """Skip steps whose gradient norm is this many standard deviations above the mean of the last 128; 0: never. Try 6,
-    as OLMo-core, if the loss jumps."""
+    """Skip steps whose gradient norm is this many standard deviations above the mean of the last 128 steps; 0: never.
+    Try 6, as OLMo-core, if the loss jumps."""
     watchdog_minutes: Annotated[float, Range("not be negative", lambda value: value >= 0, most=525_600)] = 30.0
     """Minutes after which a process that has finished no step, save or part of the start ends the run and reports
     where it hangs; 0: never."""
@@ -390,8 +390,8 @@ class StartConfig:
 
     folder: str = ""
     """A run, one of its checkpoints (RUN@STEP), an export, or an XLM-R model as Hugging Face stores it. Of an
-    unfinished run the newest checkpoint is taken. Its layers must have this model's shape, and its vocabulary must be
-    that of the data or the first part of it."""
+    unfinished run the newest checkpoint is taken. Its layers must have this model's shape. The data's vocabulary must
+    be the model's, or begin with all of its pieces."""
     take: Literal["all", "state", "generator", "discriminator", "encoder"] = "all"
     """all: every parameter, to continue with other data or another schedule; state: also the optimizer's state and
     the number of steps of a run (`--branch` sets this); generator, discriminator, or, in a model with only one, such as
@@ -402,7 +402,7 @@ class StartConfig:
     except where it is interleaved."""
     decoder: str = ""
     """mt: another run, export or XLM-R model from whose encoder (or discriminator) the decoder starts, as XLM's starts
-    from a causal model. Its embedding is not taken: encoder and decoder share that of `folder`."""
+    from a causal model. Its embedding is not taken: encoder and decoder share the embedding of `folder`."""
 
 
 @dataclass(frozen=True)

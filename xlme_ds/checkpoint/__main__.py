@@ -143,7 +143,7 @@ def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = 
 
 
 def average(models: Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.arg(name="model")], out: Path) -> None:
-    """Write the mean of the weights of several models as a model of its own, which every command reads.
+    """Write the mean of the weights of several models as a new model, which every command reads.
 
     Compare it with its parts by `xlme evaluate losses`.
 

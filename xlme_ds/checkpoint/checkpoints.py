@@ -136,7 +136,7 @@ class Checkpoints:
         partial.mkdir(parents=True)
 
     def _finish(self, partial: Path, state: Mapping[str, Any], files: dict[str, dict[str, int]]) -> None:
-        """Complete the checkpoint, name it in latest.json, and delete those that the settings do not keep."""
+        """Complete the checkpoint, name it in latest.json, and delete checkpoints that the settings do not keep."""
         final = complete(partial, state, files)
         with naming(self.folder / _LATEST_FILE):
             write_object(self.folder / _LATEST_FILE, {"checkpoint": final.name})

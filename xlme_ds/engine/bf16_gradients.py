@@ -183,7 +183,7 @@ def _step(optimizer: BF16_Optimizer, sums: _GradientSums) -> None:
         optimizer.optimizer.step()
         optimizer._lazy_init_hp_params_optimizer_state()
     optimizer.clear_hp_grads()
-    sums.parts[:] = optimizer.fp32_groups_gradient_flat_partition  # the buffers again, which frees copies of them
+    sums.parts[:] = optimizer.fp32_groups_gradient_flat_partition  # frees copies of the buffers in another type
 
 
 def _step_in_pieces(optimizer: BF16_Optimizer, sums: _GradientSums, take_step: Callable[[], object]) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from ..config import DataConfig, EngineConfig, ModelConfig, RunConfig, Training
 from ..counting import flops_of
 from ..data.loader import HeldOutLoader, Loader
+from ..data.schema import Manifest
 from ..data.vocabulary import Vocabulary
 from ..engine_file import deepspeed_settings, zero_stage
 from ..models.execution import resolve_compile, wrap_layers
@@ -136,36 +137,43 @@ def _require_split(unseen: Loader, trained: Loader) -> None:
     for (task, store), (phase, folder) in product(
         unseen.stores.items(), zip(trained.phases, trained.folders, strict=True)
     ):
-        manifests = [store.manifest, trained.stores_at(phase.first_step)[task].manifest]
-        (split, share), (trained_split, trained_share) = (
-            (manifest.settings.get("split", "all"), manifest.settings.get("heldout_share")) for manifest in manifests
-        )
+        manifest = store.manifest
+        trained_manifest = trained.stores_at(phase.first_step)[task].manifest
+        split, share = _split_of(manifest)
+        trained_split, trained_share = _split_of(trained_manifest)
         if split != "all" and (split, trained_split, trained_share) != ("heldout", "train", share):
             raise ValueError(
                 f"{store.folder} is text of encode --split {split} --heldout-share {share}, and {folder} "
                 f"of --split {trained_split}{f' --heldout-share {trained_share}' if trained_share else ''}: encode the "
                 "training text with --split train and this with --split heldout, of one share"
             )
-        if manifests[0].shares_text(manifests[1]):
+        if manifest.shares_text(trained_manifest):
             raise ValueError(
                 f"{store.folder} and {folder} have the same text, so it is not held out: name text that is not trained "
                 "on"
             )
-        units = {
-            manifest.counts.get("split_of", "sentences" if manifest.settings.get("sentences") else "documents")
-            for manifest in manifests
-        }
-        if split != "all" and len(units) != 1:
+        if split != "all" and _split_unit(manifest) != _split_unit(trained_manifest):
             raise ValueError(
                 f"encode made {store.folder} and {folder} with different --sentences or --block-bytes, so text of one "
                 "may be in the other: encode both alike"
             )
 
 
+def _split_of(manifest: Manifest) -> tuple[str, Any]:
+    """The side of a split that a folder's text is (`all`: none), and the held-out fraction of the split."""
+    return manifest.settings.get("split", "all"), manifest.settings.get("heldout_share")
+
+
+def _split_unit(manifest: Manifest) -> str:
+    """The units of text that a split assigns to its two sides."""
+    return manifest.counts.get("split_of", "sentences" if manifest.settings.get("sentences") else "documents")
+
+
 def build_engine(
     config: RunConfig, loader: Loader, heldout: Loader | None, initial_values: InitialValues | None = None
 ) -> Engine:
-    """Model, optimizer and engine of `config`. Parameters start from `initial_values`; those without one are random.
+    """The engine of `config`, with its model and optimizer. A parameter without a value in `initial_values` starts at
+    random.
 
     The process group must exist already if the engine needs one. Raises ValueError for settings that do not fit.
     """

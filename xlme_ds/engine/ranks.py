@@ -120,7 +120,7 @@ def start_process_group(
     if on_gpu():
         torch.cuda.set_device(_device())
     timeout = datetime.timedelta(minutes=watchdog_minutes + 1) if watchdog_minutes else _DAY
-    # DeepSpeed names no timeout for the groups of its engines: torch then takes these two, else 30 and 10 minutes.
+    # DeepSpeed's engines make groups without a timeout, for which torch takes these defaults (else 30 and 10 minutes).
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
@@ -222,7 +222,7 @@ def process_group(
             else:
                 os.environ[name] = value
         if dist.is_initialized():
-            from deepspeed import comm  # it keeps groups of its own, which the next run of this process must not use
+            from deepspeed import comm  # has more groups, which the next run of this process must not use
 
             (comm if comm.is_initialized() else dist).destroy_process_group()
 

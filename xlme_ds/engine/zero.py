@@ -108,14 +108,18 @@ class ZeroEngine(Engine):
         names = {p: name for name, p in self.named_parameters()}
         zero = self.optimizer
         if isinstance(zero, DeepSpeedZeroOptimizer_Stage3):
-            groups = enumerate(zero.fp16_groups)
-            return [_SubGroup(zero, index, _sub_group_pieces(group, names)) for index, group in groups]
+            return [
+                _SubGroup(zero, index, _sub_group_pieces(group, names)) for index, group in enumerate(zero.fp16_groups)
+            ]
         kinds = state_kinds(zero.optimizer)
         if isinstance(zero, BF16_Optimizer):
-            flat = zip(zero.bf16_groups, zero.fp32_groups_flat_partition, strict=True)
+            groups, masters = zero.bf16_groups, zero.fp32_groups_flat_partition
         else:
-            flat = zip(zero.bit16_groups, zero.single_partition_of_fp32_groups, strict=True)
-        return [Bucket(_partition_pieces(group, names), zero.optimizer, master, kinds) for group, master in flat]
+            groups, masters = zero.bit16_groups, zero.single_partition_of_fp32_groups
+        return [
+            Bucket(_partition_pieces(group, names), zero.optimizer, master, kinds)
+            for group, master in zip(groups, masters, strict=True)
+        ]
 
     def _publish(self) -> None:
         if isinstance(self.optimizer, DeepSpeedZeroOptimizer_Stage3):
@@ -152,7 +156,7 @@ class _SubGroup(Bucket):
 
     @contextmanager
     def opened(self, to_write: bool) -> Iterator[dict[str, Tensor]]:
-        """The buffers by kind; those on a disk are read, and written back if `to_write`."""
+        """As `Bucket.opened`. Buffers on a disk are read, and written back if `to_write`."""
         swapped = self.zero._swappable_optimizer_subgroup(self.index)
         if swapped:
             self.zero._optimizer_states_and_gradient_swap_in(self.index)

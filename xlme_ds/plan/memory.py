@@ -48,6 +48,8 @@ def _plus(memory: Memory, **kinds: float) -> Memory:
 def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
     """The memory at each moment of a step that can have the highest use, by the moment's name."""
     sizes, part = layout.sizes(stage), layout.stages[stage]
+    idle_buffers = _collection_buffers(layout, stage, backward=False)
+    bucket_bytes = _collection_buffers(layout, stage, backward=True) - idle_buffers
     # Between two steps.
     idle = Memory(
         weights=_weights(layout, stage),
@@ -55,9 +57,8 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
         optimizer=0.0 if layout.offloads_optimizer else OPTIMIZER * sizes.total / layout.replicas,
         activations=0.0,
         logits=0.0,
-        buffers=_buckets(layout, stage, backward=False),
+        buffers=idle_buffers,
     )
-    bucket_bytes = _buckets(layout, stage, backward=True) - _buckets(layout, stage, backward=False)
     # With all other micro-batches in flight.
     busy = _plus(
         idle,
@@ -66,17 +67,17 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
     )
     backward_start = _plus(
         busy,
-        weights=_gathered(layout, stage, sum(reused_weights(layout, stage))),
+        weights=_gathered_weights(layout, stage, sum(reused_weights(layout, stage))),
         activations=saved_stage(layout, stage),
     )
     moments = {
         "start of the backward pass": _plus(
             backward_start,
-            gradients=_waiting(layout, stage),
+            gradients=_waiting_gradient(layout, stage),
             activations=layer_backward_bytes(layout),
             buffers=bucket_bytes,
         ),
-        "update": _plus(idle, gradients=_reduced_gradients(layout, stage), buffers=_updating(layout, stage)),
+        "update": _plus(idle, gradients=_reduced_gradients(layout, stage), buffers=_update_buffers(layout, stage)),
     }
     if layout.flops.softmax_first and part.first:
         moments |= _around_the_first_softmax(layout, stage, busy, bucket_bytes)
@@ -97,8 +98,8 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
         arrived = _arriving_gradients(layout, stage, sizes.discriminator)
         moments["embedding, backward"] = _plus(
             busy,
-            weights=_gathered(layout, stage, 0),
-            gradients=arrived + _joined_by_lookup(layout, stage),
+            weights=_gathered_weights(layout, stage, 0),
+            gradients=arrived + _joined_gradients(layout, stage),
             buffers=bucket_bytes,
         )
     return moments | _reductions(layout, stage, idle, backward_start, bucket_bytes)
@@ -110,7 +111,7 @@ def _around_the_first_softmax(
     """Moments around the vocabulary softmax of the first part. `busy`: the memory with other micro-batches in flight;
     `bucket_bytes`: what the buckets of gradients add in the backward pass."""
     sizes = layout.sizes(stage)
-    forward_base = _plus(busy, weights=_gathered(layout, stage, reused_weights(layout, stage)[0]))
+    forward_base = _plus(busy, weights=_gathered_weights(layout, stage, reused_weights(layout, stage)[0]))
     # With a tied embedding the gradient of the discriminator's lookup exists already; on a GPU it is a whole table.
     lookup_gradient = layout.element * sizes.embedding if layout.fused and not sizes.difference else 0
     arrived = _arriving_gradients(layout, stage, sizes.discriminator + sizes.difference)
@@ -126,7 +127,7 @@ def _around_the_first_softmax(
             activations=saved_bytes,
             logits=softmax_bytes(layout, backward=True, last=False),
         ),
-        "embedding, backward": _plus(backward_base, gradients=_joined_by_lookup(layout, stage)),
+        "embedding, backward": _plus(backward_base, gradients=_joined_gradients(layout, stage)),
     }
 
 
@@ -145,13 +146,13 @@ def _reductions(
         first_reduction = _plus(
             backward_start,
             activations=-finished_layers * saved_layer(layout),
-            buffers=_copies(layout, bucket_size, bucket_size),
+            buffers=_converted_copies(layout, bucket_size, bucket_size),
         )
         return {
             "first reduction": first_reduction,
-            "reduction": _plus(idle, gradients=all_reduced, buffers=_reducing(layout, stage, sizes.total)),
+            "reduction": _plus(idle, gradients=all_reduced, buffers=_reduction_buffers(layout, stage, sizes.total)),
         }
-    arrived = _arriving_gradients(layout, stage, bucket_size) + _waiting(layout, stage)
+    arrived = _arriving_gradients(layout, stage, bucket_size) + _waiting_gradient(layout, stage)
     if layout.element == FLOAT:  # `arrived` has the waiting gradient already
         arrived = min(arrived, FLOAT * sizes.total)
     reduced = _plus(
@@ -160,13 +161,13 @@ def _reductions(
     # In fp32 under ZeRO 1 and 2 `all_reduced` has the largest gradient already.
     largest_gradient = layout.element * sizes.largest if layout.element == 2 or layout.zero["stage"] == 3 else 0
     return {
-        "first reduction": _plus(reduced, buffers=_reducing(layout, stage, bucket_size)),
+        "first reduction": _plus(reduced, buffers=_reduction_buffers(layout, stage, bucket_size)),
         "after the first reduction": _plus(reduced, activations=layer_backward_bytes(layout)),
         "reduction of the largest parameter": _plus(
             idle,
-            weights=_gathered(layout, stage, 0),
+            weights=_gathered_weights(layout, stage, 0),
             gradients=all_reduced + largest_gradient,
-            buffers=bucket_bytes + _reducing(layout, stage, sizes.largest),
+            buffers=bucket_bytes + _reduction_buffers(layout, stage, sizes.largest),
         ),
     }
 
@@ -217,7 +218,7 @@ def _reduced_gradients(layout: ParallelLayout, stage: int, produced: float = mat
     return FLOAT * sizes.total / layout.replicas
 
 
-def _waiting(layout: ParallelLayout, stage: int) -> float:
+def _waiting_gradient(layout: ParallelLayout, stage: int) -> float:
     """Bytes of the embedding's gradient from the softmax while it waits for the one from the lookup: autograd adds the
     two before any reduction."""
     return _softmax_gradient(layout, stage) if layout.flops.softmax_last and len(layout.stages) == 1 else 0.0
@@ -228,7 +229,7 @@ def _softmax_gradient(layout: ParallelLayout, stage: int) -> float:
     return 0.0 if uses_bf16_optimizer(layout) else layout.element * layout.sizes(stage).embedding
 
 
-def _joined_by_lookup(layout: ParallelLayout, stage: int) -> float:
+def _joined_gradients(layout: ParallelLayout, stage: int) -> float:
     """Bytes of the embedding's gradient from the softmax, and of the one from the lookup while the two are added.
 
     On a GPU the lookup's gradient of a block is as large as the block. On the CPU it is sparse, and is added in place
@@ -239,7 +240,7 @@ def _joined_by_lookup(layout: ParallelLayout, stage: int) -> float:
     return _softmax_gradient(layout, stage) + (0 if in_place else block)
 
 
-def _gathered(layout: ParallelLayout, stage: int, modules: int) -> float:
+def _gathered_weights(layout: ParallelLayout, stage: int, modules: int) -> float:
     """Bytes of gathered weights under ZeRO-3: the tables, which belong to the root module, and `modules` elements of
     other modules."""
     return layout.element * (layout.sizes(stage).tables + modules) if _gathers(layout) else 0.0
@@ -265,7 +266,7 @@ def reused_weights(layout: ParallelLayout, stage: int) -> tuple[int, int]:
     return max(0, min(sizes.generator, reach - sizes.discriminator)), min(sizes.discriminator, reach)
 
 
-def _buckets(layout: ParallelLayout, stage: int, backward: bool) -> float:
+def _collection_buffers(layout: ParallelLayout, stage: int, backward: bool) -> float:
     """Bytes of the buffers in which gradients are collected before their reduction, and weights are gathered."""
     if uses_bf16_optimizer(layout):
         return 0.0
@@ -278,19 +279,19 @@ def _buckets(layout: ParallelLayout, stage: int, backward: bool) -> float:
     return (2 if layout.zero["overlap_comm"] else 1) * bucket if backward else 0.0
 
 
-def _reducing(layout: ParallelLayout, stage: int, size: int) -> float:
+def _reduction_buffers(layout: ParallelLayout, stage: int, size: int) -> float:
     """Bytes of the buffers for sums over the ranks of `size` elements of gradients at a time."""
     sizes = layout.sizes(stage)
     converted_bytes = layout.sum_bytes if layout.sum_bytes != layout.element else 0
     if uses_bf16_optimizer(layout):
         two_groups = min(2 * max(sizes.largest, layout.zero["reduce_bucket_size"]), sizes.total)
-        return _copies(layout, two_groups, sizes.total)
+        return _converted_copies(layout, two_groups, sizes.total)
     if layout.zero["stage"] == 3:  # converted, then joined rank by rank
         return size * (converted_bytes + layout.sum_bytes)
     return (layout.element + converted_bytes) * size
 
 
-def _copies(layout: ParallelLayout, size: int, done: int) -> float:
+def _converted_copies(layout: ParallelLayout, size: int, done: int) -> float:
     """Bytes of the copies that ZeRO-1 makes to send `size` elements of gradients in another type, and of this rank's
     part of `done` elements of sums."""
     if layout.gradient_bytes == layout.sum_bytes or layout.replicas == 1:
@@ -298,11 +299,11 @@ def _copies(layout: ParallelLayout, size: int, done: int) -> float:
     return layout.sum_bytes * (size + done / layout.replicas)
 
 
-def _updating(layout: ParallelLayout, stage: int) -> float:
+def _update_buffers(layout: ParallelLayout, stage: int) -> float:
     """Bytes of the buffers that the optimizer's update needs."""
     owned = layout.sizes(stage).total / layout.replicas
     if uses_bf16_optimizer(layout):
-        return _copies(layout, 0, layout.sizes(stage).total)
+        return _converted_copies(layout, 0, layout.sizes(stage).total)
     if layout.offloads_optimizer:
         return 0.0
     if layout.zero["stage"] == 3:

@@ -74,8 +74,8 @@ _H100 = "NVIDIA H100 SXM5 data sheet; DGX H100: 8 × 400 Gb/s"
 _A100 = "NVIDIA A100 SXM data sheet; DGX A100: 8 × 200 Gb/s"
 _V100 = "NVIDIA V100 SXM2 data sheet, which has no bf16; DGX-1: 4 × 100 Gb/s"
 _A10 = "NVIDIA A10 data sheet, PCIe 4.0 x16; 25 Gb/s a GPU between nodes is assumed"
-# Data sheets give the sum of both directions of NVLink; `link` is half of it. `network` is that of NVIDIA's own
-# systems.
+# `link` is half of the data sheet's rate of NVLink, which is the sum of both directions. `network` is the rate of
+# NVIDIA's own systems.
 GPUS = {
     gpu.name: gpu
     for gpu in (

@@ -103,7 +103,7 @@ def starting_folders(config: RunConfig, out: Path) -> list[Path]:
 def pretraining_info(
     config: RunConfig, loader: Loader, heldout: Loader | None, root: bool, folders: tuple[Path, ...] = ()
 ) -> RunInfo:
-    """Information on a pre-training run; only the `root` computes the unigram model's losses."""
+    """Information on a pre-training run. `root`: this is rank 0, which alone computes the unigram model's losses."""
     info = RunInfo(
         flops_per_step(config, loader.row_tokens, loader.row_lengths),
         count_parameters(config),

@@ -43,7 +43,7 @@ class Callback:
     logs: Sequence[StepLines] = ()
 
     def after_step(self, done: int, stats: StepStats) -> None:
-        """`done`: finished steps; `stats`: the result of the last of them."""
+        """`done`: number of finished steps; `stats`: the result of the last finished step."""
 
     def close(self, done: int) -> None:
         """The loop ends after `done` steps, finished or stopped."""
@@ -148,7 +148,7 @@ class Evaluate(Callback):
 
 class Dimensions(Callback):
     """Records the effective dimensions of each layer's token states (`Engine.dimensions`), after the run's first step
-    and at every evaluation; warns once if the last layer has lost most of them; collective."""
+    and at every evaluation; warns once if the last layer has lost most of its dimensions; collective."""
 
     ROWS = 8  # held-out rows of each task
     COLLAPSED = 0.1  # warn below this fraction of the dimensions that the last layer had after the first step
@@ -414,9 +414,9 @@ class Guard(Callback):
             log.write({"step": done, "reason": reason, "rows": rows})
         if self.in_a_row >= self.config.max_bad_steps:
             self.fault = (
-                f"{self.in_a_row} steps in a row, up to step {done}, were left out, the last for its {reason}; its "
-                f"rows are {'; '.join(rows)}, those of the others are in faults.jsonl: look at them with "
-                "`xlme prep show`, or start a run with a lower optimizer.learning_rate"
+                f"{self.in_a_row} steps in a row, up to step {done}, were left out, the last one for this reason: "
+                f"{reason}; its rows are {'; '.join(rows)}, and faults.jsonl has the rows of the others: look at the "
+                "rows with `xlme prep show`, or start a run with a lower optimizer.learning_rate"
             )
 
 

@@ -192,7 +192,7 @@ class RunFolder:
         return content
 
     def _require_same(self, subject: str, stored: Any, config: Training, done: int | None) -> None:
-        """Raise ValueError for the first setting whose value in `stored` differs from that in `config`, with a remedy.
+        """Raise ValueError, with a remedy, for the first setting whose values in `stored` and `config` differ.
 
         `subject`: the subject of the message. `done`: finished steps, after which the schedule and the data may change;
         None if they may not.

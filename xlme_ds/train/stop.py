@@ -51,7 +51,7 @@ class StopRequest:
         if self._before:
             self._listen()
             self._streams = sys.stdout, sys.stderr
-            if self._streams == (sys.__stdout__, sys.__stderr__):  # not those of a notebook
+            if self._streams == (sys.__stdout__, sys.__stderr__):  # a notebook has replaced them
                 sys.stdout, sys.stderr = (stream and _unbreakable(stream) for stream in self._streams)
         _follow_launcher()
 
@@ -87,18 +87,20 @@ class StopRequest:
         def listen() -> None:
             interrupts = 0
             while byte := os.read(read_end, 1):
-                interrupts += byte[0] == signal.SIGINT
-                if byte[0] in self._before:
-                    arguments = signal.Signals(byte[0]), interrupts > 1
+                number = byte[0]
+                if number == signal.SIGINT:
+                    interrupts += 1
+                if number in self._before:
+                    arguments = signal.Signals(number), interrupts > 1
                     threading.Thread(target=self._act_if_unhandled, args=arguments, daemon=True).start()
 
         threading.Thread(target=listen, name="signals", daemon=True).start()
 
     def _act_if_unhandled(self, number: signal.Signals, again: bool) -> None:
         """Act on a signal if Python's handler does not run in time; `again`: it is a second SIGINT."""
-        then = time.monotonic()
-        while time.monotonic() - then < _PATIENCE:
-            if self._handled.get(number, -math.inf) > then - _HEAD_START and not again:
+        read_at = time.monotonic()
+        while time.monotonic() - read_at < _PATIENCE:
+            if self._handled.get(number, -math.inf) > read_at - _HEAD_START and not again:
                 return
             time.sleep(0.05)
         if self._released:  # the second SIGINT raised KeyboardInterrupt, which the program caught
