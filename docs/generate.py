@@ -97,7 +97,7 @@ def recipes() -> str:
 
     lines = [
         "# Recipes\n\nA recipe is every setting of a run, in `xlme_ds/recipes/`. Layers are the generator's and the",
-        "discriminator's; objectives with one encoder use the second number.\n",
+        "discriminator's; objectives with one encoder use the second number. In brackets: GPUs for its micro-batch.\n",
         "| recipe | | parameters in training, M | layers | width | objective | steps |",
         "|---|---|---|---|---|---|---|",
     ]
