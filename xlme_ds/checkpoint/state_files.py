@@ -247,10 +247,10 @@ class StateReader:
         end = begin + out.numel()
         # Only these parts can overlap elements [begin, end): the last one that starts at or before `begin`, and later.
         first_part = max(int(np.searchsorted(parts[:, 0], begin, "right")) - 1, 0)
-        last_part = np.searchsorted(parts[:, 0], end)
+        stop_part = np.searchsorted(parts[:, 0], end)
         done = 0  # elements of `out` that a stretch fills
         stretches = []
-        for part_start, numel, file_index, offset in parts[first_part:last_part].tolist():
+        for part_start, numel, file_index, offset in parts[first_part:stop_part].tolist():
             skip = begin + done - part_start  # elements of the part before the stretch
             count = min(part_start + numel - begin, out.numel()) - done
             if skip >= 0 and count > 0:

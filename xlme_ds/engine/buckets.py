@@ -60,7 +60,7 @@ class Bucket:
 
 
 def write_buckets(buckets: Sequence[Bucket], writer: StateWriter) -> None:
-    """Pass all pieces of all buffers to `writer`; the buffers may change once this returns."""
+    """Copy all pieces of all buffers to `writer`; the buffers may change once this returns."""
     sizes = {f"{piece.name}/{kind}/{piece.start}": piece.numel
              for bucket in buckets for piece, kind in product(bucket.pieces, bucket.kinds)}  # fmt: skip
     writer.begin(sizes, max(bucket.step for bucket in buckets))

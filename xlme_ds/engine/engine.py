@@ -249,7 +249,7 @@ class Engine:
             context.loss(self.module(batch), batch)
 
     def save(self, writer: StateWriter) -> None:
-        """Pass this rank's part of weights and optimizer state to `writer`; they may change once this returns."""
+        """Copy this rank's part of weights and optimizer state to `writer`; training may continue once this returns."""
         write_buckets(self._buckets(), writer)
 
     def load(self, reader: StateReader) -> None:

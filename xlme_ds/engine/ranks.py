@@ -106,7 +106,7 @@ def start_process_group(
 ) -> tuple[int, int]:
     """Join the processes that the launcher started; returns (rank, world), which is (0, 1) without a launcher.
 
-    The timeout of collectives is longer than that of the watchdog and its last resort; without a watchdog it is a day.
+    Collectives time out a minute after the watchdog, so that the watchdog acts first; without a watchdog after a day.
     """
     os.environ.update(on_all_ranks(lambda: rendezvous(os.environ) or _alone()))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -34,7 +34,7 @@ def affordable_model(
     flops = gpu_hours * 3600 * gpu.tflops * 1e12 * utilisation
     if gpu_hours > _MOST_HOURS:
         raise ValueError(f"--budget {dollars:g} buys {gpu_hours:g} hours of a GPU: lower it")
-    # The larger the model, the fewer tokens for each parameter: find the first model with too few.
+    # The larger the model, the fewer tokens for each parameter: find the first model with at most TOKENS_A_PARAMETER.
     first = bisect_left(
         _HEAD_COUNTS, True, key=lambda heads: _tokens_per_parameter(_shaped(run, heads, flops)) <= TOKENS_A_PARAMETER
     )

@@ -86,7 +86,7 @@ class Record(Callback):
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
-        if not stats.metrics:
+        if not stats.metrics:  # this step is not logged
             return
         logged = (done, time.perf_counter(), self.engine.seconds_reading)
         steps, seconds, reading = (now - then for now, then in zip(logged, self.last_logged, strict=True))
@@ -126,13 +126,14 @@ class Evaluate(Callback):
         console: Console | None,
         tracker: Tracker | None,
     ):
+        """`summarise`: `RunInfo.evaluation`; `console`: None on all ranks but 0."""
         self.engine = engine
         self.config = config
         self.summarise = summarise
         self.console = console
         if console is not None:
-            names = {"heldout": MetricsLog, "heldout_languages": LanguageLog}
-            self.logs = [log(run, name, start, tracker) for name, log in names.items()]
+            log_classes = {"heldout": MetricsLog, "heldout_languages": LanguageLog}
+            self.logs = [log_class(run, name, start, tracker) for name, log_class in log_classes.items()]
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:

@@ -143,7 +143,8 @@ class MetricsLog(StepLines):
 
 
 class Tracker:
-    """A run of Weights & Biases, which a resumed run continues; its first error is printed, and training continues."""
+    """A run of Weights & Biases, which a resumed run continues. After the service's first error, which is printed,
+    nothing more is sent; training continues."""
 
     def __init__(self, project: str, run: Path, identity: str, settings: dict[str, Any]):
         """Raises ValueError with what to do when the service cannot be used."""
@@ -159,7 +160,7 @@ class Tracker:
                 config=settings,
                 settings=wandb.Settings(console="off"),
             )
-        except Exception as error:  # the service's own, of any kind
+        except Exception as error:  # the service raises many types of errors
             raise ValueError(
                 f"train.wandb {project}: {error}: log in with `wandb login`, or set WANDB_MODE=offline and send "
                 "the run later with `wandb sync`"
@@ -179,7 +180,7 @@ class Tracker:
             return
         try:
             call()
-        except Exception as error:  # the service's own, of any kind
+        except Exception as error:  # the service raises many types of errors
             self.failed = True
             print(f"wandb: {error}; nothing more is sent there, training and its records continue", flush=True)
 
