@@ -19,7 +19,7 @@ from xlme_ds.finetune.task_files import Question
 def test_the_best_span_of_all_windows() -> None:
     context = "ab cd ef gh"
     places = np.array([[-1, -1], [0, 2], [3, 5], [-1, -1]]), np.array([[-1, -1], [6, 8], [9, 11], [-1, -1]])
-    windows = [Feature(np.zeros(4), np.zeros(2), 0, place) for place in places]
+    windows = [Feature(np.zeros(4), np.zeros(2), 0, characters=place) for place in places]
     logits = [np.array([[9.0, 9], [1, 0], [0, 3], [9, 9]]), np.array([[9.0, 9], [2, 0], [3, 2.5], [9, 9]])]
     question = Question("q", "?", context, [])
     assert best_answer(question, windows, logits) == "gh", "3 + 2.5 beats 1 + 3; what is no context never counts"
@@ -38,7 +38,9 @@ def test_the_best_span_is_that_of_a_full_search() -> None:
             (scores[i, 0] + scores[j, 1], context[i : j + 1]) for i in range(52) for j in range(i, min(i + 30, 52))
         ]
         question = Question("q", "?", context, [])
-        assert best_answer(question, [Feature(np.zeros(52), np.zeros(2), 0, places)], [scores]) == max(spans)[1]
+        assert (
+            best_answer(question, [Feature(np.zeros(52), np.zeros(2), 0, characters=places)], [scores]) == max(spans)[1]
+        )
 
 
 @pytest.mark.parametrize(
@@ -170,6 +172,6 @@ def test_nothing_is_nothing_exactly_and_has_no_overlap(words: WordSplitter) -> N
 
 def test_of_equal_spans_the_first_is_the_answer() -> None:
     places = np.array([[-1, -1], [0, 4], [5, 8], [9, 12], [-1, -1]])
-    window = Feature(np.arange(5), np.zeros(2), 0, places)
+    window = Feature(np.arange(5), np.zeros(2), 0, characters=places)
     question = Question("q", "?", "kalo ter dor", [])
     assert best_answer(question, [window, window], [np.zeros((5, 2))] * 2) == "kalo"

@@ -30,9 +30,9 @@ def test_a_tag_stands_on_the_first_subword(vocabulary: Vocabulary) -> None:
     words, tags = ["xyz", "kalomi", "\u200b", "ter"], ["O", "B-PER", "I-PER", "B-LOC"]
     (feature,) = featurise([Sentence(words, tags)], TASKS["ner"], vocabulary, WINDOWS)
     labels = TASKS["ner"].labels
-    assert [labels[feature.labels[place]] for place in feature.places] == tags
-    assert (np.delete(feature.labels, feature.places) == IGNORED).all()
-    starts = [*feature.places, len(feature.ids) - 1]
+    assert [labels[feature.labels[place]] for place in feature.words] == tags
+    assert (np.delete(feature.labels, feature.words) == IGNORED).all()
+    starts = [*feature.words, len(feature.ids) - 1]
     for word, start, end in zip(words, starts, starts[1:], strict=False):
         expected = vocabulary.encode(word).tolist()
         assert feature.ids[start:end].tolist() == (expected or [3]), word
@@ -43,10 +43,10 @@ def test_a_long_sentence_is_cut_between_words_and_loses_none(vocabulary: Vocabul
     sentence = Sentence(["kalomi", "x" * 40, *["ter"] * 30], ["B-PER", "B-LOC", *["O"] * 30])
     features = featurise([Sentence(["ter"], ["O"]), sentence], TASKS["ner"], vocabulary, WINDOWS)[1:]
     assert all(len(feature.ids) <= 16 and feature.example == 1 for feature in features)
-    found = [TASKS["ner"].labels[feature.labels[place]] for feature in features for place in feature.places]
+    found = [TASKS["ner"].labels[feature.labels[place]] for feature in features for place in feature.words]
     assert found == sentence.tags
     for feature, following in pairwise(features):
-        first, *others = [*following.places, len(following.ids) - 1]
+        first, *others = [*following.words, len(following.ids) - 1]
         assert len(feature.ids) + others[0] - first > 16, "the next word would not fit"
 
 
@@ -93,16 +93,16 @@ def test_windows_cover_the_context_and_lead_back_to_it(vocabulary: Vocabulary) -
     labelled = 0
     for number, feature in enumerate(features):
         assert len(feature.ids) <= 16
-        inside = np.flatnonzero(feature.places[:, 0] >= 0)
+        inside = np.flatnonzero(feature.characters[:, 0] >= 0)
         assert feature.ids[1:5].tolist() == vocabulary.encode("ter dor in pe ka")[:4].tolist()
         window = slice(6 * number, 6 * number + len(inside))
         assert feature.ids[inside].tolist() == ids[window].tolist()
-        assert feature.places[inside].tolist() == places[window].tolist()
+        assert feature.characters[inside].tolist() == places[window].tolist()
         covered |= set(range(window.start, window.stop))
         if feature.labels.any():
             labelled += 1
             first, last = feature.labels
-            assert answer in context[feature.places[first, 0] : feature.places[last, 1]]
+            assert answer in context[feature.characters[first, 0] : feature.characters[last, 1]]
     assert covered == set(range(len(ids)))
     assert 0 < labelled < len(features)
 
@@ -110,7 +110,7 @@ def test_windows_cover_the_context_and_lead_back_to_it(vocabulary: Vocabulary) -
 def test_a_window_more_is_there_where_the_context_needs_it(vocabulary: Vocabulary) -> None:
     """They begin every 6 tokens; the last one is the first that reaches the end."""
     question, words = "ter dor", ["kalo"] * 40
-    room = int((_windows(vocabulary, question, words)[0].places[:, 0] >= 0).sum())
+    room = int((_windows(vocabulary, question, words)[0].characters[:, 0] >= 0).sum())
     sizes = [len(vocabulary.encode(" ".join(words[:number]))) for number in range(1, 40)]
     assert room < max(sizes) and any((size - room) % 6 == 0 for size in sizes if size > room) and room in sizes
     for number, size in enumerate(sizes, 1):
@@ -150,8 +150,8 @@ def test_an_answer_is_labelled_in_the_windows_that_hold_all_of_it(vocabulary: Vo
             features = featurise([question], TASKS["xquad"], vocabulary, WINDOWS)
             assert len(features) > 2
             for feature in features:
-                begins = np.flatnonzero((feature.places[:, 0] == start) & (feature.places[:, 1] > start))
-                ends = np.flatnonzero((feature.places[:, 1] == end) & (feature.places[:, 0] < end))
+                begins = np.flatnonzero((feature.characters[:, 0] == start) & (feature.characters[:, 1] > start))
+                ends = np.flatnonzero((feature.characters[:, 1] == end) & (feature.characters[:, 0] < end))
                 whole = len(begins) == len(ends) == 1
                 borders += not whole and len(begins) == 1 and last - first + 1 < len(feature.ids)
                 expected = [begins[0], ends[0]] if whole else [0, 0]

@@ -195,7 +195,7 @@ def cut_pair(source: Subwords, target: Subwords, room: int) -> tuple[Subwords, S
 
 
 def align_test(
-    model: TextEncoder,
+    encoder: TextEncoder,
     vocabulary: Vocabulary,
     gold: list[GoldPair],
     apart: bool = False,
@@ -207,17 +207,17 @@ def align_test(
     items. `languages`: codes of source and target, for models with language embeddings.
     """
     complete = [(subwords(pair.source, vocabulary), subwords(pair.target, vocabulary)) for pair in gold]
-    longest, nothing = model.cfg.max_positions, subwords([], vocabulary)
+    longest, nothing = encoder.cfg.max_positions, subwords([], vocabulary)
     if apart:
         room = longest - 2  # without <s> and </s>
         pairs = [(cut_pair(a, nothing, room)[0], cut_pair(b, nothing, room)[0]) for a, b in complete]
     else:
-        room = longest - LAYOUTS[model.cfg.layout].pair_specials
+        room = longest - LAYOUTS[encoder.cfg.layout].pair_specials
         pairs = [cut_pair(source, target, room) for source, target in complete]
-    layers = range(model.cfg.discriminator_layers + 1)
+    layers = range(encoder.cfg.discriminator_layers + 1)
     by_product: list[list[Links]] = [[set() for _ in gold] for _ in layers]
     by_cosine: list[list[Links]] = [[set() for _ in gold] for _ in layers]
-    for index, layer, source_SD, target_TD in _vectors(model, pairs, apart, languages):
+    for index, layer, source_SD, target_TD in _vectors(encoder, pairs, apart, languages):
         source, target = (side.words for side in pairs[index])
         by_product[layer][index] = align_words(source_SD, target_TD, source, target)
         by_cosine[layer][index] = align_words(unit_length(source_SD), unit_length(target_TD), source, target)
@@ -230,11 +230,15 @@ def align_test(
 
 
 def _vectors(
-    model: TextEncoder, pairs: list[tuple[Subwords, Subwords]], apart: bool, languages: tuple[str, ...], batch: int = 64
+    encoder: TextEncoder,
+    pairs: list[tuple[Subwords, Subwords]],
+    apart: bool,
+    languages: tuple[str, ...],
+    batch: int = 64,
 ) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
     """Yield (pair index, layer, source vectors [S, D], target vectors [T, D]), float32, of every pair and layer."""
     order = sorted(range(len(pairs)), key=lambda index: _size(pairs[index]))  # little padding inside a batch
-    layout = LAYOUTS[model.cfg.layout]
+    layout = LAYOUTS[encoder.cfg.layout]
     for start in range(0, len(order), batch):
         indices = order[start : start + batch]
         if apart:  # all sources, then all targets
@@ -244,16 +248,17 @@ def _vectors(
             items = [layout.item(pairs[index][0].ids, pairs[index][1].ids) for index in indices]
             codes = [languages] * len(indices) if languages else []
         states: dict[int, list[np.ndarray]] = {}  # by item, the states [tokens, D] of every layer
-        for item_indices, _, layers in hidden_states(model, items, batch, codes):
+        for item_indices, _, layers in hidden_states(encoder, items, batch, codes):
             arrays = [state_BTD.cpu().numpy() for state_BTD in layers]
             states |= {item: [array[row] for array in arrays] for row, item in enumerate(item_indices)}
-        for item, index in enumerate(indices):
+        for source_item, index in enumerate(indices):
             source_size, target_size = (len(side.ids) for side in pairs[index])
-            target_item = item + len(indices) if apart else item
+            target_item = source_item + len(indices) if apart else source_item
             target_start = 1 if apart else 1 + source_size + len(layout.between)
-            for layer, (states_TD, target_states_TD) in enumerate(zip(states[item], states[target_item], strict=True)):
-                target_TD = target_states_TD[target_start : target_start + target_size]
-                yield index, layer, states_TD[1 : 1 + source_size], target_TD
+            states_by_layer = zip(states[source_item], states[target_item], strict=True)
+            for layer, (source_states, target_states) in enumerate(states_by_layer):
+                target_TD = target_states[target_start : target_start + target_size]
+                yield index, layer, source_states[1 : 1 + source_size], target_TD
 
 
 def _size(pair: tuple[Subwords, Subwords]) -> int:
@@ -262,12 +267,12 @@ def _size(pair: tuple[Subwords, Subwords]) -> int:
 
 
 def score_tests(
-    model: TextEncoder, vocabulary: Vocabulary, tests: Mapping[str, list[GoldPair]], apart: bool, name: str
+    encoder: TextEncoder, vocabulary: Vocabulary, tests: Mapping[str, list[GoldPair]], apart: bool, name: str
 ) -> dict[str, Any]:
     """A model's entry in the results: the scores of every test, their means, and how many pairs were read and cut.
     Lines of progress begin with `name`."""
     scores = {
-        languages: align_test(model, vocabulary, gold, apart, tuple(languages.split("-", 1)))
+        languages: align_test(encoder, vocabulary, gold, apart, tuple(languages.split("-", 1)))
         for languages, gold in progress(tests.items(), len(tests), "tests", name)
     }
     cut = sum(of_test.pop("cut") for of_test in scores.values())
@@ -280,8 +285,8 @@ def score_tests(
 
 
 def alignment_tables(results: Mapping[str, Any]) -> list[ResultTable]:
-    """A table of tests for every model, at its chosen layer."""
+    """For every model a table of the tests, at the layer that tables quote."""
     title = "word alignment (%), AER: less is better"
     note = f"cosines in place of dot products; {results['reading']}"
     cut = "pairs were cut: words after the model's longest item have no link"
-    return [table_at_layer(model, title, "test", _MEASURES, {}, note, cut) for model in results["models"]]
+    return [table_at_layer(result, title, "test", _MEASURES, {}, note, cut) for result in results["models"]]

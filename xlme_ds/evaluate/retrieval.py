@@ -339,7 +339,7 @@ def complete_sets(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def retrieval_tables(results: Mapping[str, Any]) -> list[ResultTable]:
-    """A table of accuracies by language for every model, at its chosen layer."""
+    """For every model a table of accuracies by language, at the layer that tables quote."""
     tables = []
     titles = DIRECTIONS | {direction + CENTRED: f"{title} centred*" for direction, title in DIRECTIONS.items()}
     note = "the mean vector of each side of a language subtracted"

@@ -16,27 +16,27 @@ from ..models.text_encoder import TextEncoder, languages_of, one_item_a_row
 
 @torch.no_grad()
 def hidden_states(
-    model: TextEncoder, items: Sequence[np.ndarray], batch: int = 64, languages: Sequence[tuple[str, ...]] = ()
+    encoder: TextEncoder, items: Sequence[np.ndarray], batch: int = 64, languages: Sequence[tuple[str, ...]] = ()
 ) -> Iterator[tuple[list[int], Tensor, list[Tensor]]]:
     """Yield, for each batch of `items` (ids with their special tokens): the indices of its items, [B, T] with 1 for
     their tokens and 0 for padding, and the float32 states of every layer.
 
     `languages`: codes of the sides of every item, for models with language embeddings.
     """
-    model.eval()
-    device = next(model.parameters()).device
+    encoder.eval()
+    device = next(encoder.parameters()).device
     order = sorted(range(len(items)), key=lambda i: len(items[i]))  # little padding inside a batch
     for start in range(0, len(order), batch):
         indices = order[start : start + batch]
         tokens_BT = pad_sequence([torch.from_numpy(items[i]).long() for i in indices], True, PAD).to(device)
         positions_BT, inside_BT = one_item_a_row(tokens_BT)
-        languages_BT = languages_of(model.cfg, [languages[i] for i in indices], tokens_BT) if languages else None
-        layers = model.hidden_states(tokens_BT, positions_BT, inside_BT, languages_BT)
+        languages_BT = languages_of(encoder.cfg, [languages[i] for i in indices], tokens_BT) if languages else None
+        layers = encoder.hidden_states(tokens_BT, positions_BT, inside_BT, languages_BT)
         yield indices, inside_BT, [state_BTD.float() for state_BTD in layers]
 
 
 def sentence_vectors(
-    model: TextEncoder, sentences: Sequence[np.ndarray], batch: int = 64, languages: Sequence[str] = ()
+    encoder: TextEncoder, sentences: Sequence[np.ndarray], batch: int = 64, languages: Sequence[str] = ()
 ) -> np.ndarray:
     """The mean vector of each sentence at every layer, float32 [layers, sentences, width].
 
@@ -44,10 +44,10 @@ def sentence_vectors(
     `<s> ids </s>` (or in the model's layout). The mean includes the special tokens. `languages`: the code of every
     sentence, for models with language embeddings.
     """
-    cfg = model.cfg
+    cfg = encoder.cfg
     items = [LAYOUTS[cfg.layout].item(sentence[: cfg.max_positions - 2]) for sentence in sentences]
     vectors = np.zeros((cfg.discriminator_layers + 1, len(items), cfg.width), dtype=np.float32)
-    for indices, inside_BT, layers in hidden_states(model, items, batch, [(code,) for code in languages]):
+    for indices, inside_BT, layers in hidden_states(encoder, items, batch, [(code,) for code in languages]):
         weights_BT = inside_BT.float() / inside_BT.sum(1, keepdim=True)
         for layer, state_BTD in enumerate(layers):
             vectors[layer, indices] = torch.einsum("btd,bt->bd", state_BTD, weights_BT).cpu().numpy()

@@ -29,19 +29,21 @@ IGNORED = -100  # in place of a label, where none is predicted
 
 
 class Feature(NamedTuple):
-    """One input of the model.
+    """One input of the model. Arrays are int64, `ids` int32.
 
-    `ids`: int32, in the model's layout as in pre-training; XLM-E's is `<s> … </s>`, for two texts `<s> a </s> b </s>`.
-    `labels`: int64; for a sentence one for each token, IGNORED except on first subwords; for a pair one; for a question
-    the first and last token of the answer.
-    `places`: int64; for a sentence the positions of its first subwords; for a question [tokens, 2], where each token
-    begins and ends in the context's characters (end not included), −1 for other tokens; empty for a pair.
+    `ids`: in the model's layout as in pre-training; XLM-E's is `<s> … </s>`, for two texts `<s> a </s> b </s>`.
+    `labels`: for a sentence one for each token, IGNORED except on first subwords; for a pair one; for a question the
+    first and last token of the answer.
+    `words`: for a sentence, the positions of its first subwords.
+    `characters`: for a question [tokens, 2], first character of each token in the context, and last + 1; −1 for tokens
+    outside the context.
     """
 
     ids: np.ndarray
     labels: np.ndarray
     example: int  # index of the example that it is made from
-    places: np.ndarray
+    words: np.ndarray = np.zeros(0, np.int64)
+    characters: np.ndarray = np.zeros((0, 2), np.int64)
     language: int = 0  # index into the model's `language_embeddings`
 
 
@@ -81,13 +83,13 @@ def _sentence(
         word = ids[: longest - 2].tolist() or [UNK]  # a word of white space alone has no subwords
         if len(inputs[-1][0]) + len(word) + 2 > longest:
             inputs.append(([], [IGNORED], []))
-        tokens, tags, places = inputs[-1]
-        places.append(1 + len(tokens))
+        tokens, tags, positions = inputs[-1]
+        positions.append(1 + len(tokens))
         tags += [_label(labels, tag)] + [IGNORED] * (len(word) - 1)
         tokens += word
     return [
-        Feature(layout.item(np.array(tokens)), np.array([*tags, IGNORED]), index, np.array(places))
-        for tokens, tags, places in inputs
+        Feature(layout.item(np.array(tokens)), np.array([*tags, IGNORED]), index, words=np.array(positions))
+        for tokens, tags, positions in inputs
     ]
 
 
@@ -99,7 +101,7 @@ def _pair(
     room = longest - layout.pair_specials
     first_length = min(len(first), max(room // 2, room - len(second)))
     ids = layout.item(first[:first_length], second[: room - first_length])
-    return Feature(ids, np.array([_label(labels, pair.label)]), index, np.zeros(0, np.int64))
+    return Feature(ids, np.array([_label(labels, pair.label)]), index)
 
 
 def _label(labels: Sequence[str], label: str) -> int:
@@ -112,13 +114,14 @@ def _question(
 ) -> list[Feature]:
     """The inputs of a question: the question and a window of the context each. The windows overlap."""
     question_ids = vocabulary.encode(question.question)[: tuning.question_tokens]
-    context_ids, characters = vocabulary.encode_with_offsets(question.context)
+    context_ids, context_characters = vocabulary.encode_with_offsets(question.context)
     context_start = 1 + len(question_ids) + len(layout.between)  # position in the input
     room = tuning.max_tokens - len(question_ids) - layout.pair_specials
     answer = None  # indices of its first and last token in `context_ids`
     if question.answers:
         text, begin = question.answers[0]
-        inside = np.flatnonzero((characters[:, 1] > begin) & (characters[:, 0] < begin + len(text)))
+        first, end = context_characters.T
+        inside = np.flatnonzero((end > begin) & (first < begin + len(text)))
         answer = (int(inside[0]), int(inside[-1])) if len(inside) else None
     features = []
     for start in range(0, max(len(context_ids), 1), tuning.stride):
@@ -126,9 +129,9 @@ def _question(
         labels = np.zeros(2, np.int64)  # the input's first token, unless the whole answer is in this window
         if answer is not None and start <= answer[0] and answer[1] < start + room:
             labels = np.array(answer) - start + context_start
-        places = np.full((len(ids), 2), -1, np.int64)
-        places[context_start:-1] = characters[start : start + room]
-        features.append(Feature(ids, labels, index, places))
+        characters = np.full((len(ids), 2), -1, np.int64)
+        characters[context_start:-1] = context_characters[start : start + room]
+        features.append(Feature(ids, labels, index, characters=characters))
         if start + room >= len(context_ids):
             break
     return features

@@ -66,7 +66,7 @@ def predict(
         features_of.setdefault(feature.example, []).append(i)
     if task.kind == "tokens":
         return [
-            [task.labels[int(best)] for i in indices for best in logits[i][features[i].places].argmax(-1)]
+            [task.labels[int(best)] for i in indices for best in logits[i][features[i].words].argmax(-1)]
             for indices in features_of.values()
         ]
     answers = []
@@ -82,14 +82,14 @@ def best_answer(question: Question, windows: Sequence[Feature], logits: Sequence
     and last token. `logits`: [tokens, 2] (first and last) for each window."""
     best, answer = -np.inf, ""
     for window, scores in zip(windows, logits, strict=True):
-        inside = np.flatnonzero(window.places[:, 0] >= 0)  # positions of the context
+        inside = np.flatnonzero(window.characters[:, 0] >= 0)  # positions of the context
         firsts, lasts = (inside[np.argsort(-scores[inside, end], kind="stable")[:N_BEST]] for end in (0, 1))
         for first in firsts:
             for last in lasts:
                 score = scores[first, 0] + scores[last, 1]
                 if first <= last < first + LONGEST_ANSWER and score > best:
                     best = score
-                    answer = question.context[window.places[first, 0] : window.places[last, 1]].strip()
+                    answer = question.context[window.characters[first, 0] : window.characters[last, 1]].strip()
     return answer
 
 
