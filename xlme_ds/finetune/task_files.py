@@ -247,8 +247,10 @@ def _questions(source: TaskFile, task: DownstreamTask) -> Iterable[Example]:
     path = source.path
     try:
         articles = json.loads(path.read_text(encoding="utf-8-sig"))["data"]
-        paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
-        entries = [(paragraph["context"], entry) for paragraph in paragraphs for entry in paragraph["qas"]]
+        paragraphs = [
+            (paragraph["context"], paragraph["qas"]) for article in articles for paragraph in article["paragraphs"]
+        ]
+        entries = [(context, entry) for context, context_entries in paragraphs for entry in context_entries]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not in SQuAD's JSON format: {error!r}") from None
     questions = [_question(path, context, entry) for context, entry in entries]
