@@ -54,6 +54,14 @@ def test_a_closed_stdout_is_no_file_of_ours(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == ""
 
 
+def test_a_program_that_a_command_starts_can_print_to_a_closed_stdout() -> None:
+    code = (
+        "from xlme_ds.io.output import open_output; open_output(); import subprocess\n"
+        "raise SystemExit(subprocess.run(['bash', '-c', 'echo for nobody']).returncode)"
+    )
+    assert sh(f'{sys.executable} -c "{code}" >&-') == (0, "")
+
+
 def test_variables_of_another_launcher_do_not_silence_a_command() -> None:
     code, errors = sh("xlme plan --recipe none", **distributed(1, 2, free_port()))
     assert code == 2 and "recipe none is not known" in errors

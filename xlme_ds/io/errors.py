@@ -1,11 +1,11 @@
-"""Errors in one sentence; errors of the operating system with advice on what to do."""
+"""Errors as one sentence; those of the operating system with advice on what to do."""
 
 import errno
 
 _OTHER_FOLDER = "choose another output folder"
 _GIVE_PERMISSION = "give this user the permission, or choose another place"
 _RUN_AGAIN = "give the same command again: finished work is kept"
-ADVICE = {
+ADVICE = {  # by error number
     errno.ENOSPC: f"make room there and {_RUN_AGAIN}",
     errno.EDQUOT: f"make room in the quota and {_RUN_AGAIN}",
     errno.EFBIG: f"raise the limit of a file's size (ulimit -f) and {_RUN_AGAIN}",
@@ -25,7 +25,7 @@ ADVICE = {
 
 
 def in_words(error: Exception) -> str:
-    """The error as one sentence; an error of the operating system as its file, the fault and what to do."""
+    """The error as one sentence: an error of the operating system as `FILE: FAULT: ADVICE`, any other as its text."""
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     place = f"{error.filename}: " if error.filename is not None else ""

@@ -13,20 +13,20 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-FORMAT = 1  # the key `format` of every JSON file that this package writes and reads again; readers take no other
-TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # names that `replacing` gives
+FORMAT = 1  # value of the key `format` in our JSON files; readers accept no other
+TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # names of the temporary files of `replacing`
 _LONE_CR = re.compile(rb"\r(?!\n|$)")
-_CHECKSUM = "sha256"  # the key of an object's checksum of itself
+_CHECKSUM_KEY = "sha256"
 
 
 @contextmanager
 def replacing(path: Path, flush: bool = True) -> Iterator[IO[bytes]]:
-    """A binary file with a temporary name, which is renamed to `path` when the block ends. Its bytes are on the disk by
-    then, unless `flush` is false.
+    """Yield a binary file with a temporary name. When the block ends, the file is flushed to the disk, unless `flush`
+    is false, and renamed to `path`.
 
-    After an error, such as a full disk, `path` is as it was before, and the OSError names it. The rename itself reaches
-    the disk only with `to_disk` of the folder. Files that a manifest lists need that; a marker does not, as losing one
-    costs little work.
+    After an error, such as a full disk, `path` is unchanged, and an OSError names it. A crash may undo the rename until
+    `to_disk` is called on the folder. Files that a manifest lists need this call; the marker of a finished task does
+    not, because losing one costs little work.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -46,7 +46,7 @@ def replacing(path: Path, flush: bool = True) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add the name `path` to an OSError of a read or write, which Python raises without a file name."""
+    """Add the name `path` to an OSError in the block: Python names no file in errors of reads and writes."""
     try:
         yield
     except OSError as error:
@@ -75,43 +75,43 @@ def write_text(path: Path, text: str, flush: bool = True) -> None:
 
 
 def write_json(path: Path, value: Any, flush: bool = True) -> None:
-    """Write `value` as JSON, as `write_text` writes."""
+    """Write `value` as JSON by `write_text`."""
     write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n", flush)
 
 
 def write_object(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON object with the key `format`, the number of our file format."""
+    """Write a JSON object: `value` and the key `format`."""
     write_json(path, {"format": FORMAT, **value})
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object that `write_object` wrote. Raises ValueError in one sentence for any other content."""
+    """The `value` that `write_object` wrote. Raises ValueError in one sentence for any other content."""
     value: dict[str, Any] = read_json(path, dict)
-    number = value.pop("format", None)
-    if number != FORMAT:
-        raise ValueError(f"{path} has format {number}, this version reads {FORMAT}: make it again")
+    file_format = value.pop("format", None)
+    if file_format != FORMAT:
+        raise ValueError(f"{path} has format {file_format}, this version reads {FORMAT}: make it again")
     return value
 
 
 def write_signed(path: Path, value: Mapping[str, Any], context: str = "", flush: bool = True) -> None:
-    """Write a JSON object with the key `format` and a checksum of the object and of `context`, which the reader must
-    know."""
+    """Write a JSON object: `value`, the key `format`, and a checksum of both and of `context`."""
     content = {"format": FORMAT, **value}
-    write_json(path, content | {_CHECKSUM: _checksum(content, context)}, flush)
+    write_json(path, content | {_CHECKSUM_KEY: _checksum(content, context)}, flush)
 
 
 def read_signed(path: Path, context: str = "") -> dict[str, Any]:
-    """The object that `write_signed` wrote. Raises ValueError when it is damaged or of another format."""
+    """The `value` that `write_signed` wrote. Raises ValueError if the file is damaged, has another format, or was
+    written with another `context`."""
     try:
         value = json.loads(path.read_bytes())
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError("it holds no object")
-    if value.pop(_CHECKSUM, None) != _checksum(value, context):
+    if value.pop(_CHECKSUM_KEY, None) != _checksum(value, context):
         raise ValueError("it does not have its own checksum, its bytes changed")
-    if (number := value.pop("format", None)) != FORMAT:
-        raise ValueError(f"it has format {number}, this version reads {FORMAT}")
+    if (file_format := value.pop("format", None)) != FORMAT:
+        raise ValueError(f"it has format {file_format}, this version reads {FORMAT}")
     return value
 
 
@@ -120,9 +120,9 @@ def _checksum(value: Mapping[str, Any], context: str) -> str:
 
 
 def read_json(path: Path, kind: type) -> Any:
-    """The value of a JSON file that holds a `kind`. Raises ValueError in one sentence for any other content."""
+    """The value of a JSON file, of type `kind`. Raises ValueError in one sentence for any other content."""
     try:
-        value = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=partial(_unique, path))
+        value = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=partial(_dict_of_unique, path))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} line {error.lineno} is not JSON ({error.msg}): restore or remove the file") from None
     except UnicodeDecodeError:
@@ -136,8 +136,8 @@ def read_json(path: Path, kind: type) -> Any:
     return value
 
 
-def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of `pairs`. Raises ValueError for a name that occurs twice; Python would keep the last value."""
+def _dict_of_unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The (name, value) `pairs` as a dict. Raises ValueError for a repeated name; `json` would keep its last value."""
     names = Counter(name for name, _ in pairs)
     if len(names) < len(pairs):
         raise ValueError(f"{path} has {max(names, key=names.__getitem__)} twice in one object: remove one")
@@ -146,24 +146,26 @@ def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def require_regular(path: Path, option: str) -> None:
     """Raise ValueError if `path` is a link, a device or a pipe: an atomic write would replace it by a file. A folder
-    passes, as writing there fails by itself."""
+    passes, because a write to it fails anyway."""
     if os.path.lexists(path) and not (stat.S_ISREG(path.lstat().st_mode) or stat.S_ISDIR(path.lstat().st_mode)):
         raise ValueError(f"{option} {path} is no regular file: name another")
 
 
 def require_line_feeds(data: bytes, name: object) -> None:
-    """Raise ValueError for text whose lines end in carriage returns alone: it would be read as one line."""
+    """Raise ValueError if more lines of a text end in a lone carriage return than in a line feed: our readers end lines
+    at line feeds only, and would read the text as one line."""
     if len(_LONE_CR.findall(data)) > data.count(b"\n"):
         raise ValueError(f"{name} ends its lines by carriage returns alone: end them by line feeds")
 
 
 def files_below(folder: Path, pattern: str = "*") -> list[Path]:
-    """Paths in and below `folder` whose name fits `pattern`, sorted, without hidden ones (a dot at a name's start)."""
+    """Sorted paths below `folder` whose name fits `pattern`, without hidden files and what is in hidden folders (a dot
+    at the start of a name)."""
     paths = (path for path in folder.rglob(pattern) if path != folder)
     return sorted(path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, read in pieces."""
+    """SHA-256 of a file in hexadecimal digits."""
     with naming(path), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from .files import to_disk
 
-LOCK = ".lock"  # the file of a folder that a process holds while it works there
-_HOLDER = b"xlme_ds: "
-_NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+LOCK = ".lock"  # a process that works in a folder holds a lock on its file of this name
+_SIGNATURE = b"xlme_ds: "  # the start of a lock file that this package wrote
+_NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # errors of file systems without locks
 
 
 def make_folder(folder: Path) -> None:
@@ -28,7 +28,7 @@ def make_folder(folder: Path) -> None:
 
 
 def in_use(folder: Path) -> bool:
-    """Whether a process holds the lock of `folder`; nothing is written."""
+    """Whether a process holds the lock of `folder`. No file is written."""
     try:
         with open(folder / LOCK, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -40,12 +40,12 @@ def in_use(folder: Path) -> bool:
 
 
 class Lock:
-    """The lock of a folder, held until it is closed or the process ends; its file says which process holds it."""
+    """A lock on a folder, held until `close` or the end of the process. The lock file says which process holds it."""
 
     def __init__(self, file: FileIO):
         self._file = file
         file.seek(0)
-        file.write(_HOLDER + f"process {os.getpid()} of {socket.gethostname()}\n".encode())
+        file.write(_SIGNATURE + f"process {os.getpid()} of {socket.gethostname()}\n".encode())
         file.truncate()
 
     def close(self) -> None:
@@ -62,33 +62,34 @@ class Lock:
 
 
 def lock(folder: Path) -> Lock:
-    """Keep other processes out of `folder`, which is made if it does not exist.
+    """Make `folder` if it does not exist, and lock it against other processes; returns the lock.
 
-    The lock's file lies in the folder itself, so that every path to the folder leads to it. Raises ValueError when
-    another process holds it, when a file of another program has its name, and when the file system cannot lock.
+    The lock file lies in the folder itself, so that every path to the folder leads to it. Raises ValueError when
+    another process holds the lock, when a file of another program is named LOCK, and when the file system cannot lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
-    foreign = ValueError(f"{path} is no lock of this package, which needs the name: move it away")
+    foreign_file = ValueError(f"{path} is no lock of this package, which needs the name: move it away")
     try:
         # This follows no link, does not wait for the other end of a pipe, and does not truncate an existing file.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise foreign from None
+            raise foreign_file from None
         raise
     with ExitStack() as opened:
         file = opened.enter_context(FileIO(descriptor, "r+"))
-        holder = file.read(200) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b"?"
-        if holder and not holder.startswith(_HOLDER):
-            raise foreign
+        is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        content = file.read(200) if is_regular else b""
+        if not is_regular or (content and not content.startswith(_SIGNATURE)):
+            raise foreign_file
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.exists(path) or not os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                return lock(folder)  # the process that held it removed it meanwhile
-            held = Lock(file)
+                return lock(folder)  # the last holder has removed the file that we opened
+            new_lock = Lock(file)
         except BlockingIOError:
-            process = holder.removeprefix(_HOLDER).decode("ascii", "backslashreplace").strip() or "unknown process"
+            process = content.removeprefix(_SIGNATURE).decode("ascii", "backslashreplace").strip() or "unknown process"
             raise ValueError(
                 f"another process is still working in {folder} ({process}): wait for its end, or choose another folder"
             ) from None
@@ -100,15 +101,16 @@ def lock(folder: Path) -> Lock:
                 ) from None
             raise OSError(error.errno, error.strerror, str(path)) from None
         opened.pop_all()
-    return held
+    return new_lock
 
 
 def private_folder(folder: Path) -> Path:
-    """`folder`, made for this user alone; if somebody else could write there, a new folder next to it."""
+    """Make `folder` for this user alone and return it; if somebody else can write there, make a new folder next to it
+    and return that."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    status = folder.lstat()  # a link may lead anywhere
+    status = folder.lstat()  # `stat` would follow a link, which may lead anywhere
     if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022:
         return folder
     return Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
@@ -120,33 +122,33 @@ def user_cache() -> Path:
 
 
 def use_private_caches() -> None:
-    """Make torch's, numba's and Triton's compilers cache machine code where nobody else can write: in the folder that
-    XLME_CACHE names (on a disk of the node), else in the user's cache folder."""
-    place = os.environ.get("XLME_CACHE")
-    names = {"TORCHINDUCTOR_CACHE_DIR": "inductor"}
-    if place is not None:
-        names |= {"NUMBA_CACHE_DIR": "numba", "TRITON_CACHE_DIR": "triton"}
-    if all(name in os.environ for name in names):
+    """Make compilers cache machine code where nobody else can write: torch's, numba's and Triton's in the folder that
+    XLME_CACHE names (on a disk of the node); without XLME_CACHE, torch's in the user's cache folder."""
+    chosen = os.environ.get("XLME_CACHE")
+    subfolders = {"TORCHINDUCTOR_CACHE_DIR": "inductor"}  # by environment variable
+    if chosen is not None:
+        subfolders |= {"NUMBA_CACHE_DIR": "numba", "TRITON_CACHE_DIR": "triton"}
+    if all(variable in os.environ for variable in subfolders):
         return
     try:
-        folder = user_cache() if place is None else private_folder(Path(place))
+        folder = user_cache() if chosen is None else private_folder(Path(chosen))
     except OSError:  # no home, or one that cannot be written
         folder = Path(tempfile.mkdtemp(prefix="xlme-"))
-    for name, kind in names.items():
-        os.environ.setdefault(name, str(folder / kind))
+    for variable, subfolder in subfolders.items():
+        os.environ.setdefault(variable, str(folder / subfolder))
 
 
 @contextmanager
 def atomic_folder(to: Path, option: str) -> Iterator[Path]:
-    """A folder to write into. When the block ends and its content is on the disk it is renamed to `to`; after an error
-    it is removed.
+    """Yield a temporary folder to write into. When the block ends, the folder is flushed to the disk and renamed to
+    `to`; after an error it is removed.
 
-    Raises ValueError naming `option` if `to` or the temporary name exists.
+    Raises ValueError naming `option` if `to` exists, or the temporary name, unless a killed process left it.
     """
     if os.path.lexists(to):
         raise ValueError(f"{to} exists already: choose another {option}")
     partial = to.with_name(to.name + ".partial")
-    # Only a killed process leaves a lock file or an empty folder there.
+    # Only a killed process leaves a lock file or an empty folder under the temporary name.
     abandoned = partial.is_dir() and ((partial / LOCK).is_file() or not any(partial.iterdir()))
     if os.path.lexists(partial) and not abandoned:
         raise ValueError(f"{partial} is in the way: move it, or choose another {option}")

@@ -1,4 +1,4 @@
-"""stdout of a command: a program whose output cannot be written ends."""
+"""The stdout of a command: when output cannot be written, the program ends."""
 
 import errno
 import io
@@ -12,39 +12,43 @@ def open_output() -> None:
     """Make a failed write to stdout end the program. Characters that stdout's encoding lacks, such as ▁ on an ASCII
     terminal, are printed as `\\u2581`.
 
-    A stdout that the shell closed (`>&-`) becomes /dev/null; else the next file that is opened would get the output.
+    A stdout that the shell closed (`>&-`) becomes /dev/null. Otherwise the next file that is opened would get stdout's
+    descriptor, and with it the output. A second call changes nothing, and a stdout that a test has put in place of
+    Python's stays.
     """
-    stdout, of_python = sys.stdout, sys.stdout is sys.__stdout__
+    stdout, is_replaced = sys.stdout, sys.stdout is not sys.__stdout__
     if stdout is None:
-        _drop(1)
+        _redirect_to_null(1)
         sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc]  # noqa: SIM115
-    elif of_python and not isinstance(getattr(stdout.buffer, "raw", None), _Output):
+    elif not is_replaced and not isinstance(getattr(stdout.buffer, "raw", None), _FatalWriter):
         stdout.flush()
-        buffer = io.BufferedWriter(_Output(stdout.fileno(), "w", closefd=False))
+        buffer = io.BufferedWriter(_FatalWriter(stdout.fileno(), "w", closefd=False))
         # Line-buffered: a short text would otherwise be written only when Python ends, too late for the exit code.
         sys.stdout = sys.__stdout__ = io.TextIOWrapper(buffer, stdout.encoding, line_buffering=True)  # type: ignore[misc]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-class _Output(io.FileIO):
-    """Ends the program when a write fails: with SIGPIPE's exit code if the reader has ended (`| head`), else with an
-    error."""
+class _FatalWriter(io.FileIO):
+    """A file that ends the program when a write fails: with SIGPIPE's exit code if the reader has ended (`| head`),
+    else with an error message and exit code 1."""
 
     def write(self, block: Any, /) -> int:
         try:
             return super().write(block)
         except OSError as error:
-            _drop(self.fileno())  # what is still in the buffers
+            _redirect_to_null(self.fileno())  # Python writes the rest of the buffers at exit: that must not fail again
             if error.errno == errno.EPIPE:
                 sys.exit(128 + signal.SIGPIPE)
             print(f"error: stdout cannot be written: {error.strerror}", file=sys.stderr, flush=True)
             sys.exit(1)
 
 
-def _drop(descriptor: int) -> None:
-    """Redirect `descriptor` to /dev/null."""
+def _redirect_to_null(descriptor: int) -> None:
+    """Make `descriptor` write to /dev/null, in this process and in programs that it starts."""
     null = os.open(os.devnull, os.O_WRONLY)
-    if null != descriptor:
+    if null == descriptor:  # it was closed, so `os.open` took its number
+        os.set_inheritable(descriptor, True)
+    else:
         os.dup2(null, descriptor)
         os.close(null)
