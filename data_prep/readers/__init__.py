@@ -1,4 +1,4 @@
-"""Corpus formats. An input is cut into blocks of bytes by one process; any other can parse a block to cleaned text."""
+"""Corpus formats. One process cuts an input into blocks of bytes; any process can parse a block to cleaned text."""
 
 import re
 from collections.abc import Iterator
@@ -40,7 +40,8 @@ __all__ = [
     "split_pair",
 ]
 
-# Formats of documents, then of pairs. The file's ending determines the compression, which is no part of the format.
+# By format: first the readers of documents, then those of pairs. The compression is no part of the format: the ending
+# of the file's name determines it.
 READERS: dict[str, CC100 | PairReader] = {
     "cc100": CC100(),
     "lines": Lines(),
@@ -57,16 +58,16 @@ READERS: dict[str, CC100 | PairReader] = {
     "arrow_pairs": RecordPairs(Arrow()),
     "tmx": Tmx(),
 }
-_BY_LANGUAGE = ("cc100", "jsonl", "parquet")  # formats that `find_documents` recognizes by the file's ending
-_READ = 1 << 18  # bytes of a block, for `documents` and `pairs`
+_FOLDER_FORMATS = ("cc100", "jsonl", "parquet")  # `find_documents` recognizes these by the ending of the file's name
+_BLOCK_BYTES = 1 << 18  # for `documents` and `pairs`
 
 
 def find_documents(folder: Path | str) -> list[Input]:
-    """The files `<lang>.txt`, `.jsonl` (compressed or not) and `.parquet` of a folder, sorted.
+    """An input for each file `<lang>.txt`, `.jsonl` (compressed or not) and `.parquet` of a folder, sorted by language.
 
     Raises ValueError on an unknown language code.
     """
-    endings = {name: _document_reader(name).file_names for name in _BY_LANGUAGE}
+    endings = {name: _document_reader(name).file_names for name in _FOLDER_FORMATS}
     layout = " or ".join(f"<lang>{in_words}" for _, in_words in endings.values())
     inputs = []
     for path in files_in(str(folder)):
@@ -89,19 +90,19 @@ def find_documents(folder: Path | str) -> list[Input]:
 
 
 def documents(source: Input, counts: Counts) -> Iterator[list[str]]:
-    """Documents as lists of non-empty paragraphs; at least one each. Raises ValueError on a damaged file."""
+    """Yield each document as a list of its paragraphs, none of them empty. Raises ValueError on a damaged file."""
     reader = _document_reader(source.format)
-    for block in reader.blocks(source, _READ):
-        for lines, of_document in reader.paragraphs(source, block, counts):
-            ends = np.cumsum(of_document).tolist()
-            yield from (lines[start:end] for start, end in pairwise([0, *ends]))
+    for block in reader.blocks(source, _BLOCK_BYTES):
+        for paragraphs, document_sizes in reader.paragraphs(source, block, counts):
+            ends = np.cumsum(document_sizes).tolist()
+            yield from (paragraphs[start:end] for start, end in pairwise([0, *ends]))
 
 
 def pairs(source: Input, counts: Counts) -> Iterator[tuple[str, str]]:
-    """Pairs with text on both sides. Raises ValueError on a damaged file or sides with different numbers of lines."""
+    """Yield the pairs with text on both sides. Raises ValueError on a damaged file, and if one side has more lines."""
     reader = READERS[source.format]
     assert isinstance(reader, PairReader), source.format
-    for block in reader.blocks(source, _READ):
+    for block in reader.blocks(source, _BLOCK_BYTES):
         for a, b, _ in reader.pairs(source, block, counts):
             yield a, b
 

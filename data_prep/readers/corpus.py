@@ -46,7 +46,7 @@ class TextConfig:
 class Sources:
     """The inputs of one task (mono or para), sorted by name; inputs of the same name are in the order given.
 
-    `settings`: the parts of their descriptions that change a stage's output, so without names of files and places.
+    `settings`: the values in their descriptions that a stage's output depends on, so no names of files and places.
     """
 
     inputs: tuple[Input, ...]
@@ -54,9 +54,9 @@ class Sources:
 
 
 def find_sources(text: TextConfig) -> dict[str, Sources]:
-    """The sources of each task that has any; only file names and the listings of zip files are read.
+    """The sources by task, of tasks that have any. Only file names and the listings of zip files are read.
 
-    Raises ValueError when nothing is named, and for names that cannot work.
+    Raises ValueError when no text is named, and for names that cannot work.
     """
     if not text.names_text:
         raise ValueError("neither --mono nor --para nor --corpus is given: name at least one corpus")
@@ -73,7 +73,8 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
                 "columns": list(corpus.columns),
                 "filters": list(corpus.filters),
             }
-            described |= {"line_end": corpus.line_end} if corpus.line_end else {}
+            if corpus.line_end:
+                described["line_end"] = corpus.line_end
             filters = dict(corpus.filters)
             if LANGUAGE in filters:
                 described["language_model"] = _language_model(described_inputs, filters[LANGUAGE].get(MODEL, ""))
@@ -89,7 +90,7 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
 
 
 def _language_model(inputs: list[Input], model: str) -> str:
-    """Name of the model of filter `language`. Warns of the languages that the model does not know."""
+    """The name of the model of filter `language`. Warns of the inputs' languages that the model does not know."""
     languages = sorted({language for source in inputs for language in source.languages})
     if unknown := [language for language in languages if not labels_of(language, model)]:
         warn(f"filter language leaves {', '.join(unknown)} as they are: its model does not know them")
@@ -98,58 +99,60 @@ def _language_model(inputs: list[Input], model: str) -> str:
 
 def _warn_of_unknown_languages(inputs: list[Input]) -> None:
     """Warn of languages that CC-100 does not have: they may be typing errors, and filter `script` ignores them."""
-    others = sorted({language for source in inputs for language in source.languages} - set(LANGUAGES))
-    if others:
-        warn(f"not among CC-100's languages: {', '.join(others)}; text is read under these codes, check the spelling")
+    unknown = sorted({language for source in inputs for language in source.languages} - set(LANGUAGES))
+    if unknown:
+        warn(f"not among CC-100's languages: {', '.join(unknown)}; text is read under these codes, check the spelling")
     filtered = {language for source in inputs if SCRIPT in source.filters for language in source.languages}
-    if unfiltered := sorted(filtered.intersection(others)):
+    if unfiltered := sorted(filtered.intersection(unknown)):
         warn(f"filter {SCRIPT} leaves {', '.join(unfiltered)} as they are: it does not know their scripts")
 
 
 def _check_named_once(inputs: list[Input]) -> None:
-    """Raise ValueError if a file is named twice for one language or pair, or one text for two of them."""
-    seen_by: dict[tuple[str, ...], str] = {}
-    names_by_content: dict[tuple[object, ...], str] = {}
+    """Raise ValueError if a file is named twice for one language or pair, or one text for two different ones."""
+    named_by: dict[tuple[str, ...], str] = {}
+    name_of_text: dict[tuple[object, ...], str] = {}
     for source in inputs:
         by = f"corpus {source.corpus}" if source.corpus else "--mono or --para"
-        paths = list(map(_file_identity, source.paths))
-        key = (source.name, *sorted(paths))
-        content = (*sorted(paths), source.members, source.columns, repr(source.filters.get("column")))
-        first = names_by_content.setdefault(content, source.name)
+        files = sorted(map(_file_identity, source.paths))
+        key = (source.name, *files)
+        # The same files hold another text in other members, columns or rows.
+        text = (*files, source.members, source.columns, repr(source.filters.get("column")))
+        first = name_of_text.setdefault(text, source.name)
         if first != source.name and not READERS[source.format].says_languages:
             raise ValueError(
                 f"{source.paths[0]} is named for {first} and for {source.name}, which cannot both be right: let files "
                 "name one for each"
             )
-        if key in seen_by:
+        if key in named_by:
             raise ValueError(
-                f"{source.paths[0]} is named twice for {source.name} (by {seen_by[key]} and by {by}), so its text "
+                f"{source.paths[0]} is named twice for {source.name} (by {named_by[key]} and by {by}), so its text "
                 "would count twice: name it once"
             )
-        seen_by[key] = by
+        named_by[key] = by
 
 
 def _warn_of_copies(inputs: list[Input]) -> None:
     """Warn of files of one language or pair, such as en.txt and eng.txt, that have the same bytes, unless the filter
     `exact_duplicates` removes the copy."""
-    by_sizes: dict[tuple[object, ...], list[Input]] = {}
+    by_sizes: dict[tuple[object, ...], list[Input]] = {}  # only files of equal size need checksums
     for source in inputs:
         if source.size and all(path.local and not path.pipe for path in source.paths):
             by_sizes.setdefault((source.name, *sorted(size for _, size in source.files)), []).append(source)
-    for alike in (sources for sources in by_sizes.values() if len(sources) > 1):
-        first: dict[tuple[object, ...], Input] = {}
-        for source in alike:
+    for same_size in (sources for sources in by_sizes.values() if len(sources) > 1):
+        by_text: dict[tuple[object, ...], Input] = {}
+        for source in same_size:
             checksums = sorted(file_sha256(path.local) for path in source.paths if path.local)
-            same = first.setdefault((*checksums, source.columns, repr(source.filters.get("column"))), source)
-            if same is not source and not all(EXACT_DUPLICATES in one.filters for one in (source, same)):
-                these, those = (" and ".join(map(str, one.paths)) for one in (source, same))
+            first = by_text.setdefault((*checksums, source.columns, repr(source.filters.get("column"))), source)
+            if first is not source and not all(EXACT_DUPLICATES in one.filters for one in (source, first)):
+                files, first_files = (" and ".join(map(str, one.paths)) for one in (source, first))
                 warn(
-                    f"the text of {these} counts twice as {source.name}, because {those} has the same bytes: remove one"
+                    f"the text of {files} counts twice as {source.name}, because {first_files} has the same bytes: "
+                    "remove one"
                 )
 
 
 def _file_identity(place: Place) -> str:
-    """A string that identifies a file: the same for all links to it, symbolic or hard."""
+    """A string that is the same for all names of a file: a local file may have symbolic and hard links."""
     path = place.local
     if path is None or not path.exists():
         return str(path or place)
@@ -158,9 +161,9 @@ def _file_identity(place: Place) -> str:
 
 
 def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> list[Input]:
-    """The inputs of a corpus, by its file names; only those and the listings of zip files are read.
+    """The inputs of a described corpus. Only file names and the listings of zip files are read.
 
-    Raises ValueError when files of listed languages are missing, unless `allow_missing`, and when no file fits.
+    Raises ValueError when files of listed languages are missing, unless `allow_missing`, and when no file name fits.
     Warnings name the files that are not read.
     """
     places = {place.name: place for place in files_in(corpus.where, deep=any("/" in name for name in corpus.files))}
@@ -169,11 +172,13 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
     searched = [[codes] for codes in names.wanted] if listed is None else listed
     inputs_found: list[Input] = []
     missing = []
-    for spellings in searched:  # use the first spelling with files; without any, report the first
+    for spellings in searched:
+        # Take the first spelling with files. If none has any, report the first spelling as missing.
         codes, files = next(
             ((codes, files) for codes in spellings if (files := names.files_of(codes))), (spellings[0], [])
         )
-        missing += [] if files else ["-".join(codes)]
+        if not files:
+            missing.append("-".join(codes))
         inputs_found += [_input(corpus, codes, tuple(places[name] for name in paths)) for paths in files]
     missing_text = (
         f"{len(missing)} of {len(searched)} files of {corpus.name} are not in {corpus.where} ({_first_few(missing)})"
@@ -193,7 +198,7 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
 
 
 def _input(corpus: CorpusDescription, codes: Codes, places: tuple[Place, ...]) -> Input:
-    """The input of these files; `codes` are its languages as the files spell them."""
+    """The input of the files `places`; `codes` are its languages as the files spell them."""
     _check_cache(places[0], corpus)
     reader, languages = READERS[corpus.format], tuple(map(language_of, codes))
     ordered = in_order(languages)
@@ -212,7 +217,7 @@ def _input(corpus: CorpusDescription, codes: Codes, places: tuple[Place, ...]) -
 
 
 def _check_cache(place: Place, corpus: CorpusDescription) -> None:
-    """Raise ValueError for a cache file that Hugging Face's `datasets` wrote next to the data in `map` or `filter`."""
+    """Raise ValueError for a cache file, a copy of the data that Hugging Face's `map` or `filter` left beside them."""
     if corpus.format.startswith("arrow") and place.name.rpartition("/")[2].startswith("cache-"):
         raise ValueError(
             f"{place} is a cache of Hugging Face's datasets, so its text would count twice: let files name "
@@ -221,7 +226,7 @@ def _check_cache(place: Place, corpus: CorpusDescription) -> None:
 
 
 def _listed_spellings(corpus: CorpusDescription) -> list[list[Codes]] | None:
-    """The spellings of each language or pair that the description lists; None if it lists none and takes any."""
+    """The spellings of each language or pair that the description lists; None if it takes any."""
     if corpus.codes is None:
         return None
     if corpus.task == "para":
@@ -233,17 +238,17 @@ def _warn_of_unread(corpus: CorpusDescription, names: FileNames, inputs: Sequenc
     """Warn of the languages or pairs whose files are not read, and of all other files that are not read."""
     read = {place.name for source in inputs for place in source.paths}
     languages = {source.languages for source in inputs}
-    others, foreign = [], set[str]()
+    other_files, other_codes = [], set[str]()
     for name in (name for name, place in names.places.items() if name not in read and not place.is_folder):
         codes = next(iter(names.readings(name)), ())
         if not codes or in_order(languages_of(codes)) in languages:
-            others.append(name)
+            other_files.append(name)
         else:
-            foreign.add("-".join(codes))
-    kind = "languages, by their codes," if corpus.task == "mono" else "pairs, by their languages,"
-    for what, names_unread in (("files, by their names,", others), (kind, sorted(foreign))):
-        if names_unread:
-            warn(f"{len(names_unread)} {what} are not read as {corpus.name}: {_first_few(names_unread)}")
+            other_codes.add("-".join(codes))
+    code_label = "languages, by their codes," if corpus.task == "mono" else "pairs, by their languages,"
+    for label, unread in (("files, by their names,", other_files), (code_label, sorted(other_codes))):
+        if unread:
+            warn(f"{len(unread)} {label} are not read as {corpus.name}: {_first_few(unread)}")
 
 
 def _first_few(names: Sequence[str]) -> str:

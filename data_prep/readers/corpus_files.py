@@ -2,7 +2,7 @@
 
 A file is at a local path or a URI such as s3://, gs://, hdfs:// or file://, plain, compressed or in a zip file. Only LF
 ends a line. No byte of a compressed file is skipped: it is text, or padding that the format allows. A damaged or
-truncated file raises a ValueError that names the file, the line reached and the byte of the file.
+truncated file raises a ValueError that names the file, the last line read and the byte where the damage was met.
 """
 
 import errno
@@ -26,16 +26,16 @@ from data_prep.readers.decompress import CHUNK, ENDINGS, decompressed
 from data_prep.store import unfinished
 
 MAX_LINE = 100_000  # bytes
-MAX_ROW = 500_000  # bytes of a row of a .tsv file: the URLs of pages are in it too
-WINDOW = 1_000_000  # bytes after a block's size in which a boundary is searched for
+MAX_ROW = 500_000  # bytes of a row of a .tsv file: rows also hold the URLs of pages
+WINDOW = 1_000_000  # a block ends at the first boundary in so many bytes after its wanted size
 _WINDOW_TOO_LARGE = "requires too much memory"  # part of libzstd's error message
-_DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, pa.ArrowException)
+_READ_ERRORS = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, pa.ArrowException)
 
 
 @dataclass(frozen=True)
 class Place:
-    """A file `name` (it may have folders) in `folder`, a local path or a URI. It holds no connection, so it can be
-    pickled."""
+    """A file: its `name`, which may begin with subfolders, in `folder`, a local path or a URI. It holds no connection,
+    so it can be pickled."""
 
     folder: str
     name: str
@@ -45,13 +45,13 @@ class Place:
 
     @property
     def local(self) -> Path | None:
-        """Its path, if it is on the local file system."""
+        """The file's path on the local file system; None on a remote one."""
         system, root = filesystem(self.folder)
         return Path(root) / self.name if isinstance(system, fs.LocalFileSystem) else None
 
     @cached_property
     def size(self) -> int:
-        """Bytes. Raises ValueError when it is neither a file nor a named pipe."""
+        """The file's size in bytes. Raises ValueError for what is neither a file nor a named pipe."""
         if self.local is None:
             system, root = filesystem(self.folder)
             info = system.get_file_info(f"{root}/{self.name}")
@@ -76,7 +76,7 @@ class Place:
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder. One may be among the files without being part of the corpus."""
+        """Whether this is a folder, which `files_in` lists too."""
         if self.local is not None:
             return self.local.is_dir()
         system, root = filesystem(self.folder)
@@ -84,7 +84,7 @@ class Place:
 
     @property
     def pipe(self) -> bool:
-        """Whether it is a named pipe: read once, and of no known size."""
+        """Whether this is a named pipe, which can be read only once and has no known size."""
         return self.local is not None and self.local.is_fifo()
 
     def open(self) -> Any:
@@ -97,7 +97,8 @@ class Place:
 
 @cache
 def filesystem(folder: str) -> tuple[fs.FileSystem, str]:
-    """The file system of a URI or path, made once a process, and the folder's path in it. Raises ValueError."""
+    """The file system of a folder, given by URI or path, and the folder's path in it. Raises ValueError if the file
+    system cannot be reached."""
     try:
         if "://" in folder:
             system, path = fs.FileSystem.from_uri(folder)
@@ -111,11 +112,11 @@ def filesystem(folder: str) -> tuple[fs.FileSystem, str]:
 
 
 def files_in(folder: str, deep: bool = False) -> list[Place]:
-    """All that a folder holds, sorted by name, and if `deep` its subfolders too; hidden files and folders, whose names
+    """All entries of a folder and, if `deep`, of its subfolders, sorted by name. Hidden files and folders, whose names
     begin with a dot, are left out.
 
-    Named pipes, broken links and subfolders are listed as well: `Place.size` raises for those that cannot be read.
-    Raises ValueError when `folder` is no folder, and for the output of a `minhash` that did not finish.
+    Named pipes, broken links and subfolders are listed as well; `Place.size` raises an error for those that cannot be
+    read. Raises ValueError when `folder` is no folder, and for the output of a `minhash` that did not finish.
     """
     system, root = filesystem(folder)
     try:
@@ -139,10 +140,10 @@ def files_in(folder: str, deep: bool = False) -> list[Place]:
 
 
 def _local_names(root: str, deep: bool) -> Iterator[str]:
-    """Names below a local folder, relative to it. Links to folders are followed, except those that would lead in
-    circles: back to a folder that the link is in or was reached through."""
-    # real paths by folder: its own, and those of the folders that it was reached through
-    ancestors: dict[str, tuple[str, ...]] = {root: (os.path.realpath(root),)}
+    """Yield the names in a local folder and, if `deep`, in its subfolders, relative to it. Links to folders are
+    followed, except those that lead in circles, to a folder that contains the link or was passed on the way to it."""
+    # folder -> real paths of itself and of the folders passed on the way to it
+    paths_to: dict[str, tuple[str, ...]] = {root: (os.path.realpath(root),)}
 
     def refuse(error: OSError) -> None:
         raise error
@@ -154,27 +155,28 @@ def _local_names(root: str, deep: bool) -> Iterator[str]:
                     f"{parent} has the name {os.fsencode(name)!r}, which is not UTF-8: rename that file or folder"
                 )
             yield os.path.relpath(os.path.join(parent, name), root)
-        above = ancestors.pop(parent)
+        passed = paths_to.pop(parent)
         real = {name: os.path.realpath(os.path.join(parent, name)) for name in folders}
-        circular = {name for name in folders for path in above if os.path.commonpath([real[name], path]) == real[name]}
+        circular = {name for name in folders for path in passed if os.path.commonpath([real[name], path]) == real[name]}
+        # os.walk goes on with the folders that stay in its list
         folders[:] = [name for name in folders if deep and name[0] != "." and name not in circular]
-        ancestors |= {os.path.join(parent, name): (*above, real[name]) for name in folders}
+        paths_to |= {os.path.join(parent, name): (*passed, real[name]) for name in folders}
 
 
 def read_text(place: Place, member: str | None = None) -> Iterator[bytes]:
-    """The text of a file, or of a member of a zip file, in pieces. Raises ValueError on a damaged file."""
+    """Yield the decompressed bytes of a file, or of a member of a zip file, in pieces. Raises ValueError on a damaged
+    file."""
     lines_read = 0
     try:
         for piece in _pieces(place, member):
             yield piece
             lines_read += piece.count(b"\n")
-    except _DAMAGED as error:
+    except _READ_ERRORS as error:
         name = f"{place}:{member}" if member else str(place)
-        if of_network(place, error):
+        if is_network_error(place, error):
             raise OSError(f"{name} cannot be read after line {lines_read} ({error})") from None
-        if (
-            isinstance(error, OSError) and error.errno is not None
-        ):  # the disk failed or access was denied: the file may be undamaged
+        # The disk failed or access was denied: the file may be undamaged.
+        if isinstance(error, OSError) and error.errno is not None:
             raise OSError(error.errno, error.strerror, error.filename or name) from None
         advice = "it is truncated or damaged, fetch it again"
         if _WINDOW_TOO_LARGE in str(error):
@@ -193,14 +195,15 @@ def check_unchanged(place: Place) -> None:
         )
 
 
-def of_network(place: Place, error: BaseException) -> bool:
-    """Whether an error comes from a remote file system, not from damaged bytes: a retry may succeed. Such an
-    error has no `errno`."""
+def is_network_error(place: Place, error: BaseException) -> bool:
+    """Whether an error comes from a remote file system, not from damaged bytes, so that a retry may succeed. Remote
+    file systems raise OSError without an `errno`."""
     return place.local is None and type(error) is OSError and error.errno is None
 
 
 def _pieces(place: Place, member: str | None) -> Iterator[bytes]:
-    """Read and decompress. The ending says the compression; a file of zero bytes is empty text, whatever its ending."""
+    """Yield the bytes of a file or member, decompressed by the ending of the file's name. A file of zero bytes is empty
+    text, whatever its ending."""
     if member is not None:
         with place.open() as packed, zipfile.ZipFile(packed) as archive, archive.open(member) as text:
             yield from iter(partial(text.read, CHUNK), b"")
@@ -215,78 +218,84 @@ def _pieces(place: Place, member: str | None) -> Iterator[bytes]:
             yield from iter(partial(file.read, CHUNK), b"")
 
 
-def clip_lines(parts: Iterable[bytes], most: int) -> Iterator[bytes]:
-    """Cut every line of `parts` after `most` + 1 bytes. Each part must have fewer than `most` bytes."""
-    length = 0  # of the line that is open
+def clip_lines(parts: Iterable[bytes], limit: int) -> Iterator[bytes]:
+    """Yield a text's `parts` with every line cut after `limit` + 1 bytes: readers still see that it is over `limit`.
+
+    Each part must have fewer than `limit` bytes.
+    """
+    open_bytes = 0  # of the line that continues in the next part
     for part in parts:
         end = part.find(b"\n")
-        inside = len(part) if end < 0 else end
-        room = max(most + 1 - length, 0)
-        yield part if inside <= room else part[:room] + part[inside:]
-        length = length + len(part) if end < 0 else len(part) - part.rfind(b"\n") - 1
+        first_line = len(part) if end < 0 else end  # bytes; only a part's first line can be too long
+        room = max(limit + 1 - open_bytes, 0)
+        yield part if first_line <= room else part[:room] + part[first_line:]
+        open_bytes = open_bytes + len(part) if end < 0 else len(part) - part.rfind(b"\n") - 1
 
 
 def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Cut `parts` into blocks that end at the first `boundary` from `size` bytes on; yields each block, and whether it
-    ends elsewhere.
+    """Yield the bytes of `parts` in blocks that end at the first `boundary` after `size` bytes; with each block,
+    whether it was cut where no boundary is.
 
-    If no boundary is within WINDOW bytes, the block ends after the last line in them; if no line ends there either, at
-    `cut_point`. The blocks depend on the bytes alone, not on how they are divided into parts.
+    If no boundary is in the WINDOW bytes after `size`, the block is cut after the last line that ends in them; if no
+    line ends there either, at `cut_point`. The blocks depend on the bytes alone, not on how they are divided into
+    parts.
     """
-    held, limit = bytearray(), size + WINDOW
-    for part in chain(parts, [None]):
-        held += part or b""
-        while len(held) >= size or (part is None and held):
-            at_boundary = boundary.search(held, size - 1, limit) if len(held) >= size else None
-            if at_boundary:
-                end = at_boundary.end()
-            elif len(held) >= limit:
-                end = held.rfind(b"\n", size, limit) + 1 or size + cut_point(held[size : size + MAX_LINE + 1])
+    buffer, limit = bytearray(), size + WINDOW
+    for part in chain(parts, [None]):  # None: the text has ended
+        buffer += part or b""
+        while len(buffer) >= size or (part is None and buffer):
+            match = boundary.search(buffer, size - 1, limit) if len(buffer) >= size else None
+            if match:
+                end = match.end()
+            elif len(buffer) >= limit:
+                end = buffer.rfind(b"\n", size, limit) + 1 or size + cut_point(buffer[size : size + MAX_LINE + 1])
             elif part is None:
-                end = len(held)
+                end = len(buffer)
             else:
-                break  # the end is in a later part
-            cut = at_boundary is None and len(held) >= limit
-            block = bytes(memoryview(held)[:end])
-            del held[:end]
-            yield block, cut
+                break  # the block ends in a later part
+            is_cut = match is None and len(buffer) >= limit
+            block = bytes(memoryview(buffer)[:end])
+            del buffer[:end]
+            yield block, is_cut
             del block  # it is large: free it as soon as the caller does
 
 
-def split_lines(parts: Iterable[bytes], most: int) -> Iterator[bytes]:
-    """Lines without LF. A line longer than `most` bytes may lose its end, but keeps more than `most` bytes."""
-    held: list[bytes] = []  # pieces of the line that is open
-    size, is_yielded = 0, False
+def split_lines(parts: Iterable[bytes], limit: int) -> Iterator[bytes]:
+    """Yield lines without LF. A line over `limit` bytes may lose its end, but keeps more than `limit` bytes."""
+    open_line: list[bytes] = []  # the pieces so far of a line that continues in the next part
+    size, is_yielded = 0, False  # of the open line: its bytes; whether it was yielded, because it is over `limit`
     for part in parts:
         first, *others = part.split(b"\n")
         if not is_yielded:
-            held.append(first)
+            open_line.append(first)
             size += len(first)
         if others:
             if not is_yielded:
-                yield b"".join(held)
+                yield b"".join(open_line)
             *whole, last = others
             yield from whole
-            held, size, is_yielded = [last], len(last), False
-        if size > most and not is_yielded:
-            yield b"".join(held)
-            held, is_yielded = [], True
+            open_line, size, is_yielded = [last], len(last), False
+        if size > limit and not is_yielded:
+            yield b"".join(open_line)
+            open_line, is_yielded = [], True
     if size and not is_yielded:
-        yield b"".join(held)
+        yield b"".join(open_line)
 
 
 def cut_line(line: bytes) -> list[bytes]:
     """Cut a line into pieces of at most MAX_LINE bytes, at `cut_point`."""
     pieces = []
-    at = 0
-    while len(line) - at > MAX_LINE:
-        piece = line[at : at + MAX_LINE + 1]
-        pieces.append(piece[: cut_point(piece)])
-        at += len(pieces[-1])
-    return [*pieces, line[at:]]
+    begin = 0
+    while len(line) - begin > MAX_LINE:
+        start_of_rest = line[begin : begin + MAX_LINE + 1]
+        pieces.append(start_of_rest[: cut_point(start_of_rest)])
+        begin += len(pieces[-1])
+    return [*pieces, line[begin:]]
 
 
 def cut_point(line: bytes | bytearray) -> int:
-    """Bytes to cut off a line over MAX_LINE bytes: up to its last white space within them, or else whole characters."""
+    """The position where a line over MAX_LINE bytes is cut: after the last space or tab in its first MAX_LINE bytes or,
+    if there is none, after the last whole character in them."""
     end = max(line.rfind(b" ", 0, MAX_LINE), line.rfind(b"\t", 0, MAX_LINE)) + 1
+    # In UTF-8 a byte of the form 10xxxxxx continues a character.
     return end or next((i for i in range(MAX_LINE, MAX_LINE - 4, -1) if line[i] & 0xC0 != 0x80), MAX_LINE)

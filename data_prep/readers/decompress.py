@@ -1,4 +1,4 @@
-"""Decompression of xz, gzip, bzip2 and Zstandard in pieces; damage is an error that says where it is."""
+"""Decompression of xz, gzip, bzip2 and Zstandard in pieces. The error for a damaged file says where the damage is."""
 
 import bz2
 import lzma
@@ -17,7 +17,7 @@ class _Damage(OSError):
 
 
 class _GzipMember:
-    """A gzip member, with the attributes of `lzma.LZMADecompressor`."""
+    """Decompressor of one gzip member, with the interface of `lzma.LZMADecompressor`."""
 
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(wbits=31)
@@ -30,8 +30,8 @@ class _GzipMember:
     unused_data = property(lambda self: self._inflate.unused_data)
 
 
-# File ending -> the first bytes of a stream, its decompressor, and the unit of padding: the number of zero bytes after
-# a stream must be a multiple of it; 0 allows none.
+# File ending -> the first bytes of a stream, its decompressor, and the unit of padding in bytes: zero bytes after a
+# stream are padding if their count is a multiple of the unit; 0: no padding is allowed.
 _FORMATS: dict[str, tuple[bytes, Callable[[], Any], int]] = {
     ".xz": (b"\xfd7zXZ\0", partial(lzma.LZMADecompressor, lzma.FORMAT_XZ), 4),
     ".gz": (b"\x1f\x8b", _GzipMember, 1),
@@ -41,8 +41,7 @@ ENDINGS = {*_FORMATS, ".zst"}
 
 
 class _CountingFile:
-    """A binary file that counts the bytes `taken` from it. pyarrow closes this object, not the file, which its opener
-    closes."""
+    """Counts the bytes `taken` from a binary file. pyarrow closes this object; the file stays open for its opener."""
 
     def __init__(self, file: IO[bytes]):
         self.file, self.taken, self.closed = file, 0, False
@@ -57,7 +56,8 @@ class _CountingFile:
 
 
 def decompressed(file: IO[bytes], ending: str) -> Iterator[bytes]:
-    """The contents of a compressed file, by its `ending`. Raises OSError if it is damaged or cannot be read."""
+    """Yield the contents of a file, compressed as its `ending` says. Raises OSError if it is damaged or cannot be
+    read."""
     if ending == ".zst":
         yield from _zstandard(_CountingFile(file))
     else:
@@ -65,17 +65,17 @@ def decompressed(file: IO[bytes], ending: str) -> Iterator[bytes]:
 
 
 def _all_streams(
-    source: _CountingFile, magic: bytes, new_decompressor: Callable[[], Any], padding: int
+    source: _CountingFile, magic: bytes, new_decompressor: Callable[[], Any], padding_unit: int
 ) -> Iterator[bytes]:
-    """The contents of all streams of a file, one after the other.
+    """Yield the contents of all streams of a file, one after the other.
 
-    `lzma.open` and `bz2.open` stop without an error at the first later stream that is damaged or not a stream.
+    `lzma.open` and `bz2.open` would end silently where bytes after the first stream are damaged.
     """
     data = b""  # taken from the file, not yet decompressed
-    may_pad = False  # only after a stream
+    may_pad = False  # padding is allowed only after a stream
     while True:
         zeros = 0
-        while True:  # skip the padding, and read as much of the next stream as `magic` has bytes
+        while True:  # skip the padding, and take at least len(magic) bytes of the next stream
             unpadded = data.lstrip(b"\0") if may_pad else data
             zeros += len(data) - len(unpadded)
             data = unpadded
@@ -83,7 +83,7 @@ def _all_streams(
                 break
             data += more
         begin = source.taken - len(data)
-        if zeros and zeros % padding:
+        if zeros and zeros % padding_unit:
             raise _Damage(f"{zeros} zero bytes before byte {begin} are no padding, which comes in fours")
         if not data:
             return
@@ -100,11 +100,11 @@ def _all_streams(
             data = b""
             if piece:
                 yield piece
-        data, may_pad = stream.unused_data, padding > 0
+        data, may_pad = stream.unused_data, padding_unit > 0
 
 
 def _zstandard(source: _CountingFile) -> Iterator[bytes]:
-    """The contents of all frames of a .zst file. Arrow reads frame after frame, and raises an error for other bytes."""
+    """Yield the contents of all frames of a .zst file. Arrow raises an error for bytes that belong to no frame."""
     stream = pa.CompressedInputStream(pa.PythonFile(source, mode="r"), "zstd")
     try:
         yield from iter(partial(stream.read, CHUNK), b"")

@@ -1,18 +1,20 @@
 """Descriptions of corpora: TOML files that say where the text is, in which format, and which filters it passes.
 
-name = "cc100"                  its name in `--where NAME=PLACE` and in messages
-where = "s3://bucket/cc100"     a folder or a pyarrow.fs URI; relative paths are from the current folder
+name = "cc100"                  the corpus's name in `--where NAME=PLACE` and in messages
+where = "s3://bucket/cc100"     a folder or a pyarrow.fs URI; a relative path is relative to the current folder
 format = "cc100"                one of readers.READERS
-files = "{lang}.txt.xz"         or a list of names, all of which are read (of one text in several compressions, only the
-                                first); for pairs with {src}, {tgt} and {side}; * is any part of a name
+files = "{lang}.txt.xz"         or a list of names: all are read, but of a text in several compressions only the first;
+                                for pairs with {src}, {tgt} and {side}; * is any part of a name
 languages = ["af", "zh|zh_CN"]  as the files spell them; a|b: the first spelling that has a file; "any": all languages
                                 in the file names
-pairs = ["en-hi"]               likewise
-columns = ["score", "source", "target"]     tsv: all columns, left to right; other names only serve filters
+pairs = ["en-hi"]               as `languages`, for a corpus of pairs
+columns = ["score", "source", "target"]     wikimatrix_tsv, ccaligned_tsv: all columns, left to right; filters may use
+                                the other names
                                 jsonl, parquet, arrow: the one column that has the text
-                                tsv, and pairs in records: {source = …, target = …, score = …}, by name (in which {src}
-                                and {tgt} are the codes) or by number
-line_end = '\\n'                 what ends a line inside a record's text, besides a line feed
+                                tsv: {source = 1, target = 2, score = 3}, column numbers
+                                pairs in records: {source = …, target = …, score = …}, column names, in which {src} and
+                                {tgt} are replaced by the codes
+line_end = '\\n'                 text that ends a line inside a record, besides a line feed
 [filters.length]                filters/clean.py lists the filters
 min_characters = 10
 """
@@ -37,9 +39,9 @@ _KEYS = {"name", "where", "format", "files", "languages", "pairs", "columns", "f
 
 @dataclass(frozen=True)
 class CorpusDescription:
-    """A description as read, of task mono or para; error messages call it `path`.
+    """A checked description of a corpus, of task mono or para.
 
-    `codes`: languages or pairs as the files spell them; None for any.
+    `path`: what error messages call it. `codes`: languages or pairs as the files spell them; None for any.
     """
 
     path: str
@@ -60,7 +62,7 @@ def ready_descriptions() -> list[str]:
 
 
 def read_corpora(descriptions: Sequence[str], where: Sequence[str]) -> list[CorpusDescription]:
-    """Read descriptions, each a file or the name of a ready one; `where` (NAME=PLACE) replaces their own places.
+    """Read descriptions, each a file or the name of a ready one; entries NAME=PLACE of `where` replace their places.
 
     Raises ValueError for a description that cannot work, naming its file and key.
     """
@@ -87,10 +89,10 @@ def _read(description: str, places: dict[str, str]) -> CorpusDescription:
             raise ValueError(f"{label}: {key} is missing: set it")
     for key in ("name", "where", "format", "files", "languages", "pairs"):
         value = values.get(key, "")
-        several = key not in ("name", "where", "format") and isinstance(value, list)
-        for one in value if several else [value]:
-            if not isinstance(one, str):
-                raise ValueError(f"{label}: {key} has {one!r}: write a string")
+        may_be_list = key not in ("name", "where", "format")
+        for entry in value if may_be_list and isinstance(value, list) else [value]:
+            if not isinstance(entry, str):
+                raise ValueError(f"{label}: {key} has {entry!r}: write a string")
     if values["format"] not in READERS:
         raise ValueError(f"{label}: format {values['format']!r} is none of {', '.join(READERS)}")
     reader = READERS[values["format"]]
@@ -157,10 +159,10 @@ def _check_codes(codes: Sequence[str], label: str) -> None:
 
 
 def _check_files(patterns: Sequence[str], key: str, any_code: bool, file_format: str, label: str) -> None:
-    """Raise ValueError for a pattern that cannot work. `any_code`: `key` (languages or pairs) is "any"."""
+    """Raise ValueError for a pattern that cannot work. `key` is languages or pairs; `any_code`: its value is "any"."""
     placeholders = ("{lang}",) if key == "languages" else ("{src}", "{tgt}")
     for pattern in patterns:
-        if any_code and not all(one in pattern for one in placeholders):
+        if any_code and not all(placeholder in pattern for placeholder in placeholders):
             raise ValueError(
                 f'{label}: files are {pattern!r}, but {key} = "any" needs {" and ".join(placeholders)} in the name'
             )

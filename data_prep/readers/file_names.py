@@ -1,8 +1,8 @@
 """The languages of a described corpus's files, read from their names: a pattern has {lang}, or {src} and {tgt}, in
 place of the codes.
 
-A code is not cut short: `frr1` is frr and not fr, ru_Latn_0 is ru_Latn and not ru. If a name can be read in several
-ways, codes that are written out in languages.py come first (en and pt_br before en_pt and br).
+Codes are not cut short: `frr1` has the code frr, not fr; `ru_Latn_0` has ru_Latn, not ru. If a name can be read in
+several ways, codes that languages.py lists come first (en and pt_br before en_pt and br).
 """
 
 import re
@@ -15,12 +15,13 @@ from data_prep.languages import all_listed, canonical, is_code, language_of
 from data_prep.readers.corpus_files import Place
 from data_prep.readers.reader import same_text_error, without_compression
 
-Codes = tuple[str, ...]  # one of a language or two of a pair, as a file spells them
-_PART = re.compile(r"(\*|\{(?:lang|src|tgt|side)\})")
+Codes = tuple[str, ...]  # the code of a language, or both codes of a pair, as a file name spells them
+_Inputs = dict[Codes, list[tuple[str, ...]]]  # by codes: for each input the names of its files
+_SPECIAL_PART = re.compile(r"(\*|\{(?:lang|src|tgt|side)\})")
 _PLACEHOLDERS = ("{lang}", "{src}", "{tgt}", "{side}")
-_AFTER_CODE = "}*"  # a star after a placeholder: its text must not begin with a letter, which would belong to the code
-_STARS = ("*", _AFTER_CODE)
-_LONGEST = 12  # characters of a code
+_STAR_AFTER_CODE = "}*"  # must not match a letter first: the letter would belong to the code
+_STARS = ("*", _STAR_AFTER_CODE)
+_MAX_CODE = 12  # characters
 
 
 class _Code(NamedTuple):
@@ -30,12 +31,11 @@ class _Code(NamedTuple):
     text: str
 
 
-_Reading = dict[str, _Code]  # by placeholder
+_Reading = dict[str, _Code]  # one way to read a name: the code of each placeholder (without its braces)
 
 
 class _CodesInName(NamedTuple):
-    """The codes in a name that fits a pattern: of `every` way to read it, and of those that cut no code short
-    (`whole`)."""
+    """The codes in a name by a pattern: by `every` way to read it, and by the ways that cut no code short (`whole`)."""
 
     every: list[Codes]
     whole: list[Codes]
@@ -44,7 +44,7 @@ class _CodesInName(NamedTuple):
 class FileNames:
     """The files of a corpus by language or pair.
 
-    `places`: all files of its folder, by name. `wanted`: the codes whose files are read. None reads those of all CC-100
+    `places`: all files of its folder, by name. `wanted`: the codes whose files are read; None takes all codes of CC-100
     languages in the names, and raises ValueError for a name that may be of several languages or pairs.
     """
 
@@ -53,26 +53,25 @@ class FileNames:
         self.listed = frozenset(code for codes in wanted or () for code in codes)
         self.codes = {pattern: {name: _codes_in(pattern, name, self.listed) for name in places} for pattern in patterns}
         self.wanted = dict.fromkeys(self._all_codes() if wanted is None else wanted)
-        self.files: dict[str, dict[Codes, list[tuple[str, ...]]]] = {}  # inputs by pattern and codes
+        self.inputs: dict[str, _Inputs] = {}  # by pattern
+        taken = set[str]()  # names of files that fit an earlier pattern
         for pattern in dict.fromkeys(patterns):
-            taken = {
-                name for files in self.files.values() for names in chain.from_iterable(files.values()) for name in names
-            }
-            self.files[pattern] = self._starred(pattern, taken) if "*" in pattern else self._filled(pattern)
+            self.inputs[pattern] = self._starred(pattern, taken) if "*" in pattern else self._filled(pattern)
+            taken.update(*chain.from_iterable(self.inputs[pattern].values()))
 
     def readings(self, name: str) -> list[Codes]:
-        """The codes in a name, by the first pattern that it fits: several if it may be of any of them."""
+        """The codes in a name, by the first pattern that it fits; several if the name is ambiguous."""
         return next(filter(None, (self.codes[pattern][name].whole for pattern in self.patterns)), [])
 
     def files_of(self, codes: Codes) -> list[tuple[str, ...]]:
-        """The inputs of a language or pair that fit any pattern, each of one file (with {side} of two).
+        """The inputs of a language or pair by all patterns, each as the names of its files: one, or two with {side}.
 
-        If a text is there in several compressions, the file of the first pattern counts. Raises ValueError if one
-        pattern has several, and for a pair that is there in both directions.
+        Of a text in several compressions, the file that fits the first pattern is read. Raises ValueError if several
+        fit one pattern, and for a pair that has files in both directions.
         """
         by_text: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {}
-        for pattern, files in self.files.items():
-            for names in files.get(codes, ()):
+        for pattern, inputs in self.inputs.items():
+            for names in inputs.get(codes, ()):
                 first_pattern, first = by_text.setdefault(tuple(map(without_compression, names)), (pattern, names))
                 if first_pattern == pattern and first != names:
                     raise ValueError(same_text_error(self.places[first[0]], self.places[names[0]]))
@@ -96,46 +95,46 @@ class FileNames:
             all_codes.update(cc100)
         return sorted(all_codes)
 
-    def _filled(self, pattern: str) -> dict[Codes, list[tuple[str, ...]]]:
+    def _filled(self, pattern: str) -> _Inputs:
         """The inputs of a pattern without *."""
-        files: dict[Codes, list[tuple[str, ...]]] = {}
+        inputs: _Inputs = {}
         for codes in self.wanted:
             names = tuple(dict.fromkeys(filled(pattern, codes).replace("{side}", code) for code in codes))
             if all(name in self.places for name in names):
-                files[codes] = [names]
-        return files
+                inputs[codes] = [names]
+        return inputs
 
-    def _starred(self, pattern: str, taken: Collection[str]) -> dict[Codes, list[tuple[str, ...]]]:
-        """The inputs of a pattern with *, except for files that earlier patterns have `taken`.
+    def _starred(self, pattern: str, taken: Collection[str]) -> _Inputs:
+        """The inputs of a pattern with *, each of one file that is not `taken`.
 
-        A listed code also has the files of longer codes of its language that begin with it (en has en_US_0), unless
-        these are listed too.
+        A wanted code also has the files of longer codes of its language that begin with it (en has en_US_0), unless
+        these are wanted too.
         """
-        by_codes_in_name: dict[Codes, list[Codes]] = {}  # wanted codes, by those of them that the pattern has
+        wanted: dict[Codes, list[Codes]] = {}  # by those codes of a pair whose placeholders are in the pattern
         for codes in self.wanted:
             in_name = tuple(code for key, code in zip(_keys(codes), codes, strict=True) if f"{{{key}}}" in pattern)
-            by_codes_in_name.setdefault(in_name, []).append(codes)
-        files: dict[Codes, list[tuple[str, ...]]] = {}
+            wanted.setdefault(in_name, []).append(codes)
+        inputs: _Inputs = {}
         for name in (name for name in self.places if name not in taken):
             every, whole = self.codes[pattern][name]
-            listed = [codes for codes in every if codes in by_codes_in_name]
-            exact = [codes for codes in listed if codes in whole]
+            wanted_in_name = [codes for codes in every if codes in wanted]
+            exact = [codes for codes in wanted_in_name if codes in whole]
             languages = set(map(languages_of, whole))
-            for in_name in exact or [codes for codes in listed if languages_of(codes) in languages]:
-                for codes in by_codes_in_name[in_name]:
-                    files.setdefault(codes, []).append((name,))
-        return files
+            for in_name in exact or [codes for codes in wanted_in_name if languages_of(codes) in languages]:
+                for codes in wanted[in_name]:
+                    inputs.setdefault(codes, []).append((name,))
+        return inputs
 
 
 def filled(pattern: str, codes: Codes) -> str:
-    """A name with the codes of a language or pair in place of {lang}, or {src} and {tgt}."""
+    """A pattern with the codes of a language or pair in place of {lang}, or {src} and {tgt}."""
     for key, code in zip(_keys(codes), codes, strict=True):
         pattern = pattern.replace(f"{{{key}}}", code)
     return pattern
 
 
 def _keys(codes: Codes) -> tuple[str, ...]:
-    """The names of the placeholders for these codes."""
+    """The placeholders (without their braces) of the code of a language, or of both codes of a pair."""
     return ("lang",) if len(codes) == 1 else ("src", "tgt")
 
 
@@ -143,10 +142,10 @@ def _reversed_names(pattern: str, names: tuple[str, ...], codes: Codes) -> tuple
     """The names that these files would have if the pair were written in the other direction."""
     reversed_names, reversed_pattern = [], filled(pattern, codes[::-1])
     for name, code in zip(names, codes, strict=False):
-        own_pattern = re.escape(filled(pattern, codes).replace("{side}", code)).replace(r"\*", "(.*)")
-        stars = iter(re.fullmatch(own_pattern, name).groups())  # type: ignore[union-attr]
-        filled_pattern = reversed_pattern.replace("{side}", code)
-        reversed_names.append(re.sub(r"\*", lambda _, stars=stars: next(stars), filled_pattern))  # type: ignore[misc]
+        name_pattern = re.escape(filled(pattern, codes).replace("{side}", code)).replace(r"\*", "(.*)")
+        star_texts = iter(re.fullmatch(name_pattern, name).groups())  # type: ignore[union-attr]
+        with_stars = reversed_pattern.replace("{side}", code)
+        reversed_names.append(re.sub(r"\*", lambda _, texts=star_texts: next(texts), with_stars))  # type: ignore[misc]
     return tuple(reversed_names)
 
 
@@ -161,7 +160,7 @@ def _in_cc100(codes: Codes) -> bool:
 
 @cache
 def languages_of(codes: Codes) -> tuple[str, ...]:
-    """The languages of `codes`; the codes themselves if any of them is not a language's."""
+    """The languages of `codes`; the codes themselves if one of them is no known code."""
     try:
         return tuple(map(language_of, codes))
     except ValueError:
@@ -169,105 +168,112 @@ def languages_of(codes: Codes) -> tuple[str, ...]:
 
 
 def _codes(reading: _Reading) -> Codes:
-    """The codes of a reading, without their places."""
+    """The codes of a reading, without their positions."""
     return tuple(reading[key].text for key in ("lang", "src", "tgt") if key in reading)
 
 
 def _codes_in(pattern: str, name: str, listed: frozenset[str]) -> _CodesInName:
-    """The codes in `name` by `pattern`; `listed`: text that counts as a code even if no language has it."""
-    readings = _fitting(pattern, name, listed)
-    return _CodesInName(list(dict.fromkeys(map(_codes, readings))), _whole(readings))
+    """The codes in `name` by `pattern`; `listed`: strings that are codes even if no language is known by them."""
+    readings = _readings(pattern, name, listed)
+    return _CodesInName(list(dict.fromkeys(map(_codes, readings))), _whole_codes(readings))
 
 
 @cache
 def _parts(pattern: str) -> tuple[str, ...]:
     """A pattern, cut into placeholders, stars and the text between them."""
     parts: list[str] = []
-    for part in filter(None, _PART.split(pattern)):
-        parts.append(_AFTER_CODE if part == "*" and parts and parts[-1] in _PLACEHOLDERS else part)
+    for part in filter(None, _SPECIAL_PART.split(pattern)):
+        parts.append(_STAR_AFTER_CODE if part == "*" and parts and parts[-1] in _PLACEHOLDERS else part)
     return tuple(parts)
 
 
-def _fitting(pattern: str, name: str, listed: frozenset[str]) -> list[_Reading]:
-    """Every way to read a name by a pattern; ways with the same codes in the same places count as one."""
+def _readings(pattern: str, name: str, listed: frozenset[str]) -> list[_Reading]:
+    """Every way to read a name by a pattern, each once: by a search over the pattern's parts, from left to right."""
     parts, readings = _parts(pattern), list[_Reading]()
-    todo: list[tuple[int, int, tuple[tuple[str, _Code], ...]]] = [(0, 0, ())]  # parts, characters and codes read so far
-    states = set(todo)
+    # A state: the index of the next part, the position in the name where it begins, and the codes before it.
+    todo: list[tuple[int, int, tuple[tuple[str, _Code], ...]]] = [(0, 0, ())]
+    seen = set(todo)
     while todo:
-        number, at, codes = todo.pop()
-        if number == len(parts):
+        index, start, codes = todo.pop()
+        if index == len(parts):
             reading = dict(codes)
-            if at == len(name) and ("side" not in reading or reading["side"].text in _codes(reading)):
+            if start == len(name) and ("side" not in reading or reading["side"].text in _codes(reading)):
                 readings.append(reading)
             continue
-        for end, more in _steps(parts[number], parts[number + 1 :], name, at, dict(codes), listed):
-            state = (number + 1, end, codes + more)
-            if state not in states:
-                states.add(state)
+        for end, new_codes in _ends_of_part(parts[index], parts[index + 1 :], name, start, dict(codes), listed):
+            state = (index + 1, end, codes + new_codes)
+            if state not in seen:
+                seen.add(state)
                 todo.append(state)
     return readings
 
 
-def _steps(
-    part: str, rest: tuple[str, ...], name: str, at: int, codes: _Reading, listed: frozenset[str]
+def _ends_of_part(
+    part: str, next_parts: tuple[str, ...], name: str, start: int, codes: _Reading, listed: frozenset[str]
 ) -> Iterator[tuple[int, tuple[tuple[str, _Code], ...]]]:
-    """Positions where a part that begins at `at` may end, each with the code, if any, that the part adds."""
+    """Yield the positions where a part that begins at `start` may end, each with the code that the part reads, if any.
+
+    `codes` are those before the part: a placeholder that occurs again must match the same code again.
+    """
     key = part[1:-1] if part in _PLACEHOLDERS else ""
     if part in _STARS:
-        if part == "*" or not name[at : at + 1].isalpha():
-            yield from ((end, ()) for end in _ends(rest, name, at))
+        if part == "*" or not name[start : start + 1].isalpha():
+            yield from ((end, ()) for end in _ends_of_star(next_parts, name, start))
     elif not key or key in codes:
         text = codes[key].text if key else part
-        if name.startswith(text, at):
-            yield at + len(text), ()
+        if name.startswith(text, start):
+            yield start + len(text), ()
     else:
-        for end in range(at + 2, min(at + _LONGEST, len(name)) + 1):
-            code = name[at:end]
+        for end in range(start + 2, min(start + _MAX_CODE, len(name)) + 1):  # a code has at least two letters
+            code = name[start:end]
             if code in listed or is_code(code):
-                yield end, ((key, _Code(at, code)),)
+                yield end, ((key, _Code(start, code)),)
 
 
-def _ends(rest: tuple[str, ...], name: str, at: int) -> Iterator[int]:
-    """Positions where a star that begins at `at` may end: before each occurrence of the text that follows the star."""
-    text = rest[0] if rest and rest[0] not in (*_STARS, *_PLACEHOLDERS) else ""
-    if not rest or rest == (text,):  # nothing follows that text
-        yield from [len(name) - len(text)] if name.endswith(text, at) else []
+def _ends_of_star(next_parts: tuple[str, ...], name: str, start: int) -> Iterator[int]:
+    """Yield the positions where a star that begins at `start` may end: before each occurrence of the text after it."""
+    text = next_parts[0] if next_parts and next_parts[0] not in (*_STARS, *_PLACEHOLDERS) else ""
+    if not next_parts or next_parts == (text,):  # the text is the end of the name
+        yield from [len(name) - len(text)] if name.endswith(text, start) else []
         return
-    while at <= len(name) and (at := name.find(text, at)) >= 0:
-        yield at
-        at += 1
+    end = start
+    while end <= len(name) and (end := name.find(text, end)) >= 0:
+        yield end
+        end += 1
 
 
-def _whole(readings: Sequence[_Reading]) -> list[Codes]:
-    """The codes of the readings that cut no code short, the longest first; several if the name may be of any of them.
+def _whole_codes(readings: Sequence[_Reading]) -> list[Codes]:
+    """The codes of the readings that cut no code short, the longest first; several if the name is ambiguous.
 
-    CC-100's languages go before others, and codes that are written out in languages.py before other spellings.
+    CC-100's languages go before others, and codes that languages.py lists before other spellings.
     """
-    uncut = [reading for reading in readings if not any(_cut_short(reading, other) for other in readings)]
-    left = sorted(dict.fromkeys(map(_codes, uncut)), key=_length, reverse=True)
-    if cc100 := list(filter(_in_cc100, left)):
+    uncut = [reading for reading in readings if not any(_is_cut_short(reading, other) for other in readings)]
+    candidates = sorted(dict.fromkeys(map(_codes, uncut)), key=_length, reverse=True)
+    if cc100 := list(filter(_in_cc100, candidates)):
         longest = _length(cc100[0])
-        left = [codes for codes in left if codes in cc100 or (_length(codes) >= longest and _may_be_meant(codes))]
-    if len(set(map(languages_of, left))) <= 1:
-        return left[:1]
-    written_out = [codes for codes in left if _length(codes) == _length(left[0]) and all_listed(codes)]
-    return written_out[:1] if len(set(map(languages_of, written_out))) == 1 else left
+        candidates = [
+            codes for codes in candidates if codes in cc100 or (_length(codes) >= longest and _may_be_meant(codes))
+        ]
+    if len(set(map(languages_of, candidates))) <= 1:
+        return candidates[:1]
+    listed = [codes for codes in candidates if _length(codes) == _length(candidates[0]) and all_listed(codes)]
+    return listed[:1] if len(set(map(languages_of, listed))) == 1 else candidates
 
 
 def _length(codes: Codes) -> int:
-    """The length of all codes together."""
+    """The number of characters of all codes together."""
     return len("".join(codes))
 
 
 def _may_be_meant(codes: Codes) -> bool:
     """Whether codes that are not all in CC-100 may be right although another reading of the name is in CC-100: all are
-    codes of languages, and those outside CC-100 have two letters (se_no, not foo_br)."""
+    known codes, and those outside CC-100 have a language of two letters (se_no, not foo_br)."""
     others = [code for code in codes if not _in_cc100((code,))]
     return bool(others) and languages_of(codes) != codes and all(len(re.split("[-_]", code)[0]) == 2 for code in others)
 
 
-def _cut_short(reading: _Reading, other: _Reading) -> bool:
-    """Whether the codes of a reading are those of the other reading, cut short."""
+def _is_cut_short(reading: _Reading, other: _Reading) -> bool:
+    """Whether `reading` has a beginning of each code of the `other` reading, and not all of them whole."""
     begin_alike = all(
         other[key].start == code.start and other[key].text.startswith(code.text) for key, code in reading.items()
     )

@@ -20,7 +20,7 @@ from data_prep.readers.corpus_files import (
     clip_lines,
     cut_blocks,
     files_in,
-    of_network,
+    is_network_error,
     read_text,
     split_lines,
 )
@@ -36,12 +36,13 @@ from data_prep.readers.reader import (
     pieces,
 )
 
-_NO_LINE = b"\n"  # fills up the shorter side; no line holds a LF
+_NO_LINE = b"\n"  # in place of the lines that the shorter side lacks; a line itself holds no LF
 _ZIP = re.compile(r"(?P<pair>[^.]+-[^.]+)\.txt\.zip")
 _SIDE = re.compile(rf"(?P<stem>(?:.+\.)?(?P<pair>[^.]+-[^.]+))\.(?P<code>[^.]+?){COMPRESSED}")
 _HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.(?!\.?/)")  # files that operating systems add, such as __MACOSX/._X.en-de.de
-_END, _AFTER_END = b"PK\5\6", 18  # a zip file's last record: its signature, and bytes from there to the comment
-_MOST_COLUMNS = 1000  # of a numbered table
+# A zip file's last record: its signature, the bytes between the signature and the comment.
+_END_SIGNATURE, _END_FIELDS = b"PK\5\6", 18
+_MAX_COLUMNS = 1000  # of a numbered table
 _FILE_NAMES = "a-b.txt.zip or X.a-b.a and X.a-b.b"
 
 
@@ -49,21 +50,21 @@ class Moses(AlignedReader):
     """Two line-aligned files, one for each side."""
 
     def units(self, source: Input, repaired: Counter[str]) -> Iterator[Unit]:
-        """The pairs of lines, or the reason to drop one. Raises ValueError if one side has more lines."""
+        """Yield the pairs of lines, or the reason to drop one. Raises ValueError if one side has more lines."""
         paths = source.paths * 2 if source.members else source.paths
         members = source.members or (None, None)
         sides = [split_lines(read_text(*side), MAX_LINE) for side in zip(paths, members, strict=True)]
-        numbers = [0, 0]
+        lines = [0, 0]  # read of each side
         for a, b in zip_longest(*sides, fillvalue=_NO_LINE):
-            numbers[0] += a != _NO_LINE
-            numbers[1] += b != _NO_LINE
+            lines[0] += a != _NO_LINE
+            lines[1] += b != _NO_LINE
             if _NO_LINE in (a, b):
-                continue  # to the end, as the message has both counts
+                continue  # the error message needs both counts, so read to the end
             yield "long_line" if len(a) > MAX_LINE or len(b) > MAX_LINE else (a, b)
-        if numbers[0] != numbers[1]:
+        if lines[0] != lines[1]:
             names = [f"{path}:{member}" if member else path for path, member in zip(paths, members, strict=True)]
             raise ValueError(
-                f"{names[0]} has {numbers[0]} lines but {names[1]} has {numbers[1]}: the sides of a pair must be "
+                f"{names[0]} has {lines[0]} lines but {names[1]} has {lines[1]}: the sides of a pair must be "
                 "line-aligned, fetch both again"
             )
 
@@ -77,14 +78,14 @@ class MosesZip(Moses):
             raise ValueError(f"{place} is empty: fetch it again")
         try:
             with place.open() as file, zipfile.ZipFile(file) as archive:
-                unclaimed = min((member.header_offset for member in archive.infolist()), default=0)
-                if unclaimed:
+                first_member = min((member.header_offset for member in archive.infolist()), default=0)
+                if first_member:
                     raise ValueError(
-                        f"{place} begins with {unclaimed} bytes of no member, as two joined zip files do: fetch "
+                        f"{place} begins with {first_member} bytes of no member, as two joined zip files do: fetch "
                         "it again"
                     )
-                file.seek(-len(archive.comment) - len(_END) - _AFTER_END, 2)
-                if file.read(len(_END)) != _END:
+                file.seek(-len(archive.comment) - len(_END_SIGNATURE) - _END_FIELDS, 2)
+                if file.read(len(_END_SIGNATURE)) != _END_SIGNATURE:
                     raise ValueError(f"{place} has bytes after the end of the archive: fetch it again")
                 return tuple(_member(archive, place, f".{'-'.join(codes)}.{code}") for code in codes)
         except RuntimeError as error:  # encrypted, or packed by a method that Python does not know
@@ -92,13 +93,14 @@ class MosesZip(Moses):
                 f"{place} cannot be read ({error}): unpack it and pack it with deflate, without a password"
             ) from None
         except (zipfile.BadZipFile, OSError) as error:
-            if isinstance(error, OSError) and (error.errno is not None or of_network(place, error)):
+            if isinstance(error, OSError) and (error.errno is not None or is_network_error(place, error)):
                 raise
             raise ValueError(f"{place} cannot be read ({error}): it is truncated or damaged, fetch it again") from None
 
 
 def _member(archive: zipfile.ZipFile, place: Place, ending: str) -> str:
-    """The only member whose name has this ending. Raises an error if it cannot be opened."""
+    """The name of the only member with this ending. Raises an error if there is none or several, or it cannot be
+    opened."""
     names = [name for name in archive.namelist() if name.endswith(ending) and not _HIDDEN.match(name)]
     if len(names) != 1:
         raise ValueError(f"{place} has {len(names)} members named X{ending}: it must have one a side")
@@ -107,16 +109,16 @@ def _member(archive: zipfile.ZipFile, place: Place, ending: str) -> str:
 
 
 class TableReader(PairReader):
-    """A table with a pair in each row and tabs between columns; its description names them from left to right."""
+    """A table with a pair in each row and tabs between columns. A description names all columns from left to right."""
 
     boundary = re.compile(rb"\n")
-    more_columns = False  # whether a row may have more than are named
+    more_columns = False  # whether a row may have more columns than are named
 
     def __init__(self, *columns: str):
         self.columns = columns
 
     def read_columns(self, given: Any) -> tuple[str, ...]:
-        """The names of all columns. Raises ValueError where source or target is not among them."""
+        """The names of all columns. Raises ValueError if source or target is missing, or one is named twice."""
         if not isinstance(given, list | tuple) or not {"source", "target"} <= set(given):
             raise ValueError(f"columns are {given}: 'source' and 'target' must be among them")
         if max(map(given.count, ("source", "target", "score"))) > 1:
@@ -124,7 +126,7 @@ class TableReader(PairReader):
         return tuple(given)
 
     def roles(self, columns: tuple[str, ...]) -> tuple[str, ...]:
-        """The roles of a row's columns, from left to right."""
+        """The role of each column, from left to right: source, target, score, or another name."""
         return columns
 
     def has_column(self, columns: tuple[str, ...], name: str) -> bool:
@@ -132,21 +134,23 @@ class TableReader(PairReader):
         return columns.count(name) == 1
 
     def row_filters(self, source: Input) -> tuple[ColumnFilter, ...]:
-        """The column filters that rows must pass."""
+        """The filters on columns that `scored` applies."""
         return column_filters(source.filters)
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
-        """Blocks of whole rows. A row over MAX_ROW bytes is dropped later; clipped here, it is not cut in two."""
+        """Yield blocks of whole rows. A row over MAX_ROW bytes is clipped here, so that no block ends inside it;
+        `scored` drops it."""
         for data, _ in cut_blocks(clip_lines(read_text(source.paths[0]), MAX_ROW), size, self.boundary):
             yield TextBlock((data,))
 
     def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
-        """The pairs of a block with their scores, None without a column `score`; other rows are counted as dropped."""
-        names, filters = self.roles(source.columns), self.row_filters(source)
+        """Yield the pairs of a block with their scores, None without a column `score`. Rows that give no pair are
+        counted in `counts.dropped`."""
+        roles, filters = self.roles(source.columns), self.row_filters(source)
         for piece in pieces(block.sides[0]):
             rows = zip(clean_lines(piece, counts.repaired), piece.removesuffix(b"\n").split(b"\n"), strict=True)
-            for line, raw in rows:
-                pair = "long_line" if len(raw) > MAX_ROW else self._pair(line, raw, names, filters)
+            for row, raw in rows:
+                pair = "long_line" if len(raw) > MAX_ROW else self._pair(row, raw, roles, filters)
                 if isinstance(pair, str):
                     counts.units_in += 1
                     counts.dropped[pair] += 1
@@ -154,26 +158,26 @@ class TableReader(PairReader):
                     yield pair
 
     def _pair(
-        self, row: str, raw: bytes, names: tuple[str, ...], filters: tuple[ColumnFilter, ...]
+        self, row: str, raw: bytes, roles: tuple[str, ...], filters: tuple[ColumnFilter, ...]
     ) -> ScoredPair | str:
-        """Both sides and the score, or the reason for which the row is dropped."""
+        """Both sides and the score of a row, or the reason to drop it. `row` is the cleaned text of the bytes `raw`."""
         cells = row.split("\t")
-        if len(cells) <= raw.count(b"\t"):  # cleaning stripped the row, and so lost empty cells at its ends
+        if len(cells) <= raw.count(b"\t"):  # cleaning strips tabs at the ends of the row, and so loses empty cells
             cells = [clean_line(cell, Counter()) for cell in raw.split(b"\t")]
-            while len(cells) > len(names) and not cells[-1]:
+            while len(cells) > len(roles) and not cells[-1]:
                 cells.pop()
-        if len(cells) < len(names) or (len(cells) > len(names) and not self.more_columns):
+        if len(cells) < len(roles) or (len(cells) > len(roles) and not self.more_columns):
             return "malformed"
-        by_name = dict(zip(names, cells, strict=False))
+        by_role = dict(zip(roles, cells, strict=False))
         try:
-            score = float(by_name["score"]) if "score" in by_name else None
+            score = float(by_role["score"]) if "score" in by_role else None
         except ValueError:
             return "malformed"
         if score is not None and not math.isfinite(score):
             return "malformed"
-        if reason := first_reason(filters, [by_name[rule.column].strip() for rule in filters]):
+        if reason := first_reason(filters, [by_role[rule.column].strip() for rule in filters]):
             return reason
-        a, b = by_name["source"].strip(), by_name["target"].strip()
+        a, b = by_role["source"].strip(), by_role["target"].strip()
         if max(len(a.encode()), len(b.encode())) > MAX_LINE:
             return "long_line"
         return a, b, score
@@ -185,9 +189,10 @@ class NumberedTable(TableReader):
     more_columns = True
 
     def read_columns(self, given: Any) -> tuple[str, ...]:
-        """The names by position, empty for a column without one. Raises ValueError unless `given` numbers names."""
+        """The name of each column from the first to the last named one, empty for a column without a name. Raises
+        ValueError unless `given` maps names to column numbers."""
         numbers = given if isinstance(given, dict) else {}
-        in_range = all(isinstance(number, int) and 0 < number <= _MOST_COLUMNS for number in numbers.values())
+        in_range = all(isinstance(number, int) and 0 < number <= _MAX_COLUMNS for number in numbers.values())
         if not in_range or not {"source", "target"} <= set(numbers) or len(set(numbers.values())) < len(numbers):
             raise ValueError(
                 f"columns are {given}: number those of the sides, from 1 on, as in columns = {{source = 1, target = 2, "
@@ -198,13 +203,13 @@ class NumberedTable(TableReader):
 
 
 def find_pairs(folder: Path | str) -> list[Input]:
-    """The pairs in a folder, sorted: its files `a-b.txt.zip`, and `X.a-b.a` with `X.a-b.b`.
+    """An input for each file `a-b.txt.zip` of a folder, and for each two files `X.a-b.a` and `X.a-b.b`, sorted by pair.
 
     Raises ValueError on a side without the other, a damaged zip file and an unknown language code.
     """
     inputs = []
-    sides: dict[tuple[str, str], dict[str, Place]] = {}
-    files: list[tuple[Place, str]] = []
+    sides: dict[tuple[str, str], dict[str, Place]] = {}  # (X.a-b, a-b) -> code -> file
+    files: list[tuple[Place, str]] = []  # each file, and a name by which two files of the same text are alike
     for path in files_in(str(folder)):
         match = _SIDE.fullmatch(path.name)
         if zipped := _ZIP.fullmatch(path.name):
@@ -229,33 +234,36 @@ def find_pairs(folder: Path | str) -> list[Input]:
     return sorted(inputs, key=lambda source: (source.name, source.files))
 
 
-def _pair_input(codes: tuple[str, str], paths: tuple[Place, ...], layout: str, members: tuple[str, ...] = ()) -> Input:
+def _pair_input(
+    codes: tuple[str, str], paths: tuple[Place, ...], file_format: str, members: tuple[str, ...] = ()
+) -> Input:
     languages = tuple(map(language_of, codes))
     ordered = in_order(languages)
-    return Input("-".join(ordered), ordered, paths, members, layout, swapped=ordered != languages)
+    return Input("-".join(ordered), ordered, paths, members, file_format, swapped=ordered != languages)
 
 
 def _undirected(name: str, pair: str) -> str:
-    """The file name with both codes in alphabetical order: the same for `a-b` and `b-a`."""
+    """The file name with the codes of `pair` in alphabetical order, so that `a-b` and `b-a` give the same name."""
     return name.replace(f"{pair}.", f"{'-'.join(sorted(split_pair(pair, name), key=str.lower))}.")
 
 
 def _possible_codes(pair: str) -> set[str]:
-    """Every code that `a-b` may have; codes may have hyphens themselves."""
+    """Each side of each hyphen in `a-b`: a code may have hyphens itself."""
     cuts = [i for i, letter in enumerate(pair) if letter == "-"]
     return {pair[:i] for i in cuts} | {pair[i + 1 :] for i in cuts}
 
 
 def split_pair(pair: str, where: object) -> tuple[str, str]:
-    """The two codes of `a-b` as written. Raises ValueError, naming `where`, if no cut or several give known codes."""
+    """The two codes of `a-b` as written. Raises ValueError, naming `where`, unless exactly one hyphen divides `pair`
+    into known codes of two languages."""
     problems, readings = [], []
-    cuts = [(pair[: match.start()], pair[match.end() :]) for match in re.finditer("-", pair)]
-    for codes in cuts:
+    for hyphen in re.finditer("-", pair):
+        a, b = pair[: hyphen.start()], pair[hyphen.end() :]
         try:
-            if language_of(codes[0]) != language_of(codes[1]):
-                readings.append(codes)
+            if language_of(a) != language_of(b):
+                readings.append((a, b))
             else:
-                problems.append(f"both sides are {codes[0]!r}")
+                problems.append(f"both sides are {a!r}")
         except ValueError as error:
             problems.append(str(error))
     readings = list(filter(all_listed, readings)) or readings  # pt-br and en, not pt and br-en

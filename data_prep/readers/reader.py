@@ -1,4 +1,4 @@
-"""Base classes of the corpus formats: file names, cutting into blocks of bytes, parsing to documents or pairs; and the
+"""Base classes of the corpus formats (file names, cutting into blocks of bytes, parsing to documents or pairs), and the
 format of CC-100."""
 
 import re
@@ -15,23 +15,23 @@ from data_prep.filters.clean import Counts, clean_line, clean_lines
 from data_prep.languages import language_of
 from data_prep.readers.corpus_files import MAX_LINE, Place, cut_blocks, cut_line, read_text
 
-COMPRESSED = r"(?:\.(?:xz|gz|bz2|zst))?"
-PIECE = 1 << 20  # bytes that are cleaned, and tokenized, at once
+COMPRESSED = r"(?:\.(?:xz|gz|bz2|zst))?"  # pattern of the ending of a compressed file, or of no ending
+PIECE = 1 << 20  # bytes that are cleaned and tokenized in one step
 MAX_DOCUMENT = 1_000_000  # characters
 
-# Both sides of a pair in UTF-8 without LF, or the reason for which the pair is dropped.
+# Both sides of a pair in UTF-8 without LF, or the reason to drop the pair.
 Unit = tuple[bytes, bytes] | str
-ScoredPair = tuple[str, str, float | None]
+ScoredPair = tuple[str, str, float | None]  # both sides, and the score if the file has one
 
 
 @dataclass(frozen=True)
 class Input:
     """One file of documents (`languages` has one code) or one set of pairs (two codes).
 
-    `paths`: one file, or a file for each side of the pairs. `members`: both sides inside one zip file. The codes in
-    `name` and `languages` are CC-100's, in the order of `languages.in_order`; a `swapped` input has its sides in the
-    other order in the files. `columns`: names of the columns to read, for formats with columns (`Reader.read_columns`).
-    `filters`: settings by filter. `line_end`: text that ends a line inside a record, as LF does.
+    `paths`: one file, or a file for each side of the pairs. `members`: the names of both sides in a zip file. The codes
+    in `name` and `languages` are CC-100's, in the order of `languages.in_order`. `swapped`: the files have the sides in
+    the opposite order. `columns`: the columns to read, in formats with columns (`Reader.read_columns`). `filters`:
+    settings by filter. `line_end`: text that ends a line inside a record, as LF does.
     """
 
     name: str
@@ -58,10 +58,10 @@ class Input:
 
 @dataclass(frozen=True)
 class TextBlock:
-    """Raw text of one side, or of two sides with the same number of lines.
+    """Raw text of documents (one side), or of pairs (two sides with the same number of lines).
 
-    `dropped` and `repaired` count, by reason, the documents or pairs that reading left out, and what it repaired.
-    `cut`: the block ends inside a document that is too long to be read whole.
+    While the block was read, `dropped` documents or pairs were left out, and `repaired` faults were repaired, by
+    reason. `cut`: the block ends inside a document that is too long for one block.
     """
 
     sides: tuple[bytes, ...]
@@ -71,14 +71,14 @@ class TextBlock:
 
 
 class Paragraphs(NamedTuple):
-    """Whole documents: the paragraphs of all, none of them empty, and the number of paragraphs of each (int64)."""
+    """The paragraphs of whole documents, none of them empty, and each document's number of paragraphs (int64)."""
 
     lines: list[str]
-    of_document: np.ndarray
+    document_sizes: np.ndarray
 
 
 class Reader(ABC):
-    """A corpus format of task mono (documents, see `CC100`) or para (pairs).
+    """A corpus format of documents (`task` mono) or pairs (`task` para).
 
     `columns`: the columns to read where a description names none.
     """
@@ -88,65 +88,67 @@ class Reader(ABC):
     columns: tuple[str, ...] = ()
 
     def read_columns(self, given: Any) -> tuple[str, ...]:
-        """Check a description's `columns` and return them as in `Input`. Raises ValueError for those it cannot use."""
+        """Check a description's `columns`; returns the `columns` of an `Input`. Raises ValueError for unusable ones."""
         if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
             raise ValueError(f"columns are {given}: list their names")
         return tuple(given)
 
     def has_column(self, columns: tuple[str, ...], name: str) -> bool:
-        """Whether filter `column` can read the column `name` of a file."""
+        """Whether the filter named `column` can read the column `name` of a file that is read with `columns`."""
         return False
 
     def members(self, place: Place, codes: tuple[str, ...]) -> tuple[str, ...]:
-        """Names of the two sides inside an archive; none in other formats."""
+        """Names of the two sides in an archive; empty in other formats."""
         return ()
 
     @abstractmethod
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
-        """Blocks of about `size` bytes, cut between documents or pairs; they depend on the input's bytes alone.
+        """Yield blocks of about `size` bytes, cut between documents or pairs. The cuts depend on the input's bytes
+        alone.
 
         Raises ValueError on a damaged file.
         """
 
 
 class CC100(Reader):
-    """A paragraph a line, an empty line between documents; the base class of all formats of documents.
+    """CC-100's format: a paragraph a line, an empty line between documents. The base class of all formats of documents.
 
-    `file_names`: endings of the files in a folder of files by language, as a regular expression and for messages.
+    `file_names`: the endings that files named by language have, as a regular expression and for messages.
     """
 
     task = "mono"
     file_names = (rf"\.txt{COMPRESSED}", ".txt[.xz|.gz|.bz2|.zst]")
-    boundary = re.compile(rb"\n[ \t\r]*\n")
+    boundary = re.compile(rb"\n[ \t\r]*\n")  # between documents
     line_is_document = False
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
-        """Blocks that end after a document, if one ends near enough (see `cut_blocks`)."""
+        """Yield blocks that end after a document, if one ends near enough (see `cut_blocks`)."""
         for data, cut in cut_blocks(read_text(source.paths[0]), size, self.boundary):
             yield TextBlock((data,), cut=cut)
 
     def paragraphs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[Paragraphs]:
-        """The documents of one block, about PIECE bytes of them at a time, but at least one."""
+        """Yield the documents of one block, those of about PIECE bytes at a time, and at least one."""
         counts.units_in += block.dropped.total()
         counts.dropped.update(block.dropped)
         counts.repaired.update(block.repaired)
-        opened: list[str] = []  # paragraphs so far of a document that continues in the next piece
-        for cleaned, rest in _short_lines(block.sides[0], counts.repaired):
-            lines = opened + cleaned
+        unfinished: list[str] = []  # the paragraphs so far of a document that may continue in the next piece
+        for cleaned, more_follow in _short_lines(block.sides[0], counts.repaired):
+            lines = unfinished + cleaned
             sizes = np.fromiter(map(len, lines), np.int64, len(lines))
             has_text = sizes > 0
-            begins = has_text.copy()
+            starts_document = has_text.copy()
             if not self.line_is_document:
-                begins[1:] &= ~has_text[:-1]
-            opened = []
+                starts_document[1:] &= ~has_text[:-1]
+            unfinished = []
             if not has_text.any():
                 continue
-            ends_open = bool(has_text[-1])
-            counts.repaired.update({"long_document": 1} if block.cut and not rest and ends_open else {})
-            lines, sizes, starts = list(filter(None, lines)), sizes[has_text], np.flatnonzero(begins[has_text])
-            starts = _split_long(starts, sizes, counts.repaired)
-            if rest and ends_open and not self.line_is_document:
-                opened = lines[starts[-1] :]
+            ends_in_text = bool(has_text[-1])
+            if block.cut and ends_in_text and not more_follow:
+                counts.repaired["long_document"] += 1
+            lines = list(filter(None, lines))
+            starts = _split_long(np.flatnonzero(starts_document[has_text]), sizes[has_text], counts.repaired)
+            if more_follow and ends_in_text and not self.line_is_document:
+                unfinished = lines[starts[-1] :]
                 lines, starts = lines[: starts[-1]], starts[:-1]
             if lines:
                 counts.units_in += len(starts)
@@ -162,44 +164,52 @@ class Lines(CC100):
 
 
 def _split_long(starts: np.ndarray, sizes: np.ndarray, repaired: Counter[str]) -> np.ndarray:
-    """Split long documents: add a start to `starts` wherever a document would exceed MAX_DOCUMENT characters."""
-    long = np.flatnonzero(np.add.reduceat(sizes, starts) > MAX_DOCUMENT)
-    extra = []
-    for start, end in zip(starts[long], np.append(starts, len(sizes))[long + 1], strict=True):
+    """Split documents over MAX_DOCUMENT characters; returns the index of each document's first paragraph, int64.
+
+    `starts` holds these indices before the split, `sizes` the characters of every paragraph.
+    """
+    ends = np.append(starts[1:], len(sizes))
+    is_long = np.add.reduceat(sizes, starts) > MAX_DOCUMENT
+    new_starts = []
+    for start, end in zip(starts[is_long], ends[is_long], strict=True):
         size = 0
-        for line in range(start, end):
-            if size and size + sizes[line] > MAX_DOCUMENT:
-                extra.append(line)
+        for paragraph in range(start, end):
+            if size and size + sizes[paragraph] > MAX_DOCUMENT:
+                new_starts.append(paragraph)
                 size = 0
-            size += sizes[line]
-    repaired.update({"long_document": len(extra)} if extra else {})
-    return np.union1d(starts, extra).astype(np.int64)
+            size += sizes[paragraph]
+    if new_starts:
+        repaired["long_document"] += len(new_starts)
+    return np.union1d(starts, new_starts).astype(np.int64)
 
 
 def _short_lines(data: bytes, repaired: Counter[str]) -> Iterator[tuple[list[str], bool]]:
-    """(cleaned lines, whether more follow), for about PIECE bytes at a time.
+    """Yield the cleaned lines of about PIECE bytes, and whether more lines follow, until `data` ends.
 
     A line over MAX_LINE bytes is cut into several, after white space where there is some.
     """
-    begin, inside = 0, False  # inside: `begin` is in the middle of a long line
+    begin = 0
+    in_long_line = False  # `begin` is inside a long line, which `repaired` has counted
     while begin < len(data):
         piece = data[begin : begin + PIECE]
-        if end := piece.rfind(b"\n") + 1 or len(piece) * (begin + len(piece) == len(data)):
-            piece = piece[:end]
+        is_last = begin + len(piece) == len(data)
+        size = piece.rfind(b"\n") + 1 or (len(piece) if is_last else 0)  # bytes of whole lines
+        if size:
+            piece = piece[:size]
             raw = piece.removesuffix(b"\n").split(b"\n")
             if max(map(len, raw)) <= MAX_LINE:
                 lines = clean_lines(piece, repaired)
             else:
                 cut = [cut_line(line) for line in raw]
-                repaired["long_line"] += sum(len(parts) > 1 for parts in cut[inside:])
+                repaired["long_line"] += sum(len(parts) > 1 for parts in (cut[1:] if in_long_line else cut))
                 lines = [clean_line(part, repaired) for parts in cut for part in parts]
-        else:  # the piece is in one line, which is longer
-            parts = cut_line(piece)[:-1]  # the last one may continue in the next piece
-            end = sum(map(len, parts))
-            repaired["long_line"] += not inside
+        else:  # one line is longer than the piece
+            parts = cut_line(piece)[:-1]  # without the last part, which may continue in the next piece
+            size = sum(map(len, parts))
+            repaired["long_line"] += not in_long_line
             lines = [clean_line(part, repaired) for part in parts]
-        inside = not piece.endswith(b"\n")
-        begin += end
+        in_long_line = not piece.endswith(b"\n")
+        begin += size
         yield lines, begin < len(data)
 
 
@@ -210,14 +220,13 @@ class PairReader(Reader):
 
     @abstractmethod
     def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
-        """The pairs of one block with their scores, including pairs without text."""
+        """Yield the pairs of one block in the order of the file, including pairs without text."""
 
     def pairs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
-        """The pairs of one block that have text on both sides, in the order of the input's languages, and the score of
-        each if the file has one.
+        """Yield the pairs of one block that have text on both sides; the sides are in the order of `source.languages`.
 
-        Dropped are pairs with a long line (long_line), without text on a side (empty_side), and rows or units that do
-        not fit their format (malformed).
+        `counts.dropped` counts the other pairs by reason: a long line (long_line), no text on a side (empty_side), a
+        row or unit that does not fit the format (malformed).
         """
         counts.units_in += block.dropped.total()
         counts.dropped.update(block.dropped)
@@ -231,30 +240,31 @@ class PairReader(Reader):
 
 
 class AlignedReader(PairReader):
-    """A format whose blocks are two texts with a line for each pair."""
+    """A format of pairs without scores. The sides of its blocks have a line for each pair."""
 
     @abstractmethod
     def units(self, source: Input, repaired: Counter[str]) -> Iterator[Unit]:
-        """The pairs in the order of the file, or why one is dropped; repairs are counted in `repaired`."""
+        """Yield the pairs in the order of the file, or the reason to drop one; adds repairs to `repaired`."""
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
-        """Blocks of about `size` bytes of both sides together."""
+        """Yield blocks of about `size` bytes of both sides together."""
         pairs: list[tuple[bytes, bytes]] = []
-        filled, dropped, repaired = 0, Counter[str](), Counter[str]()
-        for unit in chain(self.units(source, repaired), [None]):
+        pair_bytes = 0
+        dropped, repaired = Counter[str](), Counter[str]()
+        for unit in chain(self.units(source, repaired), [None]):  # None: the file has ended
             if isinstance(unit, str):
                 dropped[unit] += 1
             elif unit is not None:
                 pairs.append(unit)
-                filled += len(unit[0]) + len(unit[1]) + 2
-            if filled >= size or (unit is None and (filled or dropped or repaired)):
+                pair_bytes += len(unit[0]) + len(unit[1]) + 2
+            if pair_bytes >= size or (unit is None and (pair_bytes or dropped or repaired)):
                 sides = (b"".join(pair[side] + b"\n" for pair in pairs) for side in (0, 1))
                 yield TextBlock(tuple(sides), dropped, Counter(repaired))
-                pairs, filled, dropped = [], 0, Counter()
-                repaired.clear()
+                pairs, pair_bytes, dropped = [], 0, Counter()
+                repaired.clear()  # `units` goes on counting in this object
 
     def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
-        """The pairs of one block, which have no score."""
+        """Yield the pairs of one block, without a score."""
         a, b = (
             chain.from_iterable(clean_lines(piece, counts.repaired) for piece in pieces(side)) for side in block.sides
         )
@@ -262,7 +272,7 @@ class AlignedReader(PairReader):
 
 
 def pieces(data: bytes) -> Iterator[bytes]:
-    """Cut `data` into pieces of whole lines, about PIECE bytes each."""
+    """Yield `data` in pieces of whole lines, at most PIECE bytes each; a longer line is a piece of its own."""
     start = 0
     while start < len(data):
         end = data.rfind(b"\n", start, start + PIECE) + 1 or data.find(b"\n", start) + 1 or len(data)
@@ -271,7 +281,7 @@ def pieces(data: bytes) -> Iterator[bytes]:
 
 
 def named_code(code: str, where: object) -> str:
-    """`language_of`, with an error that names the file `where` and explains how files are named."""
+    """The language of a code, by `language_of`. The ValueError for an unknown code names the file `where`."""
     try:
         return language_of(code)
     except ValueError as error:
@@ -279,7 +289,7 @@ def named_code(code: str, where: object) -> str:
 
 
 def without_compression(name: str) -> str:
-    """A file name without the ending of a compression."""
+    """A file name without the ending that tells its compression."""
     return re.sub(COMPRESSED + "$", "", name)
 
 

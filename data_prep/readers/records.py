@@ -12,15 +12,17 @@ from data_prep.readers.plain_pairs import TableReader
 from data_prep.readers.reader import CC100, Input, TextBlock
 from data_prep.readers.record_files import RecordFile
 
-# Lines inside of a text that are empty once they are cleaned; they begin with the end of the line before.
-_EMPTY = re.compile(
+# Lines inside a text that are empty once they are cleaned. A match begins with the LF before the first of them and ends
+# before the LF of the last one.
+_EMPTY_LINES = re.compile(
     "(?:\n[\ufeff\x00-\x09\x0b-\x20\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*)+(?=\n)"
 )
-_BREAK = re.compile("[\t\n]+")
+_TABS_OR_LINE_ENDS = re.compile("[\t\n]+")
 
 
 class RecordDocuments(CC100):
-    """Records with the text in one column. A record is a document, and never cut: a block grows for a long one."""
+    """Records with the text in one column. A record is a document and is never cut, so a long one makes a large
+    block."""
 
     columns = ("text",)
 
@@ -38,12 +40,13 @@ class RecordDocuments(CC100):
         return True
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
-        """Blocks of whole documents in CC-100's format: without the empty lines inside of a document."""
+        """Yield blocks of whole documents in CC-100's format, in which an empty line ends a document: empty lines
+        inside a document are removed."""
         documents: list[bytes] = []
-        filled, repaired, dropped = 0, Counter[str](), Counter[str]()
+        block_bytes, repaired, dropped = 0, Counter[str](), Counter[str]()
 
-        def without(empty: re.Match[str]) -> str:
-            clean_lines(empty[0].encode()[1:], repaired)  # which counts their repairs
+        def remove(empty_lines: re.Match[str]) -> str:
+            clean_lines(empty_lines[0].encode()[1:], repaired)  # only to count the repairs
             return ""
 
         filters = column_filters(source.filters)
@@ -51,15 +54,17 @@ class RecordDocuments(CC100):
         for (text,), values in self.files.records(source.paths[0], columns, [rule.column for rule in filters]):
             text = text.replace(source.line_end, "\n") if source.line_end else text
             if reason := first_reason(filters, values):
-                dropped.update({reason: 1} if text.strip() else {})
+                if text.strip():  # a record without text is no document, so none is dropped
+                    dropped[reason] += 1
                 continue
-            documents.append(_EMPTY.sub(without, text).encode(errors="surrogatepass"))
-            filled += len(documents[-1]) + 2
-            if filled >= size:
+            documents.append(_EMPTY_LINES.sub(remove, text).encode(errors="surrogatepass"))
+            block_bytes += len(documents[-1]) + 2
+            if block_bytes >= size:
                 yield TextBlock((b"\n\n".join(documents),), Counter(dropped), Counter(repaired))
-                filled = 0
-                for done in (documents, dropped, repaired):
-                    done.clear()
+                block_bytes = 0
+                documents.clear()
+                dropped.clear()
+                repaired.clear()
         if documents or dropped:
             yield TextBlock((b"\n\n".join(documents),), dropped, repaired)
 
@@ -84,7 +89,7 @@ class RecordPairs(TableReader):
         return tuple(names[role] for role in self.columns if role in names)
 
     def roles(self, columns: tuple[str, ...]) -> tuple[str, ...]:
-        """The roles of the columns."""
+        """Source, target and, for a third column, score."""
         return self.columns[: len(columns)]
 
     def has_column(self, columns: tuple[str, ...], name: str) -> bool:
@@ -92,30 +97,37 @@ class RecordPairs(TableReader):
         return True
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
-        """Blocks of whole pairs as rows of a table; tabs and line ends inside of a side become a space."""
+        """Yield blocks of whole pairs as rows of a table; tabs and line ends inside a side become a space."""
         rows: list[bytes] = []
-        filled, dropped = 0, Counter[str]()
-        filters, sides, score = column_filters(source.filters), source.columns[:2], source.columns[2:]
-        others = [*score, *(rule.column for rule in filters)]
-        for texts, values in self.files.records(source.paths[0], sides, others):
-            a, b = (_BREAK.sub(" ", text).encode(errors="surrogatepass") for text in texts)
-            scores = [_BREAK.sub(" ", str(value)).encode(errors="surrogatepass") for value in values[: len(score)]]
-            reason = first_reason(filters, values[len(score) :])
-            reason = reason or ("long_line" if max(len(a), len(b)) > MAX_LINE else "")
-            reason = reason or ("" if a.strip() and b.strip() else "empty_side")
+        block_bytes, dropped = 0, Counter[str]()
+        filters = column_filters(source.filters)
+        side_columns, score_columns = source.columns[:2], source.columns[2:]  # one score or none
+        others = [*score_columns, *(rule.column for rule in filters)]
+        for texts, values in self.files.records(source.paths[0], side_columns, others):
+            a, b = map(_cell, texts)
+            scores = [_cell(str(value)) for value in values[: len(score_columns)]]
+            reason = first_reason(filters, values[len(score_columns) :])
+            if not reason and max(len(a), len(b)) > MAX_LINE:
+                reason = "long_line"
+            elif not reason and not (a.strip() and b.strip()):
+                reason = "empty_side"
             if reason:
                 dropped[reason] += 1
                 continue
             rows.append(b"\t".join([a, b, *scores]) + b"\n")
-            filled += len(rows[-1])
-            if filled >= size:
+            block_bytes += len(rows[-1])
+            if block_bytes >= size:
                 yield TextBlock((b"".join(rows),), Counter(dropped))
-                filled = 0
+                block_bytes = 0
                 rows.clear()
                 dropped.clear()
         if rows or dropped:
             yield TextBlock((b"".join(rows),), dropped)
 
     def row_filters(self, source: Input) -> tuple[()]:
-        """None: `blocks` applies the column filters."""
+        """Empty, because `blocks` applies the column filters."""
         return ()
+
+
+def _cell(text: str) -> bytes:
+    return _TABS_OR_LINE_ENDS.sub(" ", text).encode(errors="surrogatepass")

@@ -173,7 +173,7 @@ def test_odd_but_sound_json_lines_are_read(tmp_path: Path) -> None:
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_prep.readers.record_files._LONGEST", 1_000_000)
+    monkeypatch.setattr("data_prep.readers.record_files._MAX_JSON_LINE", 1_000_000)
     (tmp_path / "de.jsonl").write_bytes(GOOD + b"[" + GOOD.strip() * 1_000_000)
     with pytest.raises(ValueError, match=r"line 2 has over 1,000,000 bytes: is it JSON Lines"):
         read(tmp_path / "de.jsonl")
