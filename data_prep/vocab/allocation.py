@@ -1,15 +1,16 @@
-"""VoCap's allocation: how many pieces each language gets, and the pieces of all merged."""
+"""VoCap's allocation: how many pieces each language gets, and how the languages' pieces are merged."""
 
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 Pieces = dict[str, float]  # piece -> natural logarithm of its probability
-Curve = Sequence[tuple[int, float]]  # (pieces, ALP) by rising size; the first point is the characters alone
+# (number of pieces, ALP: mean log-probability of a sentence), smallest first; the first vocabulary has only characters
+Curve = Sequence[tuple[int, float]]
 
 
 def concave_hull(curve: Curve) -> list[tuple[int, float]]:
-    """The points of the least concave function above the curve, without its falling end."""
+    """The points of the curve's upper concave hull, up to the highest ALP."""
     hull: list[tuple[int, float]] = []
     for size, alp in sorted(curve):
         while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], (size, alp)):
@@ -25,9 +26,10 @@ def _slope(a: tuple[int, float], b: tuple[int, float]) -> float:
 
 
 def steps(curves: Mapping[str, Curve], weights: Mapping[str, float], step: int) -> list[tuple[str, int, int]]:
-    """(language, from size, to size) of every step, of at most `step` pieces, by falling gain a piece.
+    """The steps (language, from size, to size) along all hulls, at most `step` pieces each, by falling gain per piece.
 
-    A language's steps stay in order, because its slopes fall; steps of equal gain are sorted by language.
+    The gain is the language's weight times the slope of its hull. A language's steps stay in order, because the slopes
+    of a hull fall; steps of equal gain are sorted by language.
     """
     ranked = []
     for language in sorted(curves):
@@ -44,10 +46,10 @@ def allocate(
     step: int,
     size: int,
 ) -> dict[str, int]:
-    """Sizes t_i such that the first t_i pieces of each language's order have a union of `size` pieces.
+    """Each language's number of pieces, such that its first so many pieces have a union of `size` over all languages.
 
-    `orders`: each language's pieces, so that the first n are its vocabulary of n pieces. Every language gets its
-    characters. Raises ValueError when those alone are more, or all pieces of all languages fewer.
+    `orders`: each language's pieces by `piece_order`. Every language gets its characters. Raises ValueError if all
+    languages' characters are more than `size` pieces, or all their pieces fewer.
     """
     sizes = {language: min(curves[language])[0] for language in orders}
     union = {piece for language, order in orders.items() for piece in order[: sizes[language]]}
@@ -71,9 +73,9 @@ def allocate(
 
 
 def piece_order(nested: Sequence[Pieces]) -> list[str]:
-    """All pieces such that every vocabulary of `nested` (by rising size) is a start of the list.
+    """The pieces of the largest vocabulary, sorted so that each vocabulary of `nested` (smallest first) is a prefix.
 
-    Between two vocabularies, the pieces of the larger one come by falling probability.
+    The pieces that a vocabulary adds to the one before come by falling probability.
     """
     order: dict[str, None] = {}
     for pieces in nested:
@@ -82,7 +84,11 @@ def piece_order(nested: Sequence[Pieces]) -> list[str]:
 
 
 def pool(vocabularies: Mapping[str, Pieces], weights: Mapping[str, float]) -> Pieces:
-    """Pieces of all vocabularies by falling pooled probability, with its logarithm."""
+    """The pieces of all vocabularies with the logarithm of their pooled probability, the likeliest first.
+
+    The pooled probability is the mean of the languages' probabilities, weighted by `weights`; a language's
+    probabilities are scaled to a sum of 1 first.
+    """
     pooled: dict[str, float] = {}
     total = sum(weights[language] for language in vocabularies)
     for language in sorted(vocabularies):

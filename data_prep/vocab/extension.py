@@ -1,8 +1,8 @@
 """Add languages to a vocabulary that models were trained with: its pieces keep ids and scores, new ones follow them.
 
-A vocabulary is trained on the new languages' text alone, and those of its pieces that the old one lacks are added. A
-new piece gets a hundredth of its probability in that text. So it is still far likelier than the two or more old pieces
-that it replaces, and text of the old languages is segmented almost as before (docs/lab/tokenizer.md).
+A vocabulary is trained on the new languages' text alone, and its pieces that the old vocabulary lacks are added. A new
+piece gets a hundredth of its probability in that text. With this it is still far likelier than the two or more old
+pieces that it replaces, and text of the old languages is segmented almost as before (docs/lab/tokenizer.md).
 """
 
 import math
@@ -15,13 +15,13 @@ from sentencepiece import sentencepiece_model_pb2 as proto
 
 from data_prep.vocab.word_counts import count_words
 
-_SCORE_FACTOR = 0.01  # of the probability of a new piece, relative to the new text
-_SHRINK = 0.95  # factor from one size that is tried for the new text's vocabulary to the next
-_COUNTED_LINES = 10_000  # of each language; tokens are counted in these
+_PROBABILITY_FACTOR = 0.01  # from a new piece's probability in the new text to the one in the extended vocabulary
+_SHRINK = 0.95  # ratio of the sizes that are tried, one after the other, for the new text's vocabulary
+_COUNTED_LINES = 10_000  # `segmentation` counts tokens in a language's first lines
 
 
 def room_for_pieces(path: Path, size: int) -> int:
-    """The number of new pieces that bring the SentencePiece model at `path` to `size` ids, with `<pad>` and `<mask>`.
+    """How many new pieces bring the SentencePiece model at `path` to `size` ids, `<pad>` and `<mask>` included.
 
     Raises ValueError unless `size` is larger than the model.
     """
@@ -32,44 +32,47 @@ def room_for_pieces(path: Path, size: int) -> int:
 
 
 def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> bytes:
-    """Extend the SentencePiece model at `path` to `size` ids with pieces of `sentences`.
+    """Extend the SentencePiece model at `path` to `size` ids with pieces of `sentences`; returns the new model file.
 
-    Raises ValueError as `room_for_pieces` does, and if the text has too few pieces or too many characters for `size`.
+    `coverage`: share of the characters that get pieces. Raises ValueError as `room_for_pieces` does, and if the text
+    has too few pieces or too many characters for `size`.
     """
     from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
 
-    room, model = room_for_pieces(path, size), proto.ModelProto.FromString(path.read_bytes())
+    room = room_for_pieces(path, size)
+    model = proto.ModelProto.FromString(path.read_bytes())
     old_pieces = {piece.piece for piece in model.pieces}
     normalize = spm.SentencePieceProcessor(model_proto=model.SerializeToString()).normalize
     vocabularies = UnigramPath(count_words(sentences, normalize=normalize), coverage, room)
-    new_pieces = vocabularies.at(vocabularies.size).pieces
-    new = new_pieces.keys() - old_pieces
+    trained = vocabularies.at(vocabularies.size).pieces
+    new = trained.keys() - old_pieces
     characters = sum(len(piece) == 1 for piece in new)
-    least, most = (size - room + number for number in (characters, len(new)))
+    old_ids = size - room
     if characters > room:
         raise ValueError(
-            f"--size is {size}, but with the new characters alone it is {least}: take a larger size, or lower "
-            "--character-coverage"
+            f"--size is {size}, but with the new characters alone it is {old_ids + characters}: take a larger size, or "
+            "lower --character-coverage"
         )
     if room > len(new):
-        raise ValueError(f"--size is {size}, but the sampled text allows no more than {most}: take that")
-    next_size = room + len(new_pieces.keys() & old_pieces)  # large enough for `room` new pieces
+        raise ValueError(f"--size is {size}, but the sampled text allows no more than {old_ids + len(new)}: take that")
+    # Shrink the vocabulary until it has just `room` new pieces, or keep the last one that has more.
+    next_size = room + len(trained.keys() & old_pieces)  # large enough for `room` new pieces
     while len(new) >= room:
-        chosen = {piece: new_pieces[piece] for piece in new}
+        candidates = {piece: trained[piece] for piece in new}
         if len(new) == room or next_size <= characters:  # characters are never pruned
             break
-        new_pieces = vocabularies.at(next_size).pieces
-        new, next_size = new_pieces.keys() - old_pieces, int(next_size * _SHRINK)
-    # Of the last vocabulary with enough new pieces: all new characters, then the likeliest pieces.
-    ranked = sorted(chosen.items(), key=lambda item: (len(item[0]) > 1, -item[1], item[0]))[:room]
-    for piece, score in sorted(ranked, key=lambda item: (-item[1], item[0])):
-        model.pieces.add(piece=piece, score=score + math.log(_SCORE_FACTOR))
+        trained = vocabularies.at(next_size).pieces
+        new, next_size = trained.keys() - old_pieces, int(next_size * _SHRINK)
+    # All new characters, then the likeliest longer pieces.
+    chosen = sorted(candidates.items(), key=lambda item: (len(item[0]) > 1, -item[1], item[0]))[:room]
+    for piece, score in sorted(chosen, key=lambda item: (-item[1], item[0])):
+        model.pieces.add(piece=piece, score=score + math.log(_PROBABILITY_FACTOR))
     model.trainer_spec.vocab_size = len(model.pieces)
     return bytes(model.SerializeToString(deterministic=True))
 
 
 def segmentation(model: bytes, lines: Iterable[str]) -> dict[str, float]:
-    """Segment the first lines with a model: `tokens_per_character`, and the share of tokens that are `unknown`."""
+    """Segment the first lines with a model; returns its `tokens_per_character` and the share of `unknown` tokens."""
     processor = spm.SentencePieceProcessor(model_proto=model)
     first_lines = list(islice(lines, _COUNTED_LINES))
     ids = [piece for line in processor.encode(first_lines) for piece in line]
@@ -79,7 +82,7 @@ def segmentation(model: bytes, lines: Iterable[str]) -> dict[str, float]:
 
 
 def describe_change(code: str, before: Mapping[str, float], after: Mapping[str, float]) -> str:
-    """One line of text: how a language's segmentation changed."""
+    """One line of text that says how a language's segmentation changed, from two results of `segmentation`."""
     old, new = before["tokens_per_character"], after["tokens_per_character"]
     return (
         f"{code}: {old:.3f} tokens a character and {before['unknown']:.1%} of them unknown, now {new:.3f} "

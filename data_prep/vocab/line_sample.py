@@ -5,7 +5,7 @@ smallest hashes are chosen, so the sample does not depend on the number of proce
 of a pair, that passes the filters of its corpus. Equal lines of a language count once, because pairs repeat text: the
 English of one corpus may be in a hundred others. Filters that count tokens need a vocabulary and are left out here.
 
-Inputs are read once, and the lines that may be chosen, the candidates, are written to files.
+Inputs are read once. The candidates, lines that may be chosen, are written to files with their hashes.
 """
 
 import shutil
@@ -32,15 +32,17 @@ from data_prep.store import Stage, is_whole, new_file
 from xlme_ds.data.schema import Shard
 
 SAMPLE = ".sample"  # folder of the chosen lines, <language>.txt, and of the candidates, <language>/<input>.txt
-_SPARE = 8  # an input may write this many times its share (by bytes) of the wanted lines as candidates
-_LEAST_KEPT = 1000  # and these on top; distinct lines are counted from as many of an input's smallest hashes
+# An input may write _CANDIDATE_FACTOR × its share (by bytes) of the wanted lines + _COUNTED_HASHES as candidates.
+_CANDIDATE_FACTOR = 8
+_COUNTED_HASHES = 1000  # smallest hashes of an input from which the number of distinct lines is estimated
 _MAX_HASH = (1 << 64) - 1
-_LINE_CHARACTERS = 1000  # of a line are kept; the rest would change little
-_BLOCK = 1 << 18  # bytes of text that are read and filtered at once
+_UPPER_HALF = np.uint64(0xFFFFFFFF << 32)
+_LINE_CHARACTERS = 1000  # a longer line is cut: the rest would change little
+_BLOCK_BYTES = 1 << 18  # of text that is read and filtered in one step
 
 
 def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]:
-    """The inputs that lines are sampled from, and what they add to a stage's settings.
+    """The inputs that lines are sampled from, and the settings of a stage that say which text these are.
 
     Raises ValueError for names that cannot work, and for a named pipe.
     """
@@ -68,21 +70,21 @@ def sample_lines(
     stage: Stage,
     inputs: Sequence[Input],
     quotas: Callable[[dict[str, int]], dict[str, int]],
-    most: int,
+    max_quota: int,
     seed: int,
     processes: int,
 ) -> tuple[dict[str, int], dict[str, int], dict[str, Path]]:
-    """Choose lines of each language: `quotas` maps numbers of distinct lines to numbers of lines to choose, each at
-    most `most`.
+    """Choose lines of each language. `quotas` takes the numbers of distinct lines by language and returns the numbers
+    of lines to choose, each at most `max_quota`.
 
     Returns, by language, the number of distinct lines, the number chosen, and the file of the chosen lines in input
     order. Raises ValueError when the inputs have no text.
     """
-    numbers, sizes = range(len(inputs)), [source.size for source in inputs]
-    bounds = _first_bounds(inputs, quotas, most)
+    indices, sizes = range(len(inputs)), [source.size for source in inputs]
+    bounds = _first_bounds(inputs, quotas, max_quota)
     while True:
         read = partial(_read_lines, stage, inputs, bounds, seed)
-        results = run_tasks(read, numbers, sizes, processes, "read lines")
+        results = run_tasks(read, indices, sizes, processes, "read lines")
         lines = _distinct_lines(results)
         if not lines:
             raise ValueError(f"there is no text in {inputs[0].paths[0].folder}: a vocabulary needs some lines")
@@ -95,37 +97,42 @@ def sample_lines(
             on_root(partial(_remove_candidates, stage))
             chosen = dict(zip(lines, numbers_chosen, strict=True))
             return lines, chosen, {code: _sample_file(stage, code) for code in lines}
-        again = set(chain.from_iterable(missing))  # this is rare: too few candidates were kept, or a file is damaged
-        bounds = [{code: max(number, quota.get(code, 0)) for code, number in bound.items()} for bound in bounds]
-        on_root(partial(stage.forget_tasks, map(_read_task, again)))
+        # Rarely, too few candidates were written, or a file is damaged: read these inputs again.
+        unread = set(chain.from_iterable(missing))
+        bounds = [{code: max(bound, quota.get(code, 0)) for code, bound in by_code.items()} for by_code in bounds]
+        on_root(partial(stage.forget_tasks, map(_read_task, unread)))
 
 
 def _first_bounds(
-    inputs: Sequence[Input], quotas: Callable[[dict[str, int]], dict[str, int]], most: int
+    inputs: Sequence[Input], quotas: Callable[[dict[str, int]], dict[str, int]], max_quota: int
 ) -> list[dict[str, int]]:
-    """Number of candidates that each input may write of each language, estimated from its bytes."""
+    """For each input: how many candidates it may write of each language, estimated from its bytes."""
     sizes = [source.size // len(source.languages) + 1 for source in inputs]
     total: Counter[str] = Counter()
     for source, size in zip(inputs, sizes, strict=True):
         total.update(dict.fromkeys(source.languages, size))
     guess = quotas(dict(total))
     return [
-        {code: _LEAST_KEPT + min(_SPARE * guess[code] * size // total[code], most) for code in source.languages}
+        {
+            code: _COUNTED_HASHES + min(_CANDIDATE_FACTOR * guess[code] * size // total[code], max_quota)
+            for code in source.languages
+        }
         for source, size in zip(inputs, sizes, strict=True)
     ]
 
 
 def _distinct_lines(results: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Number of distinct lines of each language: exact where every input has fewer than `_LEAST_KEPT` of them, else
-    estimated from the share of repeats among the lines with the smallest hashes."""
+    """The number of distinct lines of each language: exact if every input has fewer than `_COUNTED_HASHES` of them,
+    else estimated from the share of repeats among the lines with the smallest hashes."""
     lines = sum((Counter(result["lines"]) for result in results), Counter[str]())
-    for code, number in lines.items():
-        least = [result["least"][code] for result in results if code in result["lines"]]
-        limit = min((hashes[-1] for hashes, _ in least if len(hashes) == _LEAST_KEPT), default=_MAX_HASH)
+    for code, line_count in lines.items():
+        smallest = [result["least"][code] for result in results if code in result["lines"]]
+        # Up to this hash the lists of all inputs are complete.
+        limit = min((hashes[-1] for hashes, _ in smallest if len(hashes) == _COUNTED_HASHES), default=_MAX_HASH)
         occurrences = Counter[int]()
-        for hashes, repeats in least:
+        for hashes, repeats in smallest:
             occurrences.update({value: n for value, n in zip(hashes, repeats, strict=True) if value <= limit})
-        lines[code] = round(number * len(occurrences) / occurrences.total())
+        lines[code] = round(line_count * len(occurrences) / occurrences.total())
     return dict(sorted(lines.items()))
 
 
@@ -136,17 +143,18 @@ def _remove_candidates(stage: Stage) -> None:
 
 
 def read_lines(paths: Sequence[Path]) -> Iterator[str]:
-    """The lines of some of the sample's files."""
+    """Yield the lines of files that hold a sample, without line ends."""
     for path in paths:
         with open(path, encoding="utf-8", newline="\n") as file:
             yield from (line.rstrip("\n") for line in file)
 
 
 def filtered_lines(source: Input, read: Counts) -> Iterator[tuple[list[str], ...]]:
-    """Yield the cleaned lines that pass the filters, by side, a block at a time; `read` counts all that was read."""
+    """Yield the cleaned lines of each block that pass the filters: a list for each side. `read` counts what was read,
+    before the filters."""
     task = "mono" if len(source.languages) == 1 else "para"
     filters, reader = make_filters(source.filters, task, source.corpus).text, READERS[source.format]
-    for block in reader.blocks(source, _BLOCK):
+    for block in reader.blocks(source, _BLOCK_BYTES):
         if isinstance(reader, CC100):
             paragraphs = reader.paragraphs(source, block, read)
             sides = Sides(([line for lines, _ in paragraphs for line in lines],), source.languages)
@@ -161,8 +169,8 @@ def filtered_lines(source: Input, read: Counts) -> Iterator[tuple[list[str], ...
             yield tuple(list(compress(side, passed)) for side in sides.texts)
 
 
-def _read_task(number: int) -> str:
-    return f"lines-{number:05d}"
+def _read_task(index: int) -> str:
+    return f"lines-{index:05d}"
 
 
 def _sample_file(stage: Stage, language: str) -> Path:
@@ -170,66 +178,73 @@ def _sample_file(stage: Stage, language: str) -> Path:
 
 
 def _read_lines(
-    stage: Stage, inputs: Sequence[Input], bounds: Sequence[dict[str, int]], seed: int, number: int
+    stage: Stage, inputs: Sequence[Input], bounds: Sequence[dict[str, int]], seed: int, index: int
 ) -> dict[str, Any]:
-    """Count the lines of one input, and write candidates and their hashes: all lines with hashes up to `limits`."""
-    result = stage.task_result(_read_task(number))
+    """Read input `index`, and write its candidates and their hashes. Returns, by language, the number of `lines`, the
+    largest hash of which all lines are candidates (`limits`), the files of the `candidates`, and the smallest distinct
+    hashes with their numbers of occurrences (`least`)."""
+    result = stage.task_result(_read_task(index))
     if result is not None:
         return result
-    source, counts, read = inputs[number], Counter[str](), Counts("lines")
+    source, counts, read = inputs[index], Counter[str](), Counts("lines")
     keys = {code: key_of(seed, "lines", code) for code in source.languages}
-    least = {code: SmallestHashes(bounds[number][code]) for code in source.languages}
-    paths = [stage.folder / SAMPLE / code / f"{number:05d}.{kind}" for code in keys for kind in ("txt", "hashes")]
+    smallest = {code: SmallestHashes(bounds[index][code]) for code in source.languages}
+    text_paths = [stage.folder / SAMPLE / code / f"{index:05d}.txt" for code in keys]
+    hash_paths = [path.with_suffix(".hashes") for path in text_paths]
     with ExitStack() as stack:
-        files = [stack.enter_context(new_file(path)) for path in paths]
+        text_files = [stack.enter_context(new_file(path)) for path in text_paths]
+        hash_files = [stack.enter_context(new_file(path)) for path in hash_paths]
         for sides in filtered_lines(source, read):
-            for code, side, text_file, hash_file in zip(keys, sides, files[::2], files[1::2], strict=True):
-                hashes = _line_hashes(keys[code], side, least[code].limit)
-                is_candidate = least[code].add(hashes)
+            for code, side, text_file, hash_file in zip(keys, sides, text_files, hash_files, strict=True):
+                hashes = _line_hashes(keys[code], side, smallest[code].limit)
+                is_candidate = smallest[code].add(hashes)
                 candidates = compress(side, is_candidate)
                 text_file.write("".join(line[:_LINE_CHARACTERS] + "\n" for line in candidates).encode())
                 hash_file.write(hashes[is_candidate].tobytes())
                 counts[code] += len(side)
-    for warning in text_warnings(read.paragraphs_in + 2 * read.units_in * (len(keys) == 2), read.repaired):
+    lines_read = read.paragraphs_in if len(keys) == 1 else 2 * read.units_in
+    for warning in text_warnings(lines_read, read.repaired):
         warn(f"{' and '.join(map(str, source.paths))}: {warning}")
-    written = [asdict(file.shard(path, stage.folder)) for file, path in zip(files, paths, strict=True)]
-    by_code = {code: written[2 * i : 2 * i + 2] for i, code in enumerate(keys)}
-    limits = {code: int(smallest.limit) for code, smallest in least.items()}
+    texts = [asdict(file.shard(path, stage.folder)) for file, path in zip(text_files, text_paths, strict=True)]
+    hashes_of = [asdict(file.shard(path, stage.folder)) for file, path in zip(hash_files, hash_paths, strict=True)]
+    by_code = {code: list(files) for code, *files in zip(keys, texts, hashes_of, strict=True)}
+    limits = {code: int(hashes.limit) for code, hashes in smallest.items()}
     result = {"lines": dict(+counts), "limits": limits, "candidates": by_code, "least": {}}
-    for code, path in zip(keys, paths[1::2], strict=True):
+    for code, path in zip(keys, hash_paths, strict=True):
         with_repeats = np.unique(np.fromfile(path, np.uint64), return_counts=True)
-        result["least"][code] = [values[:_LEAST_KEPT].tolist() for values in with_repeats]
-    stage.finish_task(_read_task(number), result)
+        result["least"][code] = [values[:_COUNTED_HASHES].tolist() for values in with_repeats]
+    stage.finish_task(_read_task(index), result)
     return result
 
 
 def _line_hashes(key: np.uint64, lines: Sequence[str], limit: np.uint64) -> np.ndarray:
-    """uint64 hash of each line's text: half from CRC-32, and the slower second half only for hashes up to `limit`."""
+    """uint64 hash of each line: the upper half from CRC-32; the lower half, which is slower, from BLAKE2b and only for
+    hashes up to `limit`, else 0."""
     texts = [line.encode() for line in lines]
-    hashes = hashed(key, np.fromiter(map(crc32, texts), np.uint64, len(texts))) & np.uint64(_MAX_HASH << 32 & _MAX_HASH)
-    for number in np.flatnonzero(hashes <= limit).tolist():
-        hashes[number] |= np.frombuffer(blake2b(texts[number], digest_size=4).digest(), "<u4")[0]
+    hashes = hashed(key, np.fromiter(map(crc32, texts), np.uint64, len(texts))) & _UPPER_HALF
+    for i in np.flatnonzero(hashes <= limit).tolist():
+        hashes[i] |= np.frombuffer(blake2b(texts[i], digest_size=4).digest(), "<u4")[0]
     return hashes
 
 
 def _choose_lines(
     stage: Stage, results: Sequence[dict[str, Any]], quota: dict[str, int], code: str
 ) -> tuple[int, list[int]]:
-    """Write the chosen lines of a language. Returns their number, and the inputs to read again: none, unless
-    candidates are missing or damaged, and then nothing is written."""
+    """Write the chosen lines of a language. Returns their number, and the indices of the inputs to read again: empty,
+    unless candidates are missing or damaged; then nothing is written."""
     result = stage.task_result(f"chosen-{code}")
     if result is not None:
         return result["lines"], []
-    by_input = {number: read for number, read in enumerate(results) if code in read["candidates"]}
-    files = {number: [Shard(**file) for file in read["candidates"][code]] for number, read in by_input.items()}
-    if damaged := [number for number, shards in files.items() if not all(is_whole(stage.folder, f) for f in shards)]:
+    by_input = {index: read for index, read in enumerate(results) if code in read["candidates"]}
+    files = {index: [Shard(**file) for file in read["candidates"][code]] for index, read in by_input.items()}
+    if damaged := [index for index, shards in files.items() if not all(is_whole(stage.folder, f) for f in shards)]:
         return 0, damaged
     paths = [[stage.folder / file.name for file in shards] for shards in files.values()]
     hashes = np.concatenate([np.fromfile(path, np.uint64) for _, path in paths])
-    distinct, first = np.unique(hashes, return_index=True)
-    # Every input has written all its lines with hashes up to the smallest limit.
-    eligible = first[distinct <= np.uint64(min(read["limits"][code] for read in by_input.values()))]
-    limited = [number for number, read in by_input.items() if read["limits"][code] < _MAX_HASH]
+    distinct, first_index = np.unique(hashes, return_index=True)
+    # Up to the smallest limit, all lines of every input are candidates.
+    eligible = first_index[distinct <= np.uint64(min(read["limits"][code] for read in by_input.values()))]
+    limited = [index for index, read in by_input.items() if read["limits"][code] < _MAX_HASH]
     if len(eligible) < quota[code] and limited:
         return 0, limited
     chosen = np.zeros(len(hashes), bool)

@@ -1,10 +1,10 @@
 """The inner loops of training a unigram model (`unigram.py`), compiled to machine code: counting substrings, looking
 pieces up, and segmenting words.
 
-`characters` holds the character numbers of all words, one word after the other: word w is
-`characters[starts[w] : starts[w + 1]]`, 0 is an unknown character. The lattice of a text says which pieces begin at
-each character: `fan` how many, `arcs` their numbers, character by character, the shortest piece first. `lengths` and
-`scores` hold the number of characters and the log-probability of each piece, by its number.
+`characters` holds the numbers of the characters of all words, one word after the other: word w is
+`characters[starts[w] : starts[w + 1]]`, and 0 is the unknown character. The lattice of a text says which pieces begin
+at each character: `fan[i]` is how many begin at character i; `arcs` holds their numbers, character by character, the
+shortest piece first. For piece n, `lengths[n]` is its number of characters and `scores[n]` its log-probability.
 """
 
 import numpy as np
@@ -16,14 +16,14 @@ from xlme_ds.data.compiled import compiled, reads
 Numbers = np.ndarray
 LONGEST = 16  # characters of a piece, as in SentencePiece
 LONGEST_WORD = 1024  # characters; a longer one is cut
-# Instead of a script: ANY goes with every script, MARK takes the script of the character before it.
+# In place of a script: ANY goes with every script, MARK has the script of the character before it.
 ANY, MARK = -1, -2
 _EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # the key of an empty slot in a hash table
 
 
 @compiled(void(reads(uint32), int64[::1], float64[::1], float64[::1]))
 def count_characters(codes: Numbers, starts: Numbers, counts: Numbers, occurrences: Numbers) -> None:
-    """Add the occurrences of every code point to `occurrences`; word w occurs `counts[w]` times."""
+    """Add the occurrences of each code point to `occurrences`; word w occurs `counts[w]` times."""
     for word in range(len(counts)):
         for i in range(starts[word], starts[word + 1]):
             occurrences[codes[i]] += counts[word]
@@ -31,27 +31,27 @@ def count_characters(codes: Numbers, starts: Numbers, counts: Numbers, occurrenc
 
 @compiled(uint8[::1](int32[::1], int64[::1], int8[::1]))
 def find_reach(characters: Numbers, starts: Numbers, scripts: Numbers) -> Numbers:
-    """The length of the longest possible piece from each character on, at most LONGEST + 1.
+    """uint8: the length of the longest piece that could begin at each character, at most LONGEST + 1.
 
-    A piece lies in one word, has no unknown characters, and has letters of one script; `scripts` is by character
-    number.
+    A piece lies in one word, has no unknown characters, and has letters of one script. `scripts` is by the number of
+    the character.
     """
-    reach, own = np.zeros(len(characters), np.uint8), np.empty(LONGEST_WORD, np.int8)
+    reach, word_scripts = np.zeros(len(characters), np.uint8), np.empty(LONGEST_WORD, np.int8)
     for word in range(len(starts) - 1):
         begin, size = starts[word], starts[word + 1] - starts[word]
         for j in range(size):
             script = scripts[characters[begin + j]]
-            own[j] = script if script != MARK else own[j - 1] if j else ANY
+            word_scripts[j] = script if script != MARK else word_scripts[j - 1] if j else ANY
         for j in range(size - 1, -1, -1):
             if characters[begin + j]:
-                goes_on = j + 1 < size and (own[j] == own[j + 1] or own[j] == ANY)
-                reach[begin + j] = 1 + (min(reach[begin + j + 1], LONGEST) if goes_on else 0)
+                continues = j + 1 < size and (word_scripts[j] == word_scripts[j + 1] or word_scripts[j] == ANY)
+                reach[begin + j] = 1 + (min(reach[begin + j + 1], LONGEST) if continues else 0)
     return reach
 
 
 @njit(inline="always")
 def _slot(keys: Numbers, key: np.uint64) -> np.uint64:
-    """The slot of the hash table `keys` that holds `key`, or the empty one where it belongs."""
+    """The slot that holds `key` in the hash table `keys`, or the empty slot where it would be stored."""
     mask = np.uint64(len(keys) - 1)
     mixed = (key ^ (key >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15)
     at = (mixed ^ (mixed >> np.uint64(32))) & mask
@@ -62,7 +62,7 @@ def _slot(keys: Numbers, key: np.uint64) -> np.uint64:
 
 @njit
 def _grown(keys: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
-    """The hash table with twice as many slots."""
+    """The hash table, copied into twice as many slots."""
     new_keys, new_values = np.full(2 * len(keys), _EMPTY), np.empty(2 * len(keys), np.int32)
     for i in range(len(keys)):
         if keys[i] != _EMPTY:
@@ -85,47 +85,47 @@ def extend(
     occurrences: Numbers,
     length: int,
 ) -> tuple[Numbers, ...]:
-    """Number the substrings of `length` characters.
+    """Give an id to every distinct substring of `length` characters.
 
-    Returns the number of the substring at each position (-1: none), and by number its occurrences, the number of the
-    substring without its last character, and its first position. `ids` (by position) and `occurrences` (by number) are
-    those of the substrings one character shorter; one that occurs less than twice is not extended.
+    Returns, by position, the id of the substring that begins there (-1: none); and, by id, its occurrences, the id of
+    its prefix (all but the last character), and its first position. `ids` (by position) and `occurrences` (by id) are
+    those of the prefixes; a prefix that occurs less than twice is not extended.
     """
-    keys, values = np.full(1 << 16, _EMPTY), np.empty(1 << 16, np.int32)
-    new = np.full(len(ids), np.int32(-1))
+    keys, values = np.full(1 << 16, _EMPTY), np.empty(1 << 16, np.int32)  # (prefix, last character) -> id
+    longer_ids = np.full(len(ids), np.int32(-1))
     room = 1 << 14
-    totals, parents, places = np.zeros(room), np.zeros(room, np.int64), np.zeros(room, np.int64)
-    number = 0
+    totals, prefixes, positions = np.zeros(room), np.zeros(room, np.int64), np.zeros(room, np.int64)
+    size = 0  # ids given
     for word in range(len(counts)):
         for i in range(starts[word], starts[word + 1] - length + 1):
-            before = ids[i]
-            if before < 0 or reach[i] < length or occurrences[before] < 2:
+            prefix = ids[i]
+            if prefix < 0 or reach[i] < length or occurrences[prefix] < 2:
                 continue
-            key = (np.uint64(before) << np.uint64(24)) | np.uint64(characters[i + length - 1])
+            key = (np.uint64(prefix) << np.uint64(24)) | np.uint64(characters[i + length - 1])
             at = _slot(keys, key)
             if keys[at] == _EMPTY:
-                if 2 * number > len(keys):
+                if 2 * size > len(keys):
                     keys, values = _grown(keys, values)
                     at = _slot(keys, key)
-                if number == room:
+                if size == room:
                     totals = np.concatenate((totals, np.zeros(room)))
-                    parents = np.concatenate((parents, np.zeros(room, np.int64)))
-                    places = np.concatenate((places, np.zeros(room, np.int64)))
+                    prefixes = np.concatenate((prefixes, np.zeros(room, np.int64)))
+                    positions = np.concatenate((positions, np.zeros(room, np.int64)))
                     room *= 2
-                keys[at], values[at] = key, number
-                parents[number], places[number] = before, i
-                number += 1
-            new[i] = values[at]
+                keys[at], values[at] = key, size
+                prefixes[size], positions[size] = prefix, i
+                size += 1
+            longer_ids[i] = values[at]
             totals[values[at]] += counts[word]
-    return new, totals[:number].copy(), parents[:number].copy(), places[:number].copy()
+    return longer_ids, totals[:size].copy(), prefixes[:size].copy(), positions[:size].copy()
 
 
 @compiled(Tuple((uint64[::1], int32[::1], int32[::1]))(int32[::1], int64[::1], int64))
 def insert(characters: Numbers, starts: Numbers, singles: int) -> tuple[Numbers, Numbers, Numbers]:
-    """Build a trie of pieces, numbered from `singles` + 1 on, after the single characters.
+    """Build a trie of the longer pieces. Their numbers begin at `singles` + 1, after those of the single characters.
 
-    Returns a hash table from (node, character) to the next node, as its keys and values, and for each node the piece
-    that ends there (0: none). The root is node 0.
+    Returns the keys and values of a hash table from (node, character) to the next node, and for each node the number of
+    the piece that ends there (0: none). The root is node 0.
     """
     keys, values = np.full(1 << 16, _EMPTY), np.empty(1 << 16, np.int32)
     ends = np.zeros(1 << 15, np.int32)
@@ -158,14 +158,14 @@ def look_up(
     fan: Numbers,
     arcs: Numbers,
 ) -> int:
-    """Fill `fan` and `arcs` with the pieces from every character on; returns their number in all.
+    """Fill `fan` and `arcs` with the pieces that begin at each character; returns how many arcs there are.
 
     `keys`, `values` and `ends` are the trie that `insert` returns.
     """
     total = 0
     for i in range(len(characters)):
         first = total
-        arcs[total] = characters[i]  # a single character has its own number, and the unknown one 0
+        arcs[total] = characters[i]  # a single character's number is also the number of its piece
         total += 1
         node = 0
         for length in range(1, min(reach[i], LONGEST) + 1):
@@ -182,7 +182,7 @@ def look_up(
 
 @compiled(int64(uint8[::1], int32[::1], int32[::1]))
 def thin(fan: Numbers, arcs: Numbers, numbers: Numbers) -> int:
-    """Renumber the pieces of a lattice and drop those whose new number is negative; returns how many arcs stay."""
+    """Give piece n of a lattice the number `numbers[n]`, or drop it if that is negative; returns how many arcs stay."""
     total = at = 0
     for i in range(len(fan)):
         first = total
@@ -209,9 +209,11 @@ def _best_path(
     best: Numbers,
     back: Numbers,
 ) -> int:
-    """Fill `best` and `back`: the score of a word's best segmentation up to each character, and its last piece.
+    """Fill `best[j]` with the score of the best segmentation of a word's first j characters, `back[j]` with its last
+    piece.
 
-    The word's arcs begin at `at`; the piece `avoided` (-1: none) is not used. Returns where the next word's arcs begin.
+    The word begins at character `begin` and arc `at`; the piece `avoided` (-1: none) is not used. Returns the next
+    word's first arc.
     """
     best[: size + 1] = -np.inf
     best[0] = 0.0
@@ -239,7 +241,8 @@ def segment(
     scores: Numbers,
     frequencies: Numbers,
 ) -> float:
-    """Add the pieces of the words' best segmentations to `frequencies`; returns the log-probability of all words."""
+    """Add the occurrences of each piece in the words' best segmentations to `frequencies`; returns the log-probability
+    of these segmentations."""
     best, back = np.empty(LONGEST_WORD + 1), np.empty(LONGEST_WORD + 1, np.int32)
     total, at = 0.0, 0
     for word in range(len(counts)):
@@ -256,14 +259,14 @@ def segment(
 def expect(
     starts: Numbers, counts: Numbers, fan: Numbers, arcs: Numbers, lengths: Numbers, scores: Numbers, expected: Numbers
 ) -> None:
-    """Add the pieces' expected occurrences over all segmentations of the words to `expected`.
+    """Add the expected occurrences of each piece, over all segmentations of the words, to `expected`.
 
-    A sum over the segmentations up to a character is relative to the probability of the best one among them: no factor
-    is above 1, and sums neither vanish nor overflow.
+    `forward[j]` is the sum of the probabilities of all segmentations of a word's first j characters, divided by the
+    probability of the best one, so that sums neither vanish nor overflow.
     """
     best, back = np.empty(LONGEST_WORD + 1), np.empty(LONGEST_WORD + 1, np.int32)
     forward, backward = np.empty(LONGEST_WORD + 1), np.empty(LONGEST_WORD + 1)
-    chances = np.empty(LONGEST_WORD * LONGEST)
+    ratios = np.empty(LONGEST_WORD * LONGEST)  # by arc: best segmentation that ends with the arc / best one up to there
     at = 0
     for word in range(len(counts)):
         begin, size, first = starts[word], starts[word + 1] - starts[word], at
@@ -274,16 +277,16 @@ def expect(
         for j in range(size):
             for _ in range(fan[begin + j]):
                 end = j + lengths[arcs[arc]]
-                chance = np.exp(best[j] + scores[arcs[arc]] - best[end])
-                chances[arc - first] = chance
-                forward[end] += forward[j] * chance
+                ratio = np.exp(best[j] + scores[arcs[arc]] - best[end])
+                ratios[arc - first] = ratio
+                forward[end] += forward[j] * ratio
                 arc += 1
         backward[size] = counts[word] / forward[size]
         for j in range(size - 1, -1, -1):
             total = 0.0
             for _ in range(fan[begin + j]):
                 arc -= 1
-                share = chances[arc - first] * backward[j + lengths[arcs[arc]]]
+                share = ratios[arc - first] * backward[j + lengths[arcs[arc]]]
                 expected[arcs[arc]] += forward[j] * share
                 total += share
             backward[j] = total
@@ -293,17 +296,18 @@ def expect(
 def find_losses(
     starts: Numbers, fan: Numbers, arcs: Numbers, lengths: Numbers, scores: Numbers, frequencies: Numbers, first: int
 ) -> Numbers:
-    """How far the text's log-probability falls without each piece of several characters, as in SentencePiece.
+    """float64: how far the text's log-probability falls without each longer piece, as in SentencePiece.
 
-    The pieces of its best other segmentation then get its occurrences (`frequencies`). -inf for a piece that does not
-    occur, or whose other segmentation scores better than itself. `first` is the number of the first of these pieces.
+    A removed piece's occurrences (`frequencies`) go to the pieces of its best other segmentation. -inf for a piece that
+    does not occur, or whose other segmentation scores better than itself. The lattice is that of the longer pieces as
+    words; `first` is the number of the first one.
     """
     best, back = np.empty(LONGEST + 1), np.empty(LONGEST + 1, np.int32)
     losses = np.full(len(starts) - 1, -np.inf)
     total, at = frequencies.sum(), 0
-    for number in range(len(losses)):
-        piece, end = first + number, starts[number + 1] - starts[number]
-        at = _best_path(starts[number], end, at, fan, arcs, lengths, scores, piece, best, back)
+    for i in range(len(losses)):
+        piece, end = first + i, starts[i + 1] - starts[i]
+        at = _best_path(starts[i], end, at, fan, arcs, lengths, scores, piece, best, back)
         if frequencies[piece] == 0.0 or best[end] > scores[piece]:
             continue
         others, pieces = 0.0, 0
@@ -312,5 +316,5 @@ def find_losses(
             pieces += 1
             end -= lengths[back[end]]
         others -= pieces * np.log(total + frequencies[piece] * (pieces - 1))
-        losses[number] = frequencies[piece] / total * (np.log(frequencies[piece]) - np.log(total) - others)
+        losses[i] = frequencies[piece] / total * (np.log(frequencies[piece]) - np.log(total) - others)
     return losses

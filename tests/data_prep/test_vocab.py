@@ -116,7 +116,7 @@ def test_a_line_counts_once_however_many_pairs_it_is_in(
     corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, counted: int
 ) -> None:
     """English in nine pairs has the weight of English in one; from few lines the number is estimated."""
-    monkeypatch.setattr(line_sample, "_LEAST_KEPT", counted)
+    monkeypatch.setattr(line_sample, "_COUNTED_HASHES", counted)
     english = [f"{number} All human beings are born free" for number in range(200)]
     for out, pairs in (("one", 1), ("nine", 9)):
         for number in range(pairs):
@@ -305,8 +305,8 @@ def test_inputs_that_kept_too_few_lines_are_read_again(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(line_sample, "_SPARE", 0)
-    monkeypatch.setattr(line_sample, "_LEAST_KEPT", 200)
+    monkeypatch.setattr(line_sample, "_CANDIDATE_FACTOR", 0)
+    monkeypatch.setattr(line_sample, "_COUNTED_HASHES", 200)
     assert sample(tmp_path, texts[0]) == brute_force(*texts, seed=3)
     assert inputs_read.count("en.txt") == 2 and inputs_read.count("sw.txt") == 1
 
