@@ -11,8 +11,8 @@ from data_prep.parallel import RetryError, TaskError, UserError, abort, explain,
 from data_prep.progress import printable
 from xlme_ds.io.output import open_output
 
-# Module and help of each stage, in the order of use. A module is imported only when its stage runs, so that worker
-# processes are light.
+# Stage -> (module, help), in the order of use. A module is imported only when its stage runs, so that worker processes
+# load little.
 STAGES = {
     "sample": ("sample", "fetch the sample corpus: the Universal Declaration of Human Rights in 91 languages"),
     "minhash": ("minhash", "remove near duplicates among documents, with datatrove"),
@@ -25,9 +25,9 @@ STAGES = {
     "show": ("inspect.show", "print rows as text"),
 }
 
-# The largest value of these settings; `_check_numbers` bounds all others.
-_LARGEST = {"processes": 1_024, "seed": 2**63 - 1, "block_bytes": 2**31 - 1, "rows_per_shard": 10**9}
-_LARGEST |= dict.fromkeys(("mono_rows", "para_rows"), 10**11)
+_MAX_VALUES = {"processes": 1_024, "seed": 2**63 - 1, "block_bytes": 2**31 - 1, "rows_per_shard": 10**9}
+_MAX_VALUES |= dict.fromkeys(("mono_rows", "para_rows"), 10**11)
+_MAX_VALUE = 10**15  # of all other settings
 
 _EXAMPLES = (
     "vocab --mono mono --out vocab --size 32000",
@@ -37,7 +37,7 @@ _EXAMPLES = (
 
 
 def main(arguments: list[str]) -> int:
-    """Run one stage. The exit code is 2 if the user has to change something first, 1 if another try may help.
+    """Run one stage; returns the exit code: 0, 2 if the user has to change something first, 1 for any other error.
 
     An error that the user can act on is one line on stderr; a mistake in this program keeps its traceback.
     """
@@ -74,8 +74,8 @@ def _program() -> str:
 
 
 def _check_arguments(arguments: list[str]) -> None:
-    """Raise ValueError for a folder flag that is given twice, since tyro would ignore the first, and for names that are
-    not UTF-8, since Python reads them as lone surrogates, which neither Arrow nor JSON can hold."""
+    """Raise ValueError for a folder flag that is given twice, because tyro would ignore the first, and for names that
+    are not UTF-8, because Python reads them as lone surrogates, which neither Arrow nor JSON can hold."""
     for flag in ("--mono", "--para"):
         if sum(argument.partition("=")[0] == flag for argument in arguments) > 1:
             raise ValueError(f"{flag} is given twice: put the files into one folder, or describe them with --corpus")
@@ -87,13 +87,13 @@ def _check_arguments(arguments: list[str]) -> None:
 def _check_numbers(config: object) -> None:
     """Raise ValueError for a number that is too large for any stage. Each stage checks for too small ones itself."""
     for name, value in vars(config).items():
-        most = _LARGEST.get(name, 10**15)
-        if isinstance(value, int | float) and value > most:
-            raise ValueError(f"--{name.replace('_', '-')} is {value}: it must be at most {most:,}")
+        limit = _MAX_VALUES.get(name, _MAX_VALUE)
+        if isinstance(value, int | float) and value > limit:
+            raise ValueError(f"--{name.replace('_', '-')} is {value}: it must be at most {limit:,}")
 
 
 def _report_error(stage: str, error: BaseException) -> int:
-    """Print an error once, abort the ranks that might wait for this one, and return the exit code."""
+    """Print an error once, and end the ranks that might wait for this one; returns the exit code."""
     on_all_ranks = isinstance(error, UserError | RetryError | TaskError)
     try:
         root = is_root()

@@ -67,10 +67,10 @@ sk slk slo, sl slv, so som, sq sqi alb als_latn, sr srp, su sun, sv swe, sw swa 
 tr tur, ug uig, uk ukr, ur urd, uz uzb uzn, vi vie, xh xho, yi yid ydd, zh-Hans zho chi cmn zho_hans cmn_hans,
 zh-Hant zho_hant cmn_hant
 """
-_ALIASES |= {code: own for own, *codes in (entry.split() for entry in _THREE_LETTERS.split(",")) for code in codes}
-# CC-100's code by spelling, in lower case with `_`.
+_ALIASES |= {alias: code for code, *aliases in map(str.split, _THREE_LETTERS.split(",")) for alias in aliases}
+# Spelling, in lower case with `_` -> CC-100's code.
 _CANONICAL = {code.lower().replace("-", "_"): code for code in LANGUAGES} | _ALIASES
-_LANGUAGE_PARTS = frozenset(spelling.split("_")[0] for spelling in _CANONICAL)  # without script and region
+_LANGUAGE_PARTS = frozenset(spelling.split("_")[0] for spelling in _CANONICAL)  # spellings without script and region
 
 # The scripts of ISO 15924; CC-100's own variants, written where other codes have a script; and the regions of ISO
 # 3166-1, then others that corpora use: XX for none, former and unofficial ones.
@@ -148,34 +148,34 @@ def canonical(code: str) -> str:
     if key in _CANONICAL:
         return _CANONICAL[key]
     language = key.partition("_")[0]
-    own = _CANONICAL.get(language, "")
-    if own and (match := _CODE.fullmatch(key)):
+    cc100 = _CANONICAL.get(language, "")  # the code of the language without script and region
+    if cc100 and (match := _CODE.fullmatch(key)):
         script, region = match["script"], match["region"]
-        usual = script is None or script in [_SCRIPTS[name][0] for name in scripts_of(own)]
+        usual_script = script is None or script in [_SCRIPTS[name][0] for name in scripts_of(cc100)]
         for spelling in (
             f"{language}_{script}",
-            f"{own}_{script}",
-            f"{own.partition('-')[0]}_{region}" if usual else "",
+            f"{cc100}_{script}",
+            f"{cc100.partition('-')[0]}_{region}" if usual_script else "",
         ):
             if spelling in _CANONICAL:
                 return _CANONICAL[spelling]
-        if usual:  # in its usual script and in most regions, it is the same language
-            return own
-    # Suggest codes of the same language only: nearly every other two or three letters are the code of some language.
-    of_language = [entry for entry in _CANONICAL if own and entry.split("_")[0] == language]
+        if usual_script:  # a region that the tables do not list makes no other language
+            return cc100
+    # Suggest codes of the same language only: nearly all other combinations of two or three letters are codes too.
+    of_language = [entry for entry in _CANONICAL if cc100 and entry.split("_")[0] == language]
     similar = [_CANONICAL[entry] for entry in difflib.get_close_matches(key, of_language, n=1, cutoff=0.0)]
     hint = f"did you mean {similar[0]!r}? " if similar else ""
     raise ValueError(f"unknown language code {code!r}: {hint}data_prep/languages.py lists the known ones")
 
 
 def all_listed(codes: Sequence[str]) -> bool:
-    """Whether this file lists all of these codes. The last two letters of any other code may be a country's."""
+    """Whether this file lists all of these codes. In any other code the last two letters may be a country's."""
     return all(code.lower().replace("-", "_") in _CANONICAL for code in codes)
 
 
 @lru_cache(100_000)
 def is_code(text: str) -> bool:
-    """Whether all of the text is a language code of ISO 639, of any language, with or without a script and a region."""
+    """Whether a text has the form of a language code of ISO 639, with or without a script and a region."""
     return _CODE.fullmatch(text) is not None
 
 
@@ -255,12 +255,14 @@ def script_numbers() -> np.ndarray:
     for number, ranges in enumerate(_RANGES.values(), 1):
         for first, last in ranges:
             for code in range(first, last + 1):
-                table[code] = number * chr(code).isalpha()
+                if chr(code).isalpha():
+                    table[code] = number
     return table
 
 
 def letters(lines: Sequence[str], scripts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Number of letters of each (non-empty) line that belong to `scripts`, and of letters of any script; int64."""
+    """How many letters of each line belong to `scripts`, and how many letters it has in all: two int64 arrays. No line
+    may be empty."""
     numbers = script_numbers()[np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)]
     is_wanted = np.zeros(len(SCRIPTS) + 1, bool)
     is_wanted[[1 + SCRIPTS.index(script) for script in scripts]] = True

@@ -67,7 +67,8 @@ def explain(error: BaseException) -> UserError | RetryError | None:
 
 @contextmanager
 def on_all_ranks() -> Iterator[None]:
-    """Wrap code that runs alike on every rank, without communication: a ValueError in it is printed once."""
+    """Wrap code that runs alike on every rank, without communication. A ValueError in it becomes a UserError, which is
+    printed only once."""
     try:
         yield
     except ValueError as error:
@@ -98,12 +99,12 @@ def run_tasks(
     label: str,
     visible: bool = True,
 ) -> list[R]:
-    """`function` of every task, in task order; every rank gets the whole list.
+    """Apply `function` to every task; returns the values in task order, on every rank.
 
-    `sizes` (one a task, in any unit) balance the work and, if `visible`, scale the progress display. The tasks run in
-    `processes` local processes (1: in this one); under MPI every rank runs its share itself. `function` must pickle.
-    The error of the first failed task, in task order, is raised: a UserError or RetryError where `explain` has a
-    sentence, else a TaskError.
+    `sizes` (of each task, in any unit) are used to balance the work and, if `visible`, to show progress. The tasks run
+    in `processes` local processes (1: in this one); under MPI each rank runs its share in its own process. `function`
+    must be picklable. If tasks fail, the error of the first one in task order is raised: a UserError or RetryError
+    where `explain` has a sentence, else a TaskError.
     """
     assert len(tasks) == len(sizes)
     if processes < 1:
@@ -129,15 +130,17 @@ def run_tasks(
 
 
 def _largest_first(sizes: Sequence[int]) -> list[int]:
+    """Task indices by falling size."""
     return sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
 
 
 def _run_in_processes(
     function: Callable[[T], R], tasks: Sequence[T], sizes: Sequence[int], processes: int, label: str
 ) -> Generator[_Outcome, None, None]:
-    """Outcomes in the order of completion; the largest task begins first. Closing the generator ends the processes."""
-    not_ours = multiprocessing.active_children()
-    # a worker gets function and tasks once, then only task numbers, which never fill the queue's pipe
+    """Yield outcomes in the order of completion; the largest task begins first. Closing the generator ends the
+    processes."""
+    other_children = multiprocessing.active_children()
+    # A worker gets function and tasks once, and then only task indices, which never fill the queue's pipe.
     pool = ProcessPoolExecutor(
         min(processes, len(tasks)), multiprocessing.get_context("spawn"), _begin_worker, (function, tasks)
     )
@@ -147,12 +150,12 @@ def _run_in_processes(
         for index in _largest_first(sizes):
             futures.append(pool.submit(_run_task, index))
             if len(workers) < processes:  # each of the first tasks starts a process
-                workers = [child for child in multiprocessing.active_children() if child not in not_ours]
+                workers = [child for child in multiprocessing.active_children() if child not in other_children]
         for future in as_completed(futures):
             yield future.result()
     except BrokenProcessPool:
         pool.shutdown()
-        # the pool ended the other workers by SIGTERM: look for the one that died otherwise
+        # The pool ended the other workers by SIGTERM. Look for the one that died in another way.
         code = next((w.exitcode for w in workers if w.exitcode not in (None, 0, -signal.SIGTERM)), -signal.SIGTERM)
         raise RetryError(
             f"a worker of {label} died with exit code {code}: -9 means out of memory, use fewer processes"
@@ -170,7 +173,7 @@ def _begin_worker(function: Callable[[T], R], tasks: Sequence[T]) -> None:
     global _worker_job
     _worker_job = function, tasks
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    # workers must die with a killed parent: a relaunch may already write into the same folder
+    # Workers must die with a killed parent, because a relaunch may already write into the same folder.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
@@ -186,31 +189,31 @@ def _run_task(index: int) -> _Outcome:
 def _run_on_ranks(
     function: Callable[[T], R], tasks: Sequence[T], sizes: Sequence[int], label: str, visible: bool
 ) -> list[_Outcome]:
-    """Run this rank's share, up to the first error on any rank; return the outcomes of all ranks. The root shows the
+    """Run this rank's share until a task fails on any rank; returns the outcomes of all ranks. The root shows the
     progress of its own share."""
     comm = communicator()
     share = _balanced_shares(sizes, comm.Get_size())[comm.Get_rank()]
-    outcomes, stops = [], []
+    outcomes, stop_requests = [], []
     with Progress(label, sum(sizes[index] for index in share), visible and is_root()) as progress:
         for index in share:
             if comm.iprobe(tag=_STOP):
                 break
             outcomes.append(_attempt(function, tasks[index], index))
             if outcomes[-1].error is not None:
-                stops = [comm.isend(None, rank, tag=_STOP) for rank in range(comm.Get_size())]
+                stop_requests = [comm.isend(None, rank, tag=_STOP) for rank in range(comm.Get_size())]
                 break
             progress.advance(sizes[index])
-        everywhere = list(chain.from_iterable(comm.allgather(outcomes)))
-    for outcome in everywhere:
-        if outcome.error is not None:  # its rank sent one stop message to every rank
+        all_outcomes = list(chain.from_iterable(comm.allgather(outcomes)))
+    for outcome in all_outcomes:
+        if outcome.error is not None:  # the failed rank sent one stop message to every rank
             comm.recv(tag=_STOP)
-    for request in stops:
+    for request in stop_requests:
         request.wait()
-    return everywhere
+    return all_outcomes
 
 
 def _balanced_shares(sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """Task numbers of each rank: tasks go, the largest first, to the rank with the least work so far."""
+    """The task indices of each rank. Tasks go, the largest first, to the rank with the least work so far."""
     shares: list[list[int]] = [[] for _ in range(ranks)]
     load = [0] * ranks
     for index in _largest_first(sizes):
@@ -231,7 +234,7 @@ def on_root(function: Callable[[], R]) -> R:
 
 
 def is_root() -> bool:
-    """Whether this process is the root, which writes the files that all share."""
+    """Whether this process is the root (rank 0), which writes the files that all ranks share."""
     return world_size() == 1 or communicator().Get_rank() == 0
 
 
@@ -242,14 +245,14 @@ def barrier() -> None:
 
 
 def abort(code: int) -> None:
-    """End all ranks at once with this exit code, for an error that only this rank has."""
+    """End all ranks immediately with this exit code: for an error that only this rank has."""
     if world_size() > 1:
         communicator().Abort(code)
 
 
 @cache
 def world_size() -> int:
-    """MPI ranks of this run; 1 without a launcher, and then MPI is not even imported.
+    """The number of MPI ranks of this run; 1 without a launcher, in which case MPI is not even imported.
 
     Raises ValueError when the launcher started several processes that MPI does not join.
     """

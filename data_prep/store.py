@@ -5,8 +5,8 @@ OUT/settings.json            stage name and settings; a relaunch must have the s
 OUT/tasks/<task>.json        marker of a finished task with its result, written after the task's shards
 OUT/manifest.json            completeness marker, written by the stage itself (`schema.write_manifest`)
 
-Each of these JSON files holds a checksum of itself; a marker's checksum covers the settings too. Giving the same
-command again rewrites whatever is missing or damaged: every run compares the checksums of all files that markers list.
+Each of these JSON files holds a checksum of its content; a marker's checksum covers the settings too. Every run verifies
+the checksums of all files that markers list. So the same command, given again, rewrites whatever is missing or damaged.
 """
 
 import hashlib
@@ -31,7 +31,8 @@ from xlme_ds.io.folders import lock, make_folder
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage's folder. `settings`: the JSON values that determine its bytes; never input paths or process counts."""
+    """One stage's folder. `settings`: the JSON values that the bytes of its files depend on; never input paths or the
+    number of processes."""
 
     folder: Path
     name: str
@@ -39,11 +40,11 @@ class Stage:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Create the folder, or continue an interrupted run in it, and lock it; collective under MPI.
+        """Create the folder, or open that of an interrupted run, and lock it for the block. Collective under MPI.
 
-        Raises ValueError when another process works in it, or it was begun by another stage or with other settings.
+        Raises ValueError when another process works in the folder, or another stage or other settings began it.
         """
-        with ExitStack() as root_lock:  # empty on the other ranks
+        with ExitStack() as root_lock:  # holds the lock on the root, nothing on the other ranks
             on_root(lambda: self._open(root_lock))
             yield
 
@@ -61,8 +62,8 @@ class Stage:
             write_signed(path, self._settings_json)
 
     def begun(self) -> dict[str, Any] | None:
-        """The stage and settings of the run that began the folder; None for a new folder. Raises ValueError if they are
-        not this stage's."""
+        """The stage and settings of the run that began the folder; None for a new folder. Raises ValueError if they
+        differ from this stage's."""
         if not self.folder.is_dir():
             return None
         paths = self.folder / "settings.json", self.folder / "manifest.json"
@@ -72,10 +73,10 @@ class Stage:
         return begun
 
     def finished(self, processes: int, moved: Collection[str] = ()) -> bool:
-        """Whether the stage is complete and every file has its checksum; collective under MPI.
+        """Whether the stage is complete and every file has its recorded checksum. Collective under MPI.
 
         If not, a warning names the missing or damaged files, and the markers of their tasks are removed, so that the
-        tasks run again. `moved` names files that may be missing, since they were moved.
+        tasks run again. `moved` names files that are elsewhere and are not checked.
         """
         manifest, damaged, files = on_root(self._read_records)
         files = [(task, shard) for task, shard in files if shard.name not in moved]
@@ -91,10 +92,8 @@ class Stage:
         return False
 
     def _read_records(self) -> tuple[Manifest | None, bool, list[tuple[str, Shard]]]:
-        """The manifest, if it is undamaged; whether a marker is damaged; (task, file) of each file that a marker lists.
-
-        A damaged manifest or marker is removed.
-        """
+        """Three values: the manifest, None if it is missing or damaged; whether any marker is damaged; and (task, file)
+        of each file that a marker lists. A damaged manifest or marker is removed."""
         path, manifest = self.folder / "manifest.json", None
         if path.exists():
             content = _read_or_none(path)
@@ -114,14 +113,15 @@ class Stage:
         return manifest, None in results.values(), files
 
     def _tasks_of_lost(self, files: list[tuple[str, Shard]], processes: int) -> set[str]:
-        """The tasks whose files are missing or damaged, which a warning names; collective under MPI."""
+        """The tasks of those of the (task, file) pairs whose file is missing or damaged; a warning names these files.
+        Collective under MPI."""
         shards = [shard for _, shard in files]
         sizes = [shard.bytes for shard in shards]
         whole = run_tasks(partial(is_whole, self.folder), shards, sizes, processes, f"check {self.folder.name}")
-        lost = [file for file, good in zip(files, whole, strict=True) if not good]
+        lost = [file for file, file_is_whole in zip(files, whole, strict=True) if not file_is_whole]
         if lost:
-            some = ", ".join(shard.name for _, shard in lost[:8]) + (" …" if len(lost) > 8 else "")
-            on_root(lambda: warn(f"{len(lost)} files of {self.folder} are missing or damaged and made again: {some}"))
+            names = ", ".join(shard.name for _, shard in lost[:8]) + (" …" if len(lost) > 8 else "")
+            on_root(lambda: warn(f"{len(lost)} files of {self.folder} are missing or damaged and made again: {names}"))
         return {task for task, _ in lost}
 
     def task_result(self, task_name: str) -> dict[str, Any] | None:
@@ -146,7 +146,7 @@ class Stage:
 
     @cached_property
     def _context(self) -> str:
-        """Hash of stage and settings, part of each marker's checksum: a marker is invalid under other settings."""
+        """Hash of stage and settings. It is part of each marker's checksum, so a marker is invalid under others."""
         return hashlib.sha256(json.dumps(self._settings_json, sort_keys=True).encode()).hexdigest()
 
     @cached_property
@@ -170,7 +170,8 @@ def unfinished(folder: Path, stage: str) -> bool:
 
 
 def finished_results(folder: Path, stage: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]] | None:
-    """The results of finished tasks by name; None if settings.json is damaged, or has another stage or settings.
+    """The results of finished tasks, by task name; empty for a folder without settings.json, None if settings.json is
+    damaged or has another stage or settings.
 
     Raises ValueError for a damaged marker.
     """
@@ -204,8 +205,8 @@ def is_whole(root: Path, file: Shard) -> bool:
 
 @contextmanager
 def new_file(path: Path, flush: bool = True) -> Iterator["_HashingFile"]:
-    """Open a file for writing that is renamed to `path` when the block ends, flushed to the disk if `flush`. Its
-    checksum is computed while it is written."""
+    """Yield a new file for writing, which computes its own checksum. When the block ends, it is flushed to the disk, if
+    `flush`, and renamed to `path`."""
     make_folder(path.parent)
     with replacing(path, flush) as file, _HashingFile(file) as hashing:
         yield hashing
@@ -215,7 +216,8 @@ def new_file(path: Path, flush: bool = True) -> Iterator["_HashingFile"]:
 
 
 def write_file(path: Path, data: bytes, root: Path) -> Shard:
-    """Write a file that has no rows, and flush it and its name to the disk. The recorded name is relative to `root`."""
+    """Write a file that has no rows, and flush it and its name to the disk. Returns its entry for a marker, with the
+    name relative to `root`."""
     with new_file(path) as file:
         file.write(data)
     to_disk(path.parent)
@@ -223,7 +225,8 @@ def write_file(path: Path, data: bytes, root: Path) -> Shard:
 
 
 def write_arrow(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], root: Path) -> Shard:
-    """Write an uncompressed Arrow IPC file. The recorded name is relative to `root`; `write_manifest` flushes names."""
+    """Write an uncompressed Arrow IPC file. Returns its entry for a marker, with the name relative to `root`. The file
+    is flushed to the disk, its name only by `write_manifest`."""
     rows = 0
     with new_file(path) as file, pa.ipc.new_file(file, schema) as writer:
         for batch in batches:
@@ -233,12 +236,12 @@ def write_arrow(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
 
 
 def read_arrow(path: Path) -> Iterator[pa.RecordBatch]:
-    """The record batches of an Arrow IPC file. Each is validated in full before it is used: a damaged offset could
-    point outside the memory. Raises ValueError for a damaged file."""
+    """Yield the record batches of an Arrow IPC file, each validated in full, because a damaged offset could point
+    outside the memory. Raises ValueError for a damaged file."""
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
-            for number in range(reader.num_record_batches):
-                batch = reader.get_batch(number)
+            for index in range(reader.num_record_batches):
+                batch = reader.get_batch(index)
                 batch.validate(full=True)
                 yield batch
     except (pa.ArrowException, OSError) as error:
@@ -248,7 +251,7 @@ def read_arrow(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 class _HashingFile(io.RawIOBase):
-    """Writes to `file`, all bytes or an error, and hashes them; `shard` makes the file's entry for a marker."""
+    """Writes all bytes to `file`, or raises an error, and hashes them."""
 
     def __init__(self, file: IO[bytes]):
         self.file = file  # buffered: it continues after a short write, and raises on a full disk
@@ -266,10 +269,12 @@ class _HashingFile(io.RawIOBase):
         return size
 
     def shard(self, path: Path, root: Path, rows: int = 0) -> Shard:
+        """The file's entry for a marker."""
         return Shard(path.relative_to(root).as_posix(), rows, self.bytes, self.sha256.hexdigest())
 
 
 def _check_settings(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Raise ValueError if the stage and settings that began the folder, `old`, differ from `new`."""
     advice = "choose another output folder, or delete this one"
     if old["stage"] != new["stage"]:
         raise ValueError(f"{folder} was written by stage {old['stage']}, not {new['stage']}: {advice}")

@@ -11,10 +11,11 @@ SPECIALS = ("<unk>", "<s>", "</s>")  # the first ids
 
 
 def serialize(pieces: Mapping[str, float]) -> bytes:
-    """A model file: <unk>, <s>, </s>, then the pieces in their order, with the logarithms of their probabilities."""
+    """The bytes of a model file: <unk>, <s>, </s>, then `pieces` in their order, with the logarithms of their
+    probabilities."""
     model = proto.ModelProto()
     model.ParseFromString(spm.SentencePieceNormalizer(rule_name=NORMALIZATION).serialized_model_proto())
-    # the normaliser's own flags are those of a tool that only normalises; these are a trained model's
+    # The normaliser's model has flags of a tool that only normalises. Set those of a trained model.
     model.normalizer_spec.MergeFrom(
         proto.NormalizerSpec(add_dummy_prefix=True, remove_extra_whitespaces=True, escape_whitespaces=True)
     )
@@ -30,6 +31,6 @@ def serialize(pieces: Mapping[str, float]) -> bytes:
 
 
 def parse(model: bytes) -> dict[str, float]:
-    """The pieces of a model file with their scores, without the specials."""
+    """The pieces of a model file with their scores (log-probabilities), without SPECIALS."""
     processor = spm.SentencePieceProcessor(model_proto=model)
     return {processor.id_to_piece(i): processor.get_score(i) for i in range(len(SPECIALS), processor.get_piece_size())}

@@ -113,9 +113,8 @@ class UnigramPath:
         trie = insert(characters, starts, self.characters)
         self._text = _find_pieces(trie, words.characters, words.starts, words.reach)
         to_end = np.repeat(starts[1:], np.diff(starts)) - np.arange(len(characters))
-        self._nested = _find_pieces(
-            trie, characters, starts, to_end.astype(np.uint8)
-        )  # the pieces in each longer piece
+        # The pieces in each longer piece: a removed piece is replaced by these.
+        self._nested = _find_pieces(trie, characters, starts, to_end.astype(np.uint8))
         self._scores = np.log(np.append(1.0, occurrences) / occurrences.sum())
         self._reestimate()
 
@@ -299,9 +298,7 @@ def _most_frequent(text: _Words) -> _Words:
     return _Words(text.alphabet, text.characters[in_kept], starts, text.counts[to_keep], text.reach[in_kept])
 
 
-def _find_pieces(
-    trie: tuple[Numbers, Numbers, Numbers], characters: Numbers, starts: Numbers, reach: Numbers
-) -> _Lattice:
+def _find_pieces(trie: tuple[Numbers, ...], characters: Numbers, starts: Numbers, reach: Numbers) -> _Lattice:
     """Look up the pieces of the trie that begin at each character."""
     fan = np.empty(len(characters), np.uint8)
     # Large enough for all arcs. The system gives it memory only as it is filled.

@@ -22,7 +22,7 @@ from data_prep.vocab.word_counts import count_words
 from xlme_ds.data.schema import Manifest, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
-_SETTINGS = ("size", "alpha", "sentences", "seed", "character_coverage")  # which the bytes of the model depend on
+_SETTINGS = ("size", "alpha", "sentences", "seed", "character_coverage")  # the model's bytes depend on these
 
 
 @dataclass(frozen=True)
@@ -133,27 +133,29 @@ def _write_extended(
     compared: Sequence[Input],
     by_language: Mapping[str, Any],
 ) -> None:
-    """Write the extended vocabulary; print how it and the old one segment the sampled lines and those of --compare."""
+    """Write the extended vocabulary. Print, for the sampled lines and those of --compare, how the old vocabulary
+    segments them and how the extended one does."""
     model = extend(old.path, read_lines(list(files.values())), config.size, config.character_coverage)
-    before, changes = old.path.read_bytes(), {}
-    lines = {code: partial(read_lines, [path]) for code, path in files.items()}
+    old_model, changes = old.path.read_bytes(), {}
+    readers = {code: partial(read_lines, [path]) for code, path in files.items()}
     for code in sorted({source.name for source in compared}):
         of_code = [source for source in compared if source.name == code]
-        lines[f"{code} of --compare" if code in files else code] = partial(_lines_of, of_code)
-    for code, read in lines.items():
-        cuts = segmentation(before, read()), segmentation(model, read())
-        changes[code] = dict(zip(("before", "after"), cuts, strict=True))
-        say(describe_change(code, *cuts))
+        readers[f"{code} of --compare" if code in files else code] = partial(_lines_of, of_code)
+    for code, read in readers.items():
+        before, after = segmentation(old_model, read()), segmentation(model, read())
+        changes[code] = {"before": before, "after": after}
+        say(describe_change(code, before, after))
     finish_vocabulary(stage, model, by_language, {"segmentation": changes})
 
 
 def _lines_of(sources: Sequence[Input]) -> Iterator[str]:
-    """Filtered lines of monolingual inputs."""
+    """The lines of monolingual inputs that pass the filters."""
     return (line for source in sources for (side,) in filtered_lines(source, Counts("lines")) for line in side)
 
 
 def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
-    """Bytes of a SentencePiece unigram model. Raises ValueError when the text does not allow the size asked for."""
+    """Train a SentencePiece unigram model; returns the bytes of its file. Raises ValueError when the text does not
+    allow `config.size`."""
     from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
 
     other_ids = len(SPECIALS) + 2  # <pad> and <mask> are ids of the model, not pieces
@@ -176,7 +178,7 @@ def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
 def finish_vocabulary(
     stage: Stage, model: bytes, by_language: Mapping[str, Any], counts: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a SentencePiece model, then the manifest that marks the folder as complete."""
+    """Write the bytes of a SentencePiece model, then the manifest, which marks the folder as complete."""
     path = stage.folder / MODEL_FILE
     written = write_file(path, model, stage.folder)
     vocabulary = Vocabulary(path)
@@ -196,7 +198,7 @@ def finish_vocabulary(
 
 
 def discard_work(stage: Stage, *folders: str) -> None:
-    """Remove the working files of a finished stage; first the markers, which say that the files are complete."""
+    """Remove `folders` of working files of a finished stage; first the tasks' markers, which list these files."""
     stage.forget_tasks(path.stem for path in (stage.folder / "tasks").glob("*.json"))
     for folder in folders:
         shutil.rmtree(stage.folder / folder, ignore_errors=True)

@@ -2,15 +2,15 @@
 
 OUT/sentencepiece.model     the merged model, in the same layout as stage `vocab` writes
 OUT/vocap.json, vocap.svg   curves and allocation
-OUT/.curves/<language>/     vocabularies on the curve, until the stage is complete
+OUT/.curves/<language>/     vocabularies on the curve, removed when the stage is complete
 
-The objective is VoCap's, max Σ_i q_i^β ALP_i(t_i) (Zheng et al., 2021): on concave curves, taking steps in order of
-falling slope is optimal for every Σ t_i. Languages share pieces, and a shared piece counts once: steps are taken until
-the union of the languages' pieces has the requested size; the last step is taken in part.
+The objective is VoCap's, max Σ_i q_i^β ALP_i(t_i) (Zheng et al., 2021), where language i has the share q_i of the lines
+after `alpha`, t_i pieces, and the mean log-probability ALP_i of a sentence. On concave curves, taking steps in order of
+falling slope is optimal for every Σ t_i. A piece that languages share counts once: steps are taken until the union of
+the languages' pieces has the requested size; the last step is taken in part.
 
-In the union, a piece's probability is pooled: p(x) = Σ_i w_i p_i(x), with p_i the probabilities of language i's
-vocabulary over its chosen pieces and w_i its weight in the objective. This is the unigram model of a text drawn with
-those weights.
+In the union, a piece's probability is pooled: p(x) = Σ_i w_i p_i(x), with p_i the probabilities of language i's chosen
+pieces and w_i = q_i^β, both scaled to a sum of 1. This is the unigram model of a text drawn with these weights.
 """
 
 import math
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 
 _CURVES = ".curves"
-_ROOM = 1.25  # rare pieces are removed at this multiple of the largest size, so that others can take their place
-_LEAST_COUNT = 2.0  # fewest expected occurrences of a piece of several characters: a piece used once is memorized
+_RARE_REMOVED_AT = 1.25  # × the largest size: rare pieces are removed there, so that others can take their place
+_MIN_OCCURRENCES = 2.0  # expected ones, of a piece of several characters: a piece used once is memorized
 _MEMORY = 900_000_000  # bytes for the training of one language's vocabularies
 _SETTINGS = ("size", "step", "largest", "shrink", "sentences", "alpha", "beta", "seed", "character_coverage")
 _GREY, _BLUE = "#c3cddc", "#1f5fa8"
@@ -104,16 +104,17 @@ def run(config: VocapConfig) -> None:
 
     with stage.open():
         if not stage.finished(config.processes):
-            lines, sizes, chosen = sample_lines(stage, inputs, quotas, config.sentences, config.seed, config.processes)
+            lines, chosen, files = sample_lines(stage, inputs, quotas, config.sentences, config.seed, config.processes)
             write = partial(_write_curve, stage, config)
-            results = run_tasks(write, list(chosen.items()), list(sizes.values()), config.processes, "curves")
+            results = run_tasks(write, list(files.items()), list(chosen.values()), config.processes, "curves")
             on_root(lambda: _merge(stage, config, lines, dict(zip(lines, results, strict=True))))
         on_root(lambda: discard_work(stage, SAMPLE, _CURVES))
     on_root(lambda: say_size(config.out))
 
 
 def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> dict[str, Any]:
-    """Write the vocabularies of one language; the result is its curve, smallest first."""
+    """Write the vocabularies of one language, given as (code, file of its lines); returns the task's result, with the
+    `curve` from the smallest vocabulary to the largest."""
     code, path = task
     task_name = f"path-{code}"
     result = stage.task_result(task_name)
@@ -130,12 +131,11 @@ def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> d
     return result
 
 
-def curve(text: WordCounts, largest: int, least: int, shrink: float, coverage: float) -> Iterator["Unigrams"]:
-    """Yield nested vocabularies from `largest` pieces by factors of `shrink` down to `least`, and last the characters.
+def curve(text: WordCounts, largest: int, smallest: int, shrink: float, coverage: float) -> Iterator["Unigrams"]:
+    """Yield nested vocabularies of largest × shrink^k pieces, down to `smallest`, and last the characters alone.
 
-    Special pieces do not count; a text with fewer than `largest` pieces starts with all it has. The paper trains fifty
-    vocabularies from scratch; we take them from one pruning path, as one training follows it from a million seed pieces
-    to the requested size.
+    Special pieces do not count. If the text has fewer than `largest` pieces, the first vocabulary has all of them. The
+    paper trains fifty vocabularies from scratch; we prune one, because a training prunes from a million seeds anyway.
     """
     from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
 
@@ -145,10 +145,10 @@ def curve(text: WordCounts, largest: int, least: int, shrink: float, coverage: f
             f"--largest is too small for a language with {path.characters} characters: take more, or lower "
             "--character-coverage"
         )
-    path.at(round(largest * _ROOM), _LEAST_COUNT)
+    path.at(round(largest * _RARE_REMOVED_AT), _MIN_OCCURRENCES)
     first = min(largest, path.size)
-    grid = [round(largest * shrink**k) for k in range(math.ceil(math.log(least / largest, shrink)) + 1)]
-    for size in [first, *(size for size in grid if least <= size < first)]:
+    grid = [round(largest * shrink**k) for k in range(math.ceil(math.log(smallest / largest, shrink)) + 1)]
+    for size in [first, *(size for size in grid if smallest <= size < first)]:
         vocabulary = path.at(max(size, path.characters))
         if path.size > path.characters:
             yield vocabulary
@@ -167,10 +167,10 @@ def _merge(stage: Stage, config: VocapConfig, lines: dict[str, int], results: di
     shares = dict(zip(lines, map(float, temperature_shares(list(lines.values()), config.alpha)), strict=True))
     orders = {code: piece_order([_pieces(stage, code, size) for size, _ in curves[code]]) for code in curves}
     weights = {code: shares[code] ** config.beta for code in curves}
-    wanted = config.size - len(SPECIALS) - 2  # <pad> and <mask> are ids of the vocabulary, not pieces
-    sizes = allocate(orders, curves, weights, config.step, wanted)
+    union_size = config.size - len(SPECIALS) - 2  # <pad> and <mask> are ids of the vocabulary, not pieces
+    sizes = allocate(orders, curves, weights, config.step, union_size)
     chosen = {code: _chosen(stage, code, curves[code], orders[code][: sizes[code]]) for code in curves}
-    owners = Counter(piece for pieces in chosen.values() for piece in pieces)
+    owner_counts = Counter(piece for pieces in chosen.values() for piece in pieces)
     by_language = {
         code: {
             "lines": lines[code],
@@ -178,7 +178,7 @@ def _merge(stage: Stage, config: VocapConfig, lines: dict[str, int], results: di
             "share_before": lines[code] / sum(lines.values()),
             "share_after": shares[code],
             "pieces": len(chosen[code]),
-            "own_pieces": sum(owners[piece] == 1 for piece in chosen[code]),
+            "own_pieces": sum(owner_counts[piece] == 1 for piece in chosen[code]),
         }
         for code in chosen
     }
@@ -192,13 +192,14 @@ def _pieces(stage: Stage, code: str, size: int) -> Pieces:
 
 
 def _chosen(stage: Stage, code: str, curve: Curve, chosen: Sequence[str]) -> Pieces:
-    """The chosen pieces, with their probabilities in the smallest vocabulary that has them all."""
+    """The chosen pieces, with their log-probabilities in the smallest vocabulary that has them all."""
     pieces = _pieces(stage, code, min(size for size, _ in curve if size >= len(chosen)))
     return {piece: pieces[piece] for piece in chosen}
 
 
 def plot(curves: Mapping[str, Curve], by_language: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """Plot languages' curves with the chosen sizes, and sizes against lines: an SVG image, always the same bytes."""
+    """Plot the languages' curves with the chosen sizes, and sizes against lines: an SVG image, the same bytes for the
+    same input."""
     with svg_figure((9.6, 4.2), "vocap", "none") as (figure, image):  # text as text is a third of the size
         left, right = figure.subplots(1, 2)
         lines = [by_language[code]["lines"] for code in curves]

@@ -1,7 +1,7 @@
-"""Distinct normalised words of lines of text with their occurrences: what a unigram vocabulary is trained on.
+"""The distinct normalised words of lines of text, with their occurrences. A unigram vocabulary is trained on them.
 
-No piece crosses white space, so training on words and their counts is training on the lines, and a line's best
-segmentation is that of its words. A language written without spaces has whole lines as words.
+No piece crosses white space. So training on words and their counts equals training on the lines, and a line's best
+segmentation consists of its words' best segmentations. In a language written without spaces, a word is a whole line.
 """
 
 import math
@@ -15,14 +15,15 @@ import pyarrow.compute as pc
 import sentencepiece as spm
 
 NORMALIZATION = "nmt_nfkc"
-SPACE = "▁"  # before every word, in SentencePiece's pieces
-_BATCH_LINES = 20_000  # normalised at once
-_WORD_BYTES, _CHARACTER_BYTES = 60, 45  # memory that training takes for each, a little more than measured
+SPACE = "▁"  # SentencePiece writes it before every word
+_BATCH_LINES = 20_000  # normalised in one step
+_WORD_BYTES, _CHARACTER_BYTES = 60, 45  # memory of training per word and per character, a little more than measured
 
 
 @dataclass(frozen=True)
 class WordCounts:
-    """Words in the order of their code points, with their occurrences; `sentences` is the number of lines with text."""
+    """Distinct words, sorted by code points, and how often each occurs (`counts`, int64) in `sentences` lines with
+    text."""
 
     words: pa.LargeStringArray
     counts: np.ndarray
@@ -32,21 +33,21 @@ class WordCounts:
 def count_words(
     lines: Iterable[str], memory: float = math.inf, normalize: Callable[[list[str]], list[str]] | None = None
 ) -> WordCounts:
-    """Normalise lines of text, as our own models do if `normalize` is not given, and count their words.
+    """Normalise lines of text, by default as the models that we train do, and count their words.
 
-    Raises MemoryError when training on them would take more than `memory` bytes.
+    Raises MemoryError when training on the words would take more than `memory` bytes.
     """
     normalize = normalize or spm.SentencePieceNormalizer(rule_name=NORMALIZATION).normalize
     tables = [_counted(pa.array([], pa.large_string()), np.zeros(0, np.int64))]
-    sentences = new = 0
+    sentences = new_rows = 0
     for batch in _batches(iter(lines)):
         texts = pa.array(normalize(batch), pa.large_string())
         sentences += pc.sum(pc.greater(pc.binary_length(texts), 0)).as_py() or 0
         counted = pc.value_counts(pc.list_flatten(pc.split_pattern(texts, SPACE)))
         tables.append(_counted(counted.field("values"), counted.field("counts")))
-        new += len(counted)
-        if new > tables[0].num_rows:  # so that each word is merged a few times in all
-            tables, new = [_merged(tables)], 0
+        new_rows += len(counted)
+        if new_rows > tables[0].num_rows:  # merge when the rows have doubled: each word is merged only a few times
+            tables, new_rows = [_merged(tables)], 0
             _check_memory(tables[0], memory)
     table = _merged(tables)
     _check_memory(table, memory)
@@ -57,8 +58,8 @@ def count_words(
 
 
 def thinned_words(read: Callable[[], Iterable[str]], memory: float) -> WordCounts:
-    """Count the words of all lines; if training on those takes too much memory, of every second, fourth, eighth …
-    line."""
+    """Count the words of all lines or, if training on these would take more than `memory` bytes, of every second,
+    fourth, eighth … line. Each call of `read` gives all lines."""
     step = 1
     while True:
         try:
@@ -77,6 +78,7 @@ def _counted(words: pa.Array, counts: pa.Array | np.ndarray) -> pa.Table:
 
 
 def _merged(tables: list[pa.Table]) -> pa.Table:
+    """One row for each word of the tables, with the sum of its counts."""
     rows = pa.concat_tables(tables)
     rows = rows.filter(pc.greater(pc.binary_length(rows["word"]), 0))
     grouped = rows.group_by("word", use_threads=False).aggregate([("count", "sum")])
