@@ -5,8 +5,9 @@ OUT/settings.json            stage name and settings; a relaunch must have the s
 OUT/tasks/<task>.json        marker of a finished task with its result, written after the task's shards
 OUT/manifest.json            completeness marker, written by the stage itself (`schema.write_manifest`)
 
-Each of these JSON files holds a checksum of its content; a marker's checksum covers the settings too. Every run verifies
-the checksums of all files that markers list. So the same command, given again, rewrites whatever is missing or damaged.
+Each of these JSON files holds a checksum of its content; a marker's checksum covers the settings too. Every run checks
+all files that markers list against their checksums, so the same command, given again, rewrites whatever is missing or
+damaged.
 """
 
 import hashlib
