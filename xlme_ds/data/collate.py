@@ -90,10 +90,10 @@ def _lay_out(
         raise ValueError(_MISSING_SIDE)
     item = 0
     for row in range(len(tokens_BT)):
-        tokens_T, to = tokens_BT[row], first_row + row
-        text_5BT[0, to] = tokens_T
-        positions_T, segments_T = text_5BT[1, to], text_5BT[2, to]
-        sides_T, languages_T = text_5BT[3, to], text_5BT[4, to]
+        tokens_T, batch_row = tokens_BT[row], first_row + row
+        text_5BT[0, batch_row] = tokens_T
+        positions_T, segments_T = text_5BT[1, batch_row], text_5BT[2, batch_row]
+        sides_T, languages_T = text_5BT[3, batch_row], text_5BT[4, batch_row]
         start = 0
         for segment in range(1, items_B[row] + 1):
             stop = start + lengths[item]
@@ -109,7 +109,8 @@ def _lay_out(
                     raise ValueError(_MISSING_SIDE)
             # Without pairs an item has one language, and both of these are it.
             language, second_language = languages[item * (1 + pairs)], languages[item * (1 + pairs) + pairs]
-            second_zero = second_start if tokens_T[start] == EOS else start  # where the second side counts from
+            # The column from which the positions of the second side are counted.
+            second_zero = second_start if tokens_T[start] == EOS else start
             for column in range(start, stop):
                 is_second = column >= second_start
                 positions_T[column] = column - (second_zero if is_second else start)
@@ -118,4 +119,4 @@ def _lay_out(
                 languages_T[column] = second_language if is_second else language
             start = stop
             item += 1
-        text_5BT[1:, to, start:] = 0
+        text_5BT[1:, batch_row, start:] = 0

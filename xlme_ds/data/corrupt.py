@@ -1,4 +1,4 @@
-"""The masked positions and the uniforms that drive the sampling: a pure function of (seed, task, row number).
+"""Draws the masked positions of rows, and the uniforms that drive the sampling, from (seed, task, row number) alone.
 
 The random numbers are counter-based (Philox4x32-10; Salmon et al. 2011). Every token has a counter of its own, so the
 corruption of a row is the same on any rank, at any time and in any batch. B rows, T tokens, M masked positions.
@@ -112,14 +112,16 @@ def _corrupt(
         for column in range(width):
             word0, word1, word2, _ = philox(np.uint64(column), task, number & _LOW, number >> _HALF, seed)
             keys_T[column] = word0 << _HALF | word1
-            draws_T[column] = word2
+            draws_T[column] = word2  # gives the uniform
             buckets_T[column] = word0 >> _TO_BUCKET if tokens_BT[row, column] > UNK else _SPECIAL_BUCKET
         start, begin = 0, end
         for _ in range(items_B[row]):
             stop = start + lengths[item]
             if not start < stop <= width:
                 raise ValueError(TOO_LONG)
-            if fraction == 1.0:  # the last </s> of monolingual text is where the row was cut, not a sentence's end
+            # For causal models </s> gets an ordinary bucket, so that it is chosen too; but not the first token, and not
+            # the last </s> of monolingual text, which is where the row was cut, not the end of a sentence.
+            if fraction == 1.0:
                 for column in range(start + 1, stop - (task == _MONO)):
                     if tokens_BT[row, column] == EOS:
                         buckets_T[column] = keys_T[column] >> (_HALF + _TO_BUCKET)

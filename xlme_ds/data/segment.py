@@ -61,7 +61,7 @@ def _double_array(letters: Array, starts: Array, ids: Array, scores: Array) -> A
         if count:
             while units[first_free, _PARENT] != _FREE:
                 first_free += 1
-            # The unit of the first child: several children rarely fit among the units far before `top`.
+            # The unit of the first child. Several children rarely fit among units far before `top`: no search there.
             candidate, fits = first_free if count == 1 else max(first_free, top - 4096), False
             while not fits:  # until the units of all children are free
                 if candidate | 255 >= len(units) - 1:
@@ -141,7 +141,8 @@ def _reach(margin: float, characters: int, total: float, unknown: float) -> int:
 
     The segmentation was found after the score `total`; `margin` is the smallest difference of the scores that were
     compared. The further a sum is below 0, the more coarsely float32 rounds it. The result is where the rounding of
-    sums of up to `characters` terms could outweigh the margin. No segmentation scores below characters · unknown.
+    sums of up to `characters` terms could outweigh the margin; −1 if it could anywhere. No segmentation scores below
+    characters · unknown.
     """
     longest = -unknown * characters
     safe = margin - characters * (longest - total) * 2.0**-23

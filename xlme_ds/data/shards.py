@@ -1,19 +1,19 @@
-"""Random access to the rows of a mixed data folder; unigram costs from their tokens.
+"""Random access to the rows of a mixed data folder, and the losses of a unigram model of their tokens.
 
-Next to each shard is its index: the offsets of the rows' numbers in the Arrow file, and a checksum of every four rows.
-So a process reads only the rows that it uses and checks them each time: no byte that changed on the disk gets into a
-batch. A file that was cut short raises an error, where a memory map would kill the process.
+Each shard has an index: where its data are in the Arrow file, and a checksum of every group of four rows. So a process
+reads only the rows that it uses, and checks them each time: no byte that changed on the disk gets into a batch. A file
+that was cut short raises an error, where a memory map would kill the process. The file NAME.index contains:
 
-    NAME.index   64 bytes   "XLMEROWS", version, rows, ids of a row, rows of a group and of a record batch, record
-                            batches (uint32 each), SHA-256 of the shard
-                 40 bytes   of every record batch: the file offsets of its tokens, of the offsets and values of its
-                            lengths, and of those of its languages (int64)
-                 4 bytes    CRC-32 of all that
-                 8 bytes    checksum of every group (uint64), batch after batch; the last group of a batch may be
-                            shorter
+    64 bytes   header: "XLMEROWS"; version, rows, ids of a row, rows of a group, rows of a record batch, record batches
+               (uint32 each); SHA-256 of the shard
+    40 bytes   for every record batch, as int64: the offsets in the Arrow file of its tokens, of its lengths (the
+               column's offsets, then its values) and of its languages (offsets, values)
+    4 bytes    CRC-32 of the bytes before
+    8 bytes    for every group, as uint64: its checksum. A group is inside one record batch; the batch's last group may
+               have fewer rows
 
-Numbers are little-endian. The checksum h of a group begins at 0 and takes in, row by row, the ids, the number of
-lengths, the lengths, the number of languages, and the languages: for every number n, as an unsigned one of 32 bits,
+Numbers are little-endian. The checksum h of a group begins at 0. Row by row it takes in the ids, the number of lengths,
+the lengths, the number of languages, and the languages: for every number n, as an unsigned one of 32 bits,
 h = (h xor n) · 0x9E3779B97F4A7C15 mod 2⁶⁴, then h = h xor (h >> 32). Both steps are bijections of h, so a change of a
 single number always changes the checksum.
 """
@@ -36,17 +36,18 @@ from .compiled import compiled, reads
 from .rows import PAD, UNK, Rows
 from .schema import Manifest, read_manifest
 
-_MOST_OPEN = 16  # shards
-GROUP = 4
-Numbers = np.ndarray
-_LOW, _HALF, _MULTIPLIER = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(0x9E3779B97F4A7C15)
+_MOST_OPEN_SHARDS = 16
+GROUP = 4  # rows with one checksum
+Array = np.ndarray
+_LOW, _HALF, _MULTIPLIER = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(0x9E3779B97F4A7C15)  # of the checksum
 SUFFIX = ".index"
 _HEADER = struct.Struct("<8s6I32s")
-_MAGIC, _VERSION, _OFFSETS = b"XLMEROWS", 1, 5
+_MAGIC, _VERSION = b"XLMEROWS", 1
+_OFFSETS = 5  # offsets in the index for each record batch
 
 
 def group_checks(batch: pa.RecordBatch) -> np.ndarray:
-    """The checksums of a record batch's groups, uint64."""
+    """The checksum of each group of a record batch, uint64."""
     tokens, lengths, languages = batch.columns
     lists = []
     for column in (lengths, languages):
@@ -63,14 +64,15 @@ def _mix(check: np.uint64, number: int) -> np.uint64:
 
 @compiled(uint64[::1](reads(int32), int64, int64, reads(int32), reads(int16), reads(int32), reads(int16)))
 def _checks(
-    tokens: Numbers, width: int, group: int, items: Numbers, lengths: Numbers, sides: Numbers, languages: Numbers
-) -> Numbers:
-    """Checksums of the groups of rows; `items` and `sides` are the offsets of `lengths` and `languages`."""
+    tokens: Array, width: int, group: int, items: Array, lengths: Array, sides: Array, languages: Array
+) -> Array:
+    """The checksum of each `group` rows. Row n has `tokens` from n · width to (n + 1) · width − 1, `lengths` from
+    items[n] to items[n + 1] − 1, and `languages` from sides[n] to sides[n + 1] − 1."""
     rows = len(items) - 1
     checks = np.empty((rows + group - 1) // group, dtype=np.uint64)
-    for number in range(len(checks)):
+    for index in range(len(checks)):
         check = np.uint64(0)
-        for row in range(number * group, min(rows, (number + 1) * group)):
+        for row in range(index * group, min(rows, (index + 1) * group)):
             for token in tokens[row * width : (row + 1) * width]:
                 check = _mix(check, token)
             check = _mix(check, items[row + 1] - items[row])
@@ -79,30 +81,30 @@ def _checks(
             check = _mix(check, sides[row + 1] - sides[row])
             for language in languages[sides[row] : sides[row + 1]]:
                 check = _mix(check, language)
-        checks[number] = check
+        checks[index] = check
     return checks
 
 
-def _readonly(numbers: np.ndarray) -> np.ndarray:
-    numbers.flags.writeable = False
-    return numbers
+def _readonly(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
 
 
 def index_of(path: Path, sha256: str, checks: Sequence[np.ndarray]) -> bytes:
-    """The index of the shard at `path`, whose record batches have these checksums."""
+    """The index of the shard at `path`. `checks`: the `group_checks` of its record batches."""
     with pa.memory_map(str(path)) as mapped:
         start, reader = mapped.read_buffer().address, pa.ipc.open_file(mapped)
-        batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
         offsets = np.array([_addresses(batch) for batch in batches], dtype="<i8").reshape(-1, _OFFSETS) - start
-        rows, width = [batch.num_rows for batch in batches], reader.schema.field("tokens").type.list_size
-    header = _HEADER.pack(
-        _MAGIC, _VERSION, sum(rows), width, GROUP, rows[0] if rows else 0, len(rows), bytes.fromhex(sha256)
-    )
-    head = header + offsets.tobytes()
+        batch_rows, width = [batch.num_rows for batch in batches], reader.schema.field("tokens").type.list_size
+    rows_of_first = batch_rows[0] if batch_rows else 0  # all batches have as many, except for the last
+    sizes = sum(batch_rows), width, GROUP, rows_of_first, len(batch_rows)
+    head = _HEADER.pack(_MAGIC, _VERSION, *sizes, bytes.fromhex(sha256)) + offsets.tobytes()
     return head + struct.pack("<I", zlib.crc32(head)) + b"".join(batch.astype("<u8").tobytes() for batch in checks)
 
 
 def _addresses(batch: pa.RecordBatch) -> list[int]:
+    """The memory addresses of the batch's data, in the order of the index's offsets."""
     tokens, *lists = batch.columns
     buffers = [tokens.flatten().buffers()[1]]
     for column in lists:
@@ -111,11 +113,11 @@ def _addresses(batch: pa.RecordBatch) -> list[int]:
 
 
 class IndexedShard:
-    """A shard whose rows are read at their offsets in the file and compared with their checksums. Raises ValueError or
-    OSError if that fails."""
+    """A shard that is read with its index, and compared with its checksums. Raises ValueError or OSError if a file
+    cannot be read or is not the expected one."""
 
     def __init__(self, path: Path, rows: int, row_tokens: int, size: int, sha256: str, scattered: bool):
-        """`size`: bytes of the file; `scattered`: the reads are not sequential."""
+        """`size`: bytes of the shard; `scattered`: whether rows are read in an order that is not the file's."""
         self.row_tokens = row_tokens
         if not path.with_suffix(SUFFIX).exists():
             raise ValueError(f"its index {path.with_suffix(SUFFIX).name} does not exist")
@@ -123,8 +125,8 @@ class IndexedShard:
             header = file.read(_HEADER.size)
             if len(header) < _HEADER.size:
                 raise ValueError("its index is cut off")
-            *form, count, width, self._group, self._batch_rows, batches, shard_sha256 = _HEADER.unpack(header)
-            if form != [_MAGIC, _VERSION] or (count, width, shard_sha256.hex()) != (rows, row_tokens, sha256):
+            *format, count, width, self._group, self._batch_rows, batches, shard_sha256 = _HEADER.unpack(header)
+            if format != [_MAGIC, _VERSION] or (count, width, shard_sha256.hex()) != (rows, row_tokens, sha256):
                 raise ValueError("its index is not that of the file that the manifest lists")
             offsets = file.read(8 * _OFFSETS * batches)
             if zlib.crc32(header + offsets).to_bytes(4, "little") != file.read(4):
@@ -148,59 +150,59 @@ class IndexedShard:
                 os.close(descriptor)
 
     def prefetch(self, first: int, stop: int) -> None:
-        """Make the system fetch the ids of rows `first` … `stop` − 1, which are read next; the last may be in the next
-        record batch."""
-        batch, first = divmod(first, self._batch_rows)
+        """Make the system fetch the ids of rows `first` … `stop` − 1, which are read next. A range that ends in the
+        next record batch is fetched as if its ids followed directly."""
+        batch, row = divmod(first, self._batch_rows)
         row_bytes = 4 * self.row_tokens
-        at, count = int(self._offsets[batch][0]) + first * row_bytes, stop - batch * self._batch_rows - first
-        os.posix_fadvise(self._file, at, count * row_bytes, os.POSIX_FADV_WILLNEED)
+        at = int(self._offsets[batch][0]) + row * row_bytes
+        os.posix_fadvise(self._file, at, (stop - first) * row_bytes, os.POSIX_FADV_WILLNEED)
 
     def read(self, first: int, stop: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
-        """Rows `first` … `stop` − 1, or those of them that are in the record batch of the first: ids [N, T] int32, and
-        for lengths and for languages offsets [N + 1] and values."""
+        """Rows `first` … `stop` − 1, cut at the end of the record batch of row `first`: the ids of these N rows, int32
+        [N, T], and (offsets [N + 1], values) of their lengths and of their languages."""
         batch, first = divmod(first, self._batch_rows)
         rows_before = batch * self._batch_rows
         count = min(self._batch_rows, self._rows - rows_before)
-        stop = min(stop - rows_before, count)
-        # Whole groups are read, rows `begin` … `end` − 1 of the record batch: their checksums need all.
+        stop = min(stop - rows_before, count)  # from here on, rows are counted from the start of the record batch
+        # Rows `begin` … `end` − 1 are read: whole groups, to compare their checksums.
         begin, end = first // self._group * self._group, min(-(-stop // self._group) * self._group, count)
         tokens_at, *lists_at = self._offsets[batch].tolist()
         row_bytes = 4 * self.row_tokens
-        flat = self._numbers(self._file, np.int32, (end - begin) * self.row_tokens, tokens_at + begin * row_bytes)
+        tokens = self._array(self._file, np.int32, (end - begin) * self.row_tokens, tokens_at + begin * row_bytes)
         lists: list[np.ndarray] = []  # offsets and values of the lengths, then of the languages
         for offsets_at, values_at in zip(lists_at[::2], lists_at[1::2], strict=True):
-            offsets = self._numbers(self._file, np.int32, end - begin + 1, offsets_at + 4 * begin)
-            if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] - offsets[0] > 2 * flat.size:
+            offsets = self._array(self._file, np.int32, end - begin + 1, offsets_at + 4 * begin)
+            if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] - offsets[0] > 2 * tokens.size:
                 raise ValueError("it is not the file that the manifest lists, its bytes changed")
-            values = self._numbers(self._file, np.int16, offsets[-1] - offsets[0], values_at + 2 * int(offsets[0]))
+            values = self._array(self._file, np.int16, offsets[-1] - offsets[0], values_at + 2 * int(offsets[0]))
             lists += [_readonly(offsets - offsets[0]), values]
         groups = range(begin // self._group, -(-end // self._group))
         groups_before = batch * -(-self._batch_rows // self._group) + groups.start
-        checks = self._numbers(self._index, np.uint64, len(groups), self._checks_at + 8 * groups_before)
-        if (_checks(flat, self.row_tokens, self._group, *lists) != checks).any():
+        checks = self._array(self._index, np.uint64, len(groups), self._checks_at + 8 * groups_before)
+        if (_checks(tokens, self.row_tokens, self._group, *lists) != checks).any():
             raise ValueError("its bytes changed since its index was written")
         first, stop = first - begin, stop - begin
         columns = []
         for offsets, values in zip(lists[::2], lists[1::2], strict=True):
             columns.append((offsets[first : stop + 1] - offsets[first], values[offsets[first] : offsets[stop]]))
-        return flat.reshape(-1, self.row_tokens)[first:stop], columns
+        return tokens.reshape(-1, self.row_tokens)[first:stop], columns
 
     @staticmethod
-    def _numbers(file: int, kind: type, count: int, at: int) -> np.ndarray:
-        """`count` numbers of type `kind` from byte `at` of an open file."""
-        size = int(count) * np.dtype(kind).itemsize
+    def _array(file: int, dtype: type, count: int, at: int) -> np.ndarray:
+        """`count` numbers from byte `at` of an open file."""
+        size = int(count) * np.dtype(dtype).itemsize
         content = os.pread(file, size, at)
         if len(content) != size:
             raise ValueError("it became shorter while it was read")
-        return np.frombuffer(content, kind)
+        return np.frombuffer(content, dtype)
 
 
 class RowStore:
-    """One task of a mixed data folder, whose rows have the record numbers 0 … rows−1.
+    """The rows of one task of a mixed data folder: records 0 … `rows` − 1.
 
-    `languages`: the list of codes into which the languages of its rows are indices; by default the data's own.
-    `scattered`: the reads are not sequential, so the system should not read ahead. Raises ValueError for a folder
-    without rows, or with text in a language that is not among `languages`.
+    `languages`: the codes that the language indices of the rows refer to; by default those of the manifest.
+    `scattered`: whether rows are read in an order that is not the files', so that the system should not read ahead.
+    Raises ValueError for a folder without rows, or with text in a language that is not among `languages`.
     """
 
     def __init__(self, folder: Path, languages: Sequence[str] = (), scattered: bool = False):
@@ -221,18 +223,19 @@ class RowStore:
                 f"{self.folder} has text in {', '.join(missing)}, which model.language_embeddings does not name: "
                 f"set it to {' '.join(self.manifest.languages)}"
             )
-        self._numbers = np.array([self.languages.index(code) for code in self.manifest.languages])
-        self._starts = [0, *accumulate(shard.rows for shard in self.manifest.shards)]
-        self._open: dict[int, IndexedShard] = {}  # by their number
+        # Index in `languages` for each index in the manifest's list.
+        self._language_indices = np.array([self.languages.index(code) for code in self.manifest.languages])
+        self._starts = [0, *accumulate(shard.rows for shard in self.manifest.shards)]  # first record of each shard
+        self._open: dict[int, IndexedShard] = {}  # by index in the manifest, the longest open first
 
     def read(self, records: np.ndarray) -> Rows:
         """The rows of `records` (int64), in the order given. Raises ValueError for a damaged shard."""
         jumps = np.flatnonzero(records[1:] - records[:-1] != 1) + 1
         pieces = []
-        for first, last in pairwise([0, *jumps.tolist(), len(records)]):
-            start = int(records[first])
-            stop = start + last - first
-            while start < stop:  # consecutive records, cut where a record batch ends
+        for begin, end in pairwise([0, *jumps.tolist(), len(records)]):  # runs of consecutive records
+            start = int(records[begin])
+            stop = start + end - begin
+            while start < stop:
                 pieces.append(self._piece(start, stop))
                 start += len(pieces[-1].tokens)
         return concatenated(pieces)
@@ -240,66 +243,69 @@ class RowStore:
     def prefetch(self, first: int, last: int) -> None:
         """Make the system fetch records `first` to `last`, which are read next, if they are in one shard. An unreadable
         shard is an error only in `read`: the run may end before it needs the shard."""
-        number = self._shard_of(first)
-        if first <= last and number == self._shard_of(last):
+        shard = self._shard_of(first)
+        if first <= last and shard == self._shard_of(last):
             with suppress(ValueError, OSError):
-                self._shard(number).prefetch(first - self._starts[number], last + 1 - self._starts[number])
+                self._opened(shard).prefetch(first - self._starts[shard], last + 1 - self._starts[shard])
 
     def _shard_of(self, record: int) -> int:
+        """The index in the manifest of the shard with a record."""
         return bisect_right(self._starts, record) - 1
 
     def _piece(self, start: int, stop: int) -> Rows:
-        """Records `start` … `stop` − 1, or those of them that are in the record batch of the first."""
-        number = self._shard_of(start)
-        first = start - self._starts[number]
-        shard = self._shard(number)
-        with self._naming_shard(number):
-            rows = _rows_of(*shard.read(first, min(first + stop - start, self.manifest.shards[number].rows)))
+        """Records `start` … `stop` − 1, cut at the end of the record batch of record `start`."""
+        shard = self._shard_of(start)
+        first = start - self._starts[shard]
+        opened = self._opened(shard)
+        with self._naming_shard(shard):
+            rows = _rows_of(*opened.read(first, min(first + stop - start, self.manifest.shards[shard].rows)))
         if not _is_valid(*rows, self.manifest.vocabulary_size, len(self.manifest.languages)):
             raise ValueError(
-                f"{self._path(number)} has ids or lengths that no row can have, near row {first}: mix {self.folder} "
+                f"{self._path(shard)} has ids or lengths that no row can have, near row {first}: mix {self.folder} "
                 "again"
             )
-        return rows._replace(languages=self._numbers[rows.languages])
+        return rows._replace(languages=self._language_indices[rows.languages])
 
     def _path(self, shard: int) -> Path:
         return self.folder / self.manifest.shards[shard].name
 
-    def _shard(self, number: int) -> IndexedShard:
-        """The shard, opened if it is not open yet."""
-        if number not in self._open:
-            listed = self.manifest.shards[number]
-            with self._naming_shard(number):
+    def _opened(self, shard: int) -> IndexedShard:
+        """The shard, opened if it is not open yet; if too many are open, the longest open one is closed."""
+        if shard not in self._open:
+            listed = self.manifest.shards[shard]
+            with self._naming_shard(shard):
                 identity = listed.rows, self.row_tokens, listed.bytes, listed.sha256
-                shard = IndexedShard(self._path(number), *identity, self._scattered)
-            while len(self._open) >= _MOST_OPEN:
+                opened = IndexedShard(self._path(shard), *identity, self._scattered)
+            while len(self._open) >= _MOST_OPEN_SHARDS:
                 self._open.pop(next(iter(self._open)))
-            self._open[number] = shard
-        return self._open[number]
+            self._open[shard] = opened
+        return self._open[shard]
 
     @contextmanager
-    def _naming_shard(self, number: int) -> Iterator[None]:
-        """Raise an error of reading a shard as a ValueError that names it."""
+    def _naming_shard(self, shard: int) -> Iterator[None]:
+        """Turn an error of the `with` block into a ValueError that names the shard."""
         try:
             yield
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise ValueError(
-                f"{self._path(number)} cannot be read ({why}): check the folder with `xlme prep verify`, "
+                f"{self._path(shard)} cannot be read ({why}): check the folder with `xlme prep verify`, "
                 "restore the file or mix again"
             ) from None
 
 
 def _rows_of(tokens: np.ndarray, lists: Sequence[tuple[np.ndarray, np.ndarray]]) -> Rows:
+    """What `IndexedShard.read` returns, as `Rows`."""
     (item_offsets, lengths), (_, languages) = lists
     return Rows(tokens, np.diff(item_offsets).astype(np.int64), lengths.astype(np.int64), languages.astype(np.int64))
 
 
 @compiled(boolean(reads(int32, 2), reads(int64), reads(int64), reads(int64), int64, int64))
 def _is_valid(
-    tokens_BT: np.ndarray, items_B: np.ndarray, lengths: np.ndarray, languages: np.ndarray, vocabulary: int, codes: int
+    tokens_BT: Array, items_B: Array, lengths: Array, languages: Array, vocabulary: int, language_count: int
 ) -> bool:
-    """Whether a model can read the rows: another program may have written wrong rows with right checksums."""
+    """Whether all ids, lengths and language indices of the rows are possible: another program may have written wrong
+    rows with right checksums."""
     batch, width = tokens_BT.shape
     item, ok = 0, True
     for row in range(batch):
@@ -313,7 +319,7 @@ def _is_valid(
             ok &= (token >= 0) & (token < vocabulary) & ((token == PAD) == (column >= used))
         item += items_B[row]
     for language in languages:
-        ok &= (language >= 0) & (language < codes)
+        ok &= (language >= 0) & (language < language_count)
     return ok
 
 
@@ -321,22 +327,23 @@ def unigram_costs(train: RowStore | Mapping[RowStore, float], train_rows: int = 
     """−log p (nats) of every id in a unigram model, float64 [V].
 
     p is proportional to 1 plus the count of the id in the first `train_rows` rows; only ordinary tokens are counted.
-    With several stores the count is the mean of theirs, weighted by their shares, as if all had equally many rows.
+    `train` may be several stores with their shares of a run: then the count is the mean over the stores, weighted by
+    the shares. For this, counts of a store with fewer rows are scaled up to the number of rows of the largest.
     """
     shares = {train: 1.0} if isinstance(train, RowStore) else train
-    most = min(train_rows, max(store.rows for store in shares))
+    scaled_rows = min(train_rows, max(store.rows for store in shares))
     counts = np.ones(next(iter(shares)).manifest.vocabulary_size)
     for store, share in shares.items():
         rows = min(train_rows, store.rows)
         for start in range(0, rows, 1024):
             tokens = store.read(np.arange(start, min(start + 1024, rows))).tokens
             occurrences = np.bincount(tokens[tokens > UNK], minlength=len(counts))
-            counts += share * most / rows * occurrences
+            counts += share * scaled_rows / rows * occurrences
     return -np.log(counts / counts.sum())
 
 
 def concatenated(pieces: Sequence[Rows]) -> Rows:
-    """The rows of all pieces, one after the other."""
+    """The rows of all `pieces`, in order."""
     if len(pieces) == 1:
         return pieces[0]
     return Rows(*map(np.concatenate, zip(*pieces, strict=True)))

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from .segment import Segmenter
 
 MODEL_FILE = "sentencepiece.model"
-# Settings with which data_prep and XLM-R train a model. The fast tokenizer of an export (`export/tokenizer.py`) can
-# reproduce only a model with these.
-_TRAINED_WITH = {
+# Settings with which data_prep and XLM-R train a SentencePiece model. The fast tokenizer of an export
+# (`export/tokenizer.py`) can reproduce only a model with these settings.
+_REQUIRED_SETTINGS = {
     "normalizer_spec": {"add_dummy_prefix": True, "remove_extra_whitespaces": True, "escape_whitespaces": True},
     "trainer_spec": {
         "model_type": proto.TrainerSpec.UNIGRAM,
@@ -33,12 +33,13 @@ _TRAINED_WITH = {
 
 
 class Vocabulary:
-    """A SentencePiece model file read as XLM-R reads it: any XLM-R `sentencepiece.bpe.model` can be dropped in.
+    """A SentencePiece model with XLM-R's ids. `model` is a file, also one of XLM-R, or a folder with the file
+    `sentencepiece.model`.
 
-    Raises ValueError for a model of another kind, which the tokenizer of an export could not reproduce, and for a file
-    that differs from the checksum in the manifest next to it, which `data_prep` wrote.
+    Raises ValueError for a model that the tokenizer of an export could not reproduce, and for a file that differs from
+    the checksum in the manifest that `data_prep` wrote next to it.
 
-    `size` counts the pieces, `<pad>` and `<mask>`; `mask` is the last id.
+    `size` counts the pieces, `<pad>` and `<mask>`; `mask` is the id of `<mask>`, the last one.
     """
 
     def __init__(self, model: Path):
@@ -72,35 +73,35 @@ class Vocabulary:
         return file_sha256(self.path)
 
     def encode(self, text: str) -> np.ndarray:
-        """int32 ids of `text`, no special tokens."""
+        """int32 ids of `text`, without special tokens."""
         return self.from_pieces(self.processor.encode(text))
 
     def encode_after_mask(self, text: str) -> np.ndarray:
-        """int32 ids of text that follows `<mask>`: it begins a new word only if it starts with a space.
+        """int32 ids of `text` that follows a `<mask>`: it begins a new word only if it starts with a space.
 
-        A space is every character that the model normalises to one, in most models U+200B too.
+        A space is any character that the model normalises to a space, in most models U+200B too.
         """
         new_word = self._without_prefix.normalize(f"x{text}").startswith("x▁")
         return self.encode(text) if new_word else self.from_pieces(self._without_prefix.encode(text))
 
     @cached_property
     def _without_prefix(self) -> spm.SentencePieceProcessor:
-        """The model without its dummy prefix, the space that it puts before every text."""
+        """The model without its dummy prefix, which is a space before every text."""
         model = proto.ModelProto.FromString(self.path.read_bytes())
         model.normalizer_spec.add_dummy_prefix = False
         return spm.SentencePieceProcessor(model_proto=model.SerializeToString())
 
     def encode_lines(self, lines: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """`encode` of many lines: int32 ids of all lines, concatenated, and the int64 number of ids of each."""
+        """`encode` of many lines: the ids of all lines, concatenated (int32), and how many each line has (int64)."""
         return self.encode_normal(self.normal_forms(lines))
 
     def normal_forms(self, lines: list[str]) -> list[bytes]:
-        """The text, in UTF-8, that SentencePiece segments for each line."""
-        # The function that `normalize` calls for each line; it takes and returns bytes.
+        """Each line as SentencePiece normalises it, in UTF-8."""
+        # `normalize` calls this function for each line; it takes and returns bytes, which saves time.
         return list(map(self.processor._processor._Normalize, map(str.encode, lines)))  # type: ignore[attr-defined]
 
     def encode_normal(self, forms: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        """`encode_lines` of lines that are given in their normal forms."""
+        """`encode_lines` of lines in their normal forms."""
         return self._segmenter(forms)
 
     @cached_property
@@ -110,10 +111,10 @@ class Vocabulary:
         return Segmenter(self.processor)
 
     def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """int32 ids of `text`, and their offsets, int64 [ids, 2]: the first character of each in `text`, after white
-        space, and the last + 1."""
+        """The ids of `text`, int32, and the characters of `text` that each id covers, as [start, end) in int64
+        [ids, 2]; white space before them is left out."""
         pieces = self.processor.encode(text, return_type="proto").pieces
-        character_at = np.zeros(len(text.encode("utf-8")) + 1, np.int64)  # the character that begins at a byte
+        character_at = np.zeros(len(text.encode("utf-8")) + 1, np.int64)  # index of the character that starts at a byte
         character_at[np.cumsum([0, *(len(character.encode("utf-8")) for character in text)])] = np.arange(len(text) + 1)
         offsets = character_at[np.array([(piece.begin, piece.end) for piece in pieces], np.int64).reshape(-1, 2)]
         for span in offsets:
@@ -122,28 +123,28 @@ class Vocabulary:
         return self.from_pieces([piece.id for piece in pieces]), offsets
 
     def begins_with(self, other: "Vocabulary") -> bool:
-        """Whether all pieces of `other` come first here, so that they have the same ids in both."""
+        """Whether the first pieces of this vocabulary are all pieces of `other`, with the same ids."""
         ids = list(range(other.processor.get_piece_size()))
         return self.size >= other.size and self.processor.id_to_piece(ids) == other.processor.id_to_piece(ids)
 
     def segment_pieces(self, pieces: Sequence[str]) -> list[np.ndarray]:
-        """int32 ids of each of another vocabulary's `pieces`, segmented by this one as inside a text."""
-        ids, numbers = self._segmenter([piece.encode() for piece in pieces])
-        return np.split(ids, np.cumsum(numbers)[:-1]) if len(numbers) else []
+        """The int32 ids into which this vocabulary segments each of another vocabulary's `pieces`, as inside a text."""
+        ids, id_counts = self._segmenter([piece.encode() for piece in pieces])
+        return np.split(ids, np.cumsum(id_counts)[:-1]) if len(id_counts) else []
 
     @staticmethod
     def from_pieces(piece_ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        """int32 ids in XLM-R's layout for SentencePiece's own ids."""
+        """SentencePiece's ids as int32 ids of XLM-R."""
         ids = np.asarray(piece_ids, dtype=np.int32) + np.int32(PIECE_OFFSET)
-        ids[ids == PIECE_OFFSET] = UNK
+        ids[ids == PIECE_OFFSET] = UNK  # SentencePiece's <unk> has id 0
         return ids
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Text of `ids`; special tokens are left out."""
+        """The text of `ids`; special tokens are left out."""
         return str(self.processor.decode([int(i) - PIECE_OFFSET for i in ids if EOS < i < self.mask and i != UNK]))
 
     def piece(self, token: int) -> str:
-        """The piece of one id as SentencePiece writes it (`▁` marks a space before)."""
+        """The piece of an id as SentencePiece writes it: `▁` marks a space before it."""
         if token == self.mask:
             return "<mask>"
         if token <= UNK:
@@ -154,7 +155,7 @@ class Vocabulary:
 def _require_kind(path: Path) -> None:
     """Raise ValueError for a model that the tokenizer of an export could not reproduce."""
     model = proto.ModelProto.FromString(path.read_bytes())
-    for spec, settings in _TRAINED_WITH.items():
+    for spec, settings in _REQUIRED_SETTINGS.items():
         for name, expected in settings.items():
             value = getattr(getattr(model, spec), name)
             if value != expected:
@@ -163,7 +164,7 @@ def _require_kind(path: Path) -> None:
                     f"with {name} {expected}, as XLM-R's"
                 )
     ordinary = proto.ModelProto.SentencePiece.NORMAL
-    for piece in model.pieces[3:]:
+    for piece in model.pieces[3:]:  # without <unk>, <s>, </s>
         if piece.type != ordinary or "▁" in piece.piece[1:]:
             fault = "no ordinary one" if piece.type != ordinary else "longer than a word"
             raise ValueError(

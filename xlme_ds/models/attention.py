@@ -1,16 +1,16 @@
 """Attention with the gated relative position bias (XLM-E section 3.3), inside the items of a packed row.
 
-`shared_bias` chooses the kernels for a pass: it returns mask and bias in the form that these kernels read, as an
-`AttentionBias` or an `ItemBias`. Its method `attend` runs the kernels.
+`shared_bias` chooses the kernels for a pass: it returns mask and bias as an `AttentionBias` or an `ItemBias`, whose
+method `attend` runs the kernels.
 
-B rows, H heads, T tokens, K head size, W = 2T−1 distances. For head query q_i (after the projection, before the
-1/sqrt(K) scale):
+B rows, H heads, T tokens, K head size, W = 2T−1 distances. r is added to the scores. For the query q_i of a head (after
+the projection, before the scale 1/sqrt(K)):
 
     g_update, g_reset = sigmoid(q_i·u), sigmoid(q_i·v)
     r_{i-j} = d_{i-j} · [1 + g_update + (1 − g_update) · w · g_reset]
 
-d is a learned table of (bucket, head), shared by the layers of one encoder; u, v are vectors and w a scalar a head, of
-each layer.
+d is a learned table with a number for each bucket of distances and each head; the layers of an encoder share it. Each
+layer has its own vectors u and v, and a scalar w for each head.
 """
 
 import functools
@@ -32,24 +32,26 @@ from .tiles import HEAD_SIZES
 
 @functools.cache
 def _borders(half: int, max_distance: int) -> tuple[int, ...]:
-    """The smallest distance in each bucket of one sign, except the first bucket; exact, in integers."""
+    """The smallest distance of each of the `half` buckets of one sign, except for the first, which begins at 0."""
     exact = half // 2
     logarithmic = half - exact
-    borders, size = list(range(1, exact + 1)), exact
-    for step in range(1, logarithmic):  # size ≥ exact · (max_distance / exact)^(step / logarithmic)
-        while size**logarithmic < exact ** (logarithmic - step) * max_distance**step:
-            size += 1
-        borders.append(size)
+    borders, distance = list(range(1, exact + 1)), exact
+    # The smallest distance ≥ exact · (max_distance / exact)^(step / logarithmic), in integers, so without rounding.
+    for step in range(1, logarithmic):
+        while distance**logarithmic < exact ** (logarithmic - step) * max_distance**step:
+            distance += 1
+        borders.append(distance)
     return tuple(borders)
 
 
 def bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
-    """T5's bidirectional buckets: half for each sign, half of those exact, the rest logarithmic up to `max_distance`.
+    """T5's bidirectional buckets. Half of them are for each sign; of these, half hold one distance each, and the rest
+    grow logarithmically up to `max_distance`.
 
-    `distance` is j − i as integers of any shape; returns int64 bucket numbers in that shape.
+    `distance` is j − i, integers of any shape. Returns the index of the bucket, int64, in that shape.
     """
     half = buckets // 2
-    # Made on the CPU: creating them on the GPU would make the host wait for all queued work.
+    # Made on the CPU: creating the borders on the GPU would make the host wait for all queued work.
     borders = torch.tensor(_borders(half, max_distance)).to(distance.device, non_blocking=True)
     return torch.bucketize(distance.abs(), borders, right=True) + half * (distance > 0).long()
 
@@ -63,22 +65,22 @@ class RelativePositionTable(nn.Module):
         self.weight = nn.Parameter(torch.empty(buckets, heads))
 
     def forward(self, tokens: int) -> Tensor:
-        """d for the distances 1−T to T−1 of a row of T = `tokens` tokens, float32 (or wider) [H, W]."""
-        # In float32 the gradient, a long sum for each bucket, is exact enough for bf16.
+        """d for the distances 1−T to T−1 in a row of T = `tokens` tokens, float32 or float64 [H, W]."""
+        # Not in bf16: the gradient is a long sum for each bucket.
         distances = torch.arange(1 - tokens, tokens, device=self.weight.device)
         weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         return weight[bucket(distances, self.weight.shape[0], self.max_distance)].t()
 
 
 def spread(distance_HW: Tensor) -> Tensor:
-    """Turn [H, W], by distance j − i, into [H, T, T], by query i and key j."""
+    """The values for every query i and key j, [H, T, T], from those for every distance j − i, [H, W]."""
     tokens = (distance_HW.shape[1] + 1) // 2
-    position = torch.arange(tokens, device=distance_HW.device)
-    return distance_HW[:, position[None, :] - position[:, None] + tokens - 1]
+    position_T = torch.arange(tokens, device=distance_HW.device)
+    return distance_HW[:, position_T[None, :] - position_T[:, None] + tokens - 1]
 
 
 class Gate(nn.Module):
-    """The gate of one layer: how strongly each query weighs the distance bias."""
+    """The gate of one layer: u (`update`), v (`reset`) and w (`scale`)."""
 
     def __init__(self, heads: int, head_size: int):
         super().__init__()
@@ -87,20 +89,19 @@ class Gate(nn.Module):
         self.scale = nn.Parameter(torch.empty(heads))
 
     def forward(self, q_BHTK: Tensor) -> Tensor:
-        """The factor of d for every query, 1 + g_update + (1 − g_update) · w · g_reset, [B, H, T, 1]."""
+        """The factor by which each query multiplies d, 1 + g_update + (1 − g_update) · w · g_reset, [B, H, T, 1]."""
         update = torch.sigmoid(q_BHTK @ self.update)
         reset = torch.sigmoid(q_BHTK @ self.reset)
         return (1 + update + (1 - update) * self.scale[:, None] * reset).unsqueeze(-1)
 
 
 class AttentionBias(NamedTuple):
-    """Mask and bias for torch's kernels and those for the CPU; all layers of an encoder share them in one pass."""
+    """Mask and bias for all kernels except for Triton's; all layers of an encoder share them in one pass."""
 
-    allowed_B1TT: Tensor | None  # bool, whether query i may see key j; None where `segments_BT` is the mask
+    allowed_B1TT: Tensor | None  # bool, whether query i may see key j; None: if they have the same `segments_BT`
     distance_HTT: Tensor | None  # d_{i-j}, or None without a relative bias
-    # Number of each position's item: the mask on the CPU, if every position sees its whole item.
-    segments_BT: Tensor | None = None
-    row_tokens: int | None = None  # length of the complete rows, if these are parts of them: dropout depends on it
+    segments_BT: Tensor | None = None  # the item of each position, for the kernels on the CPU
+    row_tokens: int | None = None  # tokens of a complete row, on which dropout depends; None: rows here are complete
 
     def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, keys_B: Tensor | None) -> Tensor:
         """Attention, [B, T, H, K]; with `keys_B`, the rows' random keys, the share `dropout` of weights is dropped."""
@@ -108,7 +109,7 @@ class AttentionBias(NamedTuple):
         kernel = fused_attend if qkv_BT3HK.is_cuda else plain_attend
         qkv = qkv_BT3HK.permute(2, 0, 3, 1, 4)
         if dropping or kernel is plain_attend:
-            qkv = qkv.contiguous()  # these two read it several times
+            qkv = qkv.contiguous()  # `dropping_attend` and `plain_attend` read it several times
         q_BHTK, k_BHTK, v_BHTK = qkv
         gate_BHT1 = None if gate is None else gate(q_BHTK)
         if dropping:
@@ -122,18 +123,14 @@ class AttentionBias(NamedTuple):
 class ItemBias(NamedTuple):
     """Bounds of items and bias for the Triton kernels, which make mask and bias one tile at a time."""
 
-    first_BT: Tensor  # int32: where the item of each position begins
-    end_BT: Tensor  # int32: one after where it ends
-    distance_HW: Tensor | None  # float32: d by distance j − i, from 1−T to T−1; it takes the gradient
+    first_BT: Tensor  # int32: the first position of each position's item
+    end_BT: Tensor  # int32: one after the item's last position
+    distance_HW: Tensor | None  # float32: d by distance j − i, from 1−T to T−1; the gradient goes to this tensor
     skewed: Tensor | None  # `attention_triton.skew` of `distance_HW`, in the type of the queries
-    near: int  # `attention_triton.near_tiles`: d depends on the distance only in tiles so near to the diagonal
+    near: int  # `attention_triton.near_tiles`: farther than this many tiles from the diagonal, d is constant
 
     def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, keys_B: Tensor | None) -> Tensor:
-        """Attention, [B, T, H, K]. Scores and bias exist only in tiles; tiles whose queries and keys have no item in
-        common are skipped.
-
-        The kernels compute the gate from the queries. They drop no weights: `takes_triton` excludes attention dropout.
-        """
+        """Attention, [B, T, H, K]. `dropout` and `keys_B` are not used: `takes_triton` excludes attention dropout."""
         weights = None if gate is None else (gate.update, gate.reset, gate.scale)
         return _triton_kernels().attend(
             qkv_BT3HK, weights, self.distance_HW, self.skewed, self.first_BT, self.end_BT, self.near
@@ -141,22 +138,23 @@ class ItemBias(NamedTuple):
 
 
 def item_bounds(segments_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """First position of every position's item, and one after its last, int32 [B, T]; items are contiguous."""
+    """`first_BT` and `end_BT` of `ItemBias`, int32 [B, T]; items are contiguous."""
     position_T = torch.arange(segments_BT.shape[1], dtype=torch.int32, device=segments_BT.device)
-    border = segments_BT[:, 1:] != segments_BT[:, :-1]
-    first_BT = torch.where(F.pad(border, (1, 0), value=True), position_T, 0).cummax(1).values
-    end_BT = torch.where(F.pad(border, (0, 1), value=True), position_T + 1, len(position_T))
+    is_border = segments_BT[:, 1:] != segments_BT[:, :-1]
+    first_BT = torch.where(F.pad(is_border, (1, 0), value=True), position_T, 0).cummax(1).values
+    end_BT = torch.where(F.pad(is_border, (0, 1), value=True), position_T + 1, len(position_T))
     return first_BT, end_BT.flip(1).cummin(1).values.flip(1)
 
 
 def causal_mask(segments_BT: Tensor) -> Tensor:
-    """Causal mask inside items, bool [B, 1, T, T]: a position sees its item up to itself."""
+    """Causal mask inside items, bool [B, 1, T, T]: a position sees itself and the positions of its item before it."""
     tokens = segments_BT.shape[1]
     return item_mask(segments_BT) & torch.ones(tokens, tokens, dtype=torch.bool, device=segments_BT.device).tril()
 
 
 def takes_triton(cfg: ModelConfig, allowed: Callable[[Tensor], Tensor], on_gpu: bool, half: bool) -> bool:
-    """Whether attention runs in the Triton kernels, if Triton is installed; `half`: it computes in a 16-bit type."""
+    """Whether attention runs in the Triton kernels if Triton is installed. `half`: whether the model computes in a
+    16-bit type."""
     if cfg.width // cfg.heads not in HEAD_SIZES or cfg.attention_dropout or allowed is not item_mask:
         return False
     if cfg.kernels == "triton":  # on a CPU only in Triton's interpreter
@@ -172,9 +170,10 @@ def shared_bias(
     allowed: Callable[[Tensor], Tensor] = item_mask,
     row_tokens: int | None = None,
 ) -> AttentionBias | ItemBias:
-    """Mask and bias that all layers share in one pass, in the form of the kernels that compute it.
+    """Mask and bias that all layers share in one pass, in the form that the chosen kernels read.
 
-    `allowed` maps the groups of positions to an attention mask; `row_tokens`: see `AttentionBias`.
+    `allowed` makes the attention mask, bool [B, 1, T, T], from `groups_BT`. `distance_HW`: d, None without a relative
+    bias. `dtype`: that of the queries. `row_tokens`: see `AttentionBias`.
     """
     half = dtype in (torch.bfloat16, torch.float16)
     # With kernels triton a missing package is an error, in `_triton_kernels`.
@@ -203,13 +202,13 @@ def fused_attend(
     q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: AttentionBias
 ) -> Tensor:
     """`plain_attend` by torch's kernels for the GPU, which never store all scores."""
-    gated = q_BHTK.new_zeros(()) if bias.distance_HTT is None else bias.distance_HTT
+    added = q_BHTK.new_zeros(()) if bias.distance_HTT is None else bias.distance_HTT
     if gate_BHT1 is not None:
-        gated = gated * gate_BHT1
+        added = added * gate_BHT1
     assert bias.allowed_B1TT is not None
-    mask = torch.where(bias.allowed_B1TT, gated, float("-inf")).to(q_BHTK.dtype)
+    mask = torch.where(bias.allowed_B1TT, added, float("-inf")).to(q_BHTK.dtype)
     # cuDNN's kernel, torch's first choice on Hopper, has no gradient for the bias, and misreads a bias of another type.
-    # Where the remaining kernel does not fit, torch raises an error: a GPU never stores all scores here.
+    # If the memory-efficient kernel cannot be used, torch raises an error: a GPU never stores all scores here.
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION if q_BHTK.is_cuda else SDPBackend.MATH):
         return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask)
 
@@ -223,7 +222,8 @@ def dropping_attend(
     rate: float,
     keys_B: Tensor,
 ) -> Tensor:
-    """`plain_attend` on any device, with the share `rate` of weights dropped by `keys_B`; it stores all scores."""
+    """`plain_attend` on any device, with the share `rate` of weights dropped as `keys_B` decide; it stores all
+    scores."""
     scores_BHTT = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHTK.mT
     if bias.distance_HTT is not None:
         scores_BHTT = scores_BHTT + (bias.distance_HTT if gate_BHT1 is None else bias.distance_HTT * gate_BHT1)

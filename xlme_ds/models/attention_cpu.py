@@ -1,10 +1,10 @@
 """Attention with the gated relative position bias on the CPU, where torch's fused kernel has no gradient for a bias.
 
-It computes one tile of scores at a time, as large as fits in the cores' caches. A tile is several whole rows, or, if
-every position sees its whole item, one long item. No scores or weights are saved for the backward pass, which computes
-the weights again (as FlashAttention does; Dao et al. 2022, section 3.1).
+It computes one tile of scores at a time, as large as fits in the cores' caches. A tile is one or several whole rows,
+or, if every position sees its whole item, one long item. No scores or weights are saved for the backward pass, which
+computes the weights again (as FlashAttention does; Dao et al. 2022, section 3.1).
 
-B rows, H heads, T tokens, K head size; of a tile N heads, over one row or several, and S tokens.
+B rows, H heads, T tokens, K head size; of a tile R rows, S tokens of each, and N pairs of a row and a head.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,34 +17,33 @@ import torch.nn.functional as F
 from torch import Tensor
 
 TILE = 2**21  # bytes of scores per thread
-_TILE_COST = 60_000  # overhead of a tile, as the number of scores that a thread computes in that time
-_MASK_COST = 0.1  # cost of masking a score, as a share of the cost of computing it
+_TILE_COST = 60_000  # overhead of a tile: a thread computes this many scores in the same time
+_MASK_COST = 0.1  # time to mask a score / time to compute it
 
 Items = Sequence[tuple[int, int, int]]  # for every item its row, its first token, and one after its last
-_WHOLE = slice(None)
-# (rows, heads, tokens): one item or several whole rows, with all heads or some.
+_WHOLE_ROW = slice(None)
+# The rows, heads and tokens of a tile: one item, or whole rows; with all heads or some.
 Tile = tuple[slice, slice, slice]
 
 
 def items_of(segments_BT: Tensor) -> Items:
-    """(row, first token, end) of every item and of every run of padding; items are contiguous."""
+    """Every item and every run of padding, as (row, first token, one after the last); items are contiguous."""
     tokens = segments_BT.shape[1]
-    border_BT = F.pad(segments_BT[:, 1:] != segments_BT[:, :-1], (1, 0), value=True)
-    starts = [*border_BT.flatten().nonzero().flatten().tolist(), border_BT.numel()]
-    return [(first // tokens, first % tokens, first % tokens + end - first) for first, end in pairwise(starts)]
+    is_first_BT = F.pad(segments_BT[:, 1:] != segments_BT[:, :-1], (1, 0), value=True)
+    starts = [*is_first_BT.flatten().nonzero().flatten().tolist(), is_first_BT.numel()]
+    return [(start // tokens, start % tokens, start % tokens + end - start) for start, end in pairwise(starts)]
 
 
 def item_mask(segments_BT: Tensor) -> Tensor:
-    """Block-diagonal mask [B, 1, T, T]: true within one item. Padding (segment 0) sees padding: no query lacks keys."""
+    """Attention mask, bool [B, 1, T, T]: true if query and key are in the same item. Padding (segment 0) sees padding,
+    so that every query has a key."""
     return (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
 
 
 class _Attend(torch.autograd.Function):
-    """softmax(q kᵀ / sqrt(K) + gate · d) v, [B, H, T, K], over the keys that a query may see.
-
-    These are the keys that `allowed_B1TT` allows, or without it those of the query's item in `segments_BT`. q, k, v and
-    gate must be contiguous.
-    """
+    """softmax(q kᵀ / sqrt(K) + gate · d) v, [B, H, T, K], over the keys that a query may see: those of `allowed_B1TT`,
+    or if it is None those with the query's `segments_BT`. The arguments are those of `_output`; q, k, v and gate must
+    be contiguous."""
 
     @staticmethod
     def forward(ctx, *tensors):  # type: ignore[no-untyped-def]
@@ -71,6 +70,7 @@ def _output(
     allowed_B1TT: Tensor | None,
     segments_BT: Tensor | None,
 ) -> Tensor:
+    """See `_Attend`. d is `distance_HTT`; without it nothing is added to the scores."""
     tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, segments_BT)
     out_BHTK = torch.empty_like(q_BHTK)
     for tile in tiles.all:
@@ -88,7 +88,7 @@ def _gradients(
     allowed_B1TT: Tensor | None,
     segments_BT: Tensor | None,
 ) -> list[Tensor]:
-    """Gradients of q, k, v, and of gate and d if given; the passes over a tile's scores stay in the cache."""
+    """Gradients of q, k, v, and of gate and d if given."""
     tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, segments_BT)
     grad_q, grad_k, grad_v = (torch.empty_like(q_BHTK) for _ in range(3))
     grad_gate = None if gate_BHT1 is None else torch.empty_like(gate_BHT1)
@@ -96,23 +96,25 @@ def _gradients(
     grad_distance = None if distance_HTT is None else torch.zeros_like(distance_HTT, dtype=wide)
     scale = q_BHTK.shape[-1] ** -0.5
     for tile in tiles.all:
-        weights, q, k, v, grad = (tiles.weights(tile), *(_flat(x[tile]) for x in (q_BHTK, k_BHTK, v_BHTK, grad_BHTK)))
+        weights = tiles.weights(tile)
+        q, k, v, grad = (_flat(x[tile]) for x in (q_BHTK, k_BHTK, v_BHTK, grad_BHTK))
         torch.bmm(weights.mT, grad, out=_flat(grad_v[tile]))
-        product = torch.bmm(grad, v.mT, out=tiles.scratch(tile))
-        # Where a query may not see a key the weight is 0, and so is this gradient.
-        grad_scores = torch.ops.aten._softmax_backward_data(product, weights, -1, weights.dtype)
+        grad_weights = torch.bmm(grad, v.mT, out=tiles.scratch(tile))
+        # Where a query may not see a key, the weight is 0, and so is the gradient of the score.
+        grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
         _scaled_product(_flat(grad_q[tile]), grad_scores, k, scale, beta=0)
         _scaled_product(_flat(grad_k[tile]), grad_scores.mT, q, scale, beta=0)
         if distance_HTT is None or grad_distance is None:
             continue
-        by_head, grad_pairs = grad_scores.view(*grad_q[tile].shape[:3], -1), _distance_part(grad_distance, tile)
+        grad_RHSS = grad_scores.view(*grad_q[tile].shape[:3], -1)
         if gate_BHT1 is not None and grad_gate is not None:
-            spare = product.view_as(by_head)
-            torch.mul(by_head, _distance_part(distance_HTT, tile), out=spare)
-            torch.sum(spare, -1, keepdim=True, out=grad_gate[tile])
-            by_head = torch.mul(by_head, gate_BHT1[tile], out=spare)
-        for row_HSS in by_head:
-            grad_pairs.add_(row_HSS)
+            scratch_RHSS = grad_weights.view_as(grad_RHSS)  # its numbers are not needed any more
+            torch.mul(grad_RHSS, _distance_part(distance_HTT, tile), out=scratch_RHSS)
+            torch.sum(scratch_RHSS, -1, keepdim=True, out=grad_gate[tile])
+            grad_RHSS = torch.mul(grad_RHSS, gate_BHT1[tile], out=scratch_RHSS)
+        grad_distance_HSS = _distance_part(grad_distance, tile)
+        for grad_HSS in grad_RHSS:
+            grad_distance_HSS.add_(grad_HSS)
     if distance_HTT is not None and grad_distance is not None:
         grad_distance = grad_distance.to(distance_HTT.dtype)
     return [grad for grad in (grad_q, grad_k, grad_v, grad_gate, grad_distance) if grad is not None]
@@ -128,7 +130,7 @@ _gradients_operator.register_fake(
 
 
 class _Tiles:
-    """The tiles of a batch's scores, and the attention weights of one tile."""
+    """The tiles of a batch's scores (`all`), and the attention weights of each; arguments as for `_output`."""
 
     def __init__(
         self,
@@ -140,22 +142,23 @@ class _Tiles:
         segments: Tensor | None,
     ):
         self.q, self.k, self.gate, self.distance, self.allowed = q, k, gate, distance, allowed
-        self.segments: Any = segments  # a tensor where `allowed` is None
+        self.segments: Any = segments  # a tensor if `allowed` is None
         rows, heads, tokens, size = q.shape
         self.scale = size**-0.5
-        capacity = TILE * torch.get_num_threads() // q.element_size()
+        capacity = TILE * torch.get_num_threads() // q.element_size()  # scores of a tile, at most
         separate_items, whole_rows = _items_and_rows(
             [] if segments is None else items_of(segments), rows, heads, tokens, capacity
         )
         self.all: list[Tile] = [
-            (slice(row, row + 1), part, slice(first, end))
+            (slice(row, row + 1), some_heads, slice(first, end))
             for row, first, end in separate_items
-            for part in _heads(heads, end - first, capacity)
+            for some_heads in _heads(heads, end - first, capacity)
         ]
-        self.all += _rows(whole_rows, heads, tokens, capacity)
+        self.all += _row_tiles(whole_rows, heads, tokens, capacity)
         self._scratch = q.new_empty(max(self._numel(tile) for tile in self.all))
 
     def _numel(self, tile: Tile) -> int:
+        """The number of scores of a tile."""
         rows, heads, tokens, _ = self.q[tile].shape
         return rows * heads * tokens**2
 
@@ -167,51 +170,52 @@ class _Tiles:
     def weights(self, tile: Tile) -> Tensor:
         """Attention weights of a tile, [N, S, S]."""
         scores = self.scratch(tile)
-        by_head = scores.view(*self.q[tile].shape[:3], -1)
+        bias_RHSS = scores.view(*self.q[tile].shape[:3], -1)  # the same memory: first the bias, then scores are added
         if self.distance is None:
-            by_head.zero_()
+            bias_RHSS.zero_()
         elif self.gate is None:
-            by_head.copy_(_distance_part(self.distance, tile))
+            bias_RHSS.copy_(_distance_part(self.distance, tile))
         else:
-            torch.mul(self.gate[tile], _distance_part(self.distance, tile), out=by_head)
-        if tile[2] == _WHOLE:
-            allowed_R1TT = item_mask(self.segments[tile[0]]) if self.allowed is None else self.allowed[tile[0]]
-            by_head.add_(self.q.new_zeros(()).where(allowed_R1TT, float("-inf")))
+            torch.mul(self.gate[tile], _distance_part(self.distance, tile), out=bias_RHSS)
+        if tile[2] == _WHOLE_ROW:  # inside one item nothing is masked
+            allowed_R1SS = item_mask(self.segments[tile[0]]) if self.allowed is None else self.allowed[tile[0]]
+            bias_RHSS.add_(self.q.new_zeros(()).where(allowed_R1SS, float("-inf")))
         return _scaled_product(scores, _flat(self.q[tile]), _flat(self.k[tile]).mT, self.scale).softmax(-1)
 
 
 def _items_and_rows(items: Items, rows: int, heads: int, tokens: int, capacity: int) -> tuple[Items, list[int]]:
-    """(items, rows): the items of those rows that cost less with a tile for each item, and the other rows, whose tiles
-    are whole rows; without items all rows."""
-    cost = _TILE_COST * torch.get_num_threads()
-    row_cost = (1 + _MASK_COST) * heads * tokens**2 + cost / max(1, capacity // (heads * tokens**2))
+    """The items that get tiles of their own, and the rows that are computed whole: of each row, what takes less time.
+    Without items, all rows."""
+    tile_cost = _TILE_COST * torch.get_num_threads()
+    row_cost = (1 + _MASK_COST) * heads * tokens**2 + tile_cost / max(1, capacity // (heads * tokens**2))
     separate_items: list[tuple[int, int, int]] = []
     for _, group in groupby(items, key=itemgetter(0)):
         row_items = list(group)
-        if sum(cost + heads * (end - first) ** 2 for _, first, end in row_items) < row_cost:
+        if sum(tile_cost + heads * (end - first) ** 2 for _, first, end in row_items) < row_cost:
             separate_items += row_items
     return separate_items, sorted(set(range(rows)) - {row for row, _, _ in separate_items})
 
 
-def _rows(numbers: Sequence[int], heads: int, tokens: int, capacity: int) -> Iterator[Tile]:
+def _row_tiles(rows: Sequence[int], heads: int, tokens: int, capacity: int) -> Iterator[Tile]:
     """Yield tiles of as many neighbouring rows as fit, or of some heads of one row."""
     at_once = max(1, capacity // (heads * tokens**2))
-    for part in _heads(heads, tokens, capacity):
-        for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+    for some_heads in _heads(heads, tokens, capacity):
+        for _, group in groupby(enumerate(rows), key=lambda pair: pair[1] - pair[0]):
             run = [row for _, row in group]  # consecutive rows: row − index is constant
             for first in range(run[0], run[-1] + 1, at_once):
-                yield slice(first, min(first + at_once, run[-1] + 1)), part, _WHOLE
+                yield slice(first, min(first + at_once, run[-1] + 1)), some_heads, _WHOLE_ROW
 
 
 def _heads(heads: int, tokens: int, capacity: int) -> Iterator[slice]:
-    """Parts of the heads of nearly equal size, so that the scores of each part fit."""
-    parts = -(-heads // max(1, capacity // tokens**2))
-    size = -(-heads // parts)
+    """Yield slices of the heads of nearly equal size, so that the scores of each slice fit into a tile."""
+    slices = -(-heads // max(1, capacity // tokens**2))
+    size = -(-heads // slices)
     return (slice(head, head + size) for head in range(0, heads, size))
 
 
 def _distance_part(all_HTT: Tensor, tile: Tile) -> Tensor:
-    """The tile's part of a table [H, T, T] of values by head and distance; a view."""
+    """The part [heads, S, S] of a table by head, query and key that a tile needs; a view. The table depends only on the
+    distance of query and key, so its first S rows and columns serve an item anywhere in the row."""
     first, end, _ = tile[2].indices(all_HTT.shape[1])
     return all_HTT[tile[1], : end - first, : end - first]
 

@@ -1,8 +1,8 @@
-"""The attention of `attention.py` as Triton kernels: scores and bias exist one tile at a time, tiles without a common
-item are skipped, and the gate is computed from the queries in the kernel.
+"""The attention of `attention.py` as Triton kernels: scores and bias exist one tile at a time, tiles whose queries and
+keys have no item in common are skipped, and the gate is computed from the queries in the kernel.
 
-B rows, H heads, T tokens, K head size, W distances. Of one head, in the notation of FlashAttention-2 (Dao 2023,
-algorithms 1 and 2; in the code exp and log are those of base 2):
+B rows, H heads, T tokens, K head size, W distances, M queries and N keys of a tile. For one head, in the notation of
+FlashAttention-2 (Dao 2023, algorithms 1 and 2), where the code computes exp and log to base 2:
 
     g_i = 1 + α_i + (1 − α_i) w ρ_i with α_i = σ(q_i·u), ρ_i = σ(q_i·r)
     S = Q Kᵀ / √K + g_i d_{j−i} where i and j share an item, else −∞       L_i = log Σ_j exp S_ij
@@ -10,11 +10,14 @@ algorithms 1 and 2; in the code exp and log are those of base 2):
     dQ = dS K / √K + dα uᵀ + dρ rᵀ (before the sigmoids)     dK = dSᵀ Q / √K     dV = Pᵀ dO
     dg_i = Σ_j dS_ij d_{j−i}     dd_δ = Σ_i g_i dS_{i,i+δ}
 
-Q, K and V are read from the output of one projection, and their gradients are written as that output's gradient. A
-tile of d is read from the table of `skew`, each of whose rows is d shifted by one more distance: there a tile's rows
-are contiguous, so they are copied 16 bytes at a time. Tiles inside one item need no mask. dd has its own kernel: a
-program adds up the tiles of one head that are equally far from the diagonal, and then sums along their diagonals once.
+Q, K and V are the output of one projection, [B, T, 3, H, K], and their gradients are written in this form too. A tile
+of d is read from the table of `skew`. Each row of the table is d shifted by one more distance, so the rows of a tile
+are contiguous there, and are copied 16 bytes at a time. Tiles inside one item need no mask. dd has its own kernel: a
+program adds up the tiles of one head that are equally far from the diagonal, and then sums along the diagonals once.
 Every sum has a fixed order and nothing is added atomically: the same inputs give the same bits.
+
+In the kernels `i` and `j` are positions of queries and keys, `first` and `end` bounds of items, `lse` is L, `grad` is
+dO, `delta` is Δ, `factor` is 1/√K, and EVEN says that no tile passes the end of a row.
 """
 
 from typing import Any
@@ -33,6 +36,7 @@ LOWEST = tl.constexpr(-1e30)  # finite, so that a query that has seen no key yet
 
 @triton.jit
 def _rows(x, start, stride, tokens, TILE: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The vectors of the tokens from `start` on, [TILE, K]; 0 past the row's end."""
     row = start + tl.arange(0, TILE)[:, None]
     at = x + row * stride + tl.arange(0, K)[None, :]
     if EVEN:
@@ -52,8 +56,8 @@ def _store_rows(x, values, start, stride, tokens, TILE: tl.constexpr, K: tl.cons
 
 @triton.jit
 def _items(first, end, start, tokens, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Begin and end of the item of each position of a tile; then the least begin and the greatest end of these, the
-    greatest begin and the least end."""
+    """`first` and `end` of each position of a tile; then the range [low, high) of positions that any of them sees, and
+    the range [inner, inner_end) that all of them see."""
     at = start + tl.arange(0, TILE)
     firsts, ends = tl.load(first + at, at < tokens, other=0), tl.load(end + at, at < tokens, other=2147483647)
     last = tl.minimum(start + TILE, tokens) - 1
@@ -62,14 +66,15 @@ def _items(first, end, start, tokens, TILE: tl.constexpr):  # type: ignore[no-un
 
 @triton.jit
 def _bias(skewed, start, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """d of a tile, in float32: its columns begin `start` positions after its rows."""
+    """d of a tile, float32 [ROWS, COLUMNS]: the position of its first column is `start` more than that of its first
+    row."""
     at = skewed + tl.arange(0, ROWS)[:, None] * width + (width // 2 + start + tl.arange(0, COLUMNS))[None, :]
     return tl.load(at).to(tl.float32)
 
 
 @triton.jit
 def _gates(q_i, update, reset, K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """α and ρ of a tile of queries, and the vectors u and r, in float32."""
+    """α and ρ of a tile of queries, and the vectors u and r, all float32."""
     q_i, k = q_i.to(tl.float32), tl.arange(0, K)
     u, r = tl.load(update + k).to(tl.float32), tl.load(reset + k).to(tl.float32)
     return tl.sigmoid(tl.sum(q_i * u[None, :], 1)), tl.sigmoid(tl.sum(q_i * r[None, :], 1)), u, r
@@ -82,7 +87,7 @@ def _forward(  # type: ignore[no-untyped-def]
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
     SKEWED: tl.constexpr,
 ):  # fmt: skip
-    """O [B, T, H, K], L and g [B, H, T] of a tile of queries."""
+    """Write O [B, T, H, K], L and g [B, H, T] of a tile of queries."""
     start, bh = tl.program_id(0) * M, tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
     i = start + tl.arange(0, M)
@@ -124,8 +129,9 @@ def _backward_queries(  # type: ignore[no-untyped-def]
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
     SKEWED: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """Δ [B, H, T] and dQ of a tile of queries, and its share of du and dr [B, H, tiles, 2, K], of dw [B, H, tiles], and
-    of dd [B, H, tiles, 2] in tiles of SIDE positions that are more than `near` tiles before or after the diagonal."""
+    """Write Δ [B, H, T] and dQ of a tile of queries, and what the tile adds to du and dr [B, H, tiles, 2, K] and to dw
+    [B, H, tiles]. `grad_far` [B, H, tiles, 2]: what it adds to dd in all tiles of SIDE positions that are more than
+    `near` tiles before (0) or after (1) the diagonal."""
     start, bh = tl.program_id(0) * M, tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
     i = start + tl.arange(0, M)
@@ -145,7 +151,7 @@ def _backward_queries(  # type: ignore[no-untyped-def]
     lse_i = tl.load(lse + vectors + i, i < tokens, other=0.0)
     delta_i = tl.sum(out_i.to(tl.float32) * grad_i.to(tl.float32), 1)
     tl.store(delta + vectors + i, delta_i, i < tokens)
-    acc, gates = tl.zeros([M, K], tl.float32), tl.zeros([M], tl.float32)
+    acc, grad_gate = tl.zeros([M, K], tl.float32), tl.zeros([M], tl.float32)  # of the queries, and dg
     before, after = tl.zeros([M], tl.float32), tl.zeros([M], tl.float32)
     for begin in range(low // N * N, high, N):
         j = begin + tl.arange(0, N)[None, :]
@@ -161,26 +167,26 @@ def _backward_queries(  # type: ignore[no-untyped-def]
         ds = p * (tl.dot(grad_i, tl.trans(v_j), input_precision="ieee") - delta_i[:, None])
         acc = tl.dot(ds.to(k_j.dtype), k_j, acc, input_precision="ieee")
         if GATED:
-            gates += tl.sum(ds * bias, 1)
+            grad_gate += tl.sum(ds * bias, 1)
         if BIASED:
-            tiles, summed = begin // SIDE - start // SIDE, tl.sum(ds, 1)
-            before += tl.where(tiles < -near, summed, 0.0)
-            after += tl.where(tiles > near, summed, 0.0)
+            offset, summed = begin // SIDE - start // SIDE, tl.sum(ds, 1)
+            before += tl.where(offset < -near, summed, 0.0)
+            after += tl.where(offset > near, summed, 0.0)
     acc *= factor
-    place = bh * tl.num_programs(0) + tl.program_id(0)
+    tile = bh * tl.num_programs(0) + tl.program_id(0)
     if BIASED:
-        tl.store(grad_far + 2 * place, tl.sum(before * gate_i, 0) / LOG2_E)
-        tl.store(grad_far + 2 * place + 1, tl.sum(after * gate_i, 0) / LOG2_E)
-    if GATED:  # a query past the row's end has no gradient
+        tl.store(grad_far + 2 * tile, tl.sum(before * gate_i, 0) / LOG2_E)
+        tl.store(grad_far + 2 * tile + 1, tl.sum(after * gate_i, 0) / LOG2_E)
+    if GATED:  # queries past the row's end add 0
         alpha, rho, u, r = _gates(q_i, update, reset, K)
         w = tl.load(scale + h).to(tl.float32)
-        grad_alpha = gates * (1 - w * rho) * alpha * (1 - alpha)
-        grad_rho = gates * (1 - alpha) * w * rho * (1 - rho)
+        grad_alpha = grad_gate * (1 - w * rho) * alpha * (1 - alpha)
+        grad_rho = grad_gate * (1 - alpha) * w * rho * (1 - rho)
         acc += grad_alpha[:, None] * u[None, :] + grad_rho[:, None] * r[None, :]
-        of_u = grad_gates + place * 2 * K + tl.arange(0, K)
+        of_u = grad_gates + tile * 2 * K + tl.arange(0, K)
         tl.store(of_u, tl.sum(q_i.to(tl.float32) * grad_alpha[:, None], 0))
         tl.store(of_u + K, tl.sum(q_i.to(tl.float32) * grad_rho[:, None], 0))
-        tl.store(grad_scale + place, tl.sum(gates * (1 - alpha) * rho, 0))
+        tl.store(grad_scale + tile, tl.sum(grad_gate * (1 - alpha) * rho, 0))
     _store_rows(grad_qkv + inputs, acc, start, stride, tokens, M, K, EVEN)
 
 
@@ -191,7 +197,7 @@ def _backward_keys(  # type: ignore[no-untyped-def]
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
     SKEWED: tl.constexpr,
 ):  # fmt: skip
-    """dK and dV of a tile of keys; the scores are transposed, with a row for each key."""
+    """Write dK and dV of a tile of keys. The scores are transposed: they have a row for each key."""
     start, bh = tl.program_id(0) * N, tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
     outputs, vectors, stride = (b * tokens * heads + h) * K, bh * tokens, 3 * heads * K
@@ -228,6 +234,7 @@ def _backward_keys(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _vector(x, at, tokens, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The numbers of the tokens `at`; 0 past the row's end."""
     if EVEN:
         return tl.load(x + at)
     return tl.load(x + at, at < tokens, other=0.0)
@@ -239,7 +246,7 @@ def _distance_tile(  # type: ignore[no-untyped-def]
     factor, tokens, heads, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, EVEN: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """g_i dS_ij of a tile, [N, N]."""
+    """g_i dS_ij of a tile, [N, N]: queries from `start` on, keys from `begin` on."""
     i, j = start + tl.arange(0, N), begin + tl.arange(0, N)[None, :]
     q_i = _rows(q, start, 3 * heads * K, tokens, N, K, EVEN)
     k_j = _rows(q + heads * K, begin, 3 * heads * K, tokens, N, K, EVEN)
@@ -265,8 +272,8 @@ def _backward_distances(  # type: ignore[no-untyped-def]
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
     SKEWED: tl.constexpr, SUMMED_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Shares of dd [batches, H, offsets, 2 N]: sums along the diagonals of the tiles whose keys begin `offset` tiles
-    after their queries, from distance 1 − N on."""
+    """Write to `grad_d` [batches, H, offsets, 2 N] what SUMMED_ROWS rows, a batch, add to dd in the tiles whose keys
+    begin `offset` tiles after their queries: sums along the diagonals, from distance 1 − N in the tile on."""
     tiles, h, batch = tl.cdiv(tokens, N), tl.program_id(1), tl.program_id(2).to(tl.int64)
     offset = tl.program_id(0) - tl.num_programs(0) // 2
     c = tl.arange(0, N)
@@ -274,17 +281,18 @@ def _backward_distances(  # type: ignore[no-untyped-def]
     acc = tl.zeros([N, N], tl.float32)
     first_row, summed = batch * SUMMED_ROWS, tl.minimum(SUMMED_ROWS, rows - batch * SUMMED_ROWS).to(tl.int32)
     low, high = tl.maximum(0, -offset), tl.minimum(tiles, tiles - offset)
-    several = 0  # rows of several items, or of a length that no tile divides
+    masked = 0  # how many rows need a mask: those of several items, or all if tiles do not divide a row
     for n in range(0, summed):
-        several += ((tl.load(end + (first_row + n) * tokens) < tokens) | (not EVEN)).to(tl.int32)
-    for step in range(0, tl.where(several == 0, summed * (high - low), 0)):  # one loop, so that loads run ahead
+        masked += ((tl.load(end + (first_row + n) * tokens) < tokens) | (not EVEN)).to(tl.int32)
+    # One loop over rows and tiles, so that the next tile is loaded while this one is computed.
+    for step in range(0, tl.where(masked == 0, summed * (high - low), 0)):
         row, start = (first_row + step // (high - low)) * tokens, (low + step % (high - low)) * N
         acc += _distance_tile(
             qkv + (row * 3 * heads + h) * K, first + row, end + row, lse + row * heads + h * tokens,
             gate + row * heads + h * tokens, grad + (row * heads + h) * K, delta + row * heads + h * tokens,
             bias, start, start + offset * N, factor, tokens, heads, N, K, GATED, True, False,
         )  # fmt: skip
-    for n in range(0, tl.where(several > 0, summed, 0)):
+    for n in range(0, tl.where(masked > 0, summed, 0)):
         row = (first_row + n) * tokens
         firsts, ends, vectors = first + row, end + row, row * heads + h * tokens
         for tile in range(low, high):
@@ -296,7 +304,7 @@ def _backward_distances(  # type: ignore[no-untyped-def]
                     grad + (row * heads + h) * K, delta + vectors, bias, start, begin,
                     factor, tokens, heads, N, K, GATED, EVEN, True,
                 )  # fmt: skip
-    # Row r turned left by r + 1: column c has distance c + 1 where the row did not wrap, c + 1 − N where it did.
+    # Row r is turned left by r + 1. Then column c has distance c + 1 in rows that did not wrap there, else c + 1 − N.
     turn = c[:, None] + c[None, :] + 1
     turned = tl.gather(acc, turn % N, 1)
     of_d = grad_d + ((batch * tl.num_programs(1) + h) * tl.num_programs(0) + tl.program_id(0)) * 2 * N + c
@@ -305,8 +313,9 @@ def _backward_distances(  # type: ignore[no-untyped-def]
 
 
 def skew(distance_HW: Tensor, dtype: torch.dtype) -> Tensor:
-    """d in `dtype`, [2, H, SKEWED, X] with X of about 2T: column X/2 + x of row r has d of distance x − r, or 0 if
-    there is none. The second half has d of the negative distances."""
+    """The table that `_bias` reads, in `dtype`, [2, H, SKEWED, X] with X of about 2T. Part 0 has in row r and column
+    X/2 + x d of the distance x − r; part 1 has d of the distance r − x, for transposed scores. Beyond the row's length
+    it is 0."""
     tokens = (distance_HW.shape[1] + 1) // 2
     half = -(-tokens // SKEWED) * SKEWED + SKEWED
     left = half + SKEWED - tokens  # columns before distance 1 − T: the first one has distance 1 − SKEWED − half
@@ -316,8 +325,8 @@ def skew(distance_HW: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def near_tiles(reach: int, tokens: int, head_size: int, dtype: torch.dtype, device: torch.device) -> int:
-    """The number of tiles off the diagonal in which each distance needs its own gradient. From distance `reach` on, d
-    is one number for each sign: the furthest distance gets the gradient of all of them."""
+    """How many tiles before and after the diagonal need a gradient for each distance. From distance `reach` on, d is
+    the same number for all distances of a sign, and the largest distance gets the gradient of all these."""
     side = _tiling_of(_backward_distances, head_size, dtype, device).keys
     return min(-(-(reach - 1) // side), triton.cdiv(tokens, side) - 1)
 
@@ -331,10 +340,10 @@ def attend(
     end_BT: Tensor,
     near: int,
 ) -> Tensor:
-    """O [B, T, H, K] of bf16, fp16 or fp32 inputs, products in their type and sums in fp32; K is 16, 32, 64 or 128.
+    """O [B, T, H, K] of bf16, fp16 or fp32 inputs. Products are in their type, sums in fp32; K is 16, 32, 64 or 128.
 
-    `gate`: u [K], r [K] and w [H]. `distance_HW`: d in float32 for distances 1−T to T−1. `skewed`: `skew` of it, whose
-    gradient goes to `distance_HW`. `first_BT`, `end_BT`: from `attention.item_bounds`; `near`: from `near_tiles`.
+    `gate`: u [K], r [K] and w [H]. The other arguments are the fields of `attention.ItemBias`. d is read from `skewed`;
+    its gradient goes to `distance_HW`.
     """
     assert gate is None or distance_HW is not None
     bounds = first_BT, end_BT
@@ -364,12 +373,12 @@ class _Attend(torch.autograd.Function):
 
 
 def _by_distance(grad_d: Tensor, grad_far: Tensor, near: int, tokens: int) -> Tensor:
-    """The gradient by distance, [H, W], from sums [H, offsets, 2 N]. Neighbouring offsets overlap: the upper half of an
-    offset's sums has the same distances as the lower half of the next one's. The sums of far tiles, [H, 2], are added
-    to the furthest distances."""
+    """The gradient of d, [H, W]. `grad_d` [H, offsets, 2 N]: the sums of `_backward_distances`, in which the upper half
+    of an offset has the same distances as the lower half of the next offset. `grad_far` [H, 2]: the sums of farther
+    tiles, which are added to the largest distances of each sign."""
     side = grad_d.shape[2] // 2
     lower, upper = grad_d.unflatten(2, (2, -1)).unbind(2)
-    sums = (F.pad(lower, (0, 0, 0, 1)) + F.pad(upper, (0, 0, 1, 0))).flatten(1)  # from distance 1 − (near + 1) N on
+    sums = (F.pad(lower, (0, 0, 0, 1)) + F.pad(upper, (0, 0, 1, 0))).flatten(1)  # first: distance 1 − (near + 1) · N
     beyond = tokens - (near + 1) * side
     sums = F.pad(sums, (beyond, beyond - 1))  # negative padding cuts
     return torch.cat([sums[:, :1] + grad_far[:, :1], sums[:, 1:-1], sums[:, -1:] + grad_far[:, 1:]], 1)
@@ -381,7 +390,7 @@ def _outputs(
     qkv_BT3HK: Tensor, update_K: Tensor | None, reset_K: Tensor | None, scale_H: Tensor | None,
     skewed: Tensor | None, first_BT: Tensor, end_BT: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """O [B, T, H, K], and L and g [B, H, T]; without a gate g is empty."""
+    """O [B, T, H, K], L and g [B, H, T]; without a gate, g is empty."""
     out = _empty_outputs(qkv_BT3HK, update_K)
     _launch(_forward, qkv_BT3HK, update_K, reset_K, scale_H, skewed, first_BT, end_BT, *out)
     return out
@@ -392,8 +401,8 @@ def _gradients(
     qkv_BT3HK: Tensor, update_K: Tensor | None, reset_K: Tensor | None, scale_H: Tensor | None, skewed: Tensor | None,
     first_BT: Tensor, end_BT: Tensor, out_BTHK: Tensor, lse_BHT: Tensor, gate_BHT: Tensor, grad_BTHK: Tensor, near: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """dQ, dK and dV as one, and the shares of dd [batches, H, offsets, 2 N] and [B, H, tiles, 2], of du and dr
-    [B, H, tiles, 2, K] and of dw [B, H, tiles]."""
+    """dQ, dK and dV as one tensor [B, T, 3, H, K], and the summands of dd [batches, H, offsets, 2 N] and
+    [B, H, tiles, 2], of du and dr [B, H, tiles, 2, K] and of dw [B, H, tiles]."""
     gradients = _empty_gradients(qkv_BT3HK, update_K, skewed, near)
     grad_qkv, grad_d, grad_far, grad_gates, grad_scale = gradients
     delta_BHT, bounds, passed = torch.empty_like(lse_BHT), (skewed, first_BT, end_BT), (lse_BHT, gate_BHT, grad_BTHK)
@@ -451,8 +460,8 @@ def _tiling_for(kernel: Any, qkv_BT3HK: Tensor) -> Tiling:
 def _launch(
     kernel: Any, *tensors: Any, gated: bool | None = None, near: int | None = None, form: Tiling | None = None
 ) -> None:
-    """Run `kernel`. `tensors` begins with the queries, keys and values, then, unless `gated` is given, the gate's
-    weights."""
+    """Run `kernel`. `tensors` begins with the queries, keys and values; if `gated` is None, the gate's three weights
+    follow. `form`: the tiling, by default `_tiling_for` the kernel."""
     rows, tokens, _, heads, size = tensors[0].shape
     skewed = tensors[4 if gated is None else 1]
     gated = tensors[1] is not None if gated is None else gated
@@ -460,14 +469,14 @@ def _launch(
     grid: tuple[int, ...] = triton.cdiv(tokens, form.keys if kernel is _backward_keys else form.queries), rows * heads
     options = {"M": form.queries, "N": form.keys, "K": size, "GATED": gated, "BIASED": skewed is not None}
     options |= {"SKEWED": SKEWED, "num_warps": form.warps, "num_stages": form.stages}
-    numbers = [size**-0.5, tokens, heads, 0 if skewed is None else skewed.shape[-1], rows]
+    scalars = [size**-0.5, tokens, heads, 0 if skewed is None else skewed.shape[-1], rows]
     if kernel is _backward_queries:
         options["SIDE"] = _tiling_for(_backward_distances, tensors[0]).keys
         assert max(form.queries, form.keys) <= options["SIDE"], "a tile is near or far as a whole"
-        numbers.insert(0, near)
+        scalars.insert(0, near)
     if kernel is _backward_distances:
         assert near is not None
         grid = 2 * near + 1, heads, triton.cdiv(rows, SUMMED_ROWS)
         options["SUMMED_ROWS"] = SUMMED_ROWS
     options["EVEN"] = tokens % form.queries == tokens % form.keys == 0
-    kernel[grid](*tensors, *numbers, **options)
+    kernel[grid](*tensors, *scalars, **options)

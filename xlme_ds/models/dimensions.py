@@ -1,4 +1,4 @@
-"""Effective dimensions of the token states of an encoder's layers; a small number means that the layers collapsed.
+"""The effective number of dimensions of the token states after each layer; if it is small, the layers collapsed.
 
 B rows, T tokens, D width, N tokens of a batch.
 """
@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 
 def effective_rank(products_DD: np.ndarray) -> float:
-    """exp(−Σ p log p), p: each eigenvalue's share of their sum (Roy and Vetterli 2007); 1 if all vectors are on a line.
+    """exp(−Σ p log p), where p are the eigenvalues of `products_DD` divided by their sum (Roy and Vetterli 2007); 1 if
+    all vectors are on a line.
 
-    `products_DD`: Σ x xᵀ of the vectors; NaN where one is not finite.
+    `products_DD`: Σ x xᵀ over the vectors x. The result is NaN if this has a number that is not finite.
     """
     if not np.isfinite(products_DD).all():
         return math.nan
@@ -28,30 +29,30 @@ def effective_rank(products_DD: np.ndarray) -> float:
 
 @contextmanager
 def token_products(model: nn.Module, encoder: str, inside_BT: Tensor) -> Iterator[dict[int, np.ndarray]]:
-    """Σ x xᵀ [D, D] of the centred token states x after every layer of `encoder` that `model` holds, by the layer's
-    number; 0 is the input of the first layer. They are of the last forward pass within the `with` block.
+    """Yield a dict that forward passes in the `with` block fill: Σ x xᵀ [D, D] over the centred token states x after
+    each layer of `encoder` that `model` holds. Key 0 is the input of the first layer, key n + 1 the output of layer n.
 
-    `inside_BT`: bool, the tokens that are included.
+    `inside_BT`: bool, whether to include a token.
     """
     products: dict[int, np.ndarray] = {}
 
-    def keep(number: int, states_BTD: Tensor) -> None:
+    def keep(key: int, states_BTD: Tensor) -> None:
         x_ND = states_BTD.detach()[inside_BT].float()
         x_ND = x_ND - x_ND.mean(0)
-        products[number] = (x_ND.T @ x_ND).cpu().numpy()
+        products[key] = (x_ND.T @ x_ND).cpu().numpy()
 
-    def keep_output(number: int, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        keep(number, output)
+    def keep_output(key: int, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        keep(key, output)
 
-    name = re.compile(rf"(?:^|\.){encoder}\.(?:layers\.(\d+)|output_norm)$")
-    matches = [(place, module) for path, module in model.named_modules() if (place := name.search(path))]
-    layers = {int(place[1]): module for place, module in matches if place[1]}
+    layer_or_norm = re.compile(rf"(?:^|\.){encoder}\.(?:layers\.(\d+)|output_norm)$")
+    matches = [(match, module) for path, module in model.named_modules() if (match := layer_or_norm.search(path))]
+    layers = {int(match[1]): module for match, module in matches if match[1]}
     with ExitStack() as hooks:
-        for number, layer in layers.items():
-            hooks.enter_context(layer.register_forward_hook(partial(keep_output, number + 1)))
-            if number == 0:
+        for index, layer in layers.items():
+            hooks.enter_context(layer.register_forward_hook(partial(keep_output, index + 1)))
+            if index == 0:
                 hooks.enter_context(layer.register_forward_pre_hook(lambda _layer, inputs: keep(0, inputs[0])))
-        for place, norm in matches:
-            if not place[1] and norm is not None:  # pre-LN: heads read the last layer through this norm
+        for match, norm in matches:
+            if not match[1] and norm is not None:  # pre-LN: heads read the last layer through this norm
                 hooks.enter_context(norm.register_forward_hook(partial(keep_output, max(layers) + 1)))
         yield products

@@ -1,9 +1,10 @@
-"""Dropout whose randomness is data: only the row's 64-bit key (`Batch.keys_B`) and the place decide what is dropped.
+"""Dropout that draws no random numbers: the row's 64-bit key (`Batch.keys_B`) and the place in the model decide which
+elements are dropped.
 
-So it is the same on any device, in any division of a step, and when a checkpointed layer runs again. SplitMix64
-(Steele, Lea and Flood, 2014) makes the random bits, 16 for each number. B rows, T tokens, D width.
+So the same elements are dropped on any device, for any division of a step into micro-batches, and when a checkpointed
+layer runs again. SplitMix64 (Steele, Lea and Flood, 2014) makes 16 bits for each element. B rows, T tokens, D width.
 
-The functions of keys are custom operators, into which torch.compile does not trace: its code for a GPU multiplies an
+`derive` and `_dropped` are custom operators, into which torch.compile does not trace: its code for a GPU multiplies an
 arange in 32 bits (pytorch#175966), its code for a CPU corrupted the memory here (torch 2.13).
 """
 
@@ -12,20 +13,20 @@ from torch import Tensor
 
 _STEP, _FACTOR_1, _FACTOR_2 = (
     word - (1 << 64) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)  # as int64, whose products have the same bits
-OUTSIDE = -1  # a place outside of the encoder, whose layers count from 1
-_BITS = 16
-_PER_WORD = 64 // _BITS
+)  # SplitMix64's uint64 constants as int64: the bits of sums and products are the same
+OUTSIDE = -1  # the place of dropout outside of an encoder; inside it, 0 is the input and n + 1 is layer n
+_BITS = 16  # for each element
+_PER_WORD = 64 // _BITS  # elements
 
 
 @torch.library.custom_op("xlme_ds::derive", mutates_args=())
 def derive(keys_B: Tensor, place: int) -> Tensor:
-    """The rows' keys for one `place` in the model with dropout, int64 [B]."""
-    return _mixed(keys_B + ((place * _STEP + (1 << 63)) % (1 << 64) - (1 << 63)))
+    """Keys for one `place` in the model, from the rows' keys (or from those that this function returned), int64 [B]."""
+    return _mixed(keys_B + ((place * _STEP + (1 << 63)) % (1 << 64) - (1 << 63)))  # the product wrapped to int64
 
 
 def drop(x_BTD: Tensor, rate: float, keys_B: Tensor | None) -> Tensor:
-    """`x_BTD` with the share `rate` of its elements set to 0, as `keys_B` decide, and the others scaled up by
+    """`x_BTD` with the share `rate` of its elements set to 0, as `keys_B` decide, and the others multiplied by
     1 / (1 − rate); unchanged without keys. `rate` is rounded to a multiple of 2^-16."""
     dropped = round(rate * (1 << _BITS))
     if keys_B is None or not dropped:
@@ -37,10 +38,8 @@ def drop(x_BTD: Tensor, rate: float, keys_B: Tensor | None) -> Tensor:
 
 
 def drop_weights(weights_BHTS: Tensor, rate: float, keys_B: Tensor, row_tokens: int) -> Tensor:
-    """Attention weights with the share `rate` dropped, for the first T queries and S keys of rows of `row_tokens`.
-
-    They are dropped as in complete rows, so the result does not depend on T and S.
-    """
+    """Attention weights with the share `rate` dropped. They are those of the first T queries and S keys of rows of
+    `row_tokens` tokens, and the same weights are dropped for any T and S."""
     dropped = round(rate * (1 << _BITS))
     dropped_BHTS = _dropped(keys_B, *weights_BHTS.shape[1:], row_tokens, row_tokens, dropped)
     return weights_BHTS.masked_fill(dropped_BHTS, 0.0) * ((1 << _BITS) / ((1 << _BITS) - dropped))
@@ -48,24 +47,24 @@ def drop_weights(weights_BHTS: Tensor, rate: float, keys_B: Tensor, row_tokens: 
 
 @torch.library.custom_op("xlme_ds::dropped", mutates_args=())
 def _dropped(
-    keys_B: Tensor, groups: int, tokens: int, width: int, all_tokens: int, whole_width: int, dropped: int
+    keys_B: Tensor, groups: int, tokens: int, width: int, all_tokens: int, all_width: int, dropped: int
 ) -> Tensor:
-    """Mask of the dropped elements, about `dropped` of every 2^16, bool [B, groups, tokens, width].
+    """Whether each element is dropped (about `dropped` of every 2^16 are), bool [B, groups, tokens, width].
 
-    It is the upper left corner of the mask [all_tokens, whole_width] of each group; only the corner is computed.
+    It is the first part of a mask [B, groups, all_tokens, all_width], of which no more is computed.
     """
-    device, words_per_token = keys_B.device, -(-whole_width // _PER_WORD)
-    columns = -(-width // _PER_WORD)
+    device, words_per_token = keys_B.device, -(-all_width // _PER_WORD)
+    words = -(-width // _PER_WORD)  # of a token that are computed; each has the bits of _PER_WORD elements
     of_groups = torch.arange(groups, device=device)[:, None, None] * (all_tokens * words_per_token)
     of_tokens = torch.arange(tokens, device=device)[:, None] * words_per_token
-    count_GTW = of_groups + of_tokens + torch.arange(1, columns + 1, device=device)
-    bits = _mixed(keys_B[:, None] + count_GTW.flatten() * _STEP).view(torch.int16)
-    return bits.view(len(keys_B), groups, tokens, columns * _PER_WORD)[..., :width] < dropped - (1 << (_BITS - 1))
+    counter_GTW = of_groups + of_tokens + torch.arange(1, words + 1, device=device)
+    bits = _mixed(keys_B[:, None] + counter_GTW.flatten() * _STEP).view(torch.int16)
+    return bits.view(len(keys_B), groups, tokens, words * _PER_WORD)[..., :width] < dropped - (1 << (_BITS - 1))
 
 
 derive.register_fake(lambda keys_B, place: torch.empty_like(keys_B))
 _dropped.register_fake(
-    lambda keys_B, groups, tokens, width, all_tokens, whole_width, dropped: keys_B.new_empty(
+    lambda keys_B, groups, tokens, width, all_tokens, all_width, dropped: keys_B.new_empty(
         len(keys_B), groups, tokens, width, dtype=torch.bool
     )
 )
@@ -79,5 +78,5 @@ def _mixed(state: Tensor) -> Tensor:
 
 
 def _shifted(state: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right: zeros move in."""
+    """`state` shifted right by `bits`, with zeros on the left, as for unsigned numbers."""
     return (state >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,4 +1,4 @@
-"""Generator and discriminator in one module, so that one engine, one backward pass and one checkpoint hold both.
+"""Generator and discriminator in one module: they share an engine, a backward pass and a checkpoint.
 
 B rows, T tokens, M masked positions of the batch, D width.
 """
@@ -21,7 +21,7 @@ class ElectraOutput(NamedTuple):
 
     nll_M: Tensor  # float32, the generator's −log p of the original token
     predicted_M: Tensor  # int64, the generator's most likely token
-    corrupted_BT: Tensor  # int64, the rows with the generator's samples in place
+    corrupted_BT: Tensor  # int64, the tokens with the generator's samples at the masked positions
     replaced_logits_BT: Tensor  # the discriminator's logits; positive means replaced
 
 
@@ -45,8 +45,8 @@ class Electra(nn.Module):
 
     def add_generator(self, z_loss: float, temperature: float) -> None:
         """Build the generator and its head."""
-        no_dropout = replace(self.cfg, dropout=0.0, attention_dropout=0.0)  # it would make its samples worse
-        self.generator = Encoder(no_dropout, self.cfg.generator_layers)
+        without_dropout = replace(self.cfg, dropout=0.0, attention_dropout=0.0)  # dropout would make the samples worse
+        self.generator = Encoder(without_dropout, self.cfg.generator_layers)
         self.masked_head = MaskedLanguageModelHead(self.cfg, z_loss, temperature)
 
     @property
@@ -55,8 +55,9 @@ class Electra(nn.Module):
         return [getattr(self, f"embedding_{n}") for n in range(self.cfg.vocabulary_blocks)]
 
     def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
-        """The discriminator's token embeddings: the generator's, or their gradient-stopped copy plus a difference."""
-        # Sparse: the masked head gives the embedding a dense gradient, and the lookups add theirs to it.
+        """The discriminator's token embeddings, [B, T, D]: the generator's, or their gradient-stopped copy plus a
+        difference."""
+        # Sparse gradient: it is added to the dense gradient that the masked head gives the embedding.
         shared = lookup(ids_BT, self.table, sparse=True)
         if self.cfg.embedding_sharing == "tied":
             return shared
@@ -64,16 +65,16 @@ class Electra(nn.Module):
         return shared.detach() + lookup(ids_BT, differences)
 
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Mask, predict, sample (XLM-E equations (1) to (3)): the first three of `ElectraOutput`."""
+        """Mask, predict, sample (XLM-E equations (1) to (3)). Returns the first three fields of `ElectraOutput`."""
         table = read_whole(self.table)
-        tokens = batch.tokens_BT.flatten()
-        targets_M, uniforms_M = tokens[batch.masked_M], batch.uniforms_M
-        shown_M = torch.full_like(targets_M, self.cfg.vocabulary - 1)
-        if self.keep:
+        tokens_N = batch.tokens_BT.flatten()
+        targets_M, uniforms_M = tokens_N[batch.masked_M], batch.uniforms_M
+        shown_M = torch.full_like(targets_M, self.cfg.vocabulary - 1)  # `<mask>`
+        if self.keep:  # the share of masked positions that show the original token
             kept_M = uniforms_M < self.keep
             shown_M = torch.where(kept_M, targets_M, shown_M)
             uniforms_M = uniforms_within(kept_M, uniforms_M, self.keep)
-        masked_BT = tokens.index_copy(0, batch.masked_M, shown_M).view_as(batch.tokens_BT)
+        masked_BT = tokens_N.index_copy(0, batch.masked_M, shown_M).view_as(batch.tokens_BT)
         hidden_BTD = self.generator(
             lookup(masked_BT, self.table, sparse=True),
             batch.positions_BT,
@@ -84,7 +85,7 @@ class Electra(nn.Module):
         random_M, uniforms_M = random_instead(batch.added.get("random_1"), uniforms_M, self.cfg.vocabulary)
         generated = self.masked_head(hidden_MD, TiedTable(table), targets_M, uniforms_M)
         sample_M = torch.where(random_M < 0, generated.sample_M, random_M)
-        corrupted_BT = tokens.index_copy(0, batch.masked_M, sample_M).view_as(batch.tokens_BT)
+        corrupted_BT = tokens_N.index_copy(0, batch.masked_M, sample_M).view_as(batch.tokens_BT)
         return generated.nll_M, generated.predicted_M, corrupted_BT
 
     def forward(self, batch: Batch) -> ElectraOutput:
@@ -101,29 +102,30 @@ class Electra(nn.Module):
 
 
 def random_instead(share_1: Tensor | None, uniforms_M: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """(random tokens, uniforms), both [M]: random ordinary tokens in place of a share of the samples, and −1 in the
-    other positions; the uniforms to sample with there. `share_1`: the share, float32 [1]."""
-    none_M = torch.full_like(uniforms_M, -1, dtype=torch.int64)
+    """Random ordinary tokens that replace a share of the generator's samples, int64 [M], and −1 at the other masked
+    positions; and the uniforms to sample with at those, float32 [M]. `share_1`: the share, float32 [1]; None for 0."""
+    no_token_M = torch.full_like(uniforms_M, -1, dtype=torch.int64)
     if share_1 is None:
-        return none_M, uniforms_M
-    share_1, first, count = share_1.detach(), UNK + 1, vocabulary - UNK - 2
+        return no_token_M, uniforms_M
+    share_1 = share_1.detach()
+    first, count = UNK + 1, vocabulary - UNK - 2  # ids of the ordinary tokens
     below_M = uniforms_M < share_1
     within_M = uniforms_within(below_M, uniforms_M, share_1)
     tokens_M = first + (within_M.double() * count).long().clamp(0, count - 1)
-    return torch.where(below_M, tokens_M, none_M), torch.where(below_M, 0.0, within_M)
+    return torch.where(below_M, tokens_M, no_token_M), torch.where(below_M, 0.0, within_M)
 
 
 def uniforms_within(below_M: Tensor, uniforms_M: Tensor, bound: float | Tensor) -> Tensor:
-    """Rescale each uniform to [0, 1) from the part of [0, 1) that it is in, below `bound` or from `bound` on.
+    """Each uniform rescaled to [0, 1): from [0, bound) where `below_M` is true, else from [bound, 1).
 
-    The result is uniform again and independent of that part, so that one uniform serves two random choices.
+    The result is again uniform and independent of `below_M`: so one uniform serves two random choices.
     """
     within_M = torch.where(below_M, uniforms_M / bound, (uniforms_M - bound) / (1.0 - bound))
-    return within_M.clamp(max=1.0 - 2.0**-24)
+    return within_M.clamp(max=1.0 - 2.0**-24)  # rounding could give 1
 
 
 def block_sizes(cfg: ModelConfig) -> list[int]:
-    """Rows of each embedding block: equal, except for the last, which takes the remainder."""
+    """The number of ids in each block of the embedding: equal, except for the last block, which has the remainder."""
     size = -(-cfg.vocabulary // cfg.vocabulary_blocks)
     sizes = [min(size, cfg.vocabulary - start) for start in range(0, cfg.vocabulary, size)]
     assert len(sizes) == cfg.vocabulary_blocks, "xlme_ds.validate checks this"

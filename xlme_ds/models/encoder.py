@@ -20,8 +20,8 @@ from .layers import layer_class, norm_of
 
 
 class _Lookup(torch.autograd.Function):
-    """Table lookup whose gradient is summed in float32: a frequent token has thousands of summands, too many for
-    bf16."""
+    """Table lookup with a gradient that is summed in float32: for a frequent token it has thousands of summands, too
+    many for bf16."""
 
     @staticmethod
     def forward(ctx, ids: Tensor, weight: Tensor, sparse: bool) -> Tensor:  # type: ignore[no-untyped-def]
@@ -32,18 +32,20 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[None, Tensor, None]:  # type: ignore[no-untyped-def]
         (ids,) = ctx.saved_tensors
-        used, position = ids.flatten().unique(return_inverse=True)
-        sums = grad.new_zeros(len(used), ctx.shape[1], dtype=torch.promote_types(grad.dtype, torch.float32))
-        sums = sums.index_add_(0, position, grad.flatten(0, -2).to(sums.dtype)).to(ctx.dtype)
+        used_ids, index_of_id = ids.flatten().unique(return_inverse=True)
+        sums = grad.new_zeros(len(used_ids), ctx.shape[1], dtype=torch.promote_types(grad.dtype, torch.float32))
+        sums = sums.index_add_(0, index_of_id, grad.flatten(0, -2).to(sums.dtype)).to(ctx.dtype)
         if ctx.sparse:
-            table = torch.sparse_coo_tensor(used[None], sums, ctx.shape, is_coalesced=True, check_invariants=False)
+            grad_table = torch.sparse_coo_tensor(
+                used_ids[None], sums, ctx.shape, is_coalesced=True, check_invariants=False
+            )
         else:
-            table = torch.zeros(ctx.shape, dtype=ctx.dtype, device=grad.device).index_copy_(0, used, sums)
-        return None, table, None
+            grad_table = torch.zeros(ctx.shape, dtype=ctx.dtype, device=grad.device).index_copy_(0, used_ids, sums)
+        return None, grad_table, None
 
 
 class _ReadWhole(torch.autograd.Function):
-    """Identity. Its gradient is no view, unlike that of torch's own identity `view_as`: autograd adds nothing to a view
+    """Identity. Unlike with torch's own identity `view_as`, the gradient is not a view, to which autograd would not add
     in place."""
 
     @staticmethod
@@ -56,9 +58,9 @@ class _ReadWhole(torch.autograd.Function):
 
 
 def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tensor:
-    """Embeddings of `ids` (int64, any shape) as [..., D]; block n holds the ids after those of block n−1.
+    """Embeddings of `ids` (int64, any shape) as [..., D]. The ids of the blocks follow one another.
 
-    `sparse` (CPU): the gradient of the blocks is sparse. It is added to the dense one that `read_whole` gives them.
+    `sparse`: on a CPU, the gradient of the blocks is sparse, to be added to the dense one that `read_whole` gives them.
     """
 
     def lookup_block(ids: Tensor, block: Tensor) -> Tensor:
@@ -70,9 +72,9 @@ def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tenso
         return lookup_block(ids, blocks[0])
     total, start = None, 0
     for block in blocks:
-        local = ids - start
-        inside = (local >= 0) & (local < len(block))
-        embedded = lookup_block(local.clamp(0, len(block) - 1), block) * inside.unsqueeze(-1)
+        index = ids - start
+        is_in_block = (index >= 0) & (index < len(block))
+        embedded = lookup_block(index.clamp(0, len(block) - 1), block) * is_in_block.unsqueeze(-1)
         total = embedded if total is None else total + embedded
         start += len(block)
     assert total is not None
@@ -80,12 +82,13 @@ def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tenso
 
 
 def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
-    """`blocks` for an operation that gives them a dense gradient; call this before the sparse lookups of a pass.
+    """`blocks` as the input of an operation that gives them a dense gradient. Call this before the sparse lookups of
+    the pass.
 
-    The order matters: autograd runs operations backward from the last. The dense gradient then comes first, and the
-    sparse ones are added to it in place; in the other order it would be copied. Blocks that an engine partitions are
-    returned unchanged, because a view would hold the complete block; so are blocks whose dense gradient an engine takes
-    itself.
+    The order matters, because the backward pass runs from the last operation to the first. The dense gradient then
+    comes first, and the sparse ones are added to it in place; in the other order it would be copied. Blocks that an
+    engine partitions are returned unchanged, because a view would hold the complete block; so are blocks whose dense
+    gradient an engine takes itself.
     """
     if not torch.is_grad_enabled():
         return list(blocks)
@@ -96,12 +99,12 @@ def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
 
 
 def run_layer(layer: nn.Module, *inputs: object) -> Tensor:
-    """The output of `layer`; the default of `Encoder.run_layer`, which `execution.wrap_layers` may replace."""
+    """The output of `layer`. `execution.wrap_layers` may put another function in its place."""
     return layer(*inputs)
 
 
 def use_rotary_base(model: nn.Module, base: float | None) -> None:
-    """Set the base of rotary positions in the encoders of `model`; None: that of their settings."""
+    """Set the base of rotary positions in all encoders of `model`; None: the base in their settings."""
     for encoder in model.modules():
         if isinstance(encoder, Encoder):
             encoder.cfg_of_phase = encoder.cfg if base is None else replace(encoder.cfg, rotary_base=base)
@@ -110,7 +113,7 @@ def use_rotary_base(model: nn.Module, base: float | None) -> None:
 class Encoder(nn.Module):
     """Positions, layers and norms of one encoder. Token embeddings belong to the model: two encoders may share one."""
 
-    ragged = False  # whether its rows differ in length: then its layers are not compiled, as each length needs new code
+    ragged = False  # whether its rows differ in length; if so, layers are not compiled, as each length needs new code
 
     def __init__(self, cfg: ModelConfig, layers: int):
         super().__init__()
@@ -125,15 +128,14 @@ class Encoder(nn.Module):
             else None
         )
         self.layers = nn.ModuleDict({str(n): self._layer(n) for n in range(layers)})
-        # Post-LN normalises the input of the first layer. Pre-LN normalises the output of the last layer, and the input
-        # too with `embedding_norm`.
-        input_norm, output_norm = cfg.norm == "post" or cfg.embedding_norm, cfg.norm == "pre"
+        # Post-LN normalises the input of the first layer. Pre-LN normalises the output of the last layer, and with
+        # `embedding_norm` also the input of the first.
+        self.input_norm = norm_of(cfg) if cfg.norm == "post" or cfg.embedding_norm else None
+        self.output_norm = norm_of(cfg) if cfg.norm == "pre" else None
         self.run_layer: Callable[..., Tensor] = run_layer
-        self.input_norm = norm_of(cfg) if input_norm else None
-        self.output_norm = norm_of(cfg) if output_norm else None
 
-    def _layer(self, number: int) -> nn.Module:
-        return layer_class(self.cfg).build(self.cfg, number)
+    def _layer(self, index: int) -> nn.Module:
+        return layer_class(self.cfg).build(self.cfg, index)
 
     def embed(
         self,
@@ -142,9 +144,9 @@ class Encoder(nn.Module):
         languages_BT: Tensor | None = None,
         keys_B: Tensor | None = None,
     ) -> Tensor:
-        """Input of the first layer, [B, T, D]; `positions_BT` restart at every packed item.
+        """Input of the first layer, [B, T, D], from token embeddings [B, T, D] and the tensors of `Batch`.
 
-        `languages_BT` is needed where languages have embeddings, `keys_B` in training with dropout.
+        `languages_BT` is needed if languages have embeddings, `keys_B` in training with dropout.
         """
         if self.positions is not None:
             embedded_BTD = embedded_BTD + lookup(positions_BT, [self.positions])
@@ -154,10 +156,10 @@ class Encoder(nn.Module):
             embedded_BTD = embedded_BTD + lookup(languages_BT, [self.languages])
         if self.input_norm is not None:
             embedded_BTD = self.input_norm(embedded_BTD)
-        keys_B = self._dropping(keys_B)
+        keys_B = self._keys_for_dropout(keys_B)
         return embedded_BTD if keys_B is None else drop(embedded_BTD, self.cfg.dropout, derive(keys_B, 0))
 
-    def _dropping(self, keys_B: Tensor | None) -> Tensor | None:
+    def _keys_for_dropout(self, keys_B: Tensor | None) -> Tensor | None:
         """`keys_B` if this pass has dropout, else None."""
         if not self.training or self.cfg.dropout == self.cfg.attention_dropout == 0:
             return None
@@ -165,7 +167,7 @@ class Encoder(nn.Module):
         return keys_B
 
     def distances(self, tokens: int) -> Tensor | None:
-        """The relative bias d of rows of `tokens` tokens, float32 [H, W]; None where the model has none."""
+        """The relative bias d of rows of `tokens` tokens, float32 [H, W]; None if the model has no relative bias."""
         return None if self.relative is None else self.relative(tokens)
 
     def body(
@@ -177,9 +179,9 @@ class Encoder(nn.Module):
         keys_B: Tensor | None = None,
         row_tokens: int | None = None,
     ) -> Tensor:
-        """All layers, and the norm after the last one: [B, T, D] to [B, T, D].
+        """The output of all layers and of the norm after the last one, [B, T, D], from the input of the first layer.
 
-        `allowed` maps the groups of positions to an attention mask; `row_tokens`: see `AttentionBias`.
+        `allowed` makes the attention mask from `groups_BT`; `row_tokens`: see `AttentionBias`.
         """
         cfg = self.cfg_of_phase
         shared = layer_class(cfg).shared(cfg, groups_BT, distance_HW, x_BTD.dtype, allowed, row_tokens)
@@ -187,9 +189,9 @@ class Encoder(nn.Module):
 
     def through_layers(self, x_BTD: Tensor, shared: object, keys_B: Tensor | None = None) -> Tensor:
         """As `body`, given `shared`: the mask and bias that all layers read."""
-        keys_B = self._dropping(keys_B)
-        for number, layer in self.layers.items():
-            x_BTD = self.run_layer(layer, x_BTD, shared, None if keys_B is None else derive(keys_B, 1 + int(number)))
+        keys_B = self._keys_for_dropout(keys_B)
+        for index, layer in self.layers.items():
+            x_BTD = self.run_layer(layer, x_BTD, shared, None if keys_B is None else derive(keys_B, 1 + int(index)))
         return x_BTD if self.output_norm is None else self.output_norm(x_BTD)
 
     def forward(
@@ -200,15 +202,15 @@ class Encoder(nn.Module):
         languages_BT: Tensor | None = None,
         keys_B: Tensor | None = None,
     ) -> Tensor:
-        """Last hidden states, [B, T, D]; see `embed`."""
-        read_BTD = self.embed(embedded_BTD, positions_BT, languages_BT, keys_B)
-        return self.body(read_BTD, segments_BT, self.distances(segments_BT.shape[1]), keys_B=keys_B)
+        """Last hidden states, [B, T, D]; arguments as for `embed`."""
+        input_BTD = self.embed(embedded_BTD, positions_BT, languages_BT, keys_B)
+        return self.body(input_BTD, segments_BT, self.distances(segments_BT.shape[1]), keys_B=keys_B)
 
     def hidden_states(
         self, embedded_BTD: Tensor, positions_BT: Tensor, segments_BT: Tensor, languages_BT: Tensor | None = None
     ) -> list[Tensor]:
-        """Hidden states [B, T, D] of the embeddings (index 0) and of every layer; in evaluation mode the last one is
-        `forward`'s."""
+        """The input of the first layer (index 0) and the output of every layer, each [B, T, D]; in evaluation mode the
+        last one is what `forward` returns."""
         distance_HW = self.distances(segments_BT.shape[1])
         cfg = self.cfg_of_phase
         shared = layer_class(cfg).shared(cfg, segments_BT, distance_HW, embedded_BTD.dtype)

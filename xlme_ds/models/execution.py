@@ -1,4 +1,4 @@
-"""Compilation and activation checkpointing of a model's layers, applied from outside of the model."""
+"""Compilation and activation checkpointing of a model's layers; the model's code knows neither."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def resolve_compile(model: nn.Module, cfg: ModelConfig, on_gpu: bool) -> str:
-    """`model.compile`, with auto resolved: layers on a GPU, unless an encoder is `ragged`."""
+    """`model.compile`; auto becomes `layers` on a GPU, unless an encoder is `ragged`, and else `none`."""
     if cfg.compile != "auto":
         return cfg.compile
     ragged = any(encoder.ragged for encoder in _encoders(model))
@@ -27,10 +27,8 @@ def _encoders(model: nn.Module) -> list[Encoder]:
 
 
 def wrap_layers(model: Model, cfg: ModelConfig, on_gpu: bool = False) -> Model:
-    """Make the layers of `model` run as `model.compile` and `model.activation_checkpointing` say; returns it.
-
-    Parameters, names and hooks stay as they are.
-    """
+    """`model`, changed so that its layers are compiled and checkpointed by `cfg.compile` and
+    `cfg.activation_checkpointing`. Parameters, names and hooks stay as they are."""
     compile_as = resolve_compile(model, cfg, on_gpu)
     for encoder in _encoders(model):
         if cfg.activation_checkpointing:
@@ -38,18 +36,18 @@ def wrap_layers(model: Model, cfg: ModelConfig, on_gpu: bool = False) -> Model:
         if compile_as != "none" and not encoder.ragged:
             for layer in encoder.layers.values():
                 layer.forward = functools.partial(_compiled_in_training, layer, compile_as)
-    if cfg.compile == "graphs":  # each micro-batch may overwrite the outputs of the previous one's CUDA graphs
+    if cfg.compile == "graphs":  # a micro-batch may overwrite the memory of the CUDA graphs of the one before
         model.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
     return model
 
 
 def _checkpointed(layer: nn.Module, *inputs: Any) -> Tensor:
-    """The layer's output; only the inputs are saved for the backward pass, which runs the layer and its hooks again."""
+    """The layer's output. Only its inputs are saved for the backward pass, which runs the layer and its hooks again."""
     return checkpoint(layer, *inputs, use_reentrant=False) if torch.is_grad_enabled() else layer(*inputs)
 
 
 def _compiled_in_training(layer: nn.Module, compile_as: str, *inputs: Any) -> Tensor:
-    """The layer's output, from compiled code in training only: evaluations have rows of any number and length."""
+    """The layer's output; compiled code runs only in training, because evaluations have batches of any shape."""
     forward = type(layer).forward
     return (compiled(forward, compile_as) if layer.training else forward)(layer, *inputs)
 
@@ -59,9 +57,9 @@ def compiled(function: Callable[..., Any], how: str) -> Callable[..., Any]:
     """`function` compiled as one graph for each shape of its inputs; torch raises an error for more than eight shapes
     in a process.
 
-    With `graphs` it is also replayed as a CUDA graph. Inductor is deterministic, which excludes choosing the order of a
-    sum by timing: so a resumed run is bit-identical. Code compiled for an aligned parameter is used for unaligned ones
-    without a check (pytorch#193054), so engines align all parameters (`engine/placement.py`).
+    If `how` is `graphs`, it is also replayed as a CUDA graph. `deterministic` forbids Inductor to choose the order of a
+    sum by timing: so a resumed run is bit-identical. Code that was compiled for an aligned parameter is used for
+    unaligned ones without a check (pytorch#193054), so engines align all parameters (`engine/placement.py`).
     """
     return torch.compile(
         function,

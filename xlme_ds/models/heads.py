@@ -1,5 +1,5 @@
-"""The heads between an encoder and its loss: the masked language model's, which ends in the vocabulary softmax of
-`masked_head.py`, and the discriminator's.
+"""The heads between an encoder and its loss: the masked language model's, which ends in the softmax over the vocabulary
+(`masked_head.py`), and the discriminator's.
 
 B rows, T tokens, M masked positions, V vocabulary, D width.
 """
@@ -16,23 +16,24 @@ from ..data.rows import UNK
 from .layers import norm_of
 from .masked_head import MaskedTokens, masked_softmax
 
-_NEVER = -1e30  # logit of tokens that must not be predicted: probability exactly 0; infinity could give a NaN
+_EXCLUDED_LOGIT = -1e30  # of tokens that must not be predicted: probability exactly 0; −inf could give a NaN
 
 
 @dataclass(frozen=True)
 class TiedTable:
-    """The blocks of the tied embedding as one object, so that ZeRO-3 does not see tensors in a module's arguments.
+    """The blocks of the tied embedding in one object, which hides the tensors from ZeRO-3.
 
-    DeepSpeed 0.19.8 replaces such tensors by views, which hold the complete table until the backward pass. With one
-    process and parameters on a disk, other parameters have been read into the views' buffer by then.
+    DeepSpeed 0.19.8 replaces tensors among a module's arguments by views, which hold the complete table until the
+    backward pass. With one process and parameters on a disk, other parameters are read into the memory of the views
+    before that.
     """
 
     blocks: Sequence[Tensor]
 
 
 class MaskedLanguageModelHead(nn.Module):
-    """Dense, GELU, LayerNorm, then the projection tied to the embedding plus a bias; or only this projection
-    (`model.masked_head`)."""
+    """Dense layer, GELU and LayerNorm (unless `model.masked_head` leaves them out), then logits: the products with the
+    tied embedding plus a bias."""
 
     def __init__(self, cfg: ModelConfig, z_loss: float = 0.0, temperature: float = 1.0):
         super().__init__()
@@ -52,21 +53,21 @@ class MaskedLanguageModelHead(nn.Module):
         uniforms_M: Tensor | None,
         ordinary: bool = False,
     ) -> MaskedTokens:
-        """Loss, sample and prediction at the masked positions.
+        """Loss, sample and prediction at the masked positions; samples are drawn by `uniforms_M` if given.
 
-        `ordinary`: predict no special token, because the prediction becomes part of the text; the loss is then
-        meaningless.
+        `ordinary`: predict only ordinary tokens, because the predictions become part of the text. The loss has then no
+        meaning.
         """
         bias_V: Tensor = self.bias
         if ordinary:
             bias_V = bias_V.detach().clone()
             for special in (bias_V[: UNK + 1], bias_V[-1]):
-                special.fill_(_NEVER)  # an assignment would copy the number to a GPU, and the host would wait
+                special.fill_(_EXCLUDED_LOGIT)  # an assignment would copy a number to the GPU, and the host would wait
         inputs = self._before_softmax(hidden_MD), table.blocks, bias_V, targets_M, uniforms_M
         return masked_softmax(*inputs, self.chunk, self.kernels, self.temperature, self.z_loss)
 
     def logits(self, hidden_MD: Tensor, blocks: Sequence[Tensor]) -> Tensor:
-        """All logits of a few positions, [M, V]; `blocks`: the tied embedding."""
+        """All logits of a few positions, [M, V]; `blocks`: those of the tied embedding."""
         hidden_MD = self._before_softmax(hidden_MD)
         return torch.cat([hidden_MD @ block.t() for block in blocks], dim=1) + self.bias
 
@@ -77,7 +78,7 @@ class MaskedLanguageModelHead(nn.Module):
 
 
 class ReplacedTokenHead(nn.Module):
-    """Dense, GELU, linear to one logit a token: positive means that the token was replaced."""
+    """Dense layer, GELU, and a linear map to one logit a token; positive means that the token was replaced."""
 
     def __init__(self, cfg: ModelConfig):
         super().__init__()

@@ -17,14 +17,14 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-# The first value of a parameter by its name, float32; None: it is drawn at random.
+# From a parameter's name to its initial value, float32; None: by the scheme.
 InitialValues = Callable[[str], torch.Tensor | None]
-# A context that makes a partitioned parameter complete on every rank, and stores what was written into it.
+# A context in which a partitioned parameter is complete, on every rank or on one; at its end, the parts are stored.
 GatherParameter = Callable[[nn.Parameter], AbstractContextManager[object]]
 
 
 def has_weight_decay(parameter_dim: int) -> bool:
-    """Whether the parameter has weight decay: biases, norms and other vectors have none."""
+    """Whether a parameter with so many dimensions has weight decay: biases, norms and other vectors have none."""
     return parameter_dim >= 2
 
 
@@ -41,9 +41,9 @@ def initialise(
     """
     for name, parameter in model.named_parameters():
         with nullcontext() if gather_parameter is None else gather_parameter(parameter), torch.no_grad():
-            if parameter.numel() == 0:  # the other ranks of a partitioned parameter
+            if parameter.numel() == 0:  # partitioned, and complete on another rank
                 continue
-            leaf = name.rsplit(".", 1)[-1]
+            leaf = name.rsplit(".", 1)[-1]  # the name inside its module
             value = None if initial_values is None else initial_values(name)
             if value is not None:
                 parameter.copy_(value)

@@ -1,7 +1,7 @@
-"""Check of the Triton kernels before a run: their results on small inputs against the CPU's in float64.
+"""Check of the Triton kernels before a run: compares their results on small inputs with float64 on the CPU.
 
-If a GPU, driver or compiler gives wrong numbers, the run stops, instead of continuing with another loss curve. The
-check compiles the kernels for the sizes that the run needs anyway, so it costs the run little time.
+If a GPU, driver or compiler gives wrong numbers, the run stops, instead of training with wrong losses or gradients. The
+check compiles the kernels for the sizes that the run needs anyway, so it adds little time.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from .attention import Gate, ItemBias, RelativePositionTable, shared_bias
 from .masked_head import masked_softmax
 
 _ITEMS = (70, 50, 24, 16)  # tokens of the items of a row; the last is padding
-_BOUND = 3e-2  # greatest allowed difference, relative to the largest number; bf16 rounds to 2^-9, several times
+_TOLERANCE = 3e-2  # largest allowed |difference| / largest |number|; bf16 rounds by up to 2^-9, several times
 
 
 def check_kernels(cfg: ModelConfig, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -25,11 +25,11 @@ def check_kernels(cfg: ModelConfig, device: torch.device, dtype: torch.dtype = t
     reference = replace(cfg, kernels="torch"), torch.device("cpu"), torch.float64
     attention = "attention", _attention(cfg, device, dtype), _attention(*reference)
     head = "vocabulary softmax", _head(cfg, device, dtype), _head(*reference)
-    for part, actual, expected in (attention, head):
-        # `actual` is empty where the model's attention runs in other kernels.
-        for name, ours, theirs in zip(expected, actual.values(), expected.values(), strict=False):
-            error = float((ours.detach().cpu().double() - theirs.detach()).abs().max() / theirs.detach().abs().max())
-            if not error <= _BOUND:  # nor a NaN
+    for part, results, expected_results in (attention, head):
+        for name, result in results.items():  # none if the model's attention runs in other kernels
+            expected = expected_results[name].detach()
+            error = float((result.detach().cpu().double() - expected).abs().max() / expected.abs().max())
+            if not error <= _TOLERANCE:  # true for NaN too
                 raise ValueError(
                     f"the Triton kernels of the {part} are wrong on this {device.type} ({name} by {error:.2g} of its "
                     "largest number): set model.kernels to torch, and report it with the GPU and the versions of torch "
@@ -38,13 +38,13 @@ def check_kernels(cfg: ModelConfig, device: torch.device, dtype: torch.dtype = t
 
 
 def random_numbers(shape: tuple[int, ...], seed: int, std: float, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Normal random numbers that require a gradient, with the same values in every dtype."""
+    """Normal random numbers that require a gradient; they are rounded to bf16, so that all dtypes get the same."""
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * std
-    return values.bfloat16().to(device, dtype).requires_grad_()  # rounded to bf16 first: every dtype can hold them
+    return values.bfloat16().to(device, dtype).requires_grad_()
 
 
 def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Output and gradients for two heads of the model's size; empty if attention runs in other kernels."""
+    """Output and gradients by name, for two heads of the model's size; empty if attention runs in other kernels."""
     size, tokens = cfg.width // cfg.heads, sum(_ITEMS)
     small = replace(cfg, width=2 * size, heads=2)
     segments_BT = torch.repeat_interleave(torch.tensor([1, 2, 3, 0]), torch.tensor(_ITEMS))[None].to(device)
@@ -65,12 +65,11 @@ def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> di
 
 
 def _head(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Losses and gradients for hidden states as wide as the model's."""
-    width, std = cfg.width, cfg.width**-0.5
-    shapes = {"hidden": ((200, width), 1.0), "table": ((1000, width), 2 * std), "bias": ((1000,), 0.5)}
+    """Losses and gradients by name, for 200 positions and 1,000 ids, with hidden states as wide as the model's."""
     inputs = {
-        name: random_numbers(shape, seed, spread, device, dtype)
-        for seed, (name, (shape, spread)) in enumerate(shapes.items())
+        "hidden": random_numbers((200, cfg.width), 0, 1.0, device, dtype),
+        "table": random_numbers((1000, cfg.width), 1, 2 * cfg.width**-0.5, device, dtype),
+        "bias": random_numbers((1000,), 2, 0.5, device, dtype),
     }
     g = torch.Generator().manual_seed(0)
     targets, uniforms = torch.randint(1000, (200,), generator=g).to(device), torch.rand(200, generator=g).to(device)
@@ -79,7 +78,8 @@ def _head(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[st
 
 
 def with_gradients(outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`outputs`, and the gradients of a sum of all their numbers with a different weight for each."""
+    """`outputs`, and by name the gradients of `inputs` for a weighted sum of all numbers in `outputs`, each of which
+    has another weight."""
     total = torch.zeros((), dtype=torch.float64, device=next(iter(outputs.values())).device)
     for value in outputs.values():
         weights = torch.linspace(0.5, 2.0, value.numel(), dtype=torch.float64, device=value.device)

@@ -9,40 +9,36 @@ from ..config import ModelConfig
 from .attention_cpu import TILE
 from .tiles import SKEWED, SUMMED_ROWS, tiling
 
-INTEGER = 8  # token ids, positions, segments
-FLOAT = 4
+INTEGER = 8  # bytes of a token id, position or segment (int64)
+FLOAT = 4  # bytes of a float32
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The sizes of a micro-batch on one device, and the kernels that it runs in.
+    """The sizes of a micro-batch on one device, and the kernels that its attention runs in."""
 
-    `rows`: rows of both tasks, `pairs` of them of translation pairs; `tokens`: positions of all rows; `element`: the
-    size of a weight or activation in bytes; `fused`: attention runs in the GPU's fused kernel; `triton`: in the Triton
-    kernels.
-    """
-
-    rows: int
-    row_tokens: int
-    tokens: int
-    element: int
-    fused: bool
-    triton: bool
-    pairs: int
+    rows: int  # of both tasks
+    row_tokens: int  # positions of a row
+    tokens: int  # positions of all rows
+    element: int  # bytes of a weight or activation
+    fused: bool  # attention runs in fused kernels on a GPU, torch's or Triton's
+    triton: bool  # attention runs in the Triton kernels
+    pairs: int  # how many of the rows hold translation pairs
 
 
 def operations(cfg: ModelConfig, row_tokens: int) -> float:
-    """Operations per token of a layer's forward pass: projections, feed-forward network, scores and weighted sums."""
+    """Floating-point operations per token of a layer's forward pass: projections, feed-forward network, scores and
+    weighted sums."""
     return 2.0 * (4 * cfg.width**2 + 2 * cfg.width * cfg.feed_forward + 2 * row_tokens * cfg.width)
 
 
 def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     """Bytes that the forward pass of one layer saves for the backward pass; its input is included, its output is not.
 
-    Eight tensors of width D are saved: the inputs and outputs of both norms, the input of the output projection, and q,
-    k and v. With torch's fused kernel the gate saves two more, as it copies q for each of its two products. Dropout
-    saves two masks with a byte for each element. Attention with dropout, which no fused kernel computes, saves one more
-    tensor, the scaled q. The Triton kernels save one number of the gate for each token and head.
+    Eight tensors [B, T, D] are saved: the inputs and outputs of both norms, the input of the output projection, and q,
+    k and v. With torch's fused kernel the gate saves two more, because it copies q for each of its two products.
+    Dropout saves two masks with a byte for each element. Attention with dropout, which no fused kernel computes, saves
+    one more tensor, the scaled q. The Triton kernels save one number of the gate for each token and head.
     """
     tokens, gated, dropping = batch.tokens, cfg.relative_bias == "gated", cfg.attention_dropout > 0
     gate_copies = gated and batch.fused and not batch.triton
@@ -50,13 +46,13 @@ def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     feed_forward = 2 * tokens * cfg.feed_forward
     gates = gated * (FLOAT if batch.triton else 5 * batch.element)
     per_head = tokens * cfg.heads * (gates + (FLOAT if batch.fused and not dropping else 0))
-    norms = 4 * tokens * (FLOAT if batch.fused else batch.element)
+    norms = 4 * tokens * (FLOAT if batch.fused else batch.element)  # mean and scale of each norm
     dropout_masks = 2 * tokens * cfg.width if cfg.dropout else 0
     return (wide_tensors + feed_forward) * batch.element + score_bytes(cfg, batch) + per_head + norms + dropout_masks
 
 
 def score_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
-    """Bytes that one layer saves for pairs of a query and a key.
+    """Bytes that one layer saves for all pairs of a query and a key.
 
     Attention with dropout saves the weights before and after dropout, a dropout mask (a byte a weight), and on the CPU
     the mask of items. Without dropout, torch's fused kernel saves the bias, and other kernels save nothing.
@@ -72,8 +68,8 @@ def score_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
 def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     """Saved bytes that all layers of an encoder share.
 
-    The Triton kernels save where items begin and end, and a table of the distance bias d; others save a mask of all
-    pairs, a byte each, and d of all pairs.
+    The Triton kernels save where items begin and end, and a table of the distance bias d. The others save a mask (a
+    byte) and d for all pairs of a query and a key.
     """
     saved = batch.tokens * (2 * FLOAT if batch.triton else batch.row_tokens)
     if cfg.relative_bias == "none":

@@ -1,7 +1,7 @@
-"""The Transformer layer, post-LN (Base) or pre-LN (Large and XL), with its count of operations and of saved bytes.
+"""The Transformer layer, post-LN (Base) or pre-LN (Large and XL), and functions that count its operations and bytes.
 
-`layer_class` chooses the class of an encoder's layers, this one or `modern.py`'s. B rows, H heads, T tokens, D width,
-K head size; of a linear map N tokens, I inputs, O outputs.
+`layer_class` chooses the class of an encoder's layers: `TransformerLayer` or `modern.ModernLayer`. B rows, H heads, T
+tokens, D width, K head size; of a linear map N tokens, I inputs, O outputs.
 """
 
 import pkgutil
@@ -16,8 +16,9 @@ from . import layer_costs
 from .attention import AttentionBias, Gate, ItemBias, shared_bias
 from .dropout import derive, drop
 
-_PIECE_TOKENS, _MOST_PIECES = 512, 8  # least tokens of a piece, most pieces: adding a piece rounds to bf16
-_NORM_TOKENS = 128  # tokens whose layer norm gradients are summed at a time, so that they stay in the cache
+# `_Linear` splits tokens into pieces of this size or more. There are few pieces, because adding each rounds to bf16.
+_PIECE_TOKENS, _MOST_PIECES = 512, 8
+_NORM_TOKENS = 128  # tokens whose gradients `_LayerNorm` sums at a time, so that they stay in the cache
 
 
 class Linear(nn.Linear):
@@ -31,8 +32,8 @@ class Linear(nn.Linear):
 
 
 class _Linear(torch.autograd.Function):
-    """Computes gᵀ x of the backward pass in pieces: for many tokens, oneDNN takes twice as long for this product as for
-    others of its size."""
+    """x Wᵀ + b, whose backward pass computes the weight's gradient in pieces of the tokens: for many tokens, oneDNN
+    takes twice as long for this product as for others of its size."""
 
     @staticmethod
     def forward(ctx, x, weight_OI, bias_O):  # type: ignore[no-untyped-def]
@@ -45,14 +46,15 @@ class _Linear(torch.autograd.Function):
         x_NI, grad_NO = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
         grad_weight = torch.empty_like(weight_OI)
         size = max(_PIECE_TOKENS, -(-len(x_NI) // _MOST_PIECES))
-        for number, (part_NI, part_NO) in enumerate(zip(x_NI.split(size), grad_NO.split(size), strict=True)):
-            torch.addmm(grad_weight, part_NO.t(), part_NI, beta=min(number, 1), out=grad_weight)
+        for index, (part_NI, part_NO) in enumerate(zip(x_NI.split(size), grad_NO.split(size), strict=True)):
+            beta = 0 if index == 0 else 1  # the first piece overwrites the empty tensor
+            torch.addmm(grad_weight, part_NO.t(), part_NI, beta=beta, out=grad_weight)
         grad_bias = grad_NO.sum(0) if ctx.needs_input_grad[2] else None
         return (grad_NO @ weight_OI).view_as(x), grad_weight, grad_bias
 
 
 class LayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm` that adds up the gradients of weight and bias in float32 for bf16 on the CPU."""
+    """`nn.LayerNorm` with more exact gradients of weight and bias for bf16 on the CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` normalised over its last dimension."""
@@ -62,8 +64,8 @@ class LayerNorm(nn.LayerNorm):
 
 
 class _LayerNorm(torch.autograd.Function):
-    """Sums the gradients of weight and bias in float32: torch sums them in bf16 on the CPU, and so loses most of a sum
-    over thousands of tokens whose mean is not 0."""
+    """Layer norm that sums the gradients of weight and bias in float32. On the CPU torch sums them in bf16, which loses
+    most of a sum over thousands of tokens whose mean is not 0."""
 
     @staticmethod
     def forward(ctx, x, weight_D, bias_D, eps):  # type: ignore[no-untyped-def]
@@ -89,7 +91,7 @@ class _LayerNorm(torch.autograd.Function):
 
 
 def norm_of(cfg: ModelConfig) -> LayerNorm:
-    """A layer norm of the model's width."""
+    """A layer norm over the model's width."""
     return LayerNorm(cfg.width, eps=cfg.norm_epsilon, bias=cfg.biases)
 
 
@@ -105,7 +107,7 @@ class Attention(nn.Module):
         self.gate = Gate(cfg.heads, cfg.width // cfg.heads) if cfg.relative_bias == "gated" else None
 
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
-        """Attention output, [B, T, D]; `keys_B`, if given: dropout of attention weights."""
+        """Attention output, [B, T, D]; with `keys_B`, attention weights are dropped."""
         rows, tokens, width = x_BTD.shape
         qkv_BT3HK = self.qkv(x_BTD).view(rows, tokens, 3, self.heads, -1)
         return self.output(bias.attend(qkv_BT3HK, self.gate, self.dropout, keys_B).reshape(rows, tokens, width))
@@ -114,10 +116,10 @@ class Attention(nn.Module):
 class TransformerLayer(nn.Module):
     """Attention and a GELU feed-forward network, each with a residual connection.
 
-    For another kind of layer, write a subclass with its own `build`, `forward` and the functions listed here.
+    Another kind of layer is a subclass with its own `build`, `forward` and static methods.
     """
 
-    # Chooses the attention kernels; called once in a pass, and all layers of the encoder read its result.
+    # Called once in a forward pass; its result is the argument `bias` of all layers.
     shared = staticmethod(shared_bias)
     operations = staticmethod(layer_costs.operations)
     saved_bytes = staticmethod(layer_costs.saved_bytes)
@@ -125,7 +127,7 @@ class TransformerLayer(nn.Module):
     backward_bytes = staticmethod(layer_costs.backward_bytes)
 
     def __init__(self, cfg: ModelConfig, attention: nn.Module | None = None):
-        """`attention`: a module that replaces self-attention and takes the same inputs."""
+        """`attention`: a module that replaces `Attention` and takes the same inputs."""
         super().__init__()
         self.pre_norm = cfg.norm == "pre"
         self.dropout = cfg.dropout
@@ -140,20 +142,21 @@ class TransformerLayer(nn.Module):
         """Raise ValueError for model settings that this kind of layer does not support; this one supports all."""
 
     @classmethod
-    def build(cls, cfg: ModelConfig, number: int) -> nn.Module:
-        """Build layer `number` of an encoder; here all layers are alike."""
+    def build(cls, cfg: ModelConfig, index: int) -> nn.Module:
+        """Build the layer with this index in an encoder; here all layers are alike."""
         return cls(cfg)
 
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
-        """The layer's output, [B, T, D]; `keys_B`, if given: dropout of attention weights and sublayers' outputs."""
-        weights_B = None if keys_B is None else derive(keys_B, 2)
-        x_BTD = self._add(x_BTD, self.attention_norm, lambda x: self.attention(x, bias, weights_B), keys_B, 0)
+        """The layer's output, [B, T, D]; with `keys_B`, attention weights and outputs of both sublayers are dropped."""
+        weight_keys_B = None if keys_B is None else derive(keys_B, 2)
+        x_BTD = self._add(x_BTD, self.attention_norm, lambda x: self.attention(x, bias, weight_keys_B), keys_B, 0)
         return self._add(x_BTD, self.feed_forward_norm, self._feed_forward, keys_B, 1)
 
     def _add(
         self, x_BTD: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], keys_B: Tensor | None, place: int
     ) -> Tensor:
-        """`x_BTD` plus a sublayer's output, with the norm before or after; `place` numbers the sublayer for dropout."""
+        """`x_BTD` plus a sublayer's output, with the norm before the sublayer (pre-LN) or after the sum (post-LN).
+        `place`: the sublayer's place for dropout."""
         if self.pre_norm:
             return x_BTD + self._drop(sublayer(norm(x_BTD)), keys_B, place)
         return norm(x_BTD + self._drop(sublayer(x_BTD), keys_B, place))

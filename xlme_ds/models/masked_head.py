@@ -1,14 +1,15 @@
 """The softmax over the vocabulary at masked positions: losses, samples and predictions without complete rows of logits.
 
-It computes one tile of ids at a time, so the logits of a batch never exist all at once. The forward pass stores for
-every group of ids its highest logit and the sum of exponentials relative to it; if the sampling temperature is not 1,
-also that sum at the temperature. These give the loss and the group of the inverse-CDF sample; to find the sample, only
-that group's logits are computed again. The backward pass computes a tile's logits again and writes the gradient of the
-tile's embeddings in one product. An engine may give a block of the embedding a method `open_gradient`: the product is
-then added to the engine's sum instead. On a GPU the kernels of `masked_head_triton.py` compute all but these products.
+It computes one tile of ids at a time, so the logits of a batch never exist all at once. For every group of ids the
+forward pass stores the highest logit h and the sum of exp(logit − h); if the sampling temperature t is not 1, also the
+sum of exp((logit − h) / t). These numbers give the loss, and the group of the inverse-CDF sample. To find the sample in
+this group, its logits are computed again. The backward pass computes a tile's logits again, and writes the gradient of
+the tile's embeddings in one product. An engine may give a block of the embedding a method `open_gradient`: the product
+is then added to the engine's sum instead. On a GPU the kernels of `masked_head_triton.py` compute all but these
+products.
 
-M masked positions, V vocabulary, C ids of a tile, G groups of K ids, W of which are computed again (N = W · K ids),
-D width, S sums of a group.
+M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width, S sums of a group. For each position, W
+groups are computed again: N = W · K ids.
 """
 
 import os
@@ -23,34 +24,36 @@ from torch import Tensor
 from .encoder import lookup
 from .tiles import GROUP
 
-# Samples are drawn for some of the positions at a time. Limits for these, in bytes: the embeddings of two groups for
-# each position, and on a GPU the float64 sums of all groups for each position.
-_ROWS_BYTES, _SUMS_BYTES = 2**28, 2**30
+# Samples are drawn for so many positions at a time that these tensors stay below a limit in bytes: on a GPU without
+# Triton the embeddings of two groups for each position, with Triton the float64 sums of all groups for each position.
+_EMBEDDINGS_BYTES, _SUMS_BYTES = 2**28, 2**30
 
 
 class MaskedTokens(NamedTuple):
     """Loss, sample and prediction at the masked positions."""
 
     nll_M: Tensor  # float32, −log p(target); carries the gradient
-    sample_M: Tensor  # int64, drawn by the uniforms; without them the most likely token; no gradient
+    sample_M: Tensor  # int64, a sample, or without uniforms the most likely token; no gradient
     predicted_M: Tensor  # int64, the most likely token
 
 
 class _Tile(NamedTuple):
-    """Consecutive ids of one block."""
+    """Consecutive ids of one block of the embedding."""
 
-    block: int
-    rows: slice  # inside the block
+    block: int  # index of the block
+    rows: slice  # of the block
     start: int  # first id
     size: int
 
     def local(self, ids_M: Tensor) -> tuple[Tensor, Tensor]:
-        """(whether each id is in this tile, its place there), both [M, 1]; the place of other ids has no meaning."""
-        place_M1 = (ids_M - self.start).unsqueeze(1)
-        return (place_M1 >= 0) & (place_M1 < self.size), place_M1.clamp(0, self.size - 1)
+        """(whether each id is in this tile, its offset in the tile), both [M, 1]; the offset of other ids has no
+        meaning, but is in the tile too."""
+        offset_M1 = (ids_M - self.start).unsqueeze(1)
+        return (offset_M1 >= 0) & (offset_M1 < self.size), offset_M1.clamp(0, self.size - 1)
 
 
 def _tiles(blocks: Sequence[Tensor], chunk: int) -> Iterator[_Tile]:
+    """Yield tiles of up to `chunk` ids that cover all blocks, in the order of the ids."""
     start = 0
     for n, block in enumerate(blocks):
         for first in range(0, len(block), chunk):
@@ -60,12 +63,13 @@ def _tiles(blocks: Sequence[Tensor], chunk: int) -> Iterator[_Tile]:
 
 
 def _half_on_a_gpu(tensor: Tensor) -> bool:
-    """Whether `tensor` is of 16-bit numbers on a GPU, so that its products can return their float32 sums: torch.mm has
-    `out_dtype` only on CUDA."""
+    """Whether `tensor` is on a GPU in a 16-bit type. Its products can then return float32 sums: torch.mm has the
+    argument `out_dtype` only on CUDA."""
     return tensor.is_cuda and tensor.element_size() == 2
 
 
 def _logits(hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, tile: _Tile) -> Tensor:
+    """The logits of a tile, float32 [M, C]."""
     rows_CD, bias_C = blocks[tile.block][tile.rows], bias_V[tile.start : tile.start + tile.size].float()
     if _half_on_a_gpu(hidden_MD):
         return torch.mm(hidden_MD, rows_CD.t(), out_dtype=torch.float32).add_(bias_C)
@@ -73,37 +77,38 @@ def _logits(hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, tile: _
 
 
 def choose(weights_MN: Tensor, thresholds_M1: Tensor) -> tuple[Tensor, Tensor]:
-    """(index, sum before it), both [M, 1]: where the cumulative sum of `weights_MN` (float64) passes the threshold, and
-    the sum of the weights before that.
+    """For each row of weights (float64): the first index at which the cumulative sum is above the threshold, int64
+    [M, 1], and the sum of the weights before this index, [M, 1].
 
-    The weight at the index is never 0: if rounding puts the threshold above the total, it is the last that is not 0.
+    The weight at the index is never 0: if rounding puts the threshold above the total, the last index with a weight
+    above 0 is returned.
     """
     cumulated_MN = weights_MN.cumsum(1)
     last_M1 = weights_MN.shape[1] - 1 - (weights_MN > 0).flip(1).byte().argmax(1, keepdim=True)
-    place_M1 = torch.minimum(torch.searchsorted(cumulated_MN, thresholds_M1, right=True), last_M1)
-    return place_M1, cumulated_MN.gather(1, place_M1) - weights_MN.gather(1, place_M1)
+    index_M1 = torch.minimum(torch.searchsorted(cumulated_MN, thresholds_M1, right=True), last_M1)
+    return index_M1, cumulated_MN.gather(1, index_M1) - weights_MN.gather(1, index_M1)
 
 
 class _Groups(NamedTuple):
-    """The groups of ids that give each position its sample and its most likely token, all [M, 1]."""
+    """The groups of ids that have each position's sample and its most likely token, all [M, 1]."""
 
-    sampled: Tensor  # group of the sample
-    best: Tensor  # group of the highest logit
+    sampled: Tensor  # index of the group with the sample
+    best: Tensor  # index of the group with the highest logit
     maximum: Tensor  # the highest logit
-    threshold: Tensor  # float64: the sample is the id where its group's exponentials, relative to `maximum`, reach this
+    threshold: Tensor  # float64: the sample is where the sum of exp((logit − maximum) / temperature) passes this
 
 
 def _choose_groups(
     temperature: float, highest_MG: Tensor, sums_MG: Tensor, uniforms_M: Tensor | None = None
 ) -> _Groups:
-    """The groups to compute again; without uniforms, the sample's group is that of the highest logit."""
+    """The groups to compute again. Without uniforms, the sample's group is that of the highest logit."""
     maximum_M1, best_M1 = highest_MG.max(1, keepdim=True)
     if uniforms_M is None:
         return _Groups(best_M1, best_M1, maximum_M1, torch.zeros_like(maximum_M1).double())
     weights_MG = (sums_MG * (highest_MG - maximum_M1).mul_(1 / temperature).exp_()).double()
     thresholds_M1 = uniforms_M.double().unsqueeze(1) * weights_MG.sum(1, keepdim=True)
-    group_M1, before_M1 = choose(weights_MG, thresholds_M1)
-    return _Groups(group_M1, best_M1, maximum_M1, thresholds_M1 - before_M1)
+    sampled_M1, weight_before_M1 = choose(weights_MG, thresholds_M1)
+    return _Groups(sampled_M1, best_M1, maximum_M1, thresholds_M1 - weight_before_M1)
 
 
 def _sample(
@@ -115,8 +120,8 @@ def _sample(
     temperature: float,
     samples: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The inverse-CDF sample and the most likely id of M positions, int64 [M]; unless it `samples`, the most likely id
-    twice."""
+    """The inverse-CDF sample and the most likely id at M positions, int64 [M]; without `samples`, the most likely id
+    twice. `borders`: the first id of each group, and one after its last."""
     starts_G, ends_G = borders
     groups_MW = torch.cat([groups.sampled, groups.best], dim=1) if samples else groups.best  # two groups, or one
     ids_MWK = starts_G[groups_MW].unsqueeze(-1) + torch.arange(GROUP, device=starts_G.device)
@@ -132,8 +137,8 @@ def _sample(
     predicted_M1 = ids_MWK[:, -1].gather(1, logits_MWK[:, -1].argmax(1, keepdim=True))
     if not samples:
         return predicted_M1.squeeze(1), predicted_M1.squeeze(1)
-    inside_MK = (logits_MWK[:, 0] - groups.maximum).mul_(1 / temperature).exp_().double()
-    offset_M1, _ = choose(inside_MK, groups.threshold)
+    weights_MK = (logits_MWK[:, 0] - groups.maximum).mul_(1 / temperature).exp_().double()
+    offset_M1, _ = choose(weights_MK, groups.threshold)
     return ids_MWK[:, 0].gather(1, offset_M1).squeeze(1), predicted_M1.squeeze(1)
 
 
@@ -145,7 +150,8 @@ def _all_samples(
     chunk: int,
     temperature: float,
 ) -> list[Tensor]:
-    """`_sample` of all positions, in pieces; `arrays` are highest_MG, sums_MG and, to draw, uniforms_M."""
+    """`_sample` of all positions, for some of them at a time. `arrays`: highest_MG, sums_MG and, to draw samples,
+    uniforms_M."""
     borders: list[tuple[int, int]] = []  # first id of every group, and one after its last
     for tile in _tiles(blocks, chunk):
         end = tile.start + tile.size
@@ -153,35 +159,36 @@ def _all_samples(
     starts_G, ends_G = torch.tensor(borders).to(hidden_MD.device, non_blocking=True).unbind(1)
     elements = 2 * GROUP * hidden_MD.shape[1]  # in the embeddings of two groups
     if hidden_MD.is_cuda:
-        at_once = _ROWS_BYTES // (elements * hidden_MD.element_size())
+        at_once = _EMBEDDINGS_BYTES // (elements * hidden_MD.element_size())
     else:  # at most as many elements as a tile has logits
         at_once = len(hidden_MD) * chunk // elements
     pieces = zip(*(array.split(max(at_once, 1)) for array in (hidden_MD, *arrays)), strict=True)
-    table = blocks, bias_V, (starts_G, ends_G)
-    parts = [
-        _sample(hidden, _choose_groups(temperature, *others), *table, temperature, samples=len(arrays) == 3)
-        for hidden, *others in pieces
-    ]
+    parts = []
+    for piece_MD, *piece_arrays in pieces:
+        groups = _choose_groups(temperature, *piece_arrays)
+        has_uniforms = len(arrays) == 3
+        parts.append(_sample(piece_MD, groups, blocks, bias_V, (starts_G, ends_G), temperature, has_uniforms))
     return [torch.cat(results) for results in zip(*parts, strict=True)]
 
 
 def _group_sums(
     hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, targets_M: Tensor, temperature: float, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Highest logits [M, G], sums of exponentials relative to them [S, M, G], and the targets' logits [M]; float32.
+    """The highest logit h of each group [M, G], the sums of exponentials relative to it [S, M, G], and the targets'
+    logits [M]; float32.
 
-    S is 1 for temperature 1; otherwise 2, and the last sums are those under the temperature.
+    The first sum is of exp(logit − h). If the temperature t is not 1, there is a second: of exp((logit − h) / t).
     """
     highest: list[Tensor] = []
     sums: list[Tensor] = []
     at_target_M1 = torch.zeros(len(hidden_MD), 1, dtype=torch.float32, device=hidden_MD.device)
     for tile in _tiles(blocks, chunk):
         logits_MC = _logits(hidden_MD, blocks, bias_V, tile)
-        inside_M1, place_M1 = tile.local(targets_M)
-        at_target_M1 = torch.where(inside_M1, logits_MC.gather(1, place_M1), at_target_M1)
-        ragged = -tile.size % GROUP
-        if ragged:
-            logits_MC = F.pad(logits_MC, (0, ragged), value=float("-inf"))
+        in_tile_M1, offset_M1 = tile.local(targets_M)
+        at_target_M1 = torch.where(in_tile_M1, logits_MC.gather(1, offset_M1), at_target_M1)
+        missing = -tile.size % GROUP  # ids of the tile's last group
+        if missing:
+            logits_MC = F.pad(logits_MC, (0, missing), value=float("-inf"))
         logits_MGK = logits_MC.unflatten(1, (-1, GROUP))
         highest.append(logits_MGK.amax(-1))
         logits_MGK.sub_(highest[-1].unsqueeze(-1))
@@ -199,19 +206,24 @@ def _gradient(
     softmax: tuple[Tensor, Tensor, Tensor],
     z_loss: float,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of a tile's logits [M, C] in the type of the hidden states, and its sum over positions [C];
-    `softmax` is targets_M, lse_M and grad_M."""
+    """The gradient of a tile's logits [M, C], in the type of the hidden states, and its sum over positions [C].
+
+    `softmax`: targets_M; lse_M, the log of the sum of all exponentials; and grad_M, the gradient of nll_M.
+    """
     targets_M, lse_M, grad_M = softmax
     grad_MC = _logits(hidden_MD, blocks, bias_V, tile).sub_(lse_M[:, None]).exp_()
     if z_loss:
         grad_MC.mul_((1 + 2 * z_loss * lse_M)[:, None])
-    inside_M1, place_M1 = tile.local(targets_M)
-    grad_MC.scatter_add_(1, place_M1, -inside_M1.to(grad_MC.dtype))
+    in_tile_M1, offset_M1 = tile.local(targets_M)
+    grad_MC.scatter_add_(1, offset_M1, -in_tile_M1.to(grad_MC.dtype))
     grad_MC.mul_(grad_M[:, None])
     return grad_MC.to(hidden_MD.dtype), grad_MC.sum(0)
 
 
 class _MaskedSoftmax(torch.autograd.Function):
+    """From the arguments of `masked_softmax` to the fields of `MaskedTokens`; `kernels` is a module or None, and
+    `open_gradients` has the method of each block, or None."""
+
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
         ctx, hidden_MD, bias_V, targets_M, uniforms_M, chunk, kernels, temperature, z_loss, open_gradients, *blocks
@@ -244,6 +256,7 @@ class _MaskedSoftmax(torch.autograd.Function):
         hidden_MD, bias_V, targets_M, lse_M, *blocks = ctx.saved_tensors
         grad_hidden = torch.zeros_like(hidden_MD, dtype=torch.promote_types(hidden_MD.dtype, torch.float32))
         grad_bias = torch.empty_like(bias_V)
+        # Of each block the engine's function that adds a product, or None.
         adders: list[Any] = [None if open_gradient is None else open_gradient() for open_gradient in ctx.open_gradients]
         grad_blocks = [
             torch.empty_like(block) if add is None else None for add, block in zip(adders, blocks, strict=True)
@@ -269,8 +282,8 @@ class _MaskedSoftmax(torch.autograd.Function):
 def triton_kernels(choice: str, hidden_MD: Tensor) -> ModuleType | None:
     """The module `masked_head_triton`, or None if it cannot run or `choice` (`model.kernels`) excludes it.
 
-    It runs on a GPU in bf16 or fp16, and, if the choice is triton, on a CPU in Triton's interpreter, which has no bf16
-    products.
+    It runs on a GPU in bf16 or fp16. If the choice is triton, it also runs on a CPU in Triton's interpreter, which has
+    no bf16 products. Raises ValueError if the choice is triton and the package is missing.
     """
     interpreted = choice == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
     on_cpu = interpreted and hidden_MD.dtype in (torch.float32, torch.float16)
@@ -302,13 +315,13 @@ def masked_softmax(
 ) -> MaskedTokens:
     """Softmax over the vocabulary at M positions, `chunk` ids at a time (rounded up to a multiple of 128).
 
-    `blocks` are those of the tied embedding, V rows in all; `targets_M` int64; `uniforms_M` float32 in [0, 1), None to
-    draw nothing. `kernels` is `model.kernels`: auto, torch or triton. In torch the extra memory is little more than one
-    float32 [M, `chunk`]; with the Triton kernels it is one [M, `chunk`] in the type of the hidden states, in the
-    backward pass alone.
+    `blocks`: those of the tied embedding, V rows in all. `targets_M`: int64. `uniforms_M`: float32 in [0, 1); None for
+    no samples. `kernels`: the setting `model.kernels`. Torch's operators need a little more than one float32
+    [M, `chunk`] of extra memory; the Triton kernels need one [M, `chunk`] in the type of the hidden states, and only in
+    the backward pass.
 
-    The samples are drawn from softmax(logits / `temperature`). The gradient is that of −log p + `z_loss` · log² Z, with
-    Z the sum of the logits' exponentials (PaLM, section 5); the value stays −log p.
+    The samples are drawn from softmax(logits / `temperature`). The value of the loss is −log p; its gradient is that of
+    −log p + `z_loss` · log² Z, where Z is the sum of the logits' exponentials (PaLM, section 5).
     """
     if len(hidden_MD) == 0:  # rows of padding only; `zero` keeps the parameters in the graph
         empty, zero = targets_M.new_empty(0), sum(0 * parameter.sum() for parameter in (bias_V, *blocks))

@@ -1,12 +1,12 @@
 """The masked head's vocabulary softmax (`masked_head.py`) as Triton kernels: logits exist only in registers.
 
-A program takes BM positions and the K = GROUP ids of a group, and multiplies over D with float32 sums that are never
-rounded: X Wᵀ + b, [BM, K]. Programs that follow one another share the group, so its rows of the table are read from
-memory once; the hidden states stay in L2. Every number is written by one program, and every sum has a fixed order: the
-same inputs give the same bits.
+A program computes the logits X Wᵀ + b, [BM, K], of BM positions and the K = GROUP ids of one group, in float32, BK
+columns of D at a time. Neighbouring programs have the same group, so its rows of the table are read from memory once;
+the hidden states stay in the L2 cache. Each number is written by one program, and every sum has a fixed order: the same
+inputs give the same bits.
 
 M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width. A comment above each operator counts its
-FLOPs (a multiply-add is two) and the bytes that it moves (each input read from memory once; e bytes a number).
+FLOPs (a multiply-add is two) and the bytes that it moves (each input is read from memory once; e: bytes of a number).
 """
 
 from typing import Any
@@ -18,19 +18,20 @@ from torch import Tensor
 
 from .tiles import GROUP
 
-# Positions of a program, and compiler options with which two programs fit on a multiprocessor and no register spills
+# BM, and compiler options with which two programs fit on a multiprocessor and no register spills
 # (tests/models/test_masked_head_kernels.py).
 POSITIONS = 128
 TILE_OPTIONS = {"num_warps": 8, "num_stages": 3, "maxnreg": 128}
 SAMPLE_OPTIONS = {"num_warps": 4, "num_stages": 2}
 K = tl.constexpr(GROUP)
-# The same code for all batches and blocks: Triton would specialise it for a 1 and for multiples of 16.
+# Triton would compile the kernels again for a 1 and for multiples of 16 in these arguments.
 NOT_SPECIALISED = ["positions", "size", "first_id", "first_group", "groups"]
 
 
 @triton.jit
 def _logits(x, table, bias, start, group, positions, size, BM: tl.constexpr, BK: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Logits [BM, K], float32: −inf past the last id; past the last position those of the last position."""
+    """The logits of one group at positions `start` … `start` + BM − 1, float32 [BM, K]. Past the last id they are −inf;
+    past the last position they are those of the last position."""
     row = tl.minimum(tl.arange(0, BM), positions - start - 1)[:, None]
     n = tl.arange(0, K)
     last = size - group * K - 1
@@ -50,8 +51,8 @@ def _group_sums(  # type: ignore[no-untyped-def]
     positions, size, first_id, first_group, groups, inverse,
     TEMPERED: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Highest logit [M, G], sum of exponentials [M, G], if `TEMPERED` followed by the sum at the temperature
-    1 / `inverse`, and the target's logit [M] if the target is in this group."""
+    """Write to `highest` the highest logit h [M, G], to `sums` the sum of exp(logit − h) [M, G], then, if `TEMPERED`,
+    the sum of exp((logit − h) · `inverse`) [M, G], and to `at_target` the target's logit [M] if it is in this group."""
     tiles = tl.cdiv(positions, BM)
     start, group = tl.program_id(0) % tiles * BM, tl.program_id(0) // tiles
     logits = _logits(x, table, bias, start, group, positions, size, BM, BK, D)
@@ -65,10 +66,10 @@ def _group_sums(  # type: ignore[no-untyped-def]
         # Not (logits − top) · inverse: with a tile of differences alive for both sums registers spill.
         scaled = tl.minimum(logits * inverse - (top * inverse)[:, None], 0.0)
         tl.store(sums + at, tl.sum(tl.exp(scaled), 1), m < positions)
-    place = tl.load(targets + m, m < positions, other=-1) - first_id - group * K
-    here = (place >= 0) & (place < tl.minimum(size - group * K, K))
-    logit = tl.sum(tl.where(tl.arange(0, K)[None, :] == place[:, None], logits, 0.0), 1)
-    tl.store(at_target + m, logit, here)
+    offset = tl.load(targets + m, m < positions, other=-1) - first_id - group * K
+    in_group = (offset >= 0) & (offset < tl.minimum(size - group * K, K))
+    logit = tl.sum(tl.where(tl.arange(0, K)[None, :] == offset[:, None], logits, 0.0), 1)
+    tl.store(at_target + m, logit, in_group)
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
@@ -76,8 +77,8 @@ def _sample(  # type: ignore[no-untyped-def]
     x, table, bias, chosen, maximum, threshold, ids,
     positions, size, first_id, first_group, inverse, BK: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """The sample (program 0 of the second axis) or the most likely id (1) of one position, [2, M], if the group chosen
-    for it is in this block."""
+    """Write to `ids` [2, M], for one position, the sample (if the program's second index is 0) or the most likely id
+    (if it is 1). Nothing is written if the group that `chosen` [2, M] names is not in this block."""
     m, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
     group = tl.load(chosen + which * positions + m).to(tl.int32) - first_group
     if (group >= 0) & (group * K < size):
@@ -93,10 +94,10 @@ def _sample(  # type: ignore[no-untyped-def]
         if which == 0:  # masked_head.choose; tl.cumsum adds in a tree, so rounding may make its sums fall
             weights = tl.exp((logits - tl.load(maximum + m)) * inverse).to(tl.float64)
             passed = (weights > 0) & (tl.cumsum(weights, 0) > tl.load(threshold + m))
-            place = tl.minimum(tl.min(tl.where(passed, n, K), 0), tl.max(tl.where(weights > 0, n, 0), 0))
+            offset = tl.minimum(tl.min(tl.where(passed, n, K), 0), tl.max(tl.where(weights > 0, n, 0), 0))
         else:
-            place = tl.minimum(tl.argmax(logits, 0), last)  # NaNs have no largest
-        tl.store(ids + which * positions + m, first_id + group * K + place)
+            offset = tl.minimum(tl.argmax(logits, 0), last)  # among NaNs argmax may be any number
+        tl.store(ids + which * positions + m, first_id + group * K + offset)
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
@@ -105,18 +106,19 @@ def _gradient(  # type: ignore[no-untyped-def]
     positions, size, width, first_id, twice_z,
     PENALISED: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """(exp(logit − lse) − 1[target]) · g of the loss, [M, width], and its sum over the tile's positions; 0 past the
-    last id. Where `PENALISED` the exponential is multiplied by 1 + 2 z · lse."""
+    """Write to `part` (exp(logit − lse) − 1[id is the target]) · grad, [M, `width`], and to `sums` its sum over the
+    program's positions; both are 0 past the last id. If `PENALISED`, the exponential is multiplied by
+    1 + `twice_z` · lse."""
     tiles = tl.cdiv(positions, BM)
     start, group = tl.program_id(0) % tiles * BM, tl.program_id(0) // tiles
     logits = _logits(x, table, bias, start, group, positions, size, BM, BK, D)
     m, n = start + tl.arange(0, BM), tl.arange(0, K)
     row = tl.minimum(m, positions - 1)
-    place = tl.load(targets + row) - first_id - group * K
+    offset = tl.load(targets + row) - first_id - group * K
     p = tl.exp(logits - tl.load(lse + row)[:, None])
     if PENALISED:
         p *= (1.0 + twice_z * tl.load(lse + row))[:, None]
-    p -= (n[None, :] == place[:, None]).to(tl.float32)
+    p -= (n[None, :] == offset[:, None]).to(tl.float32)
     p *= tl.load(grad + m, m < positions, other=0.0)[:, None]
     at = m.to(tl.int64)[:, None] * width + group * K + n[None, :]
     tl.store(part + at, p.to(part.dtype.element_ty), (m < positions)[:, None])
@@ -129,15 +131,15 @@ def _gradient(  # type: ignore[no-untyped-def]
 def group_sums(
     hidden_MD: Tensor, blocks: list[Tensor], bias_V: Tensor, targets_M: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `masked_head._group_sums`."""
+    """See `masked_head._group_sums`."""
     out = _empty_sums(hidden_MD, blocks, temperature)
     first_id = first_group = 0
     for block in blocks:
         size, groups = len(block), triton.cdiv(len(block), GROUP)
         tensors = hidden_MD, block, bias_V[first_id:], targets_M, *out
-        numbers = len(hidden_MD), size, first_id, first_group, out[0].shape[1], 1 / temperature
+        scalars = len(hidden_MD), size, first_id, first_group, out[0].shape[1], 1 / temperature
         grid = (triton.cdiv(len(hidden_MD), POSITIONS) * groups,)
-        _launch(_group_sums, grid, *tensors, *numbers, TEMPERED=temperature != 1.0, BM=POSITIONS, **TILE_OPTIONS)
+        _launch(_group_sums, grid, *tensors, *scalars, TEMPERED=temperature != 1.0, BM=POSITIONS, **TILE_OPTIONS)
         first_id, first_group = first_id + size, first_group + groups
     return out
 
@@ -154,14 +156,14 @@ def sample(
     threshold_M: Tensor,
     temperature: float,
 ) -> Tensor:
-    """The samples and the most likely ids, int64 [2, M], in the groups that `masked_head._choose_groups` chose."""
+    """The samples and the most likely ids, int64 [2, M]. The tensors [M] are the fields of `masked_head._Groups`."""
     chosen_2M = torch.stack([sampled_M, best_M])
     ids_2M = torch.empty_like(chosen_2M)
     first_id = first_group = 0
     for block in blocks:
         tensors = hidden_MD, block, bias_V[first_id:], chosen_2M, maximum_M, threshold_M, ids_2M
-        numbers = len(hidden_MD), len(block), first_id, first_group, 1 / temperature
-        _launch(_sample, (len(hidden_MD), 2), *tensors, *numbers, **SAMPLE_OPTIONS)
+        scalars = len(hidden_MD), len(block), first_id, first_group, 1 / temperature
+        _launch(_sample, (len(hidden_MD), 2), *tensors, *scalars, **SAMPLE_OPTIONS)
         first_id, first_group = first_id + len(block), first_group + triton.cdiv(len(block), GROUP)
     return ids_2M
 
@@ -178,13 +180,13 @@ def _gradients(
     first_id: int,
     z_loss: float,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of a tile's logits, and its sums over the positions of each program [programs, C]; C is filled up
-    to whole groups with zeros."""
+    """The gradient of a tile's logits, [M, C], and its sums over each POSITIONS positions, [⌈M / POSITIONS⌉, C]. C is
+    rounded up to whole groups, with zeros."""
     part_MC, sums_NC = _empty_gradients(hidden_MD, rows_CD)
     tensors = hidden_MD, rows_CD, bias_C, targets_M, lse_M, grad_M, part_MC, sums_NC
-    numbers = len(hidden_MD), len(rows_CD), part_MC.shape[1], first_id, 2 * z_loss
+    scalars = len(hidden_MD), len(rows_CD), part_MC.shape[1], first_id, 2 * z_loss
     grid = (len(sums_NC) * part_MC.shape[1] // GROUP,)
-    _launch(_gradient, grid, *tensors, *numbers, PENALISED=z_loss != 0.0, BM=POSITIONS, **TILE_OPTIONS)
+    _launch(_gradient, grid, *tensors, *scalars, PENALISED=z_loss != 0.0, BM=POSITIONS, **TILE_OPTIONS)
     return part_MC, sums_NC
 
 
@@ -224,7 +226,7 @@ _gradients.register_fake(lambda hidden_MD, rows_CD, *others: _empty_gradients(hi
 
 
 def columns(width: int) -> int:
-    """Columns that a program multiplies at a time, a divisor of `width`."""
+    """BK for a width, of which it must be a divisor."""
     return next(size for size in (64, 32, 16) if width % size == 0)
 
 

@@ -1,9 +1,9 @@
 """The layer of ModernBERT (Warner et al., 2024, section 2.1): pre-LN without biases, rotary positions, GeGLU, and
 attention that is global in every third layer and otherwise local.
 
-B rows, H heads, T tokens, D width, K head size; S windows of all rows, C tokens of a window. In a local layer a
-position sees C/2 tokens on each side of it, so the C queries of a window need 2C keys: the layer's cost per token does
-not depend on the length of rows.
+B rows, H heads, T tokens, D width, F feed-forward size, K head size; S windows of all rows, C tokens of a window. In a
+local layer a position sees C/2 tokens on each side of it, so the C queries of a window need 2C keys: the layer's cost
+per token does not depend on the length of rows.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from .attention_cpu import item_mask
 from .layer_costs import FLOAT, MicroBatch
 from .layers import Linear, TransformerLayer
 
-# The settings of ModelConfig of which the layer allows a single value.
+# Settings of ModelConfig for which the layer supports only this value.
 SHAPE: dict[str, Any] = {
     "norm": "pre",
     "embedding_norm": True,
@@ -36,32 +36,32 @@ SHAPE: dict[str, Any] = {
 
 
 class Windows(NamedTuple):
-    """Attention within windows by torch's kernels, which never store all scores. The Triton kernels need no windows:
-    their `ItemBias` has narrower bounds in local layers."""
+    """Local attention by torch's kernels, one window of queries at a time. (The Triton kernels need no windows: in
+    local layers their `ItemBias` has narrower bounds.)"""
 
-    # [S, 1, C, 2C] in the type of the queries: 0 if query and key are in one item, at most C/2 apart, else −inf. Every
-    # layer would convert a bool mask to this, and save the result.
+    # [S, 1, C, 2C] in the type of the queries: 0 if query and key are in one item and at most C/2 apart, else −inf. A
+    # bool mask would be converted to this in every layer, and each layer would save the result.
     bias_S1CC: Tensor
 
     @classmethod
     def of(cls, groups_BT: Tensor, window: int, dtype: torch.dtype) -> "Windows":
-        """The windows, of `window` tokens each, of rows whose items `groups_BT` numbers. Padding tokens, and those
-        that fill the last window, see one another, so that no softmax is empty."""
+        """The windows of rows, of C = `window` tokens each. `groups_BT`: the index of each position's item. Padding
+        tokens, and those that fill up the last window, see one another, so that every query has a key."""
         queries_BSC, keys_BSC = _cut(F.pad(groups_BT, (0, -groups_BT.shape[1] % window), value=-1), window, value=-1)
-        place = torch.arange(2 * window, device=groups_BT.device)
-        near_CC = (place - window // 2 - place[:window, None]).abs() <= window // 2
+        column = torch.arange(2 * window, device=groups_BT.device)  # the keys begin C/2 before the queries
+        near_CC = (column - window // 2 - column[:window, None]).abs() <= window // 2
         allowed_BSCC = (queries_BSC[..., None] == keys_BSC[..., None, :]) & near_CC
         bias_BSCC = torch.zeros((), dtype=dtype, device=groups_BT.device).where(allowed_BSCC, float("-inf"))
         return cls(bias_BSCC.flatten(0, 1)[:, None])
 
     def attend(self, qkv_BT3HK: Tensor, gate: Gate | None, dropout: float, keys_B: Tensor | None) -> Tensor:
-        """Attention, [B, T, H, K]; no weights are dropped."""
+        """Attention, [B, T, H, K]; `gate`, `dropout` and `keys_B` are not used (see `SHAPE`)."""
         rows, tokens, _, heads, size = qkv_BT3HK.shape
         window = self.bias_S1CC.shape[2]
         padded_BT3HK = F.pad(qkv_BT3HK, (0, 0, 0, 0, 0, 0, 0, -tokens % window))
         # A copy, because a view would keep the whole tensor, keys and values too, for the backward pass.
         q_SCHK = padded_BT3HK[:, :, 0].contiguous().view(-1, window, heads, size)
-        k_SCHK, v_SCHK = (_cut(padded_BT3HK[:, :, part], window)[1].flatten(0, 1) for part in (1, 2))
+        k_SCHK, v_SCHK = (_cut(padded_BT3HK[:, :, k_or_v], window)[1].flatten(0, 1) for k_or_v in (1, 2))
         # cuDNN's kernel is excluded, as in `attention.fused_attend`.
         with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION) if qkv_BT3HK.is_cuda else nullcontext():
             out_SHCK = F.scaled_dot_product_attention(
@@ -71,18 +71,18 @@ class Windows(NamedTuple):
 
 
 def _cut(x_BT: Tensor, window: int, value: float = 0.0) -> tuple[Tensor, Tensor]:
-    """(queries, keys) of the windows of [B, T, …]: [B, S, C, …], and [B, S, 2C, …] with half a window more on each
-    side, filled with `value` beyond the ends of the row. T is a multiple of C."""
-    around = (0, 0) * (x_BT.dim() - 2) + (window // 2, window // 2)
-    padded_BT = F.pad(x_BT, around, value=value)
-    halves_BSC = [part.unflatten(1, (-1, window)) for part in (padded_BT[:, :-window], padded_BT[:, window:])]
+    """(queries, keys) of the S windows of each row of [B, T, …], where T is a multiple of C. Queries [B, S, C, …] are
+    the values of the window; keys [B, S, 2C, …] also have the C/2 values on each side, and `value` beyond the row."""
+    half_on_each_side = (0, 0) * (x_BT.dim() - 2) + (window // 2, window // 2)
+    padded_BT = F.pad(x_BT, half_on_each_side, value=value)
+    halves_BSC = [half.unflatten(1, (-1, window)) for half in (padded_BT[:, :-window], padded_BT[:, window:])]
     return x_BT.unflatten(1, (-1, window)), torch.cat(halves_BSC, dim=2)
 
 
 class Rotated(NamedTuple):
     """Attention of queries and keys that are rotated by their positions (Su et al., 2021, equation 34)."""
 
-    cos_BTK: Tensor  # float32; dimensions i and i + K/2 have one angle, as in GPT-NeoX
+    cos_BTK: Tensor  # float32; dimensions i and i + K/2 have the same angle, as in GPT-NeoX
     sin_BTK: Tensor
     kernel: AttentionBias | ItemBias | Windows
 
@@ -98,14 +98,15 @@ class Rotated(NamedTuple):
 
 
 class GlobalAndLocal(NamedTuple):
-    """The attention of global layers and that of local ones, which the layers of an encoder share in a pass."""
+    """The attention of an encoder's global layers and of its local layers, in one forward pass."""
 
     full: Rotated
     local: Rotated
 
 
 def rotations(positions_BT: Tensor, size: int, base: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of the angles position · base^(−2i/K), i < K/2, each twice, float32 [B, T, K]; K is `size`."""
+    """cos and sin of the angles position · base^(−2i/K), float32 [B, T, K], where K is `size`: for i from 0 to K/2 − 1,
+    and then for all these i again."""
     exponents = torch.arange(0, size, 2, dtype=torch.float32, device=positions_BT.device) / size
     angles = positions_BT[..., None].float() * (1.0 / base**exponents)
     angles_BTK = torch.cat([angles, angles], dim=-1)
@@ -120,21 +121,21 @@ def shared_by_kind(
     allowed: Callable[[Tensor], Tensor] = item_mask,
     row_tokens: int | None = None,
 ) -> GlobalAndLocal:
-    """Rotations and kernels of global and of local layers; positions restart at every item.
+    """The attention of global and of local layers; positions count from the start of every item.
 
-    The arguments are those of `attention.shared_bias`, which makes the kernel of global layers.
+    The arguments are those of `attention.shared_bias`, which chooses the kernels of global layers.
     """
     assert allowed is item_mask, "objectives with another mask fail in their checks"
     full = shared_bias(cfg, groups_BT, distance_HW, dtype, allowed, row_tokens)
     first_BT, end_BT = item_bounds(groups_BT)
-    place_T = torch.arange(groups_BT.shape[1], dtype=torch.int32, device=groups_BT.device)
+    column_T = torch.arange(groups_BT.shape[1], dtype=torch.int32, device=groups_BT.device)
     local: ItemBias | Windows
     if isinstance(full, ItemBias):  # the kernels skip tiles of keys outside the bounds
         half = cfg.local_window // 2
-        local = full._replace(first_BT=first_BT.maximum(place_T - half), end_BT=end_BT.minimum(place_T + half + 1))
+        local = full._replace(first_BT=first_BT.maximum(column_T - half), end_BT=end_BT.minimum(column_T + half + 1))
     else:
         local = Windows.of(groups_BT, cfg.local_window, dtype)
-    size, positions_BT = cfg.width // cfg.heads, place_T - first_BT
+    size, positions_BT = cfg.width // cfg.heads, column_T - first_BT
     return GlobalAndLocal(
         Rotated(*rotations(positions_BT, size, cfg.rotary_base), full),
         Rotated(*rotations(positions_BT, size, cfg.local_rotary_base), local),
@@ -142,23 +143,23 @@ def shared_by_kind(
 
 
 def _mean(cfg: ModelConfig, full: float, local: float) -> float:
-    """The mean over a global layer, with the value `full`, and the local ones after it."""
+    """The mean over layers, of which every `global_every`-th is global and has the value `full`; the others `local`."""
     return (full + (cfg.global_every - 1) * local) / cfg.global_every
 
 
 def operations(cfg: ModelConfig, row_tokens: int) -> float:
-    """As `layer_costs.operations`, the mean over global and local layers; of a local layer's window only the C + 1 keys
-    that a position sees count."""
-    seen = _mean(cfg, row_tokens, min(row_tokens, cfg.local_window + 1))
-    return 2.0 * (4 * cfg.width**2 + 3 * cfg.width * cfg.feed_forward + 2 * seen * cfg.width)
+    """`layer_costs.operations` as the mean over global and local layers. In a local layer the C + 1 keys that a query
+    sees count, not the 2C of its window."""
+    keys = _mean(cfg, row_tokens, min(row_tokens, cfg.local_window + 1))
+    return 2.0 * (4 * cfg.width**2 + 3 * cfg.width * cfg.feed_forward + 2 * keys * cfg.width)
 
 
 def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
-    """As `layer_costs.saved_bytes`, the mean over global and local layers.
+    """`layer_costs.saved_bytes` as the mean over global and local layers.
 
-    Five tensors of width D are saved, four around the two norms and the input of the output projection; then q, k and
-    v, of which a local layer with torch's kernels saves 2C keys and values for C tokens. The feed-forward network saves
-    four tensors of width F.
+    Five tensors [B, T, D] are saved: the inputs and outputs of the two norms, and the input of the output projection.
+    Then q, k and v; k and v are twice as large in a local layer with torch's kernels, as windows overlap. The
+    feed-forward network saves four tensors [B, T, F].
     """
     wide = (5 + _mean(cfg, 3, 3 if batch.triton else 5)) * batch.tokens * cfg.width
     full = layer_costs.score_bytes(cfg, batch)
@@ -171,16 +172,16 @@ def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
 
 
 def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
-    """Saved bytes that all layers of an encoder share: two rotations in float32, the bounds or the mask of windows, and
-    what global attention reads."""
+    """Saved bytes that all layers of an encoder share: cos and sin (float32) of both rotations, the bounds or masks of
+    the windows, and what global attention reads."""
     rotated = 2 * 2 * batch.tokens * (cfg.width // cfg.heads) * FLOAT
     windows = batch.tokens * 2 * (FLOAT if batch.triton else cfg.local_window * batch.element)
     return rotated + windows + layer_costs.shared_bytes(cfg, batch)
 
 
 def backward_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
-    """Bytes of the gradients that the backward pass of one layer holds at its peak: those of the four tensors of width
-    F, or those of q, k and v and, with torch's kernels, of the keys and values of windows."""
+    """Bytes of the gradients that the backward pass of one layer holds at its peak: those of the four tensors
+    [B, T, F], or those of q, k and v and, with torch's kernels, of the windows' keys and values."""
     local = (3 if batch.triton else 3 + 5) * batch.tokens * cfg.width * batch.element
     feed_forward = 4 * batch.tokens * cfg.feed_forward * batch.element
     return max(feed_forward, local, layer_costs.backward_bytes(cfg, batch))
@@ -195,16 +196,16 @@ class ModernLayer(TransformerLayer):
     shared_bytes = staticmethod(shared_bytes)
     backward_bytes = staticmethod(backward_bytes)
 
-    def __init__(self, cfg: ModelConfig, number: int):
+    def __init__(self, cfg: ModelConfig, index: int):
         super().__init__(cfg)
-        self.is_global = number % cfg.global_every == 0
-        if number == 0:  # its input, the embedding, has been normalised already
+        self.is_global = index % cfg.global_every == 0
+        if index == 0:  # the input of the first layer is already normalised
             self.attention_norm = nn.Identity()
         self.up = Linear(cfg.width, 2 * cfg.feed_forward, bias=False)
 
     @staticmethod
     def check(cfg: ModelConfig) -> None:
-        """Raise ValueError for settings of another body."""
+        """Raise ValueError for settings that this kind of layer does not support."""
         for name, value in SHAPE.items():
             actual = getattr(cfg, name)
             if actual != value:
@@ -217,15 +218,15 @@ class ModernLayer(TransformerLayer):
             )
 
     @classmethod
-    def build(cls, cfg: ModelConfig, number: int) -> nn.Module:
-        """The layer at place `number` of an encoder."""
-        return cls(cfg, number)
+    def build(cls, cfg: ModelConfig, index: int) -> nn.Module:
+        """Build the layer with this index in an encoder."""
+        return cls(cfg, index)
 
     def forward(self, x_BTD: Tensor, bias: GlobalAndLocal, keys_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        """The layer's output, [B, T, D]; `keys_B`, if given, drop outputs of both sublayers."""
+        """The layer's output, [B, T, D]; with `keys_B`, outputs of both sublayers are dropped."""
         return super().forward(x_BTD, bias.full if self.is_global else bias.local, keys_B)  # type: ignore[arg-type]
 
     def _feed_forward(self, x_BTD: Tensor) -> Tensor:
-        """GeGLU (Shazeer, 2020)."""
-        activated, gate = self.up(x_BTD).chunk(2, dim=-1)
-        return self.down(F.gelu(activated) * gate)
+        """GeGLU (Shazeer, 2020), [B, T, D]."""
+        values_BTF, gate_BTF = self.up(x_BTD).chunk(2, dim=-1)
+        return self.down(F.gelu(values_BTF) * gate_BTF)

@@ -1,9 +1,9 @@
-"""Stages of a pipeline: models cut into parts between the layers of one encoder, and the balance of the parts by
+"""Stages of a pipeline. A model is cut between the layers of one encoder into parts that need about the same number of
 operations. Modules and parameters have the same names as in the whole model.
 
 The first stage of `Electra` holds the generator, the masked head, the sampling and all embeddings, the last one the
 replaced token head. The first stage of `LanguageModel` holds the embedding, the last one the masked head.
-B rows, T tokens, H heads, D width, W = 2T−1 distances.
+B rows, T tokens, H heads, D width, M masked positions, W = 2T−1 distances.
 """
 
 from collections.abc import Sequence
@@ -30,28 +30,27 @@ class Part:
 
 
 class PipelineStage(nn.Module):
-    """One part of a model, as a function of plain tensors; a subclass also inherits from the model.
+    """One part of a model, as a function of plain tensors. A subclass inherits also from the class of the model.
 
-    The tensors that stages exchange have the shapes of the rows, whatever the number of masked tokens. Floating-point
-    tensors come first: DeepSpeed 0.19.8 receives gradients in the buffers of the activations with the same index, and
-    ignores their type. The relative bias d, float32 [H, W], is sent too, so that no other stage needs a copy of its
-    table.
+    The tensors that stages send have shapes that do not depend on the number of masked tokens. Floating-point tensors
+    come first: DeepSpeed 0.19.8 receives the gradient of a tensor in the buffer of the activation with the same index,
+    and ignores its type. The relative bias d, float32 [H, W], is sent too, so that only the first stage has its table.
 
     The complete model is built on the meta device, from the arguments `of_model`; then everything outside `part` is
     removed.
     """
 
-    cut_encoder: str  # the encoder whose layers are cut
-    # Prefixes of the names of modules and parameters before the layers, in the encoder and next to it.
+    cut_encoder: str  # the encoder that is cut
+    # Prefixes of the names of modules and parameters that come before the layers and after them, in this encoder and in
+    # the model.
     before: tuple[str, ...] = ("embedding_", "difference_", "positions", "languages", "relative", "input_norm")
     after: tuple[str, ...] = ("output_norm",)
-    ties = False  # whether the last part reads the embedding of the first
-    # The blocks of that embedding in the last part, which does not own them: the engine fills them in and sends their
-    # gradients to the first part.
+    ties = False  # whether the last part reads the embedding, which the first part owns
+    # The blocks of the embedding for the last part. The engine puts them here, and sends their gradients to the first.
     borrowed: Sequence[Tensor] = ()
-    # Whether a batch needs two passes: `second_pass` makes the second one's batch from the predictions of the first.
+    # Whether a batch needs two passes: `second_pass` makes the batch of the second one from predictions of the first.
     two_passes = False
-    added: tuple[str, ...] = ()  # names of the tensors that a batch may add (`Batch.added`)
+    added: tuple[str, ...] = ()  # names of the tensors that a batch may have in `Batch.added`
 
     def __init__(self, *of_model: Any, part: Part):
         device = torch.get_default_device()
@@ -59,8 +58,8 @@ class PipelineStage(nn.Module):
             super().__init__(*of_model)
         self.part = part
         encoder = getattr(self, self.cut_encoder)
-        for number in [number for number in encoder.layers if int(number) not in part.layers]:
-            del encoder.layers[number]
+        for index in [index for index in encoder.layers if int(index) not in part.layers]:
+            del encoder.layers[index]
         removed_prefixes = (() if part.first else self.before) + (() if part.last else self.after)
         for module in (self, encoder):
             for name in [*module._parameters, *module._modules]:
@@ -89,24 +88,22 @@ class ElectraStage(PipelineStage, Electra):
     after = (*PipelineStage.after, "replaced_head")
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """The first stage takes the tensors of a `Batch`, the others the output of the stage before. `output` takes
-        that of the last."""
+        """The tensors that the stage sends. `tensors`: in the first stage those of a `Batch`, else those that the stage
+        before sent."""
         if self.part.first:
             tensors = self._start(Batch.of_tensors(tensors, self.added))
         # The hidden states are the last floating-point tensor: DeepSpeed runs a backward pass for each floating-point
-        # tensor, and only the last pass frees its graph. That of the hidden states is the large one.
+        # tensor, and only the last pass frees its graph. The graph of the hidden states is the large one.
         *others, hidden_BTD = (tensor for tensor in tensors if tensor.is_floating_point())
         segments_BT, *rows, keys_B = tensors[len(others) + 1 :]
         distance_HW = None if self.cfg.relative_bias == "none" else others[-1]
         hidden_BTD = self.discriminator.body(hidden_BTD, segments_BT, distance_HW, keys_B=keys_B)
-        if self.part.last:
-            *more, hidden_BTD = self.finish(hidden_BTD, rows)  # from here on, the discriminator's logits
-            others += more
-        return tuple(tensor.contiguous() for tensor in (*others, hidden_BTD, segments_BT, *rows, keys_B))
+        outputs = self.finish(hidden_BTD, rows) if self.part.last else (hidden_BTD,)
+        return tuple(tensor.contiguous() for tensor in (*others, *outputs, segments_BT, *rows, keys_B))
 
     def finish(self, hidden_BTD: Tensor, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The floating-point tensors that the last stage adds, the discriminator's logits last. `received`: the
-        tensors between segments and keys that the stage was sent."""
+        """What the last stage sends instead of the last hidden states; the discriminator's logits come last.
+        `received`: the tensors between segments and keys that the stage was sent."""
         return (self.replaced_head(hidden_BTD),)
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -117,7 +114,7 @@ class ElectraStage(PipelineStage, Electra):
         return nll_BT, *sent, predicted_BT, keys_B
 
     def read(self, batch: Batch, corrupted_BT: Tensor) -> tuple[Tensor, ...]:
-        """Inputs of the discriminator's layers: d, if any, embedded tokens, segments, rows with samples, keys."""
+        """For the discriminator's first layer: d, if any, its input [B, T, D], segments, `corrupted_BT`, keys."""
         embedded_BTD = self.embed_for_discriminator(corrupted_BT)
         hidden_BTD = self.discriminator.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
         distance_HW = self.discriminator.distances(batch.tokens_BT.shape[1])
@@ -127,7 +124,7 @@ class ElectraStage(PipelineStage, Electra):
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> ElectraOutput:
         """The output of `Electra` for `batch`, from the `tensors` that the last stage returned."""
         nll_BT, *_, logits_BT, _segments_BT, corrupted_BT, predicted_BT, _keys_B = tensors
-        nll_M, predicted_M = (dense.flatten()[batch.masked_M] for dense in (nll_BT, predicted_BT))
+        nll_M, predicted_M = nll_BT.flatten()[batch.masked_M], predicted_BT.flatten()[batch.masked_M]
         return ElectraOutput(nll_M, predicted_M, corrupted_BT, logits_BT)
 
 
@@ -143,8 +140,8 @@ class LanguageModelStage(PipelineStage, LanguageModel):
     ties = True
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """The first stage takes the tensors of a `Batch`, the others the output of the stage before. `output` takes
-        that of the last."""
+        """The tensors that the stage sends. `tensors`: in the first stage those of a `Batch`, else those that the stage
+        before sent. The last stage returns −log p and the most likely tokens, [B, T], 0 where nothing is masked."""
         if self.part.first:
             tensors = self._start(Batch.of_tensors(tensors, self.added))
         *relative, hidden_BTD, groups_BT, targets_BT, keys_B = tensors
@@ -152,7 +149,7 @@ class LanguageModelStage(PipelineStage, LanguageModel):
         hidden_BTD = self.encoder.body(hidden_BTD, groups_BT, distance_HW, self.masking.allowed, keys_B)
         if not self.part.last:
             return *relative, hidden_BTD.contiguous(), groups_BT, targets_BT, keys_B
-        # Predicted here, not in the loss, which has the batch: there DeepSpeed 0.19.8 drops gradients of bf16 weights.
+        # Not in the loss, which has `masked_M`: DeepSpeed 0.19.8 loses gradients of bf16 weights that are used there.
         masked_M = targets_BT.flatten().nonzero().squeeze(1)
         output = self.predict(hidden_BTD, masked_M, targets_BT.flatten()[masked_M], self.table)
         return tuple(scatter(values_M, masked_M, targets_BT) for values_M in output)
@@ -168,16 +165,16 @@ class LanguageModelStage(PipelineStage, LanguageModel):
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> LanguageModelOutput:
         """The output of `LanguageModel` for `batch`, from the `tensors` that the last stage returned."""
-        return LanguageModelOutput(*(dense.flatten()[batch.masked_M] for dense in tensors))
+        return LanguageModelOutput(*(tensor_BT.flatten()[batch.masked_M] for tensor_BT in tensors))
 
 
 def scatter(values_M: Tensor, masked_M: Tensor, like_BT: Tensor) -> Tensor:
-    """`values_M` at the masked positions of the rows, 0 elsewhere."""
+    """`values_M` at the masked positions, 0 elsewhere, in the shape of `like_BT`."""
     return values_M.new_zeros(like_BT.numel()).index_copy(0, masked_M, values_M).view_as(like_BT)
 
 
 def parts(balance: Sequence[int]) -> list[Part]:
-    """The parts of the encoder, from the number of layers in each."""
+    """The parts of an encoder. `balance`: the number of layers in each."""
     ends = torch.tensor(balance).cumsum(0).tolist()
     return [
         Part(range(end - layers, end), first=n == 0, last=n == len(balance) - 1)
@@ -187,27 +184,27 @@ def parts(balance: Sequence[int]) -> list[Part]:
 
 @dataclass(frozen=True)
 class Flops:
-    """Floating-point operations per token of an objective's forward pass, by their place in a pipeline.
+    """Floating-point operations per token of an objective's forward pass, by where in a pipeline they are executed.
 
-    A multiply-add is two, and only matrix products count.
+    Only matrix products count, and a multiply-add is two operations.
     """
 
     layers: int  # number of layers of the encoder that a pipeline cuts
     layer: float  # one of these layers
-    generator: float = 0.0  # layers of the generator, in the first part
+    generator: float = 0.0  # all layers of the generator, in the first part
     softmax_first: float = 0.0  # a masked head with its vocabulary softmax, in the first part
     softmax_last: float = 0.0  # a masked head with its vocabulary softmax, in the last part
-    decoder: float = 0.0  # layers of a decoder; no pipeline cuts a model with one
-    decoder_layers: int = 0  # their number
-    cross_attentions: int = 0  # how many of them have a cross-attention too
+    decoder: float = 0.0  # all layers of a decoder; a model with a decoder is never cut
+    decoder_layers: int = 0  # number of the decoder's layers
+    cross_attentions: int = 0  # number of the decoder's layers that have a cross-attention
     head: float = 0.0  # any other head, in the last part
     first_pass_layer: float = 0.0  # one layer in an additional first pass, without gradient
-    first_pass_softmax: float = 0.0  # the masked head in that pass, in the last part
-    predicted_last: float = 0.0  # share of positions with the last part's softmax, if it is not mask_fraction
+    first_pass_softmax: float = 0.0  # the masked head in the additional first pass, in the last part
+    predicted_last: float = 0.0  # share of positions at which `softmax_last` predicts; 0: mask_fraction
 
     @property
     def softmax(self) -> float:
-        """Operations of the masked head, in either part."""
+        """Operations of the masked heads, in the first and the last part."""
         return self.softmax_first + self.softmax_last
 
     @property
@@ -217,7 +214,7 @@ class Flops:
 
     @property
     def training(self) -> float:
-        """Operations of all passes of a training step; a backward pass counts as two forward passes."""
+        """Operations of all passes that train on a token; a backward pass counts as two forward passes."""
         return 3.0 * self.forward + self.layers * self.first_pass_layer + self.first_pass_softmax
 
 
@@ -227,15 +224,16 @@ def encoder_forward(cfg: ModelConfig, layers: int, row_tokens: int) -> float:
 
 
 def masked_head_forward(cfg: ModelConfig, mask_fraction: float) -> float:
-    """Operations per token of the masked head, vocabulary softmax included, in a forward pass; `mask_fraction`: share
-    of the tokens that it predicts."""
+    """Operations per token of the masked head and its vocabulary softmax in a forward pass. `mask_fraction`: the share
+    of tokens at which it predicts."""
     dense = cfg.width**2 if cfg.masked_head == "dense" else 0
     return 2.0 * mask_fraction * (dense + cfg.width * cfg.vocabulary)
 
 
 def stage_costs(flops: Flops, balance: Sequence[int], checkpointing: bool) -> list[float]:
-    """Operations per token that each part executes, forward and backward, recomputation included."""
-    # Backward is twice forward. The softmax recomputes its logits, checkpointed layers recompute their activations.
+    """Operations per token that each part executes, forward and backward, recomputation included. `balance`: the number
+    of layers of each part."""
+    # A backward pass counts as two forward passes. Softmaxes and checkpointed layers run forward twice.
     passes = 4.0 if checkpointing else 3.0
     costs = [(passes * flops.layer + flops.first_pass_layer) * count for count in balance]
     costs[0] += passes * flops.generator + 4.0 * flops.softmax_first
@@ -244,14 +242,16 @@ def stage_costs(flops: Flops, balance: Sequence[int], checkpointing: bool) -> li
 
 
 def pipeline_balance(engine: EngineConfig, flops: Flops, checkpointing: bool) -> tuple[int, ...]:
-    """Layers of the encoder in each part: `engine.balance`, or the split whose most expensive process costs least."""
+    """The number of layers in each part: `engine.balance`, or the split for which the largest cost of a process is
+    smallest."""
     if engine.balance:
         return engine.balance
     balance = [0] + [1] * (engine.pipeline_parts - 1)
-    for _ in range(flops.layers - sum(balance)):  # each layer goes to the part where the cost is then least
+    for _ in range(flops.layers - sum(balance)):  # each further layer goes to the part that is then cheapest
 
         def cost_if_added(part: int) -> tuple[float, float]:
-            grown_balance = [layers + (n == part) for n, layers in enumerate(balance)]
+            grown_balance = list(balance)
+            grown_balance[part] += 1
             costs = stage_costs(flops, grown_balance, checkpointing)
             return process_costs(costs, engine.pipeline_stages)[_process(part, engine.pipeline_stages)], costs[part]
 
@@ -260,7 +260,7 @@ def pipeline_balance(engine: EngineConfig, flops: Flops, checkpointing: bool) ->
 
 
 def process_costs(costs: Sequence[float], stages: int) -> list[float]:
-    """Cost of every process of a replica, from the cost of every part."""
+    """The cost of each process of a pipeline, from the cost of each part."""
     sums = [0.0] * stages
     for part, cost in enumerate(costs):
         sums[_process(part, stages)] += cost
@@ -268,20 +268,21 @@ def process_costs(costs: Sequence[float], stages: int) -> list[float]:
 
 
 def _process(part: int, stages: int) -> int:
-    """The process that holds a part; in DualPipeV the first process holds the last part too."""
+    """The index of the process that holds a part. In DualPipeV process p holds part p and, counted from the end, part
+    p: so the first process also holds the last part."""
     return part if part < stages else 2 * stages - 1 - part
 
 
 def describe_balance(engine: EngineConfig, flops: Flops, checkpointing: bool) -> str:
-    """A human-readable line: the layers of each process of a replica, and its share of the operations."""
+    """A human-readable line: the layers of each process of a pipeline, and its share of the operations."""
     balance = pipeline_balance(engine, flops, checkpointing)
     names_by_process: list[list[str]] = [[] for _ in range(engine.pipeline_stages)]
     names_by_process[0].append("embedding, generator" if flops.generator else "embedding")
-    for number, part in enumerate(parts(balance)):
+    for index, part in enumerate(parts(balance)):
         if part.layers:
             first, last = part.layers[0], part.layers[-1]
             layers = f"layers {first}-{last}" if first < last else f"layer {last}"
-            names_by_process[_process(number, engine.pipeline_stages)].append(layers)
+            names_by_process[_process(index, engine.pipeline_stages)].append(layers)
     costs = process_costs(stage_costs(flops, balance, checkpointing), engine.pipeline_stages)
     shares = [
         f"{', '.join(names)} ({cost / sum(costs):.0%})" for names, cost in zip(names_by_process, costs, strict=True)

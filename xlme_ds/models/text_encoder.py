@@ -1,5 +1,5 @@
-"""One encoder with its embedding: alone for evaluation, fine-tuning and export; with a masked-token head to train XLM,
-XLM-R and ERNIE-M.
+"""One encoder with its token embedding: `TextEncoder` for evaluation, fine-tuning and export; `LanguageModel`, which
+has a masked-token head, to train XLM, XLM-R and ERNIE-M.
 
 B rows, T tokens, M masked positions of the batch, D width.
 """
@@ -19,12 +19,12 @@ from .electra import block_sizes
 from .encoder import Encoder, lookup, read_whole
 from .heads import MaskedLanguageModelHead, TiedTable
 
-# An encoder of a pre-training model: the prefix of its parameters' names.
+# The encoders of pre-training models; the names of their parameters begin with this and a dot.
 EncoderName = Literal["encoder", "discriminator", "generator"]
 
 
 class TextEncoder(nn.Module):
-    """Tokens in, hidden states out. `cfg.discriminator_layers` is its depth; it ignores the generator's settings."""
+    """From tokens to hidden states. It has `cfg.discriminator_layers` layers and ignores the generator's settings."""
 
     def __init__(self, cfg: ModelConfig):
         super().__init__()
@@ -50,17 +50,18 @@ class TextEncoder(nn.Module):
         languages_BT: Tensor | None = None,
         keys_B: Tensor | None = None,
     ) -> Tensor:
-        """Last hidden states, [B, T, D]. `segments_BT` is 0 at padding; a token sees the tokens with its own segment.
+        """Last hidden states, [B, T, D]; the arguments are tensors of `Batch`. A token sees the tokens with the same
+        segment.
 
         `languages_BT` (indices into `cfg.language_embeddings`) is needed by models with language embeddings, `keys_B`
-        (see `Batch`) for dropout.
+        for dropout.
         """
         return self.encoder(self.embed(tokens_BT), positions_BT, segments_BT, languages_BT, keys_B)
 
     def hidden_states(
         self, tokens_BT: Tensor, positions_BT: Tensor, segments_BT: Tensor, languages_BT: Tensor | None = None
     ) -> list[Tensor]:
-        """Hidden states [B, T, D] of the embedding layer (index 0) and of every layer."""
+        """The input of the first layer (index 0) and the output of every layer, each [B, T, D]."""
         return self.encoder.hidden_states(self.embed(tokens_BT), positions_BT, segments_BT, languages_BT)
 
 
@@ -73,43 +74,43 @@ class LanguageModelOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class Masking:
-    """Masking of a batch: positions that are predicted show a random token, the original, or else `<mask>`.
+    """How a batch is masked: each masked position shows `<mask>`, a random token, or the original token.
 
-    Subclasses change the attention mask and the hidden states that predictions are made from.
+    Subclasses have another attention mask, or predict from other positions.
     """
 
-    random: float  # share of the positions that show a random token
-    keep: float  # share that show the original
+    random: float  # share of the masked positions that show a random token
+    keep: float  # share that show the original token
 
     def apply(self, batch: Batch, vocabulary: int) -> Tensor:
-        """The tokens that the model reads, [B, T]. The batch's uniforms decide: original below `keep`, random below
-        `keep` + `random`, else `<mask>`."""
+        """The tokens that the model reads, [B, T]. A masked position shows the original if its uniform is below `keep`,
+        a random token below `keep` + `random`, and else `<mask>`."""
         targets_M = batch.tokens_BT.flatten()[batch.masked_M]
         uniforms_M = batch.uniforms_M.double()
-        first, count = UNK + 1, vocabulary - UNK - 2  # ordinary ids
+        first, count = UNK + 1, vocabulary - UNK - 2  # ids of the ordinary tokens
         # A uniform has one of 2^24 values; those from `keep` to `keep` + `random` are spread over all ordinary ids.
-        within_M = (uniforms_M - self.keep) * (count / self.random if self.random else 0.0)
-        random_M = first + within_M.long().clamp(0, count - 1)
-        masked_M = torch.where(uniforms_M < self.keep + self.random, random_M, vocabulary - 1)
-        read_M = torch.where(uniforms_M < self.keep, targets_M, masked_M)
-        return batch.tokens_BT.flatten().index_copy(0, batch.masked_M, read_M).view_as(batch.tokens_BT)
+        offset_M = (uniforms_M - self.keep) * (count / self.random if self.random else 0.0)
+        random_M = first + offset_M.long().clamp(0, count - 1)
+        changed_M = torch.where(uniforms_M < self.keep + self.random, random_M, vocabulary - 1)
+        shown_M = torch.where(uniforms_M < self.keep, targets_M, changed_M)
+        return batch.tokens_BT.flatten().index_copy(0, batch.masked_M, shown_M).view_as(batch.tokens_BT)
 
     def predicted_from(self, masked_M: Tensor) -> Tensor:
-        """Position of the last hidden state that each masked position is predicted from, [M]: here that position."""
+        """The position of the hidden state from which each masked token is predicted, [M]; here the masked position."""
         return masked_M
 
     def groups(self, batch: Batch) -> Tensor:
-        """Group number of every position, int64 [B, T], for `allowed` to make a mask from: here its item's number."""
+        """A number for every position, int64 [B, T], of which `allowed` makes the attention mask; here the segment."""
         return batch.segments_BT
 
-    # Makes an attention mask from the groups, bool [B, 1, T, T]: here a query sees the keys of its item.
+    # From the groups to an attention mask, bool [B, 1, T, T]; here a query sees the keys of its item.
     allowed = staticmethod(item_mask)
 
 
 class LanguageModel(TextEncoder):
-    """`TextEncoder` with a head that predicts masked tokens, tied to the embedding."""
+    """`TextEncoder` with a head, tied to the embedding, that predicts masked tokens."""
 
-    writing = False  # whether predictions become part of the text: then no special token is predicted (BTMLM)
+    writing = False  # if true, only ordinary tokens are predicted, because they become part of the text (BTMLM)
 
     def __init__(self, cfg: ModelConfig, masking: Masking, z_loss: float = 0.0):
         super().__init__(cfg)
@@ -121,8 +122,8 @@ class LanguageModel(TextEncoder):
         table = read_whole(self.table)
         embedded_BTD = lookup(self.masking.apply(batch, self.cfg.vocabulary), self.table, sparse=True)
         distance_HW, groups_BT = self.encoder.distances(batch.tokens_BT.shape[1]), self.masking.groups(batch)
-        read_BTD = self.encoder.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
-        hidden_BTD = self.encoder.body(read_BTD, groups_BT, distance_HW, self.masking.allowed, batch.keys_B)
+        input_BTD = self.encoder.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
+        hidden_BTD = self.encoder.body(input_BTD, groups_BT, distance_HW, self.masking.allowed, batch.keys_B)
         return self.predict(hidden_BTD, batch.masked_M, batch.tokens_BT.flatten()[batch.masked_M], table)
 
     def predict(
@@ -135,21 +136,21 @@ class LanguageModel(TextEncoder):
 
 
 def one_item_a_row(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """(positions, segments) of rows that hold one item each, padded after it; positions restart on the second side of a
-    pair in XLM's layout."""
-    inside_BT = (tokens_BT != PAD).long()
-    positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device) * inside_BT
-    if LAYOUTS["xlm"].opening == tokens_BT[0, 0]:
-        second_BT = second_sides(tokens_BT) * inside_BT
+    """`positions_BT` and `segments_BT` of `Batch` for rows of one item each, padded after it."""
+    segments_BT = (tokens_BT != PAD).long()
+    positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device) * segments_BT
+    if LAYOUTS["xlm"].opening == tokens_BT[0, 0]:  # positions restart on the second side
+        second_BT = second_sides(tokens_BT) * segments_BT
         positions_BT = torch.where(second_BT > 0, second_BT.cumsum(1) - 1, positions_BT)
-    return positions_BT, inside_BT
+    return positions_BT, segments_BT
 
 
 def second_sides(tokens_BT: Tensor) -> Tensor:
-    """1 from the second side on, 0 before, in rows that hold one pair each; int64 [B, T]."""
-    ends_BT = (tokens_BT == EOS).long()
-    ends_BT[:, 0] = 0  # XLM's layout opens the item with it
-    return (ends_BT.cumsum(1) - ends_BT).clamp(max=1)
+    """1 on the second side of rows of one pair each, and at padding after it, else 0; int64 [B, T]."""
+    is_end_BT = (tokens_BT == EOS).long()
+    is_end_BT[:, 0] = 0  # in XLM's layout `</s>` opens the item
+    ends_before_BT = is_end_BT.cumsum(1) - is_end_BT
+    return ends_before_BT.clamp(max=1)
 
 
 def language_index(cfg: ModelConfig, code: str) -> int:
@@ -162,39 +163,39 @@ def language_index(cfg: ModelConfig, code: str) -> int:
         return 0
     if code in codes:
         return codes.index(code)
-    for place, longer in enumerate(codes):
-        if longer.startswith(f"{code}-"):
-            return place
+    for index, longer_code in enumerate(codes):
+        if longer_code.startswith(f"{code}-"):
+            return index
     raise ValueError(
         f"model.language_embeddings has no {code}, only {' '.join(codes)}: leave out what is in that language"
     )
 
 
 def languages_of(cfg: ModelConfig, codes: Sequence[tuple[str, ...]], tokens_BT: Tensor) -> Tensor:
-    """Languages of rows that hold one item each, int64 [B, T]; `codes`: those of every row's sides."""
-    pairs = [[language_index(cfg, code) for code in (of_row[0], of_row[-1])] for of_row in codes]
-    first_B, second_B = torch.tensor(pairs, device=tokens_BT.device).unbind(1)
+    """`languages_BT` of `Batch` for rows of one item each; `codes`: the languages of the sides of each row's item."""
+    indices = [[language_index(cfg, code) for code in (of_row[0], of_row[-1])] for of_row in codes]
+    first_B, second_B = torch.tensor(indices, device=tokens_BT.device).unbind(1)
     languages_BT = torch.where(second_sides(tokens_BT) > 0, second_B[:, None], first_B[:, None])
     return languages_BT * (tokens_BT != PAD)
 
 
 def take_encoder(state: Mapping[str, Tensor], cfg: ModelConfig, which: EncoderName) -> TextEncoder:
-    """Build one encoder from the complete state of a pre-training model, in evaluation mode.
+    """One encoder of a pre-training model, in evaluation mode. `state`: all parameters of the model, by name.
 
     Under gradient-disentangled sharing the discriminator's embedding is the generator's plus the difference.
     """
     layers = cfg.generator_layers if which == "generator" else cfg.discriminator_layers
     prefix = f"{which}."
-    taken = {"encoder." + name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    own = {"encoder." + name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     for n in range(cfg.vocabulary_blocks):
-        taken[f"embedding_{n}"] = state[f"embedding_{n}"]
+        own[f"embedding_{n}"] = state[f"embedding_{n}"]
         if which == "discriminator" and cfg.embedding_sharing == "gdes":
-            taken[f"embedding_{n}"] = taken[f"embedding_{n}"] + state[f"difference_{n}"]
-    return encoder_of(taken, replace(cfg, discriminator_layers=layers))
+            own[f"embedding_{n}"] = own[f"embedding_{n}"] + state[f"difference_{n}"]
+    return encoder_of(own, replace(cfg, discriminator_layers=layers))
 
 
 def encoder_of(state: Mapping[str, Tensor], cfg: ModelConfig) -> TextEncoder:
-    """Build the encoder with these parameters, in evaluation mode."""
+    """The encoder with the parameters `state`, in evaluation mode."""
     encoder = TextEncoder(cfg)
     encoder.load_state_dict(state)
     return encoder.eval()

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 TABLE = Path(__file__).with_name("tilings.json")
 
 HEAD_SIZES = (16, 32, 64, 128)  # head sizes that the attention kernels support
-GROUP = 128  # consecutive ids whose exponentials the vocabulary softmax sums, in any kernel
+GROUP = 128  # ids of a group: the vocabulary softmax sums the exponentials of so many consecutive ids, in any kernel
 
-SKEWED = 128  # rows of attention's table of distances: the largest tile
-SUMMED_ROWS = 2  # rows of a batch whose gradients of distances one program adds up
+SKEWED = 128  # rows of `attention_triton.skew`: queries or keys of the largest tile
+SUMMED_ROWS = 2  # rows of a batch whose gradients of d one program of `_backward_distances` adds up
 
 
 class Tiling(NamedTuple):
-    """Tile size of an attention kernel in queries and keys, and its options for the compiler."""
+    """Tile size of an attention kernel in queries and keys, and its compiler options."""
 
     queries: int
     keys: int
@@ -28,13 +28,13 @@ _run_tilings: Mapping[str, Any] = {}
 
 
 def tilings() -> Mapping[str, Any]:
-    """The tilings in use, by compute capability, size of heads and kernel: a run's own, else those of `TABLE`."""
+    """The tilings in use, by compute capability, head size and kernel: those of `use_tilings`, or of `TABLE`."""
     return _run_tilings or json.loads(TABLE.read_text(encoding="utf-8"))
 
 
 def use_tilings(run_tilings: Mapping[str, Any]) -> None:
-    """Use the tilings with which a run began, so that it continues bit for bit even if `TABLE` has changed; empty: use
-    those of `TABLE`."""
+    """Use the tilings with which a run began, so that it continues bit for bit even if `TABLE` has changed. An empty
+    mapping: use `TABLE`."""
     global _run_tilings
     _run_tilings = run_tilings
     tiling.cache_clear()
@@ -45,10 +45,10 @@ def tiling(kernel: str, head_size: int, element: int, capability: str = "default
     """The tiling of `kernel` for a head size and elements of `element` bytes, on a GPU with a compute capability
     such as 9.0.
 
-    It is the fastest in `python -m bench.gpu --sections kernels`, if that has run on such a GPU; else one with hardly
+    If `python -m bench.gpu --sections kernels` has run on such a GPU, it is the fastest one found; else one with hardly
     any register spills (tests/models/test_attention_kernels.py). `_backward_distances` needs square tiles.
     """
-    if element == 4:  # multiplied without tensor cores: larger tiles overflow the registers
+    if element == 4:  # float32 is multiplied without tensor cores, and larger tiles overflow the registers
         return Tiling(32, 32, 4, 2)
     table, size = tilings(), "64" if head_size <= 64 else "128"
     return Tiling(*(table.get(capability, {}).get(size) or table["default"][size])[kernel])

@@ -2,9 +2,9 @@
 detection. The discriminator reads the generator's replacements, as in ELECTRA, and predicts the original of every token
 instead of judging it:
 
-    p(x_t) = D_t · 1[x_t is what it reads] + (1 − D_t) · softmax_t(x_t)
+    p(x_t) = c_t · 1[it reads x_t] + (1 − c_t) · softmax_t(x_t)
 
-D, the copy probability, is the sigmoid that in ELECTRA is the probability of "original". L = L_MLM + L_TLM + λ·L_AMLM +
+The copy probability c_t is the sigmoid that in ELECTRA is the probability of "original". L = L_MLM + L_TLM + λ·L_AMLM +
 λ·L_ATLM. L_AMLM and L_ATLM are means of −log p(x_t) over all tokens of monolingual text and of pairs. The
 discriminator's softmax, at all positions, costs 1 / mask_fraction times as much as the generator's.
 

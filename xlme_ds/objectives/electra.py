@@ -1,7 +1,8 @@
 """Replaced token detection, multilingual (MRTD) and translation (TRTD), with the generator's MLM and TLM.
 
-L = L_MLM + L_TLM + λ·L_MRTD + λ·L_TRTD (XLM-E section 3.2). `sums` and `counts` are of one micro-batch. Each loss is
-its sum divided by its count, both over the global batch, so it does not depend on how that batch was cut.
+L = L_MLM + L_TLM + λ·L_MRTD + λ·L_TRTD (XLM-E section 3.2), where λ is `objective.discriminator_weight`. `sums` and
+`counts` return numerators and denominators of the four means for a micro-batch. Both are added up over the global batch
+before the division, so the loss does not depend on how that batch is cut.
 
 B rows, T tokens, M masked positions, N = B · T, S statistics of a task. Tasks are in the order of data.rows.TASKS: mono
 (MLM, MRTD), para (TLM, TRTD).
@@ -129,7 +130,7 @@ class ElectraObjective(RowBatches, Pretraining):
 
     @staticmethod
     def discriminator_loss(output: ElectraOutput, batch: Batch) -> Tensor:
-        """The discriminator's loss at every position, float32 [B, T]."""
+        """The discriminator's loss at every position, padding included, float32 [B, T]."""
         replaced_BT = (output.corrupted_BT != batch.tokens_BT).float()
         return F.binary_cross_entropy_with_logits(output.replaced_logits_BT.float(), replaced_BT, reduction="none")
 
@@ -146,7 +147,7 @@ class ElectraObjective(RowBatches, Pretraining):
         loss_BT = self.discriminator_loss(output, batch)
         language_N = batch.languages_BT.flatten()
         task_N = batch.task_B.repeat_interleave(loss_BT.shape[1])
-        # The generator's M losses, and after them the discriminator's N.
+        # First the M losses of the generator, then the N of the discriminator.
         losses = torch.cat([output.nll_M, loss_BT.flatten()])
         counted = torch.cat([torch.ones_like(output.nll_M), (batch.segments_BT > 0).float().flatten()])
         term_indices = torch.cat([batch.task_of_masked(), len(TASKS) + task_N])
@@ -163,7 +164,7 @@ class ElectraObjective(RowBatches, Pretraining):
         logits_BT = output.replaced_logits_BT.float()
         right_BT = (logits_BT > 0) == replaced_BT
         scaled_BT = (logits_BT.clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT) + _LARGEST_LOGIT) / (2 * _LARGEST_LOGIT)
-        # The second clamp puts the largest logit into the last bin, and NaN, which `long` makes any integer, into some.
+        # Without the last clamp, the bin of the largest logit would be _BINS, and that of NaN any integer.
         bins_BT = (scaled_BT * _BINS).long().clamp(0, _BINS - 1)
         histogram_index_BT = batch.task_B[:, None] * _BINS + bins_BT
         task_M = batch.task_of_masked()

@@ -146,7 +146,7 @@ class Pretraining(Objective, Protocol):
         it does not read and that differ from their defaults."""
         defaults = RunConfig(name="")
         for name in OBJECTIVE_SETTINGS:
-            value, default = (attrgetter(name)(settings) for settings in (run, defaults))
+            value, default = attrgetter(name)(run), attrgetter(name)(defaults)
             if name not in self.reads and value != default:
                 remedy = "leave it empty" if default in ("", ()) else f"leave it at {default}"
                 raise ValueError(
@@ -199,8 +199,8 @@ def require_masks(run: RunConfig) -> None:
 
 
 def require_sentences(rows: "RowStore", needed: bool) -> None:
-    """Raise ValueError for monolingual rows that do not hold sentences (`mix --sentences`), or, if these are not
-    `needed`, one text each."""
+    """Raise ValueError unless monolingual rows hold sentences (`mix --sentences`) if these are `needed`, or one text
+    each if not."""
     packed, expected = rows.manifest.packed, "sentences" if needed else ""
     if rows.folder.name == "mono" and packed != expected:
         mixed, must_be = (f"with --{unit}" if unit else "without --sentences" for unit in (packed, expected))
