@@ -21,6 +21,8 @@ from xlme_ds.evaluate.__main__ import main
 from xlme_ds.evaluate.alignment import alignment_tables
 from xlme_ds.evaluate.compared_models import load_encoders, paper_layer
 from xlme_ds.evaluate.heldout_losses import loss_tables
+from xlme_ds.evaluate.lookup_table import word_tables
+from xlme_ds.evaluate.predicted_tokens import perplexity_tables
 from xlme_ds.evaluate.retrieval import LANGUAGE_SETS, XTREME, accuracies, mean_of_directions, retrieval_tables
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
@@ -118,6 +120,53 @@ def test_a_table_at_its_layer() -> None:
     assert table.columns == ["test", "pairs", "AER", "precision", "recall", "AER, cosines*"]
     assert table.rows[0] == ["de-en", "9", "20.0", "50.0", "60.0", "40.0"] and "as it is" in table.notes[0]
     assert table.notes[1] == "3 pairs were cut: words after the model's longest item have no link"
+
+
+def test_tables_of_several_models_by_hand() -> None:
+    """A column for each model; what one lacks is empty."""
+    models: list[dict[str, Any]] = []
+    for n, name in enumerate(("a", "b")):
+        languages = {code: {"perplexity": 1000 + n + i, "bits_per_character": n + i / 8} for i, code in enumerate("xy")}
+        model = {"model": name, "term": ("mlm", "clm")[n], "languages": languages, "trained_on": n == 1}
+        models.append(model | {"overall": {"perplexity": 7 + n, "bits_per_character": 0.5 + n}})
+    perplexities, bits = perplexity_tables({"models": models, "rows": {"x": 3, "y": 4}})
+    assert perplexities.columns == bits.columns == ["language", "rows", "a (mlm)", "b (clm)"]
+    assert perplexities.rows == [
+        ["x", "3", "1,000.0", "1,001.0"],
+        ["y", "4", "1,001.0", "1,002.0"],
+        ["mean of 2", "7", "7.0", "8.0"],
+    ]
+    assert [row[2:] for row in bits.rows] == [["0.000", "1.000"], ["0.125", "1.125"], ["0.500", "1.500"]]
+    assert perplexities.notes[0] == "not unseen: text that b was trained on" and not bits.notes
+
+    overall = {"loss": 3.0, "mlm": 1.0, "tlm": 2.0}
+    one = {"model": "a", "terms": ["mlm", "tlm"], "overall": overall, "languages": {"mlm": {"y": 1.5, "x": 0.5}}}
+    two = one | {"model": "b", "overall": overall | {"mlm": 4.0}, "languages": {"mlm": {"x": 9.0}, "tlm": {"z": 8.0}}}
+    whole, mlm, tlm = loss_tables({"models": [one, two]})
+    assert whole.rows == [["loss", "3.0000", "3.0000"], ["mlm", "1.0000", "4.0000"], ["tlm", "2.0000", "2.0000"]]
+    assert (mlm.title, mlm.columns) == ("mlm by language", ["language", "a", "b"])
+    assert mlm.rows == [["x", "0.5000", "9.0000"], ["y", "1.5000", ""]] and tlm.rows == [["z", "", "8.0000"]]
+
+    judged = {"pairs": 9, "pearson": 0.1, "spearman": 0.2, "score": 0.3, "unknown": 4}
+    found = {
+        "pairs": 8,
+        "identical": 1,
+        "cosine": 0.5,
+        "distance": 2.5,
+        "precision": 0.25,
+        "candidates": 6,
+        "unknown": 3,
+    }
+    similarity, dictionaries = word_tables({"models": [
+        {"model": name, "similarity": {"t": judged | {"score": score}}, "dictionaries": {"d": found}}
+        for name, score in (("a", 0.3), ("b", 0.4))
+    ]})  # fmt: skip
+    assert similarity.rows == [
+        [*"ta", "9", "0.100", "0.200", "0.300", "4"],
+        [*"tb", "9", "0.100", "0.200", "0.400", "4"],
+    ]
+    assert dictionaries.rows[0] == [*"da", "8", "1", "0.500", "2.500", "25.0%", "6", "3"]
+    assert dictionaries.columns[2:] == ["pairs", "identical", "cosine", "L2 distance", "P@1", "candidates", "unknown"]
 
 
 def test_tatoeba_as_json_is_what_the_vectors_say(run: Path, tatoeba: Path, capsys: pytest.CaptureFixture[str]) -> None:
