@@ -43,7 +43,7 @@ def shown(capsys: pytest.CaptureFixture[str], config: ShowConfig) -> list[str]:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_masked_positions_are_those_of_training(data: Path, task: str) -> None:
+def test_masked_positions_are_those_of_training(data: Path, task: str, capsys: pytest.CaptureFixture[str]) -> None:
     rows = (ROWS, 0) if task == "mono" else (0, ROWS)
     batch = Loader(data, DataConfig(*rows, micro_batch=ROWS), seed=5, mask_fraction=0.15).step(0)[0]
     expected = [set() for _ in range(ROWS)]
@@ -52,6 +52,13 @@ def test_masked_positions_are_those_of_training(data: Path, task: str) -> None:
     manifest = read_manifest(data / task)
     found = [row.masked(task, 5, 0.15) for row in rows_from(data / task, manifest, 0, None)]
     assert found == expected
+    vocabulary = Vocabulary(data / "vocab")
+    printed = "\n".join(shown(capsys, ShowConfig(data, task, rows=ROWS, seed=5, mask_fraction=0.15)))
+    texts = re.split(rf"^{task} row \d+: .* tokens, (\d+) masked$", printed, flags=re.MULTILINE)[1:]
+    assert [int(number) for number in texts[::2]] == list(map(len, expected))
+    for text, tokens, positions in zip(texts[1::2], batch.tokens_BT.tolist(), expected, strict=True):
+        pieces = [vocabulary.piece(tokens[position]).removeprefix("▁") for position in sorted(positions)]
+        assert re.findall("⟦(.*?)⟧", text) == pieces
     assert (ShowConfig.seed, ShowConfig.mask_fraction) == (Training.seed, ObjectiveConfig.mask_fraction)
 
 
