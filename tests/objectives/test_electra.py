@@ -169,6 +169,14 @@ def test_statistics_equal_a_loop() -> None:
         assert 0 < metrics[f"accuracy_replaced_{name}"] < 1 and 0 < metrics[f"accuracy_original_{name}"] < 1
 
 
+def test_shown_are_the_replacements_and_how_probable_each_is() -> None:
+    output = random_output(batch := usual_batch())
+    tokens, scores = OBJECTIVE.shown(output, batch)
+    assert torch.equal(tokens, output.corrupted_BT) and scores is not None
+    expected = [[1 / (1 + math.exp(-logit)) for logit in row] for row in output.replaced_logits_BT.tolist()]
+    assert scores.tolist() == [pytest.approx(row, rel=1e-5) for row in expected]
+
+
 def test_a_run_that_diverged_still_has_statistics() -> None:
     batch = usual_batch()
     output = random_output(batch)
