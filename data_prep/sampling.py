@@ -143,13 +143,13 @@ class Order:
         rounded by one random draw, so that the sums are exact. A rounding changes a number by less than one, so the
         uses before a block differ from their exact share by at most the number of halvings.
         """
-        first, last = 0, -(-self.total // self.block)
-        before, inside = [0] * len(self.quotas), list(self.quotas)
+        first, last = 0, -(-self.total // self.block)  # a range of blocks, without `last`
+        before, inside = [0] * len(self.quotas), list(self.quotas)  # uses before the range, and in it
         while last - first > 1:
             middle = (first + last) // 2
-            left, size = (middle - first) * self.block, sum(inside)
-            draw = int(hashed(key_of(self.seed, self.label, "halves"), middle)[0]) % size
-            ends = [(left * end + draw) // size for end in accumulate(inside)]
+            left_slots, slots = (middle - first) * self.block, sum(inside)
+            draw = int(hashed(key_of(self.seed, self.label, "halves"), middle)[0]) % slots
+            ends = [(left_slots * end + draw) // slots for end in accumulate(inside)]
             in_left = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
             if block < middle:
                 inside, last = in_left, middle
