@@ -183,7 +183,7 @@ def text_of(tokens: np.ndarray, first: int, stop: int, masked: set[int], vocabul
             line.append(" ")
         text = printable(piece.removeprefix(_SPACE).replace(_SPACE, " "))
         if position in masked:
-            line.append(f"⟦{text}⟧" if marks else text or " ", style="reverse")
+            line.append(f"⟦{text or _SPACE}⟧" if marks else text or " ", style="reverse")
         else:
             line.append(text)
     return line

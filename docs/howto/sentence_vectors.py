@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-from sentence_transformers.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
 source, folder, out = sys.argv[1:]  # an export, translation pairs, and the folder to write
 texts = {path.name: path.read_bytes() for path in Path(folder).glob("*.*-*.*") if path.suffix != ".zip"}

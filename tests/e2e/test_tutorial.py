@@ -1,4 +1,4 @@
-"""docs/tutorial.md, command by command, with 2 training steps in place of 500 and 300; and the output that it shows."""
+"""docs/tutorial.md, command by command, with 2 training steps in place of 1,100 and 300; and the output that it shows."""
 
 import re
 import subprocess
@@ -21,7 +21,7 @@ def test_every_command_of_the_tutorial(tmp_path: Path) -> None:
         if language == "output" or not (language or block.startswith(("python ", "for ", "xlme "))):
             continue  # what a command prints, or a listing
         script = re.sub(r"^( *)xlme ", r"\1python -m xlme_ds ", block, flags=re.M).replace(
-            "steps 500", "steps 2 --optimizer.warmup-steps 1"
+            "--recipe quickstart", "--recipe quickstart --train.steps 2 --optimizer.warmup-steps 1"
         )
         command = [sys.executable, "-c", block] if language else ["bash", "-euc", script]
         done = subprocess.run(command, cwd=tmp_path, env=environment(), text=True, capture_output=True)
