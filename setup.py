@@ -50,7 +50,7 @@ EXTRAS = {
     # The filter `language`: the first brings its model, the second reads one of fastText's format.
     "langid": ["py3langid>=0.4,<0.5", "fasttext-community>=0.11"],
     "minhash": ["datatrove>=0.10,<0.11", "regex"],  # `xlme prep minhash`; datatrove imports regex without asking for it
-    "mteb": ["mteb>=2.26", "sentence-transformers>=5"],  # bench.peers.mteb
+    "mteb": ["mteb>=2.26", "sentence-transformers>=5.4"],  # bench.peers.mteb
     "mpi": ["mpi4py>=4.1", "mpich>=4.3"],  # the mpich wheel brings mpiexec; on a cluster, its own MPI serves as well
     # model.kernels. torch's CUDA builds bring it; for its CPU builds, where tests and bench.roofline use it, it is 198
     # MB more.
@@ -67,7 +67,7 @@ EXTRAS = {
         "onnxscript>=0.5",
         "onnxruntime>=1.23",  # runs what export --onnx writes
         "seqeval>=1.2.2",
-        "sentence-transformers[train]>=5",  # loads an export and trains it
+        "sentence-transformers[train]>=5.4",  # loads an export and trains it
         "scikit-learn>=1.6",  # AUC, F1, accuracy and retrieval against a second opinion
         "torchmetrics>=1.4",  # SQuAD's F1 and exact match against a second opinion
         "nltk>=3.9",  # alignment error rate against a second opinion
