@@ -1,4 +1,4 @@
-"""docs/tutorial.md, command by command, with 2 training steps in place of 1,100 and 300; and the output that it shows."""
+"""docs/tutorial.md, command by command, with 2 steps of training in place of 1,100 and 300, and the output it shows."""
 
 import re
 import subprocess
