@@ -128,9 +128,10 @@ class IdEncoder:
     def _encode(self, reasons: "_Reasons", texts: Sequence[list[str]], forms: Sequence[list[bytes]]) -> list[Ragged]:
         """Encode the lines that are kept, and add the reasons of held-out text and token filters. Returns the ids by
         side, without the lines that these drop."""
-        encoded, encode, encode_normal = reasons.kept, self.vocabulary.encode_lines, self.vocabulary.encode_normal
+        encoded = reasons.kept
+        encode_lines, encode_normal = self.vocabulary.encode_lines, self.vocabulary.encode_normal
         sides = [
-            encode_normal(_select(normal, encoded)) if normal else encode(_select(lines, encoded))
+            encode_normal(_select(normal, encoded)) if normal else encode_lines(_select(lines, encoded))
             for lines, normal in zip(texts, forms, strict=True)
         ]
         if self.without is not None:

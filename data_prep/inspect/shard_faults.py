@@ -81,15 +81,15 @@ def _row_faults(
     rows = batch.column("tokens").flatten().to_numpy().reshape(-1, width)
     lengths, item_counts, row_of_item = _flattened(batch.column("lengths"))
     side_languages, side_counts, row_of_side = _flattened(batch.column("languages"))
-    used = np.bincount(row_of_item, weights=lengths, minlength=len(rows)).astype(np.int64)
+    used = np.bincount(row_of_item, weights=lengths, minlength=len(rows)).astype(np.int64)  # tokens of a row's items
     yield ((rows < 0) | (rows >= text_end)).any(1), f"an id outside [0, {text_end})"
     yield (item_counts == 0) | ((item_counts > 1) & (not packed)), "an impossible number of items"
     yield (
         _records_with(row_of_item, lengths < 1 + 2 * sides, len(rows)) | (used > width),
         "lengths that the row cannot have",
     )
-    padding = (np.arange(width) >= used[:, None]) != (rows == PAD)
-    yield padding.any(1), "<pad> where text belongs, or text after the last item"
+    misplaced = (np.arange(width) >= used[:, None]) != (rows == PAD)
+    yield misplaced.any(1), "<pad> where text belongs, or text after the last item"
     yield side_counts != item_counts * sides, "not one language a side"
     yield (
         _records_with(row_of_side, (side_languages < 0) | (side_languages >= languages), len(rows)),
@@ -122,7 +122,7 @@ def _item_faults(
     possible = (lengths > 0) & (start >= 0) & (stop <= width)
     row_of_item = row_of_item[possible]
     flat = rows.ravel()
-    first = row_of_item * width + start[possible]  # position in `flat` of an item's first token, and of its last one
+    first = row_of_item * width + start[possible]  # position in `flat` of each item's first token; `last`: last token
     last = row_of_item * width + stop[possible] - 1
     is_first = np.zeros(flat.size, dtype=bool)
     is_first[first] = True

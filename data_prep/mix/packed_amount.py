@@ -19,9 +19,9 @@ def enough_examples(plan: MixPlan, rows: int) -> MixPlan:
     Raises ValueError if --max-repeats makes that impossible.
     """
     order = plan.order
-    # of groups with text: (index, tokens, examples)
+    # (index, tokens, examples) of each group with text
     groups = [(j, plan.tokens[j], examples) for j, examples in enumerate(order.examples) if examples]
-    limits = plan.sampling.limits(order.examples)
+    limits = plan.sampling.limits(order.examples)  # most sampled examples of each group
     if limits is not None:
         possible = sum(limits[j] * tokens // examples for j, tokens, examples in groups) // plan.row_tokens
         if possible < rows:
@@ -55,6 +55,7 @@ def fill_rows(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple[M
         rows_before = np.cumsum([0] + [window_rows for result in results for window_rows in result["rows"]])
         if rows_before[-1] >= rows:
             return plan, rows_before
+        # in proportion to the missing rows and 0.2% more, so that one more round is nearly always enough
         plan = with_total(plan, int(total * 1.002 * rows / max(int(rows_before[-1]), 1)) + 1)
 
 
