@@ -40,7 +40,8 @@ class _Language:
 
 def remove_duplicates(stage: Stage, tasks: Sequence[EncodeTask], processes: int) -> None:
     """Remove the duplicates of inputs whose blocks are all staged, and finish the inputs; collective under MPI."""
-    languages = on_root(lambda: [_language(stage, list(same)) for _, same in groupby(tasks, lambda t: t.source.name)])
+    by_name = groupby(tasks, lambda task: task.source.name)
+    languages = on_root(lambda: [_language(stage, list(inputs)) for _, inputs in by_name])
     slices = [(language, slice_number) for language in languages for slice_number in range(len(language.slices))]
     sizes = [len(language.blocks) for language, _ in slices]
     run_tasks(partial(_find_in_slice, stage), slices, sizes, processes, "find duplicates")
@@ -58,6 +59,7 @@ def is_final(stage: Stage, task: EncodeTask) -> bool:
 
 
 def _language(stage: Stage, tasks: list[EncodeTask]) -> _Language:
+    """The language or pair of these inputs, all of them encoded."""
     blocks = [(t, number) for t in tasks for number in range(_result(stage, f"{t.name}.encoded")["blocks"])]
     paragraphs = sum(_result(stage, task.block_name(number))["paragraphs"] for task, number in blocks)
     staged_folder, count = stage.folder / STAGED, number_of_slices(paragraphs)
@@ -73,6 +75,7 @@ def _result(stage: Stage, task_name: str) -> dict[str, Any]:
 
 
 def _find_in_slice(stage: Stage, language_and_slice: tuple[_Language, int]) -> None:
+    """Write the duplicates in one slice of a language's hashes, unless that is done."""
     language, slice_number = language_and_slice
     out = language.slices[slice_number]
     marker = f"{out.parent.name}.{out.name}"

@@ -87,7 +87,7 @@ def _ends_with(path: str, matrix: np.ndarray) -> bool:
     end = matrix.astype("<f4").tobytes()
     with open(path, "rb") as file:
         file.seek(max(file.seek(0, 2) - len(end), 0))
-        return file.read() == end != b""
+        return end != b"" and file.read() == end
 
 
 @cache
