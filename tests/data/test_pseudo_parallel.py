@@ -1,4 +1,4 @@
-"""Open places behind sentences: the layout against one row at a time, the draws, and that neither order nor company
+"""Open positions after sentences: the layout against one row at a time, the draws, and that neither order nor company
 matters."""
 
 from collections import Counter

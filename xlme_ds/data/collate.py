@@ -18,8 +18,8 @@ from .rows import EOS, TASKS
 if TYPE_CHECKING:  # this file runs where there is no pyarrow
     from .shards import RowStore
 
-# What batches are for. train: may depend on the step; evaluate: as in training, but equal in every step; compare: only
-# tokens of the data, so that all models read the same; show: as `compare`, but each row is corrupted in one way only.
+# What batches are for. train: they may depend on the step. evaluate: as for train, but equal in every step. compare:
+# only tokens of the data, so that all models read the same. show: as for compare, but rows are corrupted in one way.
 Purpose = Literal["train", "evaluate", "compare", "show"]
 # A function that makes a batch from rows, seed, share of masked tokens, and step.
 Collate = Callable[[TaskRows, int, float, int], Batch]

@@ -117,7 +117,7 @@ class IndexedShard:
     cannot be read or is not the expected one."""
 
     def __init__(self, path: Path, rows: int, row_tokens: int, size: int, sha256: str, scattered: bool):
-        """`size`: bytes of the shard; `scattered`: whether rows are read in an order that is not the file's."""
+        """`size`: bytes of the shard; `scattered`: whether reads skip rows, so that reading ahead is no use."""
         self.row_tokens = row_tokens
         if not path.with_suffix(SUFFIX).exists():
             raise ValueError(f"its index {path.with_suffix(SUFFIX).name} does not exist")
@@ -201,7 +201,7 @@ class RowStore:
     """The rows of one task of a mixed data folder: records 0 … `rows` − 1.
 
     `languages`: the codes that the language indices of the rows refer to; by default those of the manifest.
-    `scattered`: whether rows are read in an order that is not the files', so that the system should not read ahead.
+    `scattered`: whether reads skip rows, so that the system should not read ahead.
     Raises ValueError for a folder without rows, or with text in a language that is not among `languages`.
     """
 

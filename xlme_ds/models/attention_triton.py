@@ -2,7 +2,8 @@
 keys have no item in common are skipped, and the gate is computed from the queries in the kernel.
 
 B rows, H heads, T tokens, K head size, W distances, M queries and N keys of a tile. For one head, in the notation of
-FlashAttention-2 (Dao 2023, algorithms 1 and 2), where the code computes exp and log to base 2:
+FlashAttention-2 (Dao 2023, algorithms 1 and 2), with d for the distance bias and d before a name for its gradient (so
+dd is that of d); the code computes exp and log to base 2:
 
     g_i = 1 + α_i + (1 − α_i) w ρ_i with α_i = σ(q_i·u), ρ_i = σ(q_i·r)
     S = Q Kᵀ / √K + g_i d_{j−i} where i and j share an item, else −∞       L_i = log Σ_j exp S_ij

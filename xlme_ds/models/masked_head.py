@@ -77,8 +77,8 @@ def _logits(hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, tile: _
 
 
 def choose(weights_MN: Tensor, thresholds_M1: Tensor) -> tuple[Tensor, Tensor]:
-    """For each row of weights (float64): the first index at which the cumulative sum is above the threshold, int64
-    [M, 1], and the sum of the weights before this index, [M, 1].
+    """For each row of weights (float64, any N): the first index at which the cumulative sum is above the threshold,
+    int64 [M, 1], and the sum of the weights before this index, [M, 1].
 
     The weight at the index is never 0: if rounding puts the threshold above the total, the last index with a weight
     above 0 is returned.
@@ -163,10 +163,10 @@ def _all_samples(
     else:  # at most as many elements as a tile has logits
         at_once = len(hidden_MD) * chunk // elements
     pieces = zip(*(array.split(max(at_once, 1)) for array in (hidden_MD, *arrays)), strict=True)
+    has_uniforms = len(arrays) == 3
     parts = []
     for piece_MD, *piece_arrays in pieces:
         groups = _choose_groups(temperature, *piece_arrays)
-        has_uniforms = len(arrays) == 3
         parts.append(_sample(piece_MD, groups, blocks, bias_V, (starts_G, ends_G), temperature, has_uniforms))
     return [torch.cat(results) for results in zip(*parts, strict=True)]
 
@@ -186,7 +186,7 @@ def _group_sums(
         logits_MC = _logits(hidden_MD, blocks, bias_V, tile)
         in_tile_M1, offset_M1 = tile.local(targets_M)
         at_target_M1 = torch.where(in_tile_M1, logits_MC.gather(1, offset_M1), at_target_M1)
-        missing = -tile.size % GROUP  # ids of the tile's last group
+        missing = -tile.size % GROUP  # the tile's last group is so much smaller than the others
         if missing:
             logits_MC = F.pad(logits_MC, (0, missing), value=float("-inf"))
         logits_MGK = logits_MC.unflatten(1, (-1, GROUP))

@@ -250,6 +250,7 @@ def pipeline_balance(engine: EngineConfig, flops: Flops, checkpointing: bool) ->
     for _ in range(flops.layers - sum(balance)):  # each further layer goes to the part that is then cheapest
 
         def cost_if_added(part: int) -> tuple[float, float]:
+            """The cost of the part's process, and of the part, with one layer more in this part."""
             grown_balance = list(balance)
             grown_balance[part] += 1
             costs = stage_costs(flops, grown_balance, checkpointing)
