@@ -1,12 +1,17 @@
 """Positions, segments, sides and languages of packed rows, written down by hand for both layouts."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from tests.rows import write_data
 from tests.small import rows_of
 from xlme_ds.data.batch import Batch
-from xlme_ds.data.collate import collate
-from xlme_ds.data.schema import LAYOUTS, Rows
+from xlme_ds.data.collate import collate, languages_of_text
+from xlme_ds.data.schema import LAYOUTS, Rows, read_manifest, write_manifest
+from xlme_ds.data.shards import RowStore
 
 ONE, TWO = np.array([51, 52]), np.array([61])
 
@@ -55,6 +60,17 @@ def test_monolingual_rows_have_one_side(layout: str) -> None:
     rows = rows_of([[LAYOUTS[layout].item(np.array([51, 2, 2, 52])).tolist()]], 8)
     several = collate([(0, rows, np.arange(1))], 1, 0.15)
     assert several.positions_BT[0].tolist() == [0, 1, 2, 3, 4, 5, 0, 0] and not several.sides_BT.any()
+
+
+def test_languages_of_text_are_those_that_monolingual_rows_use(tmp_path: Path) -> None:
+    """Of the model's list; all of the folder's where the rows are pairs, or nothing was counted."""
+    codes, shares = ("fr", "sv", "de", "en"), dict.fromkeys(("share_before", "share_after", "repeat"), 0.5)
+    counted = {"de": {"used": 3} | shares, "en": {"used": 0} | shares}
+    for task, counts, expected in (("mono", counted, (2,)), ("mono", {}, (2, 3, 0)), ("para", counted, (2, 3, 0))):
+        folder = write_data(tmp_path / f"{task}{len(counts)}", 8) / task
+        manifest = read_manifest(folder)
+        write_manifest(folder, replace(manifest, counts=manifest.counts | {"by_language": counts}))
+        assert languages_of_text(RowStore(folder, codes)) == expected
 
 
 def test_items_longer_than_the_row_are_refused() -> None:
