@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import sentencepiece as spm
+from sentencepiece import sentencepiece_model_pb2 as proto
 
 from data_prep.vocab import vocab
 from tests.rows import train_vocabulary
@@ -52,7 +53,13 @@ def test_vocabularies_of_other_kinds_are_refused(tmp_path: Path, settings: dict[
 
 
 def test_the_usual_kind_is_taken(tmp_path: Path) -> None:
-    assert Vocabulary(trained(tmp_path / "usual")).size > 20
+    usual = Vocabulary(trained(tmp_path / "usual"))
+    assert usual.size > 20
+    model = proto.ModelProto.FromString(usual.path.read_bytes())
+    model.normalizer_spec.escape_whitespaces = False  # the trainer has no setting for it
+    usual.path.write_bytes(model.SerializeToString())
+    with pytest.raises(ValueError, match="was trained with escape_whitespaces False"):
+        Vocabulary(usual.path)
 
 
 def test_a_flipped_bit_is_an_error(tmp_path: Path) -> None:

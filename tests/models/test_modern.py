@@ -189,6 +189,10 @@ def test_every_parameter_of_both_networks_learns() -> None:
     [
         ({"norm": "post"}, "model.norm is post, which model.body modern does not support: set it to pre"),
         ({"relative_bias": "gated"}, "model.relative_bias is gated"),
+        ({"embedding_norm": False}, "model.embedding_norm is False, .*: set it to true"),
+        ({"masked_head": "linear"}, "model.masked_head is linear, .*: set it to dense"),
+        ({"attention_dropout": 0.1}, "model.attention_dropout is 0.1, .*: set it to 0.0"),
+        ({"layout": "xlm"}, "model.layout is xlm, .*: set it to xlme"),
         ({"absolute_positions": True}, "model.absolute_positions is True, .*: set it to false"),
         ({"language_embeddings": ("de", "fr")}, "model.language_embeddings is .*: leave it empty"),
         ({"width": 27, "heads": 3}, "rotary positions turn pairs of dimensions"),
