@@ -9,13 +9,17 @@ import shutil
 import subprocess
 import sys
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import xlme_ds
 from tests.launch import FORKED_PYTHON, ROOT, Python, environment, python
 from xlme_ds import quickstart
+from xlme_ds.api import ScoredPiece
 from xlme_ds.data.schema import read_manifest
 
 STEPS = ["--train.steps", "4", "--optimizer.warmup-steps", "2", "--train.log-every", "2", "--train.eval-every", "2"]
@@ -142,6 +146,46 @@ def test_what_it_says_first_and_last(out: Path, capsys: pytest.CaptureFixture[st
     judged, exported = (python(*command[1:]).stdout for command in quickstart.next_steps(out))
     assert "ScoredPiece(text='▁right'" in judged, judged
     assert "quickstart-export" in exported or "run-export" in exported, exported
+
+
+def test_what_it_says_of_a_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A word is as suspect as the most suspect of its pieces, and marked above one half."""
+    judged = [("Ev", 0.1), ("ery", 0.62), ("one", 0.3), ("▁has", 0.5), ("▁Re", 0.981), ("cht", 0.2), ("▁.", 0.02)]
+    filled = [[("▁right", 0.42), ("ed", 0.3), ("▁a", 0.004)]]
+    model = SimpleNamespace(
+        judge=lambda text: [ScoredPiece(*piece) for piece in judged],
+        fill=lambda text, top: [[ScoredPiece(*piece) for piece in pieces[:top]] for pieces in filled],
+    )
+    monkeypatch.setattr(xlme_ds, "load", lambda folder: model, raising=False)
+    quickstart.show_model(Path("run"))
+    assert capsys.readouterr().out.splitlines() == [
+        "judge: Everyone [62% replaced] has Recht [98% replaced] .",
+        "fill:  Everyone has the <mask> to education.  right 42%, ed 30%, a 0%",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fastest", "minutes"),
+    [((2.0, 1.0), 1.0, 22), ((0.5, 2.75, 9.0), 0.5, 11), ((1.0, 1.5, 0.25, 0.0), 0.25, 6), ((0.01,) * 3, 0.01, 1)],
+)
+def test_how_long_it_takes(
+    seconds: tuple[float, ...],
+    fastest: float,
+    minutes: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """1,100 steps of 1.2 times the fastest of three trials, or of two if they take three seconds; at least a minute."""
+    model = replace(quickstart.RUN.model, vocabulary=99, width=16, heads=2, feed_forward=16, max_positions=16)
+    monkeypatch.setattr(quickstart, "RUN", replace(quickstart.RUN, model=model))
+    monkeypatch.setattr(quickstart, "ROW_TOKENS", 16)
+    ends = np.cumsum([0.0, *seconds]).tolist()
+    looks = iter([time for begun, end in pairwise(ends) for time in (begun, end)])
+    monkeypatch.setattr(quickstart, "time", SimpleNamespace(perf_counter=looks.__next__))
+    quickstart.announce(Path("run"))
+    assert f"about {minutes} minutes here (forward and backward pass of a step: {fastest:.2f} s)" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_a_failed_stage_shows_the_end_of_the_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -45,11 +45,16 @@ def test_a_setting_that_differs(loader: Loader, changes: dict[str, object], word
 def test_another_vocabulary_beside_the_rows(loader: Loader, tmp_path: Path) -> None:
     shutil.copytree(loader.folders[0], tmp_path / "mixed")
     shutil.rmtree(tmp_path / "mixed" / "vocab")
-    other = Loader(tmp_path / "mixed", DataConfig(4, 4, 4), 1, 0.15)
+    folders = [loader.folders[0], tmp_path / "mixed"]
+    others = [
+        Loader(folders[1], DataConfig(4, 4, 4), 1, 0.15),
+        Loader(folders, DataConfig(4, 4, 4, phase_steps=(1,)), 1, 0.15),
+    ]
     train_vocabulary(tmp_path / "mixed" / "vocab", size=90)
     model = replace(SMALL, vocabulary=loader.vocabulary_size, layout="xlm")
-    with pytest.raises(ValueError, match="is not the vocabulary of the rows next to it: mix"):
-        require_fit(other, model)
+    for other in others:
+        with pytest.raises(ValueError, match=f"{folders[1]}/vocab is not the vocabulary of the rows next to it: mix"):
+            require_fit(other, model)
 
 
 @pytest.mark.parametrize(

@@ -270,6 +270,11 @@ def test_rows_become_longer(
     phases = replace(config.data, phase_mask_fractions=(), phase_rotary_bases=(50.0,))
     model = replace(config.model, max_positions=64, rotary_base=5e3, init_std=0.3, **MODERN)
     modern = replace(config, model=model, data=phases, train=replace(config.train, eval_every=1))
+    less = replace(modern, model=replace(model, max_positions=63))
+    with pytest.raises(
+        SharedError, match=rf"{longer} has rows of 64 tokens, model\.max_positions is 63: raise it to 64"
+    ):
+        dry_run(less, [data[0], longer], tmp_path / "run")
     run = pretrain(modern, [data[0], longer], tmp_path / "run", heldout=data[1])
     assert examine(run, (data[0], longer)) == ([], "26 mono rows and 26 para rows of 8 steps")
     bases = {step: load_run(Path(f"{run}@{step}")).model.rotary_base for step in (3, 6, 8)}
@@ -277,6 +282,9 @@ def test_rows_become_longer(
 
     logged = {line["step"]: line for line in audit_lines(run / "metrics.jsonl")}
     assert {line["tokens"] // step for step, line in logged.items()} == {8 * 32}
+    for line in logged.values():
+        step_flops = 8 * 32 * line["flops_per_s"] / line["tokens_per_s"]
+        assert step_flops == pytest.approx(flops_per_step(modern, 32, (32, 64))), "the mean of the phases"
     objective = objective_of(modern.objective)
     five = pretrain(replace(modern, train=replace(modern.train, save_every=5)), [data[0], longer], tmp_path / "five")
     assert weights(five) == weights(run) and load_run(Path(f"{five}@5")).model.rotary_base == 50.0

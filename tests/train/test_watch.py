@@ -29,7 +29,7 @@ from tests.rows import train_vocabulary, write_data
 from xlme_ds.api import dry_run, pretrain
 from xlme_ds.cli import number
 from xlme_ds.config import DataConfig, EngineConfig, RunConfig
-from xlme_ds.counting import count_parameters, flops_per_step
+from xlme_ds.counting import count_parameters, flops_of, flops_per_step
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.io.folders import LOCK, lock
@@ -152,6 +152,8 @@ def test_a_dry_run_writes_nothing(folder: Path, config: RunConfig, capsys: pytes
     said = capsys.readouterr().out
     assert "starting at step 0 of 9" in said and "nothing was written" in said
     assert "memory, by count: not counted (engine.kind plain" in said  # of others: tests/e2e/test_pipeline.py
+    step = 3 * 8 * 32 * flops_of(config, 32).forward
+    assert f"  operations: {number(step)} FLOP a step, {number(STEPS * step)} in all\n" in said
     assert sorted(folder.rglob("*")) == before
 
 
