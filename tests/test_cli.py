@@ -26,7 +26,7 @@ from xlme_ds.config import (
     StartConfig,
     TrainConfig,
 )
-from xlme_ds.engine_file import deepspeed_settings
+from xlme_ds.engine_file import choose_engine, deepspeed_settings
 from xlme_ds.pretrain import main as pretrain
 from xlme_ds.recipes import RECIPES, recipe
 from xlme_ds.validate import validate
@@ -233,9 +233,10 @@ def test_engine_files_hold_engine_keys_only(tmp_path: Path) -> None:
     path.write_text(json.dumps({"zero_optimization": {"stage": 1, "reduce_bucket_size": "auto"}}))
     with pytest.raises(ValueError, match=r"sets zero_optimization\.reduce_bucket_size to auto"):
         deepspeed_settings(EngineConfig(deepspeed=str(path)))
-    path.write_text(json.dumps({"zero_optimization": {"stage": 3, "offload_param": None}}))
-    with pytest.raises(ValueError, match=r"sets an offload_\* of zero_optimization that is no object"):
-        deepspeed_settings(EngineConfig(deepspeed=str(path)))
+    for key in ("offload_param", "offload_optimizer"):
+        path.write_text(json.dumps({"zero_optimization": {"stage": 3, key: None}}))
+        with pytest.raises(ValueError, match=r"sets an offload_\* of zero_optimization that is no object"):
+            deepspeed_settings(EngineConfig(deepspeed=str(path)))
     for more in ({"gradient_predivide_factor": 8.0}, {"prescale_gradients": True}, {"zero_force_ds_cpu_optimizer": 1},
                  {"progressive_layer_drop": {"enabled": True}}, {"no such key": 1}):  # fmt: skip
         path.write_text(json.dumps({"zero_optimization": {"stage": 1}} | more))
@@ -246,11 +247,26 @@ def test_engine_files_hold_engine_keys_only(tmp_path: Path) -> None:
         path.write_text(json.dumps({"zero_optimization": {"stage": 3, key: True}}))
         with pytest.raises(ValueError, match=rf"zero_optimization\.{key}, which rounds"):
             deepspeed_settings(EngineConfig(deepspeed=str(path)))
-    path.write_text(json.dumps({"zero_optimization": {"stage": 1}, "wall_clock_breakdown": True}))
-    assert deepspeed_settings(EngineConfig(deepspeed=str(path)))["wall_clock_breakdown"]
+    allowed = {"wall_clock_breakdown": True, "memory_breakdown": True, "dump_state": True, "aio": {"block_size": 4096}}
+    allowed |= {name: {"enabled": True} for name in ("comms_logger", "csv_monitor", "flops_profiler", "tensorboard")}
+    for stage in (1, 2, 3):
+        settings = {"zero_optimization": {"stage": stage}} | allowed
+        path.write_text(json.dumps(settings))
+        assert deepspeed_settings(EngineConfig(deepspeed=str(path))) == settings
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(ValueError, match=r"folder\.json cannot be read \(Is a directory\)"):
         deepspeed_settings(EngineConfig(deepspeed=str(tmp_path / "folder.json")))
+
+
+@pytest.mark.parametrize(
+    ("world", "stages", "expected"), [(1, 1, "zero1"), (2, 1, "zero3"), (2, 2, "zero1"), (4, 2, "zero3")]
+)
+def test_auto_is_zero3_where_a_step_has_one_micro_batch(world: int, stages: int, expected: str) -> None:
+    engine = EngineConfig("pipeline" if stages > 1 else "deepspeed", "auto", pipeline_stages=stages)
+    config = RunConfig("x", data=DataConfig(8, 8, 4), engine=engine)
+    assert choose_engine(config, world) == replace(config, engine=replace(engine, deepspeed=expected))
+    named = replace(config, engine=replace(engine, deepspeed="zero2"))
+    assert choose_engine(named, world) == named
 
 
 def test_a_start_from_a_model_that_is_not_named(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.launch import ROOT, distributed, environment, free_port
 from tests.rows import train_vocabulary, write_data
+from xlme_ds import run_commands
 from xlme_ds.run_commands import run
 
 COMMANDS = (
@@ -42,6 +44,47 @@ def test_a_step_that_a_signal_ends_has_the_shells_exit_code() -> None:
         with pytest.raises(SystemExit) as left:
             run(["bash", "-c", kill], os.environ, quiet=True)
         assert left.value.code == sh(f"bash -c '{kill}'; exit $?")[0] == 128 + number
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_to_stop_reaches_the_command(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may end well; where it is ignored, as under nohup, it reaches nobody."""
+    ours, theirs = list[int](), list[int]()
+
+    def wait() -> int:
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        os.kill(os.getpid(), number)
+        return 0
+
+    process = SimpleNamespace(wait=wait, send_signal=theirs.append)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: process)
+    interrupt, before = signal.getsignal(signal.SIGINT), signal.getsignal(number)
+    try:
+        signal.signal(number, handler := lambda number, _: ours.append(number))
+        with pytest.raises(SystemExit) as left:
+            run(["true"], os.environ)
+        assert left.value.code == 128 + number and (ours, theirs) == ([], [number])
+        assert signal.getsignal(number) == handler and signal.getsignal(signal.SIGINT) == interrupt
+        signal.signal(number, signal.SIG_IGN)
+        run(["true"], os.environ)
+        assert (ours, theirs) == ([], [number]) and signal.getsignal(number) == signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+
+
+def test_a_command_has_none_of_a_launchers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"]
+    for name in (*names, "MINE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("PATH", "/a:/b")
+    monkeypatch.setenv("PYTHONPATH", ":/first")
+    theirs = run_commands.environment()
+    assert not theirs.keys() & set(names) and theirs["MINE"] == "1" and theirs["PYTHONSAFEPATH"] == "1"
+    assert theirs["PATH"] == f"{Path(sys.executable).parent}:/a:/b"
+    assert theirs["PYTHONPATH"].split(":")[0] == "/first", "and no empty place, which is the current folder"
+    with pytest.raises(SystemExit) as left:
+        run(["bash", "-c", "exit 3"], theirs | {"PATH": os.environ["PATH"] + ":/bin:/usr/bin"}, quiet=True)
+    assert left.value.code == 3
 
 
 def test_a_closed_stdout_is_no_file_of_ours(tmp_path: Path) -> None:

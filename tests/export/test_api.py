@@ -87,6 +87,8 @@ def test_a_model_says_what_it_is(model: TextModel, run: Path) -> None:
     said, cfg = repr(model), model._encoder.encoder.cfg
     assert str(model.folder) in said and f"{cfg.discriminator_layers} layers of width {cfg.width}" in said
     assert said.endswith("on cpu>") and ("of electra" in said) == (model.folder == run)
+    assert f", {cfg.vocabulary:,} pieces, up to {cfg.max_positions} tokens, on cpu>" in said
+    assert " at step " not in said and f"<model of electra in {run}@2 at step 2: " in repr(xlme.load(f"{run}@2"))
 
 
 def test_a_device(run: Path) -> None:

@@ -4,6 +4,8 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.launch import python
 
 
@@ -28,11 +30,11 @@ def test_four_faults(tmp_path: Path) -> None:
     }
 
 
-def test_what_the_audit_counts(tmp_path: Path) -> None:
+def test_what_the_audit_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The audit itself: a line that is missing, one too many, and other tokens are each found."""
     from tests.rows import write_data
     from tests.train.test_guard import config, run
-    from xlme_ds.audit import examine
+    from xlme_ds.audit import examine, main
 
     data = write_data(tmp_path / "mixed", rows=96)
     out = tmp_path / "run"
@@ -52,3 +54,9 @@ def test_what_the_audit_counts(tmp_path: Path) -> None:
     attempts.write_text(attempts.read_text() + '\n{"start": 8, "world": 1}')
     path.write_text("\n".join(lines))
     assert len(examine(out, (data,))[0]) == 2 * 8 * 4, "steps after 8 were to be done again"
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as left:
+        main(["--run", str(out), "--data", str(data)])
+    *faults, summary = capsys.readouterr().out.splitlines()
+    assert left.value.code == 1 and faults == examine(out, (data,))[0][:10]
+    assert summary == "64 faults in 96 mono rows and 96 para rows of 12 steps"
