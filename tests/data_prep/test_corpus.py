@@ -1,6 +1,7 @@
 """Corpus descriptions: every format and compression, local and by URI; the ready ones; mistakes in words."""
 
 import bz2
+import codecs
 import gzip
 import lzma
 import math
@@ -209,6 +210,13 @@ def test_variants_and_extensions_of_a_tmx_language_are_left_out(tmp_path: Path) 
     others = [unit("a", "b", "en", code) for code in ("de-Cyrl-1996", "x-de", "nds-1996")]
     found, counts = read_tmx(tmp_path, tmx("".join(units + others)).encode())
     assert found == [("a", code) for code in german] and counts.dropped == {"malformed": 3}
+
+
+@pytest.mark.parametrize("order", ["le", "be"])
+def test_the_mark_of_a_tmx_says_the_order_of_its_bytes(tmp_path: Path, order: str) -> None:
+    mark = {"le": codecs.BOM_UTF16_LE, "be": codecs.BOM_UTF16_BE}[order]
+    found, counts = read_tmx(tmp_path, mark + tmx(unit("Würde", "尊厳")).encode(f"utf-16-{order}"))
+    assert found == [("Würde", "尊厳")] and not counts.repaired
 
 
 def test_damaged_bytes_of_a_tmx_are_repaired_and_counted(tmp_path: Path) -> None:
@@ -729,6 +737,10 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         ({}, 'pairs = "any"\n[filters.length]\nmin = 3', "filter length has no setting 'min': it has min_characters"),
         ({}, 'pairs = "any"\n[filters.script]\nshare = "a"', "share of filter script is 'a': it must be a number"),
         ({}, 'pairs = "any"\n[filters.boilerplate_length]', "filter boilerplate_length is not for task para"),
+        *(
+            ({"format": "cc100"}, f'languages = ["en"]\n[filters.{name}]', f"filter {name} is not for task mono")
+            for name in ("length_ratio", "identical_sides", "score")
+        ),
         ({}, 'pairs = "any"\n[filters.column.p]\nmin = 1', "filter column needs a column 'p': take the filter out"),
         ({}, 'pairs = "any"\n[filters.column.p]\nleast = 1', r"write \[filters.column.NAME\] with numbers min or max"),
         ({}, 'pairs = "any"\n[filters.column]\np = 1', r"write \[filters.column.NAME\]"),
