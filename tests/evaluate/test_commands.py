@@ -4,11 +4,13 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from safetensors.numpy import load_file, save_file
 
 from tests.evaluate.folders import WORDS, sentence, write_alignment, write_run, write_tatoeba
@@ -22,6 +24,7 @@ from xlme_ds.evaluate.alignment import alignment_tables
 from xlme_ds.evaluate.compared_models import load_encoders, paper_layer
 from xlme_ds.evaluate.heldout_losses import loss_tables
 from xlme_ds.evaluate.lookup_table import word_tables
+from xlme_ds.evaluate.output import ResultTable
 from xlme_ds.evaluate.predicted_tokens import perplexity_tables
 from xlme_ds.evaluate.retrieval import LANGUAGE_SETS, XTREME, accuracies, mean_of_directions, retrieval_tables
 from xlme_ds.models.electra import Electra
@@ -120,6 +123,22 @@ def test_a_table_at_its_layer() -> None:
     assert table.columns == ["test", "pairs", "AER", "precision", "recall", "AER, cosines*"]
     assert table.rows[0] == ["de-en", "9", "20.0", "50.0", "60.0", "40.0"] and "as it is" in table.notes[0]
     assert table.notes[1] == "3 pairs were cut: words after the model's longest item have no link"
+
+
+def test_means_alone_of_many_rows() -> None:
+    """25 languages are printed; of 26 the means, if a file has the others. Markdown has all."""
+    for count, with_file, shown in ((25, True, 26), (26, True, 1), (26, False, 27)):
+        rows = [[f"l{number}", "1.0"] for number in range(count)] + [["mean", "1.0"]]
+        table, console = (
+            ResultTable("title", ["language", "score"], rows, ["a note"], means=1),
+            Console(file=StringIO()),
+        )
+        table.show(console, Path("out/pairs.md") if with_file else None)
+        assert isinstance(console.file, StringIO)
+        printed = console.file.getvalue()
+        assert printed.count("1.0") == shown and "mean" in printed and "a note" in printed
+        assert ("26 rows are in out/pairs.md" in printed) == (shown == 1)
+        assert table.markdown().count("1.0") == count + 1
 
 
 def test_tables_of_several_models_by_hand() -> None:

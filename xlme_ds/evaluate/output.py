@@ -19,6 +19,8 @@ from typing_extensions import override
 from ..io.files import replacing, write_object, write_text
 from ..models.text_encoder import EncoderName
 
+_MOST_ROWS = 25  # of a printed table that has means, and whose rows are in a file
+
 
 class Curve(NamedTuple):
     """A model's scores over the layers, for the plot."""
@@ -36,18 +38,22 @@ class ResultTable:
     columns: list[str]
     rows: list[list[str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    means: int = 0  # how many of the last rows are means of the others
 
-    def show(self, console: Console) -> None:
-        """Print the table."""
+    def show(self, console: Console, file: Path | None = None) -> None:
+        """Print the table; of more than 25 rows with means, where `file` holds the whole table, the means alone."""
+        rows, notes, others = self.rows, self.notes, len(self.rows) - self.means
+        if file is not None and self.means and others > _MOST_ROWS:
+            rows, notes = rows[others:], [*notes, f"{others} rows are in {file}"]
         columns = [
             Column(name, justify="left" if index == 0 else "right", overflow="fold")
             for index, name in enumerate(self.columns)
         ]
         table = Table(*columns, title=self.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-        for row in self.rows:
+        for row in rows:
             table.add_row(*row)
         console.print(table)
-        console.print("\n".join([*self.notes, ""]), style="dim", soft_wrap=True)
+        console.print("\n".join([*notes, ""]), style="dim", soft_wrap=True)
 
     def markdown(self) -> str:
         """The table as Markdown."""
@@ -105,7 +111,7 @@ class CommonOptions:
         else:
             console = terminal(120)
             for table in tables:
-                table.show(console)
+                table.show(console, None if self.out is None else self.out / f"{test}.md")
             if self.out is not None:
                 print(self.out / f"{test}.json")
 
@@ -167,6 +173,7 @@ def table_at_layer(
             for name, scores in rows.items()
         ],
         [f"* not the paper's: {note}", *([f"{model['cut']} {cut}"] if model["cut"] else [])],
+        means=len(rows) - len(scores_of),
     )
 
 
