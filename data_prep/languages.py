@@ -261,7 +261,7 @@ def script_numbers() -> np.ndarray:
 
 
 def letters(lines: Sequence[str], scripts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """How many letters of each line belong to `scripts`, and how many letters it has in all: two int64 arrays. No line
+    """The number of letters of each line that belong to `scripts`, and of all its letters: two int64 arrays. No line
     may be empty."""
     numbers = script_numbers()[np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)]
     is_wanted = np.zeros(len(SCRIPTS) + 1, bool)

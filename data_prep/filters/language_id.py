@@ -59,7 +59,7 @@ class FastText:
     """A classifier in fastText's format, such as GlotLID or lid.176."""
 
     def __init__(self, path: str) -> None:
-        """Load the model. Raises ValueError where the package is missing, or the file is no such model."""
+        """Load the model. Raises ValueError where the package is missing, or the file holds no model of this kind."""
         try:
             import fasttext
         except ImportError:

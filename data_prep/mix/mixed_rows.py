@@ -112,7 +112,7 @@ class Tally:
 
 
 class SampledItems(NamedTuple):
-    """Where the ids of sampled items are: `group` and `shard` are indices of each item's group and shard.
+    """The positions of the ids of sampled items: `group` and `shard` are indices of each item's group and shard.
 
     `starts` are positions in the shard's file, in int32 words, and `lengths` are in ids: [1, items], or for pairs
     [2, items] in the order of the sides in the row, which is the other one than in the shard where `swapped`.

@@ -158,7 +158,7 @@ def _local_names(root: str, deep: bool) -> Iterator[str]:
         passed = paths_to.pop(parent)
         real = {name: os.path.realpath(os.path.join(parent, name)) for name in folders}
         circular = {name for name in folders for path in passed if os.path.commonpath([real[name], path]) == real[name]}
-        # os.walk goes on with the folders that stay in its list
+        # os.walk continues with the folders that stay in its list
         folders[:] = [name for name in folders if deep and name[0] != "." and name not in circular]
         paths_to |= {os.path.join(parent, name): (*passed, real[name]) for name in folders}
 

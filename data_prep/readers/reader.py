@@ -261,7 +261,7 @@ class AlignedReader(PairReader):
                 sides = (b"".join(pair[side] + b"\n" for pair in pairs) for side in (0, 1))
                 yield TextBlock(tuple(sides), dropped, Counter(repaired))
                 pairs, pair_bytes, dropped = [], 0, Counter()
-                repaired.clear()  # `units` goes on counting in this object
+                repaired.clear()  # `units` continues to count in this object
 
     def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
         """Yield the pairs of one block, without a score."""

@@ -21,7 +21,7 @@ _COUNTED_LINES = 10_000  # `segmentation` counts tokens in a language's first li
 
 
 def room_for_pieces(path: Path, size: int) -> int:
-    """How many new pieces bring the SentencePiece model at `path` to `size` ids, `<pad>` and `<mask>` included.
+    """The number of new pieces that bring the model at `path` to `size` ids, `<pad>` and `<mask>` included.
 
     Raises ValueError unless `size` is larger than the model.
     """

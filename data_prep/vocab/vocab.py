@@ -101,7 +101,7 @@ def _train(config: VocabConfig) -> None:
     stage = Stage(config.out, "vocab", settings)
 
     def quotas(lines: dict[str, int]) -> dict[str, int]:
-        """How many lines to sample of each language: in proportion to m^alpha for m distinct lines, and at most m."""
+        """Lines to sample of each language: in proportion to m^alpha for m distinct lines, and at most m."""
         unbounded = apportion(config.sentences, temperature_shares(list(lines.values()), config.alpha))
         return {code: min(quota, lines[code]) for code, quota in zip(lines, unbounded, strict=True)}
 

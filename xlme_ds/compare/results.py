@@ -84,7 +84,7 @@ class RunScores:
 
 
 def passes(folder: Path, rows: int) -> float | None:
-    """How often the first `rows` rows of a mixed folder read each of its examples, a mean over all languages; None if
+    """The mean number of times that the first `rows` rows of a mixed folder read an example, by language; None if
     its manifest lacks the counts that `xlme prep mix` writes."""
     manifest = read_manifest(folder)
     if "examples" not in manifest.counts:

@@ -86,7 +86,7 @@ def record(system: System, name: str, command: list[str], settings: CompareSetti
 
 
 def _entry(command: list[str]) -> dict[str, Any]:
-    """What COMMANDS has for a test: its command, and the current hash of its data."""
+    """The entry of a test in COMMANDS: its command, and the current hash of its data."""
     return {"command": command, "data": data_sha256(Path(command[command.index("--data") + 1]))}
 
 

@@ -37,7 +37,7 @@ class Trend(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """Where one line crosses another, in log10 of operations."""
+    """The point where one line crosses another, in log10 of operations."""
 
     at: float
     least: float  # ends of the interval

@@ -62,7 +62,7 @@ def phase_index(run_phases: Sequence[Phase], step: int) -> int:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """How a step's rows are split into micro-batches over `world` ranks, in one phase of a run."""
+    """The split of a step's rows into micro-batches over `world` ranks, in one phase of a run."""
 
     rows: tuple[int, ...]  # rows of each task in a step
     micro: tuple[int, ...]  # rows of each task in a micro-batch
@@ -90,7 +90,7 @@ class StepPlan:
         return self.read[task] + steps * self.rows[task]
 
     def _steps_with(self, task: int, end: int) -> int:
-        """How many of the steps 0 … `end` − 1 read a task, if all are read as in this phase."""
+        """The number of steps 0 … `end` − 1 that read a task, if all are read as in this phase."""
         return -(-(end - task) // len(TASKS)) if self.alternate else end
 
     def followed_by(self, first_step: int, length_ratio: Fraction) -> "StepPlan":

@@ -295,7 +295,7 @@ class RowStore:
 
 
 def _rows_of(tokens: np.ndarray, lists: Sequence[tuple[np.ndarray, np.ndarray]]) -> Rows:
-    """What `IndexedShard.read` returns, as `Rows`."""
+    """The result of `IndexedShard.read`, as `Rows`."""
     (item_offsets, lengths), (_, languages) = lists
     return Rows(tokens, np.diff(item_offsets).astype(np.int64), lengths.astype(np.int64), languages.astype(np.int64))
 

@@ -262,7 +262,7 @@ def _vectors(
 
 
 def _size(pair: tuple[Subwords, Subwords]) -> int:
-    """How many subwords a pair has."""
+    """The number of subwords of a pair."""
     return len(pair[0].ids) + len(pair[1].ids)
 
 

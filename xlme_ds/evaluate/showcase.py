@@ -88,7 +88,7 @@ def _finished(run: Path) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The JSON object in the file; empty if there is no such file."""
+    """The JSON object in the file; empty without this file."""
     return read_object(path) if path.exists() else {}
 
 

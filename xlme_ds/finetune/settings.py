@@ -141,7 +141,7 @@ _NARROWED = {  # settings with fewer values than in pre-training -> type, help
 
 @_REGISTRY.struct_rule
 def _section_without_pretraining(section: StructTypeInfo) -> StructConstructorSpec | None:
-    """How tyro builds the engine and train sections: without the settings that only pre-training reads. None for other
+    """Make tyro build the engine and train sections without the settings that only pre-training reads. None for other
     types, which tyro builds as usual."""
     if section.type not in (EngineConfig, TrainConfig):
         return None

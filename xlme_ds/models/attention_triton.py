@@ -326,7 +326,7 @@ def skew(distance_HW: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def near_tiles(reach: int, tokens: int, head_size: int, dtype: torch.dtype, device: torch.device) -> int:
-    """How many tiles before and after the diagonal need a gradient for each distance. From distance `reach` on, d is
+    """Tiles on each side of the diagonal that need a gradient for each distance. From distance `reach` on, d is
     the same number for all distances of a sign, and the largest distance gets the gradient of all these."""
     side = _tiling_of(_backward_distances, head_size, dtype, device).keys
     return min(-(-(reach - 1) // side), triton.cdiv(tokens, side) - 1)

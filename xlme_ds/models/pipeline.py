@@ -102,7 +102,7 @@ class ElectraStage(PipelineStage, Electra):
         return tuple(tensor.contiguous() for tensor in (*others, *outputs, segments_BT, *rows, keys_B))
 
     def finish(self, hidden_BTD: Tensor, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What the last stage sends instead of the last hidden states; the discriminator's logits come last.
+        """The tensors that the last stage sends instead of hidden states; the discriminator's logits come last.
         `received`: the tensors between segments and keys that the stage was sent."""
         return (self.replaced_head(hidden_BTD),)
 

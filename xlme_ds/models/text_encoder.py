@@ -74,7 +74,7 @@ class LanguageModelOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class Masking:
-    """How a batch is masked: each masked position shows `<mask>`, a random token, or the original token.
+    """The masking of a batch: each masked position shows `<mask>`, a random token, or the original token.
 
     Subclasses have another attention mask, or predict from other positions.
     """

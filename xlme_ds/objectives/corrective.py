@@ -72,8 +72,8 @@ class CorrectiveObjective(ElectraObjective):
 
     @staticmethod
     def counts(batch: Batch) -> Tensor:
-        """What the sum of each term is divided by, float64 [6], in the order of `terms`: ELECTRA's counts, and for CMLM
-        and CTLM again the number of masked positions."""
+        """The divisor of each term's sum, float64 [6], in the order of `terms`: ELECTRA's counts, and for CMLM and CTLM
+        again the number of masked positions."""
         electra = ElectraObjective.counts(batch)
         masked = electra[: len(TASKS)]
         return torch.cat([electra, masked])

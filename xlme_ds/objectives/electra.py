@@ -122,7 +122,7 @@ class ElectraObjective(RowBatches, Pretraining):
 
     @staticmethod
     def counts(batch: Batch) -> Tensor:
-        """What the sum of each term is divided by, float64 [4], in the order of `terms`: for MLM and TLM the number of
+        """The divisor of each term's sum, float64 [4], in the order of `terms`: for MLM and TLM the number of
         masked positions, for MRTD and TRTD that of non-padding tokens."""
         masked = sum_by_task(torch.ones_like(batch.masked_M), batch.task_of_masked())
         tokens = sum_by_task((batch.segments_BT > 0).sum(1), batch.task_B)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # models and engines run where there is no pyarrow
 
 
 class Objective(Protocol):
-    """What a model is trained for. The loss is Σ weight · sum / count over the terms, where sums and counts are added
-    up over the micro-batches of the global batch."""
+    """A pre-training task. The loss is Σ weight · sum / count over the terms, where sums and counts are added up over
+    the micro-batches of the global batch."""
 
     terms: tuple[str, ...]  # their names
     statistics_shape: tuple[int, ...]  # of the tensor that `statistics` returns
@@ -47,7 +47,7 @@ class Objective(Protocol):
         return batch
 
     def counts(self, batch: Any) -> Tensor:
-        """What the sum of each term is divided by, float64 [terms]."""
+        """The divisor of each term's sum, float64 [terms]."""
 
     def sums(self, output: Any, batch: Any) -> Tensor:
         """The summed loss of each term, float32 [terms]; carries the gradient."""
@@ -84,7 +84,7 @@ class BatchSource(Protocol):
 
 
 class Quantity(NamedTuple):
-    """How the report page and the model card show a metric."""
+    """A metric as the report page and the model card show it."""
 
     title: str  # of the figure; quantities with the same title share a figure
     unit: str = ""
@@ -171,7 +171,7 @@ class Pretraining(Objective, Protocol):
         return batch.masked_M
 
     def shown(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """What the report page shows: the tokens with the model's own at the predicted positions, [B, T]; and the
+        """For the report page: the tokens with the model's own at the predicted positions, [B, T]; and the
         probability of each token that it was replaced, [B, T], or None if the model does not predict it."""
 
     def first_weights(self, start: StartConfig, cfg: ModelConfig) -> dict[str, FirstWeights]:
