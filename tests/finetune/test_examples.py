@@ -10,6 +10,7 @@ import pytest
 from tests.launch import ROOT
 from xlme_ds.compare.scoring import require_labels
 from xlme_ds.finetune.downstream_tasks import TASKS
+from xlme_ds.finetune.predictions import write_predictions
 from xlme_ds.finetune.settings import TuningConfig
 from xlme_ds.finetune.task_files import (
     Question,
@@ -327,3 +328,14 @@ def test_every_tenth_is_held_out_and_no_context_is_on_both_sides(tmp_path: Path)
     assert len(training_examples(pairs, TASKS["xnli"], TuningConfig())) == 40
     with pytest.raises(ValueError, match="has 9 examples, too few to hold out every tenth"):
         training_examples(pairs, TASKS["xnli"], TuningConfig(held_out=True, train_examples=9))
+
+
+def test_predictions_of_one_example(tmp_path: Path) -> None:
+    """As XTREME's evaluation reads them: a tag or a label a line, or answers by the question's id."""
+    sentence, pair = Sentence(["a", "b"], ["O", "O"]), TextPair("a", "b", "0")
+    write_predictions(tmp_path / "tags.tsv", [sentence], [["B-LOC", "I-LOC"]])
+    assert (tmp_path / "tags.tsv").read_text() == "B-LOC\nI-LOC\n\n"
+    write_predictions(tmp_path / "labels.tsv", [pair], ["1"])
+    assert (tmp_path / "labels.tsv").read_text() == "1\n"
+    write_predictions(tmp_path / "answers.json", [Question("q7", "?", "c", [])], ["Rhein"])
+    assert json.loads((tmp_path / "answers.json").read_text()) == {"q7": "Rhein"}
