@@ -457,7 +457,10 @@ def test_a_star_takes_no_file_of_another_language(languages: str, tmp_path: Path
     ("files", "languages", "more", "message"),
     [
         ('"*.jsonl"', '"any"', "", r'files are .*but languages = "any" needs \{lang\} in the name'),
-        ('"{lang}.jsonl"', '["de"]', 'columns = ["a", "b"]', "name the one that has the text"),
+        *(
+            ('"{lang}.jsonl"', '["de"]', f"columns = {columns}", "name the one that has the text")
+            for columns in ('["a", "b"]', "[]", '"a"', "[1]", '{ a = "b" }')
+        ),
         ('"{lang}.jsonl"', '"all"', "", r'set languages = \["en", …\] or languages = "any"'),
     ],
 )

@@ -161,10 +161,13 @@ def test_a_file_that_is_no_arrow_file_although_its_checksum_is_right(copied: Pat
 
 
 def test_another_vocabulary_and_an_unfinished_folder(copied: Path) -> None:
-    with open(copied / "data" / "vocab" / "sentencepiece.model", "ab") as file:
-        file.write(b"\0")
-    with pytest.raises(ValueError, match="is not the vocabulary that"):
-        run(VerifyConfig(copied / "data"))
+    shutil.copytree(copied / "data" / "vocab", copied / "encoded" / "vocab")  # beside what encode wrote, none is needed
+    run(VerifyConfig(copied / "encoded"))
+    for folder in (copied / "data", copied / "encoded"):
+        with open(folder / "vocab" / "sentencepiece.model", "ab") as file:
+            file.write(b"\0")
+        with pytest.raises(ValueError, match="is not the vocabulary that"):
+            run(VerifyConfig(folder))
     (copied / "encoded" / "mono" / "manifest.json").unlink()
     with pytest.raises(ValueError, match=r"manifest\.json does not exist"):
         run(VerifyConfig(copied / "encoded"))
