@@ -84,8 +84,8 @@ class RunScores:
 
 
 def passes(folder: Path, rows: int) -> float | None:
-    """The mean number of times that the first `rows` rows of a mixed folder read an example, by language; None if
-    its manifest lacks the counts that `xlme prep mix` writes."""
+    """The mean number of times that the first `rows` rows of a mixed folder read an example, all languages together;
+    None if its manifest lacks the counts that `xlme prep mix` writes."""
     manifest = read_manifest(folder)
     if "examples" not in manifest.counts:
         return None
