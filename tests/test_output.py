@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,22 @@ def test_a_signal_to_stop_reaches_the_command(number: signal.Signals, monkeypatc
         assert (ours, theirs) == ([], [number]) and signal.getsignal(number) == signal.SIG_IGN
     finally:
         signal.signal(number, before)
+
+
+def test_a_signal_while_the_command_starts_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    popen, processes = subprocess.Popen, list[int]()
+
+    def interrupted(*arguments: Any, **settings: Any) -> "subprocess.Popen[bytes]":
+        os.kill(os.getpid(), signal.SIGTERM)
+        process = popen(*arguments, **settings)
+        processes.append(process.pid)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(SystemExit) as left:
+        run(["sleep", "100"], os.environ)
+    assert left.value.code == 128 + signal.SIGTERM and not Path(f"/proc/{processes[0]}").exists()
 
 
 def test_a_command_has_none_of_a_launchers_variables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,15 +65,25 @@ def run(
         log.flush()
     output = log or (subprocess.DEVNULL if quiet else None)
     errors = subprocess.STDOUT if log else None
-    process = subprocess.Popen(command, env=environment, stdout=output, stderr=errors)
     received: list[int] = []
+    started: list[subprocess.Popen[bytes]] = []
+    passed_on = 0
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    def pass_on() -> None:
+        nonlocal passed_on
+        while started and passed_on < len(received):
+            passed_on += 1
+            started[0].send_signal(received[passed_on - 1])
+
+    def receive(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        process.send_signal(number)
+        pass_on()
 
     handled = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, pass_on) for number in handled}
+    before = {number: signal.signal(number, receive) for number in handled}
+    process = subprocess.Popen(command, env=environment, stdout=output, stderr=errors)
+    started.append(process)
+    pass_on()  # what came before the command had started
     before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = process.wait()
     for number, handler in before.items():
