@@ -90,8 +90,8 @@ def dry_run(
     heldout: Path | None = None,
     profiled: int = 0,
 ) -> None:
-    """Check everything that could stop `pretrain` at its start, and print what the run needs. Writes nothing;
-    collective over the ranks."""
+    """Check everything that could stop `pretrain` at its start, and print the run's memory and operations. Writes
+    nothing; collective over the ranks."""
     config = _validated(config, profiled)
     minutes = config.train.watchdog_minutes
     with process_group(config.engine, minutes) as (rank, world):
@@ -120,8 +120,8 @@ def dry_run(
 
 
 def _unicode(text: str) -> str:
-    """Return `text`. Raises ValueError if it contains a lone surrogate, by which Python represents a byte that is not
-    UTF-8."""
+    """Return `text`. Raises ValueError if it contains a lone surrogate, with which Python represents a byte that is
+    not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -149,7 +149,7 @@ def _validated(config: RunConfig, profiled: int) -> RunConfig:
 
 
 class ScoredPiece(NamedTuple):
-    """A piece of a text, where `▁` marks a space before it, and its probability."""
+    """A piece of a text and its probability. In `text`, `▁` marks a space before the piece."""
 
     text: str
     probability: float
@@ -170,7 +170,7 @@ class TextModel:
             self.device = torch.empty(0, device=device).device
         except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without CUDA
             raise ValueError(f"device {device} cannot be used: {str(error).partition(chr(10))[0]}") from None
-        # Read now: a run that is not finished may delete the checkpoint later.
+        # Read at once, because a run that is not finished may delete the checkpoint later.
         self._run = None if is_export(self.folder) else load_run(self.folder)
 
     def __repr__(self) -> str:
@@ -199,7 +199,7 @@ class TextModel:
         return self._with_head("replaced_head.", ReplacedTokenHead)
 
     def encode(self, sentences: str | Sequence[str], layer: int = -1, language: str = "") -> np.ndarray:
-        """Sentence vectors, float32 [N, D], or of one string [D]: the mean hidden state of `layer` over the tokens
+        """Sentence vectors, float32 [N, D], or [D] for one string: the mean hidden state of `layer` over the tokens
         (XLM-E section 4.6). Sentences longer than the model reads are cut.
 
         `layer`: 0 is the embedding, -1 the last layer. Fine-tuning on pairs trains the last layer, and
@@ -245,6 +245,7 @@ class TextModel:
         """
         (encoder, vocabulary), head = self._discriminator
         ids = vocabulary.encode(_unicode(text))
+        # The first and the last score are of special tokens, which `ids` does not have.
         scores = head(self._states(encoder, ids, language)[None])[0].sigmoid().tolist()
         return [ScoredPiece(vocabulary.piece(token), score) for token, score in zip(ids, scores[1:-1], strict=True)]
 
@@ -253,7 +254,7 @@ class TextModel:
         Raises ValueError if the model has no such head."""
         run = self._run
         if run is None:
-            # An export of a whole model has no head on a single encoder.
+            # In an export of a whole model, no head belongs to a single encoder.
             folders = [] if load_whole_export(self.folder) else [self.folder / name for name in (".", GENERATOR_FOLDER)]
             candidates = [(load_encoder(folder), read_heads(folder)) for folder in folders if folder.is_dir()]
         else:
@@ -270,7 +271,7 @@ class TextModel:
         raise ValueError(f"{self.folder} was not trained with {task}: name a run or an export that was")
 
     def _item(self, encoder: TextEncoder, ids: np.ndarray) -> np.ndarray:
-        """`ids` with special tokens. Raises ValueError if they are more than the model reads."""
+        """`ids` with special tokens. Raises ValueError if the model cannot read that many tokens."""
         item = LAYOUTS[encoder.cfg.layout].item(ids)
         if len(item) > encoder.cfg.max_positions:
             raise ValueError(f"the text has {len(item)} tokens, the model reads {encoder.cfg.max_positions}: cut it")

@@ -22,7 +22,7 @@ from .train.records import ATTEMPTS, AUDIT_FOLDER, audit_lines, row_checksums
 from .train.run_folder import first_step
 from .trained.settings import read_run_config
 
-_MOST_PRINTED = 10  # faults
+_MOST_PRINTED = 10  # faults that are printed
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -76,10 +76,10 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
 
 
 def _last_readings(folder: Path, steps: int) -> dict[str, dict[int, list[tuple[int, int]]]]:
-    """By task and row index, the readings of the row in the last attempt at a step: (step, checksum of the row)."""
+    """For each task and row index, (step, checksum) of every time the row was read, in the last attempt at a step."""
     last_attempts = np.zeros(steps, dtype=np.int64)  # by step
     for attempt, line in enumerate(audit_lines(folder / ATTEMPTS)):
-        last_attempts[line["start"] :] = attempt
+        last_attempts[line["start"] :] = attempt  # repeats the steps from `start` on
     readings: dict[str, dict[int, list[tuple[int, int]]]] = {task: defaultdict(list) for task in TASKS}
     for path in sorted(folder.glob("rank_*.jsonl")):
         for line in audit_lines(path):
@@ -101,7 +101,7 @@ def _compare(
     """A sentence for every row of a task that was not read exactly once, in its step, with the tokens of the data.
 
     `step_rows` and `step_stores`: for each step that reads rows of the task, their indices and the data that hold them;
-    `readings`: of `_last_readings`, for the task.
+    `readings`: the task's, from `_last_readings`.
     """
     rows = {row for row_range in step_rows.values() for row in row_range}
     faults = [f"{task} row {row} was read though no step asks for it" for row in readings if row not in rows]

@@ -14,8 +14,8 @@ _FOLDER = Path(__file__).parents[1] / "bench"
 
 
 def benchmarks(folder: Path = _FOLDER) -> dict[str, str]:
-    """A description by the NAME of each benchmark (`python -m bench.NAME`): the beginning of the module's docstring, up
-    to the first colon or full stop. Raises ValueError if the folder is missing."""
+    """By NAME of a benchmark (`python -m bench.NAME`), its description: the beginning of the module's docstring, up to
+    the first colon or full stop. Raises ValueError if the folder is missing."""
     if not (folder / "step.py").is_file():
         raise ValueError(
             f"there are no benchmarks in {folder}: an installed package has none, run this in a clone of the repository"

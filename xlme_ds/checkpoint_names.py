@@ -14,7 +14,7 @@ def checkpoint_name(step: int) -> str:
 
 
 def is_checkpoint_name(name: str) -> bool:
-    """Whether `name` is one that `checkpoint_name` gives."""
+    """Whether `checkpoint_name` could return `name`."""
     return _NAME.fullmatch(name) is not None
 
 

@@ -44,7 +44,7 @@ _OFTEN_SET = (
 
 
 def program(command: str) -> str:
-    """How `command` was called: `xlme plan`, `python -m xlme_ds plan`, or `python -m xlme_ds.plan`.
+    """The words with which `command` was called: `xlme plan`, `python -m xlme_ds plan`, or `python -m xlme_ds.plan`.
 
     Every command begins with this call, which also prepares stdout and has tyro join the lines of a setting's
     docstring. For a command that no launcher starts, it removes a launcher's variables from the environment: another
@@ -75,7 +75,8 @@ def called() -> str:
 
 
 def _join_docstring_lines() -> None:
-    """Have tyro show a setting's docstring as one line: it joins only unindented lines that begin with a letter."""
+    """Have tyro show a setting's docstring as one line: tyro itself joins only unindented lines that begin with a
+    letter."""
     from docstring_parser import attrdoc
 
     attrdoc.ast_get_constant_value = lambda node: " ".join(str(getattr(node, "value", "")).split())
@@ -182,7 +183,7 @@ def _placeholder(hint: object) -> str:
 
 
 def _entry(flag: str, about: str) -> str:
-    """An option and its help, which begins in column 38."""
+    """An option and its help; the help begins in column 38."""
     lines = textwrap.wrap(about.rstrip(".") + ".", 80)
     first = f"  {flag:<35} " if len(flag) < 36 else f"  {flag}\n{'':38}"
     return first + f"\n{'':38}".join(lines)
@@ -194,7 +195,7 @@ def without_launcher(arguments: list[str]) -> list[str]:
 
 
 def take_flag(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
-    """(`arguments` without `flag` and the flag's value, that value); the value is None if the flag is not there."""
+    """(`arguments` without `flag` and its value, the value); the value is None if the flag is not there."""
     for index, argument in enumerate(arguments):
         if argument == flag and index + 1 < len(arguments):
             return arguments[:index] + arguments[index + 2 :], arguments[index + 1]
@@ -206,7 +207,7 @@ def take_flag(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
 def without(arguments: Sequence[str], *flags: str) -> list[str]:
     """`arguments` without `flags` and the flags' values."""
     rest: list[str] = []
-    flag = ""  # to which the argument belongs
+    flag = ""  # the flag that the current argument is or follows
     for argument in arguments:
         if argument.startswith("--"):
             flag = argument.partition("=")[0].replace("_", "-")

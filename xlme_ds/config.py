@@ -61,7 +61,7 @@ def weight_at(points: Sequence[str], step: int) -> float:
         raise ValueError(
             f"the weights {' '.join(points)} are not STEP:WEIGHT from step 0 on, as 0:1 100000:0.1 300000:0"
         )
-    weight, last_step = 0.0, -1  # before the first point, whose step is 0
+    weight, last_step = 0.0, -1  # before the first point, which is at step 0
     for point_step, point_weight in pairs:
         if step < point_step:
             return weight + (point_weight - weight) * (step - last_step) / (point_step - last_step)
@@ -167,7 +167,7 @@ class ModelConfig:
 
     @property
     def biases(self) -> bool:
-        """Whether linear maps and norms have a bias, the output layers of heads aside."""
+        """Whether linear maps and norms have a bias; the output layers of heads are not meant."""
         return self.body == "xlme"
 
 
@@ -414,8 +414,8 @@ class RunConfig(Training):
 
 
 def from_json(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
-    """Settings of class `kind` from `values`, as `dataclasses.asdict` gave them and JSON stored them. Raises TypeError
-    for an unknown setting, KeyError for a missing one."""
+    """Settings of class `kind` from `values`, which `dataclasses.asdict` made and JSON stored. Raises TypeError for an
+    unknown setting, KeyError for a missing one."""
     if missing := [setting.name for setting in fields(kind) if setting.name not in values]:  # type: ignore[arg-type]
         raise KeyError(missing[0])
     sections = get_type_hints(kind)

@@ -1,7 +1,7 @@
 """Counts of a run: floating-point operations by the standard count and by the paper's, and parameters by component.
 
 In both counts a multiply-add is two operations, and only matrix products count. In the standard count a backward pass
-is two forward passes, the vocabulary softmax at the masked positions counts, and recomputation by activation
+costs two forward passes, the vocabulary softmax at the masked positions counts, and recomputation by activation
 checkpointing does not. Parameters are counted on the meta device, which takes no memory.
 """
 
@@ -31,7 +31,7 @@ def flops_of(run: RunConfig, row_tokens: int) -> Flops:
 
 def flops_per_step(run: RunConfig, row_tokens: int, row_lengths: Sequence[int] = ()) -> float:
     """Operations of one optimizer step, forward and backward, on full rows of `row_tokens` tokens. `row_lengths`: the
-    tokens of a row in each phase, if the mean over the steps of all phases is wanted."""
+    tokens of a row in each phase, to get the mean over the steps of all phases."""
     tokens = sum(run.data.mean_rows) * row_tokens
     shares = phase_shares(phases(run.data, 0.0), run.train.steps) if row_lengths else [1.0]
     per_token = (flops_of(run, length).training for length in row_lengths or [row_tokens])
@@ -46,8 +46,8 @@ def paper_forward_per_token(run: RunConfig, row_tokens: int) -> float:
 
 
 def paper_training_flops(run: RunConfig, row_tokens: int) -> dict[str, float]:
-    """Operations of a run as Table 4 counts them: a backward pass is one forward pass, 2^20 tokens are 1.0e6, and only
-    half of the tokens of pairs count.
+    """Operations of a run as Table 4 counts them: a backward pass costs one forward pass, 2^20 tokens are taken as
+    1.0e6, and only half of the tokens of pairs count.
 
     `mono`: monolingual text alone (published for Base: 6.3e19); `both`: with pairs (9.5e19).
     """
@@ -77,7 +77,7 @@ def count_parameters(run: RunConfig) -> dict[str, int]:
     def total(*prefixes: str) -> int:
         return sum(size for name, size in sizes.items() if name.startswith(prefixes))
 
-    # With GDES the discriminator's table is the sum of two, of which one is trained by the generator.
+    # With GDES the discriminator's table is the sum of two tables; the generator trains one, `embedding`.
     counts = {"embedding": total("embedding_")}
     for index, (encoder, head) in enumerate(objective_of(run.objective).encoders.items()):
         counts[encoder] = total(f"{encoder}.", head) + (counts["embedding"] if index == 0 else 0)

@@ -24,7 +24,7 @@ _DECIDED_BY_THE_RECIPE = (
     "communication_data_type",
     "torch_autocast",
 )
-# These change how a step is computed or which messages it prints, and not its result.
+# These change how a step is computed or which messages it prints, but not its result.
 _ALLOWED = (
     "zero_optimization",
     "aio",
@@ -36,7 +36,7 @@ _ALLOWED = (
     "tensorboard",
     "wall_clock_breakdown",
 )
-_LOSSY = (
+_LOSSY = (  # these round what ranks send to each other
     "zero_quantized_weights",
     "zero_quantized_nontrainable_weights",
     "zero_quantized_gradients",
@@ -68,7 +68,7 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
 
 
 def _fault(settings: dict[str, Any], zero: dict[str, Any]) -> str:
-    """The fault in a file's `settings`, as words to put after the file's path; empty if there is none. `zero`: the
+    """The fault in a file's `settings`, as words that follow the file's path; empty if there is none. `zero`: the
     section zero_optimization of `settings`."""
     if zero.get("stage") not in (1, 2, 3):
         return "must set zero_optimization.stage to 1, 2 or 3"

@@ -53,10 +53,10 @@ class _Start(NamedTuple):
 
 
 def starting_weights(config: RunConfig, vocabulary: Vocabulary, sources: Sequence[Path] = ()) -> InitialValues | None:
-    """A function that returns the first value of a parameter by name, or None if the parameter starts at random. None
-    if `config.start` names no folder, or the engine loads the weights later.
+    """A function from a parameter's name to its first value, or to None if the parameter starts at random. Instead
+    of a function, the result is None if `config.start` names no folder or the engine loads the weights later.
 
-    `vocabulary`: of the data; `sources`: the folders of `source_folders` as `pin_step` names them. Raises ValueError
+    `vocabulary`: of the data; `sources`: what `pin_step` returns for each of `source_folders`. Raises ValueError
     for a model of another shape, or with a vocabulary that is not the beginning of the data's.
     """
     folders = source_folders(config)
@@ -79,7 +79,7 @@ def starting_weights(config: RunConfig, vocabulary: Vocabulary, sources: Sequenc
 
 
 def source_folders(config: RunConfig) -> list[Path]:
-    """The folders that a run starts from: first the one of the embedding and the heads, then those of other parts."""
+    """The folders that a run starts from: first that of embedding and heads, then those of other parts."""
     if not config.start.folder:
         return []
     parts = objective_of(config.objective).first_weights(config.start, config.model)
@@ -91,7 +91,7 @@ def _from_encoders(
 ) -> _Start:
     """Embedding and heads of the encoder that `take` names, and the encoder that each part of the run's model takes.
 
-    `folders`: by source folder, its name by `pin_step`.
+    `folders`: for each source folder, what `pin_step` returns.
     """
     objective = objective_of(config.objective)
     main = Path(config.start.folder)
@@ -266,10 +266,10 @@ def _with_new_pieces(
         return dict(state), cfg
     old_ids = old.segment_pieces([new.piece(token) for token in range(old.mask, new.mask)])
     sizes, ids = torch.tensor(list(map(len, old_ids))), torch.from_numpy(np.concatenate(old_ids)).long()
-    new_pieces = torch.arange(len(old_ids)).repeat_interleave(sizes)  # for every old piece in `ids`
+    new_pieces = torch.arange(len(old_ids)).repeat_interleave(sizes)  # new piece of every old piece in `ids`
 
     def with_new_rows(rows: Tensor) -> Tensor:
-        """`rows` with a row for each new piece, the mean of its old pieces' rows, before the row of `<mask>`."""
+        """`rows`, and before the row of `<mask>` a row for each new piece: the mean of its old pieces' rows."""
         sums = rows.new_zeros(len(old_ids), *rows.shape[1:]).index_add_(0, new_pieces, rows[ids])
         means = sums / sizes.view(-1, *(1 for _ in rows.shape[1:]))
         return torch.cat([rows[: old.mask], means, rows[old.mask :]])

@@ -8,7 +8,7 @@ import tyro
 
 from .cli import fail, program
 
-# The scripts are in the package of a wheel, and next to the package in a clone.
+# A wheel has the scripts in the package, a clone next to the package.
 _FOLDERS = (Path(__file__).parent / "slurm", Path(__file__).parents[1] / "slurm")
 
 

@@ -38,7 +38,7 @@ class Pretrain:
 
 
 def _with_decay_steps(config: RunConfig) -> RunConfig:
-    """`config` with `train.steps` at the end of the branch's decay."""
+    """`config` with `train.steps` = step of the branch's start + `schedule.decay_steps`."""
     steps = int(config.start.folder.rpartition("@")[2]) + config.schedule.decay_steps
     return replace(config, train=replace(config.train, steps=steps))
 
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # read once, when torch is loaded
     argv = sys.argv[1:] if arguments is None else arguments
-    # Before torch is loaded, which takes a while: a signal to stop may come at any time.
+    # Made before torch is loaded, which takes a while: a signal to stop may come at any time.
     stop = None if {"-h", "--help", "--help-all", "--dry-run"} & set(argv) else StopRequest()
     try:
         argv, branch = take_flag(argv, "--branch")

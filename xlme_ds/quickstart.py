@@ -24,7 +24,7 @@ ROW_TOKENS = RUN.model.max_positions
 # Every row is read once. The corpus is small, so a sentence is in many rows, next to other text and with other masks.
 MONO_ROWS = RUN.train.steps * RUN.data.mono_rows
 PARA_ROWS = RUN.train.steps * RUN.data.para_rows
-_MARK = ".quickstart"  # a file in every run folder that the quickstart made
+_MARK = ".quickstart"  # an empty file in every run folder that the quickstart made
 _TRIAL_SECONDS = 3.0  # a third trial step is run if the first two took less
 _OVERHEAD = 1.2  # time of training / time of its forward and backward passes; measured (docs/lab/quickstart.md)
 _LOG = "prepare.log"  # in data/: the commands of data preparation and their output
@@ -162,7 +162,7 @@ def run_stage(stage: list[str], data: Path, settings: dict[str, str]) -> None:
             raise
         log.seek(end)
         printed = [line.partition(f"{data}/") for line in log.read().decode(errors="replace").splitlines()]
-    # Each line that names a file in data/ is printed from that name on.
+    # Of each output line that names a file in data/, print the part from that name on.
     print("; ".join(line for before, _, line in printed if line and before in ("", "open ")), flush=True)
 
 
@@ -208,7 +208,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = tyro.cli(Quickstart, prog=program("quickstart"), description=__doc__, args=arguments)
     out: Path = options.out
     try:
-        rows = RUN.data.mono_rows  # as many as rows of pairs
+        rows = RUN.data.mono_rows  # the same as `para_rows`
         if options.processes not in range(1, rows + 1) or rows % options.processes != 0:
             raise ValueError(
                 f"--processes is {options.processes}: it must divide the {rows} rows of each task in a step"

@@ -14,15 +14,15 @@ from typing import IO
 
 # torchrun sets it so that its processes meet at its own store; a process that it did not start would wait for ever.
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-TORCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # a launcher's, for each process
+TORCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # a launcher sets them per process
 LAUNCHED = ("pretrain", "finetune")  # the commands that a launcher starts
 _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 def environment() -> dict[str, str]:
     """The environment for a command that this process runs: its own environment without a launcher's variables. PATH
-    begins with this Python's folder. PYTHONPATH has our packages, and PYTHONSAFEPATH excludes the current folder, in
-    which a module may have the name of one that we import."""
+    begins with this Python's folder. PYTHONPATH has our packages, and PYTHONSAFEPATH excludes the current folder,
+    where a module may have the name of one that we import."""
     our_folder = str(Path(__file__).resolve().parents[1])
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if our_folder not in (*folders, *map(os.path.realpath, site.getsitepackages())):
@@ -34,7 +34,7 @@ def environment() -> dict[str, str]:
 
 
 def launch(module: str, processes: int | None, arguments: Sequence[str], options: Sequence[str] = ()) -> list[str]:
-    """The command that runs `module` under DeepSpeed's launcher, or without it on one process.
+    """The command that runs `module` under DeepSpeed's launcher, or, for one process, without it.
 
     `processes`: None for one per GPU; `options`: further options of the launcher.
     """
@@ -83,7 +83,7 @@ def run(
     before = {number: signal.signal(number, receive) for number in handled}
     process = subprocess.Popen(command, env=environment, stdout=output, stderr=errors)
     started.append(process)
-    pass_on()  # what came before the command had started
+    pass_on()  # signals that came before the command had started
     before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = process.wait()
     for number, handler in before.items():
@@ -91,4 +91,4 @@ def run(
     if received:
         sys.exit(128 + received[0])
     if code:
-        sys.exit(code if code > 0 else 128 - code)
+        sys.exit(code if code > 0 else 128 - code)  # below 0: killed by signal -code

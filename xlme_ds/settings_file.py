@@ -74,7 +74,7 @@ def _typed(value: Any, hint: Any, error: str) -> Any:
 
 
 def help_of(settings_class: type) -> dict[str, str]:
-    """The help text of each setting of a dataclass, in one line: the docstring below the setting in the source."""
+    """The help text of each setting of a dataclass, as one line: the docstring below the setting in the source."""
     from docstring_parser import parse_from_object
 
     settings = [setting for base in reversed(settings_class.__mro__[:-1]) for setting in parse_from_object(base).params]
@@ -91,7 +91,7 @@ def to_toml(config: RunConfig) -> str:
 
 
 def _section(settings: Any) -> Iterator[str]:
-    """Lines of TOML for the settings of one dataclass, without the sections in it."""
+    """Lines of TOML for the settings of one dataclass, without its sections."""
     helps = help_of(type(settings))
     hints = get_type_hints(type(settings))
     for name in (field.name for field in fields(settings)):

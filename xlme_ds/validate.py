@@ -1,7 +1,7 @@
 """Every check of a run's settings that needs neither its data nor its hardware, made before anything starts.
 
 Each check raises ValueError with one sentence that names the setting and a remedy. A single setting is checked against
-the range or the choices that its type in `xlme_ds.config` gives; the other checks are of relations between settings.
+the range or the choices that its type in `xlme_ds.config` gives; the other checks relate settings to each other.
 """
 
 from dataclasses import fields, is_dataclass, replace
@@ -107,7 +107,7 @@ def _check_model(config: Training) -> None:
 
 
 def _divide_up(dividend: int, divisor: int) -> int:
-    """The quotient, rounded up."""
+    """`dividend` / `divisor`, rounded up."""
     return -(-dividend // divisor)
 
 

@@ -86,8 +86,8 @@ def check(run: Path) -> None:
 
 
 def _require_same_files(weights: Path) -> None:
-    """Raise ValueError if the vocabulary next to a model is not the one of its training, or if a file of an export has
-    changed since the export."""
+    """Raise ValueError if a model was not trained with the vocabulary next to it, or if a file of an export has changed
+    since the export."""
     folder = weights.parent
     is_export = (folder / CONFIG_FILE).exists()
     read_vocabulary(folder if is_export else folder.parent, folder / (SENTENCEPIECE_FILE if is_export else MODEL_FILE))
@@ -234,7 +234,7 @@ def _require_different(models: Sequence[Path], checksums: Sequence[str]) -> None
 def _mean(paths: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> tuple[dict[str, Tensor], list[str]]:
     """The mean of the tensors that `read` gives for each path, by name, and a checksum of each path's tensors.
 
-    Memory holds float64 sums and the tensors of one path at a time.
+    Memory holds the float64 sums, and the tensors of only one path at a time.
     """
     sums: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}

@@ -1,8 +1,8 @@
 """Checkpoints of a run: a thread writes each under a temporary name, and it is renamed when complete.
 
 A checkpoint folder has one state file for each rank (`state_files.py`), `state.json` (position, data fingerprints, the
-probe's loss) and `complete.json` (bytes and CRC-32 of every file). The last one is the marker: it is written once
-everything else is on the disk. Other names in `checkpoints/` are ignored.
+probe's loss) and `complete.json` (bytes and CRC-32 of every file). `complete.json` is the marker: it is written
+once everything else is on the disk. Other names in `checkpoints/` are ignored.
 """
 
 import math
@@ -33,8 +33,8 @@ from .state_files import (
 _PARTIAL_SUFFIX = ".partial"
 _LATEST_FILE = "latest.json"
 
-# The largest relative difference between the probe's loss and the stored one. They differ because another layout of
-# ranks adds in another order (fp32), and another processor or kernel rounds differently (bf16).
+# The largest relative difference allowed between the probe's loss and the stored one. They differ because another
+# number of ranks adds in another order (fp32), and another processor or kernel rounds differently (bf16).
 PROBE_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
 
 
@@ -93,10 +93,10 @@ class Checkpoints:
         return None, complaints
 
     def load(self, engine: Engine, folder: Path, expected: Mapping[str, Any], tolerance: float) -> int:
-        """Load `folder` into `engine`, whatever layout saved it, and return the number of steps done.
+        """Load `folder` into `engine`, whatever engine and ranks saved it, and return the number of steps done.
 
         `expected`: values that the stored state must have, such as fingerprints of the data; `tolerance`: the largest
-        relative difference between the loaded model's probe loss and the stored one. Else raises SharedError.
+        relative difference between the loaded model's probe loss and the stored one. Otherwise raises SharedError.
         """
         state = on_all_ranks(lambda: require_match(read_state(folder), folder, expected))
         files = broadcast(on_all_ranks(lambda: state_files(folder) if engine.rank == 0 else []))
@@ -151,7 +151,7 @@ class Checkpoints:
 
 
 def _is_foreign(folder: Path, run: str | None) -> bool:
-    """Whether a checkpoint is of another run than `run`, or of another step than its name says."""
+    """Whether a checkpoint belongs to another run than `run`, or its state to another step than its name says."""
     try:
         state = read_state(folder)
     except (ValueError, OSError):
@@ -196,7 +196,7 @@ def seal(folder: Path, state: Mapping[str, Any], files: Mapping[str, Mapping[str
 
 
 def find_fault(folder: Path, rank: int = 0, world: int = 1) -> str | None:
-    """The fault of a checkpoint, or None; each rank reads a share of the files; collective."""
+    """The fault of a checkpoint, or None; each rank checks an equal part of the files; collective."""
     return next((fault for fault in gather(fault_of(folder, rank, world)) if fault), None)
 
 

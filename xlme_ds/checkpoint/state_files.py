@@ -1,4 +1,4 @@
-"""Training state in files: every rank writes the parts it owns, and any layout of ranks reads them back.
+"""Training state in files: every rank writes the parts that it owns, and any number of ranks can read them.
 
 A file is in safetensors form and holds flat float32 tensors named `parameter/kind/start`: elements from `start` on of
 the flattened parameter (kind `fp32`, the master weights) or of its optimizer state (the kind is that state's name, for
@@ -61,7 +61,7 @@ class StateWriter:
         self._thread.start()
 
     def begin(self, sizes: Mapping[str, int], step: int) -> None:
-        """Write the header. `sizes`: the element count of each tensor by name, in the order of the calls of `put`;
+        """Write the header. `sizes`: the element count of each tensor by name, in the order in which `put` gets them;
         `step`: optimizer steps taken."""
         header: dict[str, object] = {"__metadata__": {"step": str(step)}}
         offset = 0
@@ -142,8 +142,8 @@ class Headers(NamedTuple):
 
 
 def read_headers(files: Sequence[Path], rank: int = 0, world: int = 1) -> Headers:
-    """The headers of rank `rank`'s share of a checkpoint's files, of `world` shares. Raises ValueError for a file that
-    is no state file."""
+    """The headers of the part of a checkpoint's files that rank `rank` of `world` reads. Raises ValueError for a file
+    that is no state file."""
     begin = len(files) * rank // world
     end = len(files) * (rank + 1) // world
     tensors: dict[tuple[str, str], int] = {}
@@ -240,15 +240,16 @@ class StateReader:
     def _stretches(
         self, block_starts: Mapping[str, tuple[str, int]], name: str, kind: str, start: int, out: Tensor
     ) -> list[tuple[int, int, Tensor]]:
-        """The stretches of files to read into `out`: file index, first byte, and the slice of `out` to fill."""
+        """Byte ranges of files to read into `out`: file index, first byte, and the slice of `out` to fill."""
         table, block_start = block_starts.get(name, (name, 0))
         parts = self._parts.get((table, kind), _NO_PARTS)
         begin = block_start + start
         end = begin + out.numel()
-        # Only these parts can overlap elements [begin, end): the last one that starts at or before `begin`, and later.
+        # Only these parts can overlap [begin, end): the last one that starts at or before `begin`, and all later ones
+        # that start before `end`.
         first_part = max(int(np.searchsorted(parts[:, 0], begin, "right")) - 1, 0)
         stop_part = np.searchsorted(parts[:, 0], end)
-        done = 0  # elements of `out` that a stretch fills
+        done = 0  # elements of `out` that the stretches so far fill
         stretches = []
         for part_start, numel, file_index, offset in parts[first_part:stop_part].tolist():
             skip = begin + done - part_start  # elements of the part before the stretch
@@ -287,7 +288,7 @@ def _merge(headers: Sequence[Headers]) -> tuple[dict[str, int], dict[tuple[str, 
     present, first_rows = np.unique(all_parts[:, 0], return_index=True)
     tensors = list(indices)
     rows_by_tensor = np.split(all_parts[:, 1:], first_rows[1:])
-    # Without tensors `rows_by_tensor` has one empty array.
+    # Not strict: without tensors `rows_by_tensor` still has one empty array.
     return sizes, dict(zip([tensors[index] for index in present.tolist()], rows_by_tensor, strict=False))
 
 
@@ -306,7 +307,7 @@ def merge_state(reader: StateReader, writer: StateWriter) -> None:
 
 def fault_of(folder: Path, rank: int = 0, world: int = 1, checksums: bool = True) -> str | None:
     """A sentence about the first fault of a checkpoint, or None. Rank `rank` of `world` checks the sizes and checksums
-    of its share of the files; rank 0 also checks the step in the folder's name."""
+    of an equal part of the files; rank 0 also checks the step in the folder's name."""
     try:
         own_files = list(_read_marker(folder).items())[rank::world]
     except (OSError, ValueError):
@@ -316,7 +317,7 @@ def fault_of(folder: Path, rank: int = 0, world: int = 1, checksums: bool = True
 
 
 def _name_fault(folder: Path) -> str | None:
-    """The fault of a checkpoint whose name has another step than its state, or None."""
+    """The fault if a checkpoint's name has another step than its state, or None."""
     try:
         step = int(read_state(folder)["step"])
     except (OSError, ValueError):

@@ -1,11 +1,11 @@
-"""Gradients of DeepSpeed's BF16_Optimizer (0.19.8) in fewer passes over memory, summed over ranks in float32.
+"""Adds up the gradients of DeepSpeed's BF16_Optimizer (0.19.8) in fewer passes over memory, over ranks in float32.
 
 The gradients of a parameter group add up in one flat buffer, in float32, or in bf16 if a step has one micro-batch.
 DeepSpeed itself would convert every gradient into a new buffer before adding it. It would then join the flat buffers in
-another one, all-reduce that in bf16, convert it back and copy it into the flat buffers, even on one process. The system
-maps new buffers page by page, so one such pass over the gradients of a Base model takes as long as several layers. The
-largest gradient, of the embedding in the vocabulary softmax, is added tile by tile and never exists as one tensor.
-docs/lab/engines.md has the time that each change saves.
+another one, all-reduce that in bf16, convert it back and copy it into the flat buffers, even on one process. The
+operating system maps new buffers page by page, so filling one with a Base model's gradients takes as long as several
+layers. The largest gradient, which the vocabulary softmax gives the embedding, is added tile by tile and never exists
+as one tensor. docs/lab/engines.md has the time that each change saves.
 
 A reduce-scatter sums a group's gradients over the ranks, since a rank needs only the sum of its own part. In float32 it
 sends as many bytes as an all-reduce in bf16, whose error would grow with the number of ranks.
@@ -25,11 +25,11 @@ from .buckets import first_state, state_kinds
 
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # its name from torch 2.13 on
 _ADDED_AT_ONCE = 2**18  # elements that `_accumulate` adds in one call
-_PIECE = {"cpu": 2**19, "cuda": 2**26}  # elements of a piece: on a CPU it fits in the caches, on a GPU launches are few
+_PIECE = {"cpu": 2**19, "cuda": 2**26}  # elements updated at a time: fit a CPU's caches, keep GPU launches few
 
 
 def cut_groups(optimizer: torch.optim.Optimizer, module: nn.Module, size: float) -> None:
-    """Cut the optimizer's groups into groups of at most `size` elements or of one parameter, in the order in which the
+    """Cut the optimizer's groups into groups of at most `size` elements or one parameter, in the order in which the
     backward pass completes them: from the last layer to the first.
 
     The groups of the vocabulary tables come last and are marked `late`, as the tables get gradients at both ends of the
@@ -73,8 +73,8 @@ def reduce_in_buffers(engine: Any, halved: bool = False) -> None:
 
 
 class _GradientSums:
-    """Reduces gradients over the replicas; `parts` are the gradients of this rank's part of every group, first summed,
-    then averaged.
+    """Reduces gradients over the replicas. `parts` holds, for every group, this rank's part of the gradients: first
+    summed, then averaged.
 
     All ranks send the groups in the same order, whatever the order in which gradients arrive. A group that is not
     `late` is sent during the last backward pass, once the gradients of this group and of all groups before it are
@@ -196,7 +196,7 @@ def _step_in_pieces(optimizer: BF16_Optimizer, sums: _GradientSums, take_step: C
         master = optimizer.fp32_groups_flat_partition[group_index]
         states[master] = states[master] or first_state(state_kinds(optimizer.optimizer), master)
         tensors = master.detach(), sums.parts[group_index], *states[master].values()
-        for any_group in groups:  # `take_step` updates all groups: leave it only the piece
+        for any_group in groups:  # `take_step` updates all groups: empty all but the piece's
             any_group["params"] = []
         for piece, gradient, *state in zip(*(_pieces(tensor, master) for tensor in tensors), strict=True):
             piece.grad = gradient.float().div_(clip_divisor)
@@ -213,7 +213,7 @@ def _step_in_pieces(optimizer: BF16_Optimizer, sums: _GradientSums, take_step: C
 
 
 def _pieces(tensor: Tensor, master: Tensor) -> list[Tensor]:
-    """For each piece of `master`, a view of its elements in a flat tensor, or a copy of a scalar (the step)."""
+    """One entry for each piece of `master`: that slice of a flat `tensor`, or a copy of a scalar (the step count)."""
     size = _PIECE[master.device.type]
     if tensor.dim():
         return list(tensor.split(size))
@@ -243,7 +243,7 @@ def _add_gradient(
     clear_lp_grads: bool,
 ) -> None:
     """Replaces `_update_hp_grad`: adds a parameter's gradient to the step's sum. The first gradient of a step
-    overwrites the sum of the step before."""
+    overwrites the previous step's sum."""
     if parameter.grad is None:
         return
     arrived = optimizer.fp32_groups_has_gradients[group]

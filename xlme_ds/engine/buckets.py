@@ -1,5 +1,5 @@
-"""The training state of an engine as flat buffers that hold pieces of parameters, from which checkpoints are written
-and into which they are read."""
+"""The training state of an engine as flat buffers that hold pieces of parameters. Checkpoints are written from these
+buffers and read into them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from ..checkpoint.state_files import WEIGHTS, StateReader, StateWriter
 
 @dataclass(frozen=True)
 class Piece:
-    """Elements [start, start + numel) of the flattened parameter `name`, which begin at `offset` of a buffer."""
+    """Elements [start, start + numel) of the flattened parameter `name`, stored from `offset` on in a buffer."""
 
     name: str
     start: int

@@ -74,7 +74,7 @@ def open_data(
 ) -> Loader:
     """The loader of the rows of `folders` that `rank` of `world` trains on.
 
-    With `rows`, how many rows of each task to evaluate, it is the loader of held-out rows, and there is one folder.
+    `rows`: how many held-out rows of each task to evaluate; the loader is then of held-out rows, from one folder.
     `like`: the loader of the training data, which held-out data must fit (`require_fit`).
     """
     loader_class = Loader if rows is None else HeldOutLoader
@@ -96,8 +96,8 @@ def open_data(
 
 
 def require_fit(loader: Loader, model: ModelConfig, like: Loader | None = None) -> None:
-    """Raise ValueError if the data of `loader` do not fit `model`, or, if `like` is given, if they are no held-out data
-    for the training data of `like`. The message names the setting or the folder."""
+    """Raise ValueError if the data of `loader` do not fit `model`, or cannot be held-out data for the training data of
+    `like`, if that is given. The message names the setting or the folder."""
     folder = loader.folders[0]
     with_other_vocabulary = [
         other for other in loader.folders if Vocabulary(other / "vocab").sha256 != loader.vocabulary_sha256
@@ -160,12 +160,12 @@ def _require_split(unseen: Loader, trained: Loader) -> None:
 
 
 def _split_of(manifest: Manifest) -> tuple[str, Any]:
-    """The side of a split that a folder's text is (`all`: none), and the held-out fraction of the split."""
+    """Which side of a split a folder's text is (`all`: it was not split), and the held-out fraction of the split."""
     return manifest.settings.get("split", "all"), manifest.settings.get("heldout_share")
 
 
 def _split_unit(manifest: Manifest) -> str:
-    """The units of text that a split assigns to its two sides."""
+    """What a split assigns whole to one side: sentences, documents, or blocks of a given size."""
     return manifest.counts.get("split_of", "sentences" if manifest.settings.get("sentences") else "documents")
 
 
@@ -218,7 +218,7 @@ def _check_kernels(config: Training) -> None:
 
 
 def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSource, heldout: Loader | None) -> Engine:
-    """A data-parallel engine for the objective's model, whose parameters `fill` gives their first values."""
+    """A data-parallel engine for the objective's model; `fill` sets the first values of its parameters."""
     _check_kernels(config)
     if config.engine.kind == "plain":
         device = torch.device("cuda" if on_gpu() else "cpu")
@@ -257,7 +257,7 @@ def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSo
     fill(model, gather_parameter)
     engine = ZeroEngine(model, objective, loader, heldout, config.optimizer, ds_config, gradients == "bf16")
     if zero_stage(config.engine) == 3 and hasattr(model, "any_rank"):
-        model.any_rank = engine.any  # type: ignore[assignment]  # all ranks must gather equally often
+        model.any_rank = engine.any  # type: ignore[assignment]  # all ranks must gather weights equally often
     return engine
 
 
@@ -310,6 +310,6 @@ def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> 
         # The optimizer is torch's on every engine, so that their curves agree.
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
-        "steps_per_print": 2**31,
-        "timers": {"throughput": {"enabled": False}},  # not read, and waits for the GPU twice in every micro-batch
+        "steps_per_print": 2**31,  # never
+        "timers": {"throughput": {"enabled": False}},  # unused here, and waits for the GPU twice a micro-batch
     }

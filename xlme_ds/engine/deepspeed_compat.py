@@ -4,7 +4,7 @@ extensions; and the reading of gradients that it keeps on a disk.
 While torch compiles or loads an extension, a file `lock` is next to it, and other processes wait until it is gone. A
 killed process leaves that file, and all later processes wait for ever. So our processes compile and load extensions one
 at a time, in our own folder, under a second lock that the system releases when its holder ends. The holder may delete a
-file `lock` there: only a killed process can have left it.
+file `lock` in that folder: only a killed process can have left it.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ _SIGNATURES = {
 
 
 def check_deepspeed(signatures: Mapping[str, str] = _SIGNATURES) -> None:
-    """Raise ValueError for a DeepSpeed of another version than the tested one, or with other private parts."""
+    """Raise ValueError unless DeepSpeed has the tested version and private functions with the expected parameters."""
     versions = f"deepspeed {deepspeed.__version__} is installed, xlme_ds was proven with {TESTED_VERSION}"
     advice = f"pip install deepspeed=={TESTED_VERSION}"
     if deepspeed.__version__.split("+")[0] != TESTED_VERSION:
@@ -77,7 +77,7 @@ _COMPILERS = ("ninja", "c++", "g++", "clang++", "cc1plus", "as", "ld", "collect2
 def loading_extensions() -> Iterator[None]:
     """Context for code that may load an extension: makes `cpp_extension.load` safe, and keeps DeepSpeed's messages off
     stdout."""
-    cpp_extension.load = _load_alone  # type: ignore[assignment]  # DeepSpeed looks it up there each time
+    cpp_extension.load = _load_alone  # type: ignore[assignment]  # DeepSpeed looks `load` up at each use
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
@@ -142,7 +142,7 @@ def _wait_until(over: Callable[[], bool], message: str, patience: float = 10.0) 
 
 
 def _compiling(folder: Path) -> bool:
-    """Whether a compiler runs in `folder`: it may outlive the process that started it and held the lock."""
+    """Whether a compiler runs in `folder`: a compiler may outlive the process that started it and held the lock."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or is another user's
             program = (process / "cmdline").read_bytes().split(b"\0")[0].rpartition(b"/")[2].decode(errors="replace")
@@ -165,8 +165,8 @@ def _own_ninja_first() -> Iterator[None]:
 def align_gradients(optimizer: Any) -> None:
     """Make a ZeRO-3 optimizer with its state on a disk read gradients only into aligned memory; leave others unchanged.
 
-    DeepSpeed 0.19.8 reads with direct I/O, which fails if the address in memory is no multiple of 512 bytes. It ignores
-    the failure, and the buffer keeps its old content. A gradient may begin at any address of its group's buffer.
+    DeepSpeed 0.19.8 reads with direct I/O, which fails if the address in memory is no multiple of 512 bytes. DeepSpeed
+    ignores the failure, and the buffer keeps its old content. A gradient may begin anywhere in its group's buffer.
     """
     swapper = getattr(optimizer, "optimizer_swapper", None)
     if swapper is not None:

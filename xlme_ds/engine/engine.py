@@ -39,7 +39,7 @@ class StepStats:
     gradient_norm: float  # over all parameters, before clipping
     learning_rate: float
     applied: bool = True  # false: the step was skipped
-    suspects: tuple[str, ...] = ()  # of a skipped step: describes the rows of each micro-batch without a finite loss
+    suspects: tuple[str, ...] = ()  # of a skipped step: the rows of each micro-batch whose loss is not finite
 
 
 class Engine:
@@ -77,7 +77,7 @@ class Engine:
         return self.module.named_parameters()
 
     def _backward(self, loss: Tensor) -> None:
-        """Add the gradient of `loss`, which is this micro-batch's share of the step's loss."""
+        """Add the gradient of `loss`, this micro-batch's contribution to the step's loss."""
         loss.backward()
 
     def _update(self, context: StepContext) -> float:
@@ -138,7 +138,7 @@ class Engine:
                 batches = list(self.loader.step(step))
         except (ValueError, OSError) as failure:
             error = failure
-        # Reduced on the host: on the GPU it would wait for the previous step.
+        # The last element counts failed ranks. Reduced on the host: on the GPU it would wait for the previous step.
         failed = torch.full((1,), float(error is not None), dtype=torch.float64)
         reduced = self._reduce(torch.cat([self._own_counts(batches, failed.device), failed]))
         if reduced[-1] > 0:
@@ -217,7 +217,7 @@ class Engine:
         return [by_layer[layer] for layer in sorted(by_layer)]
 
     def probe_loss(self) -> float:
-        """Loss of the probe batch with the weights as they are, equal under any engine and number of ranks."""
+        """Loss of the probe batch, whose rows never change: equal under any engine and number of ranks."""
         batch = self.objective.probe(on_all_ranks(self.loader.probe))
         totals = self._evaluate([batch])
         # Every rank evaluates this batch, so sums and counts are both multiplied by the number of ranks.
@@ -253,7 +253,7 @@ class Engine:
         write_buckets(self._buckets(), writer)
 
     def load(self, reader: StateReader) -> None:
-        """Read weights and optimizer state that any engine saved. Raises SharedError when they are another model's."""
+        """Read weights and optimizer state that any engine saved. Raises SharedError if they are another model's."""
         # Under ZeRO-3 `numel` is not the size of the whole parameter.
         sizes = {name: getattr(p, "ds_numel", p.numel()) for name, p in self.named_parameters()}
         on_all_ranks(lambda: read_buckets(self._buckets(), reader, sizes))

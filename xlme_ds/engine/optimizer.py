@@ -17,7 +17,7 @@ from .ranks import SharedError
 
 def build_optimizer(module: nn.Module, cfg: OptimizerConfig, objective: Objective | None = None) -> Optimizer:
     """The optimizer that every engine uses; `objective` may scale the learning rates of some parameters. Only this
-    function chooses the update rule, which must be elementwise and one of torch's.
+    function chooses the update rule: one of torch's, and elementwise, because engines update pieces of parameters.
 
     Raises SharedError for a rule whose state checkpoints cannot hold.
     """
@@ -39,7 +39,7 @@ def build_optimizer(module: nn.Module, cfg: OptimizerConfig, objective: Objectiv
 
 def _probe_state_kinds(rule: Callable[..., Optimizer]) -> tuple[str, ...]:
     """Names of the tensors in the optimizer's state of a parameter, without `step`; found by one step on a small
-    matrix. Before the first step they are assumed to be zeros.
+    matrix. Before the first step they are taken to be zeros.
 
     Raises SharedError for a rule with any other state, which checkpoints cannot hold.
     """

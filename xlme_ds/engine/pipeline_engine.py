@@ -1,4 +1,4 @@
-"""DeepSpeed's pipeline engines: parts of the model on different processes, each one data parallel with ZeRO-1.
+"""DeepSpeed's pipeline engines: parts of the model on different processes, each part data parallel with ZeRO-1.
 
 The ranks of a stage are consecutive: rank = stage · replicas + replica. Only the first and the last stage read data.
 They exchange the tied embedding and predictions in addition to the activations.
@@ -8,9 +8,9 @@ last stage's copy is filled after every step, and its gradient is sent to the fi
 the embedding's gradient over the replicas.
 
 An objective's rows may have open places: positions for which the model must first predict a token. Then a first pass
-over the micro-batches of a step (with DeepSpeed's evaluation schedule) precedes the one that trains. The first stage
-fills the places with predictions of the last stage. Only the predictions are sent, because both stages read the rows
-and so know the places.
+over the micro-batches of a step (with DeepSpeed's evaluation schedule) precedes the training pass. The first stage
+fills the open places with the last stage's predictions. The last stage sends only these: the first stage knows the
+places, because it reads the same rows.
 """
 
 import contextlib
@@ -41,9 +41,9 @@ from .zero import ZeroEngine
 
 
 class _PartSpec(LayerSpec):
-    """One part of the model, which the process that holds it builds.
+    """One part of the model, built on the process that holds the part.
 
-    DeepSpeed sees a part as one layer, so that mask and relative bias are computed once for all layers of the part.
+    DeepSpeed sees a part as one layer, so that mask and relative bias are computed once for all of its layers.
     """
 
     def __init__(self, objective: Pretraining, cfg: ModelConfig, part: Part):
@@ -180,7 +180,7 @@ class PipelineEngine(ZeroEngine):
         self._tied.share()
 
     def full_state(self) -> dict[str, Tensor]:
-        """All parameters, on rank 0, to which the first process of every other stage sends the stage's parameters."""
+        """All parameters, on rank 0: the first process of every other stage sends it that stage's parameters."""
         state = super().full_state()
         shapes_by_rank = gather({name: value.shape for name, value in state.items()})
         for source in range(1, self.world):
@@ -195,8 +195,9 @@ class PipelineEngine(ZeroEngine):
 
 
 class _TiedTable:
-    """The tied embedding on a process that holds `parts`: the process with the first part owns it, and the one with the
-    last part borrows a copy. On any other process, and if one process has both parts, `blocks` is empty."""
+    """The tied embedding on a process that holds `parts`: the process with the first part owns the table; the process
+    with the last part, the borrower, has a copy. On any other process, and if one process has both parts, `blocks` is
+    empty."""
 
     def __init__(self, engine: Any, parts: Sequence[Any]):
         first, last = parts[0], parts[-1]

@@ -1,7 +1,7 @@
 """Alignment of parameters in DeepSpeed's flat buffers: each begins at a multiple of 128 bytes.
 
-DeepSpeed lays the parameters of an optimizer group end to end, so one of odd size (a gate's scale, a head's single
-bias) shifts all later ones to addresses that are no multiples of 16 bytes. For these cuBLAS and layer norm choose
+DeepSpeed lays the parameters of an optimizer group end to end, so a parameter of odd size (a gate's scale, a head's
+single bias) shifts all later ones to addresses that are no multiples of 16 bytes. There cuBLAS and layer norm choose
 kernels without vector loads: a step of Base took 1.2 times as long on an H200 (docs/results/performance.md).
 """
 
@@ -16,11 +16,11 @@ ALIGNMENT = 64  # elements: 128 bytes of bf16
 
 @contextmanager
 def aligned(module: nn.Module, optimizer: torch.optim.Optimizer, ranks: int, stage: int) -> Iterator[None]:
-    """Context in which DeepSpeed takes over `module`, with parameters of zeros that fill the gaps in the optimizer's
-    groups.
+    """Context for `deepspeed.initialize`: adds fillers, parameters of zeros, to the optimizer's groups, so that each
+    real parameter is aligned.
 
-    These fillers get no gradient, and are removed from `module` afterwards. Under ZeRO 1 and 2 the `ranks` share a
-    group in equal parts, so its size is made a multiple of `ranks` · ALIGNMENT. ZeRO-3 on several ranks gathers every
+    Fillers get no gradient, and are removed from `module` afterwards. Under ZeRO 1 and 2 each of the `ranks` owns an
+    equal part of a group, so its size is made a multiple of `ranks` · ALIGNMENT. ZeRO-3 on several ranks gathers every
     parameter into its own memory, which is aligned anyway.
     """
     module.fillers = fillers = nn.ParameterList()

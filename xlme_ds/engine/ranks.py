@@ -1,7 +1,7 @@
 """The processes of a run: the launcher's variables, the process group, and errors that all ranks raise together.
 
-DeepSpeed's launcher and torchrun set torch's five variables. Plain `srun` sets its own, which are translated. A launch
-by which each process would silently start a run of its own is an error.
+DeepSpeed's launcher and torchrun set torch's five variables. Plain `srun` sets its own, which are translated. If a
+launch would silently make each process a run of its own, that is an error.
 """
 
 import datetime
@@ -93,7 +93,7 @@ Result = TypeVar("Result")
 class SharedError(ValueError):
     """A user's mistake that all ranks raise with the same message, and rank 0 prints.
 
-    Before the process group exists, only some ranks may raise it: then a rank with `prints` prints it.
+    Before the process group exists, only some ranks may raise it: then each rank that sets `prints` prints it.
     """
 
     def __init__(self, message: str, prints: bool = False):
@@ -198,8 +198,8 @@ def _device() -> int:
 
 
 def data_parallel(engine: EngineConfig, rank: int, world: int) -> tuple[int, int]:
-    """(index, count): rank `rank` reads share `index` of `count` equal shares of the rows. The stages of one pipeline
-    read the same share."""
+    """(index, count): the rows are divided into `count` equal parts, and rank `rank` reads part `index`. The stages of
+    one pipeline read the same part."""
     replicas = world // engine.processes_per_replica
     return rank % replicas, replicas  # as in DeepSpeed's PipeDataParallelTopology: ranks of one stage are consecutive
 
@@ -208,8 +208,8 @@ def data_parallel(engine: EngineConfig, rank: int, world: int) -> tuple[int, int
 def process_group(
     engine: EngineConfig, watchdog_minutes: float = TrainConfig.watchdog_minutes
 ) -> Iterator[tuple[int, int]]:
-    """Context with the result of `start_process_group`. At its end the process leaves the group and undoes the changes
-    of its state, so that it can start another run."""
+    """Context that yields the result of `start_process_group`. On exit the process leaves the group and restores its
+    environment and torch's `linear`, so that it can start another run."""
     linear = torch.nn.functional.linear
     variables = {name: os.environ.get(name) for name in TORCH_VARIABLES}
     try:
@@ -222,7 +222,7 @@ def process_group(
             else:
                 os.environ[name] = value
         if dist.is_initialized():
-            from deepspeed import comm  # has more groups, which the next run of this process must not use
+            from deepspeed import comm  # it knows more groups, which the next run of this process must not use
 
             (comm if comm.is_initialized() else dist).destroy_process_group()
 
@@ -230,7 +230,7 @@ def process_group(
 def exit_now() -> NoReturn:
     """End a process that is done, at once and with exit code 0.
 
-    Gloo's threads may still run, because DeepSpeed refers to a process group. Python's own exit kills them, and
+    Gloo's threads may still run, because DeepSpeed still holds a process group. Python's own exit kills them, and
     sometimes one aborts ("terminate called without an active exception"). The launcher would then report a run that was
     saved as failed.
     """
@@ -274,7 +274,7 @@ def on_all_ranks(function: Callable[[], Result]) -> Result:
 
 
 def raise_on_all_ranks(error: Exception | None) -> None:
-    """If any rank has an `error`, raise the lowest such rank's on every rank, as a SharedError; collective."""
+    """If any rank has an `error`, every rank raises the error of the lowest such rank as SharedError; collective."""
     for message in gather(None if error is None else in_words(error)):
         if message is not None:
             raise SharedError(message)

@@ -32,7 +32,7 @@ class StepContext:
     losses: list[tuple[Tensor, Any]] = field(default_factory=list)  # the loss and the batch, by micro-batch
 
     def loss(self, output: Any, batch: Any) -> Tensor:
-        """The micro-batch's share of the step's loss. If it is not finite, its gradient is not finite either, so that
+        """The micro-batch's contribution to the step's loss. If it is not finite, its gradient is not finite either:
         all ranks see the fault in the gradient's norm."""
         sums = self.objective.sums(output, batch)
         if self.detailed:
@@ -44,7 +44,7 @@ class StepContext:
         return self.recorded((self.weights * sums).sum(), batch)
 
     def recorded(self, loss: Tensor, batch: Any) -> Tensor:
-        """Record `loss` in training and return it; if it is not finite, so is its gradient."""
+        """Record `loss` in training and return it; a loss that is not finite becomes NaN, its gradient too."""
         if loss.requires_grad:  # not in an evaluation
             self.losses.append((loss.detach(), batch))
         return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)

@@ -30,8 +30,8 @@ from .step import StepContext
 class ZeroEngine(Engine):
     """An engine in which DeepSpeed runs the backward pass, the reduction and the update.
 
-    DeepSpeed averages gradients over ranks and micro-batches. Here a step's loss is the sum of its micro-batches'
-    shares, so `_backward` undoes the averaging.
+    DeepSpeed averages gradients over ranks and micro-batches. Here a step's loss is the sum over its micro-batches,
+    so `_backward` undoes the averaging.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ZeroEngine(Engine):
         super().__init__(engine, objective, loader, heldout, engine.device, engine.optimizer)
         self.engine = engine
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self._cpu_group = dist.new_group(backend="gloo") if on_gpu() else None  # its sums do not wait for GPUs
+        self._cpu_group = dist.new_group(backend="gloo") if on_gpu() else None  # its sums do not wait for the GPU
         # DeepSpeed divides by the accumulation steps and averages over the ranks.
         self._undo_averaging = engine.dp_world_size * engine.gradient_accumulation_steps()
         self._context: StepContext | None = None  # of the step that is being taken
@@ -70,7 +70,7 @@ class ZeroEngine(Engine):
                 inner.step = partial(self._step_if_accepted, inner.step)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters that this rank knows, by their names in the whole model."""
+        """The parameters that this rank has, by their names in the whole model."""
         return self.engine.module.named_parameters()
 
     def _step_if_accepted(self, take_step: Callable[[], None]) -> None:
@@ -171,7 +171,7 @@ class _SubGroup(Bucket):
 
 
 def _partition_pieces(group: list[Any], names: dict[nn.Parameter, str]) -> list[Piece]:
-    """This rank's pieces of a group with ZeRO 1 and 2: the rank owns one stretch of the flat, joined parameters."""
+    """This rank's pieces of a group with ZeRO 1 and 2: the rank owns one range of the joined flat parameters."""
     pieces = []
     for parameter in group:
         if parameter in names and parameter._hp_mapping is not None:  # not a filler

@@ -17,8 +17,8 @@ __all__ = ["run"]
 def run(
     config: "RunConfig", gpus: int | None = None, gpu: str = "a100-80g", utilisation: float = 0.4, layouts: int = 4
 ) -> dict[str, Any]:
-    """The plan that `xlme plan --json` prints: the cost of `config` on `gpus` GPUs (by default the fewest that hold a
-    copy of the model), and the fastest `layouts`.
+    """The plan that `xlme plan --json` prints: the cost of `config` on `gpus` GPUs (by default 1, or one for each
+    pipeline stage), and the `layouts` fastest layouts.
 
     `gpu`: h200, h100, a100, a100-40g, v100, a10, or "memory in GiB,bf16 TFLOP/s". `utilisation`: fraction of the peak
     FLOP/s that a GPU reaches while it computes. Among the keys: `days`, `gpu_hours`, `tokens_per_s`,

@@ -1,5 +1,5 @@
 """The planner's command line: `xlme plan --recipe NAME` prints time, memory and cost of a run on GPUs and the command
-for it; with `--budget` the model that an amount of money buys."""
+for it; with `--budget`, the size of the model that a sum of money can train."""
 
 import json
 import math
@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
             budget, price = settings.budget, settings.dollars_per_hour
             result = affordable_model(settings.run, recipe_flags, budget, price, gpu, settings.utilisation)
         else:
-            # `print_plan` merges some layouts before it takes the first ones.
+            # `print_plan` first merges equally fast layouts, so it needs all of them.
             listed = settings.layouts if settings.json else _ALL_LAYOUTS
             result = plan(settings.run, settings.gpus, gpu, settings.utilisation, listed)
     except ValueError as error:

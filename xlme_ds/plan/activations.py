@@ -1,6 +1,6 @@
 """Bytes that the forward pass saves for the backward pass, by part of the model, as the code in models/ saves them.
 
-Dimensions: B rows, T tokens, D width, M masked positions, C vocabulary entries of a tile of logits.
+Dimensions: B rows, T tokens, D width, M masked positions, C vocabulary entries in a tile of logits.
 """
 
 from dataclasses import replace
@@ -43,7 +43,7 @@ def _encoder(layout: ParallelLayout, layers: int, first: bool = True, last: bool
 
 
 def predicted_positions(layout: ParallelLayout, last: bool) -> float:
-    """Positions of a micro-batch that a masked head predicts: of the `last` part of the model, or of the first."""
+    """Number of positions that a masked head predicts in a micro-batch: the head of the `last` or of the first part."""
     fraction = layout.objective.mask_fraction
     if last and layout.flops.predicted_last:
         fraction = layout.flops.predicted_last
@@ -51,8 +51,8 @@ def predicted_positions(layout: ParallelLayout, last: bool) -> float:
 
 
 def _masked_head(layout: ParallelLayout, last: bool) -> float:
-    """Bytes that a masked head saves at the predicted positions: of its dense layer, GELU and norm, or of its input
-    alone, and of the softmax."""
+    """Bytes that a masked head saves: for each predicted position, 4 vectors (dense layer, GELU, norm) or only the
+    input, and 4 integers for the softmax."""
     tensors = 4 if layout.model.masked_head == "dense" else 1
     size = tensors * layout.model.width * layout.element + 4 * INTEGER
     return predicted_positions(layout, last) * size
@@ -67,7 +67,7 @@ def generator(layout: ParallelLayout) -> float:
 
 
 def stage(layout: ParallelLayout, stage_index: int) -> float:
-    """Bytes that one micro-batch saves on a stage, in all forward passes that share a backward pass."""
+    """Bytes that one micro-batch saves on a stage, over all forward passes before its one backward pass."""
     return sum(_of_pass(of_pass, stage_index) for of_pass in _passes(layout))
 
 
@@ -80,7 +80,7 @@ def _passes(layout: ParallelLayout) -> list[ParallelLayout]:
 
 
 def _of_pass(layout: ParallelLayout, stage_index: int) -> float:
-    """Bytes that one forward pass saves on a stage; `layout`: of `_passes`."""
+    """Bytes that one forward pass saves on a stage; `layout`: one that `_passes` returned."""
     part, flops = layout.stages[stage_index], layout.flops
     saved = _encoder(layout, len(part.layers), part.first, part.last)
     if part.first:
@@ -91,37 +91,37 @@ def _of_pass(layout: ParallelLayout, stage_index: int) -> float:
         saved += _masked_head(layout, last=True)
     if flops.decoder_layers:
         saved += _encoder(layout, flops.decoder_layers)
-        if not layout.model.activation_checkpointing:  # a second attention is counted like the first
+        if not layout.model.activation_checkpointing:  # cross-attention saves what a layer without feed-forward saves
             feed_forward = 2 * layout.tokens * layout.model.feed_forward * layout.element
             saved += flops.cross_attentions * (layer(layout) - feed_forward)
     return saved
 
 
 def layer_backward_bytes(layout: ParallelLayout) -> float:
-    """Bytes that the backward pass of one layer needs in addition: gradients, and with checkpointing the recomputed
-    layer."""
+    """Bytes that one layer's backward pass needs beyond what was saved: gradients and, with checkpointing, the layer's
+    recomputed activations."""
     recomputed = layer(layout) if layout.model.activation_checkpointing else 0.0
     return layer_class(layout.model).backward_bytes(layout.model, layout) + recomputed
 
 
 def softmax_bytes(layout: ParallelLayout, backward: bool, last: bool) -> float:
-    """Bytes of the vocabulary softmax of the first or the `last` part at its peak: a tile of logits [M, C] in float32,
-    and for a moment also in the type of the weights.
+    """Peak bytes of the vocabulary softmax in the model's first or `last` part: a tile of logits [M, C] in float32, and
+    for a moment also in the type of the weights.
 
     The forward pass also holds two sums for each group of vocabulary entries, and the rows of the table from which some
-    positions draw their samples. Sampling with a temperature needs a third sum for each group and, without the kernels,
-    a second tile. On a GPU in bf16, Triton kernels hold neither tile nor rows in the forward pass, and no float32 tile
-    in the backward pass; they cumulate the groups' weights in float64.
+    positions draw their samples. Sampling with a temperature needs a third sum for each group and, without Triton, a
+    second tile. On a GPU in bf16, Triton kernels hold neither tile nor rows in the forward pass, and no float32 tile in
+    the backward pass; they compute running sums of the groups' weights in float64.
     """
     cfg = layout.model
     positions = predicted_positions(_passes(layout)[0], last)
     chunk = -(-cfg.head_chunk // GROUP) * GROUP  # whole groups
     block = -(-cfg.vocabulary // cfg.vocabulary_blocks)
-    logits = positions * min(chunk, block)  # of a tile
+    logits = positions * min(chunk, block)  # number of logits in a tile
     kernels = layout.fused and layout.element < FLOAT and cfg.kernels != "torch"
     tile = logits * (FLOAT + (0 if layout.element == FLOAT else layout.element))
     if backward:
-        # The kernels' sums over each 128 positions are a 64th of the tile in bf16.
+        # The kernels also hold float32 sums over every 128 positions: FLOAT / 128 bytes a logit.
         gradient = logits * (layout.element + FLOAT / 128) if kernels else tile
         return gradient + 2 * positions * cfg.width * FLOAT
     groups = positions * (cfg.vocabulary / GROUP)
@@ -140,7 +140,7 @@ def softmax_bytes(layout: ParallelLayout, backward: bool, last: bool) -> float:
 
 def between_stages(layout: ParallelLayout) -> float:
     """Bytes that one stage sends to the next for a micro-batch: hidden states, two integers for each token and a key
-    for each row. After a generator also its losses and one more integer for each token."""
+    for each row. With a generator, also its loss and one more integer for each token."""
     per_token = FLOAT + 3 * INTEGER if layout.flops.generator else 2 * INTEGER
     per_token += INTEGER if layout.flops.softmax_first and layout.flops.softmax_last else 0  # the original tokens
     return hidden_bytes(layout) + layout.tokens * per_token + layout.rows * INTEGER

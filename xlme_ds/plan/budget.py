@@ -26,15 +26,15 @@ _HEAD_COUNTS = range(4, 65)  # of the models to choose from
 def affordable_model(
     run: RunConfig, flags: str, dollars: float, dollars_per_hour: float, gpu: GPU, utilisation: float
 ) -> dict[str, Any]:
-    """The model that `dollars` buy, in the shapes of XLM-E with the data and the vocabulary of `run`, and the fraction
-    of each published recipe that they buy. `flags`: the command-line options whose settings are `run`. Raises
-    ValueError if the money does not buy one step."""
+    """The model in XLM-E's shape that `dollars` can train with the data and vocabulary of `run`, and the fraction of
+    each published recipe that they pay for. `flags`: the command-line options that select `run`. Raises ValueError if
+    the money does not pay for one step."""
     gpu = computing_in(gpu, run.engine.precision)
     gpu_hours = dollars / dollars_per_hour
     flops = gpu_hours * 3600 * gpu.tflops * 1e12 * utilisation
     if gpu_hours > _MOST_HOURS:
         raise ValueError(f"--budget {dollars:g} buys {gpu_hours:g} hours of a GPU: lower it")
-    # The larger the model, the fewer tokens for each parameter: find the first model with at most TOKENS_A_PARAMETER.
+    # The larger the model, the fewer tokens a parameter: `first` is the smallest with at most TOKENS_A_PARAMETER.
     first = bisect_left(
         _HEAD_COUNTS, True, key=lambda heads: _tokens_per_parameter(_shaped(run, heads, flops)) <= TOKENS_A_PARAMETER
     )
@@ -90,7 +90,7 @@ def _shaped(run: RunConfig, heads: int, flops: float) -> dict[str, Any]:
 
 
 def _share(run: RunConfig, gpu_hours: float, flops: float) -> dict[str, float]:
-    """The fraction of the published `run` that `flops` operations are (`share`), and the whole run's cost."""
+    """`share`: `flops` / the operations of the whole published `run`; and that run's size, steps and cost."""
     share = flops / (flops_per_step(run, run.model.max_positions) * run.train.steps)
     return {
         "parameters": count_parameters(run)["discriminator"],

@@ -67,7 +67,7 @@ _ZERO_DEFAULTS = {
 
 
 def zero_settings(engine: EngineConfig) -> dict[str, int]:
-    """The settings zero_optimization of the engine's file that the planner reads, with DeepSpeed's defaults."""
+    """The zero_optimization settings that the planner reads: from the engine's file, else DeepSpeed's defaults."""
     section = deepspeed_settings(engine)["zero_optimization"]
     zero = {"overlap_comm": section["stage"] == 3} | _ZERO_DEFAULTS | section
     return {name: int(zero[name]) for name in ("stage", "overlap_comm", *_ZERO_DEFAULTS)}
@@ -75,7 +75,7 @@ def zero_settings(engine: EngineConfig) -> dict[str, int]:
 
 def _takes_triton(run: RunConfig, precision: str) -> bool:
     """Whether attention on a GPU runs in the Triton kernels."""
-    masking = getattr(objective_of(run.objective), "masking", None)  # None: tokens of an item see each other
+    masking = getattr(objective_of(run.objective), "masking", None)  # None: a token attends to its whole item
     allowed = item_mask if masking is None else masking.allowed
     return takes_triton(run.model, allowed, on_gpu=True, half=precision == "bf16")
 
@@ -89,17 +89,17 @@ class ParallelLayout(MicroBatch):
     engine: EngineConfig
     flops: Flops  # operations of the forward pass for each token
     zero: Mapping[str, int]  # ZeRO's settings under DeepSpeed's names
-    gradient_bytes: int  # of an element of the gradients that are added over micro-batches
-    sum_bytes: int  # of an element of the gradients that are summed over ranks
+    gradient_bytes: int  # bytes of one element of the gradients that are added over micro-batches
+    sum_bytes: int  # bytes of one element of the gradients that are summed over ranks
     stages: tuple[Part, ...]
     replicas: int
     gpus: int
-    accumulation: int  # micro-batches of a step
+    accumulation: int  # micro-batches in a step
     offloads_optimizer: bool  # the optimizer's state is in the host's memory
 
     @staticmethod
     def of(run: RunConfig, gpus: int, precision: str, row_tokens: int, fused: bool = True) -> "ParallelLayout":
-        """The layout of `run` on `gpus` processes. Raises ValueError, as the run itself does, if it is not legal."""
+        """The layout of `run` on `gpus` processes. Raises ValueError for settings that the run itself would refuse."""
         run = choose_engine(validate(run), gpus)
         if run.engine.kind == "plain":
             raise ValueError("engine.kind plain is for comparisons on one process: plan for deepspeed or pipeline")
@@ -140,7 +140,7 @@ class ParallelLayout(MicroBatch):
 
     @property
     def borrowed(self) -> int:
-        """Elements of the embedding of which the last stage of a pipeline holds a copy for its softmax; else 0."""
+        """Element count of the copy of the embedding that a pipeline's last stage holds for its softmax; 0: no copy."""
         return self.sizes(0).embedding if self.flops.softmax_last and len(self.stages) > 1 else 0
 
     def sizes(self, stage: int) -> StageSizes:

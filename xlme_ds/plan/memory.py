@@ -1,19 +1,19 @@
-"""Peak memory of one GPU, by what the memory holds, at the moment of a step with the highest use.
+"""Peak memory of one GPU: the bytes of weights, gradients and so on at the fullest moment of a step.
 
 For a stage of Ψ parameters on N replicas, at e bytes an element, DeepSpeed 0.19.8 holds these bytes (as in its
 runtime/zero/ and runtime/bf16_optimizer.py):
 
 | | weights | gradients | optimizer: float32 weights, two moments |
 |---|---|---|---|
-| ZeRO-1, bf16 (`BF16_Optimizer`) | eΨ | 4Ψ always, 2Ψ with one micro-batch a step | 12Ψ/N |
+| ZeRO-1, bf16 (`BF16_Optimizer`) | eΨ | 4Ψ (2Ψ with one micro-batch a step), never freed | 12Ψ/N |
 | ZeRO-1, fp32 | eΨ | 4Ψ/N after reduction; 4Ψ while micro-batches add up | 12Ψ/N |
 | ZeRO-2 | eΨ | 4Ψ/N from the first reduction on | 12Ψ/N |
 | ZeRO-3 | eΨ/N, and gathered weights | 4Ψ/N, or 2Ψ/N where they are added in bf16 | 12Ψ/N |
 
 The ZeRO paper (arXiv:1910.02054, section 3) counts 2Ψ bytes of gradients; here the gradients of several micro-batches
-are added in float32. Sums over the ranks are float32 too. For these sums ZeRO-1 with one micro-batch needs float32
-copies of two groups of gradients at a time, and 4Ψ/N. ZeRO-2 and 3 need a copy of the gradients that they reduce in one
-call.
+are added in float32. Sums over the ranks are float32 too. To compute them, ZeRO-1 with one micro-batch needs float32
+copies of two groups of gradients at a time, and 4Ψ/N for the results. ZeRO-2 and 3 need a copy of the gradients that
+they reduce in one call.
 
 tests/plan/test_memory.py compares the peak with what the engines allocate.
 """
@@ -59,7 +59,7 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
         logits=0.0,
         buffers=idle_buffers,
     )
-    # With all other micro-batches in flight.
+    # All micro-batches in flight except the current one.
     busy = _plus(
         idle,
         activations=(layout.in_flight(stage) - 1) * saved_stage(layout, stage),
@@ -112,7 +112,7 @@ def _around_the_first_softmax(
     `bucket_bytes`: what the buckets of gradients add in the backward pass."""
     sizes = layout.sizes(stage)
     forward_base = _plus(busy, weights=_gathered_weights(layout, stage, reused_weights(layout, stage)[0]))
-    # With a tied embedding the gradient of the discriminator's lookup exists already; on a GPU it is a whole table.
+    # With a tied embedding, the gradient from the discriminator's lookup exists already; on a GPU it is a whole table.
     lookup_gradient = layout.element * sizes.embedding if layout.fused and not sizes.difference else 0
     arrived = _arriving_gradients(layout, stage, sizes.discriminator + sizes.difference)
     backward_base = _plus(forward_base, gradients=arrived, buffers=bucket_bytes)
@@ -153,12 +153,12 @@ def _reductions(
             "reduction": _plus(idle, gradients=all_reduced, buffers=_reduction_buffers(layout, stage, sizes.total)),
         }
     arrived = _arriving_gradients(layout, stage, bucket_size) + _waiting_gradient(layout, stage)
-    if layout.element == FLOAT:  # `arrived` has the waiting gradient already
+    if layout.element == FLOAT:  # `arrived` may include the waiting gradient twice
         arrived = min(arrived, FLOAT * sizes.total)
     reduced = _plus(
         backward_start, gradients=arrived, activations=-finished_layers * saved_layer(layout), buffers=bucket_bytes
     )
-    # In fp32 under ZeRO 1 and 2 `all_reduced` has the largest gradient already.
+    # In fp32 under ZeRO 1 and 2 `all_reduced` already includes the largest gradient.
     largest_gradient = layout.element * sizes.largest if layout.element == 2 or layout.zero["stage"] == 3 else 0
     return {
         "first reduction": _plus(reduced, buffers=_reduction_buffers(layout, stage, bucket_size)),
@@ -173,7 +173,7 @@ def _reductions(
 
 
 def uses_bf16_optimizer(layout: ParallelLayout) -> bool:
-    """Whether DeepSpeed takes `BF16_Optimizer`, whose flat buffers our code sums over the ranks in place."""
+    """Whether DeepSpeed uses `BF16_Optimizer`, whose flat buffers our code sums over the ranks in place."""
     return layout.zero["stage"] == 1 and layout.element == 2 and not layout.offloads_optimizer
 
 
@@ -186,7 +186,7 @@ def _weights(layout: ParallelLayout, stage: int) -> float:
 
 
 def _kept_gradients(layout: ParallelLayout, stage: int) -> float:
-    """Bytes of gradients that exist during all of a step's last micro-batch."""
+    """Bytes of gradients that exist from start to end of a step's last micro-batch."""
     size = layout.sizes(stage).total
     borrowed_bytes = FLOAT * layout.borrowed if stage == len(layout.stages) - 1 else 0
     if uses_bf16_optimizer(layout):
@@ -213,27 +213,27 @@ def _reduced_gradients(layout: ParallelLayout, stage: int, produced: float = mat
     added_after_reduction = layout.accumulation > 1 and layout.zero["stage"] == 2 and layout.element == 2
     if uses_bf16_optimizer(layout) or layout.zero["stage"] == 3 or added_after_reduction:
         return 0.0
-    if layout.element == FLOAT:  # whole gradients, also of parameters of which the rank owns only a part
+    if layout.element == FLOAT:  # the largest parameter's gradient is whole even where the rank owns part
         return FLOAT * min(sizes.total, sizes.total / layout.replicas + min(sizes.largest, produced))
     return FLOAT * sizes.total / layout.replicas
 
 
 def _waiting_gradient(layout: ParallelLayout, stage: int) -> float:
-    """Bytes of the embedding's gradient from the softmax while it waits for the one from the lookup: autograd adds the
+    """Bytes of the embedding's gradient from the softmax while it waits for the lookup's gradient: autograd adds the
     two before any reduction."""
     return _softmax_gradient(layout, stage) if layout.flops.softmax_last and len(layout.stages) == 1 else 0.0
 
 
 def _softmax_gradient(layout: ParallelLayout, stage: int) -> float:
-    """Bytes of the gradient from the softmax of the stage's own embedding: 0 where it is added tile by tile."""
+    """Bytes of the softmax's gradient for the stage's own embedding; 0 where it is added tile by tile, never whole."""
     return 0.0 if uses_bf16_optimizer(layout) else layout.element * layout.sizes(stage).embedding
 
 
 def _joined_gradients(layout: ParallelLayout, stage: int) -> float:
-    """Bytes of the embedding's gradient from the softmax, and of the one from the lookup while the two are added.
+    """Bytes of the embedding's two gradients, from the softmax and from the lookup, while they are added.
 
-    On a GPU the lookup's gradient of a block is as large as the block. On the CPU it is sparse, and is added in place
-    if no engine partitions the table.
+    On a GPU the lookup's gradient is as large as a block of the table. On the CPU it is sparse, and is added in place
+    unless ZeRO-3 or a pipeline is used.
     """
     in_place = not layout.fused and layout.zero["stage"] < 3 and len(layout.stages) == 1
     block = layout.element * layout.sizes(stage).embedding / layout.model.vocabulary_blocks
@@ -255,8 +255,8 @@ def reused_weights(layout: ParallelLayout, stage: int) -> tuple[int, int]:
     """Element counts of the generator's and the discriminator's parameters that ZeRO-3 holds until the backward pass.
 
     ZeRO-3 keeps a parameter if it uses fewer than `stage3_max_reuse_distance` elements until it uses the parameter
-    again. Between the parameter's two uses, all later parameters are used twice, and the tables once. Prefetching also
-    keeps gathered parameters, up to `stage3_max_live_parameters`.
+    again. Between these uses, all later parameters are used twice and the tables once: distance = 2 · later + tables.
+    Prefetching also keeps gathered parameters, up to `stage3_max_live_parameters`.
     """
     sizes = layout.sizes(stage)
     prefetched_reach = (
@@ -267,7 +267,7 @@ def reused_weights(layout: ParallelLayout, stage: int) -> tuple[int, int]:
 
 
 def _collection_buffers(layout: ParallelLayout, stage: int, backward: bool) -> float:
-    """Bytes of the buffers in which gradients are collected before their reduction, and weights are gathered."""
+    """Bytes of the buffers that collect gradients before their reduction, and that hold prefetched weights."""
     if uses_bf16_optimizer(layout):
         return 0.0
     bucket = layout.zero["reduce_bucket_size"] * layout.element
@@ -292,8 +292,8 @@ def _reduction_buffers(layout: ParallelLayout, stage: int, size: int) -> float:
 
 
 def _converted_copies(layout: ParallelLayout, size: int, done: int) -> float:
-    """Bytes of the copies that ZeRO-1 makes to send `size` elements of gradients in another type, and of this rank's
-    part of `done` elements of sums."""
+    """Bytes of ZeRO-1's copies of gradients in the type in which they are sent: `size` elements to send, and this
+    rank's part of `done` summed elements."""
     if layout.gradient_bytes == layout.sum_bytes or layout.replicas == 1:
         return 0.0
     return layout.sum_bytes * (size + done / layout.replicas)

@@ -1,5 +1,5 @@
 """The plan of a run as one dictionary: the cost of the layout that its settings give, and the fastest layouts that
-fit."""
+fit in memory."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -52,10 +52,10 @@ def plan(
     utilisation: float = UTILISATION,
     layouts: int = 4,
 ) -> dict[str, Any]:
-    """Cost of `run` on rows of `model.max_positions` tokens, and the fastest `layouts`.
+    """Cost of `run` on rows of `model.max_positions` tokens, and the `layouts` fastest layouts.
 
     `gpus`: by default as many as one copy of the model needs: 1, or the stages of a pipeline. Raises ValueError if
-    `run` is not legal on `gpus` GPUs.
+    `run` cannot run on `gpus` GPUs.
     """
     gpu = computing_in(gpu, run.engine.precision)
     gpus = run.engine.processes_per_replica if gpus is None else gpus
@@ -93,7 +93,7 @@ def plan(
 
 
 def computing_in(gpu: GPU, precision: str) -> GPU:
-    """`gpu` with its peak rate in `precision`. Raises ValueError if that is unknown."""
+    """`gpu` with its peak rate in `precision`. Raises ValueError if that rate is unknown."""
     if precision in ("auto", gpu.precision):
         return gpu
     if precision != "fp32" or not gpu.fp32_tflops:
@@ -152,8 +152,8 @@ def _priced(
 ) -> tuple[tuple[float, ...], dict[str, Any]]:
     """(sort key, rounded costs) of `run`, which is `base` in another layout.
 
-    Sorted by the key, the fastest layout is first; equally fast ones are in the order of micro-batches a step, then of
-    memory. Raises ValueError if `run` is not legal on `gpus`.
+    The key sorts the fastest layouts first (to 100 tokens/s), then those with fewer micro-batches a step, then those
+    with less memory. Raises ValueError if `run` cannot run on `gpus`.
     """
     layout = ParallelLayout.of(run, gpus, gpu.precision, run.model.max_positions)
     moment, memory = peak(layout)
@@ -187,16 +187,16 @@ def _rounded(value: float) -> float:
 
 
 def _search(run: RunConfig, gpus: int, gpu: GPU, utilisation: float) -> list[dict[str, Any]]:
-    """The costs of the layouts that are legal and fit, the fastest first."""
+    """The costs of the layouts that are valid and fit in memory, the fastest first."""
     keys_and_costs = []
     for variant in _variants(run, gpus):
-        with suppress(ValueError):  # not legal: for example, rows do not divide, or a stage would be empty
+        with suppress(ValueError):  # invalid: for example, rows do not divide, or a stage would be empty
             keys_and_costs.append(_priced(variant, gpus, gpu, utilisation, run))
     return [costs for _, costs in sorted(keys_and_costs, key=lambda pair: pair[0]) if costs["fits"]]
 
 
 def _variants(run: RunConfig, gpus: int) -> Iterator[RunConfig]:
-    """`run` with every engine and micro-batch that may be legal, with and without activation checkpointing."""
+    """`run` with every engine and power of two as micro-batch, with and without checkpointing; some are invalid."""
     for engine in _engines(run.engine, gpus):
         replicas = gpus // engine.processes_per_replica
         rows_per_replica = max(run.data.mono_rows, run.data.para_rows) // replicas

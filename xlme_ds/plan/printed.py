@@ -70,9 +70,9 @@ def print_budget(result: dict[str, Any]) -> None:
 
 
 def distinct(layouts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """`layouts`, with those merged that are equally fast and differ only in the micro-batch.
+    """`layouts`, after merging layouts that are equally fast and differ only in the micro-batch.
 
-    A merged layout is the first of its group, and the micro-batches of the group are in `micro_batches`.
+    A merged layout is the first of its group; `micro_batches` lists the micro-batches of the whole group.
     """
     groups: dict[tuple[str, int], dict[str, Any]] = {}
     for layout in layouts:
@@ -105,7 +105,7 @@ def _time(days: float) -> str:
 
 
 def _round(value: float) -> str:
-    """Hours or dollars as text, rounded to a whole number, or to two digits below 10."""
+    """Hours or dollars as text, rounded to a whole number, or to two significant digits below 10."""
     if value >= 10:
         return f"{value:,.0f}"
     return f"{value:.2g}" if value >= 0.01 else "under 0.01"

@@ -1,6 +1,6 @@
 """Estimated speed of a layout: the bytes that GPUs send, and tokens per second, from three assumptions.
 
-A step takes on the busiest GPU, with m micro-batches and p pipeline stages, the sum of these seconds:
+On the busiest GPU, with m micro-batches and p pipeline stages, the seconds of a step are the sum of:
 
     compute   = operations executed / (peak · utilisation)        including recomputed layers and logits
     bubble    = compute · (p − 1) / m                             1F1B: (p−1) of (m+p−1) slots are idle
@@ -8,7 +8,7 @@ A step takes on the busiest GPU, with m micro-batches and p pipeline stages, the
                                                                   rate = bandwidth · LINK_EFFICIENCY
     offload   = (bytes of optimizer, gradients and weights) / HOST_RATE; nvme counts as the host's memory
 
-Bytes are those that the engines send. An all-reduce of n bytes over N ranks sends 2n(N−1)/N bytes a rank, a
+Bytes are counted as the engines send them. An all-reduce of n bytes over N ranks sends 2n(N−1)/N bytes a rank, a
 reduce-scatter or an all-gather n(N−1)/N (ring algorithms). Weights are sent in the type of the computation, sums of
 gradients in float32, with `engine.gradient_precision bf16` in bf16. With several micro-batches a step:
 
@@ -20,14 +20,14 @@ gradients in float32, with `engine.gradient_precision bf16` in bf16. With severa
 | ZeRO-3 | reduce-scatter in every micro-batch | all-gather in every micro-batch, again for weights that were not held
 |        |                                      | until the backward pass (`stage3_max_live_parameters`) |
 
-A pipeline also sends hidden states forward and their gradients back. An additional first pass without gradient sends
-hidden states forward once more, and under ZeRO-3 gathers weights that are not held until the second pass.
+A pipeline also sends hidden states forward and their gradients back. If a first pass without gradients precedes, it
+sends hidden states forward once more, and ZeRO-3 gathers again the weights that it does not hold until the second pass.
 
-Bytes that are sent while nothing computes are exposed. The gradient of a table is complete at the very end of a
-backward pass, so its sum over the ranks is exposed, under ZeRO-2 and 3 in every micro-batch. So is the gathering of the
-tables that begins each micro-batch of ZeRO-3, as they belong to the root module, and the gathering of the new weights
-after the update under ZeRO-1 and 2. All bytes of a pipeline are exposed, and all with `overlap_comm` off. The other
-bytes are sent during
+Bytes that are sent while nothing computes are exposed. The gradient of a vocabulary table is complete at the very end
+of a backward pass, so its sum over the ranks is exposed, under ZeRO-2 and 3 in every micro-batch. Also exposed: under
+ZeRO-3, the gathering of the tables at the start of each micro-batch, because they belong to the root module; under
+ZeRO-1 and 2, the gathering of the new weights after the update; in a pipeline, or with `overlap_comm` off, all bytes.
+The other bytes are sent during
 
 | | |
 |---|---|
@@ -154,7 +154,7 @@ def _sent_by(layout: ParallelLayout, stage: int) -> dict[str, float]:
 
 def speed(run: RunConfig, layout: ParallelLayout, gpu: GPU, utilisation: float) -> dict[str, float]:
     """Estimated seconds of a step of `run`: `compute`, `bubble`, `transfer`, `offload` and their sum `step`; with
-    `tokens_per_s`, `days` of the whole run, and `of_peak` = (standard count of operations / step) / peak of all GPUs.
+    `tokens_per_s`, `days` of the whole run, and `of_peak` = (standard count of operations / `step`) / peak of all GPUs.
     """
     tokens = sum(run.data.mean_rows) * layout.row_tokens
     balance = [len(stage.layers) for stage in layout.stages]

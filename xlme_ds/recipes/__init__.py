@@ -16,7 +16,7 @@ _FUNCTIONS = (
     *(translation.xlm_mt, translation.xlm_umt, translation.xlme_mt),
 )
 RECIPES: dict[str, RunConfig] = {run.name: run for run in (function() for function in _FUNCTIONS)}
-# The first line of each docstring: what the recipe trains, and the GPUs that its micro-batch fits.
+# The first line of each docstring: what the recipe trains, and the GPUs whose memory its micro-batch fits.
 SUMMARIES = {function.__name__: (function.__doc__ or "").partition("\n")[0] for function in _FUNCTIONS}
 
 

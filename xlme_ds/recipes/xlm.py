@@ -1,8 +1,8 @@
 """XLM (Conneau and Lample, 2019) as it was trained for XNLI: twelve layers, the fifteen languages of that test.
 
 Mix the data with --layout xlm --row-tokens 256. Settings that the paper leaves open are those of the published code:
-attention dropout, the norms' epsilon, the prediction layer, betas, clipping. The number of steps was not published: it
-and the schedule are XLM-E's.
+attention dropout, the norms' epsilon, the prediction layer, betas, clipping. The number of steps was not published:
+here it and the schedule are XLM-E's.
 """
 
 from dataclasses import replace
@@ -37,7 +37,7 @@ def xlm() -> RunConfig:
         data=DataConfig(mono_rows=4096, para_rows=4096, micro_batch=64, alternate=True),
         optimizer=OptimizerConfig(learning_rate=1e-4, beta2=0.999, epsilon=1e-8, weight_decay=0.0, clip=5.0),
         engine=EngineConfig(deepspeed="zero1"),
-        train=TrainConfig(log_every=11),  # an even number would always show the same task
+        train=TrainConfig(log_every=11),  # tasks alternate: an even number would always show the same one
     )
 
 

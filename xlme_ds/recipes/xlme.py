@@ -2,8 +2,8 @@
 
 `base`, `large` and `xl` run on any number of GPUs of 80 GB; the number determines the ZeRO stage. On 8, 64 and 512
 A100s they are within 3% of the fastest layout that the planner finds. Recipes with an engine in their names
-(`large_zero2`) use less memory, with smaller micro-batches: `zero` partitions the training state, `pipe` cuts the model
-into stages.
+(`large_zero2`) use less memory, with smaller micro-batches: `zero` partitions the training state, `pipe` divides the
+model into stages.
 """
 
 from dataclasses import replace

@@ -48,7 +48,7 @@ class RunInputs(NamedTuple):
 def heldout_data(config: RunConfig, folder: Path, row_tokens: int) -> DataConfig:
     """The DataConfig of an evaluation: it reads the first `train.eval_rows` rows of each task in `folder`.
 
-    A training row has `row_tokens` tokens. A micro-batch has at most as many tokens as in training, but at least a row.
+    A training row has `row_tokens` tokens. A micro-batch has no more tokens than in training, but at least one row.
     """
     rows_per_step = (config.data.mono_rows, config.data.para_rows)
     stores = [RowStore(folder / name) if rows else None for name, rows in zip(TASKS, rows_per_step, strict=True)]
@@ -71,7 +71,7 @@ def read_inputs(
 
     Raises ValueError for inputs that do not fit the run.
     """
-    validate(config, world)  # by now, a precision of `auto` is resolved
+    validate(config, world)  # by now `engine.precision auto` is replaced
     require_engine_file(config.engine)
     out = folder.path.resolve()
     for data_folder in data if heldout is None else (*data, heldout):

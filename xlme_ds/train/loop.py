@@ -38,7 +38,7 @@ from .stop import StopRequest, Watchdog
 
 
 class Callback:
-    """Called on every rank after every step and at the end; it may have logs."""
+    """Called after every step and at the end, on each rank that has it; it may have logs."""
 
     logs: Sequence[StepLines] = ()
 
@@ -139,7 +139,7 @@ class Evaluate(Callback):
     def after_step(self, done: int, stats: StepStats) -> None:
         every, steps = self.config.eval_every, self.config.steps
         if done == steps or (every and done % every == 0):
-            # Step indices begin at 0: the losses have the weights of the last step that was done.
+            # Step indices begin at 0, so `done - 1` is the last step taken, whose loss weights apply.
             overall, by_language = self.summarise(done - 1, **self.engine.eval_batch(0))
             for log, values in zip(self.logs, (overall, by_language), strict=False):  # only rank 0 has logs
                 log.write({"step": done, **values})
@@ -169,7 +169,7 @@ class Dimensions(Callback):
         self.config = config
         self.began_at = began_at
         self.console = console
-        self.untrained: float | None = None  # dimensions of the last layer, before it could collapse
+        self.untrained: float | None = None  # dimensions of the last layer when first measured, before a collapse
         self.warned = False
         if console is not None:
             self.logs = (MetricsLog(run, "dimensions", start, tracker),)
@@ -351,7 +351,7 @@ class UpdateReport(Callback):
     def _ended(self, process: "subprocess.Popen[bytes]") -> None:
         self.process = None
         lines = process.communicate()[1].decode(errors="replace").strip().splitlines()
-        if process.returncode not in (0, -signal.SIGINT):  # Ctrl-C stops the run, too
+        if process.returncode not in (0, -signal.SIGINT):  # SIGINT: Ctrl-C also stops the run
             self._report(lines[-1] if lines else f"it ended with code {process.returncode}")
 
     def _report(self, why: str) -> None:
@@ -458,6 +458,6 @@ def fit(
 
 
 def _log_error(callbacks: Sequence[Callback]) -> OSError | None:
-    """The first error of writing records on this rank, or None. Other ranks do not know of it."""
+    """The first error of writing records on this rank, or None; the caller tells the other ranks."""
     errors = (log.error for callback in callbacks for log in callback.logs)
     return next((error for error in errors if error is not None), None)

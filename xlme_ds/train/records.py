@@ -38,8 +38,8 @@ class StepLines:
     def __init__(self, run: Path, name: str, steps_done: int):
         """Continue `run/name.jsonl` after `steps_done` steps. Records of later steps, from before a kill, are dropped.
 
-        Lines that are no records are moved to another file and reported. After the last record they are only dropped,
-        because the run was killed while it wrote them.
+        Lines that are not records are moved to another file and reported. After the last record they are only dropped:
+        the run was killed while it wrote them.
         """
         self.path = run / f"{name}.jsonl"
         self.error: OSError | None = None
@@ -168,7 +168,7 @@ class Tracker:
         self.failed = False
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Send numbers of a step. After a resume the service ignores a step that it already has: it has its numbers."""
+        """Send numbers of a step. After a resume the service ignores numbers of a step that it already has."""
         self._try(lambda: self.run.log(dict(values), step=step))
 
     def close(self) -> None:

@@ -61,7 +61,7 @@ def check_resume(config: RunConfig, loader: Loader, heldout: Loader | None, fold
 
 
 def _require_none_lost(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool = False) -> None:
-    """Raise ValueError if the run has saved checkpoints and none is usable; `damaged`: it has a damaged one."""
+    """Raise ValueError if the run has saved checkpoints and none is usable; `damaged`: one is damaged."""
     steps = folder.steps_logged() - (first_step(config) if isinstance(config, RunConfig) else 0)
     # The setting may have been raised since the run last started.
     save_every = min(config.train.save_every, folder.last_started_with("save_every", math.inf))
@@ -70,8 +70,8 @@ def _require_none_lost(config: Training, folder: RunFolder, checkpoints: Checkpo
 
 
 def _warn_of_changes(config: TrainConfig, folder: RunFolder, checkpoints: Checkpoints) -> None:
-    """Print a changed number of held-out rows, and the checkpoints that the next save deletes although the former
-    `keep_every` kept them."""
+    """Warn if the number of held-out rows has changed, and name the checkpoints that the former `keep_every` kept and
+    the next save deletes."""
     rows = int(folder.last_started_with("eval_rows", config.eval_rows))
     if rows != config.eval_rows:
         print(
@@ -95,7 +95,7 @@ def _warn_of_changes(config: TrainConfig, folder: RunFolder, checkpoints: Checkp
 
 
 def _begin_anew(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool) -> None:
-    """Rename the records of a run that had no checkpoint yet. Raises ValueError like `_require_none_lost`."""
+    """Rename the records of a run that has no checkpoint yet. Raises ValueError like `_require_none_lost`."""
     _require_none_lost(config, folder, checkpoints, damaged)
     if aside := folder.put_records_aside():
         print(f"{folder.path} has no checkpoint yet and begins anew: its records are kept as {', '.join(aside)}")

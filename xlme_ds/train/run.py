@@ -63,7 +63,7 @@ def train(
         return True
     if root:
         print("\n".join(opening_lines(config, out, start, loader, engine.world, info)), flush=True)
-    peak = engine.world * product_rate(engine.device, config.engine.precision)  # measured on all ranks at once
+    peak = engine.world * product_rate(engine.device, config.engine.precision)  # all ranks measure together
     audited = None
     if settings.audit and isinstance(loader, Loader):  # only pre-training has this setting
         audited = audit_reads(out, loader, start, engine.rank, engine.world)

@@ -42,8 +42,8 @@ _MAY_CHANGE = (
     "tuning.micro_batch",
     "engine.",
 )
-_MUST_STAY = ("engine.precision",)  # although `_MAY_CHANGE` has its section
-FINISHED = "finished.json"  # written last
+_MUST_STAY = ("engine.precision",)  # exceptions from `_MAY_CHANGE`
+FINISHED = "finished.json"  # the last file that a run writes
 RECORDS = ("metrics", "heldout", "heldout_languages", "dimensions", "faults")
 _PACKAGES = ("torch", "deepspeed", "sentencepiece", "pyarrow", "numpy", "numba")
 
@@ -126,7 +126,7 @@ class RunFolder:
 
         `data`: fingerprints of the data and the vocabulary; `objective`: the result of `objectives.describe`.
         """
-        # Made now, so that `Checkpoints.lost` knows later: if it is missing, it was removed.
+        # Made before the first step: if it is missing later, `Checkpoints.lost` knows that it was removed.
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES} | {"python": sys.version.split()[0]}
         content = {"config": asdict(config), "versions": versions, "world_size": world, "data": data}
@@ -194,8 +194,8 @@ class RunFolder:
     def _require_same(self, subject: str, stored: Any, config: Training, done: int | None) -> None:
         """Raise ValueError, with a remedy, for the first setting whose values in `stored` and `config` differ.
 
-        `subject`: the subject of the message. `done`: finished steps, after which the schedule and the data may change;
-        None if they may not.
+        `subject`: the beginning of the message. `done`: finished steps, after which the schedule and the data may
+        change; None if they may not.
         """
         theirs, ours = flatten(stored), fixed_settings(config)
         if missing := sorted(ours.keys() - theirs.keys()):
@@ -268,7 +268,7 @@ def missing_steps(logged: Iterable[int], every: int, last: int, done: int = 0) -
     one."""
     missing = sorted(set(range((done // every + 1) * every, last + 1, every)).difference(logged))
     ranges = []
-    # Within a range of missing steps, step - every * index is constant.
+    # Over consecutive missing steps, step - every * index is constant.
     for _, steps_in_range in groupby(enumerate(missing), key=lambda indexed: indexed[1] - every * indexed[0]):
         steps = [step for _, step in steps_in_range]
         ranges.append(f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}")

@@ -34,7 +34,7 @@ def _inverse_sqrt(step: int, steps: int, warmup: int, decay: int) -> float:
     return math.sqrt(max(warmup, 1) / (step + 1))
 
 
-# Each returns learning rate / peak, after the warm-up.
+# Each gives learning rate / peak, after the warm-up.
 _SHAPES: Mapping[str, Callable[[int, int, int, int], float]] = {
     "linear": _linear, "cosine": _cosine, "wsd": _wsd, "inverse_sqrt": _inverse_sqrt,
 }  # fmt: skip

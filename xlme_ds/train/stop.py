@@ -29,10 +29,10 @@ _HEAD_START = 1.0  # the handler may run this many seconds before the listening 
 class StopRequest:
     """Stores a signal to stop until the step is finished; a second SIGINT ends the process at once.
 
-    The end of DeepSpeed's launcher counts as a signal. With `at_once`, a signal raises SystemExit with code 0: the rest
-    of the work can be repeated. `has_work`: whether there is something to save. Signals are handled only if the object
-    is made in the main thread; signals that were ignored before, such as SIGHUP under nohup, stay ignored. Once the
-    terminal has closed, output is dropped.
+    The end of DeepSpeed's launcher counts as a signal. With `at_once`, a signal raises SystemExit with code 0, because
+    the rest of the work can be repeated. `has_work`: whether there is something to save. Signals are handled only if
+    the object is made in the main thread; signals that were ignored before, such as SIGHUP under nohup, stay ignored.
+    Once the terminal has closed, output is dropped.
 
     Python runs a handler between two Python instructions, so never while the main thread waits in C++ for other
     processes. Then a second thread, which reads the numbers of all signals, acts instead of the handler.
@@ -51,7 +51,7 @@ class StopRequest:
         if self._before:
             self._listen()
             self._streams = sys.stdout, sys.stderr
-            if self._streams == (sys.__stdout__, sys.__stderr__):  # a notebook has replaced them
+            if self._streams == (sys.__stdout__, sys.__stderr__):  # not in a notebook, which replaces them
                 sys.stdout, sys.stderr = (stream and _unbreakable(stream) for stream in self._streams)
         _follow_launcher()
 
@@ -80,8 +80,8 @@ class StopRequest:
         """Start a thread that reads the number of every signal from a pipe, into which Python's C handler writes it."""
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
-        self._wakeup = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)  # a notebook has set one
-        # Else the signals of a forked child would be written to our pipe.
+        self._wakeup = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)  # the former one: a notebook has one
+        # Otherwise a forked child's signals would be written to our pipe.
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
         def listen() -> None:
