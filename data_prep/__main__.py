@@ -27,7 +27,7 @@ STAGES = {
 
 _MAX_VALUES = {"processes": 1_024, "seed": 2**63 - 1, "block_bytes": 2**31 - 1, "rows_per_shard": 10**9}
 _MAX_VALUES |= dict.fromkeys(("mono_rows", "para_rows"), 10**11)
-_MAX_VALUE = 10**15  # of all other settings
+_MAX_VALUE = 10**15  # for all other settings
 
 _EXAMPLES = (
     "vocab --mono mono --out vocab --size 32000",

@@ -169,7 +169,7 @@ def canonical(code: str) -> str:
 
 
 def all_listed(codes: Sequence[str]) -> bool:
-    """Whether this file lists all of these codes. In any other code the last two letters may be a country's."""
+    """Whether this file lists all of these codes. The end of an unlisted one may be a country, or a second language."""
     return all(code.lower().replace("-", "_") in _CANONICAL for code in codes)
 
 
@@ -261,8 +261,8 @@ def script_numbers() -> np.ndarray:
 
 
 def letters(lines: Sequence[str], scripts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """The number of letters of each line that belong to `scripts`, and of all its letters: two int64 arrays. No line
-    may be empty."""
+    """For each line, the number of its letters that belong to `scripts`, and the number of all its letters: two int64
+    arrays. No line may be empty."""
     numbers = script_numbers()[np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)]
     is_wanted = np.zeros(len(SCRIPTS) + 1, bool)
     is_wanted[[1 + SCRIPTS.index(script) for script in scripts]] = True

@@ -27,7 +27,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _STOP = 1  # tag of the message that another rank has failed
-_PDEATHSIG = 1  # of Linux's prctl: the signal that this process gets when its parent dies
+_PDEATHSIG = 1  # option of Linux's prctl: choose the signal that this process gets when its parent dies
 
 # A launcher sets these for its processes. SLURM_NTASKS is not among them: it is also set in a batch script, where no
 # launcher ran.
@@ -52,7 +52,7 @@ def explain(error: BaseException) -> UserError | RetryError | None:
 
     For an error of the operating system the sentence names the file, the fault and the remedy.
     """
-    # UnicodeDecodeError and its like are ValueErrors too, but their texts were not written for a user
+    # not subclasses such as UnicodeDecodeError, whose texts were not written for a user
     if type(error) in (ValueError, UserError):
         return UserError(str(error))
     if isinstance(error, RetryError):
@@ -67,8 +67,8 @@ def explain(error: BaseException) -> UserError | RetryError | None:
 
 @contextmanager
 def on_all_ranks() -> Iterator[None]:
-    """Wrap code that runs alike on every rank, without communication. A ValueError in it becomes a UserError, which is
-    printed only once."""
+    """Wrap code that has the same result or error on every rank, without communication. A ValueError in it becomes a
+    UserError, which is printed only once."""
     try:
         yield
     except ValueError as error:
@@ -102,9 +102,9 @@ def run_tasks(
     """Apply `function` to every task; returns the values in task order, on every rank.
 
     `sizes` (of each task, in any unit) are used to balance the work and, if `visible`, to show progress. The tasks run
-    in `processes` local processes (1: in this one); under MPI each rank runs its share in its own process. `function`
-    must be picklable. If tasks fail, the error of the first one in task order is raised: a UserError or RetryError
-    where `explain` has a sentence, else a TaskError.
+    in `processes` local processes (1: in this process); under MPI each rank runs its share of the tasks. `function`
+    must be picklable. If tasks fail, the error of the first failed task in task order is raised: a UserError or
+    RetryError where `explain` has a sentence, else a TaskError.
     """
     assert len(tasks) == len(sizes)
     if processes < 1:
@@ -140,7 +140,7 @@ def _run_in_processes(
     """Yield outcomes in the order of completion; the largest task begins first. Closing the generator ends the
     processes."""
     other_children = multiprocessing.active_children()
-    # A worker gets function and tasks once, and then only task indices, which never fill the queue's pipe.
+    # Function and tasks are sent once per worker. Later messages are only indices, too small to block the pipe.
     pool = ProcessPoolExecutor(
         min(processes, len(tasks)), multiprocessing.get_context("spawn"), _begin_worker, (function, tasks)
     )
@@ -149,13 +149,13 @@ def _run_in_processes(
         futures = []
         for index in _largest_first(sizes):
             futures.append(pool.submit(_run_task, index))
-            if len(workers) < processes:  # each of the first tasks starts a process
+            if len(workers) < processes:  # the pool starts a process for each of the first tasks
                 workers = [child for child in multiprocessing.active_children() if child not in other_children]
         for future in as_completed(futures):
             yield future.result()
     except BrokenProcessPool:
         pool.shutdown()
-        # The pool ended the other workers by SIGTERM. Look for the one that died in another way.
+        # The pool ended the other workers by SIGTERM. Look for the worker that died for another reason.
         code = next((w.exitcode for w in workers if w.exitcode not in (None, 0, -signal.SIGTERM)), -signal.SIGTERM)
         raise RetryError(
             f"a worker of {label} died with exit code {code}: -9 means out of memory, use fewer processes"
@@ -166,14 +166,14 @@ def _run_in_processes(
         pool.shutdown(cancel_futures=True)
 
 
-_worker_job: tuple[Callable[[Any], Any], Sequence[Any]]  # function and tasks, in a worker process
+_worker_job: tuple[Callable[[Any], Any], Sequence[Any]]  # (function, tasks); only worker processes set it
 
 
 def _begin_worker(function: Callable[[T], R], tasks: Sequence[T]) -> None:
     global _worker_job
     _worker_job = function, tasks
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    # Workers must die with a killed parent, because a relaunch may already write into the same folder.
+    # A worker must die when its parent is killed, because the next run may already write into the same folder.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
@@ -189,8 +189,8 @@ def _run_task(index: int) -> _Outcome:
 def _run_on_ranks(
     function: Callable[[T], R], tasks: Sequence[T], sizes: Sequence[int], label: str, visible: bool
 ) -> list[_Outcome]:
-    """Run this rank's share until a task fails on any rank; returns the outcomes of all ranks. The root shows the
-    progress of its own share."""
+    """Run this rank's share of the tasks until a task fails on any rank; returns the outcomes of all ranks. The root
+    shows the progress of its own share."""
     comm = communicator()
     share = _balanced_shares(sizes, comm.Get_size())[comm.Get_rank()]
     outcomes, stop_requests = [], []
@@ -205,7 +205,7 @@ def _run_on_ranks(
             progress.advance(sizes[index])
         all_outcomes = list(chain.from_iterable(comm.allgather(outcomes)))
     for outcome in all_outcomes:
-        if outcome.error is not None:  # the failed rank sent one stop message to every rank
+        if outcome.error is not None:  # receive the stop message that the failed rank sent to every rank
             comm.recv(tag=_STOP)
     for request in stop_requests:
         request.wait()
@@ -254,7 +254,7 @@ def abort(code: int) -> None:
 def world_size() -> int:
     """The number of MPI ranks of this run; 1 without a launcher, in which case MPI is not even imported.
 
-    Raises ValueError when the launcher started several processes that MPI does not join.
+    Raises ValueError when the launcher started several processes that MPI does not connect.
     """
     launched = max([int(os.environ.get(name) or 1) for name in _SIZE_VARIABLES])
     if launched == 1 or multiprocessing.parent_process() is not None:

@@ -17,8 +17,8 @@ _PLAIN_SECONDS = 10.0
 
 
 def printable(text: str) -> str:
-    """Make text safe to print on one line of a terminal: line ends, control and broken characters, which file names may
-    have, become Python escapes."""
+    """Make text safe to print on one line of a terminal: line ends, control characters and lone surrogates, which file
+    names may have, become Python escapes."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 

@@ -50,8 +50,8 @@ FILES: dict[str, list[str]] = {
 Declaration = dict[int, list[str]]
 """Article number -> its paragraphs (`PREAMBLE` for the preamble); an article without text is left out."""
 
-# Articles that no language and edition has in `train`. They are spread over the declaration, and no other article is on
-# one of their subjects: slavery, arrest, movement, property, leisure, culture.
+# Articles left out of `train` in every language and edition. They are spread over the declaration, and no other article
+# is on their subjects: slavery, arrest, movement, property, leisure, culture.
 HELDOUT = (4, 9, 13, 17, 24, 27)
 
 _SOURCE = """# Sample corpus

@@ -1,7 +1,7 @@
 """The training order of the sampled examples, from the seed alone: keyed hashes, keyed permutations, blocks of slots.
 
 A shuffle is a keyed permutation of [0, n) in constant memory: a Feistel network with cycle walking, vectorised over
-index, n and key. Any process can compute any part of it alone, and nothing is stored. Not cryptographic.
+index, n and key. Any process can compute any part of it alone, and nothing is stored. It is not cryptographic.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ def key_of(seed: int, *names: str) -> np.uint64:
 
 
 def hashed(key: Integers, counter: Integers) -> np.ndarray:
-    """uint64 hashes of (key, counter), for sub-keys and random draws; the two broadcast."""
+    """uint64 hashes of (key, counter), for sub-keys and random draws; key and counter broadcast."""
     return _scramble(_as_uint64(key) ^ _scramble(_as_uint64(counter) + np.uint64(0x9E3779B97F4A7C15)))
 
 
@@ -34,8 +34,8 @@ def permute(index: Integers, size: Integers, key: Integers) -> np.ndarray:
     shape = np.broadcast_shapes(*(np.shape(x) for x in (index, size, key)))
     value, bound, keys = (array.ravel() for array in np.broadcast_arrays(*map(_as_uint64, (index, size, key))))
     assert not value.size or (bool((value < bound).all()) and int(bound.max()) < _MAX_SIZE)
-    # The network permutes the next power of two, at least 2 bits, one for each half. Values outside [0, size) are
-    # permuted again until they are inside (cycle walking): on average fewer than twice.
+    # The network permutes [0, 2^bits), which holds [0, size); each half has at least one bit. Images outside [0, size)
+    # are permuted again until they are inside (cycle walking): on average fewer than two permutations.
     bits = np.maximum(np.frexp((bound - np.uint64(bound.size > 0)).astype(np.float64))[1], 2).astype(np.uint64)
     value = _feistel(value, bits, keys)
     outside = np.flatnonzero(value >= bound)
@@ -46,7 +46,7 @@ def permute(index: Integers, size: Integers, key: Integers) -> np.ndarray:
 
 
 def _feistel(value: np.ndarray, bits: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """XOR each half in turn with a keyed hash of the other half: every round is its own inverse."""
+    """XOR each half in turn with a keyed hash of the other half: a round is its own inverse, so no image repeats."""
     one, low = np.uint64(1), bits >> np.uint64(1)
     low_mask, high_mask = (one << low) - one, (one << (bits - low)) - one
     left, right = value >> low, value & low_mask
@@ -67,12 +67,12 @@ def _scramble(x: np.ndarray) -> np.ndarray:
 
 
 def _as_uint64(x: Integers) -> np.ndarray:
-    """An array, never a NumPy scalar: those warn when an unsigned product wraps around, as it must in a hash."""
+    """An array, never a NumPy scalar: scalars warn when an unsigned product wraps around, as it must in a hash."""
     return np.atleast_1d(np.asarray(x)).astype(np.uint64)
 
 
 class SmallestHashes:
-    """Finds the `bound` smallest distinct hashes of a stream in bounded memory. None of them is above `limit`, which
+    """Finds the `bound` smallest distinct hashes of a stream in bounded memory. All of them are at most `limit`, which
     falls as hashes are added."""
 
     def __init__(self, bound: int):
@@ -96,14 +96,14 @@ class SmallestHashes:
 class Order:
     """The sampled examples in training order: every example of a language comes once before any comes again.
 
-    A slot is the position of one example in this order. The slots [0, total) are cut into blocks of `block` slots. How
-    many slots each language has in a block, and before it, is found by repeated halving of the range of blocks; in a
-    block the languages are shuffled. So a block can be computed without those before it.
+    A slot is the position of one example in this order. The slots [0, total) are cut into blocks of `block` slots. The
+    number of a language's slots in a block, and before the block, is found by repeated halving of the range of blocks
+    (`uses`); in a block the languages are shuffled. So a block can be computed without the blocks before it.
 
     The uses of a language are its slots, numbered in order. Use u belongs to pass u // (number of examples), and the
     uses of one pass in one block are shuffled. Each pass goes through stretches of neighbouring examples in an order of
-    its own, so the examples of a block are neighbours in the files, but not in the block. A stretch has at most
-    `neighbours` examples, but few enough that a block has at least 16 stretches of the language, or it has one example.
+    its own, so the examples of a block are neighbours in the files, but not in the block. A stretch has
+    min(`neighbours`, uses of the language in an average block // 16) examples, and at least one.
     """
 
     names: tuple[str, ...]
@@ -137,14 +137,14 @@ class Order:
         return (hashed(key_of(self.seed, self.label, "sides"), slots) & np.uint64(1)).astype(bool)
 
     def uses(self, block: int) -> tuple[list[int], list[int]]:
-        """The number of uses of each language before the block, and in it.
+        """The number of uses of each language before the block, and in the block.
 
-        The uses in a range of blocks are divided between its halves in proportion to their slots. All languages are
-        rounded by one random draw, so that the sums are exact. A rounding changes a number by less than one, so the
-        uses before a block differ from their exact share by at most the number of halvings.
+        The uses in a range of blocks are divided between the range's halves in proportion to the halves' slots. One
+        random draw rounds all languages, so that the sums are exact. A rounding changes a number by less than one, so
+        the uses before a block differ from their exact share by at most the number of halvings.
         """
-        first, last = 0, -(-self.total // self.block)  # a range of blocks, without `last`
-        before, inside = [0] * len(self.quotas), list(self.quotas)  # uses before the range, and in it
+        first, last = 0, -(-self.total // self.block)  # the blocks [first, last)
+        before, inside = [0] * len(self.quotas), list(self.quotas)  # uses before the range, and in the range
         while last - first > 1:
             middle = (first + last) // 2
             left_slots, slots = (middle - first) * self.block, sum(inside)
@@ -167,7 +167,7 @@ class Order:
         language_key = np.array([key_of(self.seed, self.label, name) for name in self.names])[language]
         pass_key, position = hashed(language_key, use // examples), use % examples
         stretch, stretches = position // stretch_size, examples // stretch_size
-        in_whole = stretch < stretches  # the rest, shorter than a stretch, stays at the end of its pass
+        in_whole = stretch < stretches  # the rest, too short for a stretch, stays at the end of the pass
         # Consecutive uses are often in one stretch, which is permuted only once: by its first use.
         is_first = np.append(True, (np.diff(stretch) != 0) | (np.diff(pass_key) != 0))
         permuted = permute(
@@ -175,7 +175,8 @@ class Order:
         )
         permuted = np.repeat(permuted, np.diff(np.append(np.flatnonzero(is_first), len(use))))
         in_pass = np.where(in_whole, permuted * stretch_size + position % stretch_size, position)
-        # Each pass is rotated by an amount of its own, so that passes differ in their stretches and in their rest.
+        # Each pass is rotated by its own amount, so that passes differ in stretches and rest. The counter -1 gives a
+        # hash that the permutation does not use: its rounds count from 0.
         rotation = (hashed(pass_key, -1) % examples.astype(np.uint64)).astype(np.int64)
         return (in_pass + rotation) % examples
 
@@ -193,7 +194,7 @@ def _block(order: Order, block: int) -> tuple[np.ndarray, np.ndarray]:
     starts = np.cumsum(counts) - counts  # of each language in `by_language`
     uses = np.arange(len(slots)) + np.repeat(np.array(before) - starts, counts)
     passes = uses // np.array(order.examples)[sorted_language]
-    # A group: the uses of one language in one pass. Sorted by group, then by draw, its uses get its slots in any order.
+    # A group is the uses of one language in one pass. The sort by draw gives a group's uses its slots in random order.
     group = np.cumsum(np.append(False, (np.diff(sorted_language) != 0) | (np.diff(passes) != 0)))
     group_and_draw = (group << 40).astype(np.uint64) | (draws[by_language] >> np.uint64(24))
     slot_of_use = by_language[np.argsort(group_and_draw, kind="stable")]

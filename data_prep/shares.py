@@ -9,10 +9,10 @@ _SUM_TOLERANCE = Fraction(1, 1000)  # error allowed in the sum of --share: three
 
 
 def temperature_shares(examples: Sequence[int], alpha: float) -> list[Fraction]:
-    """p_j = m_j^alpha / sum_k m_k^alpha of each language j with m_j = `examples[j]`; 0 for one without examples.
+    """p_j = m_j^alpha / sum_k m_k^alpha for each language j with m_j = `examples[j]`; 0 if m_j is 0.
 
-    alpha 1 is the natural distribution, 0 the uniform one (Conneau & Lample, 2019, section 3.1). The shares are exact
-    fractions of the rounded powers, so that apportioning them has no rounding of its own.
+    alpha 1 is the natural distribution, 0 the uniform one (Conneau & Lample, 2019, section 3.1). The powers are rounded
+    floats, but the shares are exact fractions of these, so that they sum to exactly 1.
     """
     if not 0.0 <= alpha <= 1.0:
         raise ValueError(f"alpha is {alpha}: it must be between 0 (uniform) and 1 (natural distribution)")
@@ -42,9 +42,9 @@ class Sampling:
     A line of `share` is NAME=SHARE or NAME+NAME=SHARE: these languages together have this share of all examples, and
     divide it by temperature `alpha`. The languages in no line divide the rest by `alpha`.
 
-    With `max_repeats` r above 0, a language of m examples gives at most ⌊r · m⌋ examples. What is left of its share is
-    divided, in proportion to their shares, among the languages of its line that can give more; if none can, among the
-    languages of no line that can; if none of those can either, among all that can.
+    With `max_repeats` r above 0, a language of m examples gives at most ⌊r · m⌋ examples. The rest of its share is
+    divided among the languages of its line that can give more, in proportion to their shares; if none can, among the
+    languages in no line that can; if none of these can either, among all languages that can.
     """
 
     alpha: float
@@ -52,8 +52,8 @@ class Sampling:
     max_repeats: float = 0.0
 
     def set_shares(self) -> dict[tuple[str, ...], Fraction]:
-        """The names of each line of `share`, and their share. Raises ValueError for a line of another form, and for a
-        repeated name."""
+        """The names in each line of `share`, and their common share. Raises ValueError for a line of another form, and
+        for a repeated name."""
         shares: dict[tuple[str, ...], Fraction] = {}
         for line in self.share:
             names, _, number = line.rpartition("=")
@@ -102,8 +102,8 @@ class Sampling:
 
 
 def _check_line(names: tuple[str, ...], share: Fraction, has_text: bool) -> None:
-    """Raise ValueError where the languages of a --share line, or without `names` those of no line, cannot have their
-    share."""
+    """Raise ValueError where the languages of a --share line cannot have their share. Empty `names`: the languages in
+    no line."""
     if not names and has_text and share <= 0:
         raise ValueError(
             f"the shares of --share sum to {float(1 - share):.10g}, which leaves nothing for the other languages: "

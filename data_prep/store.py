@@ -1,7 +1,7 @@
 """A stage's output folder: settings first, shards by atomic rename, a marker for every finished task, manifest last.
 
 OUT/.lock                    held by the one process that works in the folder
-OUT/settings.json            stage name and settings; a relaunch must have the same
+OUT/settings.json            stage name and settings; a later run must have the same
 OUT/tasks/<task>.json        marker of a finished task with its result, written after the task's shards
 OUT/manifest.json            completeness marker, written by the stage itself (`schema.write_manifest`)
 
@@ -32,8 +32,8 @@ from xlme_ds.io.folders import lock, make_folder
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage's folder. `settings`: the JSON values that the bytes of its files depend on; never input paths or the
-    number of processes."""
+    """One stage's folder. `settings`: the JSON values that the content of its files depends on, so no input paths and
+    no number of processes."""
 
     folder: Path
     name: str
@@ -41,7 +41,7 @@ class Stage:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Create the folder, or open that of an interrupted run, and lock it for the block. Collective under MPI.
+        """Create the folder, or open an interrupted run's, and lock it for the `with` block. Collective under MPI.
 
         Raises ValueError when another process works in the folder, or another stage or other settings began it.
         """
@@ -77,7 +77,7 @@ class Stage:
         """Whether the stage is complete and every file has its recorded checksum. Collective under MPI.
 
         If not, a warning names the missing or damaged files, and the markers of their tasks are removed, so that the
-        tasks run again. `moved` names files that are elsewhere and are not checked.
+        tasks run again. `moved` names files that the stage has moved elsewhere; they are not checked.
         """
         manifest, damaged, files = on_root(self._read_records)
         files = [(task, shard) for task, shard in files if shard.name not in moved]
@@ -114,8 +114,8 @@ class Stage:
         return manifest, None in results.values(), files
 
     def _tasks_of_lost(self, files: list[tuple[str, Shard]], processes: int) -> set[str]:
-        """The tasks of those of the (task, file) pairs whose file is missing or damaged; a warning names these files.
-        Collective under MPI."""
+        """The task of each (task, file) pair whose file is missing or damaged; a warning names these files. Collective
+        under MPI."""
         shards = [shard for _, shard in files]
         sizes = [shard.bytes for shard in shards]
         whole = run_tasks(partial(is_whole, self.folder), shards, sizes, processes, f"check {self.folder.name}")
@@ -147,7 +147,7 @@ class Stage:
 
     @cached_property
     def _context(self) -> str:
-        """Hash of stage and settings. It is part of each marker's checksum, so a marker is invalid under others."""
+        """Hash of stage and settings. Each marker's checksum covers it: with other settings the marker is invalid."""
         return hashlib.sha256(json.dumps(self._settings_json, sort_keys=True).encode()).hexdigest()
 
     @cached_property
@@ -206,8 +206,8 @@ def is_whole(root: Path, file: Shard) -> bool:
 
 @contextmanager
 def new_file(path: Path, flush: bool = True) -> Iterator["_HashingFile"]:
-    """Yield a new file for writing, which computes its own checksum. When the block ends, it is flushed to the disk, if
-    `flush`, and renamed to `path`."""
+    """Yield a new file for writing, which hashes all that is written. When the block ends, the file is flushed to the
+    disk, if `flush`, and renamed to `path`."""
     make_folder(path.parent)
     with replacing(path, flush) as file, _HashingFile(file) as hashing:
         yield hashing
@@ -217,8 +217,8 @@ def new_file(path: Path, flush: bool = True) -> Iterator["_HashingFile"]:
 
 
 def write_file(path: Path, data: bytes, root: Path) -> Shard:
-    """Write a file that has no rows, and flush it and its name to the disk. Returns its entry for a marker, with the
-    name relative to `root`."""
+    """Write a file that has no rows, and flush its data and its name to the disk. Returns its entry for a marker, with
+    the name relative to `root`."""
     with new_file(path) as file:
         file.write(data)
     to_disk(path.parent)
@@ -226,8 +226,8 @@ def write_file(path: Path, data: bytes, root: Path) -> Shard:
 
 
 def write_arrow(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], root: Path) -> Shard:
-    """Write an uncompressed Arrow IPC file. Returns its entry for a marker, with the name relative to `root`. The file
-    is flushed to the disk, its name only by `write_manifest`."""
+    """Write an uncompressed Arrow IPC file. Returns its entry for a marker, with the name relative to `root`. The data
+    are flushed to the disk here, the file's name only by `write_manifest`."""
     rows = 0
     with new_file(path) as file, pa.ipc.new_file(file, schema) as writer:
         for batch in batches:

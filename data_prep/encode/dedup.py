@@ -2,13 +2,13 @@
 
 Texts are duplicates if they have the same normal form (`Vocabulary.normal_forms`), because the model reads them alike.
 
-1. While a block is encoded, a paragraph (or pair) that came earlier in the block is dropped. `BlockHashes` stores a
-   64-bit hash (BLAKE2b) and the lengths of every other one.
+1. While a block is encoded, a paragraph (or pair) that repeats an earlier one of the block is dropped. `BlockHashes`
+   stores a 64-bit hash (BLAKE2b) and the lengths of each paragraph that stays.
 2. When a language is encoded, the hashes of its blocks are merged, one slice of the range of hashes at a time
-   (`find_duplicates`): of equal hashes all but the first are duplicates.
+   (`find_duplicates`): of paragraphs with equal hashes, all but the first are duplicates.
 3. Blocks with duplicates are written again without them (remove_duplicates.py).
 
-Among n paragraphs, n²/2^65 are expected to be lost to equal hashes of unequal texts: 0.1 of two billion.
+Of n different paragraphs, about n²/2^65 are lost because hashes are equal by chance: 0.1 of two billion.
 
     <block>.lengths.npy       for each paragraph in order: its tokens, characters, bytes, and the index of its document
     <block>.hash.npy          the hashes of the paragraphs, sorted
@@ -39,7 +39,7 @@ class BlockHashes:
         self._lengths: list[np.ndarray] = []
 
     def repeated(self, forms: Sequence[Sequence[bytes]], candidates: np.ndarray) -> tuple[np.ndarray, list[bytes]]:
-        """Look for paragraphs or pairs that an equal one precedes in the block, in this batch or an earlier one.
+        """Find paragraphs or pairs that repeat an earlier one of the block, in this batch or an earlier batch.
 
         `forms[side][i]` is a normal form of paragraph or pair i, and only the `candidates` (bool [paragraphs]) count.
         Returns bool [paragraphs], True where a candidate is repeated, and the hash of each paragraph, b"" if it is no
@@ -93,11 +93,11 @@ def number_of_slices(paragraphs: int) -> int:
 
 
 def find_duplicates(blocks: Sequence[Path], slice_number: int, slices: int, out: Path, root: Path) -> tuple[Shard, ...]:
-    """Write the positions of those duplicates in all `blocks` that have a hash in slice `slice_number` of `slices`;
+    """Write the positions of the duplicates in all `blocks` whose hash is in slice number `slice_number` of `slices`;
     returns the entries of the files."""
     lowest = np.uint64(slice_number * 2**64 // slices)
     highest = np.uint64((slice_number + 1) * 2**64 // slices - 1)  # inclusive: 2**64 is no uint64
-    hashes, positions = [np.zeros(0, "<u8")], [np.zeros(0, "<u4")]  # so that there is one to concatenate
+    hashes, positions = [np.zeros(0, "<u8")], [np.zeros(0, "<u4")]  # np.concatenate needs an array
     for block in blocks:
         all_hashes = _load(block.with_suffix(".hash.npy"))
         in_slice = slice(np.searchsorted(all_hashes, lowest), np.searchsorted(all_hashes, highest, side="right"))
@@ -127,7 +127,7 @@ def duplicates_of(block: int, slices: Sequence[Path]) -> np.ndarray:
 
 
 def load_lengths(block: Path) -> np.ndarray:
-    """Read the lengths of a block's paragraphs: a record array with tokens, characters, bytes and document."""
+    """Read the lengths of a block's paragraphs: a structured array of tokens, characters, bytes and document."""
     return np.array(_load(block.with_suffix(".lengths.npy")))
 
 

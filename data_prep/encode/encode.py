@@ -92,7 +92,7 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
         settings: dict[str, Any] = {
             "task": kind,
             "vocabulary_sha256": vocabulary.sha256,
-            # of each input: its language or pair, the names of its files and, if it has a description, of its corpus
+            # for each input: its language or pair, the names of its files and, if described, the name of its corpus
             "inputs": [[s.name, [n for n, _ in s.files], *([s.corpus] if s.corpus else [])] for s in sources.inputs],
             "block_bytes": config.block_bytes,
         }
@@ -151,8 +151,8 @@ def _check_sizes(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
 def _inputs_to_encode(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeTask]:
     """The inputs to encode, in order; removes the results of those that must be encoded again.
 
-    They are the inputs that are not finished, and finished ones of a language whose duplicates must be found again
-    among all its inputs.
+    They are the unfinished inputs and, where the duplicates of a language must be found again, the language's finished
+    inputs too.
     """
     unfinished = [task for task in tasks if stage.task_result(task.name) is None]
     for task in unfinished:

@@ -65,7 +65,7 @@ class EncodeTask:
         return f"{self.name}.{number:05d}"
 
     def shard_name(self, number: int) -> str:
-        """Path of a block's shard, relative to the stage's folder or to its staged part."""
+        """Path of a block's shard, relative to the stage's folder or its subfolder STAGED."""
         return f"{self.source.name}/{self.index:03d}-{number:05d}.arrow"
 
 
@@ -77,7 +77,7 @@ def encode_inputs(
     without: tuple[Path, ...],
     member: int,
 ) -> None:
-    """Encode as process number `member` of those that share the work, until all inputs are encoded or a member fails.
+    """Encode as number `member` of the processes that share the work, until all inputs are encoded or a member fails.
 
     `without` are files of text to leave out. Raises ValueError if the vocabulary or one of these files changed since
     the command began.
@@ -114,7 +114,7 @@ def _read_input(stage: Stage, task: EncodeTask, shared: SharedWork, encode: Enco
             if shared.failed:
                 return
     except ValueError:
-        shared.take_back(task.name, lambda *_: None)
+        shared.take_back(task.name, lambda *_: None)  # waits for other members; blocks on offer are thrown away
         discard(stage, [task])  # the user will fetch the file again, and may get another version
         raise
     if shared.take_back(task.name, encode):

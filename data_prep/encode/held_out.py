@@ -26,7 +26,7 @@ class Split:
     which part it is in, so texts that the model cannot tell apart are in the same part, whatever files they are in."""
 
     part: str
-    share: float  # of all texts that is held out
+    share: float  # held-out share of all texts
 
     def left_out(self, texts: Iterable[bytes]) -> np.ndarray:
         """Whether each text (in normal form) is in the part that is not encoded; bool [texts]."""
@@ -38,7 +38,7 @@ class Split:
 
 @dataclass(frozen=True)
 class HeldOutText:
-    """Lines that no encoded text may have, such as a test set; `digests` are hashes of their token ids."""
+    """Lines that no encoded text may have, such as a test set; `digests` are hashes of the lines' token ids."""
 
     digests: frozenset[bytes]
 

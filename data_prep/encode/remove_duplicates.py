@@ -59,7 +59,7 @@ def is_final(stage: Stage, task: EncodeTask) -> bool:
 
 
 def _language(stage: Stage, tasks: list[EncodeTask]) -> _Language:
-    """The language or pair of these inputs, all of them encoded."""
+    """The language or pair of these inputs, which must all be encoded."""
     blocks = [(t, number) for t in tasks for number in range(_result(stage, f"{t.name}.encoded")["blocks"])]
     paragraphs = sum(_result(stage, task.block_name(number))["paragraphs"] for task, number in blocks)
     staged_folder, count = stage.folder / STAGED, number_of_slices(paragraphs)
@@ -137,7 +137,7 @@ def _rewrite(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.
 def _kept_documents(batches: Sequence[pa.RecordBatch], lengths: np.ndarray, keep: np.ndarray) -> list[pa.RecordBatch]:
     """Build documents of the paragraphs to `keep`; `lengths` is from `load_lengths`.
 
-    A document that these leave without tokens is dropped, and `keep` is cleared for all its paragraphs.
+    A document whose kept paragraphs have no tokens is dropped, and `keep` is cleared for all its paragraphs.
     """
     document_of = lengths["document"]  # of each paragraph
     records = sum(batch.num_rows for batch in batches)

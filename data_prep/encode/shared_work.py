@@ -24,16 +24,16 @@ EncodeBlock = Callable[[str, int, TextBlock], None]  # takes the input's name, t
 
 @dataclass(frozen=True)
 class SharedWork:
-    """The inputs that several processes or ranks (members) encode together, as one member sees them.
+    """The inputs that several processes or ranks (members) encode together; each member has an object of its own.
 
-    Corpora are often a few large compressed files. A file is decompressed by one process, so dividing the files among
-    members would leave most of them idle. Therefore:
+    Corpora are often a few large compressed files. One process must decompress a whole file, so dividing only the files
+    among members would leave most members idle. Therefore:
 
     1. Each member claims inputs, the largest first, and reads them block by block (`claim`).
     2. A member that finds no input left waits for blocks (`take_until_all_finished`).
     3. A reader that sees others waiting offers its next blocks and continues reading; with nobody waiting, it encodes
        the block itself (`offer`).
-    4. At the end of an input its reader encodes the blocks that nobody took, and waits for the others (`take_back`).
+    4. At the end of an input, its reader encodes the blocks that nobody took, and waits for all others (`take_back`).
 
     Every step creates or renames one file in `folder`. Both are atomic, so members need only a shared file system:
 
@@ -56,9 +56,9 @@ class SharedWork:
 
     @staticmethod
     def begin(parent: Path) -> Path:
-        """Make a new folder in `parent` and remove those of killed runs; one process calls this before others start.
+        """Make a new folder in `parent` and remove killed runs' folders; one process calls this before others start.
 
-        Every run has a folder of another name, because processes of a killed run may live a moment longer.
+        Every run has a folder name of its own, because processes of a killed run may live a moment longer.
         """
         for old in parent.iterdir():
             if _WORK_FOLDER.fullmatch(old.name):

@@ -17,10 +17,10 @@ from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, UNK
 from xlme_ds.data.vocabulary import Vocabulary
 
 _BATCH_PAIRS = 4_000  # most pairs in one SentencePiece call, and so in one record batch
-_BATCH_CHARACTERS = 1_000_000  # a call has no pair after this many characters
+_BATCH_CHARACTERS = 1_000_000  # a call ends with the pair that reaches this many characters
 
 T = TypeVar("T")
-Ragged = tuple[np.ndarray, np.ndarray]  # many sequences: the values of all, one after the other; the int64 lengths
+Ragged = tuple[np.ndarray, np.ndarray]  # (values of many sequences, one after the other; length of each, int64)
 
 
 @dataclass(frozen=True)
@@ -41,22 +41,22 @@ class IdEncoder:
     def documents(self, paragraphs: Iterable[Paragraphs], counts: Counts) -> Iterator[pa.RecordBatch]:
         """Yield record batches of schema DOCUMENTS, and add to `counts`.
 
-        Filters remove paragraphs. The others are removed too (no_token) if their document has no token. A document that
-        loses all its paragraphs is dropped for the reason of the last one.
+        Filters remove paragraphs. If the paragraphs that are left of a document have no token, they are removed too
+        (no_token). A document that loses all its paragraphs is dropped for the last paragraph's reason.
         """
         for lines, paragraph_counts in paragraphs:
-            document_of = np.repeat(np.arange(len(paragraph_counts)), paragraph_counts)  # of each paragraph
+            document_of = np.repeat(np.arange(len(paragraph_counts)), paragraph_counts)  # by paragraph
             stops = np.cumsum(paragraph_counts)  # the index after each document's last paragraph
             reasons = _Reasons(len(lines))
             forms = self._normal_forms((lines,), split=0)
-            if self.split is not None:  # before the filters, because some depend on the other text that is read
+            if self.split is not None:  # before the filters, some of which depend on text outside the document
                 documents = (b"".join(forms[0][start:stop]) for start, stop in pairwise([0, *stops.tolist()]))
                 reasons.add(OTHER_SPLIT, self.split.left_out(documents)[document_of])
             hashes = self._text_filters(reasons, Sides((lines,), self.languages), forms)
             ((values, lengths),) = self._encode(reasons, (lines,), forms)
             encoded = reasons.kept
             token_counts = np.bincount(document_of[encoded], weights=lengths, minlength=len(stops)).astype(np.int64)
-            has_tokens = token_counts > 0  # of each document: it is written
+            has_tokens = token_counts > 0  # bool for each document: it is written
             reasons.add("no_token", encoded & ~has_tokens[document_of])
             counts.dropped.update(reasons.count(stops[~has_tokens] - 1))
             counts.removed.update(reasons.count(np.flatnonzero(~reasons.kept)))
@@ -81,7 +81,7 @@ class IdEncoder:
             batch: tuple[list[str], list[str]] = ([a for a, _, _ in scored], [b for _, b, _ in scored])
             scores = np.array([np.nan if score is None else score for _, _, score in scored])
             reasons = _Reasons(len(scored))
-            # The split goes by the English side, whose sentences have translations in several languages.
+            # The English side decides, so that an English sentence is in one part with all its translations.
             split_side = self.languages.index("en" if "en" in self.languages else min(self.languages))
             forms = self._normal_forms(batch, split=split_side)
             if self.split is not None:
@@ -108,7 +108,7 @@ class IdEncoder:
     def _normal_forms(self, texts: Sequence[list[str]], split: int) -> list[list[bytes]]:
         """Normal forms of the lines of each side; [] for a side that is not compared in this form.
 
-        Duplicates are found by all sides; the split goes by side `split`.
+        Duplicates are compared by all sides, the split by the side with index `split` alone.
         """
         return [
             self.vocabulary.normal_forms(lines) if self.hashes or (self.split and side == split) else []
@@ -127,7 +127,7 @@ class IdEncoder:
 
     def _encode(self, reasons: "_Reasons", texts: Sequence[list[str]], forms: Sequence[list[bytes]]) -> list[Ragged]:
         """Encode the lines that are kept, and add the reasons of held-out text and token filters. Returns the ids by
-        side, without the lines that these drop."""
+        side, without the lines dropped for these reasons."""
         encoded = reasons.kept
         encode_lines, encode_normal = self.vocabulary.encode_lines, self.vocabulary.encode_normal
         sides = [

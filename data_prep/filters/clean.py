@@ -52,9 +52,10 @@ _LINE_BY_LINE = 4_000  # bytes: longer text that needs a repair is halved, becau
 class Counts:
     """Counts of the text that one task read, repaired, dropped and wrote; `unit` is "documents" or "pairs".
 
-    `paragraphs`, `characters`, `bytes` (of UTF-8), `tokens` and `unknown` (tokens) are of the written units; `tokens`
-    includes a document's `</s>`. A pair has two paragraphs. `removed` counts, for documents only, the paragraphs that
-    were read and not written, by reason. A document that lost all its paragraphs is dropped for the last one's reason.
+    `paragraphs`, `characters`, `bytes` (of UTF-8), `tokens` and `unknown` (tokens) count what the written units have;
+    `tokens` includes each document's `</s>`. A pair has two paragraphs. `removed` counts, for documents only, the
+    paragraphs read and not written, by reason. A document without any written paragraph is dropped for the reason of
+    its last paragraph.
     """
 
     unit: str
@@ -207,7 +208,7 @@ def _script(sides: Sides, *, share: float = 0.5) -> np.ndarray:
 
 
 def _boilerplate_length(sides: Sides, *, min_bytes: float = 20) -> np.ndarray:
-    """A paragraph is as short as a menu entry or a button: in bytes of UTF-8, because a Chinese character says more."""
+    """A paragraph is as short as a menu entry or button, in bytes: a Chinese character says more than a letter."""
     (texts,) = sides.texts
     return np.fromiter((len(t) < min_bytes and len(t.encode()) < min_bytes for t in texts), bool, len(texts))
 

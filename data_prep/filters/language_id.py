@@ -25,7 +25,7 @@ _NO_FASTTEXT = "filter language needs the package fasttext-community for a model
 
 
 class Identifier(Protocol):
-    """A model that gives a line's probability of being in each language; it names languages by its own `labels`."""
+    """A model that gives a line's probability of being in each language; it calls the languages by `labels`."""
 
     name: str
     labels: Sequence[str]
@@ -83,7 +83,7 @@ class FastText:
 
 
 def _ends_with(path: str, matrix: np.ndarray) -> bool:
-    """Whether a file ends with the numbers of `matrix` as float32; False for an empty matrix."""
+    """Whether a file ends with the numbers of `matrix` as float32, as whole models do; False for an empty matrix."""
     end = matrix.astype("<f4").tobytes()
     with open(path, "rb") as file:
         file.seek(max(file.seek(0, 2) - len(end), 0))

@@ -12,7 +12,7 @@ import pyarrow as pa
 from xlme_ds.data.schema import BOS, DOCUMENTS, EOS, LAYOUTS, PAD, PAIRS, UNK, Layout, Manifest, row_schema
 
 # Counts of "records", "tokens" and, for encoded text only, "unknown" ids. For training rows also of the items of each
-# language or pair: the key is a tuple with the language index of each side, sorted.
+# language or pair: the key is the sorted tuple of the sides' language indices.
 RecordCounts = Counter[Any]
 Faults = Iterator[tuple[np.ndarray, str]]  # (bool [records], the fault of the records where it is True)
 
@@ -84,7 +84,7 @@ def _row_faults(
     used = np.bincount(row_of_item, weights=lengths, minlength=len(rows)).astype(np.int64)  # tokens of a row's items
     yield ((rows < 0) | (rows >= text_end)).any(1), f"an id outside [0, {text_end})"
     yield (item_counts == 0) | ((item_counts > 1) & (not packed)), "an impossible number of items"
-    yield (
+    yield (  # an item has at least a token for each side, and 1 + sides special tokens
         _records_with(row_of_item, lengths < 1 + 2 * sides, len(rows)) | (used > width),
         "lengths that the row cannot have",
     )
@@ -111,10 +111,10 @@ def _item_faults(
     layout: Layout,
     packed: bool,
 ) -> np.ndarray:
-    """bool [rows]: the row has an item whose special tokens are not where the layout has them.
+    """bool [rows]: the row has an item with special tokens that are not where the layout puts them.
 
     `lengths` and `row_of_item` have an entry for each item; `used` is the sum of each row's lengths. Items of
-    impossible lengths are not looked at, because they are another fault.
+    impossible lengths are skipped, because `_row_faults` reports them itself.
     """
     width = rows.shape[1]
     stop = np.cumsum(lengths) - (np.cumsum(used) - used)[row_of_item]  # an item is at [start, stop) in its row
@@ -130,11 +130,11 @@ def _item_faults(
     faulty |= ((rows == BOS) & ~is_first.reshape(rows.shape)).any(1)
     if packed:
         eos_before = np.concatenate([[0], np.cumsum(flat == EOS)])  # the number of </s> before each position
-        expected = len(layout.between) if sides == 2 else 0
+        expected = len(layout.between) if sides == 2 else 0  # number of </s> inside an item
         faulty |= _records_with(row_of_item, eos_before[last] - eos_before[first + 1] != expected, len(rows))
         faulty |= _records_with(row_of_item, (flat[first + 1] == EOS) | (flat[last - 1] == EOS), len(rows))
     if sides == 2:
-        separator = np.append(np.flatnonzero(flat == EOS), flat.size)[eos_before[first + 1]]  # an item's next </s>
+        separator = np.append(np.flatnonzero(flat == EOS), flat.size)[eos_before[first + 1]]  # </s> after the start
         last_separator = np.minimum(separator + len(layout.between) - 1, flat.size - 1)
         faulty |= _records_with(row_of_item, flat[last_separator] != EOS, len(rows))
     return faulty

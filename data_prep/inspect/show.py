@@ -135,7 +135,7 @@ def _batches(folder: Path, shard: Shard, row_tokens: int) -> Iterator[pa.RecordB
 
 
 def _with_language(batch: pa.RecordBatch, manifest: Manifest, language: str | None) -> Sequence[int]:
-    """Indices of the rows of a batch that have the language (of all rows if None); reads only the languages' column."""
+    """Indices of a batch's rows that have the language (of all rows if None); reads only the column of languages."""
     if language is None:
         return range(batch.num_rows)
     languages = batch.column("languages")

@@ -80,7 +80,7 @@ def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
 
     width = None if Console().is_terminal else 160  # wide enough for every column, where the output is a file
     console = Console(width=width, markup=False, emoji=False)  # names may have brackets
-    page = config.out / "stats.html"  # written before the tables, whose reader may stop early, as `head` does
+    page = config.out / "stats.html"  # first, because a reader of the tables such as `head` may stop early
     write_file(page, html(sections, read_manifest(config.data / sections[0].task)).encode(), config.out)
     for section in sections:
         histograms = [*section.lengths.values(), np.sum(list(section.lengths.values()), axis=0)]

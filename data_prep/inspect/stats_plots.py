@@ -42,8 +42,8 @@ def share_plot(lines: Sequence[StatsLine], alpha: float) -> bytes:
 
 
 def length_plot(histograms: dict[str, np.ndarray]) -> bytes:
-    """SVG image of the lengths in tokens (log scale): the shares of each language's records in the bins as a shaded
-    column, and the number of all records in them as bars."""
+    """SVG image of the lengths in tokens (log scale): the share of each language's records in each bin as a shaded
+    column, and the number of all records in each bin as a bar."""
     counts = np.stack(list(histograms.values()), axis=1)
     used = np.flatnonzero(counts.sum(1))
     low, high = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 1)

@@ -14,15 +14,15 @@ from xlme_ds.data.schema import Manifest, Shard, read_manifest
 
 # Lower bounds of the bins of lengths in tokens, each a factor of √2 wide: 1, 2, 4, 5, 8, 11, 16, 22, 32 …
 EDGES: tuple[int, ...] = tuple(sorted({int(2 ** (k / 2)) for k in range(45)}))
-# Unit of text -> the key of encode's counts, by reason, of the units that were lost.
+# Unit of text -> the key under which encode counts, by reason, the units that were lost.
 _LOST_KEYS = {"documents": "dropped", "paragraphs": "removed", "pairs": "dropped"}
 
 
 class StatsLine(NamedTuple):
     """One language or pair, or the sum of many.
 
-    Of the documents or pairs that were `read`, encode dropped some, mix left out those `too_long` for a row, and
-    `units` remain. `available` counts the rows or items in one pass over these, `used` those in the training data.
+    Of the documents or pairs that were `read`, encode dropped some, mix left out `too_long`, and `units` remain.
+    One pass over these has `available` rows or items; the training data have `used` rows or items.
     """
 
     name: str
@@ -100,7 +100,7 @@ def total(lines: list[StatsLine]) -> StatsLine:
 
 def length_histograms(folder: Path, manifest: Manifest, processes: int) -> dict[str, np.ndarray]:
     """Number of records in each bin of lengths in tokens, int64 [len(EDGES)], by language or pair. The length of a pair
-    is that of both sides together.
+    is the sum of both sides.
 
     Raises ValueError for a shard that cannot be read.
     """

@@ -192,7 +192,7 @@ def _record_checks(folder: Path, manifest: Manifest) -> Checks:
             )
     inputs = Counter(source[0] for source in manifest.settings.get("inputs", ()))
     expected_tasks = {f"{name}-{index:03d}" for name, count in inputs.items() for index in range(count)}
-    totals = {name.split("-")[1] for name in results if name.startswith("windows-")}  # that `mix` tried
+    totals = {name.split("-")[1] for name in results if name.startswith("windows-")}  # sample sizes tried
     yield (
         not totals or str(manifest.counts["sampled"]) in totals,
         f"{path} and the markers in tasks disagree about the number of sampled examples: {_again(folder)}",
@@ -211,7 +211,7 @@ def _record_checks(folder: Path, manifest: Manifest) -> Checks:
 
 
 def _encoded_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[RecordCounts]) -> Checks:
-    """The manifest's counts are those of the shards, and all that was read is written, dropped or removed."""
+    """The manifest and the shards have equal counts, and all that was read is written, dropped or removed."""
     unit, path = "documents" if folder.name == "mono" else "pairs", folder / "manifest.json"
     by_name: dict[str, RecordCounts] = {name: Counter() for name in manifest.counts["by_language"]}
     for shard, of_shard in zip(manifest.shards, shard_counts, strict=True):
@@ -241,7 +241,7 @@ def _encoded_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Rec
 
 
 def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[RecordCounts]) -> Checks:
-    """The manifest's counts are those of the rows, and follow from its alpha and other settings of the sampling."""
+    """The manifest and the rows have equal counts, which follow from alpha and the other settings of the sampling."""
     path, counts, total = folder / "manifest.json", manifest.counts, sum(shard_counts, Counter[Any]())
     items = Counter({key: count for key, count in total.items() if isinstance(key, tuple)})
     by_name = {name: counts["by_language"][name] for name in sorted(counts["by_language"])}
@@ -269,6 +269,6 @@ def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Recor
     sampling = Sampling(settings["alpha"], tuple(settings.get("share", ())), settings.get("max_repeats", 0.0))
     sampled = counts["sampled"]
     quotas = apportion(sampled, sampling.shares(list(by_name), available, sampled))
-    # If items are packed, the last ones of the sample may be in no row.
+    # If items are packed, the last sampled items may be in none of the rows.
     fits = all(n <= quota if packed else n == quota for n, quota in zip(used, quotas, strict=True))
     yield fits, f"{path} says alpha {sampling.alpha}, which samples other amounts: {_again(folder)}"

@@ -1,7 +1,7 @@
 """Random access to encoded shards: reads only the bytes that are needed, and keeps no file open.
 
-A memory map would read 128 KiB or more around every row, and a process may have at most 65,530 maps. So each read opens
-its file again. Only the positions of a shard's record batches stay in memory; they are read once, from its metadata.
+A memory map would read 128 KiB or more around every row, and Linux allows a process only 65,530 maps. So each read
+opens its file again. Only the positions of a shard's record batches stay in memory, read once from the file's metadata.
 """
 
 import mmap
@@ -19,13 +19,13 @@ from xlme_ds.data.schema import DOCUMENTS, PAIRS, Layout
 from xlme_ds.io.files import naming
 
 # `mix` samples examples. An example is a slice of a shard's token stream, which becomes a training row (unit "slices"),
-# or a record or a piece of a record, of which a row packs several (all other units).
+# or a record or a piece of a record; a row packs several of these (all other units).
 Unit = Literal["slices", "sentences", "documents", "pairs"]
 _ENCODE_AGAIN = "it was changed, delete it and give the encode command again"
-_LARGEST_GAP = 1024  # int32 words (a page): pieces no farther apart are read in one call, gap included
-_READ_WORDS = 1 << 18  # int32 words (1 MiB): pieces that one call reads begin in one stretch of this length
+_LARGEST_GAP = 1024  # int32 words (4 KiB): pieces with at most this gap between them are read in one call
+_READ_WORDS = 1 << 18  # int32 words (1 MiB): all pieces that one call reads begin in the same MiB of the file
 _OFFSETS, _IDS = 1, 3  # indices of these buffers in `pa.ListArray.buffers()`
-_SHORT_PIECE = 32  # int32 words: pieces of at most this mean length are copied by index arrays, longer ones by slices
+_SHORT_PIECE = 32  # int32 words: up to this mean length of the pieces, index arrays copy them faster than slices
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +33,8 @@ class BatchIndex:
     """The size and the place of every record batch of a shard.
 
     `record_counts` [batches] and `id_counts` [columns, batches] are the sizes. `offset_positions` and `id_positions`
-    [columns, batches] are where the two buffers of a list column begin. A position counts int32 words from the start of
-    the file; an offset, as Arrow stores it, counts ids from the first one of its batch.
+    [columns, batches] are where a list column's offsets and ids begin. A position counts int32 words from the start of
+    the file; an offset, as Arrow stores it, counts ids from the first id of the batch.
     """
 
     path: Path
@@ -59,19 +59,19 @@ class BatchIndex:
 
     def all_lengths(self) -> np.ndarray:
         """Number of ids of every record of the shard in each column, int64 [columns, records]."""
-        batch_offsets = self.record_counts + 1  # one offset more than records
+        batch_offsets = self.record_counts + 1  # each batch has an offset more than records
         counts = np.broadcast_to(batch_offsets, self.offset_positions.shape).ravel()
         offsets = np.empty(int(counts.sum()), dtype=np.int32)
         copy_words(self.path, self.offset_positions.ravel(), counts, offsets, starts_of(counts))
         differences = np.diff(offsets.reshape(len(self.offset_positions), -1))
-        across_batches = np.cumsum(batch_offsets)[:-1] - 1  # these differences are not lengths
+        across_batches = np.cumsum(batch_offsets)[:-1] - 1  # differences between batches are no lengths
         lengths = np.delete(differences, across_batches, axis=1).astype(np.int64)
         if not (lengths >= 0).all():
             raise ValueError(f"{self.path} has a record of negative length: {_ENCODE_AGAIN}")
         return lengths
 
     def copy_stream(self, starts: np.ndarray, width: int, target: np.ndarray, target_starts: np.ndarray) -> np.ndarray:
-        """Copy `width` ids from each of `starts` to `target`; returns how many were copied for each, int64 [starts].
+        """Copy `width` ids from `starts[i]` on to `target[target_starts[i]:]`, for each i; returns the numbers of ids.
 
         A start is an index in the token stream: the first column's ids of all batches, one after the other. Fewer than
         `width` ids are copied only at the end of the stream.
@@ -150,7 +150,7 @@ def copy_words(
     starts, counts, target_starts = starts[order], counts[order], target_starts[order]
     reached = np.maximum.accumulate(starts + counts)  # the farthest end so far: pieces may overlap
     apart = (starts[1:] > reached[:-1] + _LARGEST_GAP) | (starts[1:] // _READ_WORDS != starts[:-1] // _READ_WORDS)
-    first = np.flatnonzero(np.append(True, apart))  # each read gets the pieces [first, stop)
+    first = np.flatnonzero(np.append(True, apart))  # one read gets the pieces [first, stop)
     stop = np.append(first[1:], len(order))
     read_starts = starts[first]
     sizes = reached[stop - 1] - read_starts
@@ -165,7 +165,7 @@ def copy_words(
 
 
 def _read(path: Path, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Read `sizes` int32 words from each position of `starts` in a file; returns them one after the other."""
+    """Read `sizes[i]` int32 words of a file from position `starts[i]`, for each i; returns all in one array."""
     data = np.empty(int(sizes.sum()), dtype=np.int32)
     data_bytes = data.view(np.uint8).data
     filled = 0
@@ -182,9 +182,9 @@ def _read(path: Path, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 class EncodedShard:
     """The number of examples of an encoded shard, and where they are; `group` is its language or language pair.
 
-    `tokens` counts the tokens of all examples, without the special tokens of slices and with those of other examples.
-    If the unit is not slices, most records are one example. `irregular` are the indices of the other records,
-    ascending; `pieces` is how many examples each of these is: several, or 0 if it is too long for a row and left out.
+    `tokens` counts the tokens of all examples; special tokens count too, except those of slices. If the unit is not
+    slices, most records are one example each. `irregular` has the indices of all other records, ascending, and `pieces`
+    the number of examples of each of these: several, or 0 for a record that is too long for a row and left out.
     """
 
     group: str
@@ -201,10 +201,10 @@ class EncodedShard:
 
     def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(record, piece of the record) of each example, int64 [examples] each; not for slices."""
-        # A record -1 of one piece is put first, so that some irregular record begins no later than any example.
+        # Begin with an imaginary record -1 of one piece, so that an irregular record comes before every example.
         irregular, pieces = np.append(-1, self.irregular), np.append(1, self.pieces)
         first_examples = irregular + starts_of(pieces - 1)
-        latest = np.searchsorted(first_examples, examples, side="right") - 1  # the last one that begins no later
+        latest = np.searchsorted(first_examples, examples, side="right") - 1  # last irregular record up to here
         past, pieces = examples - first_examples[latest], pieces[latest]
         return irregular[latest] + np.maximum(past - pieces + 1, 0), np.where(past < pieces, past, 0)
 
@@ -212,11 +212,11 @@ class EncodedShard:
 def survey(
     folder: Path, row_tokens: int, layout: Layout, max_pair_tokens: int | None, unit: Unit, name: str
 ) -> EncodedShard:
-    """Count the examples of the encoded shard `name` (`group/number.arrow`) of task folder `folder`.
+    """Count the examples of the encoded shard `name` (`group/file-block.arrow`) of task folder `folder`.
 
     A token stream is cut every `row_tokens` - 2 ids; a last slice of one id is left out, because it is the last
     document's `</s>`. A document that is longer than a row is several examples; a longer sentence or pair is left out.
-    `max_pair_tokens` bounds the ids of a pair (None: no bound); if such a pair fits into a row, lengths are not read.
+    No pair has over `max_pair_tokens` ids (None: no bound); if a row has room for that many, no lengths are read.
     """
     group = name.split("/")[0]
     batches = read_batches(folder / name)
@@ -240,7 +240,7 @@ def survey(
 def group_languages(group: str, languages: Sequence[str]) -> tuple[int, ...]:
     """Indices in `languages` of a group's languages: one for a language, two for a pair `a-b`.
 
-    Raises ValueError for a pair whose name is not in the order of `in_order`: its text may be there under both names.
+    Raises ValueError for a pair not named in the order of `in_order`: its text may be encoded under both names.
     """
     if group in languages:
         return (languages.index(group),)

@@ -1,7 +1,7 @@
 """Stage `mix`: encoded shards -> training shards in training order, sampled by temperature, shuffled, exactly N rows.
 
-A pure function of the encoded manifests and the settings. Any output shard can be made on its own: which example is in
-a slot of the order is computed, never stored (see `sampling.Order`).
+The output is a pure function of the encoded manifests and the settings. Any output shard can be made on its own: the
+example in each slot (position in the order) is computed, never stored (see `sampling.Order`).
 """
 
 import difflib
@@ -238,7 +238,7 @@ def _mix_task(config: MixConfig, task: str, rows: int, encoded: Manifest, langua
 
 
 def _unit(config: MixConfig, task: str) -> Unit:
-    """The unit of the task's examples: slices of the text, or records that are packed."""
+    """What an example of the task is: a slice of the text, or a record (or a piece of one) to pack."""
     if task == "para":
         return "pairs"
     return "sentences" if config.sentences else "documents" if config.documents else "slices"
@@ -257,7 +257,7 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
     shards = tuple(Shard(**result["shard"]) for result in results)
     counts = _counts(plan, task, rows, results)
     if "split" in stage.settings and task == "mono":
-        # the unit that is held out as a whole: a sentence, or the part of a document in one block
+        # what is held out as a whole: a sentence, or the part of a document in a block of this size in bytes
         unit = "sentences" if encoded.settings.get("sentences") else encoded.settings["block_bytes"]
         counts |= {"split_of": unit} if unit != EncodeConfig.block_bytes else {}
     manifest = Manifest(
@@ -271,7 +271,7 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
 
 
 def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> MixPlan:
-    """Plan which examples are sampled, and print their shares. Packed rows may need more of them (`fill_rows`)."""
+    """Plan which examples are sampled, and print the shares. For packed rows, `fill_rows` may add examples."""
     folder = config.encoded / task
     names = [shard.name for shard in encoded.shards]
     sizes = [shard.bytes for shard in encoded.shards]

@@ -17,23 +17,23 @@ from data_prep.shares import Sampling, apportion
 from data_prep.store import Stage, write_arrow, write_file
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD, Layout, row_schema
 
-# Slots that are shuffled together; they fill about 30,000 rows or more. A slot has one example: a row that is cut from
-# a stream of text, or an item of a packed row.
+# Number of slots that are shuffled together; they fill about 30,000 rows or more. A slot (position in the order) has
+# one example: a row that is cut from a stream of text, or an item of a packed row.
 BLOCK = {"cut": 1 << 16, "packed": 1 << 18}
-STRETCH = 8192  # ids: neighbours in a file with about this many ids a side are in the same block, so one read gets them
+STRETCH = 8192  # ids of each side: stretches of a file of about this length go into one block, so one read gets them
 # Part of the settings: an output folder with another order is not continued.
 ORDER = "every example of a language once a pass, pass after pass; blocks of {} slots, stretches of {} ids"
-BATCH_ROWS = 1024  # of a record batch in a shard
+BATCH_ROWS = 1024  # rows of a record batch in a shard
 WINDOW = 8192  # slots whose items are packed together
-_IDS_IN_MEMORY = 1 << 25  # int32, so 128 MiB
+_IDS_IN_MEMORY = 1 << 25  # most ids read at once (128 MiB)
 
 
 @dataclass(frozen=True)
 class MixPlan:
-    """The sampled order of a task's examples, and where each is. `shards` are sorted by group, then name.
+    """The sampled order of a task's examples, and the shard of each. `shards` are sorted by group, then name.
 
     A group is a language or a pair, and `group_languages` has the language indices of each. `tokens` counts the tokens
-    of all examples of each group; `mean_tokens` is the mean of an example over all groups.
+    of all examples of each group; `mean_tokens` is the mean number of tokens of an example, over all groups.
     """
 
     row_tokens: int
@@ -59,12 +59,12 @@ class MixPlan:
     def find(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(group index, shard index, example within the shard) of each slot of the order: int64 [slots] each."""
         group, group_example = self.order.locate(slots)
-        example = starts_of(np.array(self.order.examples))[group] + group_example  # over all groups
+        example = starts_of(np.array(self.order.examples))[group] + group_example  # index over all groups
         shard = np.searchsorted(self._examples_before, example, side="right") - 1
         return group, shard, example - self._examples_before[shard]
 
     def by_shard(self, shard_indices: np.ndarray) -> Iterator[tuple[EncodedShard, np.ndarray]]:
-        """Yield each shard that is in `shard_indices`, and the positions there that have it."""
+        """Yield each shard whose index is in `shard_indices`, and the positions of this index there."""
         order = np.argsort(shard_indices, kind="stable")
         for at in np.split(order, np.flatnonzero(np.diff(shard_indices[order])) + 1):
             yield self.shards[int(shard_indices[at[0]])], at
@@ -115,7 +115,7 @@ class SampledItems(NamedTuple):
     """The positions of the ids of sampled items: `group` and `shard` are indices of each item's group and shard.
 
     `starts` are positions in the shard's file, in int32 words, and `lengths` are in ids: [1, items], or for pairs
-    [2, items] in the order of the sides in the row, which is the other one than in the shard where `swapped`.
+    [2, items] in the order of the sides in the row. Where `swapped`, the shard has the opposite order.
     `tokens` is the length of each item with its special tokens.
     """
 
@@ -168,8 +168,8 @@ def _checked(batches: Iterable[pa.RecordBatch], checks: list[np.ndarray]) -> Ite
 def _cut_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
     """Yield rows [start, stop) of the order as record batches.
 
-    A row is the layout's opening token, a slice of a shard's token stream without the `</s>` at its start or end, and
-    `</s>`.
+    A row is the layout's opening token, a slice of a shard's token stream, and `</s>`; a `</s>` that begins or ends the
+    slice is left out.
     """
     rows_at_once = min(plan.order.block, max(_IDS_IN_MEMORY // plan.row_tokens // BATCH_ROWS, 1) * BATCH_ROWS)
     languages = np.array([index for (index,) in plan.group_languages])
@@ -193,7 +193,7 @@ def _cut_texts(plan: MixPlan, shards: np.ndarray, examples: np.ndarray) -> tuple
     lengths = np.empty(len(shards), dtype=np.int64)
     width = plan.row_tokens - 2
     for shard, at in plan.by_shard(shards):
-        text_starts = plan.row_tokens * at + 1  # in the flat rows
+        text_starts = plan.row_tokens * at + 1  # index in the flat rows
         lengths[at] = shard.batch_index.copy_stream(examples[at] * width, width, rows.ravel(), text_starts)
     rows[:, 0], rows[:, -1] = plan.layout.opening, EOS
     shorter = (lengths < width) | (rows[:, 1] == EOS) | (rows[np.arange(len(rows)), lengths] == EOS)
@@ -231,10 +231,10 @@ def _packed_rows(
 
 
 def _packed_windows(plan: MixPlan, first: int, last: int) -> Iterator[tuple[int, SampledItems, list[list[np.ndarray]]]]:
-    """Pack the windows [first, last), some consecutive ones at a time.
+    """Pack the windows [first, last), several consecutive windows at a time.
 
     Yields (index of the first of these windows, their items, for each window the indices of the items in each row). The
-    items fit into memory and are in one block of the order, so that their ids are near one another in the files.
+    items fit into memory and are in one or two blocks of the order, so that their ids are near one another in files.
     """
     windows_at_once = int(min(plan.order.block, _IDS_IN_MEMORY / plan.mean_tokens)) // WINDOW or 1
     key = key_of(plan.order.seed, plan.order.label, "rows")
@@ -278,7 +278,7 @@ def _render(plan: MixPlan, sampled: SampledItems, rows: Sequence[np.ndarray]) ->
     items = np.concatenate(rows)
     item_counts = np.array([len(row) for row in rows])
     lengths = sampled.tokens[items]
-    # An item's position in the flat rows: its position without padding, and the padding of all rows before.
+    # An item's position in the flat rows = its position without padding + the padding of all rows before.
     unpadded = starts_of(lengths)
     padding_before = np.arange(len(rows)) * plan.row_tokens - unpadded[starts_of(item_counts)]
     item_starts = unpadded + np.repeat(padding_before, item_counts)
@@ -302,8 +302,8 @@ def _render(plan: MixPlan, sampled: SampledItems, rows: Sequence[np.ndarray]) ->
 def _batch(
     rows: np.ndarray, item_counts: np.ndarray, lengths: np.ndarray, side_counts: np.ndarray, languages: np.ndarray
 ) -> pa.RecordBatch:
-    """A record batch of `rows` [B, R]. Each row has `item_counts` [B] of the flat `lengths`, and `side_counts` [B] of
-    the flat `languages`."""
+    """A record batch of `rows` [B, R]. Row i has the next `item_counts[i]` of the flat `lengths`, and the next
+    `side_counts[i]` of the flat `languages`."""
     tokens = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
     lengths_column = list_array((lengths.astype(np.int16), item_counts))
     languages_column = list_array((languages.astype(np.int16), side_counts))
@@ -313,8 +313,8 @@ def _batch(
 def _rechunked(batches: Iterable[pa.RecordBatch], size: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Cut `batches` anew into batches of `size` rows, the last one shorter.
 
-    `concat_batches` of one slice copies it, so that its buffers end with it. Without the copy Arrow would pad the
-    buffers in the file with whatever follows the slice in memory.
+    `concat_batches` of one slice copies it, so that the copy's buffers hold nothing else. Without the copy Arrow would
+    pad the buffers in the file with whatever follows the slice in memory.
     """
     rest = pa.RecordBatch.from_pylist([], schema)
     for batch in batches:

@@ -10,11 +10,11 @@ from data_prep.parallel import run_tasks
 from data_prep.store import Stage
 
 _WINDOWS_PER_TASK = 64
-_MAX_ROUNDS = 20  # of refining the total
+_MAX_ROUNDS = 20  # rounds of refining the total
 
 
 def enough_examples(plan: MixPlan, rows: int) -> MixPlan:
-    """A copy of the plan that samples about as many examples as fill `rows` rows, by their mean length.
+    """A copy of the plan in which number of examples × their mean length is about what `rows` rows hold.
 
     Raises ValueError if --max-repeats makes that impossible.
     """

@@ -21,7 +21,7 @@ def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:
     for length in lengths[order].tolist():
         fitting = open_rooms >> length
         if fitting:
-            room = length + (fitting & -fitting).bit_length() - 1  # the lowest set bit: the fullest of these bins
+            room = length + (fitting & -fitting).bit_length() - 1  # the lowest bit: the fullest bin that fits
             same_room = bins_by_room[room]
             item_bin = same_room.pop()
             if not same_room:

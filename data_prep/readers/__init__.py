@@ -59,7 +59,7 @@ READERS: dict[str, CC100 | PairReader] = {
     "tmx": Tmx(),
 }
 _FOLDER_FORMATS = ("cc100", "jsonl", "parquet")  # `find_documents` recognizes these by the ending of the file's name
-_BLOCK_BYTES = 1 << 18  # for `documents` and `pairs`
+_BLOCK_BYTES = 1 << 18  # bytes of a block in `documents` and `pairs`
 
 
 def find_documents(folder: Path | str) -> list[Input]:

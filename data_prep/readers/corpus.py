@@ -46,7 +46,7 @@ class TextConfig:
 class Sources:
     """The inputs of one task (mono or para), sorted by name; inputs of the same name are in the order given.
 
-    `settings`: the values in their descriptions that a stage's output depends on, so no names of files and places.
+    `settings`: values of the inputs' descriptions that a stage's output depends on, so no names of files and places.
     """
 
     inputs: tuple[Input, ...]
@@ -54,7 +54,7 @@ class Sources:
 
 
 def find_sources(text: TextConfig) -> dict[str, Sources]:
-    """The sources by task, of tasks that have any. Only file names and the listings of zip files are read.
+    """The sources of each task that has text. Only file names and the listings of zip files are read.
 
     Raises ValueError when no text is named, and for names that cannot work.
     """
@@ -84,7 +84,7 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
             _warn_of_unknown_languages(inputs)
             _check_named_once(inputs)
             _warn_of_copies(inputs)
-            inputs.sort(key=lambda source: source.name)  # stable
+            inputs.sort(key=lambda source: source.name)  # stable, so the order given stays
             sources[task] = Sources(tuple(inputs), settings)
     return sources
 
@@ -108,7 +108,7 @@ def _warn_of_unknown_languages(inputs: list[Input]) -> None:
 
 
 def _check_named_once(inputs: list[Input]) -> None:
-    """Raise ValueError if a file is named twice for one language or pair, or one text for two different ones."""
+    """Raise ValueError if a file is named twice for a language or pair, or a text is named for two of them."""
     named_by: dict[tuple[str, ...], str] = {}
     name_of_text: dict[tuple[object, ...], str] = {}
     for source in inputs:
@@ -217,7 +217,7 @@ def _input(corpus: CorpusDescription, codes: Codes, places: tuple[Place, ...]) -
 
 
 def _check_cache(place: Place, corpus: CorpusDescription) -> None:
-    """Raise ValueError for a cache file, a copy of the data that Hugging Face's `map` or `filter` left beside them."""
+    """Raise ValueError for a cache file, a copy of the data by Hugging Face's `map` or `filter` in the same folder."""
     if corpus.format.startswith("arrow") and place.name.rpartition("/")[2].startswith("cache-"):
         raise ValueError(
             f"{place} is a cache of Hugging Face's datasets, so its text would count twice: let files name "

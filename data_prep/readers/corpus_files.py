@@ -1,7 +1,7 @@
 """Corpus files: places that `pyarrow.fs` reaches, and their bytes as blocks and lines in bounded memory.
 
 A file is at a local path or a URI such as s3://, gs://, hdfs:// or file://, plain, compressed or in a zip file. Only LF
-ends a line. No byte of a compressed file is skipped: it is text, or padding that the format allows. A damaged or
+ends a line. No byte of a compressed file is skipped: each is data, or padding that the format allows. A damaged or
 truncated file raises a ValueError that names the file, the last line read and the byte where the damage was met.
 """
 
@@ -27,7 +27,7 @@ from data_prep.store import unfinished
 
 MAX_LINE = 100_000  # bytes
 MAX_ROW = 500_000  # bytes of a row of a .tsv file: rows also hold the URLs of pages
-WINDOW = 1_000_000  # a block ends at the first boundary in so many bytes after its wanted size
+WINDOW = 1_000_000  # bytes after a block's wanted size in which it may end at a boundary
 _WINDOW_TOO_LARGE = "requires too much memory"  # part of libzstd's error message
 _READ_ERRORS = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, pa.ArrowException)
 
@@ -115,7 +115,7 @@ def files_in(folder: str, deep: bool = False) -> list[Place]:
     """All entries of a folder and, if `deep`, of its subfolders, sorted by name. Hidden files and folders, whose names
     begin with a dot, are left out.
 
-    Named pipes, broken links and subfolders are listed as well; `Place.size` raises an error for those that cannot be
+    Named pipes, broken links and subfolders are listed too; `Place.size` raises an error for entries that cannot be
     read. Raises ValueError when `folder` is no folder, and for the output of a `minhash` that did not finish.
     """
     system, root = filesystem(folder)
@@ -140,8 +140,8 @@ def files_in(folder: str, deep: bool = False) -> list[Place]:
 
 
 def _local_names(root: str, deep: bool) -> Iterator[str]:
-    """Yield the names in a local folder and, if `deep`, in its subfolders, relative to it. Links to folders are
-    followed, except those that lead in circles, to a folder that contains the link or was passed on the way to it."""
+    """Yield the names in a local folder and, if `deep`, in its subfolders, relative to the folder. Links to folders are
+    followed unless they lead back to a folder on the path to the link, or to a folder above that one."""
     # folder -> real paths of itself and of the folders passed on the way to it
     paths_to: dict[str, tuple[str, ...]] = {root: (os.path.realpath(root),)}
 
@@ -223,7 +223,7 @@ def clip_lines(parts: Iterable[bytes], limit: int) -> Iterator[bytes]:
 
     Each part must have fewer than `limit` bytes.
     """
-    open_bytes = 0  # of the line that continues in the next part
+    open_bytes = 0  # bytes so far of the line that continues in the next part
     for part in parts:
         end = part.find(b"\n")
         first_line = len(part) if end < 0 else end  # bytes; only a part's first line can be too long
@@ -261,7 +261,7 @@ def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -
 
 
 def split_lines(parts: Iterable[bytes], limit: int) -> Iterator[bytes]:
-    """Yield lines without LF. A line over `limit` bytes may lose its end, but keeps more than `limit` bytes."""
+    """Yield lines without LF. A line over `limit` bytes may lose its end, but stays recognizably over `limit`."""
     open_line: list[bytes] = []  # the pieces so far of a line that continues in the next part
     size, is_yielded = 0, False  # of the open line: its bytes; whether it was yielded, because it is over `limit`
     for part in parts:

@@ -20,7 +20,7 @@ class _GzipMember:
     """Decompressor of one gzip member, with the interface of `lzma.LZMADecompressor`."""
 
     def __init__(self) -> None:
-        self._inflate = zlib.decompressobj(wbits=31)
+        self._inflate = zlib.decompressobj(wbits=31)  # gzip format
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
         return self._inflate.decompress(self._inflate.unconsumed_tail + data, max_length)
@@ -41,7 +41,7 @@ ENDINGS = {*_FORMATS, ".zst"}
 
 
 class _CountingFile:
-    """Counts the bytes `taken` from a binary file. pyarrow closes this object; the file stays open for its opener."""
+    """Counts the bytes `taken` from a binary file. pyarrow closes this object, but the file stays open."""
 
     def __init__(self, file: IO[bytes]):
         self.file, self.taken, self.closed = file, 0, False
@@ -56,8 +56,8 @@ class _CountingFile:
 
 
 def decompressed(file: IO[bytes], ending: str) -> Iterator[bytes]:
-    """Yield the contents of a file, compressed as its `ending` says. Raises OSError if it is damaged or cannot be
-    read."""
+    """Yield the contents of a file that is compressed in the format of `ending`. Raises OSError if it is damaged or
+    cannot be read."""
     if ending == ".zst":
         yield from _zstandard(_CountingFile(file))
     else:

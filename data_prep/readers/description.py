@@ -41,7 +41,7 @@ _KEYS = {"name", "where", "format", "files", "languages", "pairs", "columns", "f
 class CorpusDescription:
     """A checked description of a corpus, of task mono or para.
 
-    `path`: what error messages call it. `codes`: languages or pairs as the files spell them; None for any.
+    `path`: its name in error messages. `codes`: languages or pairs as the files spell them; None for any.
     """
 
     path: str
@@ -62,7 +62,7 @@ def ready_descriptions() -> list[str]:
 
 
 def read_corpora(descriptions: Sequence[str], where: Sequence[str]) -> list[CorpusDescription]:
-    """Read descriptions, each a file or the name of a ready one; entries NAME=PLACE of `where` replace their places.
+    """Read descriptions, each a file or the name of a ready one; an entry NAME=PLACE of `where` replaces one's place.
 
     Raises ValueError for a description that cannot work, naming its file and key.
     """

@@ -19,7 +19,7 @@ Codes = tuple[str, ...]  # the code of a language, or both codes of a pair, as a
 _Inputs = dict[Codes, list[tuple[str, ...]]]  # by codes: for each input the names of its files
 _SPECIAL_PART = re.compile(r"(\*|\{(?:lang|src|tgt|side)\})")
 _PLACEHOLDERS = ("{lang}", "{src}", "{tgt}", "{side}")
-_STAR_AFTER_CODE = "}*"  # must not match a letter first: the letter would belong to the code
+_STAR_AFTER_CODE = "}*"  # a star after a code: its text begins with no letter, which would belong to the code
 _STARS = ("*", _STAR_AFTER_CODE)
 _MAX_CODE = 12  # characters
 
@@ -35,7 +35,7 @@ _Reading = dict[str, _Code]  # one way to read a name: the code of each placehol
 
 
 class _CodesInName(NamedTuple):
-    """The codes in a name by a pattern: by `every` way to read it, and by the ways that cut no code short (`whole`)."""
+    """The codes in a name: of `every` way to read it by a pattern, and of the ways that cut no code short (`whole`)."""
 
     every: list[Codes]
     whole: list[Codes]
@@ -44,8 +44,8 @@ class _CodesInName(NamedTuple):
 class FileNames:
     """The files of a corpus by language or pair.
 
-    `places`: all files of its folder, by name. `wanted`: the codes whose files are read; None takes all codes of CC-100
-    languages in the names, and raises ValueError for a name that may be of several languages or pairs.
+    `places`: all files of the corpus's folder, by name. `wanted`: the codes whose files are read; None takes all codes
+    of CC-100 languages in the names, and raises ValueError for a name that may be of several languages or pairs.
     """
 
     def __init__(self, patterns: Sequence[str], places: Mapping[str, Place], wanted: Sequence[Codes] | None):
@@ -66,8 +66,8 @@ class FileNames:
     def files_of(self, codes: Codes) -> list[tuple[str, ...]]:
         """The inputs of a language or pair by all patterns, each as the names of its files: one, or two with {side}.
 
-        Of a text in several compressions, the file that fits the first pattern is read. Raises ValueError if several
-        fit one pattern, and for a pair that has files in both directions.
+        If a text comes in several compressions, the file that fits the earliest pattern is read. Raises ValueError if
+        several fit the same pattern, and for a pair that has files in both directions.
         """
         by_text: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {}
         for pattern, inputs in self.inputs.items():
@@ -105,12 +105,12 @@ class FileNames:
         return inputs
 
     def _starred(self, pattern: str, taken: Collection[str]) -> _Inputs:
-        """The inputs of a pattern with *, each of one file that is not `taken`.
+        """The inputs of a pattern with *: one for each file that is not `taken`.
 
-        A wanted code also has the files of longer codes of its language that begin with it (en has en_US_0), unless
-        these are wanted too.
+        A wanted code also gets the files with a longer code of its language that begins with it (en gets en_US_0),
+        unless the longer code is wanted too.
         """
-        wanted: dict[Codes, list[Codes]] = {}  # by those codes of a pair whose placeholders are in the pattern
+        wanted: dict[Codes, list[Codes]] = {}  # by the codes that the pattern has placeholders for
         for codes in self.wanted:
             in_name = tuple(code for key, code in zip(_keys(codes), codes, strict=True) if f"{{{key}}}" in pattern)
             wanted.setdefault(in_name, []).append(codes)
@@ -173,7 +173,7 @@ def _codes(reading: _Reading) -> Codes:
 
 
 def _codes_in(pattern: str, name: str, listed: frozenset[str]) -> _CodesInName:
-    """The codes in `name` by `pattern`; `listed`: strings that are codes even if no language is known by them."""
+    """The codes in `name` by `pattern`; `listed`: strings that are codes even if no language is known by that code."""
     readings = _readings(pattern, name, listed)
     return _CodesInName(list(dict.fromkeys(map(_codes, readings))), _whole_codes(readings))
 
@@ -273,7 +273,7 @@ def _may_be_meant(codes: Codes) -> bool:
 
 
 def _is_cut_short(reading: _Reading, other: _Reading) -> bool:
-    """Whether `reading` has a beginning of each code of the `other` reading, and not all of them whole."""
+    """Whether each code of `reading` begins the same code of the `other` reading, and at least one is shorter."""
     begin_alike = all(
         other[key].start == code.start and other[key].text.startswith(code.text) for key, code in reading.items()
     )

@@ -40,7 +40,7 @@ _NO_LINE = b"\n"  # in place of the lines that the shorter side lacks; a line it
 _ZIP = re.compile(r"(?P<pair>[^.]+-[^.]+)\.txt\.zip")
 _SIDE = re.compile(rf"(?P<stem>(?:.+\.)?(?P<pair>[^.]+-[^.]+))\.(?P<code>[^.]+?){COMPRESSED}")
 _HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.(?!\.?/)")  # files that operating systems add, such as __MACOSX/._X.en-de.de
-# A zip file's last record: its signature, the bytes between the signature and the comment.
+# A zip file's last record: its signature, and the number of bytes between signature and comment.
 _END_SIGNATURE, _END_FIELDS = b"PK\5\6", 18
 _MAX_COLUMNS = 1000  # of a numbered table
 _FILE_NAMES = "a-b.txt.zip or X.a-b.a and X.a-b.b"
@@ -50,11 +50,11 @@ class Moses(AlignedReader):
     """Two line-aligned files, one for each side."""
 
     def units(self, source: Input, repaired: Counter[str]) -> Iterator[Unit]:
-        """Yield the pairs of lines, or the reason to drop one. Raises ValueError if one side has more lines."""
+        """Yield each pair of lines, or the reason to drop it. Raises ValueError if one side has more lines."""
         paths = source.paths * 2 if source.members else source.paths
         members = source.members or (None, None)
         sides = [split_lines(read_text(*side), MAX_LINE) for side in zip(paths, members, strict=True)]
-        lines = [0, 0]  # read of each side
+        lines = [0, 0]  # number of lines read of each side
         for a, b in zip_longest(*sides, fillvalue=_NO_LINE):
             lines[0] += a != _NO_LINE
             lines[1] += b != _NO_LINE
@@ -209,7 +209,7 @@ def find_pairs(folder: Path | str) -> list[Input]:
     """
     inputs = []
     sides: dict[tuple[str, str], dict[str, Place]] = {}  # (X.a-b, a-b) -> code -> file
-    files: list[tuple[Place, str]] = []  # each file, and a name by which two files of the same text are alike
+    files: list[tuple[Place, str]] = []  # each file, and a name that is equal for two files of the same text
     for path in files_in(str(folder)):
         match = _SIDE.fullmatch(path.name)
         if zipped := _ZIP.fullmatch(path.name):
@@ -248,7 +248,7 @@ def _undirected(name: str, pair: str) -> str:
 
 
 def _possible_codes(pair: str) -> set[str]:
-    """Each side of each hyphen in `a-b`: a code may have hyphens itself."""
+    """The parts before and after each hyphen in `a-b`, because a code may have hyphens itself."""
     cuts = [i for i, letter in enumerate(pair) if letter == "-"]
     return {pair[:i] for i in cuts} | {pair[i + 1 :] for i in cuts}
 
@@ -266,7 +266,7 @@ def split_pair(pair: str, where: object) -> tuple[str, str]:
                 problems.append(f"both sides are {a!r}")
         except ValueError as error:
             problems.append(str(error))
-    readings = list(filter(all_listed, readings)) or readings  # pt-br and en, not pt and br-en
+    readings = list(filter(all_listed, readings)) or readings  # pt-br-en: pt-br and en, not pt and br-en
     if len(readings) > 1:
         choices = " or of ".join(" and ".join(codes) for codes in readings)
         raise ValueError(f"{where} may be of {choices}: rename it, with _ inside its codes")

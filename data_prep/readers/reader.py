@@ -17,7 +17,7 @@ from data_prep.readers.corpus_files import MAX_LINE, Place, cut_blocks, cut_line
 
 COMPRESSED = r"(?:\.(?:xz|gz|bz2|zst))?"  # pattern of the ending of a compressed file, or of no ending
 PIECE = 1 << 20  # bytes that are cleaned and tokenized in one step
-MAX_DOCUMENT = 1_000_000  # characters
+MAX_DOCUMENT = 1_000_000  # characters; a longer document is split
 
 # Both sides of a pair in UTF-8 without LF, or the reason to drop the pair.
 Unit = tuple[bytes, bytes] | str
@@ -60,7 +60,7 @@ class Input:
 class TextBlock:
     """Raw text of documents (one side), or of pairs (two sides with the same number of lines).
 
-    While the block was read, `dropped` documents or pairs were left out, and `repaired` faults were repaired, by
+    `dropped` counts the documents or pairs left out while the block was read, `repaired` the faults repaired, both by
     reason. `cut`: the block ends inside a document that is too long for one block.
     """
 
@@ -127,7 +127,7 @@ class CC100(Reader):
             yield TextBlock((data,), cut=cut)
 
     def paragraphs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[Paragraphs]:
-        """Yield the documents of one block, those of about PIECE bytes at a time, and at least one."""
+        """Yield the documents of one block: each time those of about PIECE bytes, and at least one document."""
         counts.units_in += block.dropped.total()
         counts.dropped.update(block.dropped)
         counts.repaired.update(block.repaired)
@@ -244,7 +244,7 @@ class AlignedReader(PairReader):
 
     @abstractmethod
     def units(self, source: Input, repaired: Counter[str]) -> Iterator[Unit]:
-        """Yield the pairs in the order of the file, or the reason to drop one; adds repairs to `repaired`."""
+        """Yield each pair in the order of the file, or the reason to drop it; adds repairs to `repaired`."""
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
         """Yield blocks of about `size` bytes of both sides together."""

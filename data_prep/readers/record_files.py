@@ -21,7 +21,7 @@ from data_prep.readers.reader import COMPRESSED
 _NAME_COLUMN = 'name the one that has the text by columns = ["NAME"] in a corpus description'
 _REPAIR_LINE = "it is truncated or damaged, fetch it again or repair the line"
 _MAX_JSON_LINE = 1 << 30  # bytes
-_PARQUET_ROWS = 64  # read in one step
+_PARQUET_ROWS = 64  # rows read in one step; few, because a text may be long
 _SHORT_FLOATS = {pa.FloatScalar: np.float32, pa.HalfFloatScalar: np.float16}
 _ARROW_FILE_START, _ARROW_STREAM_END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
 
@@ -99,7 +99,7 @@ def _json_object(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def _field(record: dict[str, Any], column: str, where: str) -> Any:
     """The value of a column. Raises KeyError if the record lacks it, ValueError if an object has its field twice."""
     current: Any = record
-    path = column  # from `current` on
+    path = column  # the part of the name that leads on from `current`
     while isinstance(current, dict):
         is_field = path in current  # a field's own name may have dots
         name, _, rest = (path, "", "") if is_field else path.partition(".")

@@ -1,9 +1,8 @@
 """TMX read as a stream: from each translation unit the segments of two languages, in bounded memory.
 
 We handle the events of the XML parser expat, because a tree of elements would grow with the unit. Expat opens no other
-files, and a file that declares entities is an error, as is one that is not XML. Bytes that are invalid in the file's
-encoding and characters that XML forbids are repaired and counted: some tools write them, and expat would fail on the
-whole file.
+files. A file that is not XML or declares entities is an error. Bytes that are invalid in the file's encoding and
+characters that XML forbids are repaired and counted: some tools write them, and expat would fail on the whole file.
 """
 
 import codecs
@@ -88,13 +87,13 @@ class _UnitHandler:
         self.languages = languages
         self.units: list[Unit] = []
         self.open_tags: list[str] = []
-        # The depth of the open <seg>, and of the outermost element in it whose text is skipped; 0 where there is none.
+        # The depths of the open <seg> and of the outermost element in <seg> whose text is skipped; 0 if none is open.
         # A segment in another language is skipped from its <seg> on.
         self.segment_depth = self.skipped_depth = 0
         self.language = ""
-        self.segments: dict[str, str] = {}  # of the open unit, by language
-        self.text: list[str] = []  # of the open segment; cut soon after MAX_LINE characters
-        self.length = 0  # of `text`, in characters
+        self.segments: dict[str, str] = {}  # segments of the open unit, by language
+        self.text: list[str] = []  # text of the open segment; cut soon after MAX_LINE characters
+        self.length = 0  # characters of `text`
         self.valid = True
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
@@ -166,7 +165,7 @@ def _language(tag: str) -> str:
             return language_of("-".join(parts))
         except ValueError:
             last = parts.pop()
-            if len(last) == 4 and last.isalpha():  # a script; without it the code would be of the usual script
+            if len(last) == 4 and last.isalpha():  # a script: without it the code would mean the usual one
                 break
     return ""
 
@@ -206,7 +205,7 @@ def _encoding(head: bytes, place: Place) -> str:
     encoding = declared[1].decode("ascii", "replace") if declared else "utf-8"
     try:
         codec = codecs.lookup(encoding)
-        # `_DECLARED` matches single bytes. A file that declares UTF-16 or UTF-32 in them was converted to UTF-8 later.
+        # `_DECLARED` matches one byte a character, so a file that declares UTF-16 or UTF-32 here is in UTF-8 by now.
         return codec.name if not re.match(r"utf-?(16|32)", codec.name) and codec._is_text_encoding else "utf-8"
     except LookupError:
         raise ValueError(f"{place} declares the encoding {encoding!r}, which is unknown: convert it to UTF-8") from None

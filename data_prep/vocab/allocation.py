@@ -46,10 +46,10 @@ def allocate(
     step: int,
     size: int,
 ) -> dict[str, int]:
-    """Each language's number of pieces, such that its first so many pieces have a union of `size` over all languages.
+    """Each language's number of pieces: taking that many first pieces of each gives `size` different pieces.
 
-    `orders`: each language's pieces by `piece_order`. Every language gets its characters. Raises ValueError if all
-    languages' characters are more than `size` pieces, or all their pieces fewer.
+    `orders`: each language's pieces by `piece_order`. Every language gets its characters. Raises ValueError if the
+    characters alone are more than `size` pieces, or all pieces fewer.
     """
     sizes = {language: min(curves[language])[0] for language in orders}
     union = {piece for language, order in orders.items() for piece in order[: sizes[language]]}
@@ -75,7 +75,7 @@ def allocate(
 def piece_order(nested: Sequence[Pieces]) -> list[str]:
     """The pieces of the largest vocabulary, sorted so that each vocabulary of `nested` (smallest first) is a prefix.
 
-    The pieces that a vocabulary adds to the one before come by falling probability.
+    The pieces that a vocabulary adds to the next smaller one are sorted by falling probability.
     """
     order: dict[str, None] = {}
     for pieces in nested:

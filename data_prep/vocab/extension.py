@@ -1,8 +1,8 @@
-"""Add languages to a vocabulary that models were trained with: its pieces keep ids and scores, new ones follow them.
+"""Add languages to a vocabulary that models were trained with: old pieces keep their ids and scores, new ones follow.
 
-A vocabulary is trained on the new languages' text alone, and its pieces that the old vocabulary lacks are added. A new
-piece gets a hundredth of its probability in that text. With this it is still far likelier than the two or more old
-pieces that it replaces, and text of the old languages is segmented almost as before (docs/lab/tokenizer.md).
+A vocabulary is trained on the new languages' text alone. Those of its pieces that are not old ones are added. A new
+piece gets a hundredth of its probability in that text. Even so it is far likelier than the two or more old pieces that
+it replaces, and text of the old languages is segmented almost as before (docs/lab/tokenizer.md).
 """
 
 import math
@@ -15,15 +15,15 @@ from sentencepiece import sentencepiece_model_pb2 as proto
 
 from data_prep.vocab.word_counts import count_words
 
-_PROBABILITY_FACTOR = 0.01  # from a new piece's probability in the new text to the one in the extended vocabulary
-_SHRINK = 0.95  # ratio of the sizes that are tried, one after the other, for the new text's vocabulary
+_PROBABILITY_FACTOR = 0.01  # a new piece's probability in the extended vocabulary / in the new text alone
+_SHRINK = 0.95  # size of the new text's vocabulary that is tried next / size tried before
 _COUNTED_LINES = 10_000  # `segmentation` counts tokens in a language's first lines
 
 
 def room_for_pieces(path: Path, size: int) -> int:
     """The number of new pieces that bring the model at `path` to `size` ids, `<pad>` and `<mask>` included.
 
-    Raises ValueError unless `size` is larger than the model.
+    Raises ValueError unless `size` is larger than the model's number of ids.
     """
     ids = len(proto.ModelProto.FromString(path.read_bytes()).pieces) + 2
     if size <= ids:
@@ -34,8 +34,8 @@ def room_for_pieces(path: Path, size: int) -> int:
 def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> bytes:
     """Extend the SentencePiece model at `path` to `size` ids with pieces of `sentences`; returns the new model file.
 
-    `coverage`: share of the characters that get pieces. Raises ValueError as `room_for_pieces` does, and if the text
-    has too few pieces or too many characters for `size`.
+    `coverage`: share of the text's characters that get a piece. Raises ValueError as `room_for_pieces` does, and if the
+    text has too few pieces or too many characters for `size`.
     """
     from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
 
@@ -56,7 +56,7 @@ def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> 
     if room > len(new):
         raise ValueError(f"--size is {size}, but the sampled text allows no more than {old_ids + len(new)}: take that")
     # Shrink the vocabulary until it has just `room` new pieces, or keep the last one that has more.
-    next_size = room + len(trained.keys() & old_pieces)  # large enough for `room` new pieces
+    next_size = room + len(trained.keys() & old_pieces)  # leaves at least `room` new pieces
     while len(new) >= room:
         candidates = {piece: trained[piece] for piece in new}
         if len(new) == room or next_size <= characters:  # characters are never pruned

@@ -5,7 +5,7 @@ smallest hashes are chosen, so the sample does not depend on the number of proce
 of a pair, that passes the filters of its corpus. Equal lines of a language count once, because pairs repeat text: the
 English of one corpus may be in a hundred others. Filters that count tokens need a vocabulary and are left out here.
 
-Inputs are read once. The candidates, lines that may be chosen, are written to files with their hashes.
+Inputs are read once: the lines that may be chosen (candidates) are written to files, with their hashes.
 """
 
 import shutil
@@ -32,13 +32,13 @@ from data_prep.store import Stage, is_whole, new_file
 from xlme_ds.data.schema import Shard
 
 SAMPLE = ".sample"  # folder of the chosen lines, <language>.txt, and of the candidates, <language>/<input>.txt
-# An input may write _CANDIDATE_FACTOR × its share (by bytes) of the wanted lines + _COUNTED_HASHES as candidates.
+# Most candidates of an input: _COUNTED_HASHES + _CANDIDATE_FACTOR × its share of the bytes × lines wanted.
 _CANDIDATE_FACTOR = 8
-_COUNTED_HASHES = 1000  # smallest hashes of an input from which the number of distinct lines is estimated
+_COUNTED_HASHES = 1000  # number of an input's smallest hashes, which give an estimate of its distinct lines
 _MAX_HASH = (1 << 64) - 1
 _UPPER_HALF = np.uint64(0xFFFFFFFF << 32)
-_LINE_CHARACTERS = 1000  # a longer line is cut: the rest would change little
-_BLOCK_BYTES = 1 << 18  # of text that is read and filtered in one step
+_LINE_CHARACTERS = 1000  # a longer line is cut: the rest would change a vocabulary little
+_BLOCK_BYTES = 1 << 18  # bytes of text read and filtered in one step
 
 
 def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]:
@@ -97,7 +97,7 @@ def sample_lines(
             on_root(partial(_remove_candidates, stage))
             chosen = dict(zip(lines, numbers_chosen, strict=True))
             return lines, chosen, {code: _sample_file(stage, code) for code in lines}
-        # Rarely, too few candidates were written, or a file is damaged: read these inputs again.
+        # Rarely, an input wrote too few candidates, or a file is damaged: read such inputs again.
         unread = set(chain.from_iterable(missing))
         bounds = [{code: max(bound, quota.get(code, 0)) for code, bound in by_code.items()} for by_code in bounds]
         on_root(partial(stage.forget_tasks, map(_read_task, unread)))
@@ -181,7 +181,7 @@ def _read_lines(
     stage: Stage, inputs: Sequence[Input], bounds: Sequence[dict[str, int]], seed: int, index: int
 ) -> dict[str, Any]:
     """Read input `index`, and write its candidates and their hashes. Returns, by language, the number of `lines`, the
-    largest hash of which all lines are candidates (`limits`), the files of the `candidates`, and the smallest distinct
+    hash up to which all lines are candidates (`limits`), the files of the `candidates`, and the smallest distinct
     hashes with their numbers of occurrences (`least`)."""
     result = stage.task_result(_read_task(index))
     if result is not None:
@@ -218,7 +218,7 @@ def _read_lines(
 
 
 def _line_hashes(key: np.uint64, lines: Sequence[str], limit: np.uint64) -> np.ndarray:
-    """uint64 hash of each line: the upper half from CRC-32; the lower half, which is slower, from BLAKE2b and only for
+    """uint64 hash of each line: the upper half from CRC-32; the lower half from BLAKE2b, which is slower, so only for
     hashes up to `limit`, else 0."""
     texts = [line.encode() for line in lines]
     hashes = hashed(key, np.fromiter(map(crc32, texts), np.uint64, len(texts))) & _UPPER_HALF

@@ -7,7 +7,7 @@ from sentencepiece import sentencepiece_model_pb2 as proto
 
 from data_prep.vocab.word_counts import NORMALIZATION
 
-SPECIALS = ("<unk>", "<s>", "</s>")  # the first ids
+SPECIALS = ("<unk>", "<s>", "</s>")  # ids 0, 1 and 2
 
 
 def serialize(pieces: Mapping[str, float]) -> bytes:

@@ -2,8 +2,8 @@
 
 Training begins with the characters and about a million frequent substrings as pieces. As in SentencePiece, rounds of
 expectation maximisation set the pieces' probabilities, and pruning drops the pieces whose removal lowers the text's
-likelihood least. Every vocabulary on this path is a subset of the one before. Each distinct word is trained on once,
-weighted by its occurrences, and the pieces that fit into it are looked up once; pruning only deletes some of them.
+likelihood least. Every vocabulary on this path is a subset of the vocabulary before. Each distinct word is trained on
+once, weighted by its occurrences. The pieces that occur in it are looked up once; pruning only deletes some of these.
 
 Pieces have numbers from 1 on: first the characters, by falling frequency, then the longer pieces, of two characters and
 more. Number 0 is the unknown character.
@@ -40,16 +40,16 @@ UNKNOWN_PENALTY = 10.0  # nats below the least likely piece, as in SentencePiece
 # expectation maximisation drops half of them.
 _SEEDS = 1_000_000
 _SEEDS_PER_PIECE = 4
-_SEED_CHARACTERS = 20_000_000  # seeds are substrings of the most frequent distinct words, so many characters in all
-# These, and _SEEDS, are SentencePiece's:
+_SEED_CHARACTERS = 20_000_000  # of the most frequent distinct words, in all: seeds are substrings of these words
+# SentencePiece has the same values of the next three constants and of _SEEDS.
 _SHRINK = 0.75  # share of the pieces that a round of pruning keeps
-_ROUNDS = 2  # of expectation maximisation after each pruning
+_ROUNDS = 2  # rounds of expectation maximisation after each pruning
 _MIN_EXPECTED = 0.5  # a longer piece of fewer expected occurrences is dropped
 
 
 @dataclass
 class _Words:
-    """Distinct words as numbers of characters.
+    """Distinct words, each as the numbers of its characters.
 
     Word w is `characters[starts[w] : starts[w + 1]]` and occurs `counts[w]` times. `reach[i]` is the length of the
     longest piece that could begin at `characters[i]` (`find_reach`).
@@ -72,7 +72,7 @@ class _Lattice:
     arcs: Numbers
 
     def renumber(self, numbers: Numbers) -> None:
-        """Give piece n the number `numbers[n]`, or drop it if that is negative."""
+        """Give piece n the number `numbers[n]`, or drop the piece if this number is negative."""
         self.arcs = self.arcs[: thin(self.fan, self.arcs, numbers)]
 
 
@@ -80,8 +80,8 @@ class _Lattice:
 class Unigrams:
     """Pieces with the natural logarithms of their probabilities.
 
-    `score` is the log-probability of the best segmentations of all words, and `tokens` their number of pieces; each
-    word is weighted by its occurrences.
+    `score` is the log-probability of the best segmentations of all words, and `tokens` the number of pieces in these
+    segmentations; each word is weighted by its occurrences.
     """
 
     pieces: dict[str, float]
@@ -113,7 +113,7 @@ class UnigramPath:
         trie = insert(characters, starts, self.characters)
         self._text = _find_pieces(trie, words.characters, words.starts, words.reach)
         to_end = np.repeat(starts[1:], np.diff(starts)) - np.arange(len(characters))
-        # The pieces in each longer piece: a removed piece is replaced by these.
+        # The pieces in each longer piece: where a piece is removed, such pieces replace it.
         self._nested = _find_pieces(trie, characters, starts, to_end.astype(np.uint8))
         self._scores = np.log(np.append(1.0, occurrences) / occurrences.sum())
         self._reestimate()
@@ -125,7 +125,8 @@ class UnigramPath:
 
     def at(self, size: int, min_expected: float = 0.0) -> Unigrams:
         """The vocabulary of `size` pieces, or of all that are left if these are fewer. All characters stay, even if
-        they are more than `size`. Then longer pieces of fewer than `min_expected` expected occurrences are dropped."""
+        they are more than `size`. At last, longer pieces of fewer than `min_expected` expected occurrences are dropped.
+        """
         while self.size > max(size, self.characters):
             self._prune(max(size, self.characters, int(self.size * _SHRINK)), size)
             self._reestimate(_MIN_EXPECTED if self.size > size else 0.0, size)
@@ -159,7 +160,7 @@ class UnigramPath:
         """Keep at most `size` pieces: the characters, and the longer pieces whose removal would lower the text's
         log-probability most.
 
-        Pieces whose removal would not lower it are kept only until `min_size` pieces are kept.
+        Pieces whose removal would not lower it are kept only to reach `min_size` pieces.
         """
         nested = self._nested.starts, self._nested.fan, self._nested.arcs
         losses = find_losses(*nested, self._lengths, self._scores, self._frequencies, self._first_longer)
@@ -170,7 +171,7 @@ class UnigramPath:
         self._keep(to_keep, self._scores)
 
     def _keep(self, to_keep: Numbers, values: Numbers) -> Numbers:
-        """Drop the longer pieces that are not `to_keep`; returns the `values` of the pieces that stay."""
+        """Drop the longer pieces where `to_keep` is False; returns the `values` of the pieces that stay."""
         to_keep[: self._first_longer] = True
         if to_keep.all():
             return values
@@ -204,8 +205,8 @@ def _digamma(x: Numbers) -> Numbers:
 
 
 def _read_words(words: WordCounts, coverage: float) -> _Words:
-    """The words, with a space before each, as numbers of characters. Words over LONGEST_WORD are cut, and consecutive
-    unknown characters become one.
+    """The words, with a space before each, as numbers of characters. Words over LONGEST_WORD characters are cut, and
+    consecutive unknown characters become one.
 
     The alphabet is the most frequent characters, until they make up the share `coverage` of all occurrences.
     """
@@ -223,7 +224,7 @@ def _read_words(words: WordCounts, coverage: float) -> _Words:
     number_of = np.zeros(0x110000, np.int32)
     number_of[alphabet] = np.arange(1, 1 + len(alphabet))
     characters = number_of[codes]
-    parts = -(-sizes // LONGEST_WORD)  # that each word is cut into
+    parts = -(-sizes // LONGEST_WORD)  # number of parts of each word
     if len(parts) and parts.max() > 1:
         last_parts = sizes - (parts - 1) * LONGEST_WORD
         sizes = np.full(parts.sum(), LONGEST_WORD)
@@ -241,7 +242,7 @@ def _read_words(words: WordCounts, coverage: float) -> _Words:
 
 
 def _scripts(alphabet: list[str]) -> Numbers:
-    """int8 by the number of the character (0: unknown): its script, ANY or MARK. Digits and signs share script 0."""
+    """int8, indexed by the character's number (0: unknown): script, ANY or MARK. Digits and signs share script 0."""
     scripts = script_numbers()[[ord(character) for character in alphabet]].astype(np.int8)
     scripts[scripts == 1 + SCRIPTS.index("Kana")] = 1 + SCRIPTS.index("Han")  # Japanese words mix the two
     for i, character in enumerate(alphabet):
@@ -261,7 +262,8 @@ def _seeds(text: _Words, max_pieces: int) -> tuple[list[str], Numbers]:
     """
     words = _most_frequent(text)
     single = np.bincount(text.characters, np.repeat(text.counts, np.diff(text.starts)))[1:]
-    # The substrings of the length before: the id at each position; by id, occurrences and a position.
+    # Of the substrings of `length - 1`: the id at each position; by id, the occurrences and a position. `length` goes
+    # up to LONGEST + 1, because a candidate of LONGEST characters is judged by the characters after it.
     ids, occurrences, positions = words.characters, np.append(0.0, single), np.zeros(0, np.int64)
     candidates: list[tuple[Numbers, Numbers, Numbers]] = []
     for length in range(2, LONGEST + 2):
@@ -301,6 +303,6 @@ def _most_frequent(text: _Words) -> _Words:
 def _find_pieces(trie: tuple[Numbers, ...], characters: Numbers, starts: Numbers, reach: Numbers) -> _Lattice:
     """Look up the pieces of the trie that begin at each character."""
     fan = np.empty(len(characters), np.uint8)
-    # Large enough for all arcs. The system gives it memory only as it is filled.
+    # Large enough for all arcs. The operating system allocates its memory only as it is filled.
     arcs = np.empty(int(np.clip(reach, 1, LONGEST).sum(dtype=np.int64)), np.int32)
     return _Lattice(starts, fan, arcs[: look_up(*trie, characters, reach, fan, arcs)])

@@ -16,7 +16,7 @@ from xlme_ds.data.compiled import compiled, reads
 Numbers = np.ndarray
 LONGEST = 16  # characters of a piece, as in SentencePiece
 LONGEST_WORD = 1024  # characters; a longer one is cut
-# In place of a script: ANY goes with every script, MARK has the script of the character before it.
+# In place of a script: ANY may come before every script, MARK has the script of the character before it.
 ANY, MARK = -1, -2
 _EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # the key of an empty slot in a hash table
 
@@ -31,10 +31,11 @@ def count_characters(codes: Numbers, starts: Numbers, counts: Numbers, occurrenc
 
 @compiled(uint8[::1](int32[::1], int64[::1], int8[::1]))
 def find_reach(characters: Numbers, starts: Numbers, scripts: Numbers) -> Numbers:
-    """uint8: the length of the longest piece that could begin at each character, at most LONGEST + 1.
+    """uint8: the length of the longest piece that could begin at each character, at most LONGEST + 1 (`extend` counts
+    substrings that long).
 
-    A piece lies in one word, has no unknown characters, and has letters of one script. `scripts` is by the number of
-    the character.
+    A piece lies in one word, has no unknown characters, and has letters of one script. `scripts[n]` is the script of
+    character number n.
     """
     reach, word_scripts = np.zeros(len(characters), np.uint8), np.empty(LONGEST_WORD, np.int8)
     for word in range(len(starts) - 1):
@@ -88,8 +89,8 @@ def extend(
     """Give an id to every distinct substring of `length` characters.
 
     Returns, by position, the id of the substring that begins there (-1: none); and, by id, its occurrences, the id of
-    its prefix (all but the last character), and its first position. `ids` (by position) and `occurrences` (by id) are
-    those of the prefixes; a prefix that occurs less than twice is not extended.
+    its prefix (all but the last character), and its first position. `ids` (by position) and `occurrences` (by id)
+    belong to the prefixes; a prefix that occurs less than twice is not extended.
     """
     keys, values = np.full(1 << 16, _EMPTY), np.empty(1 << 16, np.int32)  # (prefix, last character) -> id
     longer_ids = np.full(len(ids), np.int32(-1))
@@ -122,7 +123,7 @@ def extend(
 
 @compiled(Tuple((uint64[::1], int32[::1], int32[::1]))(int32[::1], int64[::1], int64))
 def insert(characters: Numbers, starts: Numbers, singles: int) -> tuple[Numbers, Numbers, Numbers]:
-    """Build a trie of the longer pieces. Their numbers begin at `singles` + 1, after those of the single characters.
+    """Build a trie of the longer pieces. There are `singles` characters, so the first longer piece is `singles` + 1.
 
     Returns the keys and values of a hash table from (node, character) to the next node, and for each node the number of
     the piece that ends there (0: none). The root is node 0.
@@ -182,7 +183,7 @@ def look_up(
 
 @compiled(int64(uint8[::1], int32[::1], int32[::1]))
 def thin(fan: Numbers, arcs: Numbers, numbers: Numbers) -> int:
-    """Give piece n of a lattice the number `numbers[n]`, or drop it if that is negative; returns how many arcs stay."""
+    """Give piece n of a lattice the number `numbers[n]`, or drop it if this is negative; returns how many arcs stay."""
     total = at = 0
     for i in range(len(fan)):
         first = total
@@ -209,8 +210,8 @@ def _best_path(
     best: Numbers,
     back: Numbers,
 ) -> int:
-    """Fill `best[j]` with the score of the best segmentation of a word's first j characters, `back[j]` with its last
-    piece.
+    """Fill `best[j]` with the score of the best segmentation of a word's first j characters, and `back[j]` with the
+    last piece of this segmentation.
 
     The word begins at character `begin` and arc `at`; the piece `avoided` (-1: none) is not used. Returns the next
     word's first arc.
@@ -262,11 +263,11 @@ def expect(
     """Add the expected occurrences of each piece, over all segmentations of the words, to `expected`.
 
     `forward[j]` is the sum of the probabilities of all segmentations of a word's first j characters, divided by the
-    probability of the best one, so that sums neither vanish nor overflow.
+    probability of the best of them, so that sums neither vanish nor overflow.
     """
     best, back = np.empty(LONGEST_WORD + 1), np.empty(LONGEST_WORD + 1, np.int32)
     forward, backward = np.empty(LONGEST_WORD + 1), np.empty(LONGEST_WORD + 1)
-    ratios = np.empty(LONGEST_WORD * LONGEST)  # by arc: best segmentation that ends with the arc / best one up to there
+    ratios = np.empty(LONGEST_WORD * LONGEST)  # by arc: P(best path that ends with the arc) / P(best path to its end)
     at = 0
     for word in range(len(counts)):
         begin, size, first = starts[word], starts[word + 1] - starts[word], at
@@ -299,8 +300,8 @@ def find_losses(
     """float64: how far the text's log-probability falls without each longer piece, as in SentencePiece.
 
     A removed piece's occurrences (`frequencies`) go to the pieces of its best other segmentation. -inf for a piece that
-    does not occur, or whose other segmentation scores better than itself. The lattice is that of the longer pieces as
-    words; `first` is the number of the first one.
+    does not occur, or whose best other segmentation has a higher score than the piece. The words of the lattice are the
+    longer pieces; `first` is the number of the first longer piece.
     """
     best, back = np.empty(LONGEST + 1), np.empty(LONGEST + 1, np.int32)
     losses = np.full(len(starts) - 1, -np.inf)

@@ -1,4 +1,4 @@
-"""Stage `vocap`: a vocabulary whose capacity is allocated to languages by what each gains from it (VoCap).
+"""Stage `vocap`: a vocabulary whose capacity is allocated to languages by how much each gains (VoCap).
 
 OUT/sentencepiece.model     the merged model, in the same layout as stage `vocab` writes
 OUT/vocap.json, vocap.svg   curves and allocation
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 
 _CURVES = ".curves"
-_RARE_REMOVED_AT = 1.25  # × the largest size: rare pieces are removed there, so that others can take their place
-_MIN_OCCURRENCES = 2.0  # expected ones, of a piece of several characters: a piece used once is memorized
+_RARE_REMOVED_AT = 1.25  # × `largest`: at this size rare pieces are removed, so that enough others are left
+_MIN_OCCURRENCES = 2.0  # expected, of a piece of several characters: one used once memorizes text
 _MEMORY = 900_000_000  # bytes for the training of one language's vocabularies
 _SETTINGS = ("size", "step", "largest", "shrink", "sentences", "alpha", "beta", "seed", "character_coverage")
 _GREY, _BLUE = "#c3cddc", "#1f5fa8"
@@ -113,7 +113,7 @@ def run(config: VocapConfig) -> None:
 
 
 def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> dict[str, Any]:
-    """Write the vocabularies of one language, given as (code, file of its lines); returns the task's result, with the
+    """Write the vocabularies of one language; `task` is (code, file of lines). Returns the task's result, which has the
     `curve` from the smallest vocabulary to the largest."""
     code, path = task
     task_name = f"path-{code}"
@@ -135,7 +135,7 @@ def curve(text: WordCounts, largest: int, smallest: int, shrink: float, coverage
     """Yield nested vocabularies of largest × shrink^k pieces, down to `smallest`, and last the characters alone.
 
     Special pieces do not count. If the text has fewer than `largest` pieces, the first vocabulary has all of them. The
-    paper trains fifty vocabularies from scratch; we prune one, because a training prunes from a million seeds anyway.
+    paper trains fifty vocabularies from scratch. We prune one repeatedly: each training would prune many seeds anyway.
     """
     from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
 
@@ -200,7 +200,7 @@ def _chosen(stage: Stage, code: str, curve: Curve, chosen: Sequence[str]) -> Pie
 def plot(curves: Mapping[str, Curve], by_language: Mapping[str, Mapping[str, Any]]) -> bytes:
     """Plot the languages' curves with the chosen sizes, and sizes against lines: an SVG image, the same bytes for the
     same input."""
-    with svg_figure((9.6, 4.2), "vocap", "none") as (figure, image):  # text as text is a third of the size
+    with svg_figure((9.6, 4.2), "vocap", "none") as (figure, image):  # "none": text, not paths: a third of the size
         left, right = figure.subplots(1, 2)
         lines = [by_language[code]["lines"] for code in curves]
         pieces = [by_language[code]["pieces"] for code in curves]
