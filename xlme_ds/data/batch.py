@@ -1,4 +1,4 @@
-"""The input of one forward pass: rows of both tasks, the masked positions and the uniforms that drive the sampling.
+"""The input of one forward pass: rows of both tasks, the masked positions and the uniforms for sampling tokens.
 
 B rows, T tokens, M masked positions of the batch, N values.
 """
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
         return self._replace(added=self.added | tensors)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors, those of `added` last; `of_tensors` makes a batch of them again."""
+        """All tensors, the added ones last; `of_tensors` turns them into a batch again."""
         return (*self[:-1], *self.added.values())
 
     @classmethod

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # this file runs where there is no pyarrow
     from .shards import RowStore
 
 # What batches are for. train: they may depend on the step. evaluate: as for train, but equal in every step. compare:
-# only tokens of the data, so that all models read the same. show: as for compare, but rows are corrupted in one way.
+# only tokens of the data, so that all models read the same. show: as for compare, but with one kind of corruption only.
 Purpose = Literal["train", "evaluate", "compare", "show"]
 # A function that makes a batch from rows, seed, share of masked tokens, and step.
 Collate = Callable[[TaskRows, int, float, int], Batch]
@@ -43,7 +43,7 @@ class RowBatches:
         """Accept all rows."""
 
 
-_KEY_COLUMN = 0xFFFFFFFF  # a row's key is drawn from the counter of this column; no row is so long
+_KEY_COLUMN = 0xFFFFFFFF  # a row's key is drawn from the counter of this column; rows are shorter
 _MISSING_SIDE = "a row has a pair without two sides, or a side without a language: mix the data again"
 
 
@@ -69,8 +69,8 @@ def collate(task_rows: TaskRows, seed: int, mask_fraction: float) -> Batch:
 
 
 def languages_of_text(rows: "RowStore") -> tuple[int, ...]:
-    """Indices into `rows.languages` of the languages of monolingual `rows`; for other rows, or a manifest without
-    counts, of all that the manifest names."""
+    """Indices into `rows.languages` of the languages of monolingual `rows`; for other rows, or if the manifest has no
+    counts, of all its languages."""
     counts = rows.manifest.counts["by_language"] if rows.folder.name == "mono" else {}
     codes = [code for code in rows.manifest.languages if not counts or counts.get(code, {}).get("used")]
     return tuple(rows.languages.index(code) for code in codes)
@@ -107,7 +107,7 @@ def _lay_out(
                 second_start += 1
                 if second_start >= stop:
                     raise ValueError(_MISSING_SIDE)
-            # Without pairs an item has one language, and both of these are it.
+            # Without pairs an item has one language, and both variables hold it.
             language, second_language = languages[item * (1 + pairs)], languages[item * (1 + pairs) + pairs]
             # The column from which the positions of the second side are counted.
             second_zero = second_start if tokens_T[start] == EOS else start

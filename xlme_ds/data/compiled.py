@@ -21,7 +21,7 @@ Kernel = Callable[..., Any]
 
 
 def reads(dtype: Type, dimensions: int = 1) -> Type:
-    """The numba type of a contiguous array that the function only reads. (That of one it writes to is `dtype[::1]`.)"""
+    """The numba type of a contiguous array that the function only reads. (One that it writes to has `dtype[::1]`.)"""
     return types.Array(dtype, dimensions, "C", readonly=True)
 
 
@@ -31,12 +31,13 @@ def compiled(signature: Any) -> Callable[[Kernel], Kernel]:
 
     The machine code is cached in NUMBA_CACHE_DIR, else next to the module or in the user's cache folder. Numba compiles
     again only when the function's file changes. But the code also contains constants that this file imports: so their
-    hash is the name of the cache folder. And a compiled function may call only functions of its own file.
+    hash is the name of the cache folder. And a compiled function may call only functions of its own file: changes in
+    others go unnoticed.
     """
 
     def compile_one(function: Kernel) -> Kernel:
         folder = _cache_folder(function)
-        if folder is None:  # every start compiles, for some seconds
+        if folder is None:  # every start compiles, which takes seconds
             return njit(signature, nogil=True)(function)
         previous = config.CACHE_DIR
         config.CACHE_DIR = str(folder)

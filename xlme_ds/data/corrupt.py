@@ -1,4 +1,5 @@
-"""Draws the masked positions of rows, and the uniforms that drive the sampling, from (seed, task, row number) alone.
+"""Draws the masked positions of rows, and the uniforms with which tokens are sampled, from (seed, task, row number)
+alone.
 
 The random numbers are counter-based (Philox4x32-10; Salmon et al. 2011). Every token has a counter of its own, so the
 corruption of a row is the same on any rank, at any time and in any batch. B rows, T tokens, M masked positions.
@@ -12,13 +13,13 @@ from .compiled import compiled, reads
 from .rows import EOS, TASKS, UNK, Rows
 
 Array = np.ndarray
-Word = np.uint64  # in most places it holds 32 bits
+Word = np.uint64  # mostly holds 32 bits
 # For every task: its index, its rows, and their row numbers (int64 [B]; see `order.py`).
 TaskRows = list[tuple[int, Rows, np.ndarray]]
 TOO_LONG = "the items of a row are empty or longer than the row: mix the data again"
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)  # x & _LOW and x >> _HALF: the halves of 64 bits
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)  # of Philox
-_WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)  # what Philox adds to the key in each round
+_WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)  # Philox adds these to the key in each round
 _TO_24_BITS = np.uint64(8)  # the shift from 32 bits
 _MONO = TASKS.index("mono")
 # A token's bucket is the top 7 bits of its key; special tokens are in bucket 128.
@@ -50,9 +51,9 @@ def _choose(
     """Write the columns to mask of the item [start, stop) to `chosen`, ascending, from index `end` on. Returns the
     index after the last one.
 
-    The masked tokens are those with the smallest keys. First all tokens of the lowest buckets are chosen, of as many
-    buckets as give enough tokens; then the surplus, the tokens with the largest keys, is removed. `sizes`: a buffer for
-    the number of tokens in each bucket.
+    The masked tokens are those with the smallest keys. First all tokens of the lowest buckets are chosen, as few
+    buckets as give enough tokens. Then the tokens with the largest keys are removed until the number is right. `sizes`:
+    a buffer for the number of tokens in each bucket.
     """
     sizes[:] = 0
     for column in range(start, stop):
@@ -120,7 +121,7 @@ def _corrupt(
             if not start < stop <= width:
                 raise ValueError(TOO_LONG)
             # For causal models </s> gets an ordinary bucket, so that it is chosen too; but not the first token, and not
-            # the last </s> of monolingual text, which is where the row was cut, not the end of a sentence.
+            # the last </s> of monolingual text, which marks where the row was cut, not the end of a sentence.
             if fraction == 1.0:
                 for column in range(start + 1, stop - (task == _MONO)):
                     if tokens_BT[row, column] == EOS:
@@ -130,7 +131,7 @@ def _corrupt(
             item += 1
         for index in range(begin, end):
             uniforms[index] = np.float32(draws_T[masked[index]] >> _TO_24_BITS) * np.float32(2.0**-24)
-            masked[index] += (first_row + row) * width  # from a column to an index into the flattened tokens
+            masked[index] += (first_row + row) * width  # a column becomes an index into the flattened tokens
     return end
 
 
@@ -149,9 +150,9 @@ def corrupt(task_rows: TaskRows, seed: int, fraction: float) -> tuple[np.ndarray
     in [0, 1)).
 
     Of each item, max(1, round(fraction · n)) of its n ordinary tokens are chosen without replacement, every set equally
-    likely (XLM-E section 3.1: uniform masking): those with the smallest keys of 64 random bits, ties by position. A
-    fraction of 1, for causal models, also chooses every `</s>` of an item except the one that opens it and the last of
-    monolingual text. Raises ValueError for items that are empty, or longer than their row.
+    likely (XLM-E section 3.1: uniform masking): the tokens with the smallest keys of 64 random bits, ties by position.
+    A fraction of 1, for causal models, also chooses every `</s>` of an item except a `</s>` that opens it and the last
+    one of monolingual text. Raises ValueError for items that are empty, or longer than their row.
     """
     positions = sum(rows.tokens.size for _, rows, _ in task_rows)
     masked, uniforms = np.empty(positions + 1, dtype=np.int64), np.empty(positions + 1, dtype=np.float32)
@@ -164,7 +165,8 @@ def corrupt(task_rows: TaskRows, seed: int, fraction: float) -> tuple[np.ndarray
 
 
 def row_bits(row_numbers: np.ndarray, seed: int, task: int, column: int) -> np.ndarray:
-    """64 random bits for every row, uint64 [B]: words 0 (low) and 1 (high) of the counter of one column."""
+    """64 random bits for every row, uint64 [B]: words 0 (low) and 1 (high) that `philox` makes from the counter of one
+    column."""
     return _row_bits(row_numbers, _unsigned(seed), np.uint64(task), np.uint64(column))
 
 

@@ -1,4 +1,4 @@
-"""Batches of a step for one rank, from data folders. A loader has no state that advances: the step gives the rows."""
+"""Batches of a step for one rank, from data folders. The step number alone determines the rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -20,8 +20,8 @@ from .shards import RowStore, unigram_costs
 class Loader:
     """Reads the rows of one of `world` ranks. `folders` has one folder for each phase, with a subfolder for each task.
 
-    `plan`, `stores` and `row_tokens` are those of the first phase. `languages`: see `RowStore`. `maker` makes the
-    batches, by default `RowBatches`. Raises ValueError for folders that do not fit each other or the phases.
+    `plan`, `stores` and `row_tokens` belong to the first phase. `languages`: see `RowStore`. `maker` makes the batches,
+    by default `RowBatches`. Raises ValueError for folders that do not fit each other or the phases.
     """
 
     purpose: Purpose = "train"
@@ -101,7 +101,7 @@ class Loader:
 
     @property
     def encoded(self) -> list[str]:
-        """Fingerprints of the encoded text from which the rows of all tasks and phases were mixed."""
+        """Fingerprints of the outputs of `xlme prep encode` from which the rows of all tasks and phases were mixed."""
         mix_settings = (store.manifest.settings for stores in self._stores for store in stores.values())
         return sorted({settings["encoded"] for settings in mix_settings if "encoded" in settings})
 
@@ -119,7 +119,7 @@ class Loader:
         return self._plans[phase_index(self.phases, step)]
 
     def shares(self, task: int, steps: int) -> dict[RowStore, float]:
-        """Each store from which the first `steps` steps read a task, with its share of these steps."""
+        """Each store from which the first `steps` steps read a task, with the store's share of these steps."""
         shares = dict.fromkeys((stores[task] for stores in self._stores), 0.0)
         for stores, share in zip(self._stores, phase_shares(self.phases, steps), strict=True):
             shares[stores[task]] += share
@@ -189,9 +189,9 @@ class HeldOutLoader(Loader):
     """Reads the first `data.mono_rows` and `data.para_rows` rows in every step, for any world size and micro-batch.
 
     The engine's collectives need the same number of micro-batches, with the same sizes, on all ranks. So a micro-batch
-    has rows of one task. Rows of a rank that do not fill a micro-batch become micro-batches of one row each. If the
-    ranks cannot have equally many rows, some ranks read one row more; the others then read the task's first row again,
-    and this micro-batch does not count.
+    has rows of one task. Rows of a rank that do not fill a micro-batch become micro-batches of one row each. If rows
+    are left over, the first ranks read one more row each; the other ranks read the task's row 0 again, as a micro-batch
+    that does not count.
     """
 
     purpose: Purpose = "evaluate"
@@ -250,7 +250,7 @@ def _row_tokens(reference: RowStore, stores: Sequence[RowStore]) -> int:
 def unigram_by_language(
     train: RowStore | Mapping[RowStore, float], heldout: RowStore, task: int, rows: int
 ) -> np.ndarray:
-    """Sum and count of the losses of a unigram model by language, float64 [2, languages]: a baseline of the
+    """Sum and count of the losses of a unigram model by language, float64 [2, languages]: a baseline for the
     masked-token losses.
 
     The losses are −log p (nats, `unigram_costs` of `train`) of the ordinary tokens in the first `rows` held-out rows of

@@ -1,10 +1,11 @@
 """The rows that each step reads. They depend on the step's index alone, not on ranks, micro-batches and restarts.
 
 Step s of a run reads rows [s·B, (s+1)·B) of each task, where B is the task's number of rows in a step. If tasks
-alternate, it reads rows [k·B, (k+1)·B) of one of them, with k = s/2 rounded down. Row numbers never end: row n is
-record n mod N of the N records of the data, so in a second pass over the data every record has a new row number, and
-with it new masks. A run that changes its data has phases: row numbers continue from one phase to the next, and N is
-that of the phase's data. All steps have the same number of tokens: if rows become c times as long, B is divided by c.
+alternate, it reads rows [k·B, (k+1)·B) of one task, with k = s/2 rounded down. Row numbers never end: row n is record n
+mod N of the N records of the data, so in a second pass over the data every record has a new row number, and with it new
+masks. A run that changes its data has phases: row numbers continue from one phase to the next, and N is the number of
+records in the phase's data. All steps have the same number of tokens: if rows become c times as long, B is divided by
+c.
 """
 
 from bisect import bisect_right
@@ -29,7 +30,7 @@ class Phase(NamedTuple):
 
 
 def phases(data: DataConfig, mask_fraction: float) -> list[Phase]:
-    """The phases of a run. `mask_fraction` is that of all phases if `data` has none for each.
+    """The phases of a run. `mask_fraction` holds for all phases if `data` does not set one for each.
 
     Raises ValueError if the number of shares or rotary bases does not fit the number of phases.
     """
@@ -69,8 +70,8 @@ class StepPlan:
     accumulation: int  # micro-batches of a rank in a step
     world: int
     alternate: bool = False  # whether even steps read only monolingual rows, and odd ones only pairs
-    first_step: int = 0  # of the phase
-    read: tuple[int, ...] = (0,) * len(TASKS)  # rows of each task that earlier phases read
+    first_step: int = 0  # first step of the phase
+    read: tuple[int, ...] = (0,) * len(TASKS)  # number of rows of each task that earlier phases read
 
     @property
     def micro_rows(self) -> int:
@@ -90,7 +91,7 @@ class StepPlan:
         return self.read[task] + steps * self.rows[task]
 
     def _steps_with(self, task: int, end: int) -> int:
-        """The number of steps 0 … `end` − 1 that read a task, if all are read as in this phase."""
+        """The number of steps 0 … `end` − 1 that read a task, if all phases alternated like this one."""
         return -(-(end - task) // len(TASKS)) if self.alternate else end
 
     def followed_by(self, first_step: int, length_ratio: Fraction) -> "StepPlan":
@@ -133,7 +134,7 @@ def plan_step(data: DataConfig, world: int) -> StepPlan:
 
 
 def phase_plans(run_phases: Sequence[Phase], plan: StepPlan, row_lengths: Sequence[int]) -> list[StepPlan]:
-    """The plan of each phase. `plan`: that of the first phase; `row_lengths`: tokens of a row in each phase. Raises
+    """The plan of each phase. `plan`: of the first phase; `row_lengths`: tokens of a row in each phase. Raises
     ValueError if a step or micro-batch of a later phase would not have a whole number of rows."""
     plans = [plan]
     for phase, (previous_length, length) in zip(run_phases[1:], pairwise(row_lengths), strict=True):

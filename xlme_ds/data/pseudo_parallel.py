@@ -1,7 +1,7 @@
 """Pseudo-parallel rows: open positions after the sentence of a monolingual row (ERNIE-M, section 3.1: BTMLM).
 
 `<s> x </s>` becomes `<s> x </s> y </s>`. Until the model fills them, the positions y hold `<pad>`, which no other item
-contains. If the row has no room for y, the end of x is cut. B rows, T tokens, P open positions.
+contains. If the row has no room for y, the end of x is removed. B rows, T tokens, P open positions.
 """
 
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)  # x & _LOW and x >> _HALF: t
 
 @dataclass(frozen=True)
 class PseudoSides:
-    """Opens positions after each sentence; draws their number, and the language in which the model fills them."""
+    """Opens positions after each sentence, in a random number and for a random language, which the model fills in."""
 
     fractions: tuple[float, ...]  # open positions per token of x; each row draws one of these
-    languages: tuple[int, ...]  # of the rows; each row draws one of them for y, but not the language of x
+    languages: tuple[int, ...]  # languages of the rows; each row draws one for y, not the language of x
 
     def collate(self, task_rows: TaskRows, seed: int, mask_fraction: float) -> Batch:
         """The batch of monolingual rows of one item, with open positions as the second side; only tokens of x are
@@ -44,9 +44,9 @@ class PseudoSides:
     def append(self, rows: Rows, row_numbers: np.ndarray, seed: int) -> tuple[Rows, np.ndarray]:
         """The rows with open positions, and the language of y in each row, int64 [B].
 
-        The first n tokens of x are kept, as many as leave room, and max(1, round(fraction · n)) positions are opened.
-        Fraction and language are a function of (seed, row number): they are drawn from the counter of the row's first
-        token, which is never masked.
+        The first n tokens of x are kept, as many as leave room for max(1, round(fraction · n)) positions, which are
+        opened. Fraction and language are a function of (seed, row number): they are drawn from the counter of the row's
+        first token, which is never masked.
         """
         count, width = rows.tokens.shape
         bits = row_bits(row_numbers, seed, TASKS.index("mono"), column=0)

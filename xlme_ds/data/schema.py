@@ -1,7 +1,7 @@
 """The contract between data preparation and training: Arrow schemas, special token ids, rows, and manifests.
 
-Of `xlme_ds`, `data_prep` imports only this module, `shards`, `vocabulary`, `corrupt`, `compiled` and `xlme_ds.io`. This
-module needs no library except pyarrow and numpy.
+From `xlme_ds`, `data_prep` imports only this module, `shards`, `vocabulary`, `corrupt`, `compiled` and `xlme_ds.io`.
+This module needs no library except pyarrow and numpy.
 
 There are three kinds of shard. All are uncompressed Arrow IPC files, which can be read through a memory map:
 
@@ -38,7 +38,7 @@ def row_schema(row_tokens: int) -> pa.Schema:
     `tokens`: `row_tokens` ids, padded with `PAD` after the last item. `lengths`: the number of tokens of each item,
     special tokens included. In the layout xlme (the manifest's setting `layout`; see `LAYOUTS`) an item is
     `<s> text </s>` (task mono, one per row unless packed) or `<s> e </s> f </s>` (task para, several per row).
-    `languages`: indices into the manifest's `languages`: for each item in turn one (mono) or two (para).
+    `languages`: indices into the manifest's `languages`: one for each item (mono), or two (para).
     """
     return pa.schema(
         [
@@ -51,7 +51,7 @@ def row_schema(row_tokens: int) -> pa.Schema:
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of a stage, usually an Arrow file."""
+    """One file that a stage of data_prep wrote, usually an Arrow file."""
 
     name: str  # path relative to the manifest
     rows: int  # number of records
@@ -61,7 +61,8 @@ class Shard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Settings, counts and files of a stage. The stage is finished when `manifest.json` exists: it is written last."""
+    """Settings, counts and files of a stage of data_prep. The stage is finished when `manifest.json` exists: it is
+    written last."""
 
     stage: str
     settings: dict[str, Any]  # all that the files' bytes depend on
@@ -107,7 +108,8 @@ _TYPE_WORDS = {str: "a text", dict: "an object", list: "a list", int: "a whole n
 
 
 def _require_manifest(fields: Any) -> None:
-    """Raise ValueError if a field of a manifest is not in `fields`, read from JSON, or has a wrong type or value."""
+    """Raise ValueError if `fields`, read from JSON, lacks a field of a manifest, or has one of a wrong type or
+    value."""
     _require_types("it", fields, _MANIFEST_TYPES)
     for index, shard in enumerate(fields["shards"]):
         _require_types(f"shard {index}", shard, _SHARD_TYPES)
@@ -133,8 +135,8 @@ def _require_manifest(fields: Any) -> None:
 
 
 def _require_types(subject: str, values: Any, types: Mapping[str, type]) -> None:
-    """Raise ValueError unless `values` is a dict with a value of each name and type in `types`, integers not negative.
-    `subject` names it in the error."""
+    """Raise ValueError unless `values` is a dict that has each name in `types`, with a value of that type; integers
+    must be 0 or more. `subject`: the dict's name in the error."""
     if type(values) is not dict:
         raise ValueError(f"{subject} is no object")
     for name, expected in types.items():

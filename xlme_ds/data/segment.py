@@ -1,7 +1,7 @@
 """Segments normalised text into the same ids as SentencePiece, in a third of SentencePiece's time.
 
-`▁` occurs in a piece only at its start. So the best segmentation of a line (Kudo, 2018: the path with the largest sum
-of log probabilities) consists of the best segmentations of its words. These are cached.
+`▁`, the mark of a space, occurs in a piece only at its start. So the best segmentation of a line (Kudo, 2018: the path
+with the largest sum of log probabilities) consists of the best segmentations of its words. These are cached.
 """
 
 from collections.abc import Sequence
@@ -33,8 +33,8 @@ def _double_array(letters: Array, starts: Array, ids: Array, scores: Array) -> A
     """A trie of pieces as a double array (Aoe, 1989), int32 [units, 4]. Piece i has the bytes
     `letters[starts[i] : starts[i + 1]]`; pieces are sorted.
 
-    The child of a unit by a byte is the unit base ^ byte, if its parent is the unit. A unit in which a piece ends has
-    the piece's id (else 0) and its score (the bits of a float32).
+    The child of unit u for a byte is unit v = base(u) ^ byte if the parent of v is u; else there is none. A unit in
+    which a piece ends has the piece's id (else 0) and its score (the bits of a float32).
     """
     units = np.zeros((2 * len(letters) + 1024, 4), np.int32)
     units[:, _PARENT] = _FREE
@@ -45,7 +45,7 @@ def _double_array(letters: Array, starts: Array, ids: Array, scores: Array) -> A
     low[0], high[0] = 0, len(starts) - 1
     # Child n of the node has the pieces borders[n] to borders[n + 1] − 1.
     child_bytes, borders = np.empty(256, np.int64), np.empty(257, np.int64)
-    node, nodes, first_free, top = 0, 1, 1, 255  # no unit before `first_free` is free, all after `top` are
+    node, nodes, first_free, top = 0, 1, 1, 255  # units before `first_free` are used, units after `top` are free
     while node < nodes:
         piece, depth, unit, count = low[node], depth_of[node], unit_of[node], 0
         if starts[piece + 1] - starts[piece] == depth:
@@ -61,7 +61,8 @@ def _double_array(letters: Array, starts: Array, ids: Array, scores: Array) -> A
         if count:
             while units[first_free, _PARENT] != _FREE:
                 first_free += 1
-            # The unit of the first child. Several children rarely fit among units far before `top`: no search there.
+            # The unit of the first child. Several children rarely fit among units far before `top`, so the search skips
+            # these.
             candidate, fits = first_free if count == 1 else max(first_free, top - 4096), False
             while not fits:  # until the units of all children are free
                 if candidate | 255 >= len(units) - 1:
@@ -88,12 +89,12 @@ def _best_path(
     text: Array, first: int, size: int, total: np.float32, units: Array, log_probs: Array, unknown: float, paths: Paths
 ) -> tuple[int, int, float]:
     """Find the best path through a word: `size` bytes of `text` from `first` on. Returns the number of ids, the number
-    of characters, and the smallest difference of two scores that were compared.
+    of characters, and the smallest difference between two compared scores.
 
     `total`: the score of the line before the word. Sums are rounded to float32, as in SentencePiece. `log_probs`: the
-    units as float32. `unknown`: score of an unknown character. `paths` are four buffers. The first three hold, for each
-    byte where a path may end, the best score, the id of the last piece, and the byte where that piece begins (−1: no
-    path yet). The ids of the best path are written to the end of the fourth.
+    memory of `units` as float32. `unknown`: score of an unknown character. `paths` are four buffers. The first three
+    hold, for each byte where a path may end, the best score, the id of the last piece, and the byte where that piece
+    begins (−1: no path yet). The ids of the best path are written to the end of the fourth.
     """
     best, last, starts, ids = paths
     for at in range(size + 1):
@@ -137,11 +138,11 @@ def _best_path(
 
 @njit(inline="always")
 def _reach(margin: float, characters: int, total: float, unknown: float) -> int:
-    """A cached segmentation of a word is right if the score before the word is above −(this number).
+    """A limit r for a cached segmentation of a word: it is right if the score of the line before the word is above −r.
 
-    The segmentation was found after the score `total`; `margin` is the smallest difference of the scores that were
-    compared. The further a sum is below 0, the more coarsely float32 rounds it. The result is where the rounding of
-    sums of up to `characters` terms could outweigh the margin; −1 if it could anywhere. No segmentation scores below
+    The segmentation was found after the score `total`; `margin` is the smallest difference between compared scores. The
+    further a sum is below 0, the more coarsely float32 rounds it. At −r the rounding of sums of up to `characters`
+    terms could outweigh the margin; r is −1 if it could at any score. No segmentation scores below
     characters · unknown.
     """
     longest = -unknown * characters
@@ -183,10 +184,11 @@ def _segment(
     ids: Array,
     id_counts: Array,
 ) -> int:
-    """Write the ids of all lines to `ids`, and how many each line has to `id_counts`. Returns the number of all ids.
+    """Write the ids of all lines to `ids`, and the number of ids of each line to `id_counts`. Returns the number of all
+    ids.
 
     `scores`: log probabilities by id. `cache`: the hash table, whose slots hold 1 + the row of a word, or 0 if free;
-    the rows, the bytes and the ids of the words; and how many of each of these three are in use.
+    the rows, the bytes and the ids of the words; and how much of each of these three is in use.
     """
     table, rows, letters, cached_ids, used = cache
     longest, at, done = 0, 0, 0
@@ -261,8 +263,8 @@ class Segmenter:
         self._lock = Lock()  # calls from several threads share the cache
 
     def __call__(self, forms: Sequence[bytes]) -> tuple[Array, Array]:
-        """The ids of all lines, concatenated (int32), and how many each line has (int64). `forms`: the lines in their
-        normal form, UTF-8."""
+        """The ids of all lines, concatenated (int32), and the number of ids of each line (int64). `forms`: the lines in
+        their normal form, UTF-8."""
         ends = np.cumsum(np.fromiter(map(len, forms), np.int64, len(forms)))
         text = np.frombuffer(b"".join(forms), np.uint8)
         ids, id_counts = np.empty(len(text) + 1, np.int32), np.empty(len(forms), np.int64)

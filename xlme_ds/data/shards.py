@@ -2,7 +2,7 @@
 
 Each shard has an index: where its data are in the Arrow file, and a checksum of every group of four rows. So a process
 reads only the rows that it uses, and checks them each time: no byte that changed on the disk gets into a batch. A file
-that was cut short raises an error, where a memory map would kill the process. The file NAME.index contains:
+that was truncated raises an error; with a memory map it would kill the process. The file NAME.index contains:
 
     64 bytes   header: "XLMEROWS"; version, rows, ids of a row, rows of a group, rows of a record batch, record batches
                (uint32 each); SHA-256 of the shard
@@ -12,10 +12,10 @@ that was cut short raises an error, where a memory map would kill the process. T
     8 bytes    for every group, as uint64: its checksum. A group is inside one record batch; the batch's last group may
                have fewer rows
 
-Numbers are little-endian. The checksum h of a group begins at 0. Row by row it takes in the ids, the number of lengths,
-the lengths, the number of languages, and the languages: for every number n, as an unsigned one of 32 bits,
-h = (h xor n) · 0x9E3779B97F4A7C15 mod 2⁶⁴, then h = h xor (h >> 32). Both steps are bijections of h, so a change of a
-single number always changes the checksum.
+Numbers are little-endian. The checksum h of a group begins at 0. These numbers change it, row by row: the ids, the
+number of lengths, the lengths, the number of languages, the languages. For every number n, as an unsigned integer of 32
+bits, h = (h xor n) · 0x9E3779B97F4A7C15 mod 2⁶⁴, then h = h xor (h >> 32). Both steps are bijections of h, so a change
+of a single number always changes the checksum.
 """
 
 import os
@@ -39,7 +39,7 @@ from .schema import Manifest, read_manifest
 _MOST_OPEN_SHARDS = 16
 GROUP = 4  # rows with one checksum
 Array = np.ndarray
-_LOW, _HALF, _MULTIPLIER = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(0x9E3779B97F4A7C15)  # of the checksum
+_LOW, _HALF, _MULTIPLIER = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(0x9E3779B97F4A7C15)  # for the checksum
 SUFFIX = ".index"
 _HEADER = struct.Struct("<8s6I32s")
 _MAGIC, _VERSION = b"XLMEROWS", 1
@@ -97,7 +97,7 @@ def index_of(path: Path, sha256: str, checks: Sequence[np.ndarray]) -> bytes:
         batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
         offsets = np.array([_addresses(batch) for batch in batches], dtype="<i8").reshape(-1, _OFFSETS) - start
         batch_rows, width = [batch.num_rows for batch in batches], reader.schema.field("tokens").type.list_size
-    rows_of_first = batch_rows[0] if batch_rows else 0  # all batches have as many, except for the last
+    rows_of_first = batch_rows[0] if batch_rows else 0  # every batch but the last has this many
     sizes = sum(batch_rows), width, GROUP, rows_of_first, len(batch_rows)
     head = _HEADER.pack(_MAGIC, _VERSION, *sizes, bytes.fromhex(sha256)) + offsets.tobytes()
     return head + struct.pack("<I", zlib.crc32(head)) + b"".join(batch.astype("<u8").tobytes() for batch in checks)
@@ -114,7 +114,7 @@ def _addresses(batch: pa.RecordBatch) -> list[int]:
 
 class IndexedShard:
     """A shard that is read with its index, and compared with its checksums. Raises ValueError or OSError if a file
-    cannot be read or is not the expected one."""
+    cannot be read, or differs from the expected file."""
 
     def __init__(self, path: Path, rows: int, row_tokens: int, size: int, sha256: str, scattered: bool):
         """`size`: bytes of the shard; `scattered`: whether reads skip rows, so that reading ahead is no use."""
@@ -150,15 +150,15 @@ class IndexedShard:
                 os.close(descriptor)
 
     def prefetch(self, first: int, stop: int) -> None:
-        """Make the system fetch the ids of rows `first` … `stop` − 1, which are read next. A range that ends in the
-        next record batch is fetched as if its ids followed directly."""
+        """Make the system fetch the ids of rows `first` … `stop` − 1, which are read next. If the range ends in the
+        next record batch, ids of that batch may be missed: this is only a hint."""
         batch, row = divmod(first, self._batch_rows)
         row_bytes = 4 * self.row_tokens
         at = int(self._offsets[batch][0]) + row * row_bytes
         os.posix_fadvise(self._file, at, (stop - first) * row_bytes, os.POSIX_FADV_WILLNEED)
 
     def read(self, first: int, stop: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
-        """Rows `first` … `stop` − 1, cut at the end of the record batch of row `first`: the ids of these N rows, int32
+        """Rows `first` … `stop` − 1, but none after the record batch of row `first`: the ids of these N rows, int32
         [N, T], and (offsets [N + 1], values) of their lengths and of their languages."""
         batch, first = divmod(first, self._batch_rows)
         rows_before = batch * self._batch_rows
@@ -172,6 +172,7 @@ class IndexedShard:
         lists: list[np.ndarray] = []  # offsets and values of the lengths, then of the languages
         for offsets_at, values_at in zip(lists_at[::2], lists_at[1::2], strict=True):
             offsets = self._array(self._file, np.int32, end - begin + 1, offsets_at + 4 * begin)
+            # An item has a token or more, and at most two languages: so no list is longer than twice the tokens.
             if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] - offsets[0] > 2 * tokens.size:
                 raise ValueError("it is not the file that the manifest lists, its bytes changed")
             values = self._array(self._file, np.int16, offsets[-1] - offsets[0], values_at + 2 * int(offsets[0]))
@@ -200,9 +201,9 @@ class IndexedShard:
 class RowStore:
     """The rows of one task of a mixed data folder: records 0 … `rows` − 1.
 
-    `languages`: the codes that the language indices of the rows refer to; by default those of the manifest.
-    `scattered`: whether reads skip rows, so that the system should not read ahead.
-    Raises ValueError for a folder without rows, or with text in a language that is not among `languages`.
+    `languages`: the codes that the language indices of the rows refer to; by default the manifest's codes. `scattered`:
+    whether reads skip rows, so that the system should not read ahead. Raises ValueError for a folder without rows, or
+    with text in a language that is not among `languages`.
     """
 
     def __init__(self, folder: Path, languages: Sequence[str] = (), scattered: bool = False):
@@ -226,7 +227,7 @@ class RowStore:
         # Index in `languages` for each index in the manifest's list.
         self._language_indices = np.array([self.languages.index(code) for code in self.manifest.languages])
         self._starts = [0, *accumulate(shard.rows for shard in self.manifest.shards)]  # first record of each shard
-        self._open: dict[int, IndexedShard] = {}  # by index in the manifest, the longest open first
+        self._open: dict[int, IndexedShard] = {}  # by index in the manifest, in the order of opening
 
     def read(self, records: np.ndarray) -> Rows:
         """The rows of `records` (int64), in the order given. Raises ValueError for a damaged shard."""
@@ -249,11 +250,11 @@ class RowStore:
                 self._opened(shard).prefetch(first - self._starts[shard], last + 1 - self._starts[shard])
 
     def _shard_of(self, record: int) -> int:
-        """The index in the manifest of the shard with a record."""
+        """The index in the manifest of the shard that holds a record."""
         return bisect_right(self._starts, record) - 1
 
     def _piece(self, start: int, stop: int) -> Rows:
-        """Records `start` … `stop` − 1, cut at the end of the record batch of record `start`."""
+        """Records `start` … `stop` − 1, but none after the record batch of record `start`."""
         shard = self._shard_of(start)
         first = start - self._starts[shard]
         opened = self._opened(shard)
@@ -270,7 +271,7 @@ class RowStore:
         return self.folder / self.manifest.shards[shard].name
 
     def _opened(self, shard: int) -> IndexedShard:
-        """The shard, opened if it is not open yet; if too many are open, the longest open one is closed."""
+        """The shard, opened if it is not open yet; if too many are open, the one opened first is closed."""
         if shard not in self._open:
             listed = self.manifest.shards[shard]
             with self._naming_shard(shard):
@@ -328,7 +329,8 @@ def unigram_costs(train: RowStore | Mapping[RowStore, float], train_rows: int = 
 
     p is proportional to 1 plus the count of the id in the first `train_rows` rows; only ordinary tokens are counted.
     `train` may be several stores with their shares of a run: then the count is the mean over the stores, weighted by
-    the shares. For this, counts of a store with fewer rows are scaled up to the number of rows of the largest.
+    the shares. Counts of a store with fewer rows are first scaled up to the number of rows that the largest store
+    gives.
     """
     shares = {train: 1.0} if isinstance(train, RowStore) else train
     scaled_rows = min(train_rows, max(store.rows for store in shares))

@@ -33,7 +33,7 @@ _REQUIRED_SETTINGS = {
 
 
 class Vocabulary:
-    """A SentencePiece model with XLM-R's ids. `model` is a file, also one of XLM-R, or a folder with the file
+    """A SentencePiece model with XLM-R's ids. `model` is a file (XLM-R's fits too), or a folder with the file
     `sentencepiece.model`.
 
     Raises ValueError for a model that the tokenizer of an export could not reproduce, and for a file that differs from
@@ -77,7 +77,7 @@ class Vocabulary:
         return self.from_pieces(self.processor.encode(text))
 
     def encode_after_mask(self, text: str) -> np.ndarray:
-        """int32 ids of `text` that follows a `<mask>`: it begins a new word only if it starts with a space.
+        """int32 ids of a `text` right after a `<mask>`: it begins a new word only if it starts with a space.
 
         A space is any character that the model normalises to a space, in most models U+200B too.
         """
@@ -92,12 +92,13 @@ class Vocabulary:
         return spm.SentencePieceProcessor(model_proto=model.SerializeToString())
 
     def encode_lines(self, lines: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """`encode` of many lines: the ids of all lines, concatenated (int32), and how many each line has (int64)."""
+        """`encode` of many lines: the ids of all lines, concatenated (int32), and the number of ids of each line
+        (int64)."""
         return self.encode_normal(self.normal_forms(lines))
 
     def normal_forms(self, lines: list[str]) -> list[bytes]:
         """Each line as SentencePiece normalises it, in UTF-8."""
-        # `normalize` calls this function for each line; it takes and returns bytes, which saves time.
+        # Not `normalize`, which calls this function for each line: bytes in and out save time here.
         return list(map(self.processor._processor._Normalize, map(str.encode, lines)))  # type: ignore[attr-defined]
 
     def encode_normal(self, forms: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
@@ -112,7 +113,7 @@ class Vocabulary:
 
     def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """The ids of `text`, int32, and the characters of `text` that each id covers, as [start, end) in int64
-        [ids, 2]; white space before them is left out."""
+        [ids, 2]; white space before these is left out."""
         pieces = self.processor.encode(text, return_type="proto").pieces
         character_at = np.zeros(len(text.encode("utf-8")) + 1, np.int64)  # index of the character that starts at a byte
         character_at[np.cumsum([0, *(len(character.encode("utf-8")) for character in text)])] = np.arange(len(text) + 1)

@@ -1,4 +1,4 @@
-"""Errors as one sentence; those of the operating system with advice on what to do."""
+"""Errors as one sentence; errors of the operating system with advice."""
 
 import errno
 

@@ -25,8 +25,8 @@ def replacing(path: Path, flush: bool = True) -> Iterator[IO[bytes]]:
     is false, and renamed to `path`.
 
     After an error, such as a full disk, `path` is unchanged, and an OSError names it. A crash may undo the rename until
-    `to_disk` is called on the folder. Files that a manifest lists need this call; the marker of a finished task does
-    not, because losing one costs little work.
+    `to_disk` is called on the folder. Files that a manifest lists need that call; the marker of a finished task does
+    not: if it is lost, only this task runs again.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -145,8 +145,8 @@ def _dict_of_unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def require_regular(path: Path, option: str) -> None:
-    """Raise ValueError if `path` is a link, a device or a pipe: an atomic write would replace it by a file. A folder
-    passes, because a write to it fails anyway."""
+    """Raise ValueError if `path` is a link, a device or a pipe: an atomic write would replace it by a file. A folder is
+    accepted here, because a write to it fails anyway."""
     if os.path.lexists(path) and not (stat.S_ISREG(path.lstat().st_mode) or stat.S_ISDIR(path.lstat().st_mode)):
         raise ValueError(f"{option} {path} is no regular file: name another")
 
@@ -159,8 +159,8 @@ def require_line_feeds(data: bytes, name: object) -> None:
 
 
 def files_below(folder: Path, pattern: str = "*") -> list[Path]:
-    """Sorted paths below `folder` whose name fits `pattern`, without hidden files and what is in hidden folders (a dot
-    at the start of a name)."""
+    """Sorted paths below `folder` whose name fits `pattern`, without hidden files and the content of hidden folders
+    (names that start with a dot)."""
     paths = (path for path in folder.rglob(pattern) if path != folder)
     return sorted(path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 

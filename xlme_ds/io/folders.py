@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .files import to_disk
 
-LOCK = ".lock"  # a process that works in a folder holds a lock on its file of this name
+LOCK = ".lock"  # a process that works in a folder locks the folder's file of this name
 _SIGNATURE = b"xlme_ds: "  # the start of a lock file that this package wrote
 _NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # errors of file systems without locks
 
@@ -71,7 +71,7 @@ def lock(folder: Path) -> Lock:
     path = folder / LOCK
     foreign_file = ValueError(f"{path} is no lock of this package, which needs the name: move it away")
     try:
-        # This follows no link, does not wait for the other end of a pipe, and does not truncate an existing file.
+        # These flags follow no link, do not wait for the other end of a pipe, and do not truncate an existing file.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
@@ -143,7 +143,7 @@ def atomic_folder(to: Path, option: str) -> Iterator[Path]:
     """Yield a temporary folder to write into. When the block ends, the folder is flushed to the disk and renamed to
     `to`; after an error it is removed.
 
-    Raises ValueError naming `option` if `to` exists, or the temporary name, unless a killed process left it.
+    Raises ValueError naming `option` if `to` exists, or if the temporary folder exists and no killed process left it.
     """
     if os.path.lexists(to):
         raise ValueError(f"{to} exists already: choose another {option}")

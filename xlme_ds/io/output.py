@@ -13,7 +13,7 @@ def open_output() -> None:
     terminal, are printed as `\\u2581`.
 
     A stdout that the shell closed (`>&-`) becomes /dev/null. Otherwise the next file that is opened would get stdout's
-    descriptor, and with it the output. A second call changes nothing, and a stdout that a test has put in place of
+    descriptor, and with it the output. A second call changes nothing, and a stdout with which a test has replaced
     Python's stays.
     """
     stdout, is_replaced = sys.stdout, sys.stdout is not sys.__stdout__

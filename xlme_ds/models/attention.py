@@ -1,10 +1,11 @@
-"""Attention with the gated relative position bias (XLM-E section 3.3), inside the items of a packed row.
+"""Attention with the gated relative position bias (XLM-E section 3.3), inside the items (texts or translation pairs) of
+a packed row.
 
-`shared_bias` chooses the kernels for a pass: it returns mask and bias as an `AttentionBias` or an `ItemBias`, whose
-method `attend` runs the kernels.
+`shared_bias` chooses the kernels for a forward pass: it returns mask and bias as an `AttentionBias` or an `ItemBias`,
+whose method `attend` runs the kernels.
 
-B rows, H heads, T tokens, K head size, W = 2T−1 distances. r is added to the scores. For the query q_i of a head (after
-the projection, before the scale 1/sqrt(K)):
+B rows, H heads, T tokens, K head size, W = 2T−1 distances. The bias r is added to the scores. For the query q_i of a
+head (after the projection, before the scale 1/sqrt(K)):
 
     g_update, g_reset = sigmoid(q_i·u), sigmoid(q_i·v)
     r_{i-j} = d_{i-j} · [1 + g_update + (1 − g_update) · w · g_reset]
@@ -45,8 +46,8 @@ def _borders(half: int, max_distance: int) -> tuple[int, ...]:
 
 
 def bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
-    """T5's bidirectional buckets. Half of them are for each sign; of these, half hold one distance each, and the rest
-    grow logarithmically up to `max_distance`.
+    """T5's bidirectional buckets: one half for each sign. The first half of these holds one distance a bucket; the
+    others grow logarithmically up to `max_distance`.
 
     `distance` is j − i, integers of any shape. Returns the index of the bucket, int64, in that shape.
     """
@@ -66,14 +67,14 @@ class RelativePositionTable(nn.Module):
 
     def forward(self, tokens: int) -> Tensor:
         """d for the distances 1−T to T−1 in a row of T = `tokens` tokens, float32 or float64 [H, W]."""
-        # Not in bf16: the gradient is a long sum for each bucket.
+        # Not in bf16: the gradient of each bucket is a long sum, which bf16 would round too often.
         distances = torch.arange(1 - tokens, tokens, device=self.weight.device)
         weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         return weight[bucket(distances, self.weight.shape[0], self.max_distance)].t()
 
 
 def spread(distance_HW: Tensor) -> Tensor:
-    """The values for every query i and key j, [H, T, T], from those for every distance j − i, [H, W]."""
+    """Values by query i and key j, [H, T, T], from values by distance j − i, [H, W]."""
     tokens = (distance_HW.shape[1] + 1) // 2
     position_T = torch.arange(tokens, device=distance_HW.device)
     return distance_HW[:, position_T[None, :] - position_T[:, None] + tokens - 1]
@@ -98,13 +99,13 @@ class Gate(nn.Module):
 class AttentionBias(NamedTuple):
     """Mask and bias for all kernels except for Triton's; all layers of an encoder share them in one pass."""
 
-    allowed_B1TT: Tensor | None  # bool, whether query i may see key j; None: if they have the same `segments_BT`
+    allowed_B1TT: Tensor | None  # bool, whether query i may see key j; None: if their `segments_BT` are equal
     distance_HTT: Tensor | None  # d_{i-j}, or None without a relative bias
     segments_BT: Tensor | None = None  # the item of each position, for the kernels on the CPU
-    row_tokens: int | None = None  # tokens of a complete row, on which dropout depends; None: rows here are complete
+    row_tokens: int | None = None  # tokens of a full row, which dropout's choice depends on; None: rows here are full
 
     def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, keys_B: Tensor | None) -> Tensor:
-        """Attention, [B, T, H, K]; with `keys_B`, the rows' random keys, the share `dropout` of weights is dropped."""
+        """Attention, [B, T, H, K]; if there are `keys_B`, random bits, they drop the share `dropout` of weights."""
         dropping = keys_B is not None and dropout > 0
         kernel = fused_attend if qkv_BT3HK.is_cuda else plain_attend
         qkv = qkv_BT3HK.permute(2, 0, 3, 1, 4)
@@ -170,10 +171,10 @@ def shared_bias(
     allowed: Callable[[Tensor], Tensor] = item_mask,
     row_tokens: int | None = None,
 ) -> AttentionBias | ItemBias:
-    """Mask and bias that all layers share in one pass, in the form that the chosen kernels read.
+    """Mask and bias that all layers share in one pass, in the form that the chosen kernels need.
 
     `allowed` makes the attention mask, bool [B, 1, T, T], from `groups_BT`. `distance_HW`: d, None without a relative
-    bias. `dtype`: that of the queries. `row_tokens`: see `AttentionBias`.
+    bias. `dtype`: of the queries. `row_tokens`: see `AttentionBias`.
     """
     half = dtype in (torch.bfloat16, torch.float16)
     # With kernels triton a missing package is an error, in `_triton_kernels`.
@@ -222,7 +223,7 @@ def dropping_attend(
     rate: float,
     keys_B: Tensor,
 ) -> Tensor:
-    """`plain_attend` on any device, with the share `rate` of weights dropped as `keys_B` decide; it stores all
+    """`plain_attend` on any device, with the share `rate` of weights dropped, chosen by `keys_B`; it stores all
     scores."""
     scores_BHTT = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHTK.mT
     if bias.distance_HTT is not None:

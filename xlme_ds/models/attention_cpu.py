@@ -1,10 +1,10 @@
 """Attention with the gated relative position bias on the CPU, where torch's fused kernel has no gradient for a bias.
 
 It computes one tile of scores at a time, as large as fits in the cores' caches. A tile is one or several whole rows,
-or, if every position sees its whole item, one long item. No scores or weights are saved for the backward pass, which
-computes the weights again (as FlashAttention does; Dao et al. 2022, section 3.1).
+or, where every position sees its whole item, a single long item. No scores or weights are saved for the backward pass,
+which computes the weights again (as FlashAttention does; Dao et al. 2022, section 3.1).
 
-B rows, H heads, T tokens, K head size; of a tile R rows, S tokens of each, and N pairs of a row and a head.
+B rows, H heads, T tokens, K head size. A tile has R rows, S tokens of each row, and N pairs of a row and a head.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-TILE = 2**21  # bytes of scores per thread
+TILE = 2**21  # bytes of a tile's scores for each thread
 _TILE_COST = 60_000  # overhead of a tile: a thread computes this many scores in the same time
 _MASK_COST = 0.1  # time to mask a score / time to compute it
 
 Items = Sequence[tuple[int, int, int]]  # for every item its row, its first token, and one after its last
 _WHOLE_ROW = slice(None)
-# The rows, heads and tokens of a tile: one item, or whole rows; with all heads or some.
+# The rows, heads and tokens of a tile: the tokens of one item or of whole rows, and all heads or some.
 Tile = tuple[slice, slice, slice]
 
 
@@ -41,9 +41,9 @@ def item_mask(segments_BT: Tensor) -> Tensor:
 
 
 class _Attend(torch.autograd.Function):
-    """softmax(q kᵀ / sqrt(K) + gate · d) v, [B, H, T, K], over the keys that a query may see: those of `allowed_B1TT`,
-    or if it is None those with the query's `segments_BT`. The arguments are those of `_output`; q, k, v and gate must
-    be contiguous."""
+    """softmax(q kᵀ / sqrt(K) + gate · d) v, [B, H, T, K], over the keys that a query may see: by `allowed_B1TT`, or if
+    it is None the keys with the query's number in `segments_BT`. The arguments are the same as for `_output`; q, k, v
+    and gate must be contiguous."""
 
     @staticmethod
     def forward(ctx, *tensors):  # type: ignore[no-untyped-def]
@@ -92,7 +92,7 @@ def _gradients(
     tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, segments_BT)
     grad_q, grad_k, grad_v = (torch.empty_like(q_BHTK) for _ in range(3))
     grad_gate = None if gate_BHT1 is None else torch.empty_like(gate_BHT1)
-    wide = torch.promote_types(q_BHTK.dtype, torch.float32)  # for sums over all items
+    wide = torch.promote_types(q_BHTK.dtype, torch.float32)  # type of sums over all items
     grad_distance = None if distance_HTT is None else torch.zeros_like(distance_HTT, dtype=wide)
     scale = q_BHTK.shape[-1] ** -0.5
     for tile in tiles.all:
@@ -100,7 +100,7 @@ def _gradients(
         q, k, v, grad = (_flat(x[tile]) for x in (q_BHTK, k_BHTK, v_BHTK, grad_BHTK))
         torch.bmm(weights.mT, grad, out=_flat(grad_v[tile]))
         grad_weights = torch.bmm(grad, v.mT, out=tiles.scratch(tile))
-        # Where a query may not see a key, the weight is 0, and so is the gradient of the score.
+        # A score's gradient has the weight as a factor, so it is 0 where a query may not see a key.
         grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
         _scaled_product(_flat(grad_q[tile]), grad_scores, k, scale, beta=0)
         _scaled_product(_flat(grad_k[tile]), grad_scores.mT, q, scale, beta=0)
@@ -108,7 +108,7 @@ def _gradients(
             continue
         grad_RHSS = grad_scores.view(*grad_q[tile].shape[:3], -1)
         if gate_BHT1 is not None and grad_gate is not None:
-            scratch_RHSS = grad_weights.view_as(grad_RHSS)  # its numbers are not needed any more
+            scratch_RHSS = grad_weights.view_as(grad_RHSS)  # `grad_weights` is not needed any more
             torch.mul(grad_RHSS, _distance_part(distance_HTT, tile), out=scratch_RHSS)
             torch.sum(scratch_RHSS, -1, keepdim=True, out=grad_gate[tile])
             grad_RHSS = torch.mul(grad_RHSS, gate_BHT1[tile], out=scratch_RHSS)
@@ -177,15 +177,15 @@ class _Tiles:
             bias_RHSS.copy_(_distance_part(self.distance, tile))
         else:
             torch.mul(self.gate[tile], _distance_part(self.distance, tile), out=bias_RHSS)
-        if tile[2] == _WHOLE_ROW:  # inside one item nothing is masked
+        if tile[2] == _WHOLE_ROW:  # the tile of one item needs no mask
             allowed_R1SS = item_mask(self.segments[tile[0]]) if self.allowed is None else self.allowed[tile[0]]
             bias_RHSS.add_(self.q.new_zeros(()).where(allowed_R1SS, float("-inf")))
         return _scaled_product(scores, _flat(self.q[tile]), _flat(self.k[tile]).mT, self.scale).softmax(-1)
 
 
 def _items_and_rows(items: Items, rows: int, heads: int, tokens: int, capacity: int) -> tuple[Items, list[int]]:
-    """The items that get tiles of their own, and the rows that are computed whole: of each row, what takes less time.
-    Without items, all rows."""
+    """The items that get tiles of their own, and the rows that are computed whole: for each row, whichever is faster.
+    If there are no items, all rows are computed whole."""
     tile_cost = _TILE_COST * torch.get_num_threads()
     row_cost = (1 + _MASK_COST) * heads * tokens**2 + tile_cost / max(1, capacity // (heads * tokens**2))
     separate_items: list[tuple[int, int, int]] = []
@@ -197,7 +197,7 @@ def _items_and_rows(items: Items, rows: int, heads: int, tokens: int, capacity: 
 
 
 def _row_tiles(rows: Sequence[int], heads: int, tokens: int, capacity: int) -> Iterator[Tile]:
-    """Yield tiles of as many neighbouring rows as fit, or of some heads of one row."""
+    """Yield tiles of the largest number of neighbouring rows that fits, or of some heads of one row."""
     at_once = max(1, capacity // (heads * tokens**2))
     for some_heads in _heads(heads, tokens, capacity):
         for _, group in groupby(enumerate(rows), key=lambda pair: pair[1] - pair[0]):
@@ -222,7 +222,7 @@ def _distance_part(all_HTT: Tensor, tile: Tile) -> Tensor:
 
 def _scaled_product(out: Tensor, a: Tensor, b: Tensor, scale: float, beta: int = 1) -> Tensor:
     """out = beta · out + scale · a b, for every head."""
-    return torch.baddbmm(out, a, b, beta=beta, alpha=scale, out=out)  # torch's FLOP counter misses baddbmm_
+    return torch.baddbmm(out, a, b, beta=beta, alpha=scale, out=out)  # not baddbmm_, which torch's FLOP counter misses
 
 
 def _flat(tile_RHSK: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 keys have no item in common are skipped, and the gate is computed from the queries in the kernel.
 
 B rows, H heads, T tokens, K head size, W distances, M queries and N keys of a tile. For one head, in the notation of
-FlashAttention-2 (Dao 2023, algorithms 1 and 2), with d for the distance bias and d before a name for its gradient (so
-dd is that of d); the code computes exp and log to base 2:
+FlashAttention-2 (Dao 2023, algorithms 1 and 2), where d alone is the distance bias, and d before a name means the
+gradient of it (dd: the gradient of d). The code uses exp and log to base 2:
 
     g_i = 1 + α_i + (1 − α_i) w ρ_i with α_i = σ(q_i·u), ρ_i = σ(q_i·r)
     S = Q Kᵀ / √K + g_i d_{j−i} where i and j share an item, else −∞       L_i = log Σ_j exp S_ij
@@ -11,14 +11,15 @@ dd is that of d); the code computes exp and log to base 2:
     dQ = dS K / √K + dα uᵀ + dρ rᵀ (before the sigmoids)     dK = dSᵀ Q / √K     dV = Pᵀ dO
     dg_i = Σ_j dS_ij d_{j−i}     dd_δ = Σ_i g_i dS_{i,i+δ}
 
-Q, K and V are the output of one projection, [B, T, 3, H, K], and their gradients are written in this form too. A tile
-of d is read from the table of `skew`. Each row of the table is d shifted by one more distance, so the rows of a tile
-are contiguous there, and are copied 16 bytes at a time. Tiles inside one item need no mask. dd has its own kernel: a
-program adds up the tiles of one head that are equally far from the diagonal, and then sums along the diagonals once.
-Every sum has a fixed order and nothing is added atomically: the same inputs give the same bits.
+Q, K and V are the output of one projection, [B, T, 3, H, K], and their gradients have this shape too. A tile of d is
+loaded from the table that `skew` makes. Row r of the table is d shifted by r distances, so each row of a tile is
+contiguous and aligned there, and is copied 16 bytes at a time. Tiles inside one item need no mask. dd has its own
+kernel: a program adds up all tiles of one head at one distance from the diagonal, and then sums the result along its
+diagonals. Every sum has a fixed order and nothing is added atomically: the same inputs give the same bits.
 
-In the kernels `i` and `j` are positions of queries and keys, `first` and `end` bounds of items, `lse` is L, `grad` is
-dO, `delta` is Δ, `factor` is 1/√K, and EVEN says that no tile passes the end of a row.
+In the kernels `i` and `j` are positions of queries and keys, `first` and `end` the bounds of a position's item, `lse`
+is L, `grad` is dO, `delta` is Δ, `factor` is 1/√K, and EVEN means that no tile passes the end of a row. u, r and w are
+the weights `update`, `reset` and `scale` of the gate.
 """
 
 from typing import Any
@@ -32,7 +33,7 @@ from torch import Tensor
 from .tiles import SKEWED, SUMMED_ROWS, Tiling, tiling
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-LOWEST = tl.constexpr(-1e30)  # finite, so that a query that has seen no key yet makes no NaN
+LOWEST = tl.constexpr(-1e30)  # finite: if all keys so far are masked, −inf would give −inf − (−inf) = NaN
 
 
 @triton.jit
@@ -58,7 +59,7 @@ def _store_rows(x, values, start, stride, tokens, TILE: tl.constexpr, K: tl.cons
 @triton.jit
 def _items(first, end, start, tokens, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """`first` and `end` of each position of a tile; then the range [low, high) of positions that any of them sees, and
-    the range [inner, inner_end) that all of them see."""
+    the range [inner, inner_end) that all of them see. Positions past the row's end change neither range."""
     at = start + tl.arange(0, TILE)
     firsts, ends = tl.load(first + at, at < tokens, other=0), tl.load(end + at, at < tokens, other=2147483647)
     last = tl.minimum(start + TILE, tokens) - 1
@@ -67,7 +68,7 @@ def _items(first, end, start, tokens, TILE: tl.constexpr):  # type: ignore[no-un
 
 @triton.jit
 def _bias(skewed, start, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """d of a tile, float32 [ROWS, COLUMNS]: the position of its first column is `start` more than that of its first
+    """d of a tile, float32 [ROWS, COLUMNS]. `start`: the position of its first column − the position of its first
     row."""
     at = skewed + tl.arange(0, ROWS)[:, None] * width + (width // 2 + start + tl.arange(0, COLUMNS))[None, :]
     return tl.load(at).to(tl.float32)
@@ -130,9 +131,9 @@ def _backward_queries(  # type: ignore[no-untyped-def]
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
     SKEWED: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """Write Δ [B, H, T] and dQ of a tile of queries, and what the tile adds to du and dr [B, H, tiles, 2, K] and to dw
-    [B, H, tiles]. `grad_far` [B, H, tiles, 2]: what it adds to dd in all tiles of SIDE positions that are more than
-    `near` tiles before (0) or after (1) the diagonal."""
+    """Write Δ [B, H, T] and dQ of a tile of queries, and the tile's summands of du and dr [B, H, tiles, 2, K] and of dw
+    [B, H, tiles]. `grad_far` [B, H, tiles, 2]: its summands of dd from keys more than `near` tiles of SIDE positions
+    before (index 0) or after (1) the diagonal."""
     start, bh = tl.program_id(0) * M, tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
     i = start + tl.arange(0, M)
@@ -152,7 +153,7 @@ def _backward_queries(  # type: ignore[no-untyped-def]
     lse_i = tl.load(lse + vectors + i, i < tokens, other=0.0)
     delta_i = tl.sum(out_i.to(tl.float32) * grad_i.to(tl.float32), 1)
     tl.store(delta + vectors + i, delta_i, i < tokens)
-    acc, grad_gate = tl.zeros([M, K], tl.float32), tl.zeros([M], tl.float32)  # of the queries, and dg
+    acc, grad_gate = tl.zeros([M, K], tl.float32), tl.zeros([M], tl.float32)  # dQ and dg
     before, after = tl.zeros([M], tl.float32), tl.zeros([M], tl.float32)
     for begin in range(low // N * N, high, N):
         j = begin + tl.arange(0, N)[None, :]
@@ -178,7 +179,7 @@ def _backward_queries(  # type: ignore[no-untyped-def]
     if BIASED:
         tl.store(grad_far + 2 * tile, tl.sum(before * gate_i, 0) / LOG2_E)
         tl.store(grad_far + 2 * tile + 1, tl.sum(after * gate_i, 0) / LOG2_E)
-    if GATED:  # queries past the row's end add 0
+    if GATED:  # queries past the row's end add 0: their dO is 0
         alpha, rho, u, r = _gates(q_i, update, reset, K)
         w = tl.load(scale + h).to(tl.float32)
         grad_alpha = grad_gate * (1 - w * rho) * alpha * (1 - alpha)
@@ -273,8 +274,8 @@ def _backward_distances(  # type: ignore[no-untyped-def]
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
     SKEWED: tl.constexpr, SUMMED_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write to `grad_d` [batches, H, offsets, 2 N] what SUMMED_ROWS rows, a batch, add to dd in the tiles whose keys
-    begin `offset` tiles after their queries: sums along the diagonals, from distance 1 − N in the tile on."""
+    """Write to `grad_d` [batches, H, offsets, 2 N] the summands of dd from one batch of SUMMED_ROWS rows, in the tiles
+    whose keys begin `offset` tiles after their queries: sums along the diagonals of a tile, from distance 1 − N on."""
     tiles, h, batch = tl.cdiv(tokens, N), tl.program_id(1), tl.program_id(2).to(tl.int64)
     offset = tl.program_id(0) - tl.num_programs(0) // 2
     c = tl.arange(0, N)
@@ -282,10 +283,10 @@ def _backward_distances(  # type: ignore[no-untyped-def]
     acc = tl.zeros([N, N], tl.float32)
     first_row, summed = batch * SUMMED_ROWS, tl.minimum(SUMMED_ROWS, rows - batch * SUMMED_ROWS).to(tl.int32)
     low, high = tl.maximum(0, -offset), tl.minimum(tiles, tiles - offset)
-    masked = 0  # how many rows need a mask: those of several items, or all if tiles do not divide a row
+    masked = 0  # number of rows that need a mask: rows of several items, or all rows if tiles do not divide a row
     for n in range(0, summed):
         masked += ((tl.load(end + (first_row + n) * tokens) < tokens) | (not EVEN)).to(tl.int32)
-    # One loop over rows and tiles, so that the next tile is loaded while this one is computed.
+    # One loop for rows and tiles, so that the compiler loads the next tile while this one is computed.
     for step in range(0, tl.where(masked == 0, summed * (high - low), 0)):
         row, start = (first_row + step // (high - low)) * tokens, (low + step % (high - low)) * N
         acc += _distance_tile(
@@ -305,7 +306,8 @@ def _backward_distances(  # type: ignore[no-untyped-def]
                     grad + (row * heads + h) * K, delta + vectors, bias, start, begin,
                     factor, tokens, heads, N, K, GATED, EVEN, True,
                 )  # fmt: skip
-    # Row r is turned left by r + 1. Then column c has distance c + 1 in rows that did not wrap there, else c + 1 − N.
+    # Row r is rotated left by r + 1. Then column c has distance c + 1, or c + 1 − N in the rows that wrapped around
+    # there.
     turn = c[:, None] + c[None, :] + 1
     turned = tl.gather(acc, turn % N, 1)
     of_d = grad_d + ((batch * tl.num_programs(1) + h) * tl.num_programs(0) + tl.program_id(0)) * 2 * N + c
@@ -314,9 +316,9 @@ def _backward_distances(  # type: ignore[no-untyped-def]
 
 
 def skew(distance_HW: Tensor, dtype: torch.dtype) -> Tensor:
-    """The table that `_bias` reads, in `dtype`, [2, H, SKEWED, X] with X of about 2T. Part 0 has in row r and column
-    X/2 + x d of the distance x − r; part 1 has d of the distance r − x, for transposed scores. Beyond the row's length
-    it is 0."""
+    """The table that `_bias` reads, in `dtype`, [2, H, SKEWED, X] with X of about 2T. In part 0, row r and column
+    X/2 + x hold d of distance x − r; in part 1, for transposed scores, d of distance r − x. For distances of T or more
+    it holds 0."""
     tokens = (distance_HW.shape[1] + 1) // 2
     half = -(-tokens // SKEWED) * SKEWED + SKEWED
     left = half + SKEWED - tokens  # columns before distance 1 − T: the first one has distance 1 − SKEWED − half
@@ -326,8 +328,8 @@ def skew(distance_HW: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def near_tiles(reach: int, tokens: int, head_size: int, dtype: torch.dtype, device: torch.device) -> int:
-    """Tiles on each side of the diagonal that need a gradient for each distance. From distance `reach` on, d is
-    the same number for all distances of a sign, and the largest distance gets the gradient of all these."""
+    """The number of tiles on each side of the diagonal that need a gradient for each distance. From distance `reach`
+    on, d is one number for each sign: one sum is enough, and the largest distance gets it as its gradient."""
     side = _tiling_of(_backward_distances, head_size, dtype, device).keys
     return min(-(-(reach - 1) // side), triton.cdiv(tokens, side) - 1)
 
@@ -341,7 +343,8 @@ def attend(
     end_BT: Tensor,
     near: int,
 ) -> Tensor:
-    """O [B, T, H, K] of bf16, fp16 or fp32 inputs. Products are in their type, sums in fp32; K is 16, 32, 64 or 128.
+    """O [B, T, H, K] of bf16, fp16 or fp32 inputs. Products are of numbers in this type, sums in fp32; K is 16, 32, 64
+    or 128.
 
     `gate`: u [K], r [K] and w [H]. The other arguments are the fields of `attention.ItemBias`. d is read from `skewed`;
     its gradient goes to `distance_HW`.
@@ -361,7 +364,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_BTHK):  # type: ignore[no-untyped-def]
-        saved = ctx.saved_tensors  # read once: a checkpointed layer computes them at each access
+        saved = ctx.saved_tensors  # read once: in a checkpointed layer each access recomputes them
         qkv, update, _, scale, skewed, *_ = saved
         grad_qkv, grad_d, grad_far, grad_gates, grad_scale = _gradients(*saved, grad_BTHK.contiguous(), ctx.near)
         grads = None, None, None
@@ -374,14 +377,14 @@ class _Attend(torch.autograd.Function):
 
 
 def _by_distance(grad_d: Tensor, grad_far: Tensor, near: int, tokens: int) -> Tensor:
-    """The gradient of d, [H, W]. `grad_d` [H, offsets, 2 N]: the sums of `_backward_distances`, in which the upper half
-    of an offset has the same distances as the lower half of the next offset. `grad_far` [H, 2]: the sums of farther
-    tiles, which are added to the largest distances of each sign."""
+    """The gradient of d, [H, W]. `grad_d` [H, offsets, 2 N]: the sums of `_backward_distances`; the upper half of an
+    offset has the same distances as the lower half of the next offset. `grad_far` [H, 2]: the sums of farther tiles;
+    each goes to the largest distance of its sign."""
     side = grad_d.shape[2] // 2
     lower, upper = grad_d.unflatten(2, (2, -1)).unbind(2)
     sums = (F.pad(lower, (0, 0, 0, 1)) + F.pad(upper, (0, 0, 1, 0))).flatten(1)  # first: distance 1 − (near + 1) · N
     beyond = tokens - (near + 1) * side
-    sums = F.pad(sums, (beyond, beyond - 1))  # negative padding cuts
+    sums = F.pad(sums, (beyond, beyond - 1))  # negative padding removes values
     return torch.cat([sums[:, :1] + grad_far[:, :1], sums[:, 1:-1], sums[:, -1:] + grad_far[:, 1:]], 1)
 
 

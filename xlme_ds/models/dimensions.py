@@ -1,4 +1,5 @@
-"""The effective number of dimensions of the token states after each layer; if it is small, the layers collapsed.
+"""The effective number of dimensions of the token states after each layer; a small number means that states differ in
+few directions.
 
 B rows, T tokens, D width, N tokens of a batch.
 """
@@ -18,7 +19,7 @@ def effective_rank(products_DD: np.ndarray) -> float:
     """exp(−Σ p log p), where p are the eigenvalues of `products_DD` divided by their sum (Roy and Vetterli 2007); 1 if
     all vectors are on a line.
 
-    `products_DD`: Σ x xᵀ over the vectors x. The result is NaN if this has a number that is not finite.
+    `products_DD`: Σ x xᵀ over the vectors x. NaN if a number in it is not finite.
     """
     if not np.isfinite(products_DD).all():
         return math.nan

@@ -15,13 +15,13 @@ _STEP, _FACTOR_1, _FACTOR_2 = (
     word - (1 << 64) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )  # SplitMix64's uint64 constants as int64: the bits of sums and products are the same
 OUTSIDE = -1  # the place of dropout outside of an encoder; inside it, 0 is the input and n + 1 is layer n
-_BITS = 16  # for each element
-_PER_WORD = 64 // _BITS  # elements
+_BITS = 16  # random bits for each element
+_PER_WORD = 64 // _BITS  # elements that one 64-bit word serves
 
 
 @torch.library.custom_op("xlme_ds::derive", mutates_args=())
 def derive(keys_B: Tensor, place: int) -> Tensor:
-    """Keys for one `place` in the model, from the rows' keys (or from those that this function returned), int64 [B]."""
+    """Keys for one `place` in the model, from the rows' keys (or from keys that this function returned), int64 [B]."""
     return _mixed(keys_B + ((place * _STEP + (1 << 63)) % (1 << 64) - (1 << 63)))  # the product wrapped to int64
 
 
@@ -38,8 +38,8 @@ def drop(x_BTD: Tensor, rate: float, keys_B: Tensor | None) -> Tensor:
 
 
 def drop_weights(weights_BHTS: Tensor, rate: float, keys_B: Tensor, row_tokens: int) -> Tensor:
-    """Attention weights with the share `rate` dropped. They are those of the first T queries and S keys of rows of
-    `row_tokens` tokens, and the same weights are dropped for any T and S."""
+    """Attention weights with the share `rate` dropped. They are of the first T queries and S keys in rows of
+    `row_tokens` tokens; T and S do not change which weights are dropped."""
     dropped = round(rate * (1 << _BITS))
     dropped_BHTS = _dropped(keys_B, *weights_BHTS.shape[1:], row_tokens, row_tokens, dropped)
     return weights_BHTS.masked_fill(dropped_BHTS, 0.0) * ((1 << _BITS) / ((1 << _BITS) - dropped))
@@ -51,10 +51,10 @@ def _dropped(
 ) -> Tensor:
     """Whether each element is dropped (about `dropped` of every 2^16 are), bool [B, groups, tokens, width].
 
-    It is the first part of a mask [B, groups, all_tokens, all_width], of which no more is computed.
+    It is the start of a mask [B, groups, all_tokens, all_width]; the rest of this mask is not computed.
     """
     device, words_per_token = keys_B.device, -(-all_width // _PER_WORD)
-    words = -(-width // _PER_WORD)  # of a token that are computed; each has the bits of _PER_WORD elements
+    words = -(-width // _PER_WORD)  # computed words of a token
     of_groups = torch.arange(groups, device=device)[:, None, None] * (all_tokens * words_per_token)
     of_tokens = torch.arange(tokens, device=device)[:, None] * words_per_token
     counter_GTW = of_groups + of_tokens + torch.arange(1, words + 1, device=device)

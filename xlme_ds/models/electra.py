@@ -102,8 +102,9 @@ class Electra(nn.Module):
 
 
 def random_instead(share_1: Tensor | None, uniforms_M: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Random ordinary tokens that replace a share of the generator's samples, int64 [M], and −1 at the other masked
-    positions; and the uniforms to sample with at those, float32 [M]. `share_1`: the share, float32 [1]; None for 0."""
+    """Two tensors [M]: random ordinary tokens that replace a share of the generator's samples, int64, −1 where a sample
+    stays; and the uniforms for drawing the samples that stay, float32. `share_1`: the share, float32 [1]; None for
+    0."""
     no_token_M = torch.full_like(uniforms_M, -1, dtype=torch.int64)
     if share_1 is None:
         return no_token_M, uniforms_M

@@ -45,8 +45,8 @@ class _Lookup(torch.autograd.Function):
 
 
 class _ReadWhole(torch.autograd.Function):
-    """Identity. Unlike with torch's own identity `view_as`, the gradient is not a view, to which autograd would not add
-    in place."""
+    """Identity. Its gradient is not a view, unlike that of torch's own identity `view_as`: autograd does not add to a
+    view in place."""
 
     @staticmethod
     def forward(ctx, block: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
@@ -58,9 +58,9 @@ class _ReadWhole(torch.autograd.Function):
 
 
 def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tensor:
-    """Embeddings of `ids` (int64, any shape) as [..., D]. The ids of the blocks follow one another.
+    """Embeddings of `ids` (int64, any shape) as [..., D]. Each block continues the ids of the block before.
 
-    `sparse`: on a CPU, the gradient of the blocks is sparse, to be added to the dense one that `read_whole` gives them.
+    `sparse`: on a CPU, the gradient of the blocks is sparse, to be added to the dense gradient from `read_whole`.
     """
 
     def lookup_block(ids: Tensor, block: Tensor) -> Tensor:
@@ -86,9 +86,9 @@ def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
     the pass.
 
     The order matters, because the backward pass runs from the last operation to the first. The dense gradient then
-    comes first, and the sparse ones are added to it in place; in the other order it would be copied. Blocks that an
-    engine partitions are returned unchanged, because a view would hold the complete block; so are blocks whose dense
-    gradient an engine takes itself.
+    comes first, and sparse gradients are added to it in place; in the other order it would be copied. Blocks that an
+    engine partitions are returned unchanged, because a view would hold the complete block; so are blocks with
+    `open_gradient`, whose dense gradient an engine takes itself.
     """
     if not torch.is_grad_enabled():
         return list(blocks)
@@ -188,7 +188,7 @@ class Encoder(nn.Module):
         return self.through_layers(x_BTD, shared, keys_B)
 
     def through_layers(self, x_BTD: Tensor, shared: object, keys_B: Tensor | None = None) -> Tensor:
-        """As `body`, given `shared`: the mask and bias that all layers read."""
+        """As `body`, from `shared`: the mask and bias that all layers use."""
         keys_B = self._keys_for_dropout(keys_B)
         for index, layer in self.layers.items():
             x_BTD = self.run_layer(layer, x_BTD, shared, None if keys_B is None else derive(keys_B, 1 + int(index)))
@@ -209,8 +209,8 @@ class Encoder(nn.Module):
     def hidden_states(
         self, embedded_BTD: Tensor, positions_BT: Tensor, segments_BT: Tensor, languages_BT: Tensor | None = None
     ) -> list[Tensor]:
-        """The input of the first layer (index 0) and the output of every layer, each [B, T, D]; in evaluation mode the
-        last one is what `forward` returns."""
+        """The input of the first layer (index 0) and the output of every layer, each [B, T, D]; in evaluation mode
+        `forward` returns the last of these."""
         distance_HW = self.distances(segments_BT.shape[1])
         cfg = self.cfg_of_phase
         shared = layer_class(cfg).shared(cfg, segments_BT, distance_HW, embedded_BTD.dtype)

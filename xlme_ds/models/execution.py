@@ -1,4 +1,4 @@
-"""Compilation and activation checkpointing of a model's layers; the model's code knows neither."""
+"""Compilation and activation checkpointing of a model's layers; the model's own code has neither."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def resolve_compile(model: nn.Module, cfg: ModelConfig, on_gpu: bool) -> str:
-    """`model.compile`; auto becomes `layers` on a GPU, unless an encoder is `ragged`, and else `none`."""
+    """The setting `model.compile`; auto becomes `layers` on a GPU if no encoder is `ragged`, else `none`."""
     if cfg.compile != "auto":
         return cfg.compile
     ragged = any(encoder.ragged for encoder in _encoders(model))
@@ -36,7 +36,7 @@ def wrap_layers(model: Model, cfg: ModelConfig, on_gpu: bool = False) -> Model:
         if compile_as != "none" and not encoder.ragged:
             for layer in encoder.layers.values():
                 layer.forward = functools.partial(_compiled_in_training, layer, compile_as)
-    if cfg.compile == "graphs":  # a micro-batch may overwrite the memory of the CUDA graphs of the one before
+    if cfg.compile == "graphs":  # a micro-batch may overwrite the CUDA graphs' memory of the micro-batch before
         model.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
     return model
 
@@ -58,7 +58,7 @@ def compiled(function: Callable[..., Any], how: str) -> Callable[..., Any]:
     in a process.
 
     If `how` is `graphs`, it is also replayed as a CUDA graph. `deterministic` forbids Inductor to choose the order of a
-    sum by timing: so a resumed run is bit-identical. Code that was compiled for an aligned parameter is used for
+    sum by timing, so that a resumed run is bit-identical. Code that was compiled for an aligned parameter is used for
     unaligned ones without a check (pytorch#193054), so engines align all parameters (`engine/placement.py`).
     """
     return torch.compile(

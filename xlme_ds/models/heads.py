@@ -24,8 +24,8 @@ class TiedTable:
     """The blocks of the tied embedding in one object, which hides the tensors from ZeRO-3.
 
     DeepSpeed 0.19.8 replaces tensors among a module's arguments by views, which hold the complete table until the
-    backward pass. With one process and parameters on a disk, other parameters are read into the memory of the views
-    before that.
+    backward pass. With one process and parameters on a disk, that memory is overwritten by other parameters before the
+    backward pass.
     """
 
     blocks: Sequence[Tensor]
@@ -55,8 +55,8 @@ class MaskedLanguageModelHead(nn.Module):
     ) -> MaskedTokens:
         """Loss, sample and prediction at the masked positions; samples are drawn by `uniforms_M` if given.
 
-        `ordinary`: predict only ordinary tokens, because the predictions become part of the text. The loss has then no
-        meaning.
+        `ordinary`: predict only ordinary tokens, because the predictions become part of the text. The loss is then
+        meaningless.
         """
         bias_V: Tensor = self.bias
         if ordinary:
@@ -67,7 +67,7 @@ class MaskedLanguageModelHead(nn.Module):
         return masked_softmax(*inputs, self.chunk, self.kernels, self.temperature, self.z_loss)
 
     def logits(self, hidden_MD: Tensor, blocks: Sequence[Tensor]) -> Tensor:
-        """All logits of a few positions, [M, V]; `blocks`: those of the tied embedding."""
+        """All logits of a few positions, [M, V]; `blocks`: of the tied embedding."""
         hidden_MD = self._before_softmax(hidden_MD)
         return torch.cat([hidden_MD @ block.t() for block in blocks], dim=1) + self.bias
 

@@ -17,14 +17,14 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-# From a parameter's name to its initial value, float32; None: by the scheme.
+# From a parameter's name to its initial value, float32; None: use the scheme.
 InitialValues = Callable[[str], torch.Tensor | None]
-# A context in which a partitioned parameter is complete, on every rank or on one; at its end, the parts are stored.
+# A context in which a partitioned parameter is complete, on every rank or on one; at its end, ranks store their parts.
 GatherParameter = Callable[[nn.Parameter], AbstractContextManager[object]]
 
 
 def has_weight_decay(parameter_dim: int) -> bool:
-    """Whether a parameter with so many dimensions has weight decay: biases, norms and other vectors have none."""
+    """Whether a parameter with this number of dimensions gets weight decay: biases, norms and other vectors do not."""
     return parameter_dim >= 2
 
 

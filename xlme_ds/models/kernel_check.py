@@ -15,7 +15,7 @@ from .attention import Gate, ItemBias, RelativePositionTable, shared_bias
 from .masked_head import masked_softmax
 
 _ITEMS = (70, 50, 24, 16)  # tokens of the items of a row; the last is padding
-_TOLERANCE = 3e-2  # largest allowed |difference| / largest |number|; bf16 rounds by up to 2^-9, several times
+_TOLERANCE = 3e-2  # largest allowed |difference| / largest |number|; each of several bf16 roundings errs by up to 2^-9
 
 
 def check_kernels(cfg: ModelConfig, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -26,7 +26,7 @@ def check_kernels(cfg: ModelConfig, device: torch.device, dtype: torch.dtype = t
     attention = "attention", _attention(cfg, device, dtype), _attention(*reference)
     head = "vocabulary softmax", _head(cfg, device, dtype), _head(*reference)
     for part, results, expected_results in (attention, head):
-        for name, result in results.items():  # none if the model's attention runs in other kernels
+        for name, result in results.items():  # empty if the model's attention runs in other kernels
             expected = expected_results[name].detach()
             error = float((result.detach().cpu().double() - expected).abs().max() / expected.abs().max())
             if not error <= _TOLERANCE:  # true for NaN too
@@ -78,8 +78,8 @@ def _head(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[st
 
 
 def with_gradients(outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`outputs`, and by name the gradients of `inputs` for a weighted sum of all numbers in `outputs`, each of which
-    has another weight."""
+    """`outputs`, and by name the gradients of `inputs`: gradients of a weighted sum of all numbers in `outputs`, with
+    another weight for each."""
     total = torch.zeros((), dtype=torch.float64, device=next(iter(outputs.values())).device)
     for value in outputs.values():
         weights = torch.linspace(0.5, 2.0, value.numel(), dtype=torch.float64, device=value.device)

@@ -1,6 +1,6 @@
 """Operations and bytes of a Transformer layer, as `layers.py` and the attention kernels compute it.
 
-B rows, T tokens, H heads, D width, F feed-forward size. Which tensors autograd saves is tested against autograd itself.
+B rows, T tokens, H heads, D width, F feed-forward size. Tests compare the saved bytes with those that autograd saves.
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ FLOAT = 4  # bytes of a float32
 class MicroBatch:
     """The sizes of a micro-batch on one device, and the kernels that its attention runs in."""
 
-    rows: int  # of both tasks
+    rows: int  # rows of both tasks
     row_tokens: int  # positions of a row
     tokens: int  # positions of all rows
     element: int  # bytes of a weight or activation
     fused: bool  # attention runs in fused kernels on a GPU, torch's or Triton's
     triton: bool  # attention runs in the Triton kernels
-    pairs: int  # how many of the rows hold translation pairs
+    pairs: int  # number of rows that hold translation pairs
 
 
 def operations(cfg: ModelConfig, row_tokens: int) -> float:
@@ -68,8 +68,8 @@ def score_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
 def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     """Saved bytes that all layers of an encoder share.
 
-    The Triton kernels save where items begin and end, and a table of the distance bias d. The others save a mask (a
-    byte) and d for all pairs of a query and a key.
+    The Triton kernels save where items begin and end, and a table of the distance bias d. The other kernels save, for
+    every pair of a query and a key, a mask (one byte) and d.
     """
     saved = batch.tokens * (2 * FLOAT if batch.triton else batch.row_tokens)
     if cfg.relative_bias == "none":

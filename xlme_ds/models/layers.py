@@ -16,7 +16,8 @@ from . import layer_costs
 from .attention import AttentionBias, Gate, ItemBias, shared_bias
 from .dropout import derive, drop
 
-# `_Linear` splits tokens into pieces of this size or more. There are few pieces, because adding each rounds to bf16.
+# Smallest size and largest number of `_Linear`'s pieces of tokens. Few pieces, because adding one rounds the sum to
+# bf16.
 _PIECE_TOKENS, _MOST_PIECES = 512, 8
 _NORM_TOKENS = 128  # tokens whose gradients `_LayerNorm` sums at a time, so that they stay in the cache
 
@@ -32,8 +33,8 @@ class Linear(nn.Linear):
 
 
 class _Linear(torch.autograd.Function):
-    """x Wᵀ + b, whose backward pass computes the weight's gradient in pieces of the tokens: for many tokens, oneDNN
-    takes twice as long for this product as for others of its size."""
+    """x Wᵀ + b, whose backward pass adds up the weight's gradient over pieces of the tokens: for many tokens at once,
+    oneDNN takes twice as long for this product as for others of its size."""
 
     @staticmethod
     def forward(ctx, x, weight_OI, bias_O):  # type: ignore[no-untyped-def]
@@ -64,8 +65,8 @@ class LayerNorm(nn.LayerNorm):
 
 
 class _LayerNorm(torch.autograd.Function):
-    """Layer norm that sums the gradients of weight and bias in float32. On the CPU torch sums them in bf16, which loses
-    most of a sum over thousands of tokens whose mean is not 0."""
+    """Layer norm that sums the gradients of weight and bias in float32. On the CPU torch sums them in bf16. If the mean
+    over tokens is not 0, bf16 loses most of a sum over thousands of tokens."""
 
     @staticmethod
     def forward(ctx, x, weight_D, bias_D, eps):  # type: ignore[no-untyped-def]
@@ -107,7 +108,7 @@ class Attention(nn.Module):
         self.gate = Gate(cfg.heads, cfg.width // cfg.heads) if cfg.relative_bias == "gated" else None
 
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
-        """Attention output, [B, T, D]; with `keys_B`, attention weights are dropped."""
+        """Attention output, [B, T, D]; `keys_B`: random bits for dropout of attention weights."""
         rows, tokens, width = x_BTD.shape
         qkv_BT3HK = self.qkv(x_BTD).view(rows, tokens, 3, self.heads, -1)
         return self.output(bias.attend(qkv_BT3HK, self.gate, self.dropout, keys_B).reshape(rows, tokens, width))
@@ -147,7 +148,8 @@ class TransformerLayer(nn.Module):
         return cls(cfg)
 
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
-        """The layer's output, [B, T, D]; with `keys_B`, attention weights and outputs of both sublayers are dropped."""
+        """The layer's output, [B, T, D]; `keys_B`: random bits for dropout of attention weights and sublayer
+        outputs."""
         weight_keys_B = None if keys_B is None else derive(keys_B, 2)
         x_BTD = self._add(x_BTD, self.attention_norm, lambda x: self.attention(x, bias, weight_keys_B), keys_B, 0)
         return self._add(x_BTD, self.feed_forward_norm, self._feed_forward, keys_B, 1)
@@ -156,7 +158,7 @@ class TransformerLayer(nn.Module):
         self, x_BTD: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], keys_B: Tensor | None, place: int
     ) -> Tensor:
         """`x_BTD` plus a sublayer's output, with the norm before the sublayer (pre-LN) or after the sum (post-LN).
-        `place`: the sublayer's place for dropout."""
+        `place`: the sublayer's index, for dropout."""
         if self.pre_norm:
             return x_BTD + self._drop(sublayer(norm(x_BTD)), keys_B, place)
         return norm(x_BTD + self._drop(sublayer(x_BTD), keys_B, place))

@@ -2,11 +2,11 @@
 
 It computes one tile of ids at a time, so the logits of a batch never exist all at once. For every group of ids the
 forward pass stores the highest logit h and the sum of exp(logit − h); if the sampling temperature t is not 1, also the
-sum of exp((logit − h) / t). These numbers give the loss, and the group of the inverse-CDF sample. To find the sample in
-this group, its logits are computed again. The backward pass computes a tile's logits again, and writes the gradient of
-the tile's embeddings in one product. An engine may give a block of the embedding a method `open_gradient`: the product
-is then added to the engine's sum instead. On a GPU the kernels of `masked_head_triton.py` compute all but these
-products.
+sum of exp((logit − h) / t). These numbers suffice for the loss, and to pick the group that holds the inverse-CDF
+sample. The logits of this group, and of the group with the highest logit, are computed again to find the sample and the
+most likely id. The backward pass computes a tile's logits again, and writes the gradient of the tile's embeddings in
+one product. If an engine has given a block of the embedding a method `open_gradient`, the product is added to the
+engine's own gradient instead. On a GPU the kernels of `masked_head_triton.py` compute all but these products.
 
 M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width, S sums of a group. For each position, W
 groups are computed again: N = W · K ids.
@@ -24,8 +24,9 @@ from torch import Tensor
 from .encoder import lookup
 from .tiles import GROUP
 
-# Samples are drawn for so many positions at a time that these tensors stay below a limit in bytes: on a GPU without
-# Triton the embeddings of two groups for each position, with Triton the float64 sums of all groups for each position.
+# Limits in bytes: samples are drawn for some positions at a time, so that a tensor stays below its limit. On a GPU
+# without Triton that is the embeddings of two groups for each position, with Triton the float64 sums of all groups for
+# each position.
 _EMBEDDINGS_BYTES, _SUMS_BYTES = 2**28, 2**30
 
 
@@ -41,13 +42,13 @@ class _Tile(NamedTuple):
     """Consecutive ids of one block of the embedding."""
 
     block: int  # index of the block
-    rows: slice  # of the block
+    rows: slice  # rows of the block
     start: int  # first id
     size: int
 
     def local(self, ids_M: Tensor) -> tuple[Tensor, Tensor]:
-        """(whether each id is in this tile, its offset in the tile), both [M, 1]; the offset of other ids has no
-        meaning, but is in the tile too."""
+        """(whether each id is in this tile, its offset in the tile), both [M, 1]; ids outside the tile get a valid
+        offset without meaning."""
         offset_M1 = (ids_M - self.start).unsqueeze(1)
         return (offset_M1 >= 0) & (offset_M1 < self.size), offset_M1.clamp(0, self.size - 1)
 
@@ -90,18 +91,18 @@ def choose(weights_MN: Tensor, thresholds_M1: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Groups(NamedTuple):
-    """The groups of ids that have each position's sample and its most likely token, all [M, 1]."""
+    """For each position the group with its sample and the group with its most likely token; all [M, 1]."""
 
     sampled: Tensor  # index of the group with the sample
     best: Tensor  # index of the group with the highest logit
     maximum: Tensor  # the highest logit
-    threshold: Tensor  # float64: the sample is where the sum of exp((logit − maximum) / temperature) passes this
+    threshold: Tensor  # float64: at the sample the running sum of exp((logit − maximum) / temperature) passes this
 
 
 def _choose_groups(
     temperature: float, highest_MG: Tensor, sums_MG: Tensor, uniforms_M: Tensor | None = None
 ) -> _Groups:
-    """The groups to compute again. Without uniforms, the sample's group is that of the highest logit."""
+    """The groups to compute again. Without uniforms, the group of the highest logit is also the sample's."""
     maximum_M1, best_M1 = highest_MG.max(1, keepdim=True)
     if uniforms_M is None:
         return _Groups(best_M1, best_M1, maximum_M1, torch.zeros_like(maximum_M1).double())
@@ -150,7 +151,7 @@ def _all_samples(
     chunk: int,
     temperature: float,
 ) -> list[Tensor]:
-    """`_sample` of all positions, for some of them at a time. `arrays`: highest_MG, sums_MG and, to draw samples,
+    """`_sample` for all positions, some of them at a time. `arrays`: highest_MG, sums_MG and, to draw samples,
     uniforms_M."""
     borders: list[tuple[int, int]] = []  # first id of every group, and one after its last
     for tile in _tiles(blocks, chunk):
@@ -186,7 +187,7 @@ def _group_sums(
         logits_MC = _logits(hidden_MD, blocks, bias_V, tile)
         in_tile_M1, offset_M1 = tile.local(targets_M)
         at_target_M1 = torch.where(in_tile_M1, logits_MC.gather(1, offset_M1), at_target_M1)
-        missing = -tile.size % GROUP  # the tile's last group is so much smaller than the others
+        missing = -tile.size % GROUP  # ids that the tile's last group lacks
         if missing:
             logits_MC = F.pad(logits_MC, (0, missing), value=float("-inf"))
         logits_MGK = logits_MC.unflatten(1, (-1, GROUP))
@@ -221,7 +222,7 @@ def _gradient(
 
 
 class _MaskedSoftmax(torch.autograd.Function):
-    """From the arguments of `masked_softmax` to the fields of `MaskedTokens`; `kernels` is a module or None, and
+    """Computes the fields of `MaskedTokens` from the arguments of `masked_softmax`; `kernels` is a module or None, and
     `open_gradients` has the method of each block, or None."""
 
     @staticmethod
@@ -239,7 +240,7 @@ class _MaskedSoftmax(torch.autograd.Function):
         lse_M = lse_M1.squeeze(1)
         arrays = (highest_MG, sums_SMG[-1]) if uniforms_M is None else (highest_MG, sums_SMG[-1], uniforms_M)
         if kernels:
-            at_once = max(_SUMS_BYTES // (32 * highest_MG.shape[1]), 1)  # 32 bytes a group: the peak of `choose`
+            at_once = max(_SUMS_BYTES // (32 * highest_MG.shape[1]), 1)  # `choose` needs up to 32 bytes a group
             pieces = zip(*(array.split(at_once) for array in arrays), strict=True)
             chosen = [_choose_groups(temperature, *piece) for piece in pieces]
             groups = [torch.cat(field).squeeze(1) for field in zip(*chosen, strict=True)]
@@ -256,7 +257,7 @@ class _MaskedSoftmax(torch.autograd.Function):
         hidden_MD, bias_V, targets_M, lse_M, *blocks = ctx.saved_tensors
         grad_hidden = torch.zeros_like(hidden_MD, dtype=torch.promote_types(hidden_MD.dtype, torch.float32))
         grad_bias = torch.empty_like(bias_V)
-        # Of each block the engine's function that adds a product, or None.
+        # For each block the function that adds a product to the engine's gradient, or None.
         adders: list[Any] = [None if open_gradient is None else open_gradient() for open_gradient in ctx.open_gradients]
         grad_blocks = [
             torch.empty_like(block) if add is None else None for add, block in zip(adders, blocks, strict=True)
@@ -275,7 +276,7 @@ class _MaskedSoftmax(torch.autograd.Function):
             else:
                 grad_hidden += part_MC @ rows_CD
             del part_MC
-        no_gradients = [None] * 7  # of the arguments from targets_M to open_gradients
+        no_gradients = [None] * 7  # for the arguments from targets_M to open_gradients
         return grad_hidden.to(hidden_MD.dtype), grad_bias, *no_gradients, *grad_blocks
 
 
@@ -315,12 +316,12 @@ def masked_softmax(
 ) -> MaskedTokens:
     """Softmax over the vocabulary at M positions, `chunk` ids at a time (rounded up to a multiple of 128).
 
-    `blocks`: those of the tied embedding, V rows in all. `targets_M`: int64. `uniforms_M`: float32 in [0, 1); None for
-    no samples. `kernels`: the setting `model.kernels`. Torch's operators need a little more than one float32
-    [M, `chunk`] of extra memory; the Triton kernels need one [M, `chunk`] in the type of the hidden states, and only in
-    the backward pass.
+    `blocks`: the blocks of the tied embedding, V rows in all. `targets_M`: int64. `uniforms_M`: float32 in [0, 1); None
+    for no samples. `kernels`: the setting `model.kernels`. Torch's operators need extra memory for a little more than
+    one float32 [M, `chunk`]; the Triton kernels need one [M, `chunk`] in the type of the hidden states, and only in the
+    backward pass.
 
-    The samples are drawn from softmax(logits / `temperature`). The value of the loss is −log p; its gradient is that of
+    The samples are drawn from softmax(logits / `temperature`). The loss has the value −log p, but the gradient of
     −log p + `z_loss` · log² Z, where Z is the sum of the logits' exponentials (PaLM, section 5).
     """
     if len(hidden_MD) == 0:  # rows of padding only; `zero` keeps the parameters in the graph

@@ -1,12 +1,13 @@
 """The masked head's vocabulary softmax (`masked_head.py`) as Triton kernels: logits exist only in registers.
 
 A program computes the logits X Wᵀ + b, [BM, K], of BM positions and the K = GROUP ids of one group, in float32, BK
-columns of D at a time. Neighbouring programs have the same group, so its rows of the table are read from memory once;
+columns of D at a time. Neighbouring programs have the same group, so the table's rows for it are read from memory once;
 the hidden states stay in the L2 cache. Each number is written by one program, and every sum has a fixed order: the same
 inputs give the same bits.
 
 M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width. A comment above each operator counts its
-FLOPs (a multiply-add is two) and the bytes that it moves (each input is read from memory once; e: bytes of a number).
+FLOPs (a multiply-add is two) and the bytes that it moves (if each input is read from memory once; e: bytes of a
+number).
 """
 
 from typing import Any
@@ -24,14 +25,14 @@ POSITIONS = 128
 TILE_OPTIONS = {"num_warps": 8, "num_stages": 3, "maxnreg": 128}
 SAMPLE_OPTIONS = {"num_warps": 4, "num_stages": 2}
 K = tl.constexpr(GROUP)
-# Triton would compile the kernels again for a 1 and for multiples of 16 in these arguments.
+# Without this list, Triton would compile a kernel again when one of these is 1 or a multiple of 16.
 NOT_SPECIALISED = ["positions", "size", "first_id", "first_group", "groups"]
 
 
 @triton.jit
 def _logits(x, table, bias, start, group, positions, size, BM: tl.constexpr, BK: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
     """The logits of one group at positions `start` … `start` + BM − 1, float32 [BM, K]. Past the last id they are −inf;
-    past the last position they are those of the last position."""
+    past the last position they repeat the last position's."""
     row = tl.minimum(tl.arange(0, BM), positions - start - 1)[:, None]
     n = tl.arange(0, K)
     last = size - group * K - 1
@@ -63,7 +64,8 @@ def _group_sums(  # type: ignore[no-untyped-def]
     tl.store(sums + at, tl.sum(tl.exp(logits - top[:, None]), 1), m < positions)
     if TEMPERED:
         at = (m.to(tl.int64) + positions) * groups + first_group + group
-        # Not (logits − top) · inverse: with a tile of differences alive for both sums registers spill.
+        # Not (logits − top) · inverse: a tile of differences that both sums need would make registers spill. The
+        # minimum: rounding could give more than 0.
         scaled = tl.minimum(logits * inverse - (top * inverse)[:, None], 0.0)
         tl.store(sums + at, tl.sum(tl.exp(scaled), 1), m < positions)
     offset = tl.load(targets + m, m < positions, other=-1) - first_id - group * K
@@ -91,12 +93,12 @@ def _sample(  # type: ignore[no-untyped-def]
             acc += tl.load(table_at).to(tl.float32) * tl.load(x_at).to(tl.float32)[None, :]
             x_at, table_at = x_at + BK, table_at + BK
         logits = tl.sum(acc, 1) + tl.load(bias + group * K + n, n <= last, other=float("-inf")).to(tl.float32)
-        if which == 0:  # masked_head.choose; tl.cumsum adds in a tree, so rounding may make its sums fall
+        if which == 0:  # masked_head.choose; tl.cumsum adds in a tree, so by rounding a sum may be less than the last
             weights = tl.exp((logits - tl.load(maximum + m)) * inverse).to(tl.float64)
             passed = (weights > 0) & (tl.cumsum(weights, 0) > tl.load(threshold + m))
             offset = tl.minimum(tl.min(tl.where(passed, n, K), 0), tl.max(tl.where(weights > 0, n, 0), 0))
         else:
-            offset = tl.minimum(tl.argmax(logits, 0), last)  # among NaNs argmax may be any number
+            offset = tl.minimum(tl.argmax(logits, 0), last)  # if there are NaNs, argmax may be any number
         tl.store(ids + which * positions + m, first_id + group * K + offset)
 
 
@@ -180,8 +182,8 @@ def _gradients(
     first_id: int,
     z_loss: float,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of a tile's logits, [M, C], and its sums over each POSITIONS positions, [⌈M / POSITIONS⌉, C]. C is
-    rounded up to whole groups, with zeros."""
+    """The gradient of a tile's logits, [M, C], and its sums over blocks of POSITIONS positions, [⌈M / POSITIONS⌉, C]. C
+    is rounded up to whole groups, with zeros."""
     part_MC, sums_NC = _empty_gradients(hidden_MD, rows_CD)
     tensors = hidden_MD, rows_CD, bias_C, targets_M, lse_M, grad_M, part_MC, sums_NC
     scalars = len(hidden_MD), len(rows_CD), part_MC.shape[1], first_id, 2 * z_loss
@@ -226,7 +228,7 @@ _gradients.register_fake(lambda hidden_MD, rows_CD, *others: _empty_gradients(hi
 
 
 def columns(width: int) -> int:
-    """BK for a width, of which it must be a divisor."""
+    """BK for a width: the largest size that divides it."""
     return next(size for size in (64, 32, 16) if width % size == 0)
 
 

@@ -22,7 +22,7 @@ from .attention_cpu import item_mask
 from .layer_costs import FLOAT, MicroBatch
 from .layers import Linear, TransformerLayer
 
-# Settings of ModelConfig for which the layer supports only this value.
+# The only value that the layer supports, for these settings of ModelConfig.
 SHAPE: dict[str, Any] = {
     "norm": "pre",
     "embedding_norm": True,
@@ -40,13 +40,14 @@ class Windows(NamedTuple):
     local layers their `ItemBias` has narrower bounds.)"""
 
     # [S, 1, C, 2C] in the type of the queries: 0 if query and key are in one item and at most C/2 apart, else −inf. A
-    # bool mask would be converted to this in every layer, and each layer would save the result.
+    # bool mask would be converted to such numbers in every layer, and each layer would save them.
     bias_S1CC: Tensor
 
     @classmethod
     def of(cls, groups_BT: Tensor, window: int, dtype: torch.dtype) -> "Windows":
-        """The windows of rows, of C = `window` tokens each. `groups_BT`: the index of each position's item. Padding
-        tokens, and those that fill up the last window, see one another, so that every query has a key."""
+        """The windows of all rows, with C = `window` tokens each. `groups_BT`: the index of each position's item.
+        Padding tokens see padding, and tokens that fill up the last window see each other, so that every query has a
+        key."""
         queries_BSC, keys_BSC = _cut(F.pad(groups_BT, (0, -groups_BT.shape[1] % window), value=-1), window, value=-1)
         column = torch.arange(2 * window, device=groups_BT.device)  # the keys begin C/2 before the queries
         near_CC = (column - window // 2 - column[:window, None]).abs() <= window // 2
@@ -106,7 +107,7 @@ class GlobalAndLocal(NamedTuple):
 
 def rotations(positions_BT: Tensor, size: int, base: float) -> tuple[Tensor, Tensor]:
     """cos and sin of the angles position · base^(−2i/K), float32 [B, T, K], where K is `size`: for i from 0 to K/2 − 1,
-    and then for all these i again."""
+    and then for the same i again."""
     exponents = torch.arange(0, size, 2, dtype=torch.float32, device=positions_BT.device) / size
     angles = positions_BT[..., None].float() * (1.0 / base**exponents)
     angles_BTK = torch.cat([angles, angles], dim=-1)
@@ -123,7 +124,7 @@ def shared_by_kind(
 ) -> GlobalAndLocal:
     """The attention of global and of local layers; positions count from the start of every item.
 
-    The arguments are those of `attention.shared_bias`, which chooses the kernels of global layers.
+    The arguments are the same as for `attention.shared_bias`, which chooses the kernels of global layers.
     """
     assert allowed is item_mask, "objectives with another mask fail in their checks"
     full = shared_bias(cfg, groups_BT, distance_HW, dtype, allowed, row_tokens)
@@ -143,7 +144,8 @@ def shared_by_kind(
 
 
 def _mean(cfg: ModelConfig, full: float, local: float) -> float:
-    """The mean over layers, of which every `global_every`-th is global and has the value `full`; the others `local`."""
+    """The mean over layers: every `global_every`-th layer is global and has the value `full`, the others have
+    `local`."""
     return (full + (cfg.global_every - 1) * local) / cfg.global_every
 
 
@@ -180,8 +182,8 @@ def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
 
 
 def backward_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
-    """Bytes of the gradients that the backward pass of one layer holds at its peak: those of the four tensors
-    [B, T, F], or those of q, k and v and, with torch's kernels, of the windows' keys and values."""
+    """Bytes of the gradients that the backward pass of one layer holds at its peak: for the four tensors [B, T, F], or
+    for q, k, v and, with torch's kernels, the windows' keys and values."""
     local = (3 if batch.triton else 3 + 5) * batch.tokens * cfg.width * batch.element
     feed_forward = 4 * batch.tokens * cfg.feed_forward * batch.element
     return max(feed_forward, local, layer_costs.backward_bytes(cfg, batch))
@@ -223,7 +225,7 @@ class ModernLayer(TransformerLayer):
         return cls(cfg, index)
 
     def forward(self, x_BTD: Tensor, bias: GlobalAndLocal, keys_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        """The layer's output, [B, T, D]; with `keys_B`, outputs of both sublayers are dropped."""
+        """The layer's output, [B, T, D]; `keys_B`: random bits for dropout of sublayer outputs."""
         return super().forward(x_BTD, bias.full if self.is_global else bias.local, keys_B)  # type: ignore[arg-type]
 
     def _feed_forward(self, x_BTD: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Stages of a pipeline. A model is cut between the layers of one encoder into parts that need about the same number of
-operations. Modules and parameters have the same names as in the whole model.
+"""Pipeline stages. A model is split between layers of one encoder into parts that need about the same number of
+operations. Modules and parameters keep the names that they have in the whole model.
 
-The first stage of `Electra` holds the generator, the masked head, the sampling and all embeddings, the last one the
-replaced token head. The first stage of `LanguageModel` holds the embedding, the last one the masked head.
-B rows, T tokens, H heads, D width, M masked positions, W = 2T−1 distances.
+The first stage of `Electra` holds the generator, the masked head, the sampling and all embeddings; the last stage holds
+the replaced token head. The first stage of `LanguageModel` holds the embedding, the last stage the masked head. B rows,
+T tokens, H heads, D width, M masked positions, W = 2T−1 distances.
 """
 
 from collections.abc import Sequence
@@ -33,20 +33,21 @@ class PipelineStage(nn.Module):
     """One part of a model, as a function of plain tensors. A subclass inherits also from the class of the model.
 
     The tensors that stages send have shapes that do not depend on the number of masked tokens. Floating-point tensors
-    come first: DeepSpeed 0.19.8 receives the gradient of a tensor in the buffer of the activation with the same index,
-    and ignores its type. The relative bias d, float32 [H, W], is sent too, so that only the first stage has its table.
+    come first: DeepSpeed 0.19.8 receives gradient n into the buffer of activation n, even if that one is an integer
+    tensor. The relative bias d, float32 [H, W], is sent too, so that only the first stage has its table.
 
     The complete model is built on the meta device, from the arguments `of_model`; then everything outside `part` is
     removed.
     """
 
-    cut_encoder: str  # the encoder that is cut
+    cut_encoder: str  # the encoder whose layers are split
     # Prefixes of the names of modules and parameters that come before the layers and after them, in this encoder and in
     # the model.
     before: tuple[str, ...] = ("embedding_", "difference_", "positions", "languages", "relative", "input_norm")
     after: tuple[str, ...] = ("output_norm",)
     ties = False  # whether the last part reads the embedding, which the first part owns
-    # The blocks of the embedding for the last part. The engine puts them here, and sends their gradients to the first.
+    # The blocks of the embedding for the last part. The engine puts them here, and sends their gradients to the first
+    # part.
     borrowed: Sequence[Tensor] = ()
     # Whether a batch needs two passes: `second_pass` makes the batch of the second one from predictions of the first.
     two_passes = False
@@ -88,7 +89,7 @@ class ElectraStage(PipelineStage, Electra):
     after = (*PipelineStage.after, "replaced_head")
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """The tensors that the stage sends. `tensors`: in the first stage those of a `Batch`, else those that the stage
+        """The tensors that the stage sends. `tensors`: in the first stage the tensors of a `Batch`, else what the stage
         before sent."""
         if self.part.first:
             tensors = self._start(Batch.of_tensors(tensors, self.added))
@@ -103,7 +104,7 @@ class ElectraStage(PipelineStage, Electra):
 
     def finish(self, hidden_BTD: Tensor, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The tensors that the last stage sends instead of hidden states; the discriminator's logits come last.
-        `received`: the tensors between segments and keys that the stage was sent."""
+        `received`: the tensors that the stage received between segments and keys."""
         return (self.replaced_head(hidden_BTD),)
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -114,7 +115,8 @@ class ElectraStage(PipelineStage, Electra):
         return nll_BT, *sent, predicted_BT, keys_B
 
     def read(self, batch: Batch, corrupted_BT: Tensor) -> tuple[Tensor, ...]:
-        """For the discriminator's first layer: d, if any, its input [B, T, D], segments, `corrupted_BT`, keys."""
+        """What the discriminator's first layer needs, as stages send it: d, if any, hidden states, segments, corrupted
+        tokens, keys."""
         embedded_BTD = self.embed_for_discriminator(corrupted_BT)
         hidden_BTD = self.discriminator.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
         distance_HW = self.discriminator.distances(batch.tokens_BT.shape[1])
@@ -140,7 +142,7 @@ class LanguageModelStage(PipelineStage, LanguageModel):
     ties = True
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """The tensors that the stage sends. `tensors`: in the first stage those of a `Batch`, else those that the stage
+        """The tensors that the stage sends. `tensors`: in the first stage the tensors of a `Batch`, else what the stage
         before sent. The last stage returns −log p and the most likely tokens, [B, T], 0 where nothing is masked."""
         if self.part.first:
             tensors = self._start(Batch.of_tensors(tensors, self.added))
@@ -149,7 +151,8 @@ class LanguageModelStage(PipelineStage, LanguageModel):
         hidden_BTD = self.encoder.body(hidden_BTD, groups_BT, distance_HW, self.masking.allowed, keys_B)
         if not self.part.last:
             return *relative, hidden_BTD.contiguous(), groups_BT, targets_BT, keys_B
-        # Not in the loss, which has `masked_M`: DeepSpeed 0.19.8 loses gradients of bf16 weights that are used there.
+        # Not predicted in the loss, which knows `masked_M`: DeepSpeed 0.19.8 loses gradients of bf16 weights that the
+        # loss uses.
         masked_M = targets_BT.flatten().nonzero().squeeze(1)
         output = self.predict(hidden_BTD, masked_M, targets_BT.flatten()[masked_M], self.table)
         return tuple(scatter(values_M, masked_M, targets_BT) for values_M in output)
@@ -174,7 +177,7 @@ def scatter(values_M: Tensor, masked_M: Tensor, like_BT: Tensor) -> Tensor:
 
 
 def parts(balance: Sequence[int]) -> list[Part]:
-    """The parts of an encoder. `balance`: the number of layers in each."""
+    """The parts of an encoder. `balance`: the number of layers in each part."""
     ends = torch.tensor(balance).cumsum(0).tolist()
     return [
         Part(range(end - layers, end), first=n == 0, last=n == len(balance) - 1)
@@ -184,23 +187,23 @@ def parts(balance: Sequence[int]) -> list[Part]:
 
 @dataclass(frozen=True)
 class Flops:
-    """Floating-point operations per token of an objective's forward pass, by where in a pipeline they are executed.
+    """Floating-point operations per token of an objective's forward pass, by the part of a pipeline that executes them.
 
     Only matrix products count, and a multiply-add is two operations.
     """
 
-    layers: int  # number of layers of the encoder that a pipeline cuts
-    layer: float  # one of these layers
+    layers: int  # number of layers of the encoder that a pipeline splits
+    layer: float  # operations of one of these layers
     generator: float = 0.0  # all layers of the generator, in the first part
     softmax_first: float = 0.0  # a masked head with its vocabulary softmax, in the first part
     softmax_last: float = 0.0  # a masked head with its vocabulary softmax, in the last part
-    decoder: float = 0.0  # all layers of a decoder; a model with a decoder is never cut
+    decoder: float = 0.0  # all layers of a decoder; a model with a decoder is never split
     decoder_layers: int = 0  # number of the decoder's layers
     cross_attentions: int = 0  # number of the decoder's layers that have a cross-attention
     head: float = 0.0  # any other head, in the last part
     first_pass_layer: float = 0.0  # one layer in an additional first pass, without gradient
     first_pass_softmax: float = 0.0  # the masked head in the additional first pass, in the last part
-    predicted_last: float = 0.0  # share of positions at which `softmax_last` predicts; 0: mask_fraction
+    predicted_last: float = 0.0  # share of positions at which `softmax_last` predicts; 0 means `mask_fraction`
 
     @property
     def softmax(self) -> float:
@@ -233,7 +236,7 @@ def masked_head_forward(cfg: ModelConfig, mask_fraction: float) -> float:
 def stage_costs(flops: Flops, balance: Sequence[int], checkpointing: bool) -> list[float]:
     """Operations per token that each part executes, forward and backward, recomputation included. `balance`: the number
     of layers of each part."""
-    # A backward pass counts as two forward passes. Softmaxes and checkpointed layers run forward twice.
+    # A backward pass counts as two forward passes. Softmaxes and checkpointed layers repeat their forward pass in it.
     passes = 4.0 if checkpointing else 3.0
     costs = [(passes * flops.layer + flops.first_pass_layer) * count for count in balance]
     costs[0] += passes * flops.generator + 4.0 * flops.softmax_first
@@ -242,15 +245,15 @@ def stage_costs(flops: Flops, balance: Sequence[int], checkpointing: bool) -> li
 
 
 def pipeline_balance(engine: EngineConfig, flops: Flops, checkpointing: bool) -> tuple[int, ...]:
-    """The number of layers in each part: `engine.balance`, or the split for which the largest cost of a process is
-    smallest."""
+    """The number of layers in each part: `engine.balance`, or the split that minimises the largest cost of a
+    process."""
     if engine.balance:
         return engine.balance
-    balance = [0] + [1] * (engine.pipeline_parts - 1)
-    for _ in range(flops.layers - sum(balance)):  # each further layer goes to the part that is then cheapest
+    balance = [0] + [1] * (engine.pipeline_parts - 1)  # the first part may have no layers
+    for _ in range(flops.layers - sum(balance)):  # each further layer goes where the process is then cheapest
 
         def cost_if_added(part: int) -> tuple[float, float]:
-            """The cost of the part's process, and of the part, with one layer more in this part."""
+            """The cost of the part's process, and of the part, if this part had one layer more."""
             grown_balance = list(balance)
             grown_balance[part] += 1
             costs = stage_costs(flops, grown_balance, checkpointing)
@@ -269,13 +272,13 @@ def process_costs(costs: Sequence[float], stages: int) -> list[float]:
 
 
 def _process(part: int, stages: int) -> int:
-    """The index of the process that holds a part. In DualPipeV process p holds part p and, counted from the end, part
-    p: so the first process also holds the last part."""
+    """The index of the process that holds a part. In DualPipeV process p holds part p and the p-th part from the end,
+    so the first process also holds the last part."""
     return part if part < stages else 2 * stages - 1 - part
 
 
 def describe_balance(engine: EngineConfig, flops: Flops, checkpointing: bool) -> str:
-    """A human-readable line: the layers of each process of a pipeline, and its share of the operations."""
+    """A human-readable line: the layers of each process of a pipeline, and the process's share of the operations."""
     balance = pipeline_balance(engine, flops, checkpointing)
     names_by_process: list[list[str]] = [[] for _ in range(engine.pipeline_stages)]
     names_by_process[0].append("embedding, generator" if flops.generator else "embedding")

@@ -19,7 +19,7 @@ from .electra import block_sizes
 from .encoder import Encoder, lookup, read_whole
 from .heads import MaskedLanguageModelHead, TiedTable
 
-# The encoders of pre-training models; the names of their parameters begin with this and a dot.
+# Names of the encoders in pre-training models; an encoder's parameters have names that begin with its name and a dot.
 EncoderName = Literal["encoder", "discriminator", "generator"]
 
 
@@ -100,7 +100,8 @@ class Masking:
         return masked_M
 
     def groups(self, batch: Batch) -> Tensor:
-        """A number for every position, int64 [B, T], of which `allowed` makes the attention mask; here the segment."""
+        """A number for every position, int64 [B, T], from which `allowed` makes the attention mask; here the
+        segment."""
         return batch.segments_BT
 
     # From the groups to an attention mask, bool [B, 1, T, T]; here a query sees the keys of its item.
@@ -136,17 +137,17 @@ class LanguageModel(TextEncoder):
 
 
 def one_item_a_row(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """`positions_BT` and `segments_BT` of `Batch` for rows of one item each, padded after it."""
+    """`positions_BT` and `segments_BT` of `Batch` for rows that hold one item each, then padding."""
     segments_BT = (tokens_BT != PAD).long()
     positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device) * segments_BT
-    if LAYOUTS["xlm"].opening == tokens_BT[0, 0]:  # positions restart on the second side
+    if LAYOUTS["xlm"].opening == tokens_BT[0, 0]:  # in XLM's rows positions restart on the second side
         second_BT = second_sides(tokens_BT) * segments_BT
         positions_BT = torch.where(second_BT > 0, second_BT.cumsum(1) - 1, positions_BT)
     return positions_BT, segments_BT
 
 
 def second_sides(tokens_BT: Tensor) -> Tensor:
-    """1 on the second side of rows of one pair each, and at padding after it, else 0; int64 [B, T]."""
+    """1 on the second side of each row's only item and at the padding after it, else 0; int64 [B, T]."""
     is_end_BT = (tokens_BT == EOS).long()
     is_end_BT[:, 0] = 0  # in XLM's layout `</s>` opens the item
     ends_before_BT = is_end_BT.cumsum(1) - is_end_BT
@@ -172,7 +173,7 @@ def language_index(cfg: ModelConfig, code: str) -> int:
 
 
 def languages_of(cfg: ModelConfig, codes: Sequence[tuple[str, ...]], tokens_BT: Tensor) -> Tensor:
-    """`languages_BT` of `Batch` for rows of one item each; `codes`: the languages of the sides of each row's item."""
+    """`languages_BT` of `Batch` for rows of one item each; `codes`: for each row, the language of each side."""
     indices = [[language_index(cfg, code) for code in (of_row[0], of_row[-1])] for of_row in codes]
     first_B, second_B = torch.tensor(indices, device=tokens_BT.device).unbind(1)
     languages_BT = torch.where(second_sides(tokens_BT) > 0, second_B[:, None], first_B[:, None])

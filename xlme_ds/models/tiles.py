@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 TABLE = Path(__file__).with_name("tilings.json")
 
 HEAD_SIZES = (16, 32, 64, 128)  # head sizes that the attention kernels support
-GROUP = 128  # ids of a group: the vocabulary softmax sums the exponentials of so many consecutive ids, in any kernel
+GROUP = 128  # ids of a group: all kernels of the vocabulary softmax sum exponentials over this many consecutive ids
 
 SKEWED = 128  # rows of `attention_triton.skew`: queries or keys of the largest tile
 SUMMED_ROWS = 2  # rows of a batch whose gradients of d one program of `_backward_distances` adds up
@@ -28,7 +28,7 @@ _run_tilings: Mapping[str, Any] = {}
 
 
 def tilings() -> Mapping[str, Any]:
-    """The tilings in use, by compute capability, head size and kernel: those of `use_tilings`, or of `TABLE`."""
+    """The tilings in use, by compute capability, head size and kernel: set by `use_tilings`, or from `TABLE`."""
     return _run_tilings or json.loads(TABLE.read_text(encoding="utf-8"))
 
 
@@ -45,8 +45,8 @@ def tiling(kernel: str, head_size: int, element: int, capability: str = "default
     """The tiling of `kernel` for a head size and elements of `element` bytes, on a GPU with a compute capability
     such as 9.0.
 
-    If `python -m bench.gpu --sections kernels` has run on such a GPU, it is the fastest one found; else one with hardly
-    any register spills (tests/models/test_attention_kernels.py). `_backward_distances` needs square tiles.
+    On a GPU that `python -m bench.gpu --sections kernels` has timed, it is the fastest tiling found; on others, one
+    with hardly any register spills (tests/models/test_attention_kernels.py). `_backward_distances` needs square tiles.
     """
     if element == 4:  # float32 is multiplied without tensor cores, and larger tiles overflow the registers
         return Tiling(32, 32, 4, 2)

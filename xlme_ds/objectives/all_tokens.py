@@ -30,7 +30,7 @@ from .protocol import Quantity
 
 
 class AllTokensOutput(NamedTuple):
-    """`ElectraOutput`, and the losses of the discriminator's softmax."""
+    """The fields of `ElectraOutput`, and the losses of the discriminator's softmax."""
 
     nll_M: Tensor
     predicted_M: Tensor
@@ -113,7 +113,8 @@ class AllTokensObjective(ElectraObjective):
     models = AllTokens, AllTokensStage
 
     def check(self, run: RunConfig) -> None:
-        """Raise ValueError also if generator and discriminator have an embedding each: both softmaxes read one."""
+        """Raise ValueError also if generator and discriminator have separate embeddings: both softmaxes need the
+        same."""
         super().check(run)
         if run.model.embedding_sharing != "tied":
             raise ValueError(
@@ -129,7 +130,7 @@ class AllTokensObjective(ElectraObjective):
     def discriminator_loss(output: AllTokensOutput, batch: Batch) -> Tensor:  # type: ignore[override]
         """−log p(x_t) of the original token at every position, float32 [B, T]."""
         logits_BT = output.replaced_logits_BT.float()
-        # log p without copying, and log p of a token that is also what the discriminator reads.
+        # log p without copying, and log p of a token that the discriminator reads unchanged.
         predicted_BT = F.logsigmoid(logits_BT) - output.token_nll_BT
         copied_BT = torch.logaddexp(F.logsigmoid(-logits_BT), predicted_BT)
         return -torch.where(output.corrupted_BT == batch.tokens_BT, copied_BT, predicted_BT)

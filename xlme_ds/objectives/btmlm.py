@@ -36,7 +36,7 @@ class OpenSide(Masking):
     the second, no position is open, and every position sees its whole item."""
 
     def groups(self, batch: Batch) -> Tensor:
-        """2 · segment, plus 1 from the row's first open position on, int64 [B, T]."""
+        """2 · segment, plus 1 at and after the row's first open position, int64 [B, T]."""
         open_BT = (batch.tokens_BT == PAD) & (batch.segments_BT > 0)
         return batch.segments_BT * 2 + open_BT.long().cummax(1).values
 
@@ -51,8 +51,8 @@ class OpenSide(Masking):
 
 
 def first_pass(batch: Batch) -> Batch:
-    """The batch of the pass that fills the open positions: these are its masked positions, and all show `<mask>`."""
-    open_P = batch.added.get("open_P", batch.masked_M[:0])  # no open position in a batch without them
+    """The batch of the pass that fills the open positions: they are its masked positions, and all show `<mask>`."""
+    open_P = batch.added.get("open_P", batch.masked_M[:0])  # no `open_P`: no open positions
     # With a uniform of 1 a position shows `<mask>`, whatever the shares of random and original tokens.
     ones_P = torch.ones(len(open_P), dtype=torch.float32, device=open_P.device)
     return batch._replace(masked_M=open_P, uniforms_M=ones_P, added={})
@@ -151,7 +151,7 @@ class BackTranslation(MaskedLanguageModelling):
         return BackTranslationModel(*arguments) if part is None else BackTranslationStage(*arguments, part=part)
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
-        """Operations per token of both passes: the first one's softmax is at the open positions, the second one's at
+        """Operations per token of both passes: the first pass has its softmax at the open positions, the second pass at
         the masked positions of the sentence."""
         one_pass = super().flops(cfg, row_tokens)
         sentence_share = fmean(1 / (1 + fraction) for fraction in self.fractions)  # of a row's positions

@@ -1,9 +1,9 @@
 """Causal language modelling on monolingual rows, and on translation pairs, whose second side sees the first (XLM,
 section 3.2).
 
-L = L_CLM on text + L_CLM on pairs, each a mean over the predicted tokens of its task. Predicted are all ordinary tokens
-and every `</s>`, except one that opens an item, and the last one of monolingual text, where the row was cut.
-B rows, T tokens, M predicted tokens.
+L = L_CLM on text + L_CLM on pairs, each a mean over the predicted tokens of its task. All ordinary tokens and `</s>`
+are predicted, except a `</s>` that opens an item or that ends a monolingual one, where the row was cut. B rows, T
+tokens, M predicted tokens.
 """
 
 from collections.abc import Mapping
@@ -19,15 +19,15 @@ from .protocol import Quantity
 
 class Causal(Masking):
     """Nothing is masked. `Batch.masked_M` are the positions of all predicted tokens; each token is predicted from the
-    hidden state before it."""
+    hidden state of the position before it."""
 
     def apply(self, batch: Batch, vocabulary: int) -> Tensor:
         """The original tokens, [B, T]."""
         return batch.tokens_BT
 
     def predicted_from(self, masked_M: Tensor) -> Tensor:
-        """For each predicted position the one before it, [M]. It is in the same item, because the special token that
-        opens an item is not predicted."""
+        """For each predicted position the position before it, [M]. It is in the same item, because the special token
+        that opens an item is not predicted."""
         return masked_M - 1
 
     allowed = staticmethod(causal_mask)
@@ -46,4 +46,4 @@ class CausalLanguageModelling(MaskedLanguageModelling):
     masking_class = Causal
     predicts_all = True
     reads = ("objective.z_loss",)
-    export_class = "XLMEModel"  # without a head: no exported class with one has a causal attention mask
+    export_class = "XLMEModel"  # without a head: the exported classes with heads have no causal mask

@@ -1,6 +1,6 @@
 """Replaced token detection with corrective language modelling (Meng et al., 2021, COCO-LM; Bajaj et al., 2022, METRO):
 the discriminator also predicts the original token at every masked position, where it reads the generator's sample. So
-its layers learn more than a yes or no for each token.
+its layers learn more from a token than whether it was replaced.
 
 L = L_MLM + L_TLM + λ·L_MRTD + λ·L_TRTD + L_CMLM + L_CTLM. L_CMLM and L_CTLM are means over the masked positions of
 monolingual text and of pairs. As in METRO, and unlike in COCO-LM, they have no copy probability.
@@ -72,8 +72,8 @@ class CorrectiveObjective(ElectraObjective):
 
     @staticmethod
     def counts(batch: Batch) -> Tensor:
-        """The divisor of each term's sum, float64 [6], in the order of `terms`: ELECTRA's counts, and for CMLM and CTLM
-        again the number of masked positions."""
+        """The divisor of each term's sum, float64 [6], in the order of `terms`: ELECTRA's counts, and the numbers of
+        masked positions once more, for CMLM and CTLM."""
         electra = ElectraObjective.counts(batch)
         masked = electra[: len(TASKS)]
         return torch.cat([electra, masked])

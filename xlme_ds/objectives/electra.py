@@ -2,7 +2,7 @@
 
 L = L_MLM + L_TLM + λ·L_MRTD + λ·L_TRTD (XLM-E section 3.2), where λ is `objective.discriminator_weight`. `sums` and
 `counts` return numerators and denominators of the four means for a micro-batch. Both are added up over the global batch
-before the division, so the loss does not depend on how that batch is cut.
+before the division, so the loss does not depend on how that batch is split.
 
 B rows, T tokens, M masked positions, N = B · T, S statistics of a task. Tasks are in the order of data.rows.TASKS: mono
 (MLM, MRTD), para (TLM, TRTD).
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 # Names of the parameters that only the discriminator has.
 _DISCRIMINATOR = re.compile(r"(?:^|\.)(?:discriminator|replaced_head|token_head|difference_\d+)(?:\.|$)")
-# The AUC is computed from histograms of the discriminator's logits: _BINS bins from −_LARGEST_LOGIT to _LARGEST_LOGIT.
+# The AUC is computed from histograms of the discriminator's logits, with _BINS bins from −_LARGEST_LOGIT to
+# _LARGEST_LOGIT.
 _BINS = 512
 _LARGEST_LOGIT = 16.0
 # The statistics of a task: these counts of positions, then the histograms of replaced and of original tokens. `_right`:
@@ -122,8 +123,8 @@ class ElectraObjective(RowBatches, Pretraining):
 
     @staticmethod
     def counts(batch: Batch) -> Tensor:
-        """The divisor of each term's sum, float64 [4], in the order of `terms`: for MLM and TLM the number of
-        masked positions, for MRTD and TRTD that of non-padding tokens."""
+        """The divisor of each term's sum, float64 [4], in the order of `terms`: for MLM and TLM the number of masked
+        positions, for MRTD and TRTD the number of non-padding tokens."""
         masked = sum_by_task(torch.ones_like(batch.masked_M), batch.task_of_masked())
         tokens = sum_by_task((batch.segments_BT > 0).sum(1), batch.task_B)
         return torch.cat([masked, tokens]).double()
@@ -157,14 +158,14 @@ class ElectraObjective(RowBatches, Pretraining):
     @staticmethod
     def statistics(output: ElectraOutput, batch: Batch) -> Tensor:
         """The numbers from which the accuracies and the AUC are computed, float64 [2, S]: for each task the `_COUNTS`
-        and two histograms of logits. Those of several batches are added. Special tokens are left out."""
+        and two histograms of logits. The numbers of several batches are added up. Special tokens are left out."""
         right_M = output.predicted_M == batch.tokens_BT.flatten()[batch.masked_M]
         replaced_BT = output.corrupted_BT != batch.tokens_BT
         ordinary_BT = batch.tokens_BT > UNK
         logits_BT = output.replaced_logits_BT.float()
         right_BT = (logits_BT > 0) == replaced_BT
         scaled_BT = (logits_BT.clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT) + _LARGEST_LOGIT) / (2 * _LARGEST_LOGIT)
-        # Without the last clamp, the bin of the largest logit would be _BINS, and that of NaN any integer.
+        # Without the last clamp, the largest logit would get the bin _BINS, and NaN any integer.
         bins_BT = (scaled_BT * _BINS).long().clamp(0, _BINS - 1)
         histogram_index_BT = batch.task_B[:, None] * _BINS + bins_BT
         task_M = batch.task_of_masked()
@@ -186,7 +187,7 @@ class ElectraObjective(RowBatches, Pretraining):
         for task, name in enumerate(TASKS):
             if counts[task] == 0:
                 continue
-            of_task = slice(task, None, len(TASKS))  # `terms` has a term of each task in turn
+            of_task = slice(task, None, len(TASKS))  # `terms` alternates between the tasks
             metrics |= dict(zip(self.terms[of_task], means[of_task].tolist(), strict=True))
             totals = dict(zip(_COUNTS, statistics[task, : len(_COUNTS)].tolist(), strict=True))
             replaced, original = statistics[task, len(_COUNTS) :].split(_BINS)

@@ -23,23 +23,22 @@ from ..models.text_encoder import Masking
 from .mlm import MaskedLanguageModelling
 from .protocol import Quantity
 
-# A position's role in its item is below this: 0 if it sees the whole item, else 1 + 2 · side + (1 if it is masked).
+# A bound above all roles. A position's role is 0 if it sees its whole item, else 1 + 2 · side + (1 if it is masked).
 _ROLES = 8
 
 
 class CrossMasking(Masking):
-    """Cross-attention masking of half of the translation pairs, the crossed ones; all other items are masked as by
-    `Masking`."""
+    """Cross-attention masking of half of the translation pairs, the crossed ones; `Masking` masks all other items."""
 
     def crossed(self, batch: Batch) -> Tensor:
         """Whether a position is in a crossed pair, bool [B, T]. A fair coin decides it for each pair."""
         rows, tokens = batch.tokens_BT.shape
-        # An index for each item of the batch; a row has at most `tokens` items, and segment 0 is padding.
+        # A number for each item of the batch; a row has at most `tokens` items, and segment 0 is padding.
         item_BT = torch.arange(rows, device=batch.tokens_BT.device)[:, None] * (tokens + 1) + batch.segments_BT
         item_M = item_BT.flatten()[batch.masked_M]
         first_of_item_M = torch.ones_like(item_M, dtype=torch.bool)
         first_of_item_M[1:] = item_M[1:] != item_M[:-1]
-        # The coin is the lowest of the 24 bits of the item's first uniform; the highest decide what a position shows.
+        # The coin is the lowest of the 24 bits of the item's first uniform: the high bits decide what a position shows.
         bit_M = (batch.uniforms_M.double() * 2**24).long() & 1
         coins = torch.zeros(rows * (tokens + 1), dtype=torch.int64, device=item_M.device)
         coins = coins.index_add(0, item_M, bit_M * first_of_item_M)

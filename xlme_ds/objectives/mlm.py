@@ -67,7 +67,7 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
         return LanguageModel(*arguments) if part is None else LanguageModelStage(*arguments, part=part)
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
-        """Operations per token of one encoder and its softmax, which is in a pipeline's last part."""
+        """Operations per token of one encoder and its softmax; a pipeline's last part has the softmax."""
         return Flops(
             layers=cfg.discriminator_layers,
             layer=encoder_forward(cfg, 1, row_tokens),
@@ -112,6 +112,6 @@ class MaskedLanguageModelling(RowBatches, Pretraining):
 
     @staticmethod
     def shown(output: LanguageModelOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """The tokens with the most likely ones at the masked positions, [B, T]; None: it judges no replacements."""
+        """The tokens, with the most likely ones at masked positions, [B, T]; and None: it judges no replacements."""
         filled = batch.tokens_BT.flatten().index_copy(0, batch.masked_M, output.predicted_M)
         return filled.view_as(batch.tokens_BT), None

@@ -42,8 +42,8 @@ class Objective(Protocol):
         return [1.0] * len(names)
 
     def probe(self, batch: Any) -> Any:
-        """`batch` changed so that its loss, which checkpoints store, is the same with another processor or kernel,
-        whose rounding could change what the model samples or predicts. By default `batch` itself."""
+        """`batch` changed so that its loss, which checkpoints store, is the same with another processor or kernel:
+        rounding must not change what the model samples or predicts. By default `batch` itself."""
         return batch
 
     def counts(self, batch: Any) -> Tensor:
@@ -53,7 +53,7 @@ class Objective(Protocol):
         """The summed loss of each term, float32 [terms]; carries the gradient."""
 
     def statistics(self, output: Any, batch: Any) -> Tensor:
-        """More numbers for the metrics, float64; those of several batches are added."""
+        """More numbers for the metrics, float64; the statistics of several batches are added up."""
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
         """The metrics by name, `loss` among them, from the sums, counts and statistics of a global batch."""
@@ -89,7 +89,7 @@ class Quantity(NamedTuple):
     title: str  # of the figure; quantities with the same title share a figure
     unit: str = ""
     task: str = ""  # the task it is measured on; empty: on each task, as metrics `auc_mono` and `auc_para` of `auc`
-    unigram: bool = False  # whether it is −log p of a task's tokens, to be compared with that of a unigram model
+    unigram: bool = False  # whether it is −log p of a task's tokens, comparable with a unigram model's
 
 
 class FirstWeights(NamedTuple):
@@ -102,7 +102,7 @@ class FirstWeights(NamedTuple):
     convert: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict  # that encoder's parameters to the part's
 
 
-# Settings that only some objectives read (`Pretraining.reads`); with the others they must have their defaults.
+# Settings that only some objectives read (`Pretraining.reads`); with other objectives they must have their defaults.
 OBJECTIVE_SETTINGS = (
     *("objective.discriminator_weight", "objective.generator_temperature", "objective.generator_keep_fraction"),
     *("objective.random_fakes", "objective.random_fraction", "objective.keep_fraction", "objective.z_loss"),
@@ -122,16 +122,16 @@ class Pretraining(Objective, Protocol):
     # The metrics by name, terms included. A metric of each task is listed once, without `_mono` and `_para`.
     quantities: Mapping[str, Quantity]
     mask_fraction: float  # share of an item's ordinary tokens that are predicted
-    # The encoders of its model: the first part of their parameters' names, before the dot, and the prefix of the
-    # parameters of their heads. The first encoder is cut into stages, evaluated, fine-tuned and exported. The blocks of
-    # the token embedding are the parameters `embedding_n`.
+    # The encoders of its model: the name that starts an encoder's parameter names, and the prefix of the parameters of
+    # its head. The first encoder is split into pipeline stages, evaluated, fine-tuned and exported. The blocks of the
+    # token embedding are the parameters `embedding_n`.
     encoders: Mapping[EncoderName, str]
     reads: tuple[str, ...] = ()  # the settings in OBJECTIVE_SETTINGS that it reads
-    # The class of `export/remote` as which its model is exported; empty: each encoder as the class of its head.
+    # The class of `export/remote` of its exported model; empty: each encoder is exported with the class for its head.
     export_class: str = ""
     reads_whole_rows: bool = True  # whether its first encoder reads whole rows of a batch, not one side of a pair
     may_start_random: bool = False  # whether `start.take` may name an encoder while `start.folder` is empty
-    starts_in_layout: bool = False  # whether `model.layout` must be that of the model that it starts from
+    starts_in_layout: bool = False  # whether `model.layout` must equal that of the model it starts from
 
     def __init__(self, cfg: ObjectiveConfig): ...
 
@@ -175,8 +175,8 @@ class Pretraining(Objective, Protocol):
         probability of each token that it was replaced, [B, T], or None if the model does not predict it."""
 
     def first_weights(self, start: StartConfig, cfg: ModelConfig) -> dict[str, FirstWeights]:
-        """The encoder that each part of the model starts from, by the prefix of the part's parameters; by default
-        `start.take` for each encoder."""
+        """The encoder that each part of the model starts from, by the prefix of the part's parameters; by default each
+        encoder starts from `start.take`."""
         weights = dict[str, FirstWeights]()
         for name in self.encoders:
             setting = "generator_layers" if name == "generator" else "discriminator_layers"
@@ -185,22 +185,22 @@ class Pretraining(Objective, Protocol):
         return weights
 
     def shape(self, cfg: ModelConfig) -> dict[str, Any]:
-        """Settings by name that must be equal in a model of which all parameters are taken, in addition to those that
+        """Settings by name that must equal those of a model whose parameters are all taken, besides the settings that
         every encoder needs equal."""
         names = ["generator_layers", "embedding_sharing"] if len(self.encoders) > 1 else []
         return {name: getattr(cfg, name) for name in (*names, "discriminator_layers")}
 
 
 def require_masks(run: RunConfig) -> None:
-    """Raise ValueError unless a share of the tokens is masked, neither none nor all."""
+    """Raise ValueError if no tokens or all tokens are masked."""
     fraction = run.objective.mask_fraction
     if not 0.0 < fraction < 1.0:
         raise ValueError(f"objective.mask_fraction is {fraction}: it must be between 0 and 1")
 
 
 def require_sentences(rows: "RowStore", needed: bool) -> None:
-    """Raise ValueError unless monolingual rows hold sentences (`mix --sentences`) if these are `needed`, or one text
-    each if not."""
+    """Raise ValueError unless monolingual rows hold several sentences (`mix --sentences`) if `needed`, else one text
+    each."""
     packed, expected = rows.manifest.packed, "sentences" if needed else ""
     if rows.folder.name == "mono" and packed != expected:
         mixed, must_be = (f"with --{unit}" if unit else "without --sentences" for unit in (packed, expected))

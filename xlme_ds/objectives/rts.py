@@ -2,8 +2,8 @@
 Autoencoders"): replaced token detection whose replacements are drawn uniformly from the ordinary tokens. There is no
 generator and no softmax, so a step is cheap; `electra` can start from its discriminator.
 
-L = L_MRTD + L_TRTD, each a mean over the tokens of its task. A token that is drawn for itself counts as original.
-Tasks are in the order of data.rows.TASKS.
+L = L_MRTD + L_TRTD, each a mean over the tokens of its task. A replacement that equals the original token counts as
+original. Tasks are in the order of data.rows.TASKS.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,12 +31,13 @@ class Substitution(Electra):
         """Do nothing: this model has no generator."""
 
     def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
-        """The discriminator's token embeddings, [B, T, D]. Their gradient is dense, unlike in `Electra`, whose masked
-        head gives the table a dense gradient already."""
+        """The discriminator's token embeddings, [B, T, D]. Their gradient is dense, unlike in `Electra`, where the
+        masked head gives the table a dense gradient."""
         return lookup(ids_BT, self.table)
 
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """The first three of `ElectraOutput`, with random tokens at the masked positions by the batch's uniforms."""
+        """The first three fields of `ElectraOutput`, with random tokens at the masked positions by the batch's
+        uniforms."""
         return _generator_outputs(batch, _RANDOM_TOKENS.apply(batch, self.cfg.vocabulary))
 
 
@@ -108,6 +109,6 @@ class RandomTokenSubstitution(ElectraObjective):
         return super().by_language(output, batch, languages)[:, len(TASKS) :]
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
-        """ELECTRA's metrics, without those of the generator."""
+        """ELECTRA's metrics without the generator's."""
         metrics = super().summarise(sums, counts, statistics)
         return {name: value for name, value in metrics.items() if not name.startswith("generator_")}
