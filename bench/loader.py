@@ -48,7 +48,7 @@ class LoaderSettings:
 
 
 def our_batches(data: Path, rows: int, kind: str) -> Iterator[Tensors]:
-    """One pass of ours, opened anew."""
+    """Open the data, and yield one pass of our loader."""
     if kind == "bare":
         stores = [RowStore(data / task) for task in TASKS]
         for first in range(0, rows, OF_A_TASK):

@@ -1,4 +1,4 @@
-"""Shared by all benches: rounds by turns, memory of the process, and figures with their commit, machine and date."""
+"""Shared by all benches: measuring in turns, memory of the process, and figures with commit, machine and date."""
 
 import json
 import math
@@ -38,8 +38,8 @@ def memory(field: str) -> int:
 def by_turns(
     sides: Mapping[Key, Callable[[], Any]], rounds: int, warm_up: int = 1, deadline: float = math.inf
 ) -> list[dict[Key, Any]]:
-    """Results of all sides in `rounds` rounds, after `warm_up` rounds that do not count: other work on the machine
-    slows every side of a round alike. After the first, none begins later than `deadline` (time.monotonic)."""
+    """Results of all sides in `rounds` rounds, after `warm_up` rounds that do not count. The sides take turns, so that
+    other work on the machine slows all alike. Only the first round may begin after `deadline` (time.monotonic)."""
     turns: list[dict[Key, Any]] = []
     while len(turns) < warm_up + rounds and (not turns or time.monotonic() <= deadline):
         turns.append({name: side() for name, side in sides.items()})

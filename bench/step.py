@@ -65,7 +65,7 @@ CONTENDERS = ("ours", "matmul", *PEERS)
 
 
 def prepare(name: str, size: Size) -> Callable[[object], list[Figures]]:
-    """Build the contender of a process; the function takes a step, and returns its seconds and the memory so far."""
+    """Build the contender `name`. The returned function takes a step, and returns its seconds and the peak memory."""
     torch.manual_seed(0)
     before, run = memory("VmRSS"), sized(size)
     one_step = PEERS[name](run).step if name in PEERS else (our_step if name == "ours" else matrix_product)(run)
@@ -79,7 +79,7 @@ def prepare(name: str, size: Size) -> Callable[[object], list[Figures]]:
 
 
 def measure(size: Size, rounds: int) -> Figures:
-    """Ours next to one peer after the other: all at once would not fit into 24 GB."""
+    """Measure ours next to one peer at a time: all at once would not fit into 24 GB."""
     run = sized(size)
     flops = flops_per_step(run, run.model.max_positions)
     tokens = step_tokens(run)
@@ -127,7 +127,7 @@ def table(size: str, figures: Figures) -> str:
 def main() -> None:
     """Measure, and print tables or JSON; with `--quick` the JSON holds the figures of the middle size."""
     settings = tyro.cli(StepSettings, prog="xlme bench step", description=__doc__)
-    os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}  # of the contenders
+    os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}  # for the contenders
     sizes: tuple[Size, ...] = ("middle",) if settings.quick else settings.sizes
     figures = {size: measure(size, 3 if settings.quick else settings.rounds) for size in sizes}
     if settings.json:

@@ -11,8 +11,8 @@ from xlme_ds.data.rows import BOS, EOS, PAD, UNK, Rows
 
 
 def synthetic_rows(rng: np.random.Generator, count: int, row_tokens: int, vocabulary: int, pairs: bool) -> Rows:
-    """`count` rows of ids that follow a Zipf-like law: one item that fills its row, or pairs of about a ninth of it a
-    side."""
+    """`count` rows of ids that follow a Zipf-like law: each holds one item that fills it, or `pairs`, whose sides are
+    about a ninth of the row each."""
     tokens = np.full((count, row_tokens), PAD, dtype=np.int32)
     items, lengths = np.zeros(count, dtype=np.int64), []
     for row in range(count):
@@ -47,14 +47,14 @@ def synthetic_batch(
 
 
 class SyntheticSource:
-    """Micro-batches of one process for every step of `run`, the same in each; a `BatchSource`."""
+    """The micro-batches of one process, the same in every step of `run`; a `BatchSource`."""
 
     phases = (Phase(0, 0.0, None),)
 
     def __init__(self, run: RunConfig, row_tokens: int, world: int = 1):
         self.plan = plan_step(run.data, world)
         self.row_tokens = row_tokens
-        rows = self.plan.micro[0], 0 if run.data.alternate else self.plan.micro[1]  # of alternating steps the first
+        rows = self.plan.micro[0], 0 if run.data.alternate else self.plan.micro[1]  # alternating: the first step's
         self.batches = [
             synthetic_batch(rows, row_tokens, run.model.vocabulary, seed, run.objective.pseudo_fractions)
             for seed in range(self.plan.accumulation)

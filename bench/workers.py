@@ -1,4 +1,4 @@
-"""Processes that measure one case after the other: one gets a case, and sends its rows; an empty row ends them."""
+"""Processes that measure case after case. A process receives a case and sends its rows; an empty row ends them."""
 
 import atexit
 import contextlib
@@ -25,12 +25,12 @@ class Worker:
         spawn = multiprocessing.get_context("spawn")
         self.process = spawn.Process(target=_serve, args=(theirs, module, arguments))
         self.process.start()
-        theirs.close()  # so that the end of the process is seen
+        theirs.close()  # so that reading fails when the process ends
         atexit.register(self.connection.close)  # ends it, before Python waits for it
         self.loaded = False
 
     def load(self, seconds: float) -> None:
-        """Wait at most so long until the process has loaded what it needs."""
+        """Wait until the process has loaded what it needs, at most `seconds`."""
         with contextlib.suppress(EOFError):
             self.loaded = self.loaded or (self.connection.poll(max(seconds, 0)) and self.connection.recv() == {})
 

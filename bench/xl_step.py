@@ -35,10 +35,11 @@ from xlme_ds.validate import validate
 
 STEPS = 3
 SAVED_AFTER = 2
-_BYTES = 18 + 12  # a parameter: weights, master weights, moments and gradients in the swap folder; the checkpoint
-_BLOCKS = 16  # of the embedding: XL's are then as large as the buffers of ds_configs/zero3_offload.json
+# Of a parameter: 18 in the swap folder (weights, master weights, moments, gradients), 12 in the checkpoint.
+_BYTES = 18 + 12
+_BLOCKS = 16  # of the embedding; XL's blocks are then as large as the buffers of ds_configs/zero3_offload.json
 _TOLERANCE = 1e-3  # relative: loaded bf16 weights are rounded from the saved float32 ones
-_LEARNING_RATE = 1e-5  # that of step 200 of the published warm-up
+_LEARNING_RATE = 1e-5  # as in step 200 of the published warm-up
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def both(run: RunConfig, data: Path, out: Path) -> list[tuple[float, float]]:
 def main() -> None:
     """Take the steps, and compare the third of both processes."""
     arguments = sys.argv[1:] if "--recipe" in sys.argv else ["--recipe", "xl_zero3", *sys.argv[1:]]
-    os.environ |= {"DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}  # of the processes
+    os.environ |= {"DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}  # for both processes
     try:
         command = parse("python -m bench.xl_step", XlStepArguments, __doc__ or "", arguments)
         command.out.mkdir(parents=True, exist_ok=True)

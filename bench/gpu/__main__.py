@@ -57,7 +57,7 @@ PARITY_ON_A_GPU = ("attention in Triton kernels, twice", "masked head in Triton 
 
 
 def cases(cuda: bool, quick: bool) -> Iterator[tuple[str, Figures]]:
-    """Section and labels of every case, the short and most informative ones first."""
+    """The section and the labels of every case; short and informative cases come first."""
     yield "machine", {}
     yield from (("matmul", {"dtype": dtype}) for dtype in ("bf16", "fp32"))
     names = PARITY + (PARITY_ON_A_GPU if cuda else ())
@@ -138,7 +138,7 @@ class Bench:
     def __init__(self, report: Report, common: Figures, deadline: float, patience: float):
         self.report, self.common, self.deadline, self.patience = report, common, deadline, patience
         self.next = Worker("bench.gpu.worker")
-        self.shared: Worker | None = None  # by the cases of `SHARED`
+        self.shared: Worker | None = None  # shared by the cases of the sections `SHARED`
 
     def run(self, section: str, labels: Figures) -> None:
         """Measure one case, and add its rows."""

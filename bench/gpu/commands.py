@@ -15,8 +15,8 @@ from bench.measure import Figures
 from data_prep.__main__ import main as data_prep
 from xlme_ds.run_commands import environment
 
-STEPS, SAVED, KILLED = 60, 20, 33  # of a run that is killed: all, from one checkpoint to the next, at the kill
-RUNS = {  # that are killed, by name: a recipe and settings
+STEPS, SAVED, KILLED = 60, 20, 33  # steps of a killed run: in all, between checkpoints, before the kill
+RUNS = {  # name of a run that is killed -> recipe and settings
     "default": "--recipe quickstart",
     "graphs": "--recipe quickstart --model.compile graphs",
     "not compiled": "--recipe quickstart --model.compile none",
@@ -60,7 +60,8 @@ def _row_tokens(quick: bool) -> int:
 
 
 def _settings(rows: int, quick: bool) -> str:
-    """Settings of a model, with heads of 64 on a GPU as in Base, and rows of each task in a step and a micro-batch."""
+    """Options of a model (on a GPU with heads of size 64, as in Base), and of steps that are one micro-batch with
+    `rows` of each task."""
     width, rows = (32, 2) if quick else (256, rows)
     return (
         f"--model.vocabulary 1000 --model.max-positions {_row_tokens(quick)} --model.width {width} --model.heads 4 "
@@ -70,7 +71,7 @@ def _settings(rows: int, quick: bool) -> str:
 
 
 def prepare(folder: Path, quick: bool) -> None:
-    """Write the text and the rows of all commands, once."""
+    """Write the text and the rows that all commands read, once."""
     if (folder / "done").exists():
         return
     write_text(folder / "text")
@@ -100,7 +101,7 @@ def _start(arguments: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
 
 
 def _run(arguments: Sequence[str], log: Path, deadline: float) -> Figures:
-    """The end of a command's output, or how it failed, and its seconds; it is killed at `deadline`."""
+    """Run a command, which is killed at `deadline`; returns its seconds, and its last output or how it failed."""
     begin = time.monotonic()
     if begin > deadline:
         return {"left_out": "the time of this section is up"}
@@ -121,7 +122,7 @@ def _xlme(arguments: str) -> list[str]:
 
 
 def _waves(data: Path, out: Path, quick: bool) -> list[dict[str, list[str]]]:
-    """The arguments of every command by its name; each wave needs the one before."""
+    """The arguments of every command by its name, in waves: each reads what the wave before wrote."""
     launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "1", "--module", "xlme_ds.pretrain"]
     steps = "--train.steps 20 --train.log-every 9 --train.eval-every 20"
     xlme = f"--recipe quickstart {_settings(8, quick)} {steps} --data {data}/xlme_train --heldout {data}/xlme_heldout"
@@ -155,7 +156,7 @@ def _waves(data: Path, out: Path, quick: bool) -> list[dict[str, list[str]]]:
 
 
 def smoke(folder: Path, seconds: float, quick: bool) -> Iterator[Figures]:
-    """Run every command, those of a wave at a time; yields the result of each."""
+    """Run every command, all of one wave at the same time; yields the result of each."""
     deadline, out = time.monotonic() + seconds, folder / "smoke"
     prepare(folder / "data", quick)
     out.mkdir(exist_ok=True)

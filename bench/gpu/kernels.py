@@ -1,7 +1,8 @@
-"""A tournament of attention's kernels on one GPU, on Base's shape; Large's and XL's heads have the same size.
+"""A tournament of the attention kernels' forms on one GPU, on Base's shape; Large's and XL's heads have the same size.
 
-Every legal form of each kernel (tiles, warps, stages) is compared with float64 and timed, next to torch's attention.
-The winners are written as a table for this compute capability, which can replace `xlme_ds/models/tilings.json`.
+A form is a choice of tiles, warps and pipeline stages. Every legal form of each kernel is compared with float64 and
+timed, next to torch's attention. The fastest forms are written into a copy of `xlme_ds/models/tilings.json`, as the
+entry of this GPU's compute capability.
 """
 
 import functools
@@ -27,18 +28,19 @@ from bench.measure import Figures, by_turns
 from xlme_ds.models.attention import item_bounds
 from xlme_ds.models.tiles import TABLE, Tiling
 
-SHAPE = 64, 12, 512, 64  # rows, half of them one item and the others pairs; heads; tokens; size of a head
+SHAPE = 64, 12, 512, 64  # rows (half hold one item, half hold pairs), heads, tokens, size of a head
 PRODUCT = 2.0 * 64 * 12 * 512**2 * 64  # operations of Q Kᵀ
 TILES = ((64, 32), (32, 64), (64, 64), (128, 32), (32, 128), (128, 64), (64, 128), (64, 16), (16, 64))
 KERNELS = ("_forward", "_backward_queries", "_backward_keys", "_backward_distances")
-LAUNCHES = 10  # timed together, so that the host's time does not count
-BOUND = 2e-2  # of the largest number: bf16 rounds several times in a row
+LAUNCHES = 10  # timed together, so that the host's time for a launch does not count
+BOUND = 2e-2  # largest error over largest number: bf16 rounds several times in a row
 
 
 def forms(kernel: str) -> list[Tiling]:
     """The forms of a kernel to try: those whose scores fit the registers, with rows for all warps."""
     if kernel == "_backward_distances":
         return [Tiling(64, 64, warps, stages) for warps, stages in itertools.product((4, 8), (2, 3))]
+    # Most scores of a warp, and the longest side of a tile.
     most, side = (2048, 128) if kernel == "_forward" else (1024, 64 if kernel == "_backward_queries" else 128)
     candidates = (
         Tiling(queries, keys, warps, stages)
@@ -78,14 +80,14 @@ def inputs(
 
 
 class Launch(NamedTuple):
-    """A kernel in any form: launches it, the buffers that it writes, and its results in the order of `expected`."""
+    """Functions of a kernel's form: run it; the buffers that it writes; its results, in the order of `expected`."""
 
     run: Callable[[Tiling], None]
     buffers: Callable[[Tiling], Sequence[Tensor]]
     results: Callable[[Tiling], Sequence[Tensor]]
 
     def errors(self, form: Tiling, exact: Sequence[Tensor]) -> list[float]:
-        """The error of each result over its largest number; NaN if the kernel left a number unwritten."""
+        """The largest error of each result over its largest number; NaN if the kernel left a number unwritten."""
         for buffer in self.buffers(form):
             buffer.fill_(math.nan)
         self.run(form)
@@ -94,7 +96,7 @@ class Launch(NamedTuple):
 
 
 def launches(tensors: dict[str, Any]) -> dict[str, Launch]:
-    """The launch of each kernel by its name; the backward kernels read the outputs of the ones before."""
+    """The launch of each kernel by its name. A backward kernel reads the outputs of the kernels before it."""
     from xlme_ds.models import attention_triton as kernels
 
     qkv, gate, bounds = tensors["qkv"], tensors["gate"], (tensors["skewed"], tensors["first"], tensors["end"])
@@ -174,7 +176,8 @@ def expected(tensors: dict[str, Any]) -> dict[str, list[Tensor]]:
 
 
 def _compile(kernel: str, form: Tiling) -> Figures:
-    """Compile a form into the cache that all processes share; the row says if it does not fit the GPU, or fails."""
+    """Compile a form into the cache that all processes share. The row says if it does not fit or fails, else it is
+    empty."""
     try:
         torch.set_num_threads(1)
         launches(_small)[kernel].run(form)
@@ -198,7 +201,7 @@ def _launch(run: Callable[[], object]) -> None:
 
 
 def _medians(device: Device, runs: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, float]:
-    """Median milliseconds of each run, by turns."""
+    """Median milliseconds of one launch of each run, measured in turns."""
     launched = {key: partial(device.once, partial(_launch, run)) for key, run in runs.items()}
     turns = by_turns(launched, rounds, warm_up=0)
     return {key: 1000 * float(np.median([turn[key] for turn in turns])) / LAUNCHES for key in runs}
@@ -214,7 +217,7 @@ def tournament(device: Device, seconds: float, table: Path) -> Iterator[Figures]
     with ProcessPoolExecutor(min(12, os.cpu_count() or 1), multiprocessing.get_context("spawn"), _start) as pool:
         compiled = dict(zip(candidates, pool.map(_compile, *zip(*candidates, strict=True)), strict=True))
     exact, kernels = expected(tensors), launches(tensors)
-    products = {"_forward": 2, "_backward_queries": 3, "_backward_keys": 4, "_backward_distances": 2}
+    products = {"_forward": 2, "_backward_queries": 3, "_backward_keys": 4, "_backward_distances": 2}  # matrix products
     winners: dict[str, Tiling] = {}
     for kernel in KERNELS:
         rows: dict[Tiling, Figures] = {form: compiled[kernel, form] for form in forms(kernel)}

@@ -26,10 +26,10 @@ from xlme_ds.objectives.electra import ElectraObjective
 
 Tensors = dict[str, Tensor]
 Case = Callable[[torch.device, torch.dtype], Tensors]
-# float32: sums of up to thousands of terms in another order. bf16 rounds to 2^-9 of each number, several times in a
-# row.
+# Largest errors allowed. float32 sums up to thousands of terms in another order; bf16 rounds each number to 2^-9 of it,
+# several times in a row.
 BOUNDS = {"fp32": 1e-4, "bf16": 3e-2}
-INTEGERS = 0.01  # a uniform may lie at the border of two tokens
+INTEGERS = 0.01  # if a uniform lies at the border of two tokens, rounding decides which one is the sample
 SMALL = ModelConfig(
     vocabulary=1000, width=256, heads=4, feed_forward=512, generator_layers=1, discriminator_layers=2,
     max_positions=192, head_chunk=256, init_std=0.05,
@@ -67,7 +67,7 @@ def _fill_module(module: nn.Module, std: float, device: torch.device, dtype: tor
 
 
 def _run_twice(run: Callable[[], Tensors], kernels: str) -> Tensors:
-    """The tensors of `run`; Triton's kernels run twice, and raise RuntimeError unless the bits are equal."""
+    """The tensors of `run`. With Triton's kernels it runs twice: raises RuntimeError if the bits differ."""
     tensors = run()
     again = run() if kernels == "triton" else tensors
     if not all(torch.equal(tensors[name], again[name]) for name in tensors):
@@ -76,7 +76,7 @@ def _run_twice(run: Callable[[], Tensors], kernels: str) -> Tensors:
 
 
 def attention(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors:
-    """Gated bias and block-diagonal mask, padding included, with the kernels that `model.kernels` names on a GPU."""
+    """Attention with gated bias, block-diagonal mask and padding, in the kernels that `kernels` names on a GPU."""
     cfg = replace(SMALL, kernels=kernels)  # type: ignore[arg-type]
     module = _fill_module(Attention(SMALL), 0.1, device, dtype)
     table = _fill_module(RelativePositionTable(SMALL.heads, 32, 128), 0.5, device, dtype)
@@ -93,7 +93,8 @@ def attention(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors
 
 
 def token_lookup(device: torch.device, dtype: torch.dtype) -> Tensors:
-    """A frequent token among others, in one block and in three; torch's gradient has one kernel up to 3,072 ids."""
+    """The embedding, with one frequent token, in one block and in three; torch's gradient has another kernel above
+    3,072 ids."""
     outputs: Tensors = {}
     for ids in (2048, 8192):
         table = random_numbers((600, 64), ids, 1.0, device, dtype)
@@ -107,7 +108,8 @@ def token_lookup(device: torch.device, dtype: torch.dtype) -> Tensors:
 
 
 def masked_head(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors:
-    """In chunks, in one block and in three: losses, predictions, samples by the same uniforms, gradients."""
+    """The head in chunks, its table in one block and in three: losses, predictions, samples from the same uniforms,
+    gradients."""
     outputs: Tensors = {}
     for blocks in (1, 3):
         tensors = _run_twice(partial(_masked_head, device, dtype, kernels, blocks), kernels)
@@ -130,13 +132,13 @@ def _masked_head(device: torch.device, dtype: torch.dtype, kernels: str, blocks:
     tensors = with_gradients({"loss": head.nll_M}, {"hidden": hidden, "table": table, "bias": bias})
     outside = (low - uniforms).clamp(min=0) + (uniforms - high).clamp(min=0)
     tensors["uniforms outside their sample's share of the CDF"] = outside
-    if dtype != torch.bfloat16 or device.type == "cuda":  # a CPU rounds logits, which moves borders by whole shares
+    if dtype != torch.bfloat16 or device.type == "cuda":  # a CPU rounds logits, which moves the tokens' borders far
         tensors |= {"samples": head.sample_M, "predictions": head.predicted_M}
     return tensors
 
 
 def electra(device: torch.device, dtype: torch.dtype, cfg: ModelConfig) -> Tensors:
-    """The whole model, forward and backward; in bf16, whose samples are others, the losses and the gradient's norm."""
+    """The whole model, forward and backward; in bf16, where samples differ, only losses and the gradient's norm."""
     objective = ElectraObjective(ObjectiveConfig())
     model = objective.build(cfg)
     initialise(model, 0, cfg.init_std)

@@ -68,13 +68,13 @@ class Device:
         } | versions
 
     def seconds(self, run: Callable[[], object], rounds: int, warm_up: int = 2) -> float:
-        """Median time of `run`, on the GPU between events in its stream."""
+        """Median seconds of `run`; on a GPU, between two events in its stream."""
         for _ in range(warm_up):
             run()
         return statistics.median(self.once(run) for _ in range(rounds))
 
     def once(self, run: Callable[[], object]) -> float:
-        """The time of one run."""
+        """The seconds of one run."""
         if self.kind == "cpu":
             start = time.perf_counter()
             run()
@@ -150,7 +150,7 @@ def peers(device: Device, rounds: int, quick: bool, seconds: float) -> Iterator[
     """tokens/s of ours and of each peer, one step of each in turn; a peer that fails is reported, the others run.
     Raises ModuleNotFoundError without transformers.
 
-    Hugging Face's ELECTRA has SDPA and logits at masked positions alone.
+    Hugging Face's ELECTRA runs with SDPA, and computes logits at masked positions only.
     """
     importlib.import_module("transformers")
     torch.set_float32_matmul_precision("high")

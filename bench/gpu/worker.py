@@ -16,12 +16,12 @@ from bench.measure import Figures
 
 # The last is the feed-forward product of Base on 32 rows of 512.
 SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 768, 3072))
-ROWS = 64  # of each task a step: the published batch on 32 GPUs
+ROWS = 64  # of each task in a step: one GPU's part of the published batch on 32 GPUs
 LOADED_EARLY = "xlme_ds.engine.zero", "torch._inductor.compile_fx", "triton"
 
 
 def rows(case: Figures) -> Iterator[Figures]:
-    """The rows of a case; the last row has `out_of_memory` or `failed` if it did not end."""
+    """The rows of a case. If the case fails, its last row has `failed` or `out_of_memory`."""
     try:
         yield from _rows(case, Device(case["device"]), case["quick"])
     except torch.cuda.OutOfMemoryError as error:
@@ -62,7 +62,7 @@ def _rows(case: Figures, device: Device, quick: bool) -> Iterator[Figures]:
 
 
 def prepare() -> Callable[[Figures], Iterator[Figures]]:
-    """Load the libraries; the function measures a case."""
+    """Load the libraries; returns the function that measures a case."""
     for name in LOADED_EARLY:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

@@ -104,7 +104,7 @@ class Peer(HuggingFacePeer):
 
 
 def _by_our_names(generator: Any, discriminator: Any) -> PeerParameters:
-    """The peer's parameters by our names, without its token types, which are set to 0 and stay so."""
+    """The peer's parameters by our names, without its token-type embeddings, which are set to 0 and stay 0."""
     parts: PeerParameters = {"embedding_0": [generator.electra.embeddings.word_embeddings.weight]}
     for name, model in (("generator", generator), ("discriminator", discriminator)):
         nn.init.zeros_(model.electra.embeddings.token_type_embeddings.weight)

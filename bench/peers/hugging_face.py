@@ -61,8 +61,8 @@ def map_modules(parts: PeerParameters, name: str, *modules: nn.Module) -> None:
 
 
 def map_layers(parts: PeerParameters, side: str, bert: Any) -> None:
-    """Record the parameters of an encoder of BERT or ELECTRA, `side` in ours: positions, input norm and layers, with
-    cross-attention where a layer has it."""
+    """Record the parameters of `bert`, an encoder of BERT or ELECTRA, as those of our encoder `side`: positions, input
+    norm and layers, with cross-attention if a layer has it."""
     parts[f"{side}.positions"] = [bert.embeddings.position_embeddings.weight]
     map_modules(parts, f"{side}.input_norm", bert.embeddings.LayerNorm)
     for number, layer in enumerate(bert.encoder.layer):

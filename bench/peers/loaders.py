@@ -26,7 +26,7 @@ Tensors = tuple[Tensor, ...]
 
 @cache
 def collator() -> Any:
-    """transformers' collator, with a tokenizer that has the special tokens alone."""
+    """transformers' collator, with a tokenizer that only has special tokens."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
@@ -38,7 +38,7 @@ def collator() -> Any:
 
 
 def peer_batch(kind: str, rows: Any) -> Tensors:
-    """A batch of int32 ids [B, T]; in a customary one, the ids that the collator replaced are restored."""
+    """A batch of int32 ids [B, T]. If customary, the ids that the collator replaced are restored."""
     if kind == "customary":
         batch = collator()([{"input_ids": row, "special_tokens_mask": row <= UNK} for row in rows])
         masked = batch["labels"] >= 0
@@ -63,7 +63,7 @@ def write_rows(folder: Path, tokens: np.ndarray) -> None:
 
 
 def peer_batches(folder: Path, kind: str) -> Iterator[Tensors]:
-    """One pass over the rows from front to back, opened anew: in slices unless customary."""
+    """Open the rows, and yield one pass over them from front to back: in slices, or row by row if customary."""
     from datasets import load_from_disk
 
     data = load_from_disk(str(folder)).with_format("numpy")

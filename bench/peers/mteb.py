@@ -36,9 +36,9 @@ class Bitext:
 
 
 def tasks_of(folder: Path) -> list[Any]:
-    """mteb's tasks with the data that `folder` has for them in place of their own, for the pairs of languages of both.
+    """mteb's tasks, which read the data in `folder` in place of their own, for the language pairs that both have.
 
-    Raises ValueError, naming the file, on damaged ones, and on a folder that has none.
+    Raises ValueError for a damaged file, naming it, and for a folder without files of the tasks.
     """
     import mteb
     from datasets import Dataset
@@ -66,7 +66,7 @@ def tasks_of(folder: Path) -> list[Any]:
 
 
 def table(model: Path, results: list[Any]) -> ResultTable:
-    """A row for each task, of means over its pairs of languages."""
+    """A table with a row for each task: means over the task's language pairs."""
     rows = []
     for result in results:
         scores = [one for split in result.scores.values() for one in split]

@@ -87,7 +87,7 @@ class HuggingFaceStep(PeerStep):
 
 
 class MaskedPositions(HuggingFaceStep):
-    """Hugging Face's ELECTRA with logits at the masked positions alone."""
+    """Hugging Face's ELECTRA with logits only at the masked positions."""
 
     def _build(self, cfg: ModelConfig) -> nn.Module:
         networks = super()._build(cfg)
@@ -112,18 +112,18 @@ class Compiled(MaskedPositions):
 
 
 class ModernBert(HuggingFaceStep):
-    """ModernBERT's masked language model, for scale: it has no generator; logits at the masked positions alone."""
+    """ModernBERT's masked language model, to compare with: no generator; logits only at the masked positions."""
 
     def _build(self, cfg: ModelConfig) -> nn.Module:
         from transformers import ModernBertConfig, ModernBertForMaskedLM
 
         small: Any = {} if cfg.width == 768 else {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
         settings = ModernBertConfig(attn_implementation="sdpa", sparse_prediction=True, **small)
-        self.masked = settings.vocab_size - 1  # an id of its own vocabulary that text does not have
+        self.masked = settings.vocab_size - 1  # an id of ModernBERT's vocabulary; all ids of text are below it
         return ModernBertForMaskedLM(settings)
 
     def loss(self) -> Tensor:
-        """Masked language modelling of the rows, with ids of its own vocabulary."""
+        """The loss of masked language modelling, with ids modulo ModernBERT's vocabulary."""
         ids, chosen_M = self.batch.tokens_BT.flatten() % self.masked, self.batch.masked_M
         masked = ids.index_fill(0, chosen_M, self.masked)
         labels = torch.full_like(ids, -100).index_copy(0, chosen_M, ids[chosen_M])

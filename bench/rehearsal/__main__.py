@@ -152,7 +152,8 @@ class Jobs:
         ready: Callable[[], bool] = lambda: True,
         **variables: object,
     ) -> None:
-        """Run a script by sbatch, and `kill` it once when it is `ready`; stores its seconds, files in `out` and kills.
+        """Run a script as a job, and `kill` it once, when it is `ready`. Stores its seconds, the count of files in
+        `out`, and the kills.
 
         Raises ValueError if it fails.
         """

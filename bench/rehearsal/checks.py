@@ -16,7 +16,8 @@ TASKS = {"cc100": ("mono", "paragraphs_in", "removed"), "ccaligned": ("para", "p
 
 
 def planted(text: Path, files: Sequence[TextFile], encoded: Path) -> dict[str, int]:
-    """Encoding counted every planted defect and duplicate, to the line, by language and by pair, and no other."""
+    """Check that encoding counted the planted defects and duplicates of each language and pair, and no others; returns
+    totals."""
     total = Counter[str]()
     for file in files:
         task, read, lost = TASKS[file.corpus]

@@ -34,14 +34,14 @@ from xlme_ds.io.files import replacing, write_json
 
 _SPACELESS = {"zh-Hans", "zh-Hant", "ja", "th", "lo", "km", "my"}
 _SHORTEST = 24  # bytes of a line of a document
-_DOCUMENTS = 0.1  # of the lines end one
-_DUPLICATES, _DAMAGED = 0.02, 0.001  # of the lines
-_OTHER, _NEW = 1 / 3, 1 / 6  # of the words
-_HEAPS = 0.6
+_DOCUMENTS = 0.1  # share of the lines that end a document
+_DUPLICATES, _DAMAGED = 0.02, 0.001  # shares of the lines
+_OTHER, _NEW = 1 / 3, 1 / 6  # shares of the words
+_HEAPS = 0.6  # exponent of Heaps' law
 _REMEMBERED = 10_000  # lines that a duplicate may repeat
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ufeff\ufffd]")
-_SPACES = re.compile(r"\s")  # lines are cut at those that are read as such
+_SPACES = re.compile(r"\s")  # each becomes a plain space
 _BLOCK = 4_000_000  # bytes of text that are compressed at once
 _REPAIRED = {"invalid_utf8": b"\xff", "control_character": b"\x01"}  # damage to lines that stay
 _DAMAGE = {
@@ -52,7 +52,7 @@ _DAMAGE = {
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file to write: its real text, its corpus, its language or pair by CC-100's codes, and bytes of text."""
+    """A file to write: the real text it resembles, its corpus, its language or pair in CC-100's codes, its bytes."""
 
     source: Path
     corpus: str
@@ -71,7 +71,7 @@ def note_of(file: TextFile, out: Path) -> Path:
 
 
 def files(gigabytes: float, source: Path) -> list[TextFile]:
-    """All files of a corpus of a size in GB (10⁹ bytes), largest first, in the proportions of those of `source`."""
+    """All files of a corpus of `gigabytes` (10⁹ bytes), largest first; sizes are proportional to those in `source`."""
     real = [("cc100", path) for path in source.glob("mono/*.txt.xz")]
     real += [("ccaligned", path) for path in source.glob("para/en-*.txt.zip")]
     if not real:
@@ -85,7 +85,7 @@ def files(gigabytes: float, source: Path) -> list[TextFile]:
 
 
 class Language:
-    """Words of a language with the space after them, and real lines of them, to recombine."""
+    """The words of a language, each with the space after it, and real lines as lists of such words, to recombine."""
 
     def __init__(self, lines: Sequence[str], language: str):
         """Cut lines into words, of 64 characters at most: longer ones, such as lists of names, would fill rows."""
@@ -114,22 +114,22 @@ class Language:
         if kind > _OTHER + _NEW:
             return word
         form = int(min(1e15, 100 * (1 - rng.random()) ** (-_HEAPS / (1 - _HEAPS))))
-        mixed = form * 0x9E3779B97F4A7C15F39CC0605CEDC835 % (1 << 128)
+        mixed = form * 0x9E3779B97F4A7C15F39CC0605CEDC835 % (1 << 128)  # a hash
         first, last = (self.words[(mixed >> shift) % len(self.words)] for shift in (96, 64))
         return first[: len(first) // 2] + last[len(last) // 2 :]
 
 
 class Planter:
-    """Makes lines or pairs, plants duplicates and damage in them, and counts it."""
+    """Makes lines or pairs, plants duplicates and damage among them, and counts what it plants."""
 
     def __init__(self, rng: random.Random, languages: Sequence[Language], damage: Sequence[str], foreign: str = ""):
-        """`foreign`: a line in another script."""
+        """`foreign`: a line in another script, to plant."""
         self.rng, self.languages, self.damage, self.foreign = rng, languages, damage, foreign
         self.counts, self.hashes = Counter[str](), array("q")
         self._earlier = deque[list[str]](maxlen=_REMEMBERED)
 
     def planted(self) -> dict[str, int]:
-        """Lines, exact duplicates, and lines by kind of damage."""
+        """Counts: lines, exact duplicates, and damaged lines by kind."""
         duplicates = len(self.hashes) - len(np.unique(np.array(self.hashes)))
         return {**self.counts, "exact_duplicates": duplicates}
 
@@ -164,11 +164,11 @@ class Planter:
         least = _SHORTEST if len(self.languages) == 1 else 3
         sides = [language.line(self.rng, number, least) for language in self.languages]
         if len(sides) == 2 and sides[0].lower() == sides[1].lower():
-            sides[1] += "x"  # equal sides are planted, and no others
+            sides[1] += "x"  # only planted pairs have equal sides
         return sides
 
     def blocks(self, size: int) -> Iterator[list[bytes]]:
-        """Blocks of records, of `size` bytes together; in text, empty lines end documents."""
+        """Blocks of records, `size` bytes in all; in monolingual text an empty line ends a document."""
         written = 0
         while written < size:
             block, end = [], min(written + _BLOCK, size)
@@ -181,14 +181,14 @@ class Planter:
 
 
 def _read_mono(file: TextFile, most: int) -> list[Language]:
-    """The language by the first `most` lines of its text."""
+    """The language, from the first `most` lines of its text."""
     with lzma.open(file.source, "rt", encoding="utf-8") as stream:
         lines = [line.strip() for line in islice(stream, most)]
     return [Language([line for line in lines if len(line.encode()) > _SHORTEST], file.name)]
 
 
 def _read_pairs(file: TextFile, most: int) -> list[Language]:
-    """Both languages by the first `most` pairs; lines of one number are translations."""
+    """Both languages, from the first `most` pairs; lines with the same number are translations."""
     codes = file.name.split("-")
     with zipfile.ZipFile(file.source) as archive:
         names = [next(name for name in archive.namelist() if name.endswith(f".{code}")) for code in codes]

@@ -109,7 +109,7 @@ def _fill(model: nn.Module, whole: Any) -> None:
     """Create the weights as DeepSpeed does."""
     for module in model.modules():
         for name, parameter in module._parameters.items():
-            if parameter is not None and whole is None:  # ZeRO-3 has made its own
+            if parameter is not None and whole is None:  # else ZeRO-3 has made the weights
                 values = torch.empty(parameter.shape, device="cuda", dtype=torch.bfloat16)
                 module._parameters[name] = nn.Parameter(values)
 
@@ -126,12 +126,12 @@ def _part(module: str) -> str:
 
 
 def _attention(share: Callable[[int], float], backward: bool, args: Any, out: Any) -> tuple[float, float, int, str]:
-    """The cost of attention in the layer that runs. `share(off)`: the share of all pairs of a query and a key that lie
-    in computed tiles at most `off` tiles from the diagonal.
+    """The cost of attention in the layer that runs. `share(off)`: the fraction of all (query, key) pairs that lie in
+    computed tiles at most `off` tiles from the diagonal.
 
     The forward pass has two matrix products. The backward pass has seven, in two kernels that both read q, k, v and the
-    output's gradient. With a bias a third kernel has two more, for the distances that have a gradient of their own; it
-    runs at half of that rate, so they count as four.
+    output's gradient. With a bias a third kernel has two more, for the distances that have a gradient of their own. It
+    runs at half the rate of the other kernels, so its two products count as four.
     """
     rows, tokens, _, heads, size = args[0].shape
     product = 2.0 * rows * heads * tokens**2 * size
@@ -144,7 +144,7 @@ def _attention(share: Callable[[int], float], backward: bool, args: Any, out: An
 
 
 def _group_sums(args: Any, out: Any) -> tuple[float, float, int, str]:
-    """The cost of hidden states times the table, a kernel for each of its blocks, which writes the sums of groups of
+    """The cost of hidden states times the table. For each block of the table a kernel writes sums over groups of
     logits."""
     hidden_MD, blocks = args[:2]
     table = sum(block.numel() for block in blocks)
@@ -174,8 +174,8 @@ def formulas(batch: Any, cfg: ModelConfig, module: Callable[[], str]) -> dict[st
     number = np.arange(len(starts))
 
     def tiles(window: int) -> tuple[np.ndarray, np.ndarray]:
-        """For each tile of queries, the first tile of keys that it sees and the one after the last; a query sees
-        `window` tokens on each side, inside its item."""
+        """For each tile of queries, the index of the first tile of keys that it sees, and 1 + that of the last; a query
+        sees `window` tokens on each side, inside its item."""
         firsts, ends = first_BT.maximum(place_T - window), end_BT.minimum(place_T + window + 1)
         last = ends[:, (starts + tile - 1).clamp(max=tokens - 1)]
         return (firsts[:, starts] // tile).numpy(), -(-last // tile).numpy()
@@ -206,7 +206,7 @@ def _pretended(gpus: int) -> Iterator[None]:
     """Give DeepSpeed and torch a fake GPU and `gpus` fake processes. A process can do this only once."""
     os.environ |= {"WORLD_SIZE": str(gpus), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     set_accelerator(_Gpu())
-    partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda numbers: None  # the others do not exist
+    partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda numbers: None  # no other rank exists
     torch.cuda.get_device_capability = lambda device=None: (9, 0)  # type: ignore[assignment]
     before, nn.Module._apply = nn.Module._apply, _unchanged  # type: ignore[assignment, method-assign]
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=gpus)
@@ -249,7 +249,7 @@ def count(settings: Settings) -> tuple[OperationCounter, RunConfig, float]:
 
 
 def _name_phases(engine: Engine, counter: OperationCounter) -> None:
-    """Count the operators that run while the engine reads a batch as "reading", and those of its update as
+    """Count the operators that run while the engine reads a batch as "reading", and the operators of its update as
     "optimizer"."""
 
     def named(name: str, method: Any, *arguments: Any) -> Any:

@@ -44,9 +44,9 @@ class Rates:
     attention_backward: float
     torch_attention: float  # torch's memory-efficient attention with a bias
     memory: float
-    floor: float  # the shortest kernel
-    gap: float  # from one kernel to the next
-    zero3_call: float  # of the host, for each call of a module under ZeRO-3, while the GPU computes
+    floor: float  # time of the shortest kernel
+    gap: float  # time from one kernel to the next
+    zero3_call: float  # time of the host for each call of a module under ZeRO-3, while the GPU computes
     sheet_bf16: float  # dense bf16 peak of the data sheet
     sheet_memory: float  # bandwidth of the data sheet
 
@@ -117,7 +117,7 @@ class OperationCounter(TorchDispatchMode):
         self.compiled = False
         self.names: dict[nn.Module, str] = {}
         self._running: list[str] = []
-        self._nodes: list[tuple[int, str]] = []  # (n, module): it made the nodes from the last entry's n to this one
+        self._nodes: list[tuple[int, str]] = []  # (n, module): it made the nodes from the entry before's n to this n
         self._hooks: list[Any] = []
 
     def __enter__(self) -> "OperationCounter":
@@ -139,7 +139,7 @@ class OperationCounter(TorchDispatchMode):
             hook.remove()
 
     def wait(self, reason: str) -> None:
-        """Count a wait of the host for the GPU, under the innermost line of xlme_ds or DeepSpeed."""
+        """Count a wait of the host for the GPU, at the innermost line of the stack in xlme_ds or DeepSpeed."""
         if not self.counting:
             return
         frames = [frame for frame in traceback.extract_stack() if re.search(r"/(xlme_ds|deepspeed)/", frame.filename)]
@@ -235,7 +235,7 @@ def bytes_moved(name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any
     if name in _GATHERS:
         return 2 * write_bytes + sum(map(_bytes, inputs[1:]))
     if name in _SCATTERS:
-        copy_bytes = 0.0 if written else 2 * _bytes(inputs[0])  # one that is not in place copies its input first
+        copy_bytes = 0.0 if written else 2 * _bytes(inputs[0])  # an operator not in place copies its input first
         return copy_bytes + 3 * sum(map(_bytes, inputs[1:]))
     if name == "embedding_dense_backward":
         return 3 * _bytes(inputs[0]) + _bytes(outputs[0]) + 8 * _bytes(inputs[1])

@@ -32,7 +32,7 @@ def _compiled(torch: Path) -> Path:
 
 
 def _load() -> bool:
-    if "torch" in sys.modules:  # it looks for hooks once, when it is loaded
+    if "torch" in sys.modules:  # torch looks for hooks only when it is loaded
         return False
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.origin is not None

@@ -97,7 +97,7 @@ def _require_matching(leg: Leg, settings: CompareSettings) -> None:
     if not (leg.folder / "config.json").exists():
         return
     recorded = read_object(leg.folder / "config.json")["data"]
-    of_data = "--data", recorded["fingerprints"], loader.fingerprints_until(0)  # those of the first phase
+    of_data = "--data", recorded["fingerprints"], loader.fingerprints_until(0)  # of the first phase
     of_heldout = "--heldout", recorded.get("heldout_fingerprints"), heldout and heldout.fingerprints
     for option, before, now in (of_data, of_heldout):
         if before != now:

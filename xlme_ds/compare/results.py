@@ -36,7 +36,7 @@ MEASURES = {  # in the order of tables
     "pairs": Measure("retrieval of held-out pairs, accuracy@1"),
     "tatoeba": Measure("Tatoeba, accuracy@1"),
 }
-# Held-out losses in nats; XLM-E's are its generator's. Training losses cannot be compared: masks differ by system.
+# Held-out losses in nats; for XLM-E the generator's. Training losses cannot be compared: masks differ by system.
 LOSSES = ("mlm", "tlm")
 SCORES = "scores"  # subfolder of a run's folder
 _COLOUR_ORDER = ("xlme", "xlmr_tlm", "xlme_all_tokens", "xlmr", "ernie_m", "xlm")  # as in docs/results/
@@ -101,8 +101,8 @@ def finetune_score_files(folder: Path, task: str, seeds: Sequence[int]) -> list[
 
 
 def scores(folder: Path, tuning_seeds: Sequence[int]) -> tuple[dict[str, float], dict[str, float]]:
-    """The scores by measure of the model tested in `folder`, and those of the untrained model; empty if it was not
-    tested. Raises ValueError for a malformed file, and for scores of several models or tests."""
+    """By measure, the scores of the trained model tested in `folder`, and of the untrained model (empty if it was not
+    tested). Raises ValueError for a malformed file, and for scores of several models or tests."""
     trained: dict[str, float] = {}
     untrained: dict[str, float] = {}
     path = folder

@@ -20,7 +20,7 @@ from ..recipes import recipe
 from ..trained.runs import main_encoder
 from ..validate import validate
 
-# Between the seeds of one system's runs: each run reads the rows from the start, and so with other masks.
+# Difference between the seeds of a system's runs: each run reads the rows from the start, so its masks must differ.
 _SEED_STEP = 1000
 _SAVES = 10  # checkpoints of a run: a crash costs at most a tenth of it
 
@@ -47,7 +47,7 @@ class System:
 
     @property
     def model(self) -> Path:
-        """Folder of the trained model: that of the last run."""
+        """Folder of the trained model, which is the last run's."""
         return self.legs[-1].folder
 
     @property
@@ -77,8 +77,8 @@ class _LegSettings:
 
 
 def own_settings(entries: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
-    """Settings of single recipes by name, from entries of the form "RECIPE: SETTINGS"; `names` are those of the
-    systems. Raises ValueError."""
+    """Settings of single recipes by name, from entries of the form "RECIPE: SETTINGS"; `names`: the systems' names.
+    Raises ValueError."""
     settings_of: dict[str, list[str]] = {}
     recipes = [part for name in names for part in name.split("+")]
     for entry in entries:
@@ -96,12 +96,12 @@ def own_settings(entries: Sequence[str], names: Sequence[str]) -> dict[str, list
 def plan_system(
     name: str, seed: int, budget: Budget, settings: Sequence[str], own: Mapping[str, Sequence[str]], out: Path
 ) -> System:
-    """The system `name` with its runs. Each has an equal share of the budget, and starts from the weights of the one
+    """The system `name` with its runs. Each run has an equal part of the budget, and starts from the weights of the run
     before.
 
-    `settings` are those of all recipes, `own` those of single ones. Systems that begin with the same runs share their
-    folders, so that these runs are made once. Raises ValueError for an unknown recipe, for rows that do not divide as
-    the recipe's do, for settings that follow from the budget, and for a budget too small for a step.
+    `settings` apply to all recipes, `own` to single ones. Systems that begin with the same runs share these runs'
+    folders, so that the runs are made once. Raises ValueError for an unknown recipe, for rows that do not divide as
+    the recipe's rows do, for settings that follow from the budget, and for a budget smaller than a step.
     """
     for flag in ("--train.steps", "--train.save-every", "--seed"):
         if any(without(options, flag) != list(options) for options in (settings, *own.values())):

@@ -58,7 +58,7 @@ def align(
     random: bool = False,
 ) -> dict[str, Any]:
     """Word alignment, scored against links made by hand: `data` has folders named a-b, each with test.a, test.b and
-    alignv2.txt or align.txt. `apart`: each sentence of a pair is read alone."""
+    alignv2.txt or align.txt. `apart`: the two sentences of a pair are read separately."""
     compared, tests = load_encoders(models, layer, random, which), read_gold(Path(data))
     results = [
         model.description | score_tests(model.encoder, model.vocabulary, tests, apart, model.name) for model in compared
@@ -152,7 +152,7 @@ def error_rates(predicted: list[Links], gold: list[GoldPair]) -> dict[str, float
 
 def sinkhorn(similarity_ST: np.ndarray, iterations: int = 2) -> tuple[np.ndarray, np.ndarray]:
     """Sinkhorn's algorithm: divide by column sums and by row sums in turn. Returns two transport plans, float64 [S, T]:
-    the one whose rows sum to 1, and the one whose columns do.
+    in the first the rows sum to 1, in the second the columns.
 
     The kernel is the similarity itself, as in XLM-Align's code, with 1e-6 where it is not positive.
     """
@@ -164,7 +164,7 @@ def sinkhorn(similarity_ST: np.ndarray, iterations: int = 2) -> tuple[np.ndarray
 
 
 def align_subwords(similarity_ST: np.ndarray) -> list[tuple[int, int]]:
-    """(source, target) index of every two subwords that are each other's most probable partner."""
+    """(source, target) indices of all pairs of subwords that are each other's most probable partner."""
     if not similarity_ST.size:
         return []
     rows_ST, columns_ST = sinkhorn(similarity_ST)
@@ -175,12 +175,13 @@ def align_subwords(similarity_ST: np.ndarray) -> list[tuple[int, int]]:
 def align_words(
     source_SD: np.ndarray, target_TD: np.ndarray, source_words: np.ndarray, target_words: np.ndarray
 ) -> Links:
-    """Links between words of which two subwords are aligned, from the subwords' vectors and their words' indices."""
+    """Links between words: two words are linked if any of their subwords are aligned. Takes the vector of each subword,
+    and the index of its word."""
     return {(int(source_words[i]), int(target_words[j])) for i, j in align_subwords(source_SD @ target_TD.T)}
 
 
 def subwords(words: list[str], vocabulary: Vocabulary) -> Subwords:
-    """The subwords of `words`, each word encoded alone."""
+    """The subwords of `words`, each word tokenized by itself."""
     ids, sizes = vocabulary.encode_lines(words)
     return Subwords(ids, np.repeat(np.arange(len(words)), sizes))
 
@@ -201,7 +202,7 @@ def align_test(
     apart: bool = False,
     languages: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """For each of `_MEASURES` a list by layer, and `cut`, the count of pairs that were too long for the model.
+    """For each of `_MEASURES` a list of scores by layer, and `cut`, the count of pairs too long for the model.
 
     A pair is read as in training on pairs, `<s> source </s> target </s>` (or in the model's layout); or `apart`, as two
     items. `languages`: codes of source and target, for models with language embeddings.

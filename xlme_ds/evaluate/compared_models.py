@@ -37,7 +37,7 @@ class ComparedEncoder(NamedTuple):
     encoder: TextEncoder
     cfg: ModelConfig
     vocabulary: Vocabulary
-    layer: int  # the tables quote its scores
+    layer: int  # the layer whose scores the tables quote
     step: int | None = None  # as in `TrainedRun`
     untrained: bool = False
 
@@ -149,8 +149,8 @@ def trained_on(model: Compared, store: RowStore) -> dict[str, bool]:
 
 
 def trained_on_note(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A note for a table that names the models that were trained on its text; empty if there are none. `results`: the
-    models' entries in the results."""
+    """A table's note that names the models that were trained on the test's text; empty if there are none. `results`:
+    the models' entries in the results."""
     names = [result["model"] for result in results if result.get("trained_on")]
     if not names:
         return []
@@ -193,8 +193,8 @@ def _on_device(model: Model) -> Model:
 
 
 def _untrained_variants(models: Sequence[Compared], suffix: str = "") -> list[tuple[Compared, str, int, str]]:
-    """(first model, its objective's name, seed, name for the untrained model) of each shape, objective, seed and
-    vocabulary among `models`. `suffix` follows the word untrained."""
+    """For each combination of shape, objective, seed and vocabulary among `models`: its first model, the objective's
+    name, the seed, and a name for the untrained model, in which `suffix` follows the word untrained."""
     first_models: dict[tuple[ModelConfig, str, int, str], Compared] = {}
     for model in models:
         objective, seed = objective_and_seed(model.folder)

@@ -1,7 +1,7 @@
 """Losses of whole models on held-out rows, comparable between all runs.
 
-The terms are those that a run reports while it trains, but all models have the same masks: 15% of the tokens are
-predicted, each replaced by `<mask>`, whatever share the run used. Objectives that predict every token still do.
+The terms are the same as in the reports of a run while it trains, but all models have the same masks: 15% of the tokens
+are predicted, each replaced by `<mask>`, whatever the run's own fraction. Objectives that predict every token still do.
 """
 
 from collections.abc import Mapping, Sequence

@@ -19,7 +19,7 @@ from typing_extensions import override
 from ..io.files import replacing, write_object, write_text
 from ..models.text_encoder import EncoderName
 
-_MOST_ROWS = 25  # of a printed table that has means, and whose rows are in a file
+_MOST_ROWS = 25  # most rows to print of a table that has means and is also in a file
 
 
 class Curve(NamedTuple):
@@ -41,7 +41,8 @@ class ResultTable:
     means: int = 0  # how many of the last rows are means of the others
 
     def show(self, console: Console, file: Path | None = None) -> None:
-        """Print the table; of more than 25 rows with means, where `file` holds the whole table, the means alone."""
+        """Print the table. If it has means and more than 25 other rows, and `file` holds the whole table, only the
+        means are printed."""
         rows, notes, others = self.rows, self.notes, len(self.rows) - self.means
         if file is not None and self.means and others > _MOST_ROWS:
             rows, notes = rows[others:], [*notes, f"{others} rows are in {file}"]
@@ -88,8 +89,8 @@ class CommonOptions:
     ) -> None:
         """Write the results into `out`, the plot last, and print them.
 
-        The plot has all `curves`. A further table has those that are not centred, with `note` below. `measure` is the
-        plot's axis label and the table's title.
+        The plot has all `curves`. A further table has the curves that are not centred, with `note` below. `measure` is
+        the plot's axis label and the table's title.
         """
         if curves:
             columns = {
@@ -160,8 +161,8 @@ def table_at_layer(
     """A table of the scores at the layer that the tables quote: a row for each `unit` ("language" or "test"), their
     mean, and a row for each of `means` (name -> scores). `model` is the model's entry in the results.
 
-    `measures`: a column for each, key of the scores -> title, with an asterisk where the measure is not the papers';
-    `note` explains those. `cut`: the note after the count of inputs that were cut, if any were.
+    `measures`: key of a score -> title of its column. An asterisk in a title marks a measure that is not the papers';
+    `note` explains these. `cut`: the note after the count of inputs that were cut, if any were.
     """
     scores_of, layer = model[f"{unit}s"], model["layer"]
     rows = scores_of | {f"mean of {len(scores_of)}": model["overall"]} | means

@@ -42,7 +42,7 @@ XTREME = {
     "jav": "jv", "kat": "ka", "kaz": "kk", "kor": "ko", "mal": "ml", "mar": "mr", "nld": "nl", "por": "pt", "rus": "ru",
     "swh": "sw", "tam": "ta", "tel": "te", "tha": "th", "tgl": "tl", "tur": "tr", "urd": "ur", "vie": "vi", "cmn": "zh",
 }  # fmt: skip
-LANGUAGE_SETS = {  # those over which the papers average, by their size
+LANGUAGE_SETS = {  # languages over which the papers average; the key is their count
     "14": ("ar", "bg", "de", "el", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh"),  # XNLI's languages
     "36": tuple(XTREME.values()),
 }
@@ -223,8 +223,8 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
 def group_by_language(translation_pairs: Iterable[TranslationPair], fewest: int = FEWEST_PAIRS) -> dict[str, Group]:
     """Group the pairs with English on one side by the other language: (English sentences, translations).
 
-    Languages with fewer than `fewest` pairs are left out, and so are pairs with a sentence of an earlier pair: no
-    ranking can distinguish equal candidates.
+    Languages with fewer than `fewest` pairs are left out, and so are pairs that repeat a sentence of an earlier pair:
+    no ranking can distinguish equal candidates.
     """
     groups: dict[str, dict[bytes, tuple[np.ndarray, np.ndarray]]] = defaultdict(dict)  # by the English sentence
     translations: dict[str, set[bytes]] = defaultdict(set)
@@ -310,9 +310,9 @@ def mean_over(languages: Mapping[str, Mapping[str, Sequence[float]]], chosen: Se
 
 
 def retrieval_scores(encoder: TextEncoder, groups: Groups, name: str) -> dict[str, Any]:
-    """The result of `retrieve`, and `sets`: means over the papers' sets of languages, each with how many languages the
-    test has (`found`) of how many; `cut`: how many sentences were too long for the model; `pairs`: how many of each
-    language were read."""
+    """The result of `retrieve`, and `sets`: means over the papers' sets of languages, each with the count of the set's
+    languages (`of`) and of those in the test (`found`); `cut`: the count of sentences too long for the model; `pairs`:
+    the count of pairs of each language."""
     scores = retrieve(encoder, groups, True, name)
     longest = encoder.cfg.max_positions - 2  # without <s> and </s>
     cut = sum(len(sentence) > longest for group in groups.values() for side in group for sentence in side)
@@ -334,7 +334,8 @@ def mean_of_directions(result: Mapping[str, Any], centred: bool = False) -> list
 
 
 def complete_sets(result: Mapping[str, Any]) -> dict[str, Any]:
-    """By name, a model's scores over each of the papers' sets of languages of which the test has all languages."""
+    """A model's scores over each of the papers' sets of languages, by name; sets of which the test lacks a language are
+    left out."""
     return {name: scores for name, scores in result["sets"].items() if scores["found"] == scores["of"]}
 
 

@@ -103,7 +103,7 @@ def _data_of(run: Path, recorded: Mapping[str, Any]) -> tuple[list[Path], Path |
     if heldout is not None:
         to_check.append((heldout, recorded.get("heldout_fingerprints") or {}))
     for folder, fingerprints in to_check:
-        # The names are tasks; that of a later phase is `mono from step 100`.
+        # Fingerprints are named after tasks, in a later phase as in `mono from step 100`.
         for task_folder in sorted({folder / name.split()[0] for name in fingerprints}):
             if not task_folder.is_dir() or read_manifest(task_folder).fingerprint() not in fingerprints.values():
                 raise ValueError(f"{task_folder} does not hold the data of {run} any more: restore them")
@@ -177,8 +177,8 @@ def _retrieval(
 
 
 def _shown_records(store: RowStore, sides: int) -> list[int]:
-    """The record number of the first row of each language that is shown, or of each language pair if an item has two
-    `sides`: English, German, then the others with most of the first 256 rows; 8 in all."""
+    """The record numbers of the rows to show: the first row of each of up to 8 languages, or of language pairs if an
+    item has two `sides`. English comes first, then German, then the languages with most of the first 256 rows."""
     rows = store.read(np.arange(min(256, store.rows)))
     first_sides = sides * (np.cumsum(rows.items) - rows.items)  # index of each row's first side among all sides
     pairs = [frozenset(rows.languages[side : side + sides].tolist()) for side in first_sides]

@@ -43,7 +43,7 @@ def from_hf(
     model_type: "ModelType | None" = None,
     onnx: bool = False,
 ) -> Path:
-    """Write an XLM-R model, from its `folder` in Hugging Face's form, as the folder `to`, as `run` does."""
+    """Write the XLM-R model in `folder`, which has Hugging Face's form, as the folder `to`; see `run`."""
     from .__main__ import export_xlm_roberta
 
     export_xlm_roberta(Path(folder), Path(to), layer, model_type, onnx)

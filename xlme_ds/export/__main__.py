@@ -24,7 +24,7 @@ from .exported_folder import write_folder
 from .exported_model import Architecture, Exported, ModelType
 from .onnx_model import require_onnx
 
-# Head that was trained on an encoder -> class to export.
+# Prefix of the parameters of an encoder's head -> class to export.
 _PRETRAINED: dict[str, Architecture] = {"replaced_head.": "XLMEForPreTraining", "masked_head.": "XLMEForMaskedLM"}
 _FINETUNED: dict[Kind, Architecture] = {
     "tokens": "XLMEForTokenClassification",
@@ -57,7 +57,7 @@ class ExportSettings:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write the folder and name it; a user's mistake ends in one line on stderr and exit code 2."""
+    """Write the folder and print its name; a user's mistake ends in one line on stderr and exit code 2."""
     config = tyro.cli(ExportSettings, prog=program("export"), args=arguments)
     try:
         if (config.run is None) == (config.from_hf is None):
@@ -81,8 +81,8 @@ def export_run(
     model_type: ModelType | None = None,
     onnx: bool = False,
 ) -> None:
-    """Export a run: its encoder with the head, and its generator, or its whole model. `which`: only this encoder,
-    without a head; `layer`: only the first layers of the encoder."""
+    """Export a run: its encoder with the head, and the generator if there is one; or its whole model. `which`: only
+    this encoder, without a head; `layer`: only the first layers of the encoder."""
     run = load_run(folder)
     encoder, main_name = run.encoder(which), main_encoder(run.encoders)
     name = None if run.task else which or main_name
@@ -131,7 +131,7 @@ def _choose_model_type(model: Exported, model_type: ModelType | None, onnx: bool
 def export_xlm_roberta(
     folder: Path, to: Path, layer: int | None = None, model_type: ModelType | None = None, onnx: bool = False
 ) -> None:
-    """Export XLM-R, with its masked language modelling head if it has one and no layer is cut."""
+    """Export XLM-R; with its masked language modelling head if it has one and `layer` is None."""
     encoder, vocabulary = read_xlm_roberta(folder)
     head = read_xlm_roberta_heads(folder) if layer is None else {}
     encoder = encoder if layer is None else cut(encoder, layer)
@@ -146,8 +146,8 @@ def export_xlm_roberta(
 def cut(encoder: TextEncoder, layer: int) -> TextEncoder:
     """The encoder's first `layer` layers. Their last hidden states are those of this layer in the full encoder.
 
-    Raises ValueError for a layer that does not exist, and for a pre-LN model, which has a norm only after its last
-    layer.
+    Raises ValueError for a layer that does not exist, and for a pre-LN model: only the output of its last layer is
+    normalised.
     """
     cfg = encoder.cfg
     if not 1 <= layer <= cfg.discriminator_layers:

@@ -31,8 +31,8 @@ def render_card(
     languages: Sequence[str] = (),
     generator: bool = False,
 ) -> str:
-    """The card of a model called `name`; `about` is Markdown that follows its first lines; `generator`: whether the
-    export has one."""
+    """The card of a model called `name`. `about`: Markdown that follows the card's first lines; `generator`: whether
+    the export has a generator."""
     encoder, native = model.encoder, FORMATS.get(model_type)
     return _render(
         "card.md.jinja",
@@ -119,7 +119,7 @@ def _render(template: str, **values: Any) -> str:
 
 
 def _metrics(quantities: Mapping[str, Mapping[str, Any]], last: Mapping[str, Any]) -> dict[str, float]:
-    """The objective's quantities in `last`, the last record on held-out text, by their descriptions."""
+    """The values of the objective's quantities in `last`, the last record on held-out text, by description."""
     values: dict[str, float] = {}
     for name, quantity in quantities.items():
         title = quantity["title"] + (f" in {quantity['unit']}" if quantity["unit"] else "")
@@ -139,7 +139,7 @@ def _shares(table: Mapping[str, Mapping[str, float]]) -> list[tuple[str, float]]
 
 
 def _retrieval(values: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Accuracies as (layer, en → xx, xx → en, and both before training)."""
+    """`rows` are (layer, accuracies: en → xx, xx → en, and both before training)."""
     if not values:
         return None
     before, after = values["before"]["overall"], values["after"]["overall"]

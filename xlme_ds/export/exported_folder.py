@@ -81,7 +81,7 @@ def _write_encoder(folder: Path, model: Exported, vocabulary: Vocabulary, model_
     native = FORMATS.get(model_type)
     config, state = _as_native(folder, model, native) if native else _as_xlme(folder, model)
     write_json(folder / CONFIG_FILE, _common_settings(model) | config | {"vocabulary_sha256": vocabulary.sha256})
-    # Not in the list of checksums: settings are compared one by one, weights have checksums of their own.
+    # These files get no checksum here: settings are compared one by one, and weights have their own checksums.
     unlisted = CONFIG_FILE, REPLACED_HEAD_FILE
     files = (path for path in folder.iterdir() if path.name not in unlisted and not path.name.startswith("."))
     checksums = {path.name: file_sha256(path) for path in files if path.is_file()}
@@ -102,7 +102,8 @@ def _as_xlme(folder: Path, model: Exported) -> tuple[dict[str, Any], dict[str, T
 
 
 def _as_native(folder: Path, model: Exported, native: NativeFormat) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Settings and parameters for a class of transformers. None has a discriminator's head, which gets its own file."""
+    """Settings and parameters for a class of transformers. A discriminator's head, for which transformers has no class,
+    gets its own file."""
     ending, head = model.architecture.removeprefix("XLME"), _head(model)
     if ending == "ForPreTraining":
         _write_state(head, folder / REPLACED_HEAD_FILE)
@@ -156,8 +157,8 @@ def _common_settings(model: Exported) -> dict[str, Any]:
 
 def _xlme_settings(model: Exported) -> dict[str, Any]:
     cfg = model.encoder.cfg
-    # Classes that load from this folder: those for fine-tuning may start with an untrained head, those of pre-training
-    # not.
+    # Classes that can load this folder: all classes for fine-tuning, where a head may start untrained, but a class of
+    # pre-training only if its head is here.
     classes = {"AutoConfig": "configuration_xlme.XLMEConfig", "AutoModel": "modeling_xlme.XLMEModel"}
     for task in ("PreTraining", "MaskedLM", "TokenClassification", "SequenceClassification", "QuestionAnswering"):
         if f"XLMEFor{task}" not in _HEADS or model.architecture == f"XLMEFor{task}":

@@ -29,7 +29,7 @@ class Exported:
 
     `architecture`: the class in `remote/` that it is written for. `state` holds the head's parameters, under the names
     of that class (`head.weight`, …); other entries are ignored. `labels`: names of the head's classes.
-    `separators`: number of `</s>` between two texts; 0: as in the model's layout. XLM-R has 2.
+    `separators`: number of `</s>` between two texts, 2 for XLM-R; 0: as in the model's layout.
     `which`: the encoder's name in the pre-trained model.
     """
 

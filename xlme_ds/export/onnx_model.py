@@ -14,9 +14,9 @@ from ..trained.native import FORMATS
 from .exported_model import Architecture, Exported, ModelType
 
 ONNX_FILE = "model.onnx"
-_LARGEST = 1900 * 2**20  # bytes of parameters in one file, whose limit is 2 GiB; more are stored in model.onnx.data
+_LARGEST = 1900 * 2**20  # bytes of parameters in a file, whose limit is 2 GiB; more are put into model.onnx.data
 _PACKAGES = ("transformers", "onnx", "onnxscript")
-# The outputs of a fine-tuned model; those of all others are the encoder's last hidden states.
+# The outputs of fine-tuned models; all other models give the encoder's last hidden states.
 _OUTPUTS: dict[Architecture, tuple[str, ...]] = {
     "XLMEForTokenClassification": ("logits",),
     "XLMEForSequenceClassification": ("logits",),
@@ -34,7 +34,7 @@ def require_onnx(model: Exported) -> None:
 
 
 class _Graph(nn.Module):
-    """A loaded model with the inputs and outputs of the graph alone."""
+    """A loaded model that takes and returns only the graph's inputs and outputs."""
 
     def __init__(self, model: nn.Module, outputs: tuple[str, ...]):
         super().__init__()
@@ -53,7 +53,7 @@ def write_onnx(folder: Path, model: Exported, model_type: ModelType) -> None:
     """Write `model.onnx` into the exported `folder`; inputs `input_ids`, `attention_mask` [B, T] and, for a model with
     language embeddings, `language_ids` [B]."""
     loaded, outputs = _loaded(folder, model, model_type), _OUTPUTS.get(model.architecture, ("last_hidden_state",))
-    tokens = torch.tensor([[BOS, UNK, UNK, EOS]] * 2)
+    tokens = torch.tensor([[BOS, UNK, UNK, EOS]] * 2)  # an example; torch.export would fix a size of 1
     batch, length = torch.export.Dim("batch"), torch.export.Dim("tokens")
     inputs, shapes = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}, {0: batch, 1: length}
     dynamic: dict[str, Any] = dict.fromkeys(inputs, shapes)

@@ -18,7 +18,7 @@ _ORDERED_MARKS = (
     "\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"  # Hebrew points
     "\u0610-\u061a\u064b-\u0652\u0656-\u065f\u0670\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed"  # Arabic vowels
 )
-_GUARD = "\ue000"  # a character that NFC composes with no other; one that is in the text stays there
+_GUARD = "\ue000"  # NFC composes it with no other character; one that the text itself has stays there
 _NO_SPACE = "\uffff"  # before text that starts no new word; Unicode assigns this code to no character
 
 
@@ -60,6 +60,7 @@ def _pipeline(vocabulary: Vocabulary, layout: Layout) -> Any:
     except ImportError:
         raise ValueError("the package tokenizers is missing: pip install tokenizers") from None
     model = proto.ModelProto.FromString(vocabulary.path.read_bytes())
+    # SentencePiece's model has no <pad>.
     pieces = [(piece.piece, piece.score) for piece in model.pieces[len(_SPECIALS) - 1 :]]
     scored = [*((special, 0.0) for special in _SPECIALS), *pieces, ("<mask>", 0.0)]
     tokenizer = Tokenizer(models.Unigram(scored, unk_id=UNK, byte_fallback=False))

@@ -24,8 +24,8 @@ class DownstreamTask:
     """One task. `learning_rates`, `batches` and `epochs` are the paper's grid (XLM-E, Table 11). The first value of
     each is the default.
 
-    `folders`: the task's folders in XTREME's download, its own first. A folder of --data that has any of them is
-    searched only there.
+    `folders`: the task's folders in XTREME's download, its own first. If a folder of --data has any of these, only
+    they are searched.
     """
 
     kind: Kind
@@ -36,7 +36,7 @@ class DownstreamTask:
     batches: tuple[int, ...]
     epochs: tuple[int, ...]
     labels: tuple[str, ...] = ()
-    train_files: tuple[str, ...] = ()  # the same of another set, whose training and dev files it uses
+    train_files: tuple[str, ...] = ()  # patterns of another set's names: the task uses its training and dev files
     max_tokens: int = 128
     warmup_steps: int = 0  # as published; 0: a tenth of the steps
 

@@ -105,7 +105,7 @@ def _pair(
 
 
 def _label(labels: Sequence[str], label: str) -> int:
-    """The index of a label."""
+    """The index of a label; IGNORED for none."""
     return IGNORED if label == NO_LABEL else labels.index(label)
 
 
@@ -145,7 +145,7 @@ class TaskBatch(NamedTuple):
     segments_BT: Tensor  # 1, and 0 for padding
     languages_BT: Tensor
     labels: Tensor  # of words [B, T], IGNORED where there is none; of pairs [B]; of spans [B, 2], first and last token
-    keys_B: Tensor  # they seed the dropout of each row, as in `data.batch.Batch`
+    keys_B: Tensor  # random bits that seed the dropout of each row, as in `data.batch.Batch`
 
     def to(self, device: torch.device) -> "TaskBatch":
         """A copy of the batch on `device`."""
@@ -165,7 +165,7 @@ def collate_features(features: Sequence[Feature], kind: Kind, keys: Sequence[int
 
 
 class TaskLoader:
-    """Gives one of `world` ranks its training batches. It keeps no position: the step's number says what is read.
+    """Gives one of `world` ranks its training batches. The step's number alone determines a step's batches.
 
     Step s reads the draws [s·B, (s+1)·B), B examples a step. Of N features, draw n is number n mod N in the order of
     epoch n div N, which depends on (seed, epoch) alone. A step's features are sorted by length, so that a micro-batch
@@ -222,7 +222,7 @@ class TaskLoader:
         for micro_batch in range(self.plan.accumulation):
             draws, features = zip(*self._draws(step, micro_batch), strict=True)
             hashes = [hashlib.sha256(f"{self.seed}:{draw}".encode()).digest() for draw in draws]
-            keys = [int.from_bytes(digest[:7], "little") for digest in hashes]
+            keys = [int.from_bytes(digest[:7], "little") for digest in hashes]  # 7 bytes fit int64
             batches.append(collate_features(features, self.kind, keys))
         return batches
 

@@ -197,7 +197,7 @@ def _announce(job: Job, task: DownstreamTask, sets: TaskSets, unlabelled: set[st
 def _initialise(
     saved: nn.Module, config: FinetuneConfig, model: nn.Module, gather_parameter: GatherParameter | None
 ) -> None:
-    """Give the encoder the saved weights, and draw those of the head from the seed."""
+    """Give the encoder the saved weights, and draw the head's weights from the seed."""
     assert isinstance(model, TaskModel)
     initialise(model.head, config.seed, config.model.init_std, gather_parameter)
     initialise(

@@ -29,7 +29,7 @@ _BELOW = (  # prefixes of the names of the parameters below the first layer
 
 
 class TaskModel(nn.Module):
-    """An encoder and a head, which reads every token, or the first token alone for pairs.
+    """An encoder and a head. The head reads every token; for pairs, only the first token.
 
     The head is XLM-R's: linear for tokens and spans; dense, tanh and linear for pairs. After an encoder of `model.body
     modern` the head is ModernBERT's: dense, GELU, norm and linear. The encoder is trained too, with `dropout` instead
@@ -75,7 +75,7 @@ class TaskObjective(Objective):
 
     def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
         """The learning rate's factor of each parameter (ERNIE-M, Tables 11 and 12): layer_decay ** depth. The depth is
-        0 after the last layer, 1 in the last layer, 2 in the one before, and so on down to the embedding."""
+        0 after the last layer, 1 in the last layer, 2 in the layer before, and so on down to the embedding."""
         layer_of = {name: int(match[1]) for name in names if (match := _LAYER.search(name))}
         layers = 1 + max(layer_of.values(), default=-1)
         depths = {name: layers - layer for name, layer in layer_of.items()}

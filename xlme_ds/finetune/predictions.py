@@ -78,7 +78,7 @@ def predict(
 
 
 def best_answer(question: Question, windows: Sequence[Feature], logits: Sequence[np.ndarray]) -> str:
-    """The text of the best span in all windows of a question: the one with the largest sum of the logits of its first
+    """The text of the best span in all windows of a question: the span with the largest sum of the logits of its first
     and last token. `logits`: [tokens, 2] (first and last) for each window."""
     best, answer = -np.inf, ""
     for window, scores in zip(windows, logits, strict=True):

@@ -221,7 +221,7 @@ def run_config(
         FinetuneConfig(
             name=f"{model.width}x{model.discriminator_layers}-{task}",
             seed=seed,
-            model=replace(model, compile="none"),  # every batch has a length of its own
+            model=replace(model, compile="none"),  # batches differ in length, and each needs new code
             data=DataConfig(tuning.batch, 0, tuning.micro_batch),
             optimizer=OptimizerConfig(
                 learning_rate=tuning.learning_rate,

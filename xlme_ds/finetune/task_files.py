@@ -118,9 +118,10 @@ def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]
 def choose_sets(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of_several: bool) -> TaskSets:
     """Sort the files of the task `name` by their purpose.
 
-    `of_several`: the run is one of several, the best of which is chosen. The dev set of a language is the task's own,
-    or else the one of the set that is trained on. A file that is scored is not used to choose: if no other dev set
-    exists, every tenth training example is held out. Raises ValueError if there is nothing to train on or to score.
+    `of_several`: the run is one of several, the best of which is chosen. The dev set of a language is the task's own
+    or, if it has none, that of the set that is trained on. Settings are not chosen on a file that is scored: without
+    another dev set, every tenth training example is held out. Raises ValueError if there is nothing to train on or to
+    score.
     """
     wanted = tuning.train_languages
     train_files = {source.language: source for source in sources if source.split == "train"}
@@ -139,7 +140,7 @@ def choose_sets(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of
     train_languages = {source.language for source in train}
     dev = {
         source.language: source
-        for source in sorted(sources, key=lambda source: source.own)  # the task's own last: they replace others
+        for source in sorted(sources, key=lambda source: source.own)  # the task's own come last, to replace others
         if source.split == "dev" and source not in test and source.language in train_languages
     }
     unused = sorted({source.language for source in own_dev} - {source.language for source in test})

@@ -19,7 +19,7 @@ tl Tagalog, tr Turkish, ug Uyghur, uk Ukrainian, ur Urdu, uz Uzbek, vi Vietnames
 """
 NAMES: dict[str, str] = dict(entry.split(maxsplit=1) for entry in _NAMES.strip().split(","))
 _VARIANTS = {"rom": "romanized", "zaw": "Zawgyi", "Hans": "simplified", "Hant": "traditional"}
-_CHARTS_SHOWN = 24  # the others are folded away: half for the best languages, half for the worst
+_CHARTS_SHOWN = 24  # half for the best languages, half for the worst; all other charts are folded away
 
 
 def language_name(code: str) -> str:

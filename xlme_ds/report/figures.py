@@ -113,7 +113,7 @@ def curves(
     """The panels of all logged quantities, by title: raw values thin, smoothed ones thick, held-out text as points.
 
     The page puts the panels whose titles are in `separate` in another section. A panel that is alone in its section is
-    wide. The loss comes first, then the objective's `quantities`, those of `_TITLES`, and the rest in the order of
+    wide. The loss comes first, then the objective's `quantities`, the keys of `_TITLES`, and the rest in the order of
     their first record. A vertical line marks each of the steps `borders`, where the data change.
     """
     keys_of: dict[str, dict[str, str]] = {  # title of a panel -> its logged keys, by series

@@ -151,7 +151,7 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
     if len(rate) and len(rate) == len(tokens):
         inherited_steps = first_step_of((run.config or {}).get("config", {}))  # trained by the parent of a branch
         inherited_tokens = tokens[0] * inherited_steps / run.metrics[0]["step"]
-        new_tokens = np.diff(tokens, prepend=inherited_tokens)  # of each record, since the one before
+        new_tokens = np.diff(tokens, prepend=inherited_tokens)  # of each record, since the record before
         seconds = float(np.sum(new_tokens[rate > 0] / rate[rate > 0]))
         yield "Training time", duration(seconds), "tokens over throughput: from the first step to the last"
     phases = _phases((run.config or {}).get("config", {}))

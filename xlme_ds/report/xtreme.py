@@ -35,8 +35,8 @@ class TaskRun:
     training: str = ""  # hash of the training set
     files: str = ""  # hash of the tests
     unlabelled: tuple[str, ...] = ()  # languages whose tests have no labels: predicted, not scored
-    setting: str = ""  # the tuning settings that affect the result
-    settings: int = 1  # how many different ones the command ran
+    setting: str = ""  # the tuning settings that affect the result, as text
+    settings: int = 1  # how many different settings the command was to run
     dev: float | None = None  # mean over languages of the first metric, on the data that settings are chosen on
     dev_name: str = ""  # `dev en`, or `held-out en` if the data are held-out training examples
 
@@ -46,13 +46,13 @@ class TaskScores:
     """A task's runs with the chosen setting, one for each seed, all with the same languages."""
 
     runs: tuple[TaskRun, ...]
-    compared: int = 1  # how many settings it was chosen from
-    settings: int = 1  # how many the command was to run
+    compared: int = 1  # how many settings have scores, of which this one is the best
+    settings: int = 1  # how many settings the command was to run
 
 
 @dataclass
 class Model:
-    """The scores in a row of the tables: those of one model, fine-tuned in one way."""
+    """The scores in a row of the tables, of one model that was fine-tuned in one way."""
 
     name: str
     results: dict[str, TaskScores] = field(default_factory=dict)  # by task
@@ -129,7 +129,7 @@ def _all_scores(contents: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, 
 
 
 def _shape_folders(contents: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
-    """The folders of the trained models that an untrained model has the shape of, by the untrained model's name."""
+    """By an untrained model's name, the folders of the trained models whose shape it has."""
     folders: dict[str, set[str]] = defaultdict(set)
     for scores in _all_scores(contents):
         if "model" in scores and not _model_path(scores):
@@ -150,7 +150,7 @@ def _model_path(scores: Mapping[str, Any]) -> str:
 
 
 def _weights(contents: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
-    """SHA-256 of all weights that have scores under one path, by that path (with a suffix for untrained weights)."""
+    """By a model's path, with a suffix if it is untrained, the SHA-256 of each version of its weights with scores."""
     weights: dict[str, set[str]] = defaultdict(set)
     for scores in _all_scores(contents):
         if path := _model_path(scores):
@@ -159,7 +159,7 @@ def _weights(contents: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
 
 
 def _name_suffix(title: str, sha256: str, all_sha256: set[str]) -> str:
-    """The part of a row's name that says which of `all_sha256` it has; empty if there is only one."""
+    """The part of a row's name that gives `sha256` if other rows have others of `all_sha256`; empty if there is one."""
     return f", {title} {sha256[:8] or 'unknown'}" if len(all_sha256) > 1 else ""
 
 

@@ -47,7 +47,7 @@ class SystemRow:
     system: str
     source: str  # where they were published; empty for ours
     cells: Mapping[str, Cell]  # by column
-    group: str = ""  # heading above the row and those of the same group
+    group: str = ""  # heading above all rows of the same group
 
 
 @dataclass

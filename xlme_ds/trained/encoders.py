@@ -12,7 +12,7 @@ from .exports import folder_of_encoder, load_export
 from .runs import TrainedEncoder, TrainedRun, load_run, main_encoder
 from .settings import is_export
 
-# Functions that read exports of whole models: each returns a run, or None for a folder in another form.
+# Functions that read exports of whole models: each returns a run, or None for any other folder.
 WHOLE_EXPORTS = ("xlme_ds.translate.exports:load_with_decoder",)
 
 
@@ -25,7 +25,7 @@ def load_encoder(folder: Path, which: EncoderName | None = None) -> TrainedEncod
 
 
 def load_encoder_and_step(folder: Path, which: EncoderName | None = None) -> tuple[TrainedEncoder, int | None]:
-    """`load_encoder`, and the step of the checkpoint that was read (see `TrainedRun`)."""
+    """`load_encoder`'s result, and the step of the checkpoint that was read (see `TrainedRun`)."""
     if is_export(folder):
         return load_export(folder_of_encoder(folder, which)), None
     run = load_run(folder)
@@ -33,8 +33,8 @@ def load_encoder_and_step(folder: Path, which: EncoderName | None = None) -> tup
 
 
 def initial_encoder(cfg: ModelConfig, objective: str, seed: int, which: EncoderName | None = None) -> TextEncoder:
-    """The randomly initialised encoder that a run of these settings starts with, float32 on the CPU. A generator has
-    `cfg.discriminator_layers` layers too."""
+    """The randomly initialised encoder that a run of these settings starts with, float32 on the CPU.
+    `cfg.discriminator_layers` is the depth of a generator, too."""
     pretraining = objective_of(ObjectiveConfig(objective))
     cfg = replace(cfg, generator_layers=cfg.discriminator_layers)
     model = pretraining.build(cfg)

@@ -30,9 +30,9 @@ from .settings import (
 from .weights import WEIGHTS_FILE, read_metadata, read_model, require_settings, shards_of
 
 GENERATOR_FOLDER = "generator"  # a folder in an export: the generator's own export
-PREFIX = f"{MODEL_TYPE}."  # of the encoder's parameters; AutoModel.save_pretrained writes them without it
+PREFIX = f"{MODEL_TYPE}."  # of the names of the encoder's parameters; AutoModel.save_pretrained leaves it out
 EMBEDDING = "embedding.weight"
-EMBEDDINGS = (EMBEDDING, "word_embeddings.weight", "tok_embeddings.weight")  # ours and those of native formats
+EMBEDDINGS = (EMBEDDING, "word_embeddings.weight", "tok_embeddings.weight")  # in our format and in native ones
 # The difference between the discriminator's embedding and the generator's (GDES). It has a file of its own: it cannot
 # be computed exactly from the two embeddings, because the discriminator's is a rounded sum.
 DIFFERENCE_FILE = "difference.safetensors"
@@ -59,7 +59,7 @@ EXPORTED_SETTINGS = {
 }
 # A key in the metadata of an export's weights. Its value is JSON: the SHA-256 of the other files.
 FILES = "files"
-# A key in config.json: which encoder of the run it is; absent after fine-tuning and for XLM-R's weights.
+# A key in config.json: which encoder of a pre-training run this is; absent after fine-tuning and for XLM-R's weights.
 WHICH = "which"
 
 

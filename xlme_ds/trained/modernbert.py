@@ -20,7 +20,7 @@ from .weights import REPLACED_HEAD_FILE, WEIGHTS_FILE, read_model, read_weights
 
 MODERNBERT = "modernbert"  # `model_type` in config.json
 MODERNBERT_SHAPE: dict[str, Any] = {"body": "modern", **SHAPE}  # settings of ours that are fixed for it
-_PREFIX = "model."  # of the encoder's parameter names, in a file that has a head too
+_PREFIX = "model."  # of the names of the encoder's parameters, if the file also has a head
 _EMBEDDING = "embeddings.tok_embeddings.weight"
 _SETTINGS = {
     "vocab_size": "vocabulary",
@@ -110,7 +110,7 @@ def _setting(config: Mapping[str, Any], name: str) -> Any:
 
 
 def read_modernbert_heads(folder: Path) -> dict[str, Tensor]:
-    """Parameters of the masked head and of the discriminator's head in `folder`, by our names; absent heads have
+    """The parameters of the masked head and of the discriminator's head in `folder`, by our names; an absent head adds
     none."""
     state, masked_names, replaced = _read_state(folder), _HEADS["ForMaskedLM"], folder / REPLACED_HEAD_FILE
     heads = read_weights(replaced) if replaced.exists() else {}

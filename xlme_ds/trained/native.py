@@ -16,7 +16,7 @@ from . import modernbert, xlm_roberta
 class NativeFormat(NamedTuple):
     """A model of transformers and its classes, whose names differ by their endings: `Model`, `ForMaskedLM`, …"""
 
-    model: str  # its name in words
+    model: str  # the model's name
     classes: str  # prefix of its classes' names
     shape: Mapping[str, Any]  # settings of ours that are fixed for it
     config: Callable[[ModelConfig], dict[str, Any]]  # config.json's settings that give the shape
@@ -54,6 +54,6 @@ FORMATS = {
 
 
 def native_format(config: Mapping[str, Any]) -> NativeFormat:
-    """The format that `config`, a folder's config.json, names; if that is unknown, XLM-R's, whose reader then
-    raises."""
+    """The format that `config`, a folder's config.json, names; for an unknown one XLM-R's, whose reader raises
+    ValueError."""
     return FORMATS.get(config.get("model_type", ""), FORMATS[xlm_roberta.XLM_ROBERTA])

@@ -1,4 +1,4 @@
-"""The model of a run: after its last step, or of its newest complete checkpoint, or of the step in RUN@STEP."""
+"""The model of a run: after its last step, else from its newest complete checkpoint; or from that of RUN@STEP."""
 
 import json
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ class TrainedRun(NamedTuple):
 
     @property
     def encoders(self) -> Mapping[EncoderName, str]:
-        """The encoders, each with the prefix of its head's parameters (see `Pretraining`); one after fine-tuning."""
+        """Name of an encoder -> prefix of its head's parameters (see `Pretraining`); one encoder after fine-tuning."""
         return {"encoder": "head."} if self.task else objective_of(self.objective).encoders
 
     def encoder(self, which: EncoderName | None = None) -> TextEncoder:
@@ -85,7 +85,7 @@ class TrainedRun(NamedTuple):
 
 
 def main_encoder(encoders: Mapping[EncoderName, str]) -> EncoderName:
-    """The encoder that is used after pre-training: of a generator and a discriminator the discriminator."""
+    """The encoder that is used after pre-training, which is the first: the discriminator, not the generator."""
     return next(iter(encoders))
 
 
@@ -110,7 +110,7 @@ def load_run(folder: Path) -> TrainedRun:
         raise ValueError(
             f"{path} does not exist: copy it from the folder vocab of the run's data, or start its command again"
         )
-    # a finished run's config.json may have another number of blocks than its weights
+    # A finished run's config.json may name another number of vocabulary blocks than its weights have.
     state = in_blocks(state, settings.model)
     return TrainedRun(folder, state, vocabulary=read_vocabulary(run, path), step=step, **settings._asdict())
 
@@ -146,7 +146,7 @@ def pin_step(folder: Path) -> Path:
 
 
 def complete_checkpoint(run: Path, step: int | None = None) -> Path:
-    """The newest complete checkpoint of a run, or that of `step`. Raises ValueError if there is none.
+    """The newest complete checkpoint of a run, or its checkpoint of `step`. Raises ValueError if there is none.
 
     The run may still be training and delete checkpoints meanwhile.
     """
@@ -192,7 +192,7 @@ def read_checkpoint(folder: Path, settings: RunSettings) -> dict[str, Tensor]:
 
 
 def _load_checkpoint(run: Path, step: int | None, settings: RunSettings) -> tuple[int, dict[str, Tensor]]:
-    """(step, parameters) of the newest complete checkpoint, or of that of `step`."""
+    """(step, parameters) of the checkpoint that `complete_checkpoint` finds."""
     while True:
         source = complete_checkpoint(run, step)
         try:
@@ -204,8 +204,8 @@ def _load_checkpoint(run: Path, step: int | None, settings: RunSettings) -> tupl
 
 
 def write_model(folder: Path, model: ModelConfig, state: Mapping[str, Tensor], vocabulary: Path) -> None:
-    """Write the folder `model` of a run: a copy of the SentencePiece file, and then the float32 parameters of the whole
-    model, which mark the folder as complete."""
+    """Write the folder `model` of a run: a copy of the SentencePiece file, and last the float32 parameters of the whole
+    model: their file marks the folder as complete."""
     settings = {name: value for name, value in asdict(model).items() if name not in RUNTIME_SETTINGS}
     write_vocabulary(folder, vocabulary)
     weights = folder / WEIGHTS_FILE

@@ -41,7 +41,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def is_export(folder: Path) -> bool:
-    """Whether `folder` is an export, or another model in Hugging Face's form, and no run."""
+    """Whether `folder` is an export or another model in Hugging Face's form, rather than a run."""
     return "model_type" in read_config(folder)
 
 

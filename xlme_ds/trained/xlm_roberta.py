@@ -18,7 +18,7 @@ from .settings import CONFIG_FILE, SENTENCEPIECE_FILE, mismatch, read_config, re
 from .weights import REPLACED_HEAD_FILE, WEIGHTS_FILE, read_weights, require_finite, shards_of
 
 XLM_ROBERTA = "xlm-roberta"  # `model_type` in config.json
-_PREFIX = "roberta."  # of the encoder's parameter names, in a file that has a head too
+_PREFIX = "roberta."  # of the names of the encoder's parameters, if the file also has a head
 _EMBEDDING = "embeddings.word_embeddings.weight"
 _POSITIONS = "embeddings.position_embeddings.weight"
 _TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
@@ -82,7 +82,7 @@ def xlm_roberta_config(cfg: ModelConfig) -> dict[str, Any]:
 def xlm_roberta_state(encoder: TextEncoder, ending: str, head: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The parameters that transformers saves for the class XLMRoberta + `ending` (`ForMaskedLM`, …, or `Model`).
 
-    The token type's embedding is 0, and so is the pooler of `Model`, which our encoders do not have.
+    The token type's embedding and the pooler of `Model` are 0, because our encoders have neither.
     """
     ours, width = encoder.state_dict(), encoder.cfg.width
     state = {
@@ -122,7 +122,7 @@ def read_xlm_roberta(folder: Path) -> tuple[TextEncoder, Vocabulary]:
 
 
 def read_xlm_roberta_heads(folder: Path) -> dict[str, Tensor]:
-    """The parameters of the masked head and the discriminator's head in `folder`, under our names; empty if it has
+    """The parameters of the masked head and the discriminator's head in `folder`, under our names; an absent head adds
     none.
 
     A masked language modelling head that cannot be used is left out, and a note reports it.
@@ -177,7 +177,7 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
 
 
 def _our_state(state: Mapping[str, Tensor], cfg: ModelConfig) -> dict[str, Tensor]:
-    """The encoder's parameters under our names; the one token type that XLM-R has is added to every position."""
+    """The encoder's parameters under our names. XLM-R's only token type is added to every position's embedding."""
     parts: dict[str, list[Tensor]] = {}
     for theirs, name, _ in _layer_names(cfg):
         parts.setdefault(name, []).append(state[theirs])

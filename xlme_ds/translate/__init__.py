@@ -15,7 +15,7 @@ def lines(
     """The lines `text` translated from the language `source` into `target`, by a model trained for objective.name mt.
 
     `beam`: number of hypotheses; 1 takes the likeliest token each time. `length_penalty`: above 1 prefers
-    longer translations. Raises ValueError for another model, an unknown code of a language, and a single string.
+    longer translations. Raises ValueError for a model without a decoder, an unknown language and a single string.
     """
     from .text import check_search, load_translator, translate_lines
 

@@ -14,7 +14,7 @@ from .leaks import seen_lines
 from .pairs import PairFolder
 from .text import Translator, check_search, load_translator, read_lines, scores, translate_lines
 
-_MOST_NAMED = 5  # most lines that a note names
+_MOST_NAMED = 5  # most line numbers in a note
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _write_pairs(
 def _leak_report(
     settings: TranslateSettings, translator: Translator, lines: list[str], reference: list[str] | None
 ) -> str:
-    """A line with the number of lines of the test set that are in the training data."""
+    """A sentence that says how many lines of the test set are in the training data; empty without `trained_on`."""
     if not settings.trained_on:
         return ""
     sides = [[translator.vocabulary.encode(line) for line in side] for side in (lines, reference or [])]

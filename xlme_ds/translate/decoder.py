@@ -25,11 +25,11 @@ KeysAndValues = tuple[Tensor, Tensor]  # each [B, H, tokens, K]
 class SharedInputs(NamedTuple):
     """Inputs that all layers of a decoder share in one pass."""
 
-    own: AttentionBias | ItemBias  # of self-attention
+    own: AttentionBias | ItemBias  # for self-attention
     source_BSD: Tensor  # the encoder's last hidden states
     source: AttentionBias  # which source tokens a target token sees
-    # Keys and values of earlier tokens by attention layer, to which a pass over one more token adds its own; None where
-    # targets are read whole.
+    # By attention layer, the keys and values of earlier tokens; a pass over one more token adds that token's. None: a
+    # pass over whole targets.
     past: dict[nn.Module, KeysAndValues] | None = None
 
 
@@ -51,7 +51,7 @@ class DecoderAttention(Attention):
 
 
 class CrossAttention(nn.Module):
-    """Attention of target tokens to the source tokens of their pair; no bias by distance."""
+    """Attention of target tokens to the source tokens of their pair, without a position bias."""
 
     def __init__(self, cfg: ModelConfig):
         super().__init__()
@@ -62,7 +62,7 @@ class CrossAttention(nn.Module):
         self.output = Linear(cfg.width, cfg.width)
 
     def forward(self, x_BRD: Tensor, shared: SharedInputs, keys_B: Tensor | None = None) -> Tensor:
-        """Attention output, [B, R, D]; weights are dropped by `keys_B`, if there are any."""
+        """Attention output, [B, R, D]; with `keys_B`, a random key per row, dropout on the weights."""
         (q_BHRK,) = _heads(self.query(x_BRD), 1, self.heads)
         if shared.past is not None and self in shared.past:
             k_BHSK, v_BHSK = shared.past[self]
@@ -101,7 +101,7 @@ class DecoderLayer(TransformerLayer):
 
 
 class Decoder(Encoder):
-    """Positions, layers and norms of a decoder. In the interleaved form two `layers` are one of DeltaLM's layers."""
+    """Positions, layers and norms of a decoder. In the interleaved form two `layers` make one of DeltaLM's layers."""
 
     ragged = True
 
@@ -121,15 +121,15 @@ def decoder_layers(cfg: ModelConfig) -> int:
 
 
 def decoder_depth(cfg: ModelConfig) -> int:
-    """Number of feed-forward networks: the decoder can start from equally many layers of an encoder."""
+    """Number of feed-forward networks, and so of encoder layers from which the decoder can start."""
     return decoder_layers(cfg) * (1 if cfg.decoder == "xlm" else 2)
 
 
 def decoder_from_encoder(encoder: Mapping[str, Tensor], cfg: ModelConfig) -> dict[str, Tensor]:
-    """An encoder's `state_dict` as parameters of a decoder.
+    """Decoder parameters made from an encoder's `state_dict`; layer n comes from the encoder's layer n.
 
-    XLM: all parameters except cross-attention and its norm. Interleaved: all, from the layers of equal number; their
-    self-attention becomes cross-attention in every second layer.
+    In XLM's form cross-attention and its norm are missing: the encoder has none. In the interleaved form all parameters
+    are there: in odd layers (from 0) the encoder's self-attention becomes cross-attention.
     """
     taken = dict(encoder)
     if cfg.decoder == "interleaved":

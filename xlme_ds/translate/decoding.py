@@ -20,7 +20,7 @@ from .sides import Side
 from .writing import CachedDecoder, longest_translation
 
 _AT_ONCE = 4096  # most source tokens times hypotheses of a batch
-_LOGITS = 2**26  # most logits of a batch for one token; a few such tensors exist at a time
+_LOGITS = 2**26  # most logits, hypotheses · vocabulary, of one decoding step: this bounds memory
 
 
 def longest_source(model: TranslationModel) -> int:
@@ -37,7 +37,7 @@ def translate(
 ) -> list[list[int]]:
     """The translations, as ordinary tokens, of `sources`: sentences of at most `longest_source` ordinary tokens.
 
-    `languages`: source and target, as places in `model.cfg.language_embeddings`. The model is in evaluation
+    `languages`: source and target, as indices into `model.cfg.language_embeddings`. The model is in evaluation
     mode; its device and precision are used.
     """
     translations: list[list[int]] = [[] for _ in sources]
@@ -54,7 +54,7 @@ def translate(
 
 
 def _batches(order: Sequence[int], sources: Sequence[np.ndarray], beam: int, most: int) -> Iterator[list[int]]:
-    """Batches of at most `most` source numbers, from short to long, each padded to the length of its last."""
+    """Batches of at most `most` source numbers, short sources first, each padded to its last, longest source."""
     batch: list[int] = []
     for number in order:
         tokens = (len(batch) + 1) * (len(sources[number]) + 2) * beam
@@ -76,7 +76,7 @@ class Search:
 
     def advance(self, candidates: Iterator[tuple[float, int, int]]) -> list[tuple[float, int, int]]:
         """Take the next tokens. `candidates`: (sum of log p, number of the hypothesis, token), best first. Returns
-        those that continue: none where the search ends."""
+        the candidates that continue; an empty list ends the search."""
         continued: list[tuple[float, int, int]] = []
         for rank, (total, hypothesis, token) in enumerate(candidates):
             if len(continued) == self.beam:
@@ -127,7 +127,7 @@ def _search(
     while live:
         sums_NV = totals_N[:, None] + decoder.log_probabilities(tokens_N)
         vocabulary, hypotheses = sums_NV.shape[1], len(sums_NV) // len(live)  # of a sentence
-        best = sums_NV.view(len(live), -1).topk(2 * beam)
+        best = sums_NV.view(len(live), -1).topk(2 * beam)  # at most `beam` of them are `</s>`, so `beam` can continue
         still_live: list[Search] = []
         continued: list[tuple[float, int, int]] = []  # sum of log p, row, token
         pairs = zip(live, best.values.tolist(), best.indices.tolist(), strict=True)

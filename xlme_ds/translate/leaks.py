@@ -11,15 +11,15 @@ from ..data.rows import EOS, PAD, TASKS, UNK
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 
-_AT_ONCE = 4096  # rows
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_AT_ONCE = 4096  # rows read
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # base of the hash: odd, 2^64 / golden ratio
 
 
 def seen_lines(
     folders: Sequence[Path], sides: Sequence[Sequence[np.ndarray]], vocabulary: Vocabulary
 ) -> list[set[int]]:
-    """Numbers of the lines of every side of a test set (token ids) that are a side of a pair, or a sentence, in
-    `folders` that `xlme prep mix` wrote. All their rows are read.
+    """For each side of a test set, lines of token ids: the numbers of the lines that also occur in `folders`, which
+    `xlme prep mix` wrote, as one side of a pair or as a sentence. All rows are read.
 
     Raises ValueError for rows of another vocabulary, and where there are no pairs and no sentences.
     """
@@ -40,7 +40,7 @@ def seen_lines(
 
 
 def _sides(folder: Path, vocabulary: Vocabulary) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield the token ids of some rows at a time, and the start and end of each side of their items."""
+    """Yield, for some rows at a time: token ids, and the start and end of each item's sides in them."""
     stores = [(task, RowStore(folder / name)) for task, name in enumerate(TASKS) if (folder / name).is_dir()]
     cut = [store for task, store in stores if not task and store.manifest.packed != "sentences"]
     stores = [(task, store) for task, store in stores if store not in cut]
@@ -67,7 +67,7 @@ def _sides(folder: Path, vocabulary: Vocabulary) -> Iterator[tuple[np.ndarray, n
 
 
 def _hashes(tokens: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """A polynomial hash of the ids of every stretch, modulo 2^64."""
+    """A polynomial hash, modulo 2^64, of each `tokens[start:end]`."""
     places = np.arange(len(tokens)) - np.repeat(starts, ends - starts)
     powers = np.cumprod(np.full(int((ends - starts).max()), _FACTOR))
     return np.add.reduceat((tokens + 1).astype(np.uint64) * powers[places], starts)

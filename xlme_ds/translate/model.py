@@ -1,7 +1,7 @@
 """Machine translation: an encoder over the source of every sentence and a decoder that predicts the target (XLM:
-Conneau and Lample, 2019). The decoder knows the language to translate into by its embedding alone.
+Conneau and Lample, 2019). Only the target language's embedding tells the decoder which language to write.
 
-B rows, T tokens of a row, S source tokens of one, R target tokens, M target tokens of all rows, D width, V vocabulary.
+B rows; of a row T tokens, S source and R target tokens; M target tokens of all rows, D width, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from .sides import (
 from .writing import write
 
 TERMS = ("ae", "bt", "mt")  # denoising, back-translation, pairs
-LENGTH_FACTOR = 3  # translations of a row have at most this many times its tokens
+LENGTH_FACTOR = 3  # upper bound of (tokens of a row's translations) / (tokens of the row)
 _KINDS = {"mono": ("ae", "bt"), "para": ("mt",)}
 
 
@@ -43,14 +43,14 @@ class TranslationOutput(NamedTuple):
     nll_M: Tensor  # float32, −log p of the target token
     predicted_M: Tensor  # int64, the most likely token
     places_M: Tensor  # int64, the target tokens as indices into the flattened row tokens, ascending in each term
-    terms_M: Tensor  # int64, the terms that they count for, as indices into TERMS
+    terms_M: Tensor  # int64, the loss term of each target token, as an index into TERMS
 
 
 class TranslationModel(TextEncoder):
     """`TextEncoder` with a decoder, and a head that predicts its tokens; all three share one embedding."""
 
-    # Whether a flag is true on any process. An engine replaces it under ZeRO-3, so that all processes decode equally
-    # many tokens.
+    # Whether a flag is true on any process. Under ZeRO-3, where each pass needs all processes, an engine replaces it,
+    # so that all decode equally many tokens.
     any_rank: Callable[[bool], bool] = staticmethod(bool)
 
     def __init__(self, cfg: ModelConfig):
@@ -59,8 +59,8 @@ class TranslationModel(TextEncoder):
         self.masked_head = MaskedLanguageModelHead(cfg)
 
     def forward(self, batch: Batch) -> TranslationOutput:  # type: ignore[override]
-        """Predict every target token from its source and the target tokens before it: of pairs, and of monolingual
-        sentences once for each kind of source in the batch (noised copies, written translations)."""
+        """Predict every target token from its source and the target tokens before it: of pairs once, of monolingual
+        sentences once for each kind of source in the batch (noised copy, written translation)."""
         table, nothing = read_whole(self.table), torch.empty(0, dtype=torch.int64, device=batch.tokens_BT.device)
         outputs = [TranslationOutput(nothing.float(), nothing, nothing, nothing)]
         for task, kinds in _KINDS.items():
@@ -78,7 +78,7 @@ class TranslationModel(TextEncoder):
     def _predicted(
         self, kind: str, rows: Batch, target: Side, tokens: Tensor, places_M: Tensor, table: list[Tensor]
     ) -> TranslationOutput:
-        """The output for one kind of sources of `rows`, whose targets are at `places_M` of `tokens`."""
+        """The output for `rows` with one kind of source; the rows' targets are `tokens[places_M]`."""
         number, row_tokens = TERMS.index(kind), rows.tokens_BT.shape[1]
         source = {"ae": noised_sources, "bt": self.written, "mt": sources_of_pairs}[kind](rows)
         keys_B = derive(rows.keys_B, OUTSIDE - 1) if kind == "bt" else rows.keys_B
@@ -90,8 +90,8 @@ class TranslationModel(TextEncoder):
         return TranslationOutput(predicted.nll_M, predicted.predicted_M, places_M, torch.full_like(places_M, number))
 
     def written(self, rows: Batch) -> Side:
-        """Greedy translations of the monolingual sentences in evaluation mode, without gradient, as sources of these
-        sentences."""
+        """Greedy translations of the monolingual sentences, written in evaluation mode and without gradient, as the
+        sentences' sources."""
         sentences, training = sentences_apart(rows), self.training
         self.eval()
         tokens = write(self, sentences.source, sentences.into_N)
@@ -99,7 +99,7 @@ class TranslationModel(TextEncoder):
         return written_sources(sentences, tokens, LAYOUTS[self.cfg.layout].opening, len(rows.task_B))
 
     def read_source(self, source: Side, keys_B: Tensor | None = None, row_tokens: int | None = None) -> Tensor:
-        """The encoder's last hidden states, [B, S, D]; `keys_B` and the rows' length are for dropout."""
+        """The encoder's last hidden states, [B, S, D]; `keys_B` and `row_tokens` determine dropout."""
         embedded_BSD = lookup(source.tokens, self.table, sparse=True)
         read_BSD = self.encoder.embed(embedded_BSD, source.positions, source.languages, keys_B)
         distance_HW = self.encoder.distances(source.tokens.shape[1])
@@ -113,7 +113,7 @@ class TranslationModel(TextEncoder):
         keys_B: Tensor | None = None,
         row_tokens: int | None = None,
     ) -> Tensor:
-        """The decoder's last hidden states, [B, R, D], of whole targets; `sources_BS`: item numbers of the source."""
+        """The decoder's last hidden states, [B, R, D], of whole targets; `sources_BS`: each source token's item."""
         decoder, keys_B = self.decoder, None if keys_B is None else derive(keys_B, OUTSIDE)
         embedded_BRD = lookup(target.tokens, self.table, sparse=True)
         read_BRD = decoder.embed(embedded_BRD, target.positions, target.languages, keys_B)
@@ -129,13 +129,13 @@ class TranslationModel(TextEncoder):
         self, tokens_B: Tensor, place: int, languages_B: Tensor, source_BSD: Tensor, allowed_B11S: Tensor, past: dict
     ) -> Tensor:
         """The decoder's last hidden state, [B, D], after one more token of each target, at `place` (from 0). `past`
-        caches keys and values of the tokens before; those of this token are added."""
+        caches keys and values of the tokens before; this token's are added."""
         decoder = self.decoder
         place_B1 = torch.full_like(tokens_B, place)[:, None]
         embedded_B1D = lookup(tokens_B[:, None], self.table)
         x_B1D = decoder.embed(embedded_B1D, place_B1, languages_B[:, None])
         distance_HW, all_111R = decoder.distances(place + 1), allowed_B11S.new_ones(1, 1, 1, place + 1)
-        # The columns of d by distance, from the first token's to that of the new token itself.
+        # The columns of d for the distances from the new token to the first token, …, to itself.
         distance_H1R = None if distance_HW is None else distance_HW[:, None, : place + 1].to(x_B1D.dtype)
         read = SharedInputs(AttentionBias(all_111R, distance_H1R), source_BSD, AttentionBias(allowed_B11S, None), past)
         return decoder.through_layers(x_B1D, read)[:, 0]

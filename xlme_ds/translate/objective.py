@@ -1,11 +1,11 @@
 """Machine translation on pairs, on monolingual sentences, or both (XLM; Conneau and Lample, 2019).
 
-L = w_AE(step) L_AE + w_BT(step) L_BT + L_MT, each a mean over its target tokens of the global batch. A token is
-predicted from its source and from the targets before it, the first from `</s>`; the last one is `</s>`. The source is
-one side of a pair, drawn when the data are mixed, so that one model learns both directions. A monolingual sentence is a
-target too: its source is a noised copy (denoising auto-encoding), or a translation that the model writes with the
-weights of the step (back-translation). As in every objective, the step's number and weights determine the source.
-M target tokens.
+L = w_AE(step) L_AE + w_BT(step) L_BT + L_MT, where each term is the mean over its target tokens in the global batch. A
+target token is predicted from its source and the target tokens before it. The decoder's first input is `</s>`, and so
+is the last token of a target. Which side of a pair is the source is drawn when the data are mixed, so that one model
+learns both directions. A monolingual sentence is a target, too: its source is a noised copy (denoising auto-encoding),
+or a translation that the model writes with the current weights (back-translation). As in every objective, the step's
+number and the weights determine the source. M target tokens.
 """
 
 from copy import copy
@@ -43,7 +43,7 @@ _ACCURACIES = {"ae": "accuracy_denoising", "bt": "accuracy_back", "mt": "accurac
 
 
 class MachineTranslation(MaskedLanguageModelling):
-    """Every token of a target is predicted from those before it: `mask_fraction` is 1, and nothing is masked."""
+    """All tokens of a target are predicted, each from the tokens before it: `mask_fraction` is 1; none is masked."""
 
     description = "machine translation by encoder and decoder, in both directions of every pair of languages"
     masking_class = Causal
@@ -77,13 +77,13 @@ class MachineTranslation(MaskedLanguageModelling):
             require_sentences(rows, needed=True)
 
     def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
-        """Batches that also have noised copies of their sentences, and the languages to translate these into."""
+        """Batches that also have a noised copy of each sentence, and the language to translate the sentence into."""
         denoising, back = (self._by_step.get(term, ()) for term in ("ae", "bt"))
         if not (denoising or back):
             return super().batches(rows, purpose)
         if purpose != "train":
             denoising, back = (ALWAYS if points else () for points in (denoising, back))
-        if purpose == "show" and denoising:
+        if purpose == "show" and denoising:  # the page has room for one prediction of each token
             back = ()
         sentences = Sentences(denoising, back, languages_of_text(rows), rows.manifest.vocabulary_size - 1)
 
@@ -93,7 +93,7 @@ class MachineTranslation(MaskedLanguageModelling):
         return with_sentences
 
     def probe(self, batch: Batch) -> Batch:
-        """`batch` without back-translation if it has another term: where two tokens are almost equally likely, rounding
+        """`batch` without back-translation if it has another term: if two tokens are almost equally likely, rounding
         decides which one the model writes."""
         has_pairs = bool((batch.task_B == TASKS.index("para")).any())
         if "noised_BT" in batch.added or has_pairs:
@@ -141,8 +141,8 @@ class MachineTranslation(MaskedLanguageModelling):
 
     @staticmethod
     def _check_weights(run: RunConfig) -> None:
-        """Raise ValueError if a step of the run has no term. It is enough to check the given steps: between two of them
-        a weight is 0 only if it is 0 at the first one."""
+        """Raise ValueError if a step of the run has no term. It is enough to check the steps given in the settings:
+        between two of these steps a weight is linear, so it can only be 0 if it is 0 at both."""
         points_of = {name: getattr(run.objective, name) for name in ("denoising", "back_translation")}
         steps = point_steps([*run.objective.denoising, *run.objective.back_translation])
         total_weights = dict.fromkeys(steps, 0.0)
@@ -178,13 +178,13 @@ class MachineTranslation(MaskedLanguageModelling):
         return {"decoder": cfg.decoder, "decoder_layers": decoder_layers(cfg), **super().shape(cfg)}
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> TranslationModel:  # type: ignore[override]
-        """The whole model: no pipeline cuts it."""
+        """The whole model; `part` is ignored, as no pipeline splits this model."""
         return TranslationModel(cfg)
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
-        """Half of a row of pairs is source, half is target. A sentence is a whole target, with a source of equal
-        length; it is read once for denoising and once for back-translation, for which both networks first run without
-        gradient. Where a step has sentences, pairs are counted as sentences."""
+        """Counted as if half of a row of pairs were source and half target, and as if a sentence, all target, had a
+        source of equal length. A sentence is read once for denoising and once for back-translation; before the latter,
+        both networks run without gradient to write the source. With sentences, pairs are counted as sentences."""
         passes = len(self.terms) - 1
         share, side = (float(passes), row_tokens) if passes else (0.5, row_tokens // 2)
         cross_attentions = len([n for n in range(decoder_depth(cfg)) if cfg.decoder == "xlm" or n % 2])
@@ -205,8 +205,8 @@ class MachineTranslation(MaskedLanguageModelling):
         )
 
     def passes(self, batch: MicroBatch) -> list[MicroBatch]:
-        """One for each term. Encoder and decoder each read half of a pair's tokens, but all of a sentence's: its noised
-        copy or translation is about as long."""
+        """One forward pass for each term. The encoder reads one half of a pair's tokens and the decoder the other. A
+        sentence and its noised copy or translation are about equally long, so each network reads all tokens."""
         sentences = replace(batch, tokens=(batch.rows - batch.pairs) * batch.row_tokens)
         passes = [sentences] * (len(self.terms) - 1)
         if batch.pairs:
@@ -239,7 +239,7 @@ class MachineTranslation(MaskedLanguageModelling):
         return self._sum_by_term(output.nll_M, output)
 
     def statistics(self, output: TranslationOutput, batch: Batch) -> Tensor:  # type: ignore[override]
-        """Target tokens that are the most likely ones, float64 [terms]."""
+        """Number of target tokens that the model finds most likely, float64 [terms]."""
         return self._sum_by_term(output.predicted_M == batch.tokens_BT.flatten()[output.places_M], output).double()
 
     def by_language(self, output: TranslationOutput, batch: Batch, languages: int) -> Tensor:  # type: ignore[override]
@@ -249,7 +249,7 @@ class MachineTranslation(MaskedLanguageModelling):
 
     @staticmethod
     def shown(output: TranslationOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
-        """The targets with the most likely tokens, each predicted from the right ones before it; no probabilities."""
+        """The rows with each target token replaced by the likeliest one, given the true tokens before; no scores."""
         filled = batch.tokens_BT.flatten().index_copy(0, output.places_M, output.predicted_M)
         return filled.view_as(batch.tokens_BT), None
 

@@ -51,7 +51,7 @@ class PairFolder:
             )
         if not complete:
             self.parts.mkdir(exist_ok=True)
-        return self.parts.exists()
+        return self.parts.exists()  # also if a stop came before its removal
 
     def write(
         self, translator: Translator, lines: Sequence[str], languages: tuple[int, int], beam: int, penalty: float

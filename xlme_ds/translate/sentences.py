@@ -1,7 +1,7 @@
 """Sources from monolingual sentences (XLM; Lample and Conneau, 2019): a noised copy of each, from which denoising
 auto-encoding restores it; and the language into which back-translation translates it.
 
-Both are functions of (seed, row number) and the row alone, drawn from random counters of their own. B rows, T tokens.
+Both depend only on the seed, the row and its number; they have random counters of their own. B rows, T tokens.
 """
 
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from ..data.compiled import compiled, reads
 from ..data.corrupt import Array, TaskRows, Word, philox
 from ..data.rows import EOS, PAD, TASKS
 
-SHUFFLED, DROPPED, BLANKED = 3, 0.1, 0.1  # XLM's: how far tokens move; shares of tokens
+SHUFFLED, DROPPED, BLANKED = 3, 0.1, 0.1  # XLM's: how far tokens move, shares dropped and masked
 ALWAYS = ("0:1",)  # weight 1 in all steps
 _TASK = np.uint64(len(TASKS))  # a task number of the random counters that nothing else uses
-_TO_UNIT = 2.0**-32
+_TO_UNIT = 2.0**-32  # 32 random bits to [0, 1)
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """Adds noised copies and languages to a batch, in the steps in which their weight is not 0 (`config.weight_at`)."""
+    """Adds noised copies and languages to a batch, each in steps where its term has a weight (`config.weight_at`)."""
 
     denoising: tuple[str, ...]
     back_translation: tuple[str, ...]
@@ -40,7 +40,7 @@ class Sentences:
             )
 
     def added(self, batch: Batch, parts: TaskRows, seed: int, step: int) -> Batch:
-        """`batch`, which `collate` made of `parts`, with `noised_BT` and `into_BT` of its sentences."""
+        """`batch`, which `collate` made of `parts`, with `noised_BT` and `into_BT` added."""
         noised_BT, into_BT = np.full((2, *batch.tokens_BT.shape), PAD, dtype=np.int64)
         first = 0
         for task, rows, numbers in parts:
@@ -74,11 +74,11 @@ def _noise(
     noised_BT: Array,
     into_BT: Array,
 ) -> None:
-    """Write each noised item where the original is, followed by `<pad>`; and the language to translate it into: one of
-    the other `language_indices`, with equal chances.
+    """Write, at each item's place, a noised copy followed by `<pad>`, and the language to translate the item into: one
+    of the other `language_indices`, drawn uniformly.
 
-    The tokens of a sentence are sorted by i + u, i the place and u uniform in [0, 3); then a share is dropped, and a
-    share becomes `<mask>`. One token always stays.
+    The tokens of a sentence are sorted by i + u, where i is the place and u uniform in [0, 3). Then a share is dropped,
+    and a share of the rest becomes `<mask>`. At least one token stays.
     """
     width = tokens_BT.shape[1]
     keys_T, drops_T, blanks_T = np.empty(width), np.empty(width), np.empty(width)

@@ -1,11 +1,11 @@
 """Inputs of the encoder and the decoder of a translation model, made from a batch (XLM: Conneau and Lample, 2019;
 Lample et al., 2018).
 
-Rows of pairs are those that translation language modelling reads. Their sides are separated, so that neither network
-computes the other's tokens. A monolingual sentence is a target; its source is a noised copy or a translation that the
-model wrote.
+Rows of pairs are the same as in translation language modelling. Here the sides of pairs are separated, so that neither
+network reads the other's side. A monolingual sentence is a target; its source is a noised copy, or a translation that
+the model wrote.
 
-B rows, T tokens of a row, S source tokens of one, R target tokens.
+B rows; of a row T tokens, S source and R target tokens.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _MULTIPLE = 8  # the number of columns is rounded up to a multiple, which is fas
 
 
 class Side(NamedTuple):
-    """Tokens of every row that one network reads, without gaps from the left; int64 [B, S] or [B, R]."""
+    """The tokens of every row that one network reads, with padding only on the right; int64 [B, S] or [B, R]."""
 
     tokens: Tensor
     positions: Tensor  # from 0 in every item
@@ -31,8 +31,8 @@ class Side(NamedTuple):
 
 
 def predicted_places(batch: Batch) -> Tensor:
-    """The target tokens, bool [B, T]: the second side of pairs and monolingual sentences, each with its last `</s>` and
-    without the token that opens it."""
+    """Whether each token is a target, bool [B, T]: second sides of pairs, and monolingual sentences, each with its last
+    `</s>` and without its opening token."""
     inside_BT, pairs_B1 = batch.segments_BT > 0, _has_task(batch, "para")[:, None]
     second_BT = (batch.sides_BT == 1) & inside_BT
     opens_BT = second_BT & ~F.pad(second_BT[:, :-1], (1, 0)) & (batch.tokens_BT == EOS)
@@ -44,14 +44,14 @@ def _has_task(batch: Batch, task: str) -> Tensor:
 
 
 def rows_of(batch: Batch, task: str) -> Batch:
-    """The rows of one task, without the values of masked positions."""
+    """The rows of one task; the values of masked positions stay those of `batch`."""
     rows_B = _has_task(batch, task)
     by_row = {name: value[rows_B] for name, value in batch._asdict().items() if name.endswith(("_BT", "_B"))}
     return batch._replace(**by_row, added={name: value_BT[rows_B] for name, value_BT in batch.added.items()})
 
 
 def sources_of_pairs(batch: Batch) -> Side:
-    """The first sides, special tokens included."""
+    """The first sides of pairs, with their special tokens."""
     source_BT = (batch.sides_BT == 0) & (batch.segments_BT > 0)
     return _packed(source_BT, batch.tokens_BT, batch.positions_BT, batch.languages_BT, batch.segments_BT)
 
@@ -77,9 +77,9 @@ class SentencesApart(NamedTuple):
     """Monolingual sentences, a row each."""
 
     source: Side  # [N, S]
-    into_N: Tensor  # the language that each is to be written in
-    row_N: Tensor  # of the batch
-    item_N: Tensor  # its number there
+    into_N: Tensor  # the language to translate each into
+    row_N: Tensor  # each sentence's row in the batch
+    item_N: Tensor  # each sentence's number in that row, from 1
 
 
 def sentences_apart(batch: Batch) -> SentencesApart:
@@ -94,7 +94,7 @@ def sentences_apart(batch: Batch) -> SentencesApart:
 
 
 def written_sources(sentences: SentencesApart, written: Sequence[Sequence[int]], opening: int, rows: int) -> Side:
-    """The translations `written` of the sentences, as sources of their rows; `opening`: the token before each one."""
+    """The translations `written`, L tokens, as sources of the batch's `rows`; `opening`: the token before each."""
     device = sentences.row_N.device
     lengths_N = torch.tensor([len(one) + 2 for one in written], device=device)
     flat = torch.tensor([token for one in written for token in (opening, *one, EOS)], device=device)
@@ -117,7 +117,7 @@ def written_sources(sentences: SentencesApart, written: Sequence[Sequence[int]],
 
 
 def _packed(mask_BT: Tensor, *values: Tensor) -> Side:
-    """The masked `values` [B, T] in their order; columns: those of the fullest row, rounded up to a multiple of 8."""
+    """Each row's `values` [B, T] where the mask is true, moved left; [B, S], S rounded up to a multiple of 8."""
     width = max(-(-int(mask_BT.sum(1).max()) // _MULTIPLE), 1) * _MULTIPLE
     order_BS = (~mask_BT).long().sort(dim=1, stable=True).indices[:, :width]
     inside_BS = mask_BT.gather(1, order_BS)
@@ -125,7 +125,7 @@ def _packed(mask_BT: Tensor, *values: Tensor) -> Side:
 
 
 def cross_attention_mask(targets_BR: Tensor, sources_BS: Tensor) -> Tensor:
-    """Cross-attention mask, bool [B, 1, R, S], from the numbers of the items: a target token sees the source of its
-    item. Padding sees everything, so that no row of weights is empty."""
+    """Cross-attention mask, bool [B, 1, R, S], from every token's item number: a target token sees the source tokens of
+    its item. Padding sees everything, so that no softmax is empty."""
     query_BR1 = targets_BR[:, :, None]
     return ((query_BR1 == sources_BS[:, None]) | (query_BR1 == 0))[:, None]

@@ -32,7 +32,7 @@ class Translator(NamedTuple):
     vocabulary: Vocabulary
 
     def language(self, code: str, option: str) -> int:
-        """The place of a language in the model. Raises ValueError that names the `option` for an unknown language."""
+        """The index of a language's embedding. Raises ValueError, naming the `option`, for an unknown language."""
         try:
             return language_index(self.model.cfg, code)
         except ValueError:
@@ -60,20 +60,20 @@ def read_lines(path: Path) -> list[str]:
     """The lines of a UTF-8 file, plain or .xz, .gz or .bz2. Raises ValueError for other encodings and damaged files."""
     try:
         data = _text(path)
-        text = data.decode("utf-8-sig")  # only a line feed ends a line
+        text = data.decode("utf-8-sig")  # drops a byte order mark
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 at byte {error.start}: convert it") from None
     except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise ValueError(f"{path} is damaged ({error}): fetch it again") from None
-    require_line_feeds(data, path)
+    require_line_feeds(data, path)  # not splitlines() below: only a line feed ends a line
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
 def _text(path: Path) -> bytes:
-    """The bytes of all streams of a file; `lzma.open` and `bz2.open` stop without an error at a damaged later
-    stream."""
+    """The uncompressed bytes of all streams of a file. (`lzma.open` and `bz2.open` silently stop at a damaged later
+    stream.)"""
     data, parts = path.read_bytes(), []
     if path.suffix == ".gz":
         return gzip.decompress(data)
@@ -93,7 +93,7 @@ def check_search(translator: Translator, beam: int, length_penalty: float) -> No
     size = translator.vocabulary.size
     if beam < 1:
         raise ValueError(f"--beam {beam} follows nothing: it must be at least 1")
-    if beam > (size - 5) // 2:
+    if beam > (size - 5) // 2:  # each step takes the best 2 · beam candidates
         raise ValueError(f"--beam {beam} is more than a vocabulary of {size} has room for: it can be {(size - 5) // 2}")
     if not abs(length_penalty) <= _MAX_PENALTY:  # nor a NaN
         raise ValueError(
@@ -102,10 +102,10 @@ def check_search(translator: Translator, beam: int, length_penalty: float) -> No
 
 
 class Translated(NamedTuple):
-    """Lines, one for each of the source."""
+    """Translations, one for each source line."""
 
     lines: list[str]
-    cut: list[int]  # numbers, from 1, of source lines that were too long and read in part
+    cut: list[int]  # numbers, from 1, of source lines that were too long: only their start was read
 
 
 def translate_lines(
@@ -130,7 +130,7 @@ def scores(lines: Sequence[str], reference: Sequence[str], language: str) -> lis
         from sacrebleu.metrics import BLEU, CHRF
     except ImportError:
         raise ValueError("--reference needs sacreBLEU: pip install 'xlme-ds[translate]'") from None
-    code = language.partition("-")[0]  # zh-Hans
+    code = language.partition("-")[0]  # zh of zh-Hans
     try:
         metrics = BLEU(trg_lang=code), CHRF()
     except RuntimeError:  # Japanese and Korean have no spaces between words

@@ -16,7 +16,7 @@ from .sides import Side
 
 
 class Writer(Protocol):
-    """Interface of a translation model (`TranslationModel`)."""
+    """What decoding needs of a translation model (`TranslationModel`)."""
 
     cfg: ModelConfig
     any_rank: Callable[[bool], bool]
@@ -55,7 +55,7 @@ class CachedDecoder:
         scores_NV = self.model.scores(self.model.read_next(tokens_N, self.place, self.languages_N, *read))
         self.place += 1
         scores_NV = scores_NV.to(torch.promote_types(scores_NV.dtype, torch.float32))
-        scores_NV[:, [BOS, PAD, UNK, -1]] = float("-inf")
+        scores_NV[:, [BOS, PAD, UNK, -1]] = float("-inf")  # -1: <mask>
         return scores_NV.log_softmax(-1)
 
     def keep(self, rows: list[int]) -> None:
@@ -68,8 +68,8 @@ class CachedDecoder:
 
 @torch.no_grad()
 def write(model: Writer, source: Side, languages_N: Tensor) -> list[list[int]]:
-    """Greedy translations of the rows of `source`, one sentence each, into `languages_N`, as ordinary tokens: at most
-    XLM's number, and at most as many as the model can read."""
+    """Greedy translations of the rows of `source`, one sentence each, into `languages_N`, as ordinary tokens, at most
+    `longest_translation` and at most as many as the model can read."""
     decoder, tokens_N = CachedDecoder(model, source, languages_N), torch.full_like(languages_N, EOS)
     most = model.cfg.max_positions - 2
     limits = [min(longest_translation(length - 2), most) for length in (source.items > 0).sum(1).tolist()]
@@ -85,7 +85,7 @@ def write(model: Writer, source: Side, languages_N: Tensor) -> list[list[int]]:
                     going.append(row)
         live = [live[row] for row in going]
         if len(going) < len(tokens_N):
-            rows = going or [0]  # a rank that is done still runs as often as the others
+            rows = going or [0]  # a rank that is done decodes a row again while others need it
             decoder.keep(rows)
             tokens_N = tokens_N[rows]
     return written

@@ -1,4 +1,4 @@
-"""The code that travels with an exported model: torch and transformers alone, and nothing else of this package.
+"""The code that travels with an exported model. It needs torch and transformers, and nothing else of this package.
 
-It has the encoder's formulas a second time (`xlme_ds/models` is the first); tests/export compares the two.
+It repeats the formulas of the encoder in `xlme_ds/models`; the tests in tests/export compare the two.
 """

@@ -43,7 +43,7 @@ class XLMEConfig(PretrainedConfig):
     `norm`: "post" or "pre". `embedding_norm`: normalise the embedded tokens in pre-LN models too. `relative_bias`:
     "gated" (XLM-E section 3.3), "plain" (T5's buckets) or "none". Dropout is 0, as in pre-training; set it for
     fine-tuning. `layout`: with "xlm" positions restart on the second side of a pair. `languages`: codes of the
-    languages that have an embedding, in the order of `language_ids`; `language`: that of texts without `language_ids`.
+    languages that have an embedding, by `language_ids`; `language`: the language of texts without `language_ids`.
     `masked_head`: "dense", or "linear" for a head that is only the token embedding and a bias (XLM). `decoder_form`:
     "xlm" or "interleaved" (DeltaLM) for a model with a decoder of `decoder_layers`, which translates from
     `source_language` into `target_language` unless `generate` names others.
@@ -58,6 +58,6 @@ class XLMEConfig(PretrainedConfig):
         settings["languages"] = list(settings["languages"])
         specials = {name: settings[name] for name in ("bos_token_id", "pad_token_id", "eos_token_id")}
         super().__init__(**specials, **kwargs)
-        # Set afterwards: transformers 5 does not keep the special ids, transformers 4 does.
+        # After `super().__init__`, where transformers 4 keeps the special ids and transformers 5 does not.
         for name, value in settings.items():
             setattr(self, name, value)

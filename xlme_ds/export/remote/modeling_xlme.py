@@ -30,7 +30,7 @@ def _layer_norm(config: XLMEConfig) -> nn.LayerNorm:
 
 @functools.cache
 def _borders(half: int, max_distance: int) -> tuple[int, ...]:
-    """Smallest distance of every bucket of one sign except the first, computed in integers."""
+    """Smallest absolute distance of every bucket but the first, for one sign; in integers, so without rounding."""
     exact = half // 2
     borders, size = list(range(1, exact + 1)), exact
     for step in range(1, half - exact):  # size ≥ exact · (max_distance / exact)^(step / (half − exact))
@@ -41,7 +41,7 @@ def _borders(half: int, max_distance: int) -> tuple[int, ...]:
 
 
 class XLMERelativePositions(nn.Module):
-    """d of XLM-E section 3.3: a learned number for every bucket of distances (T5's, both directions) and head."""
+    """d of XLM-E section 3.3: a learned number for every head and bucket of distances (T5's, both directions)."""
 
     def __init__(self, config: XLMEConfig):
         super().__init__()
@@ -49,7 +49,7 @@ class XLMERelativePositions(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.relative_buckets, config.num_attention_heads))
 
     def forward(self, tokens: int, queries: int | None = None) -> Tensor:
-        """d_{i-j}, [H, T, T], or of the last `queries` alone, [H, queries, T]."""
+        """d_{i-j} of all queries, [H, T, T], or of the last `queries`, [H, queries, T]."""
         half = len(self.weight) // 2
         position = torch.arange(tokens, device=self.weight.device)
         distance = position[None, :] - position[tokens - (queries or tokens) :, None]
@@ -59,7 +59,7 @@ class XLMERelativePositions(nn.Module):
 
 
 class XLMEGate(nn.Module):
-    """1 + g_update + (1 − g_update) · w · g_reset of every query: how strongly it weighs d."""
+    """1 + g_update + (1 − g_update) · w · g_reset: the factor by which a query multiplies d."""
 
     def __init__(self, config: XLMEConfig):
         super().__init__()
@@ -68,7 +68,7 @@ class XLMEGate(nn.Module):
         self.scale = nn.Parameter(torch.empty(config.num_attention_heads))
 
     def forward(self, q_BHTK: Tensor) -> Tensor:
-        """[B, H, T, 1]."""
+        """The factor of every query, [B, H, T, 1]."""
         update, reset = torch.sigmoid(q_BHTK @ self.update), torch.sigmoid(q_BHTK @ self.reset)
         return (1 + update + (1 - update) * self.scale[:, None] * reset).unsqueeze(-1)
 
@@ -103,7 +103,8 @@ def heads(x_BTD: Tensor, parts: int, config: XLMEConfig) -> Tensor:
 def attend(
     q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias: Tensor | None, module: Any, with_weights: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Weighted values [B, T, D] by the settings of the attention `module`, and the weights if `with_weights`."""
+    """Attention's output before its projection, [B, T, D], and the weights if `with_weights`. The settings of the
+    attention `module` give dropout and implementation."""
     dropout = module.config.attention_probs_dropout_prob if module.training else 0.0
     weights_BHTT = None
     if with_weights or module.config._attn_implementation == "eager":
@@ -112,7 +113,7 @@ def attend(
         out_BHTK = F.dropout(weights_BHTT, dropout) @ v_BHTK
     else:
         out_BHTK = _fused(q_BHTK, k_BHTK, v_BHTK, None if bias is None else bias.to(q_BHTK.dtype), dropout)
-    # A copy, because torch.onnx.export expects other strides of the fused kernel's output than it has.
+    # Copied, because torch.onnx.export assumes other strides for the fused kernel's output than it really has.
     out_BTHK = out_BHTK.transpose(1, 2).clone(memory_format=torch.contiguous_format)
     return out_BTHK.flatten(2), weights_BHTT if with_weights else None
 
@@ -183,7 +184,7 @@ class XLMEEncoder(nn.Module):
         return [XLMELayer(config) for _ in range(config.num_hidden_layers)]
 
     def embed(self, embedded_BTD: Tensor, positions: Tensor, languages: Tensor | None) -> Tensor:
-        """Input of the first layer, [B, T, D]; positions and languages may be [T] and [B, 1]."""
+        """Input of the first layer, [B, T, D]. `positions` are [B, T] or [T], `languages` [B, T] or [B, 1]."""
         x_BTD = embedded_BTD if self.positions is None else embedded_BTD + F.embedding(positions, self.positions)
         if self.languages is not None and languages is not None:
             x_BTD = x_BTD + F.embedding(languages, self.languages)
@@ -222,7 +223,7 @@ class XLMEPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _input_embed_layer = "embedding"
     _no_split_modules = ["XLMELayer"]  # noqa: RUF012 - as in all of transformers
-    # The parts of the folder's model that the loaded class does not have.
+    # No warning for the parts of the folder's model that the loaded class does not have.
     _keys_to_ignore_on_load_unexpected = [r"^(replaced_head|masked_head|head|decoder)\."]  # noqa: RUF012
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -284,7 +285,7 @@ class XLMEModel(XLMEPreTrainedModel):
             if self.config.layout == "xlm":
                 if input_ids is None:
                     raise ValueError("positions restart after the first text: give input_ids or position_ids")
-                # At position 0, `</s>` opens the text.
+                # `</s>` ends a text, but at position 0 it opens one.
                 ends_BT = ((input_ids == self.config.eos_token_id) & (position_ids > 0)).long()
                 second_BT = (ends_BT.cumsum(1) - ends_BT).clamp(max=1) * inside_BT
                 position_ids = torch.where(second_BT > 0, second_BT.cumsum(1) - 1, position_ids)
@@ -312,8 +313,8 @@ class XLMEModel(XLMEPreTrainedModel):
 
 
 class XLMEMaskedHead(nn.Module):
-    """Dense, GELU, LayerNorm, then the token embedding and a bias; only the last two if `config.masked_head` is
-    linear."""
+    """Dense, GELU and LayerNorm (left out if `config.masked_head` is linear), then the product with the token embedding
+    and a bias."""
 
     def __init__(self, config: XLMEConfig):
         super().__init__()
@@ -323,13 +324,14 @@ class XLMEMaskedHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(config.vocab_size))
 
     def resize(self, tokens: int) -> None:
-        """Resize the bias to `tokens`: a new token gets the mean, as its embedding is drawn around the mean."""
+        """Resize the bias to `tokens`. A new token gets the mean, because transformers draws its embedding around the
+        mean embedding."""
         old = self.bias.data[:tokens]
         new = old.mean().expand(tokens - len(old))
         self.bias = nn.Parameter(torch.cat([old, new]), self.bias.requires_grad)
 
     def forward(self, hidden_BTD: Tensor, embedding_VD: Tensor) -> Tensor:
-        """[B, T, V]."""
+        """Logits, [B, T, V]."""
         if self.dense is not None and self.norm is not None:
             hidden_BTD = self.norm(F.gelu(self.dense(hidden_BTD)))
         return F.linear(hidden_BTD, embedding_VD, self.bias)
@@ -354,7 +356,7 @@ class XLMEHead(nn.Module):
 
 
 class XLMEModelWithHead(XLMEPreTrainedModel):
-    """An encoder and a head, here for classes of tokens; subclasses with another head or loss replace the private
+    """An encoder and a head, here one that classifies tokens; subclasses with another head or loss replace the private
     methods."""
 
     output_class: Any = TokenClassifierOutput
@@ -423,11 +425,11 @@ class XLMEForMaskedLM(XLMEModelWithHead):
 
 
 class XLMEForTokenClassification(XLMEModelWithHead):
-    """`logits` [B, T, C]; `labels` −100 where a token has none."""
+    """`logits` [B, T, C]; `labels` are −100 for tokens without a label."""
 
 
 class XLMEForSequenceClassification(XLMEModelWithHead):
-    """`logits` [B, C]; the loss is that of `config.problem_type`.
+    """`logits` [B, C]; `config.problem_type` chooses the loss.
 
     "single_label_classification": `labels` [B] are classes. "multi_label_classification": [B, C], 1 for the classes of
     a text, else 0. "regression": numbers, [B, C], or [B] if there is one per text. By default it is regression if
@@ -468,7 +470,8 @@ class XLMEForQuestionAnswering(XLMEModelWithHead):
         end_positions: Tensor | None = None,
         **inputs: Any,
     ) -> QuestionAnsweringModelOutput:
-        """Take the inputs of `XLMEModel`; the loss is the mean of both ends, without positions outside the row."""
+        """Take the inputs of `XLMEModel`. The loss is the mean over start and end; positions outside the row are
+        ignored."""
         hidden = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
         start_BT, end_BT = self.head(hidden.last_hidden_state).unbind(-1)
         loss = None

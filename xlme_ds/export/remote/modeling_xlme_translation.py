@@ -27,7 +27,7 @@ from .modeling_xlme import (
 
 
 class XLMEDecoderAttention(XLMEAttention):
-    """Self-attention of target tokens to themselves and those before them; `number` is its index in the cache."""
+    """Self-attention: a target token sees itself and earlier ones. `number`: index of this attention in the cache."""
 
     def __init__(self, config: XLMEConfig, number: int):
         super().__init__(config)
@@ -55,7 +55,7 @@ class XLMEDecoderAttention(XLMEAttention):
 
 
 class XLMECrossAttention(nn.Module):
-    """Attention of target tokens to the source's; no bias by distance."""
+    """Attention of target tokens to source tokens, without a position bias."""
 
     def __init__(self, config: XLMEConfig, number: int):
         super().__init__()
@@ -73,7 +73,7 @@ class XLMECrossAttention(nn.Module):
         source_B11S: Tensor,
         past: EncoderDecoderCache | None,
     ) -> tuple[Tensor, None]:
-        """Output, [B, R, D]; keys and values of the source are computed once."""
+        """Output, [B, R, D]; `past` caches the source's keys and values."""
         (q_BHRK,) = heads(self.query(x_BRD), 1, self.config)
         if past is not None and past.is_updated.get(self.number):
             layer = past.cross_attention_cache.layers[self.number]
@@ -122,7 +122,7 @@ class XLMEDecoder(XLMEEncoder):
         inside_BS: Tensor,
         past: EncoderDecoderCache | None = None,
     ) -> Tensor:
-        """Last hidden states of the target tokens that follow those of `past`, [B, R, D]."""
+        """Last hidden states of target tokens that follow those cached in `past`, [B, R, D]."""
         seen, tokens = 0 if past is None else past.get_seq_length(), embedded_BRD.shape[1]
         places_T = torch.arange(seen + tokens, device=embedded_BRD.device)
         x_BRD = self.embed(embedded_BRD, places_T[seen:], languages_B[:, None])
@@ -137,7 +137,7 @@ class XLMEDecoder(XLMEEncoder):
 
 
 class XLMLengths(StoppingCriteria):
-    """Each sentence ends after its own number of target tokens, `limit_B`; it may have several rows of hypotheses."""
+    """Each sentence ends after its own number of target tokens, `limit_B`. In beam search it has several rows."""
 
     def __init__(self, limit_B: Tensor):
         self.limit_B = limit_B
@@ -145,13 +145,13 @@ class XLMLengths(StoppingCriteria):
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         """Whether each row has ended, bool."""
         limits = self.limit_B.to(input_ids.device).repeat_interleave(len(input_ids) // len(self.limit_B))
-        return input_ids.shape[1] - 1 >= limits  # without the first token, `</s>`, after which every target begins
+        return input_ids.shape[1] - 1 >= limits  # - 1: the first token, `</s>`, is not a target token
 
 
 class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
     """Encoder, decoder and the head that predicts its tokens; all three share one embedding.
 
-    A target is its ordinary tokens and `</s>`, without a token that opens it; the decoder reads `</s>` first.
+    A target consists of ordinary tokens and a final `</s>`. The first token that the decoder reads is `</s>`.
     """
 
     _no_split_modules = ["XLMELayer", "XLMEDecoderLayer"]  # noqa: RUF012 - as in all of transformers
@@ -183,8 +183,8 @@ class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
     ) -> Seq2SeqLMOutput:
-        """`logits` [B, R, V] of the tokens after `decoder_input_ids` [B, R], which are made of `labels` if they are not
-        given; with `labels` [B, R] (−100 at padding) also the loss, a mean over all labels.
+        """`logits` [B, R, V] of the token after each of `decoder_input_ids` [B, R], which are by default made of
+        `labels`. With `labels` [B, R] (−100 at padding) also the loss, a mean over all labels.
 
         `language_ids` and `decoder_language_ids` [B] are indices into `config.languages`, by default those of
         `config.source_language` and `config.target_language`. Attention weights and hidden states are the encoder's.
@@ -235,7 +235,7 @@ class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(self, *given: Any, **kwargs: Any) -> dict[str, Any]:
         """The arguments of `forward` for the next token."""
         inputs = super().prepare_inputs_for_generation(*given, **kwargs)
-        inputs.pop("cache_position", None)  # from transformers 4; the cache counts its tokens itself
+        inputs.pop("cache_position", None)  # transformers 4 gives it; the cache counts its tokens itself
         return inputs
 
     @torch.no_grad()
@@ -247,10 +247,11 @@ class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
         target_language: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """`GenerationMixin.generate` from one language into another, by default those of the config; rows of several
-        languages have `language_ids` and `decoder_language_ids`.
+        """`GenerationMixin.generate` from one language into another, by default those of the config. For rows of
+        several languages, give `language_ids` and `decoder_language_ids`.
 
-        A translation of n ordinary tokens has at most 1.3 n + 5, as in XLM. Raises ValueError for an unknown language.
+        The translation of n ordinary tokens has at most 1.3 n + 5 tokens, as in XLM. Raises ValueError for an unknown
+        language.
         """
         names = ("input_ids", "inputs_embeds", "encoder_outputs")
         source = next((x for x in (inputs, *map(kwargs.get, names)) if x is not None), None)
@@ -269,14 +270,14 @@ class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
         generation = kwargs.get("generation_config") or (settings[0] if settings else None)
         beams = (kwargs.get("num_beams"), getattr(generation, "num_beams", None), self.generation_config.num_beams, 1)
         if next(number for number in beams if number) > 1:
-            kwargs.setdefault("early_stopping", True)  # as in XLM: when there are as many translations as beams
+            kwargs.setdefault("early_stopping", True)  # as in XLM: stop at as many translations as beams
         lengths_B = (kwargs["attention_mask"] != 0).sum(1) - 2  # without the special tokens around a text
         limit_B = (1.3 * lengths_B.double() + 5).long().clamp(max=self.config.max_position_embeddings)
         criteria = StoppingCriteriaList([*(kwargs.pop("stopping_criteria", None) or []), XLMLengths(limit_B)])
         return super().generate(inputs, *settings, stopping_criteria=criteria, **kwargs)
 
     def _language(self, name: str, rows: int, device: torch.device, code: str | None = None) -> Tensor:
-        """The index of a language for every row, [B]; `zh` also finds `zh-Hans`."""
+        """The index of a language for every row, [B]; `zh` means `zh-Hans` if there is no `zh`."""
         languages, code = self.config.languages, code or getattr(self.config, name)
         indices = [n for n, each in enumerate(languages) if each == code]
         indices += [n for n, each in enumerate(languages) if each.startswith(f"{code}-")]
