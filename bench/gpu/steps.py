@@ -101,7 +101,7 @@ def matmul(device: Device, dtype: str, shape: tuple[int, int, int], rounds: int)
 
 
 def run_config(name: str, rows: int, micro_batch: int, quick: bool, **settings: Any) -> RunConfig:
-    """A recipe on one process with `rows` of each task a step and `settings` of its model; `quick`: a tiny model."""
+    """A recipe on one process with `rows` rows a task and step, and `settings` of its model; `quick`: a tiny one."""
     run = recipe(name)
     model = run.model
     if quick:
@@ -177,7 +177,7 @@ def peers(device: Device, rounds: int, quick: bool, seconds: float) -> Iterator[
 
 
 def where_time_goes(run: RunConfig, device: Device, top: int = 45) -> Figures:
-    """The slowest kernels of a step (operators on the CPU), how long any kernel ran, and where the host waited."""
+    """The slowest kernels of a step (operators on the CPU), how long a kernel ran, and where the host waited."""
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.kind == "cuda")
     trained = built(run)
 

@@ -230,6 +230,6 @@ def finish(stage: Stage, task: EncodeTask, blocks: Iterable[dict[str, Any] | Non
         counts = add_counts(counts, block["counts"])
         shards += [block["shard"]] if block["shard"] else []
     result = {"inputs": task.source.files, "shards": shards, "counts": counts}
-    # If a crash lost this marker after those of several blocks are removed, all blocks would be encoded again.
+    # Flushed before the markers of its blocks are removed: if a crash lost it, all blocks would be encoded again.
     stage.finish_task(task.name, result, flush=len(shards) > 1)
     stage.forget_tasks(markers)

@@ -29,9 +29,9 @@ class Input:
     """One file of documents (`languages` has one code) or one set of pairs (two codes).
 
     `paths`: one file, or a file for each side of the pairs. `members`: the names of both sides in a zip file. The codes
-    in `name` and `languages` are CC-100's, in the order of `languages.in_order`. `swapped`: the files have the sides in
-    the opposite order. `columns`: the columns to read, in formats with columns (`Reader.read_columns`). `filters`:
-    settings by filter. `line_end`: text that ends a line inside a record, as LF does.
+    in `name` and `languages` are CC-100's, in the order of `data_prep.languages.in_order`. `swapped`: the files have
+    the sides in the opposite order. `columns`: the columns to read, in formats with columns (`Reader.read_columns`).
+    `filters`: settings by filter. `line_end`: text that ends a line inside a record, as LF does.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Reader(ABC):
         return tuple(given)
 
     def has_column(self, columns: tuple[str, ...], name: str) -> bool:
-        """Whether the filter named `column` can read the column `name` of a file that is read with `columns`."""
+        """Whether files that are read with `columns` give the filter `column` a column called `name`."""
         return False
 
     def members(self, place: Place, codes: tuple[str, ...]) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ class Reader(ABC):
 class CC100(Reader):
     """CC-100's format: a paragraph a line, an empty line between documents. The base class of all formats of documents.
 
-    `file_names`: the endings that files named by language have, as a regular expression and for messages.
+    `file_names`: endings of files that are named after a language, as a regular expression and as shown in messages.
     """
 
     task = "mono"
@@ -127,7 +127,7 @@ class CC100(Reader):
             yield TextBlock((data,), cut=cut)
 
     def paragraphs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[Paragraphs]:
-        """Yield the documents of one block: each time those of about PIECE bytes, and at least one document."""
+        """Yield the documents of one block in groups of about PIECE bytes, none of them empty."""
         counts.units_in += block.dropped.total()
         counts.dropped.update(block.dropped)
         counts.repaired.update(block.repaired)

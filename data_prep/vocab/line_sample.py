@@ -32,7 +32,7 @@ from data_prep.store import Stage, is_whole, new_file
 from xlme_ds.data.schema import Shard
 
 SAMPLE = ".sample"  # folder of the chosen lines, <language>.txt, and of the candidates, <language>/<input>.txt
-# Most candidates of an input: _COUNTED_HASHES + _CANDIDATE_FACTOR × its share of the bytes × lines wanted.
+# The most candidates an input may have: _COUNTED_HASHES + _CANDIDATE_FACTOR × its share of the bytes × lines wanted.
 _CANDIDATE_FACTOR = 8
 _COUNTED_HASHES = 1000  # number of an input's smallest hashes, which give an estimate of its distinct lines
 _MAX_HASH = (1 << 64) - 1
@@ -218,8 +218,8 @@ def _read_lines(
 
 
 def _line_hashes(key: np.uint64, lines: Sequence[str], limit: np.uint64) -> np.ndarray:
-    """uint64 hash of each line: the upper half from CRC-32; the lower half from BLAKE2b, which is slower, so only for
-    hashes up to `limit`, else 0."""
+    """uint64 hash of each line: the upper half is CRC-32's. The lower half is BLAKE2b's up to `limit`, and 0 above,
+    because BLAKE2b is slow."""
     texts = [line.encode() for line in lines]
     hashes = hashed(key, np.fromiter(map(crc32, texts), np.uint64, len(texts))) & _UPPER_HALF
     for i in np.flatnonzero(hashes <= limit).tolist():
@@ -230,8 +230,8 @@ def _line_hashes(key: np.uint64, lines: Sequence[str], limit: np.uint64) -> np.n
 def _choose_lines(
     stage: Stage, results: Sequence[dict[str, Any]], quota: dict[str, int], code: str
 ) -> tuple[int, list[int]]:
-    """Write the chosen lines of a language. Returns their number, and the indices of the inputs to read again: empty,
-    unless candidates are missing or damaged; then nothing is written."""
+    """Write the chosen lines of a language. Returns their number, and the indices of the inputs to read again. If
+    candidates are missing or damaged, nothing is written; otherwise there are no such inputs."""
     result = stage.task_result(f"chosen-{code}")
     if result is not None:
         return result["lines"], []

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # this file runs where there is no pyarrow
     from .shards import RowStore
 
 # What batches are for. train: they may depend on the step. evaluate: as for train, but equal in every step. compare:
-# only tokens of the data, so that all models read the same. show: as for compare, but with one kind of corruption only.
+# only tokens of the data, so that all models read the same. show: as compare, with only one kind of corruption.
 Purpose = Literal["train", "evaluate", "compare", "show"]
 # A function that makes a batch from rows, seed, share of masked tokens, and step.
 Collate = Callable[[TaskRows, int, float, int], Batch]
@@ -29,7 +29,7 @@ class BatchMaker(Protocol):
     """The part of an objective that a loader needs."""
 
     def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
-        """The function that makes batches from `rows`, and from the rows of the other task in the same folder."""
+        """The function that makes batches from `rows` and the rows of the other task, which are in the same folder."""
 
 
 class RowBatches:
@@ -43,7 +43,7 @@ class RowBatches:
         """Accept all rows."""
 
 
-_KEY_COLUMN = 0xFFFFFFFF  # a row's key is drawn from the counter of this column; rows are shorter
+_KEY_COLUMN = 0xFFFFFFFF  # the column number under which a row's key is drawn; no row is this long
 _MISSING_SIDE = "a row has a pair without two sides, or a side without a language: mix the data again"
 
 

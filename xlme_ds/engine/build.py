@@ -165,7 +165,7 @@ def _split_of(manifest: Manifest) -> tuple[str, Any]:
 
 
 def _split_unit(manifest: Manifest) -> str:
-    """What a split assigns whole to one side: sentences, documents, or blocks of a given size."""
+    """The unit that a split never divides: sentences, documents, or blocks of a given size."""
     return manifest.counts.get("split_of", "sentences" if manifest.settings.get("sentences") else "documents")
 
 

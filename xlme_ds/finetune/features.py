@@ -35,8 +35,8 @@ class Feature(NamedTuple):
     `labels`: for a sentence one for each token, IGNORED except on first subwords; for a pair one; for a question the
     first and last token of the answer.
     `words`: for a sentence, the positions of its first subwords.
-    `characters`: for a question [tokens, 2], first character of each token in the context, and last + 1; −1 for tokens
-    outside the context.
+    `characters`: for a question [tokens, 2], each token's range of characters in the context, [begin, end); −1 for
+    tokens outside the context.
     """
 
     ids: np.ndarray
@@ -112,7 +112,7 @@ def _label(labels: Sequence[str], label: str) -> int:
 def _question(
     question: Question, index: int, vocabulary: Vocabulary, tuning: TuningConfig, layout: Layout
 ) -> list[Feature]:
-    """The inputs of a question: the question and a window of the context each. The windows overlap."""
+    """The inputs of a question: each holds the question and one window of the context. Windows overlap."""
     question_ids = vocabulary.encode(question.question)[: tuning.question_tokens]
     context_ids, context_characters = vocabulary.encode_with_offsets(question.context)
     context_start = 1 + len(question_ids) + len(layout.between)  # position in the input
@@ -167,9 +167,9 @@ def collate_features(features: Sequence[Feature], kind: Kind, keys: Sequence[int
 class TaskLoader:
     """Gives one of `world` ranks its training batches. The step's number alone determines a step's batches.
 
-    Step s reads the draws [s·B, (s+1)·B), B examples a step. Of N features, draw n is number n mod N in the order of
-    epoch n div N, which depends on (seed, epoch) alone. A step's features are sorted by length, so that a micro-batch
-    has little padding.
+    Step s reads the draws [s·B, (s+1)·B), B examples a step. Of N features, draw n is the feature at index n mod N of
+    the order of epoch n div N, which depends on (seed, epoch) alone. A step's features are sorted by length, so that a
+    micro-batch has little padding.
     """
 
     phases = (Phase(0, 0.0, None),)

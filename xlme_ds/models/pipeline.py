@@ -33,16 +33,16 @@ class PipelineStage(nn.Module):
     """One part of a model, as a function of plain tensors. A subclass inherits also from the class of the model.
 
     The tensors that stages send have shapes that do not depend on the number of masked tokens. Floating-point tensors
-    come first: DeepSpeed 0.19.8 receives gradient n into the buffer of activation n, even if that one is an integer
-    tensor. The relative bias d, float32 [H, W], is sent too, so that only the first stage has its table.
+    come first: DeepSpeed 0.19.8 pairs the n-th gradient with the n-th tensor sent, though integer tensors have no
+    gradient. The relative bias d, float32 [H, W], is sent too, so that only the first stage has its table.
 
     The complete model is built on the meta device, from the arguments `of_model`; then everything outside `part` is
     removed.
     """
 
     cut_encoder: str  # the encoder whose layers are split
-    # Prefixes of the names of modules and parameters that come before the layers and after them, in this encoder and in
-    # the model.
+    # Prefixes of the names of modules and parameters, in this encoder and the model: `before` the layers (in the first
+    # part alone) and `after` them (in the last part alone).
     before: tuple[str, ...] = ("embedding_", "difference_", "positions", "languages", "relative", "input_norm")
     after: tuple[str, ...] = ("output_norm",)
     ties = False  # whether the last part reads the embedding, which the first part owns
@@ -151,8 +151,8 @@ class LanguageModelStage(PipelineStage, LanguageModel):
         hidden_BTD = self.encoder.body(hidden_BTD, groups_BT, distance_HW, self.masking.allowed, keys_B)
         if not self.part.last:
             return *relative, hidden_BTD.contiguous(), groups_BT, targets_BT, keys_B
-        # Not predicted in the loss, which knows `masked_M`: DeepSpeed 0.19.8 loses gradients of bf16 weights that the
-        # loss uses.
+        # The prediction is made here, though the loss has `masked_M`, because DeepSpeed 0.19.8 loses gradients of bf16
+        # weights that the loss uses.
         masked_M = targets_BT.flatten().nonzero().squeeze(1)
         output = self.predict(hidden_BTD, masked_M, targets_BT.flatten()[masked_M], self.table)
         return tuple(scatter(values_M, masked_M, targets_BT) for values_M in output)
@@ -272,8 +272,8 @@ def process_costs(costs: Sequence[float], stages: int) -> list[float]:
 
 
 def _process(part: int, stages: int) -> int:
-    """The index of the process that holds a part. In DualPipeV process p holds part p and the p-th part from the end,
-    so the first process also holds the last part."""
+    """The index of the process that holds a part. In DualPipeV process p holds the parts p and 2 · stages − 1 − p, so
+    the first process also holds the last part."""
     return part if part < stages else 2 * stages - 1 - part
 
 
