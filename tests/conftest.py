@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -27,9 +28,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def launcher_variables() -> Iterator[None]:
-    """A run in the test's own process sets the launcher's variables; other files' tests must not inherit them."""
+    """A run in the test's own process sets the launcher's variables, and listens for signals by the descriptor to which
+    Python writes their numbers; other files' tests must not inherit either."""
     before = {name: os.environ.get(name) for name in TORCH_VARIABLES}
     yield
+    signal.set_wakeup_fd(-1)  # else its listener would end this process 3 s after a signal that a test sends
     for name, value in before.items():
         os.environ.pop(name, None)
         if value is not None:

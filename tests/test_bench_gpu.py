@@ -142,5 +142,7 @@ def test_rates_of_another_gpu_are_the_same_shares_of_its_data_sheet() -> None:
     for name, (peak, memory) in sheets.items():
         of = GPUS[name]
         assert of.memory / h200.memory == pytest.approx(memory / 4.8)
-        assert of.products / h200.products == of.attention / h200.attention == pytest.approx(peak / 989)
-        assert (of.peak, of.floor) == (peak * 1e12, h200.floor)
+        assert (
+            of.bf16_matmul / h200.bf16_matmul == of.torch_attention / h200.torch_attention == pytest.approx(peak / 989)
+        )
+        assert (of.sheet_bf16, of.floor) == (peak * 1e12, h200.floor)

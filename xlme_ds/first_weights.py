@@ -206,11 +206,11 @@ def _source_encoder(folder: Path, which: EncoderName | None = None) -> _SourceEn
     config = read_config(folder)
     if "config" in config:
         run = load_run(folder)
-        heads = {}
+        encoder, heads = run.encoder(which), {}
         if not run.task:
             prefix = run.encoders[which or main_encoder(run.encoders)]
             heads = {name: value for name, value in run.state.items() if name.startswith(prefix)}
-        return _SourceEncoder(run.encoder(which), heads, run.vocabulary)
+        return _SourceEncoder(encoder, heads, run.vocabulary)
     encoder, vocabulary = load_encoder(folder, which)
     return _SourceEncoder(encoder, read_heads(folder, which), vocabulary)
 

@@ -57,7 +57,7 @@ def test_masked_positions_are_those_of_training(data: Path, task: str, capsys: p
     texts = re.split(rf"^{task} row \d+: .* tokens, (\d+) masked$", printed, flags=re.MULTILINE)[1:]
     assert [int(number) for number in texts[::2]] == list(map(len, expected))
     for text, tokens, positions in zip(texts[1::2], batch.tokens_BT.tolist(), expected, strict=True):
-        pieces = [vocabulary.piece(tokens[position]).removeprefix("▁") for position in sorted(positions)]
+        pieces = [vocabulary.piece(tokens[position]).removeprefix("▁") or "▁" for position in sorted(positions)]
         assert re.findall("⟦(.*?)⟧", text) == pieces
     assert (ShowConfig.seed, ShowConfig.mask_fraction) == (Training.seed, ObjectiveConfig.mask_fraction)
 

@@ -25,8 +25,8 @@ class Own:
         self.sums: dict[str, Tensor] = {}
         found = list(engine.named_parameters())
         tied = getattr(engine, "_tied", None)
-        if tied is not None and not tied.owner:  # the last stage's copy of the first one's table
-            found += [(f"embedding_{n}", block) for n, block in enumerate(tied.table)]
+        if tied is not None and not tied.owns:  # the last stage's copy of the first one's table
+            found += [(f"embedding_{n}", block) for n, block in enumerate(tied.blocks)]
         for name, parameter in found:
             self.sums[name] = torch.zeros(getattr(parameter, "ds_shape", parameter.shape), dtype=torch.float64)
             parameter.register_hook(self._adding(self.sums[name]))
