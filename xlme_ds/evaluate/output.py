@@ -77,7 +77,8 @@ class CommonOptions:
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print the results as JSON instead of tables."""
     out: Path | None = None
-    """Folder for <test>.json, <test>.md and, if the test scores layers, a plot over them: <test>.png and <test>.svg."""
+    """Folder for <test>.json, <test>.md and, if the test scores layers, a plot over them: <test>.png and <test>.svg.
+    Tables of more than 25 rows with means are then printed as their means alone."""
 
     def write_and_print(
         self,
