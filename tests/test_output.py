@@ -89,6 +89,14 @@ def test_a_signal_while_the_command_starts_reaches_it(monkeypatch: pytest.Monkey
     assert left.value.code == 128 + signal.SIGTERM and not Path(f"/proc/{processes[0]}").exists()
 
 
+def test_a_command_that_cannot_start_leaves_the_handlers() -> None:
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    with pytest.raises(FileNotFoundError):
+        run(["/nowhere/command"], os.environ)
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
 def test_a_command_has_none_of_a_launchers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"]
     for name in (*names, "MINE"):

@@ -7,6 +7,7 @@ import site
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -66,28 +67,28 @@ def run(
     output = log or (subprocess.DEVNULL if quiet else None)
     errors = subprocess.STDOUT if log else None
     received: list[int] = []
+    unsent: deque[int] = deque()
     started: list[subprocess.Popen[bytes]] = []
-    passed_on = 0
 
     def pass_on() -> None:
-        nonlocal passed_on
-        while started and passed_on < len(received):
-            passed_on += 1
-            started[0].send_signal(received[passed_on - 1])
+        while started and unsent:
+            started[0].send_signal(unsent.popleft())
 
     def receive(number: int, frame: FrameType | None) -> None:
         received.append(number)
+        unsent.append(number)
         pass_on()
 
     handled = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, receive) for number in handled}
-    process = subprocess.Popen(command, env=environment, stdout=output, stderr=errors)
-    started.append(process)
-    pass_on()  # signals that came before the command had started
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    code = process.wait()
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    try:
+        started.append(subprocess.Popen(command, env=environment, stdout=output, stderr=errors))
+        pass_on()  # signals that came before the command had started
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        code = started[0].wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if received:
         sys.exit(128 + received[0])
     if code:

@@ -149,6 +149,7 @@ def test_tables_of_several_models_by_hand() -> None:
         model = {"model": name, "term": ("mlm", "clm")[n], "languages": languages, "trained_on": n == 1}
         models.append(model | {"overall": {"perplexity": 7 + n, "bits_per_character": 0.5 + n}})
     perplexities, bits = perplexity_tables({"models": models, "rows": {"x": 3, "y": 4}})
+    assert perplexities.means == bits.means == 1
     assert perplexities.columns == bits.columns == ["language", "rows", "a (mlm)", "b (clm)"]
     assert perplexities.rows == [
         ["x", "3", "1,000.0", "1,001.0"],

@@ -92,6 +92,7 @@ def test_the_loss_is_lambda_weighted_means() -> None:
             r"random_fakes 0:1 5:1\.5 are shares .* one is 1\.5: lower it to 1 at most",
         ),
         (dict(random_fakes=("4:1",)), "the weights 4:1 are not STEP:WEIGHT from step 0 on"),
+        (dict(random_fakes=("0.5",)), "the weights 0.5 are not STEP:WEIGHT from step 0 on"),
         (dict(name="mlm", random_fakes=("0:1",)), "objective.name mlm does not read it: leave it empty"),
         (dict(generator_keep_fraction=1.0), r"generator_keep_fraction is 1\.0: it must be at least 0 and below 1"),
     ],

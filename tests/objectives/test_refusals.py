@@ -11,7 +11,7 @@ from xlme_ds.config import DataConfig, ObjectiveConfig, RunConfig
 from xlme_ds.objectives import OBJECTIVES, describe, objective_of
 from xlme_ds.objectives.protocol import OBJECTIVE_SETTINGS
 
-GENERATORS = {"electra", "all_tokens", "corrective"}
+GENERATORS = dict.fromkeys(("electra", "all_tokens", "corrective")).keys()  # in one order in every process
 MASKS = {"mlm", "ernie_m", "btmlm"}
 READ_BY: dict[str, tuple[Any, set[str]]] = {  # another value than the default, and the objectives that read the setting
     "objective.discriminator_weight": (25.0, GENERATORS),

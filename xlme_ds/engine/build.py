@@ -139,8 +139,8 @@ def _require_split(unseen: Loader, trained: Loader) -> None:
     ):
         manifest = store.manifest
         trained_manifest = trained.stores_at(phase.first_step)[task].manifest
-        split, share = _split_of(manifest)
-        trained_split, trained_share = _split_of(trained_manifest)
+        split, share = _split_side(manifest)
+        trained_split, trained_share = _split_side(trained_manifest)
         if split != "all" and (split, trained_split, trained_share) != ("heldout", "train", share):
             raise ValueError(
                 f"{store.folder} is text of encode --split {split} --heldout-share {share}, and {folder} "
@@ -159,13 +159,13 @@ def _require_split(unseen: Loader, trained: Loader) -> None:
             )
 
 
-def _split_of(manifest: Manifest) -> tuple[str, Any]:
+def _split_side(manifest: Manifest) -> tuple[str, Any]:
     """Which side of a split a folder's text is (`all`: it was not split), and the held-out fraction of the split."""
     return manifest.settings.get("split", "all"), manifest.settings.get("heldout_share")
 
 
-def _split_unit(manifest: Manifest) -> str:
-    """The unit that a split never divides: sentences, documents, or blocks of a given size."""
+def _split_unit(manifest: Manifest) -> str | int:
+    """The unit that a split never divides: sentences, documents, or blocks of so many bytes."""
     return manifest.counts.get("split_of", "sentences" if manifest.settings.get("sentences") else "documents")
 
 

@@ -226,7 +226,7 @@ def perplexity_tables(results: Mapping[str, Any]) -> list[ResultTable]:
         ]
         means = (format(model["overall"][key], number_format) for model in models)
         rows.append([f"mean of {len(row_counts)}", str(sum(row_counts.values())), *means])
-        tables.append(ResultTable(title, columns, rows))
+        tables.append(ResultTable(title, columns, rows, means=1))
     tables[0].notes += trained_on_note(models)
     tables[0].notes.append(
         "of masked tokens (mlm) a pseudo-perplexity, not to be compared with a causal model's; the mean is geometric"

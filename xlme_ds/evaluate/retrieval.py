@@ -31,7 +31,7 @@ Group = tuple[list[np.ndarray], list[np.ndarray]]  # ids of English sentences an
 Groups = Mapping[str, Group]  # by the other language
 
 PIVOT = "en"
-DIRECTIONS = {f"{PIVOT}_xx": f"{PIVOT}→xx", f"xx_{PIVOT}": f"xx→{PIVOT}"}  # key in the results -> title in tables
+DIRECTIONS = {"en_xx": "en→xx", "xx_en": "xx→en"}  # key in the results -> title in tables
 CENTRED = "_centred"  # suffix of a direction: each side's mean vector is subtracted first, which the papers do not do
 FEWEST_PAIRS = 5  # an accuracy over fewer pairs means nothing: the language is left out
 
