@@ -119,7 +119,8 @@ class TableReader(PairReader):
 
     def read_columns(self, given: Any) -> tuple[str, ...]:
         """The names of all columns. Raises ValueError if source or target is missing, or one is named twice."""
-        if not isinstance(given, list | tuple) or not {"source", "target"} <= set(given):
+        are_names = isinstance(given, list | tuple) and all(isinstance(name, str) for name in given)
+        if not are_names or not {"source", "target"} <= set(given):
             raise ValueError(f"columns are {given}: 'source' and 'target' must be among them")
         if max(map(given.count, ("source", "target", "score"))) > 1:
             raise ValueError(f"columns are {given}: name each of source, target and score once")
@@ -192,7 +193,7 @@ class NumberedTable(TableReader):
         """The name of each column from the first to the last named one, empty for a column without a name. Raises
         ValueError unless `given` maps names to column numbers."""
         numbers = given if isinstance(given, dict) else {}
-        in_range = all(isinstance(number, int) and 0 < number <= _MAX_COLUMNS for number in numbers.values())
+        in_range = all(type(number) is int and 0 < number <= _MAX_COLUMNS for number in numbers.values())
         if not in_range or not {"source", "target"} <= set(numbers) or len(set(numbers.values())) < len(numbers):
             raise ValueError(
                 f"columns are {given}: number those of the sides, from 1 on, as in columns = {{source = 1, target = 2, "

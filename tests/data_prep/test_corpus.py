@@ -758,6 +758,16 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         ({"format": "wikimatrix_tsv"}, 'pairs = "any"\ncolumns = ["a"]', "'source' and 'target' must be among them"),
         (
             {"format": "wikimatrix_tsv"},
+            'pairs = "any"\ncolumns = [["source"], "target"]',
+            "'source' and 'target' must be among them",
+        ),
+        (
+            {"format": "tsv"},
+            'pairs = "any"\ncolumns = {source = true, target = 2}',
+            "number those of the sides, from 1 on",
+        ),
+        (
+            {"format": "wikimatrix_tsv"},
             'pairs = "any"\ncolumns = ["source", "target", "target"]',
             "name each of source, target and score once",
         ),
