@@ -25,9 +25,10 @@ STAGES = {
     "show": ("inspect.show", "print rows as text"),
 }
 
-_MAX_VALUES = {"processes": 1_024, "seed": 2**63 - 1, "block_bytes": 2**31 - 1, "rows_per_shard": 10**9}
-_MAX_VALUES |= dict.fromkeys(("mono_rows", "para_rows"), 10**11)
-_MAX_VALUE = 10**15  # for all other settings
+# Setting -> its largest value.
+_LIMITS = {"processes": 1_024, "seed": 2**63 - 1, "block_bytes": 2**31 - 1, "rows_per_shard": 10**9}
+_LIMITS |= dict.fromkeys(("mono_rows", "para_rows"), 10**11)
+_OTHER_LIMIT = 10**15  # for all other settings
 
 _EXAMPLES = (
     "vocab --mono mono --out vocab --size 32000",
@@ -47,7 +48,7 @@ def main(arguments: list[str]) -> int:
     import tyro
     from docstring_parser import attrdoc
 
-    # tyro joins the lines of a setting's docstring only where they are not indented, as in `xlme_ds/cli.py`.
+    # tyro joins the lines of a setting's docstring only if they are not indented; `xlme_ds/cli.py` does the same.
     attrdoc.ast_get_constant_value = lambda node: inspect.cleandoc(str(getattr(node, "value", "")))
 
     name = arguments[0]
@@ -87,7 +88,7 @@ def _check_arguments(arguments: list[str]) -> None:
 def _check_numbers(config: object) -> None:
     """Raise ValueError for a number that is too large for any stage. Each stage checks for too small ones itself."""
     for name, value in vars(config).items():
-        limit = _MAX_VALUES.get(name, _MAX_VALUE)
+        limit = _LIMITS.get(name, _OTHER_LIMIT)
         if isinstance(value, int | float) and value > limit:
             raise ValueError(f"--{name.replace('_', '-')} is {value}: it must be at most {limit:,}")
 

@@ -72,8 +72,7 @@ _ALIASES |= {alias: code for code, *aliases in map(str.split, _THREE_LETTERS.spl
 _CANONICAL = {code.lower().replace("-", "_"): code for code in LANGUAGES} | _ALIASES
 _LANGUAGE_PARTS = frozenset(spelling.split("_")[0] for spelling in _CANONICAL)  # spellings without script and region
 
-# The scripts of ISO 15924; CC-100's own variants, written where other codes have a script; and the regions of ISO
-# 3166-1, then others that corpora use: XX for none, former and unofficial ones.
+# The scripts of ISO 15924.
 _SCRIPT_CODES = """
 adlm afak aghb ahom arab aran armi armn avst bali bamu bass batk beng bhks blis bopo brah brai bugi buhd cakm cans cari
 cham cher chrs cirt copt cpmn cprt cyrl cyrs deva diak dogr dsrt dupl egyd egyh egyp elba elym ethi gara geok geor glag
@@ -86,7 +85,8 @@ sinh sogd sogo sora soyo sund sunu sylo syrc syre syrj syrn tagb takr tale talu 
 thaa thai tibt tirh tnsa todr tols toto tutg ugar vaii visp vith wara wcho wole xpeo xsux yezi yiii zanb zinh zmth zsye
 zsym zxxx zyyy zzzz
 """
-_VARIANTS = "rom zaw zg"
+_VARIANTS = "rom zaw zg"  # CC-100 and OPUS write these where other codes have a script
+# The regions of ISO 3166-1, then others that corpora use: former and unofficial ones, and XX for none.
 _REGIONS = """
 ad ae af ag ai al am ao aq ar as at au aw ax az ba bb bd be bf bg bh bi bj bl bm bn bo bq br bs bt bv bw by bz ca cc cd
 cf cg ch ci ck cl cm cn co cr cu cv cw cx cy cz de dj dk dm do dz ec ee eg eh er es et fi fj fk fm fo fr ga gb gd ge gf
@@ -162,14 +162,15 @@ def canonical(code: str) -> str:
         if usual_script:  # a region that the tables do not list makes no other language
             return cc100
     # Suggest codes of the same language only: nearly all other combinations of two or three letters are codes too.
-    of_language = [entry for entry in _CANONICAL if cc100 and entry.split("_")[0] == language]
-    similar = [_CANONICAL[entry] for entry in difflib.get_close_matches(key, of_language, n=1, cutoff=0.0)]
+    spellings = [spelling for spelling in _CANONICAL if cc100 and spelling.split("_")[0] == language]
+    similar = [_CANONICAL[spelling] for spelling in difflib.get_close_matches(key, spellings, n=1, cutoff=0.0)]
     hint = f"did you mean {similar[0]!r}? " if similar else ""
     raise ValueError(f"unknown language code {code!r}: {hint}data_prep/languages.py lists the known ones")
 
 
 def all_listed(codes: Sequence[str]) -> bool:
-    """Whether this file lists all of these codes. The end of an unlisted one may be a country, or a second language."""
+    """Whether this file lists all of these codes. The part after `_` of an unlisted code, such as en_ca, may be a
+    country or a second language."""
     return all(code.lower().replace("-", "_") in _CANONICAL for code in codes)
 
 
@@ -194,7 +195,7 @@ def language_of(code: str) -> str:
     match = _CODE.fullmatch(code)
     if not match or match["language"] in _LANGUAGE_PARTS or (match["script"] or "") in _VARIANTS.split():
         return canonical(code)
-    return "-".join([match["language"], *([match["script"].title()] if match["script"] else [])])
+    return match["language"] + (f"-{match['script'].title()}" if match["script"] else "")
 
 
 def in_order(languages: Sequence[str]) -> tuple[str, ...]:
@@ -254,19 +255,19 @@ def script_numbers() -> np.ndarray:
     table = np.zeros(0x110000, np.uint8)
     for number, ranges in enumerate(_RANGES.values(), 1):
         for first, last in ranges:
-            for code in range(first, last + 1):
-                if chr(code).isalpha():
-                    table[code] = number
+            for code_point in range(first, last + 1):
+                if chr(code_point).isalpha():
+                    table[code_point] = number
     return table
 
 
 def letters(lines: Sequence[str], scripts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """For each line, the number of its letters that belong to `scripts`, and the number of all its letters: two int64
-    arrays. No line may be empty."""
+    arrays. No line may be empty, because `reduceat` has no empty sums."""
     numbers = script_numbers()[np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)]
     is_wanted = np.zeros(len(SCRIPTS) + 1, bool)
     is_wanted[[1 + SCRIPTS.index(script) for script in scripts]] = True
     lengths = np.fromiter(map(len, lines), np.int64, len(lines))
     starts = np.cumsum(lengths) - lengths
-    of_scripts, all_letters = is_wanted[numbers], numbers > 0
-    return np.add.reduceat(of_scripts, starts, dtype=np.int64), np.add.reduceat(all_letters, starts, dtype=np.int64)
+    in_scripts, is_letter = is_wanted[numbers], numbers > 0
+    return np.add.reduceat(in_scripts, starts, dtype=np.int64), np.add.reduceat(is_letter, starts, dtype=np.int64)

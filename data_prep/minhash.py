@@ -82,18 +82,19 @@ def _write_manifest(stage: Stage, results: dict[str, dict[str, Any]]) -> None:
 
 
 def _write_language(stage: Stage, language: tuple[str, Sequence[Input]]) -> dict[str, Any]:
-    """Write the documents of one language that are kept; the result counts those read and those removed."""
+    """Write the documents of one language that are kept; the result counts the documents read and the ones removed."""
     name, inputs = language
     result = stage.task_result(name)
     if result is None:
-        work, counts = stage.folder / "work" / name, Counts("documents")
+        work = stage.folder / "work" / name
         shutil.rmtree(work, ignore_errors=True)
         make_folder(work)
+        counts = Counts("documents")
         path = stage.folder / "mono" / f"{name}.jsonl.gz"
         written = 0
-        with new_file(path) as file, gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
+        with new_file(path) as file, gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:
             for text in _without_near_duplicates(name, inputs, work, counts):
-                packed.write(json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n")
+                compressed.write(json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n")
                 written += 1
         for warning in text_warnings(counts.paragraphs_in, counts.repaired):
             warn(f"{' and '.join(str(source.paths[0]) for source in inputs)}: {warning}")

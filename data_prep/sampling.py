@@ -34,9 +34,10 @@ def permute(index: Integers, size: Integers, key: Integers) -> np.ndarray:
     shape = np.broadcast_shapes(*(np.shape(x) for x in (index, size, key)))
     value, bound, keys = (array.ravel() for array in np.broadcast_arrays(*map(_as_uint64, (index, size, key))))
     assert not value.size or (bool((value < bound).all()) and int(bound.max()) < _MAX_SIZE)
-    # The network permutes [0, 2^bits), which holds [0, size); each half has at least one bit. Images outside [0, size)
-    # are permuted again until they are inside (cycle walking): on average fewer than two permutations.
-    bits = np.maximum(np.frexp((bound - np.uint64(bound.size > 0)).astype(np.float64))[1], 2).astype(np.uint64)
+    # The network permutes [0, 2^bits), which holds [0, size): `frexp` gives the bit length of size - 1, and each half
+    # needs a bit. Images outside [0, size) are permuted again until they are inside (cycle walking): fewer than two
+    # permutations on average.
+    bits = np.maximum(np.frexp((bound - np.uint64(1)).astype(np.float64))[1], 2).astype(np.uint64)
     value = _feistel(value, bits, keys)
     outside = np.flatnonzero(value >= bound)
     while outside.size:
@@ -147,9 +148,9 @@ class Order:
         before, inside = [0] * len(self.quotas), list(self.quotas)  # uses before the range, and in the range
         while last - first > 1:
             middle = (first + last) // 2
-            left_slots, slots = (middle - first) * self.block, sum(inside)
+            left_slots, slots = (middle - first) * self.block, sum(inside)  # of the left half, and of the range
             draw = int(hashed(key_of(self.seed, self.label, "halves"), middle)[0]) % slots
-            ends = [(left_slots * end + draw) // slots for end in accumulate(inside)]
+            ends = [(left_slots * end + draw) // slots for end in accumulate(inside)]  # in_left[0] + … + in_left[j]
             in_left = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
             if block < middle:
                 inside, last = in_left, middle
@@ -189,12 +190,12 @@ def _block(order: Order, block: int) -> tuple[np.ndarray, np.ndarray]:
     draws = hashed(key_of(order.seed, order.label, "slots"), slots)
     language = np.empty(len(slots), dtype=np.int16 if len(inside) < 1 << 15 else np.int64)  # 16 bits sort fast
     language[np.argsort(draws, kind="stable")] = np.repeat(np.arange(len(inside)), inside)
-    by_language = np.argsort(language, kind="stable")  # slots by language, then in order
+    by_language = np.argsort(language, kind="stable")  # the block's slots, sorted by language, then by position
     sorted_language, counts = language[by_language], np.array(inside)
-    starts = np.cumsum(counts) - counts  # of each language in `by_language`
+    starts = np.cumsum(counts) - counts  # where each language starts in `by_language`
     uses = np.arange(len(slots)) + np.repeat(np.array(before) - starts, counts)
     passes = uses // np.array(order.examples)[sorted_language]
-    # A group is the uses of one language in one pass. The sort by draw gives a group's uses its slots in random order.
+    # A group is the uses of one language in one pass. Sorted by draw, its slots are given to its uses in random order.
     group = np.cumsum(np.append(False, (np.diff(sorted_language) != 0) | (np.diff(passes) != 0)))
     group_and_draw = (group << 40).astype(np.uint64) | (draws[by_language] >> np.uint64(24))
     slot_of_use = by_language[np.argsort(group_and_draw, kind="stable")]

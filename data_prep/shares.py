@@ -81,16 +81,16 @@ class Sampling:
         `total` exceeds all limits together.
         """
         set_shares = self.set_shares()
-        line_of = {name: line for line, line_names in enumerate(set_shares, 1) for name in line_names}
-        lines = [line_of.get(name, 0) for name in names]  # 0: in no line
+        number_of = {name: number for number, line_names in enumerate(set_shares, 1) for name in line_names}
+        line_numbers = [number_of.get(name, 0) for name in names]  # 0: in no line
         set_total = sum(set_shares.values(), Fraction(0))
-        has_others = any(count and not line for count, line in zip(examples, lines, strict=True))
+        has_others = any(count and not number for count, number in zip(examples, line_numbers, strict=True))
         if not has_others and abs(set_total - 1) <= _SUM_TOLERANCE:
             set_shares = {line_names: share / set_total for line_names, share in set_shares.items()}
             set_total = Fraction(1)
         shares = [Fraction(0)] * len(names)
-        for line, (line_names, line_share) in enumerate([((), 1 - set_total), *set_shares.items()]):
-            members = [j for j in range(len(names)) if lines[j] == line]
+        for number, (line_names, line_share) in enumerate([((), 1 - set_total), *set_shares.items()]):
+            members = [j for j in range(len(names)) if line_numbers[j] == number]
             divided = temperature_shares([examples[j] for j in members], self.alpha)
             _check_line(line_names, line_share, bool(sum(divided)))
             for j, share in zip(members, divided, strict=True):
@@ -98,7 +98,7 @@ class Sampling:
         limits = self.limits(examples)
         if limits is None or not total:
             return shares
-        return bound_shares(total, shares, limits, lines, self.max_repeats)
+        return bound_shares(total, shares, limits, line_numbers, self.max_repeats)
 
 
 def _check_line(names: tuple[str, ...], share: Fraction, has_text: bool) -> None:
@@ -118,20 +118,20 @@ def _check_line(names: tuple[str, ...], share: Fraction, has_text: bool) -> None
 
 
 def bound_shares(
-    total: int, shares: Sequence[Fraction], limits: Sequence[int], lines: Sequence[int], max_repeats: float
+    total: int, shares: Sequence[Fraction], limits: Sequence[int], line_numbers: Sequence[int], max_repeats: float
 ) -> list[Fraction]:
     """Shares of `total` such that no language j has more than `limits[j]` examples; `Sampling` says who gets the rest.
 
-    `lines[j]` is the number of the --share line that names language j, 0 if none does. Raises ValueError where the
-    limits of all languages that have a share sum to less than `total`; the message names `max_repeats`.
+    `line_numbers[j]` is the number of the --share line that names language j, 0 if none does. Raises ValueError where
+    the limits of all languages that have a share sum to less than `total`; the message names `max_repeats`.
     """
     amounts, full = [total * share for share in shares], set[int]()
     while over := [j for j, amount in enumerate(amounts) if amount > limits[j]]:
         full.update(over)
         free = [k for k, share in enumerate(shares) if share and k not in full]
         for j in over:
-            same_line = [k for k in free if lines[k] == lines[j]]
-            takers = same_line or [k for k in free if lines[k] == 0] or free
+            same_line = [k for k in free if line_numbers[k] == line_numbers[j]]
+            takers = same_line or [k for k in free if line_numbers[k] == 0] or free
             if not takers:
                 sum_of_limits = sum(limit for limit, share in zip(limits, shares, strict=True) if share)
                 raise ValueError(

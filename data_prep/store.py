@@ -54,8 +54,8 @@ class Stage:
         root_lock.enter_context(lock(self.folder))
         for leftover in self.folder.rglob(".*.tmp"):
             subfolders = [parent for parent in leftover.parents if self.folder in parent.parents]
-            of_other_stage = any((subfolder / "settings.json").exists() for subfolder in subfolders)
-            if TEMPORARY.fullmatch(leftover.name) and not of_other_stage:
+            in_other_stage = any((subfolder / "settings.json").exists() for subfolder in subfolders)
+            if TEMPORARY.fullmatch(leftover.name) and not in_other_stage:
                 leftover.unlink()
         path = self.folder / "settings.json"
         self.begun()
@@ -84,7 +84,7 @@ class Stage:
         if manifest is not None:
             listed = {shard.name for shard in manifest.shards}
             all_files = [("", shard) for shard in manifest.shards]
-            all_files += [file for file in files if file[1].name not in listed]
+            all_files += [(task, shard) for task, shard in files if shard.name not in listed]
             if not damaged and not self._tasks_of_lost(all_files, processes):
                 return True
             on_root((self.folder / "manifest.json").unlink)

@@ -46,7 +46,8 @@ def allocate(
     step: int,
     size: int,
 ) -> dict[str, int]:
-    """Each language's number of pieces: taking that many first pieces of each gives `size` different pieces.
+    """The number of pieces of each language: it gets so many of the first pieces in its order, and the languages
+    together get `size` different pieces.
 
     `orders`: each language's pieces by `piece_order`. Every language gets its characters. Raises ValueError if the
     characters alone are more than `size` pieces, or all pieces fewer.

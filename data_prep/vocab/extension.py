@@ -75,7 +75,7 @@ def segmentation(model: bytes, lines: Iterable[str]) -> dict[str, float]:
     """Segment the first lines with a model; returns its `tokens_per_character` and the share of `unknown` tokens."""
     processor = spm.SentencePieceProcessor(model_proto=model)
     first_lines = list(islice(lines, _COUNTED_LINES))
-    ids = [piece for line in processor.encode(first_lines) for piece in line]
+    ids = [token_id for line_ids in processor.encode(first_lines) for token_id in line_ids]
     characters = sum(map(len, first_lines))
     unknown = ids.count(processor.unk_id())
     return {"tokens_per_character": len(ids) / max(characters, 1), "unknown": unknown / max(len(ids), 1)}

@@ -111,10 +111,10 @@ def _first_bounds(
     total: Counter[str] = Counter()
     for source, size in zip(inputs, sizes, strict=True):
         total.update(dict.fromkeys(source.languages, size))
-    guess = quotas(dict(total))
+    quota = quotas(dict(total))  # as if each byte were a line
     return [
         {
-            code: _COUNTED_HASHES + min(_CANDIDATE_FACTOR * guess[code] * size // total[code], max_quota)
+            code: _COUNTED_HASHES + min(_CANDIDATE_FACTOR * quota[code] * size // total[code], max_quota)
             for code in source.languages
         }
         for source, size in zip(inputs, sizes, strict=True)
@@ -130,8 +130,8 @@ def _distinct_lines(results: Sequence[dict[str, Any]]) -> dict[str, int]:
         # Up to this hash the lists of all inputs are complete.
         limit = min((hashes[-1] for hashes, _ in smallest if len(hashes) == _COUNTED_HASHES), default=_MAX_HASH)
         occurrences = Counter[int]()
-        for hashes, repeats in smallest:
-            occurrences.update({value: n for value, n in zip(hashes, repeats, strict=True) if value <= limit})
+        for hashes, counts in smallest:
+            occurrences.update({value: count for value, count in zip(hashes, counts, strict=True) if value <= limit})
         lines[code] = round(line_count * len(occurrences) / occurrences.total())
     return dict(sorted(lines.items()))
 
@@ -186,7 +186,8 @@ def _read_lines(
     result = stage.task_result(_read_task(index))
     if result is not None:
         return result
-    source, counts, read = inputs[index], Counter[str](), Counts("lines")
+    source = inputs[index]
+    line_counts, read = Counter[str](), Counts("lines")
     keys = {code: key_of(seed, "lines", code) for code in source.languages}
     smallest = {code: SmallestHashes(bounds[index][code]) for code in source.languages}
     text_paths = [stage.folder / SAMPLE / code / f"{index:05d}.txt" for code in keys]
@@ -201,25 +202,26 @@ def _read_lines(
                 candidates = compress(side, is_candidate)
                 text_file.write("".join(line[:_LINE_CHARACTERS] + "\n" for line in candidates).encode())
                 hash_file.write(hashes[is_candidate].tobytes())
-                counts[code] += len(side)
+                line_counts[code] += len(side)
     lines_read = read.paragraphs_in if len(keys) == 1 else 2 * read.units_in
     for warning in text_warnings(lines_read, read.repaired):
         warn(f"{' and '.join(map(str, source.paths))}: {warning}")
-    texts = [asdict(file.shard(path, stage.folder)) for file, path in zip(text_files, text_paths, strict=True)]
-    hashes_of = [asdict(file.shard(path, stage.folder)) for file, path in zip(hash_files, hash_paths, strict=True)]
-    by_code = {code: list(files) for code, *files in zip(keys, texts, hashes_of, strict=True)}
+    text_shards = [asdict(file.shard(path, stage.folder)) for file, path in zip(text_files, text_paths, strict=True)]
+    hash_shards = [asdict(file.shard(path, stage.folder)) for file, path in zip(hash_files, hash_paths, strict=True)]
+    by_code = {code: list(files) for code, *files in zip(keys, text_shards, hash_shards, strict=True)}
     limits = {code: int(hashes.limit) for code, hashes in smallest.items()}
-    result = {"lines": dict(+counts), "limits": limits, "candidates": by_code, "least": {}}
+    # `+` leaves out the languages without lines.
+    result = {"lines": dict(+line_counts), "limits": limits, "candidates": by_code, "least": {}}
     for code, path in zip(keys, hash_paths, strict=True):
-        with_repeats = np.unique(np.fromfile(path, np.uint64), return_counts=True)
-        result["least"][code] = [values[:_COUNTED_HASHES].tolist() for values in with_repeats]
+        hashes_and_counts = np.unique(np.fromfile(path, np.uint64), return_counts=True)
+        result["least"][code] = [values[:_COUNTED_HASHES].tolist() for values in hashes_and_counts]
     stage.finish_task(_read_task(index), result)
     return result
 
 
 def _line_hashes(key: np.uint64, lines: Sequence[str], limit: np.uint64) -> np.ndarray:
-    """uint64 hash of each line: the upper half is CRC-32's. The lower half is BLAKE2b's up to `limit`, and 0 above,
-    because BLAKE2b is slow."""
+    """uint64 hash of each line. The upper half is made by CRC-32, the lower half by BLAKE2b, which is slow: it stays 0
+    where the upper half alone is over `limit`."""
     texts = [line.encode() for line in lines]
     hashes = hashed(key, np.fromiter(map(crc32, texts), np.uint64, len(texts))) & _UPPER_HALF
     for i in np.flatnonzero(hashes <= limit).tolist():
@@ -230,14 +232,14 @@ def _line_hashes(key: np.uint64, lines: Sequence[str], limit: np.uint64) -> np.n
 def _choose_lines(
     stage: Stage, results: Sequence[dict[str, Any]], quota: dict[str, int], code: str
 ) -> tuple[int, list[int]]:
-    """Write the chosen lines of a language. Returns their number, and the indices of the inputs to read again. If
-    candidates are missing or damaged, nothing is written; otherwise there are no such inputs."""
+    """Write the chosen lines of a language; returns their number and an empty list. If candidates are missing or
+    damaged, nothing is written: returns 0 and the indices of the inputs to read again."""
     result = stage.task_result(f"chosen-{code}")
     if result is not None:
         return result["lines"], []
     by_input = {index: read for index, read in enumerate(results) if code in read["candidates"]}
     files = {index: [Shard(**file) for file in read["candidates"][code]] for index, read in by_input.items()}
-    if damaged := [index for index, shards in files.items() if not all(is_whole(stage.folder, f) for f in shards)]:
+    if damaged := [index for index, shards in files.items() if not all(map(partial(is_whole, stage.folder), shards))]:
         return 0, damaged
     paths = [[stage.folder / file.name for file in shards] for shards in files.values()]
     hashes = np.concatenate([np.fromfile(path, np.uint64) for _, path in paths])

@@ -19,9 +19,9 @@ def serialize(pieces: Mapping[str, float]) -> bytes:
     model.normalizer_spec.MergeFrom(
         proto.NormalizerSpec(add_dummy_prefix=True, remove_extra_whitespaces=True, escape_whitespaces=True)
     )
-    kind = proto.ModelProto.SentencePiece
+    types = proto.ModelProto.SentencePiece
     for piece in SPECIALS:
-        model.pieces.add(piece=piece, score=0.0, type=kind.UNKNOWN if piece == "<unk>" else kind.CONTROL)
+        model.pieces.add(piece=piece, score=0.0, type=types.UNKNOWN if piece == "<unk>" else types.CONTROL)
     for piece, score in pieces.items():
         model.pieces.add(piece=piece, score=score)
     unigram, size = proto.TrainerSpec.UNIGRAM, len(model.pieces)

@@ -112,7 +112,7 @@ class UnigramPath:
         starts = _starts(self._lengths[self._first_longer :])
         trie = insert(characters, starts, self.characters)
         self._text = _find_pieces(trie, words.characters, words.starts, words.reach)
-        to_end = np.repeat(starts[1:], np.diff(starts)) - np.arange(len(characters))
+        to_end = np.repeat(starts[1:], np.diff(starts)) - np.arange(len(characters))  # characters to the piece's end
         # The pieces in each longer piece: where a piece is removed, such pieces replace it.
         self._nested = _find_pieces(trie, characters, starts, to_end.astype(np.uint8))
         self._scores = np.log(np.append(1.0, occurrences) / occurrences.sum())
@@ -125,7 +125,7 @@ class UnigramPath:
 
     def at(self, size: int, min_expected: float = 0.0) -> Unigrams:
         """The vocabulary of `size` pieces, or of all that are left if these are fewer. All characters stay, even if
-        they are more than `size`. At last, longer pieces of fewer than `min_expected` expected occurrences are dropped.
+        they are more than `size`. Finally, longer pieces of fewer than `min_expected` expected occurrences are dropped.
         """
         while self.size > max(size, self.characters):
             self._prune(max(size, self.characters, int(self.size * _SHRINK)), size)
@@ -178,7 +178,7 @@ class UnigramPath:
         numbers = np.where(to_keep, np.cumsum(to_keep) - 1, -1).astype(np.int32)
         nested, sizes = self._nested, np.diff(self._nested.starts)
         longer_to_keep = to_keep[self._first_longer :]
-        in_kept = np.repeat(longer_to_keep, sizes)  # of each character of the longer pieces
+        in_kept = np.repeat(longer_to_keep, sizes)  # bool for each character of the longer pieces
         arcs = nested.arcs[np.repeat(in_kept, nested.fan)]
         self._nested = _Lattice(_starts(sizes[longer_to_keep]), nested.fan[in_kept], arcs)
         self._nested.renumber(numbers)
@@ -219,16 +219,16 @@ def _read_words(words: WordCounts, coverage: float) -> _Words:
     occurrences = np.zeros(0x110000)  # by code point
     count_characters(codes, _starts(sizes), counts, occurrences)
     ranked = np.argsort(-occurrences, kind="stable")[: np.count_nonzero(occurrences)]
-    of_more_frequent = np.cumsum(occurrences[ranked]) - occurrences[ranked]
-    alphabet = ranked[of_more_frequent < coverage * occurrences.sum()]
+    before = np.cumsum(occurrences[ranked]) - occurrences[ranked]  # of all more frequent characters
+    alphabet = ranked[before < coverage * occurrences.sum()]
     number_of = np.zeros(0x110000, np.int32)
     number_of[alphabet] = np.arange(1, 1 + len(alphabet))
     characters = number_of[codes]
-    parts = -(-sizes // LONGEST_WORD)  # number of parts of each word
+    parts = -(-sizes // LONGEST_WORD)  # number of parts that each word is cut into
     if len(parts) and parts.max() > 1:
-        last_parts = sizes - (parts - 1) * LONGEST_WORD
+        last_sizes = sizes - (parts - 1) * LONGEST_WORD
         sizes = np.full(parts.sum(), LONGEST_WORD)
-        sizes[np.cumsum(parts) - 1] = last_parts
+        sizes[np.cumsum(parts) - 1] = last_sizes
         counts = np.repeat(counts, parts)
     if len(characters) and characters.min() == 0:  # of consecutive unknown characters only the first stays
         to_keep = characters > 0
@@ -295,7 +295,7 @@ def _most_frequent(text: _Words) -> _Words:
     ranked = np.argsort(-text.counts, kind="stable")
     to_keep = np.zeros(len(sizes), bool)
     to_keep[ranked[np.cumsum(sizes[ranked]) <= _SEED_CHARACTERS]] = True
-    in_kept = np.repeat(to_keep, sizes)  # of each character
+    in_kept = np.repeat(to_keep, sizes)  # bool for each character
     starts = _starts(sizes[to_keep])
     return _Words(text.alphabet, text.characters[in_kept], starts, text.counts[to_keep], text.reach[in_kept])
 

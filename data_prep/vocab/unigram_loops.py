@@ -55,10 +55,10 @@ def _slot(keys: Numbers, key: np.uint64) -> np.uint64:
     """The slot that holds `key` in the hash table `keys`, or the empty slot where it would be stored."""
     mask = np.uint64(len(keys) - 1)
     mixed = (key ^ (key >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15)
-    at = (mixed ^ (mixed >> np.uint64(32))) & mask
-    while keys[at] != key and keys[at] != _EMPTY:
-        at = (at + np.uint64(1)) & mask
-    return at
+    slot = (mixed ^ (mixed >> np.uint64(32))) & mask
+    while keys[slot] != key and keys[slot] != _EMPTY:
+        slot = (slot + np.uint64(1)) & mask
+    return slot
 
 
 @njit
@@ -67,8 +67,8 @@ def _grown(keys: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
     new_keys, new_values = np.full(2 * len(keys), _EMPTY), np.empty(2 * len(keys), np.int32)
     for i in range(len(keys)):
         if keys[i] != _EMPTY:
-            at = _slot(new_keys, keys[i])
-            new_keys[at], new_values[at] = keys[i], values[i]
+            slot = _slot(new_keys, keys[i])
+            new_keys[slot], new_values[slot] = keys[i], values[i]
     return new_keys, new_values
 
 
@@ -103,21 +103,21 @@ def extend(
             if prefix < 0 or reach[i] < length or occurrences[prefix] < 2:
                 continue
             key = (np.uint64(prefix) << np.uint64(24)) | np.uint64(characters[i + length - 1])
-            at = _slot(keys, key)
-            if keys[at] == _EMPTY:
+            slot = _slot(keys, key)
+            if keys[slot] == _EMPTY:
                 if 2 * size > len(keys):
                     keys, values = _grown(keys, values)
-                    at = _slot(keys, key)
+                    slot = _slot(keys, key)
                 if size == room:
                     totals = np.concatenate((totals, np.zeros(room)))
                     prefixes = np.concatenate((prefixes, np.zeros(room, np.int64)))
                     positions = np.concatenate((positions, np.zeros(room, np.int64)))
                     room *= 2
-                keys[at], values[at] = key, size
+                keys[slot], values[slot] = key, size
                 prefixes[size], positions[size] = prefix, i
                 size += 1
-            longer_ids[i] = values[at]
-            totals[values[at]] += counts[word]
+            longer_ids[i] = values[slot]
+            totals[values[slot]] += counts[word]
     return longer_ids, totals[:size].copy(), prefixes[:size].copy(), positions[:size].copy()
 
 
@@ -135,16 +135,16 @@ def insert(characters: Numbers, starts: Numbers, singles: int) -> tuple[Numbers,
         node = 0
         for i in range(starts[piece], starts[piece + 1]):
             key = (np.uint64(node) << np.uint64(24)) | np.uint64(characters[i])
-            at = _slot(keys, key)
-            if keys[at] == _EMPTY:
+            slot = _slot(keys, key)
+            if keys[slot] == _EMPTY:
                 if 2 * nodes > len(keys):
                     keys, values = _grown(keys, values)
-                    at = _slot(keys, key)
+                    slot = _slot(keys, key)
                 if nodes == len(ends):
                     ends = np.concatenate((ends, np.zeros(nodes, np.int32)))
-                keys[at], values[at] = key, nodes
+                keys[slot], values[slot] = key, nodes
                 nodes += 1
-            node = values[at]
+            node = values[slot]
         ends[node] = 1 + singles + piece
     return keys, values, ends
 
@@ -163,45 +163,45 @@ def look_up(
 
     `keys`, `values` and `ends` are the trie that `insert` returns.
     """
-    total = 0
+    arc_count = 0
     for i in range(len(characters)):
-        first = total
-        arcs[total] = characters[i]  # a single character's number is also the number of its piece
-        total += 1
+        first_arc = arc_count
+        arcs[arc_count] = characters[i]  # a single character's number is also the number of its piece
+        arc_count += 1
         node = 0
         for length in range(1, min(reach[i], LONGEST) + 1):
-            at = _slot(keys, (np.uint64(node) << np.uint64(24)) | np.uint64(characters[i + length - 1]))
-            if keys[at] == _EMPTY:
+            slot = _slot(keys, (np.uint64(node) << np.uint64(24)) | np.uint64(characters[i + length - 1]))
+            if keys[slot] == _EMPTY:
                 break
-            node = values[at]
+            node = values[slot]
             if ends[node]:
-                arcs[total] = ends[node]
-                total += 1
-        fan[i] = total - first
-    return total
+                arcs[arc_count] = ends[node]
+                arc_count += 1
+        fan[i] = arc_count - first_arc
+    return arc_count
 
 
 @compiled(int64(uint8[::1], int32[::1], int32[::1]))
 def thin(fan: Numbers, arcs: Numbers, numbers: Numbers) -> int:
     """Give piece n of a lattice the number `numbers[n]`, or drop it if this is negative; returns how many arcs stay."""
-    total = at = 0
+    arc_count = arc = 0
     for i in range(len(fan)):
-        first = total
+        first_arc = arc_count
         for _ in range(fan[i]):
-            number = numbers[arcs[at]]
-            at += 1
+            number = numbers[arcs[arc]]
+            arc += 1
             if number >= 0:
-                arcs[total] = number
-                total += 1
-        fan[i] = total - first
-    return total
+                arcs[arc_count] = number
+                arc_count += 1
+        fan[i] = arc_count - first_arc
+    return arc_count
 
 
 @njit(inline="always")
 def _best_path(
     begin: int,
     size: int,
-    at: int,
+    arc: int,
     fan: Numbers,
     arcs: Numbers,
     lengths: Numbers,
@@ -213,20 +213,20 @@ def _best_path(
     """Fill `best[j]` with the score of the best segmentation of a word's first j characters, and `back[j]` with the
     last piece of this segmentation.
 
-    The word begins at character `begin` and arc `at`; the piece `avoided` (-1: none) is not used. Returns the next
+    The word begins at character `begin` and arc `arc`; the piece `avoided` (-1: none) is not used. Returns the next
     word's first arc.
     """
     best[: size + 1] = -np.inf
     best[0] = 0.0
     for j in range(size):
         for _ in range(fan[begin + j]):
-            piece = arcs[at]
-            at += 1
+            piece = arcs[arc]
+            arc += 1
             end = j + lengths[piece]
             score = best[j] + scores[piece]
             if score > best[end] and piece != avoided:
                 best[end], back[end] = score, piece
-    return at
+    return arc
 
 
 _LATTICE = (int64[::1], float64[::1], uint8[::1], int32[::1], uint8[::1], float64[::1])
@@ -245,10 +245,10 @@ def segment(
     """Add the occurrences of each piece in the words' best segmentations to `frequencies`; returns the log-probability
     of these segmentations."""
     best, back = np.empty(LONGEST_WORD + 1), np.empty(LONGEST_WORD + 1, np.int32)
-    total, at = 0.0, 0
+    total, arc = 0.0, 0
     for word in range(len(counts)):
         end = starts[word + 1] - starts[word]
-        at = _best_path(starts[word], end, at, fan, arcs, lengths, scores, -1, best, back)
+        arc = _best_path(starts[word], end, arc, fan, arcs, lengths, scores, -1, best, back)
         total += best[end] * counts[word]
         while end > 0:
             frequencies[back[end]] += counts[word]
@@ -268,18 +268,18 @@ def expect(
     best, back = np.empty(LONGEST_WORD + 1), np.empty(LONGEST_WORD + 1, np.int32)
     forward, backward = np.empty(LONGEST_WORD + 1), np.empty(LONGEST_WORD + 1)
     ratios = np.empty(LONGEST_WORD * LONGEST)  # by arc: P(best path that ends with the arc) / P(best path to its end)
-    at = 0
+    next_arc = 0
     for word in range(len(counts)):
-        begin, size, first = starts[word], starts[word + 1] - starts[word], at
-        at = _best_path(begin, size, at, fan, arcs, lengths, scores, -1, best, back)
+        begin, size, first_arc = starts[word], starts[word + 1] - starts[word], next_arc
+        next_arc = _best_path(begin, size, next_arc, fan, arcs, lengths, scores, -1, best, back)
         forward[: size + 1] = 0.0
         forward[0] = 1.0
-        arc = first
+        arc = first_arc
         for j in range(size):
             for _ in range(fan[begin + j]):
                 end = j + lengths[arcs[arc]]
                 ratio = np.exp(best[j] + scores[arcs[arc]] - best[end])
-                ratios[arc - first] = ratio
+                ratios[arc - first_arc] = ratio
                 forward[end] += forward[j] * ratio
                 arc += 1
         backward[size] = counts[word] / forward[size]
@@ -287,7 +287,7 @@ def expect(
             total = 0.0
             for _ in range(fan[begin + j]):
                 arc -= 1
-                share = ratios[arc - first] * backward[j + lengths[arcs[arc]]]
+                share = ratios[arc - first_arc] * backward[j + lengths[arcs[arc]]]
                 expected[arcs[arc]] += forward[j] * share
                 total += share
             backward[j] = total
@@ -295,20 +295,26 @@ def expect(
 
 @compiled(float64[::1](int64[::1], uint8[::1], int32[::1], uint8[::1], float64[::1], float64[::1], int64))
 def find_losses(
-    starts: Numbers, fan: Numbers, arcs: Numbers, lengths: Numbers, scores: Numbers, frequencies: Numbers, first: int
+    starts: Numbers,
+    fan: Numbers,
+    arcs: Numbers,
+    lengths: Numbers,
+    scores: Numbers,
+    frequencies: Numbers,
+    first_longer: int,
 ) -> Numbers:
     """float64: how far the text's log-probability falls without each longer piece, as in SentencePiece.
 
     A removed piece's occurrences (`frequencies`) go to the pieces of its best other segmentation. -inf for a piece that
     does not occur, or whose best other segmentation has a higher score than the piece. The words of the lattice are the
-    longer pieces; `first` is the number of the first longer piece.
+    longer pieces; `first_longer` is the number of the first one.
     """
     best, back = np.empty(LONGEST + 1), np.empty(LONGEST + 1, np.int32)
     losses = np.full(len(starts) - 1, -np.inf)
-    total, at = frequencies.sum(), 0
+    total, arc = frequencies.sum(), 0
     for i in range(len(losses)):
-        piece, end = first + i, starts[i + 1] - starts[i]
-        at = _best_path(starts[i], end, at, fan, arcs, lengths, scores, piece, best, back)
+        piece, end = first_longer + i, starts[i + 1] - starts[i]
+        arc = _best_path(starts[i], end, arc, fan, arcs, lengths, scores, piece, best, back)
         if frequencies[piece] == 0.0 or best[end] > scores[piece]:
             continue
         others, pieces = 0.0, 0

@@ -160,11 +160,11 @@ def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
 
     other_ids = len(SPECIALS) + 2  # <pad> and <mask> are ids of the model, not pieces
     size = config.size - other_ids
-    path = UnigramPath(count_words(sentences), config.character_coverage, size)
-    trained = path.at(size).pieces
-    if path.characters > size:
+    vocabularies = UnigramPath(count_words(sentences), config.character_coverage, size)
+    trained = vocabularies.at(size).pieces
+    if vocabularies.characters > size:
         raise ValueError(
-            f"--size is {config.size}, but the characters alone need {path.characters + other_ids}: take "
+            f"--size is {config.size}, but the characters alone need {vocabularies.characters + other_ids}: take "
             "a larger size, or lower --character-coverage"
         )
     if len(trained) < size:
@@ -172,7 +172,7 @@ def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
             f"--size is {config.size}, but the sampled text allows no more than "
             f"{len(trained) + other_ids}: take that, or more text"
         )
-    return serialize(dict(sorted(trained.items(), key=lambda piece: (-piece[1], piece[0]))))
+    return serialize(dict(sorted(trained.items(), key=lambda item: (-item[1], item[0]))))
 
 
 def finish_vocabulary(

@@ -139,20 +139,20 @@ def curve(text: WordCounts, largest: int, smallest: int, shrink: float, coverage
     """
     from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
 
-    path = UnigramPath(text, coverage, largest)
-    if path.characters >= largest:
+    vocabularies = UnigramPath(text, coverage, largest)
+    if vocabularies.characters >= largest:
         raise ValueError(
-            f"--largest is too small for a language with {path.characters} characters: take more, or lower "
+            f"--largest is too small for a language with {vocabularies.characters} characters: take more, or lower "
             "--character-coverage"
         )
-    path.at(round(largest * _RARE_REMOVED_AT), _MIN_OCCURRENCES)
-    first = min(largest, path.size)
+    vocabularies.at(round(largest * _RARE_REMOVED_AT), _MIN_OCCURRENCES)
+    first = min(largest, vocabularies.size)
     grid = [round(largest * shrink**k) for k in range(math.ceil(math.log(smallest / largest, shrink)) + 1)]
     for size in [first, *(size for size in grid if smallest <= size < first)]:
-        vocabulary = path.at(max(size, path.characters))
-        if path.size > path.characters:
+        vocabulary = vocabularies.at(max(size, vocabularies.characters))
+        if vocabularies.size > vocabularies.characters:
             yield vocabulary
-    yield path.at(path.characters)
+    yield vocabularies.at(vocabularies.characters)
 
 
 def _curve_file(stage: Stage, code: str, size: int) -> Path:
@@ -165,11 +165,11 @@ def _merge(stage: Stage, config: VocapConfig, lines: dict[str, int], results: di
     if not curves:
         raise ValueError(f"there is no text in the inputs of {stage.folder}: a vocabulary needs some words")
     shares = dict(zip(lines, map(float, temperature_shares(list(lines.values()), config.alpha)), strict=True))
-    orders = {code: piece_order([_pieces(stage, code, size) for size, _ in curves[code]]) for code in curves}
+    orders = {code: piece_order([_read_pieces(stage, code, size) for size, _ in curves[code]]) for code in curves}
     weights = {code: shares[code] ** config.beta for code in curves}
     union_size = config.size - len(SPECIALS) - 2  # <pad> and <mask> are ids of the vocabulary, not pieces
     sizes = allocate(orders, curves, weights, config.step, union_size)
-    chosen = {code: _chosen(stage, code, curves[code], orders[code][: sizes[code]]) for code in curves}
+    chosen = {code: _scored_pieces(stage, code, curves[code], orders[code][: sizes[code]]) for code in curves}
     owner_counts = Counter(piece for pieces in chosen.values() for piece in pieces)
     by_language = {
         code: {
@@ -187,14 +187,15 @@ def _merge(stage: Stage, config: VocapConfig, lines: dict[str, int], results: di
     finish_vocabulary(stage, serialize(pool(chosen, weights)), by_language)
 
 
-def _pieces(stage: Stage, code: str, size: int) -> Pieces:
+def _read_pieces(stage: Stage, code: str, size: int) -> Pieces:
     return parse(_curve_file(stage, code, size).read_bytes())
 
 
-def _chosen(stage: Stage, code: str, curve: Curve, chosen: Sequence[str]) -> Pieces:
-    """The chosen pieces, with their log-probabilities in the smallest vocabulary that has them all."""
-    pieces = _pieces(stage, code, min(size for size, _ in curve if size >= len(chosen)))
-    return {piece: pieces[piece] for piece in chosen}
+def _scored_pieces(stage: Stage, code: str, curve: Curve, pieces: Sequence[str]) -> Pieces:
+    """The first pieces of a language's order, with their log-probabilities in the smallest vocabulary that has them
+    all."""
+    vocabulary = _read_pieces(stage, code, min(size for size, _ in curve if size >= len(pieces)))
+    return {piece: vocabulary[piece] for piece in pieces}
 
 
 def plot(curves: Mapping[str, Curve], by_language: Mapping[str, Mapping[str, Any]]) -> bytes:

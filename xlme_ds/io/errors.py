@@ -5,7 +5,7 @@ import errno
 _OTHER_FOLDER = "choose another output folder"
 _GIVE_PERMISSION = "give this user the permission, or choose another place"
 _RUN_AGAIN = "give the same command again: finished work is kept"
-ADVICE = {  # by error number
+ADVICE = {  # error number -> remedy
     errno.ENOSPC: f"make room there and {_RUN_AGAIN}",
     errno.EDQUOT: f"make room in the quota and {_RUN_AGAIN}",
     errno.EFBIG: f"raise the limit of a file's size (ulimit -f) and {_RUN_AGAIN}",

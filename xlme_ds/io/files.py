@@ -159,8 +159,7 @@ def require_line_feeds(data: bytes, name: object) -> None:
 
 
 def files_below(folder: Path, pattern: str = "*") -> list[Path]:
-    """Sorted paths below `folder` whose name fits `pattern`, without hidden files and the content of hidden folders
-    (names that start with a dot)."""
+    """Sorted paths below `folder` whose name fits `pattern`. Paths with a part that starts with a dot are left out."""
     paths = (path for path in folder.rglob(pattern) if path != folder)
     return sorted(path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 

@@ -69,24 +69,24 @@ def lock(folder: Path) -> Lock:
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
-    foreign_file = ValueError(f"{path} is no lock of this package, which needs the name: move it away")
+    foreign_file_error = ValueError(f"{path} is no lock of this package, which needs the name: move it away")
     try:
         # These flags follow no link, do not wait for the other end of a pipe, and do not truncate an existing file.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise foreign_file from None
+            raise foreign_file_error from None
         raise
     with ExitStack() as opened:
         file = opened.enter_context(FileIO(descriptor, "r+"))
         is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
         content = file.read(200) if is_regular else b""
         if not is_regular or (content and not content.startswith(_SIGNATURE)):
-            raise foreign_file
+            raise foreign_file_error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.exists(path) or not os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                return lock(folder)  # the last holder has removed the file that we opened
+                return lock(folder)  # the last holder removed the file after we had opened it
             new_lock = Lock(file)
         except BlockingIOError:
             process = content.removeprefix(_SIGNATURE).decode("ascii", "backslashreplace").strip() or "unknown process"
@@ -143,7 +143,8 @@ def atomic_folder(to: Path, option: str) -> Iterator[Path]:
     """Yield a temporary folder to write into. When the block ends, the folder is flushed to the disk and renamed to
     `to`; after an error it is removed.
 
-    Raises ValueError naming `option` if `to` exists, or if the temporary folder exists and no killed process left it.
+    Raises ValueError naming `option` if `to` exists, or if the temporary folder's name is taken by something that
+    no killed process left.
     """
     if os.path.lexists(to):
         raise ValueError(f"{to} exists already: choose another {option}")

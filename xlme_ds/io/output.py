@@ -47,7 +47,7 @@ class _FatalWriter(io.FileIO):
 def _redirect_to_null(descriptor: int) -> None:
     """Make `descriptor` write to /dev/null, in this process and in programs that it starts."""
     null = os.open(os.devnull, os.O_WRONLY)
-    if null == descriptor:  # it was closed, so `os.open` took its number
+    if null == descriptor:  # `descriptor` was closed, so `os.open` reused it
         os.set_inheritable(descriptor, True)
     else:
         os.dup2(null, descriptor)
