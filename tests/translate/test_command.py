@@ -425,7 +425,7 @@ def test_the_last_row_of_every_folder_is_looked_at(
     """Of pairs and of sentences; rows are read three at a time. Rows that are no sentences are named."""
     from xlme_ds.translate import leaks
 
-    monkeypatch.setattr(leaks, "_AT_ONCE", 3)
+    monkeypatch.setattr(leaks, "_ROWS_PER_READ", 3)
     vocabulary = load_run(run).vocabulary
     lines = [german(one) for one in sentences(60, 8)]
     (folder / "last" / "mono").mkdir(parents=True)

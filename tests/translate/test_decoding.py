@@ -133,7 +133,7 @@ def test_few_sentences_at_a_time_are_translated_alike(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(decoding, "_search", watched)
     for hypotheses, sizes in ((6, [2, 2]), (1, [1, 1, 1, 1]), (12, [4])):
-        monkeypatch.setattr(decoding, "_LOGITS", hypotheses * model.cfg.vocabulary)
+        monkeypatch.setattr(decoding, "_MAX_LOGITS", hypotheses * model.cfg.vocabulary)
         assert translate(model, SOURCES, LANGUAGES, 3) == expected
         assert seen == sizes
         seen.clear()

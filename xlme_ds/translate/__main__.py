@@ -14,7 +14,7 @@ from .leaks import seen_lines
 from .pairs import PairFolder
 from .text import Translator, check_search, load_translator, read_lines, scores, translate_lines
 
-_MOST_NAMED = 5  # most line numbers in a note
+_MAX_NAMED = 5  # upper bound of line numbers in a note
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def run(settings: TranslateSettings) -> None:
                 f"{settings.reference} has {len(reference)} lines, {settings.source} {len(lines)}: a reference has a "
                 "line for each of the source"
             )
-        scores(reference[:1], reference[:1], settings.to_language)  # to raise now if sacreBLEU is missing
+        scores(reference[:1], reference[:1], settings.to_language)  # raises now, not at the end, without sacreBLEU
     translator = load_translator(settings.model)
     check_search(translator, settings.beam, settings.length_penalty)
     languages = (
@@ -88,7 +88,7 @@ def run(settings: TranslateSettings) -> None:
     assert settings.out is not None
     write_text(settings.out, "".join(f"{line}\n" for line in translated.lines))
     if translated.cut:
-        named = " ".join(map(str, translated.cut[:_MOST_NAMED])) + (" ..." if len(translated.cut) > _MOST_NAMED else "")
+        named = " ".join(map(str, translated.cut[:_MAX_NAMED])) + (" ..." if len(translated.cut) > _MAX_NAMED else "")
         longest = translator.model.cfg.max_positions - 2
         note(f"{settings.source}: {len(translated.cut)} lines have more than {longest} tokens and were cut: {named}")
     print(f"{settings.out}: {len(translated.lines)} lines")
@@ -136,15 +136,15 @@ def _write_pairs(
 def _leak_report(
     settings: TranslateSettings, translator: Translator, lines: list[str], reference: list[str] | None
 ) -> str:
-    """A sentence that says how many lines of the test set are in the training data; empty without `trained_on`."""
+    """A line that says how many lines of source and reference are in the training data; empty without `trained_on`."""
     if not settings.trained_on:
         return ""
     sides = [[translator.vocabulary.encode(line) for line in side] for side in (lines, reference or [])]
-    source, target = seen_lines(settings.trained_on, sides, translator.vocabulary)
-    in_data, where = len(source | target), " ".join(map(str, settings.trained_on))
+    by_source, by_reference = seen_lines(settings.trained_on, sides, translator.vocabulary)
+    seen, folders = len(by_source | by_reference), " ".join(map(str, settings.trained_on))
     return (
-        f"{settings.source}: {in_data} of {len(lines)} lines ({in_data / max(len(lines), 1):.1%}) are in {where}, "
-        f"{len(source)} by the source, {len(target)} by the reference\n"
+        f"{settings.source}: {seen} of {len(lines)} lines ({seen / max(len(lines), 1):.1%}) are in {folders}, "
+        f"{len(by_source)} by the source, {len(by_reference)} by the reference\n"
     )
 
 

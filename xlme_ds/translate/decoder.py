@@ -25,11 +25,11 @@ KeysAndValues = tuple[Tensor, Tensor]  # each [B, H, tokens, K]
 class SharedInputs(NamedTuple):
     """Inputs that all layers of a decoder share in one pass."""
 
-    own: AttentionBias | ItemBias  # for self-attention
+    self_bias: AttentionBias | ItemBias  # which target tokens a target token sees
     source_BSD: Tensor  # the encoder's last hidden states
-    source: AttentionBias  # which source tokens a target token sees
-    # By attention layer, the keys and values of earlier tokens; a pass over one more token adds that token's. None: a
-    # pass over whole targets.
+    cross_bias: AttentionBias  # which source tokens a target token sees
+    # By attention layer, the keys and values of earlier tokens; a pass over one more token adds its own. None in a pass
+    # over whole targets.
     past: dict[nn.Module, KeysAndValues] | None = None
 
 
@@ -39,15 +39,15 @@ class DecoderAttention(Attention):
     def forward(self, x_BRD: Tensor, shared: SharedInputs, keys_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """Attention output, [B, R, D]; see `Attention`."""
         if shared.past is None:
-            return super().forward(x_BRD, shared.own, keys_B)
-        assert isinstance(shared.own, AttentionBias)
+            return super().forward(x_BRD, shared.self_bias, keys_B)
+        assert isinstance(shared.self_bias, AttentionBias)
         q_BHRK, k_BHRK, v_BHRK = _heads(self.qkv(x_BRD), 3, self.heads)
         if self in shared.past:
             past_k_BHRK, past_v_BHRK = shared.past[self]
             k_BHRK, v_BHRK = torch.cat([past_k_BHRK, k_BHRK], dim=2), torch.cat([past_v_BHRK, v_BHRK], dim=2)
         shared.past[self] = k_BHRK, v_BHRK
         gate_BHR1 = None if self.gate is None else self.gate(q_BHRK)
-        return self.output(_joined(fused_attend(q_BHRK, k_BHRK, v_BHRK, gate_BHR1, shared.own)))
+        return self.output(_joined(fused_attend(q_BHRK, k_BHRK, v_BHRK, gate_BHR1, shared.self_bias)))
 
 
 class CrossAttention(nn.Module):
@@ -62,7 +62,8 @@ class CrossAttention(nn.Module):
         self.output = Linear(cfg.width, cfg.width)
 
     def forward(self, x_BRD: Tensor, shared: SharedInputs, keys_B: Tensor | None = None) -> Tensor:
-        """Attention output, [B, R, D]; with `keys_B`, a random key per row, dropout on the weights."""
+        """Attention output, [B, R, D]. `keys_B`: a random key per row for the dropout of attention weights; None: no
+        dropout."""
         (q_BHRK,) = _heads(self.query(x_BRD), 1, self.heads)
         if shared.past is not None and self in shared.past:
             k_BHSK, v_BHSK = shared.past[self]
@@ -70,13 +71,14 @@ class CrossAttention(nn.Module):
             k_BHSK, v_BHSK = _heads(self.key_value(shared.source_BSD), 2, self.heads)
             if shared.past is not None:
                 shared.past[self] = k_BHSK, v_BHSK
+        inputs = q_BHRK, k_BHSK, v_BHSK, None, shared.cross_bias
         if keys_B is None or not self.dropout:
-            return self.output(_joined(fused_attend(q_BHRK, k_BHSK, v_BHSK, None, shared.source)))
-        return self.output(_joined(dropping_attend(q_BHRK, k_BHSK, v_BHSK, None, shared.source, self.dropout, keys_B)))
+            return self.output(_joined(fused_attend(*inputs)))
+        return self.output(_joined(dropping_attend(*inputs, self.dropout, keys_B)))
 
 
 def _heads(x: Tensor, parts: int, heads: int) -> Tensor:
-    """[B, tokens, parts · D] to [parts, B, H, tokens, K]."""
+    """[B, tokens, parts · D] reshaped to [parts, B, H, tokens, K]; the parts are queries, keys or values."""
     return x.view(*x.shape[:2], parts, heads, -1).permute(2, 0, 3, 1, 4)
 
 
@@ -94,14 +96,14 @@ class DecoderLayer(TransformerLayer):
 
     def forward(self, x_BRD: Tensor, shared: SharedInputs, keys_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """The layer's output, [B, R, D]; see `TransformerLayer`."""
-        own_B, cross_B = (None, None) if keys_B is None else (derive(keys_B, 2), derive(keys_B, 4))
-        x_BRD = self._add(x_BRD, self.attention_norm, lambda x: self.attention(x, shared, own_B), keys_B, 0)
+        self_B, cross_B = (None, None) if keys_B is None else (derive(keys_B, 2), derive(keys_B, 4))
+        x_BRD = self._add(x_BRD, self.attention_norm, lambda x: self.attention(x, shared, self_B), keys_B, 0)
         x_BRD = self._add(x_BRD, self.cross_norm, lambda x: self.cross_attention(x, shared, cross_B), keys_B, 3)
         return self._add(x_BRD, self.feed_forward_norm, self._feed_forward, keys_B, 1)
 
 
 class Decoder(Encoder):
-    """Positions, layers and norms of a decoder. In the interleaved form two `layers` make one of DeltaLM's layers."""
+    """Positions, layers and norms of a decoder. In the interleaved form a DeltaLM layer is two modules of `layers`."""
 
     ragged = True
 
@@ -121,21 +123,22 @@ def decoder_layers(cfg: ModelConfig) -> int:
 
 
 def decoder_depth(cfg: ModelConfig) -> int:
-    """Number of feed-forward networks, and so of encoder layers from which the decoder can start."""
+    """Number of feed-forward networks: the decoder can start from so many encoder layers."""
     return decoder_layers(cfg) * (1 if cfg.decoder == "xlm" else 2)
 
 
 def decoder_from_encoder(encoder: Mapping[str, Tensor], cfg: ModelConfig) -> dict[str, Tensor]:
     """Decoder parameters made from an encoder's `state_dict`; layer n comes from the encoder's layer n.
 
-    In XLM's form cross-attention and its norm are missing: the encoder has none. In the interleaved form all parameters
-    are there: in odd layers (from 0) the encoder's self-attention becomes cross-attention.
+    XLM's form: the result lacks cross-attention and its norm, which an encoder does not have. Interleaved form: the
+    result has all parameters; in odd layers (from 0) the encoder's self-attention becomes cross-attention.
     """
-    taken = dict(encoder)
+    parameters = dict(encoder)
     if cfg.decoder == "interleaved":
         for number in range(1, decoder_depth(cfg), 2):
+            prefix = f"layers.{number}.attention"
             for kind in ("weight", "bias"):
-                start = f"layers.{number}.attention"
-                qkv = taken.pop(f"{start}.qkv.{kind}")
-                taken |= {f"{start}.query.{kind}": qkv[: cfg.width], f"{start}.key_value.{kind}": qkv[cfg.width :]}
-    return taken
+                qkv = parameters.pop(f"{prefix}.qkv.{kind}")
+                parameters[f"{prefix}.query.{kind}"] = qkv[: cfg.width]
+                parameters[f"{prefix}.key_value.{kind}"] = qkv[cfg.width :]
+    return parameters

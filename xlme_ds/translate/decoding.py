@@ -1,11 +1,11 @@
 """Beam search for the most likely translation of every source, token by token.
 
-At every token the `beam` best unfinished hypotheses of a sentence continue; a candidate that ends with `</s>` is
-finished if it is among the `beam` best. The search ends with `beam` finished hypotheses, or at XLM's largest length,
-1.3 n + 5 tokens for a source of n. The best sum of log p over length ** penalty wins. Beam 1 takes the most likely
-token each time.
+At every token the `beam` best unfinished hypotheses of a sentence continue. A candidate that ends with `</s>` becomes a
+finished hypothesis if it is among the `beam` best candidates. The search ends with `beam` finished hypotheses, or at
+XLM's largest length, 1.3 n + 5 tokens for a source of n tokens. Score of a hypothesis: (sum of log p) / length **
+penalty; the highest score wins. Beam 1 takes the most likely token each time.
 
-A sentences, N hypotheses of all of them, S source tokens, D width, V vocabulary.
+A sentences, N hypotheses of all sentences together, S source tokens, D width, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,8 +19,8 @@ from .model import TranslationModel
 from .sides import Side
 from .writing import CachedDecoder, longest_translation
 
-_AT_ONCE = 4096  # most source tokens times hypotheses of a batch
-_LOGITS = 2**26  # most logits, hypotheses · vocabulary, of one decoding step: this bounds memory
+_MAX_BATCH_TOKENS = 4096  # upper bound of source tokens · beam in a batch
+_MAX_LOGITS = 2**26  # upper bound of hypotheses · vocabulary in one decoding step: this bounds memory
 
 
 def longest_source(model: TranslationModel) -> int:
@@ -42,8 +42,7 @@ def translate(
     """
     translations: list[list[int]] = [[] for _ in sources]
     order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
-    most = max(_LOGITS // (model.cfg.vocabulary * beam), 1)
-    batches = _batches(order, sources, beam, most)
+    batches = _batches(order, sources, beam, max_sentences=max(_MAX_LOGITS // (model.cfg.vocabulary * beam), 1))
     for numbers in progress(batches, len(sources), "sentences", amount=len):
         limits = [min(longest_translation(len(sources[number])), model.cfg.max_positions) for number in numbers]
         searches = [Search(limit, beam, length_penalty) for limit in limits]
@@ -53,12 +52,12 @@ def translate(
     return translations
 
 
-def _batches(order: Sequence[int], sources: Sequence[np.ndarray], beam: int, most: int) -> Iterator[list[int]]:
-    """Batches of at most `most` source numbers, short sources first, each padded to its last, longest source."""
+def _batches(order: Sequence[int], sources: Sequence[np.ndarray], beam: int, max_sentences: int) -> Iterator[list[int]]:
+    """Batches of source indices. `order` has short sources first, so a batch is padded to its last source."""
     batch: list[int] = []
     for number in order:
-        tokens = (len(batch) + 1) * (len(sources[number]) + 2) * beam
-        if batch and (tokens > _AT_ONCE or len(batch) == most):
+        padded_tokens = (len(batch) + 1) * (len(sources[number]) + 2)
+        if batch and (padded_tokens * beam > _MAX_BATCH_TOKENS or len(batch) == max_sentences):
             yield batch
             batch = []
         batch.append(number)
@@ -75,8 +74,8 @@ class Search:
         self.finished: list[tuple[float, list[int]]] = []  # score, tokens
 
     def advance(self, candidates: Iterator[tuple[float, int, int]]) -> list[tuple[float, int, int]]:
-        """Take the next tokens. `candidates`: (sum of log p, number of the hypothesis, token), best first. Returns
-        the candidates that continue; an empty list ends the search."""
+        """Extend the live hypotheses by a token. `candidates`: (sum of log p, index into `live`, next token), best
+        first. Returns the candidates that continue; none if the search has ended."""
         continued: list[tuple[float, int, int]] = []
         for rank, (total, hypothesis, token) in enumerate(candidates):
             if len(continued) == self.beam:
@@ -99,19 +98,20 @@ class Search:
 
     def best(self) -> list[int]:
         """The tokens of the best finished hypothesis."""
-        return max(self.finished, key=lambda one: one[0])[1]
+        _, tokens = max(self.finished, key=lambda scored: scored[0])
+        return tokens
 
 
 def source_side(model: TranslationModel, sources: Sequence[np.ndarray], language: int) -> Side:
-    """A row for every sentence, with special tokens, on the model's device."""
+    """The encoder's input: a row for every sentence, with special tokens, on the model's device."""
     items = [LAYOUTS[model.cfg.layout].item(source) for source in sources]
     tokens_AS = np.full((len(items), max(map(len, items))), PAD, dtype=np.int64)
-    for row, one in zip(tokens_AS, items, strict=True):
-        row[: len(one)] = one
+    for row, item in zip(tokens_AS, items, strict=True):
+        row[: len(item)] = item
     tokens = torch.from_numpy(tokens_AS).to(model.table[0].device)
-    inside = (tokens != PAD).long()
-    places = torch.arange(tokens.shape[1], device=tokens.device)
-    return Side(tokens, places * inside, language * inside, inside)
+    item_numbers = (tokens != PAD).long()  # one item a row: 1, and 0 at padding
+    positions = torch.arange(tokens.shape[1], device=tokens.device)
+    return Side(tokens, positions * item_numbers, language * item_numbers, item_numbers)
 
 
 @torch.no_grad()
@@ -126,16 +126,16 @@ def _search(
     totals_N = torch.zeros(len(live), device=device)
     while live:
         sums_NV = totals_N[:, None] + decoder.log_probabilities(tokens_N)
-        vocabulary, hypotheses = sums_NV.shape[1], len(sums_NV) // len(live)  # of a sentence
+        vocabulary, hypotheses_per_sentence = sums_NV.shape[1], len(sums_NV) // len(live)
         best = sums_NV.view(len(live), -1).topk(2 * beam)  # at most `beam` of them are `</s>`, so `beam` can continue
         still_live: list[Search] = []
         continued: list[tuple[float, int, int]] = []  # sum of log p, row, token
-        pairs = zip(live, best.values.tolist(), best.indices.tolist(), strict=True)
-        for number, (search, totals, indices) in enumerate(pairs):
-            split = (divmod(index, vocabulary) for index in indices)
-            candidates = ((total, *place) for total, place in zip(totals, split, strict=True))
+        best_by_sentence = zip(live, best.values.tolist(), best.indices.tolist(), strict=True)
+        for sentence, (search, totals, indices) in enumerate(best_by_sentence):
+            candidates = ((total, *divmod(index, vocabulary)) for total, index in zip(totals, indices, strict=True))
             chosen = search.advance(candidates)
-            continued += [(total, number * hypotheses + hypothesis, token) for total, hypothesis, token in chosen]
+            first_row = sentence * hypotheses_per_sentence
+            continued += [(total, first_row + hypothesis, token) for total, hypothesis, token in chosen]
             still_live += [search] if chosen else []
         live = still_live
         if live:

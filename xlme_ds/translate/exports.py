@@ -37,13 +37,13 @@ def _config(cfg: ModelConfig) -> dict[str, Any]:
 
 
 def _generation(cfg: ModelConfig) -> dict[str, Any]:
-    """Settings for `generate`: with the same number of beams it searches as `xlme translate` does."""
+    """Settings with which transformers' `generate` searches as `xlme translate` does with the same number of beams."""
     return {
         "bos_token_id": BOS,
         "pad_token_id": PAD,
         "eos_token_id": EOS,
         "decoder_start_token_id": EOS,
-        "max_new_tokens": cfg.max_positions,  # an upper bound: the class also limits length by the source's
+        "max_new_tokens": cfg.max_positions,  # an upper bound: the model class also limits length by that of the source
         "suppress_tokens": [BOS, PAD, UNK, cfg.vocabulary - 1],
         "renormalize_logits": True,
     }

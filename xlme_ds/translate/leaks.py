@@ -11,17 +11,17 @@ from ..data.rows import EOS, PAD, TASKS, UNK
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 
-_AT_ONCE = 4096  # rows read
+_ROWS_PER_READ = 4096
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # base of the hash: odd, 2^64 / golden ratio
 
 
 def seen_lines(
     folders: Sequence[Path], sides: Sequence[Sequence[np.ndarray]], vocabulary: Vocabulary
 ) -> list[set[int]]:
-    """For each side of a test set, lines of token ids: the numbers of the lines that also occur in `folders`, which
-    `xlme prep mix` wrote, as one side of a pair or as a sentence. All rows are read.
+    """For each of `sides`, the lines of a test set as token ids: the indices of the lines that also occur in `folders`
+    as one side of a pair or as a sentence. `xlme prep mix` wrote the folders; all their rows are read.
 
-    Raises ValueError for rows of another vocabulary, and where there are no pairs and no sentences.
+    Raises ValueError for rows of another vocabulary, and for a folder without pairs and without sentences.
     """
     lines_of_hash: list[dict[int, list[int]]] = [{} for _ in sides]
     for side, numbers in zip(sides, lines_of_hash, strict=True):
@@ -29,7 +29,7 @@ def seen_lines(
             numbers.setdefault(_hash(line), []).append(number)
     all_hashes = np.array(sorted(set().union(*lines_of_hash)), dtype=np.uint64)
     seen_numbers: list[set[int]] = [set() for _ in sides]
-    for tokens, starts, ends in (sides_of for folder in folders for sides_of in _sides(folder, vocabulary)):
+    for tokens, starts, ends in (texts for folder in folders for texts in _texts(folder, vocabulary)):
         hashes = _hashes(tokens, starts, ends)
         for at in np.flatnonzero(np.isin(hashes, all_hashes)):
             line = tokens[starts[at] : ends[at]]
@@ -39,38 +39,40 @@ def seen_lines(
     return seen_numbers
 
 
-def _sides(folder: Path, vocabulary: Vocabulary) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield, for some rows at a time: token ids, and the start and end of each item's sides in them."""
+def _texts(folder: Path, vocabulary: Vocabulary) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield, for `_ROWS_PER_READ` rows at a time: ordinary token ids, and the start and end in them of each text (one
+    side of a pair, or a sentence)."""
     stores = [(task, RowStore(folder / name)) for task, name in enumerate(TASKS) if (folder / name).is_dir()]
-    cut = [store for task, store in stores if not task and store.manifest.packed != "sentences"]
-    stores = [(task, store) for task, store in stores if store not in cut]
+    # Monolingual rows that were mixed without --sentences: their items are not single lines.
+    unsplit = [store for task, store in stores if TASKS[task] == "mono" and store.manifest.packed != "sentences"]
+    stores = [(task, store) for task, store in stores if store not in unsplit]
     if not stores:
         raise ValueError(
             f"{folder} has neither pairs nor rows of mix --sentences, in which lines could be found: name the "
             "data of translation"
         )
-    for store in cut:
+    for store in unsplit:
         note(f"{store.folder} was mixed without --sentences: lines were not looked for in its {store.rows} rows")
     for task, store in stores:
         if store.manifest.vocabulary_sha256 != vocabulary.sha256:
             raise ValueError(f"{store.folder} was encoded with another vocabulary than the model's: name its own data")
-        for first in range(0, store.rows, _AT_ONCE):
-            numbers = np.arange(first, min(first + _AT_ONCE, store.rows))
+        for first in range(0, store.rows, _ROWS_PER_READ):
+            numbers = np.arange(first, min(first + _ROWS_PER_READ, store.rows))
             batch = collate([(task, store.read(numbers), numbers)], 0, 1.0)
             tokens = batch.tokens_BT.numpy().ravel()
-            item = (batch.segments_BT * 2 + batch.sides_BT).numpy()
-            item = (item + np.arange(len(item))[:, None] * (item.max() + 1)).ravel()
-            inside = (tokens >= UNK) & (tokens != PAD) & (tokens != EOS)
-            tokens, item = tokens[inside], item[inside]
-            starts = np.flatnonzero(np.append(True, item[1:] != item[:-1]))
+            text = (batch.segments_BT * 2 + batch.sides_BT).numpy()  # each token's text, by its number in the row
+            text = (text + np.arange(len(text))[:, None] * (text.max() + 1)).ravel()  # by its number in the batch
+            ordinary = (tokens >= UNK) & (tokens != PAD) & (tokens != EOS)
+            tokens, text = tokens[ordinary], text[ordinary]
+            starts = np.flatnonzero(np.append(True, text[1:] != text[:-1]))
             yield tokens, starts, np.append(starts[1:], len(tokens))
 
 
 def _hashes(tokens: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """A polynomial hash, modulo 2^64, of each `tokens[start:end]`."""
-    places = np.arange(len(tokens)) - np.repeat(starts, ends - starts)
+    positions = np.arange(len(tokens)) - np.repeat(starts, ends - starts)  # of each token in its text
     powers = np.cumprod(np.full(int((ends - starts).max()), _FACTOR))
-    return np.add.reduceat((tokens + 1).astype(np.uint64) * powers[places], starts)
+    return np.add.reduceat((tokens + 1).astype(np.uint64) * powers[positions], starts)
 
 
 def _hash(line: np.ndarray) -> int:

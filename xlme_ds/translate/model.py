@@ -23,10 +23,10 @@ from .sides import (
     Side,
     cross_attention_mask,
     noised_sources,
-    predicted_places,
     rows_of,
     sentences_apart,
     sources_of_pairs,
+    target_mask,
     targets,
     written_sources,
 )
@@ -34,7 +34,7 @@ from .writing import write
 
 TERMS = ("ae", "bt", "mt")  # denoising, back-translation, pairs
 LENGTH_FACTOR = 3  # upper bound of (tokens of a row's translations) / (tokens of the row)
-_KINDS = {"mono": ("ae", "bt"), "para": ("mt",)}
+_TERMS_OF_TASK = {"mono": ("ae", "bt"), "para": ("mt",)}
 
 
 class TranslationOutput(NamedTuple):
@@ -49,8 +49,8 @@ class TranslationOutput(NamedTuple):
 class TranslationModel(TextEncoder):
     """`TextEncoder` with a decoder, and a head that predicts its tokens; all three share one embedding."""
 
-    # Whether a flag is true on any process. Under ZeRO-3, where each pass needs all processes, an engine replaces it,
-    # so that all decode equally many tokens.
+    # Whether a flag is true on any process. This default is for one process. Under ZeRO-3 each pass needs all
+    # processes, so the engine replaces this function, and all processes decode until the last one is done.
     any_rank: Callable[[bool], bool] = staticmethod(bool)
 
     def __init__(self, cfg: ModelConfig):
@@ -59,39 +59,42 @@ class TranslationModel(TextEncoder):
         self.masked_head = MaskedLanguageModelHead(cfg)
 
     def forward(self, batch: Batch) -> TranslationOutput:  # type: ignore[override]
-        """Predict every target token from its source and the target tokens before it: of pairs once, of monolingual
-        sentences once for each kind of source in the batch (noised copy, written translation)."""
-        table, nothing = read_whole(self.table), torch.empty(0, dtype=torch.int64, device=batch.tokens_BT.device)
-        outputs = [TranslationOutput(nothing.float(), nothing, nothing, nothing)]
-        for task, kinds in _KINDS.items():
+        """Predict every target token from its source and the target tokens before it. A pair's target is predicted
+        once, a monolingual sentence once for each of its sources in the batch (noised copy, written translation)."""
+        table = read_whole(self.table)
+        empty = torch.empty(0, dtype=torch.int64, device=batch.tokens_BT.device)
+        outputs = [TranslationOutput(empty.float(), empty, empty, empty)]
+        for task, terms in _TERMS_OF_TASK.items():
             rows = rows_of(batch, task)
             if len(rows.task_B):
-                places_M = (predicted_places(batch) & (batch.task_B == TASKS.index(task))[:, None]).flatten().nonzero()
+                places_M = (target_mask(batch) & (batch.task_B == TASKS.index(task))[:, None]).flatten().nonzero()
                 of_task = rows, targets(rows), batch.tokens_BT.flatten(), places_M.squeeze(1), table
-                outputs += [self._predicted(kind, *of_task) for kind in kinds if self._reads(kind, batch)]
+                outputs += [self._predicted(term, *of_task) for term in terms if self._has_sources(term, batch)]
         return TranslationOutput(*(torch.cat(parts) for parts in zip(*outputs, strict=True)))
 
     @staticmethod
-    def _reads(kind: str, batch: Batch) -> bool:
-        return kind == "mt" or {"ae": "noised_BT", "bt": "into_BT"}[kind] in batch.added
+    def _has_sources(term: str, batch: Batch) -> bool:
+        return term == "mt" or {"ae": "noised_BT", "bt": "into_BT"}[term] in batch.added
 
     def _predicted(
-        self, kind: str, rows: Batch, target: Side, tokens: Tensor, places_M: Tensor, table: list[Tensor]
+        self, term: str, rows: Batch, target: Side, tokens: Tensor, places_M: Tensor, table: list[Tensor]
     ) -> TranslationOutput:
-        """The output for `rows` with one kind of source; the rows' targets are `tokens[places_M]`."""
-        number, row_tokens = TERMS.index(kind), rows.tokens_BT.shape[1]
-        source = {"ae": noised_sources, "bt": self.written, "mt": sources_of_pairs}[kind](rows)
-        keys_B = derive(rows.keys_B, OUTSIDE - 1) if kind == "bt" else rows.keys_B
-        row_tokens *= LENGTH_FACTOR if kind == "bt" else 1
+        """The output for the sources of `rows` that `term` reads; the rows' targets are `tokens[places_M]`."""
+        source = {"ae": noised_sources, "bt": self.written, "mt": sources_of_pairs}[term](rows)
+        keys_B, row_tokens = rows.keys_B, rows.tokens_BT.shape[1]
+        if term == "bt":
+            keys_B = derive(keys_B, OUTSIDE - 1)  # other dropout than in denoising the same sentences
+            row_tokens *= LENGTH_FACTOR
         source_BSD = self.read_source(source, keys_B, row_tokens)
         target_BRD = self.read_target(target, source_BSD, source.items, keys_B, row_tokens)
         hidden_MD = target_BRD.flatten(0, 1)[target.items.flatten().nonzero().squeeze(1)]
         predicted = self.masked_head(hidden_MD, TiedTable(table), tokens[places_M], None)
-        return TranslationOutput(predicted.nll_M, predicted.predicted_M, places_M, torch.full_like(places_M, number))
+        terms_M = torch.full_like(places_M, TERMS.index(term))
+        return TranslationOutput(predicted.nll_M, predicted.predicted_M, places_M, terms_M)
 
     def written(self, rows: Batch) -> Side:
-        """Greedy translations of the monolingual sentences, written in evaluation mode and without gradient, as the
-        sentences' sources."""
+        """Sources for back-translation: a greedy translation of each monolingual sentence, written in evaluation mode
+        and without gradient."""
         sentences, training = sentences_apart(rows), self.training
         self.eval()
         tokens = write(self, sentences.source, sentences.into_N)
@@ -101,9 +104,9 @@ class TranslationModel(TextEncoder):
     def read_source(self, source: Side, keys_B: Tensor | None = None, row_tokens: int | None = None) -> Tensor:
         """The encoder's last hidden states, [B, S, D]; `keys_B` and `row_tokens` determine dropout."""
         embedded_BSD = lookup(source.tokens, self.table, sparse=True)
-        read_BSD = self.encoder.embed(embedded_BSD, source.positions, source.languages, keys_B)
+        x_BSD = self.encoder.embed(embedded_BSD, source.positions, source.languages, keys_B)
         distance_HW = self.encoder.distances(source.tokens.shape[1])
-        return self.encoder.body(read_BSD, source.items, distance_HW, keys_B=keys_B, row_tokens=row_tokens)
+        return self.encoder.body(x_BSD, source.items, distance_HW, keys_B=keys_B, row_tokens=row_tokens)
 
     def read_target(
         self,
@@ -113,32 +116,32 @@ class TranslationModel(TextEncoder):
         keys_B: Tensor | None = None,
         row_tokens: int | None = None,
     ) -> Tensor:
-        """The decoder's last hidden states, [B, R, D], of whole targets; `sources_BS`: each source token's item."""
+        """The decoder's last hidden states, [B, R, D], of whole targets. `sources_BS`: each source token's item number,
+        0 for padding."""
         decoder, keys_B = self.decoder, None if keys_B is None else derive(keys_B, OUTSIDE)
         embedded_BRD = lookup(target.tokens, self.table, sparse=True)
-        read_BRD = decoder.embed(embedded_BRD, target.positions, target.languages, keys_B)
+        x_BRD = decoder.embed(embedded_BRD, target.positions, target.languages, keys_B)
         distance_HW = decoder.distances(target.tokens.shape[1])
-        own = shared_bias(self.cfg, target.items, distance_HW, read_BRD.dtype, causal_mask)
-        assert isinstance(own, AttentionBias)
-        source = AttentionBias(cross_attention_mask(target.items, sources_BS), None, row_tokens=row_tokens)
-        return decoder.through_layers(
-            read_BRD, SharedInputs(own._replace(row_tokens=row_tokens), source_BSD, source), keys_B
-        )
+        self_bias = shared_bias(self.cfg, target.items, distance_HW, x_BRD.dtype, causal_mask)
+        assert isinstance(self_bias, AttentionBias)
+        cross_bias = AttentionBias(cross_attention_mask(target.items, sources_BS), None, row_tokens=row_tokens)
+        shared = SharedInputs(self_bias._replace(row_tokens=row_tokens), source_BSD, cross_bias)
+        return decoder.through_layers(x_BRD, shared, keys_B)
 
     def read_next(
-        self, tokens_B: Tensor, place: int, languages_B: Tensor, source_BSD: Tensor, allowed_B11S: Tensor, past: dict
+        self, tokens_B: Tensor, position: int, languages_B: Tensor, source_BSD: Tensor, allowed_B11S: Tensor, past: dict
     ) -> Tensor:
-        """The decoder's last hidden state, [B, D], after one more token of each target, at `place` (from 0). `past`
-        caches keys and values of the tokens before; this token's are added."""
+        """The decoder's last hidden state, [B, D], after one more token of each target, at `position` (from 0). `past`
+        caches the keys and values of earlier tokens; those of this token are added to it."""
         decoder = self.decoder
-        place_B1 = torch.full_like(tokens_B, place)[:, None]
+        position_B1 = torch.full_like(tokens_B, position)[:, None]
         embedded_B1D = lookup(tokens_B[:, None], self.table)
-        x_B1D = decoder.embed(embedded_B1D, place_B1, languages_B[:, None])
-        distance_HW, all_111R = decoder.distances(place + 1), allowed_B11S.new_ones(1, 1, 1, place + 1)
-        # The columns of d for the distances from the new token to the first token, …, to itself.
-        distance_H1R = None if distance_HW is None else distance_HW[:, None, : place + 1].to(x_B1D.dtype)
-        read = SharedInputs(AttentionBias(all_111R, distance_H1R), source_BSD, AttentionBias(allowed_B11S, None), past)
-        return decoder.through_layers(x_B1D, read)[:, 0]
+        x_B1D = decoder.embed(embedded_B1D, position_B1, languages_B[:, None])
+        distance_HW, all_111R = decoder.distances(position + 1), allowed_B11S.new_ones(1, 1, 1, position + 1)
+        # The biases for the distances from the new token to the first token, …, to itself.
+        distance_H1R = None if distance_HW is None else distance_HW[:, None, : position + 1].to(x_B1D.dtype)
+        self_bias, cross_bias = AttentionBias(all_111R, distance_H1R), AttentionBias(allowed_B11S, None)
+        return decoder.through_layers(x_B1D, SharedInputs(self_bias, source_BSD, cross_bias, past))[:, 0]
 
     def scores(self, hidden_BD: Tensor) -> Tensor:
         """Logits of the next token, [B, V], from last hidden states."""

@@ -1,11 +1,11 @@
 """Machine translation on pairs, on monolingual sentences, or both (XLM; Conneau and Lample, 2019).
 
 L = w_AE(step) L_AE + w_BT(step) L_BT + L_MT, where each term is the mean over its target tokens in the global batch. A
-target token is predicted from its source and the target tokens before it. The decoder's first input is `</s>`, and so
-is the last token of a target. Which side of a pair is the source is drawn when the data are mixed, so that one model
+target token is predicted from its source and the target tokens before it. Both the decoder's first input and the last
+token of a target are `</s>`. Which side of a pair is the source is drawn when the data are mixed, so that one model
 learns both directions. A monolingual sentence is a target, too: its source is a noised copy (denoising auto-encoding),
 or a translation that the model writes with the current weights (back-translation). As in every objective, the step's
-number and the weights determine the source. M target tokens.
+number and the weights alone determine the source. M target tokens.
 """
 
 from copy import copy
@@ -29,7 +29,7 @@ from ..objectives.protocol import FirstWeights, Quantity, require_sentences
 from .decoder import decoder_depth, decoder_from_encoder, decoder_layers
 from .model import TERMS, TranslationModel, TranslationOutput
 from .sentences import ALWAYS, Sentences
-from .sides import predicted_places
+from .sides import target_mask
 
 if TYPE_CHECKING:
     from ..data.shards import RowStore
@@ -59,8 +59,8 @@ class MachineTranslation(MaskedLanguageModelling):
 
     def __init__(self, cfg: ObjectiveConfig):
         weights = {"ae": cfg.denoising, "bt": cfg.back_translation, "mt": ("0:1",)}
-        self._by_step = {term: points for term, points in weights.items() if points}
-        self.terms = tuple(self._by_step)
+        self._weight_points = {term: points for term, points in weights.items() if points}
+        self.terms = tuple(self._weight_points)
         self.quantities = {term: _QUANTITIES[term] for term in self.terms} | {
             _ACCURACIES[term]: Quantity(f"Accuracy on every target token{suffix}")
             for term, suffix in (("ae", " (denoising)"), ("bt", " (back-translation)"), ("mt", ""))
@@ -69,6 +69,7 @@ class MachineTranslation(MaskedLanguageModelling):
         self.accuracies = tuple(_ACCURACIES[term] for term in self.terms)
         super().__init__(cfg)
         self.weights = self._weights_in(0)
+        # From an index into TERMS to one into `self.terms`; 0, never read, for a term that is not trained.
         self._index_of_term = torch.tensor([self.terms.index(term) if term in self.terms else 0 for term in TERMS])
 
     def check_rows(self, rows: "RowStore", purpose: Purpose) -> None:
@@ -77,13 +78,14 @@ class MachineTranslation(MaskedLanguageModelling):
             require_sentences(rows, needed=True)
 
     def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
-        """Batches that also have a noised copy of each sentence, and the language to translate the sentence into."""
-        denoising, back = (self._by_step.get(term, ()) for term in ("ae", "bt"))
+        """Batches with a noised copy of each sentence and the language to translate it into, as far as their terms are
+        trained."""
+        denoising, back = (self._weight_points.get(term, ()) for term in ("ae", "bt"))
         if not (denoising or back):
             return super().batches(rows, purpose)
         if purpose != "train":
             denoising, back = (ALWAYS if points else () for points in (denoising, back))
-        if purpose == "show" and denoising:  # the page has room for one prediction of each token
+        if purpose == "show" and denoising:  # the page shows one prediction of each token
             back = ()
         sentences = Sentences(denoising, back, languages_of_text(rows), rows.manifest.vocabulary_size - 1)
 
@@ -93,8 +95,8 @@ class MachineTranslation(MaskedLanguageModelling):
         return with_sentences
 
     def probe(self, batch: Batch) -> Batch:
-        """`batch` without back-translation if it has another term: if two tokens are almost equally likely, rounding
-        decides which one the model writes."""
+        """`batch` without back-translation if it has another term. Back-translation may differ between devices: if two
+        tokens are almost equally likely, rounding decides which one the model writes."""
         has_pairs = bool((batch.task_B == TASKS.index("para")).any())
         if "noised_BT" in batch.added or has_pairs:
             return batch._replace(added={name: value for name, value in batch.added.items() if name != "into_BT"})
@@ -107,7 +109,7 @@ class MachineTranslation(MaskedLanguageModelling):
         return objective
 
     def _weights_in(self, step: int) -> Tensor:
-        return torch.tensor([weight_at(points, step) for points in self._by_step.values()], dtype=torch.float64)
+        return torch.tensor([weight_at(points, step) for points in self._weight_points.values()], dtype=torch.float64)
 
     def check(self, run: RunConfig) -> None:
         """Raise ValueError unless every step has a term, languages have embeddings and the engine can run a decoder."""
@@ -141,8 +143,8 @@ class MachineTranslation(MaskedLanguageModelling):
 
     @staticmethod
     def _check_weights(run: RunConfig) -> None:
-        """Raise ValueError if a step of the run has no term. It is enough to check the steps given in the settings:
-        between two of these steps a weight is linear, so it can only be 0 if it is 0 at both."""
+        """Raise ValueError if all weights are 0 in a step of the run. It is enough to check the steps that the settings
+        give: between two of these steps a weight is linear, so it is 0 only if it is 0 at both."""
         points_of = {name: getattr(run.objective, name) for name in ("denoising", "back_translation")}
         steps = point_steps([*run.objective.denoising, *run.objective.back_translation])
         total_weights = dict.fromkeys(steps, 0.0)
@@ -151,7 +153,7 @@ class MachineTranslation(MaskedLanguageModelling):
             if points and not any(weights.values()):
                 raise ValueError(f"objective.{name} is 0 in all steps: leave it empty")
             total_weights = {step: total + weights[step] for step, total in total_weights.items()}
-        reads_sentences_alone = not run.data.para_rows or run.data.alternate  # sentences, in some steps
+        reads_sentences_alone = not run.data.para_rows or run.data.alternate  # in some steps, no pairs
         empty_steps = [step for step, total in total_weights.items() if not total and step < run.train.steps]
         if reads_sentences_alone and empty_steps and any(points_of.values()):
             raise ValueError(
@@ -182,17 +184,18 @@ class MachineTranslation(MaskedLanguageModelling):
         return TranslationModel(cfg)
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
-        """Counted as if half of a row of pairs were source and half target, and as if a sentence, all target, had a
-        source of equal length. A sentence is read once for denoising and once for back-translation; before the latter,
-        both networks run without gradient to write the source. With sentences, pairs are counted as sentences."""
+        """Counted as if half of each row of pairs were source and half target, and as if a sentence had a source of its
+        own length. A sentence is read once for denoising and once for back-translation. To write the source of
+        back-translation, both networks first run without gradient. With sentences, pairs are counted as sentences."""
         passes = len(self.terms) - 1
         share, side = (float(passes), row_tokens) if passes else (0.5, row_tokens // 2)
         cross_attentions = len([n for n in range(decoder_depth(cfg)) if cfg.decoder == "xlm" or n % 2])
         self_attentions = decoder_depth(cfg) if cfg.decoder == "xlm" else decoder_depth(cfg) - cross_attentions
-        attention = 4 * cfg.width**2 + 2 * side * cfg.width  # own or cross: projections, scores, weighted sums
+        attention = 4 * cfg.width**2 + 2 * side * cfg.width  # of either kind: projections, scores, weighted sums
         feed_forward = 2 * cfg.width * cfg.feed_forward
         decoder = 2.0 * ((self_attentions + cross_attentions) * attention + decoder_depth(cfg) * feed_forward)
-        encoder, ahead = encoder_forward(cfg, 1, side), "bt" in self.terms
+        encoder = encoder_forward(cfg, 1, side)
+        writing_passes = 1 if "bt" in self.terms else 0
         return Flops(
             layers=cfg.discriminator_layers,
             layer=encoder * share,
@@ -200,31 +203,31 @@ class MachineTranslation(MaskedLanguageModelling):
             decoder_layers=decoder_depth(cfg),
             cross_attentions=decoder_depth(cfg) if cfg.decoder == "xlm" else 0,
             softmax_last=masked_head_forward(cfg, share),
-            first_pass_layer=encoder * ahead,
-            first_pass_softmax=(decoder + masked_head_forward(cfg, 1.0)) * ahead,
+            first_pass_layer=encoder * writing_passes,
+            first_pass_softmax=(decoder + masked_head_forward(cfg, 1.0)) * writing_passes,
         )
 
     def passes(self, batch: MicroBatch) -> list[MicroBatch]:
-        """One forward pass for each term. The encoder reads one half of a pair's tokens and the decoder the other. A
-        sentence and its noised copy or translation are about equally long, so each network reads all tokens."""
+        """One micro-batch for each term's forward pass, the largest first. Of a pair, each network reads half of the
+        tokens. Of a sentence, each reads as many as the sentence has: a source is about as long as its target."""
         sentences = replace(batch, tokens=(batch.rows - batch.pairs) * batch.row_tokens)
         passes = [sentences] * (len(self.terms) - 1)
         if batch.pairs:
             side = batch.row_tokens // 2
             passes.append(replace(batch, tokens=batch.pairs * batch.row_tokens // 2, row_tokens=side))
-        return sorted(passes, key=lambda one: -one.tokens)
+        return sorted(passes, key=lambda micro_batch: -micro_batch.tokens)
 
     def predicted_positions(self, batch: Batch) -> Tensor:
-        """The target tokens."""
-        return predicted_places(batch).flatten().nonzero().squeeze(1)
+        """Indices of the target tokens in the flattened batch."""
+        return target_mask(batch).flatten().nonzero().squeeze(1)
 
     def counts(self, batch: Batch) -> Tensor:
-        """Target tokens of each term, float64 [terms]."""
-        by_task = sum_by_task(predicted_places(batch).sum(1), batch.task_B)
+        """Number of target tokens of each term, float64 [terms]."""
+        in_sentences, in_pairs = sum_by_task(target_mask(batch).sum(1), batch.task_B)
         by_term = {
-            "ae": by_task[0] * ("noised_BT" in batch.added),
-            "bt": by_task[0] * ("into_BT" in batch.added),
-            "mt": by_task[1],
+            "ae": in_sentences if "noised_BT" in batch.added else torch.zeros_like(in_sentences),
+            "bt": in_sentences if "into_BT" in batch.added else torch.zeros_like(in_sentences),
+            "mt": in_pairs,
         }
         return torch.stack([by_term[term] for term in self.terms]).double()
 
@@ -243,7 +246,8 @@ class MachineTranslation(MaskedLanguageModelling):
         return self._sum_by_term(output.predicted_M == batch.tokens_BT.flatten()[output.places_M], output).double()
 
     def by_language(self, output: TranslationOutput, batch: Batch, languages: int) -> Tensor:  # type: ignore[override]
-        """The summed losses and target tokens, by the language translated into, float64 [2, terms, languages]."""
+        """The summed losses and the numbers of target tokens, by the language translated into, float64 [2, terms,
+        languages]."""
         language_M, counted_M = batch.languages_BT.flatten()[output.places_M], torch.ones_like(output.nll_M)
         return sum_by_language(output.nll_M, counted_M, self._terms(output), language_M, len(self.terms), languages)
 
@@ -255,7 +259,7 @@ class MachineTranslation(MaskedLanguageModelling):
 
 
 def _check_start(start: StartConfig) -> None:
-    """Raise ValueError where `start.into` and `start.decoder` do not fit what the run starts from."""
+    """Raise ValueError where `start.into` and `start.decoder` do not fit `start.folder`, `start.take` or each other."""
     for given, remedy in (
         (f"start.into {start.into}" if start.into != "both" else "", "leave it at both"),
         (f"start.decoder {start.decoder}" if start.decoder else "", "leave it empty"),

@@ -2,8 +2,8 @@
 translation.
 
 FOLDER/back_<to>.a-b.a, .b               the pairs, once complete
-FOLDER/.back_<to>.a-b.json               the settings, model and text that they come from
-FOLDER/.back_<to>.a-b.parts/<number>.json  a translated part
+FOLDER/.back_<to>.a-b.json               the settings, model and text that the pairs come from
+FOLDER/.back_<to>.a-b.parts/<n>.json     a translated part; n: index of its first line
 """
 
 import shutil
@@ -16,7 +16,7 @@ from ..io.files import read_object, write_object, write_text
 from ..io.folders import lock
 from .text import Translator, translate_lines
 
-_PART_LINES = 2000  # lines of one part
+_PART_LINES = 2000
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class PairFolder:
         return self.folder / f".{self.path('parts').name}"
 
     def begin(self, settings: Mapping[str, Any]) -> bool:
-        """Begin or resume; returns whether anything is left to do. Raises ValueError for pairs of other text or
-        settings."""
+        """Begin, or resume after a stop. Returns whether anything is left to do. Raises ValueError if the folder has
+        pairs of other text or settings."""
         complete = self.path(self.to).exists() and self.path(self.source).exists()
         record = self.folder / f".{self.path('json').name}"
         if not complete and not record.exists():
@@ -51,32 +51,36 @@ class PairFolder:
             )
         if not complete:
             self.parts.mkdir(exist_ok=True)
-        return self.parts.exists()  # also if a stop came before its removal
+        return self.parts.exists()  # even of complete pairs, if a stop came before the parts were removed
 
     def write(
         self, translator: Translator, lines: Sequence[str], languages: tuple[int, int], beam: int, penalty: float
     ) -> None:
-        """Translate the missing parts, and write both files. Raises ValueError when another process does so."""
+        """Translate the missing parts, and write both files. Raises ValueError if another process is doing so."""
         with lock(self.parts):
             self._write(translator, lines, languages, beam, penalty)
 
     def _write(
         self, translator: Translator, lines: Sequence[str], languages: tuple[int, int], beam: int, penalty: float
     ) -> None:
-        numbers = range(0, len(lines), _PART_LINES)
-        for first in numbers:
+        first_lines = range(0, len(lines), _PART_LINES)  # index of each part's first line
+        for first in first_lines:
             if not self._part(first).exists():
-                of_part = lines[first : first + _PART_LINES]
-                translated = translate_lines(translator, of_part, languages, beam, penalty)
-                cut = {number - 1 for number in translated.cut}
-                uncut = [pair for n, pair in enumerate(zip(of_part, translated.lines, strict=True)) if n not in cut]
-                pairs = [pair for pair in uncut if all(side.strip() for side in pair)]
-                empty = sum(not line.strip() for line in of_part)
+                part_lines = lines[first : first + _PART_LINES]
+                translated = translate_lines(translator, part_lines, languages, beam, penalty)
+                cut = set(translated.cut)  # line numbers from 1
+                pairs = [
+                    pair
+                    for number, pair in enumerate(zip(part_lines, translated.lines, strict=True), start=1)
+                    if number not in cut and all(side.strip() for side in pair)
+                ]
+                empty = sum(not line.strip() for line in part_lines)
                 write_object(self._part(first), {"pairs": pairs, "cut": len(cut), "empty": empty})
-        parts = [read_object(self._part(first)) for first in numbers]
+        parts = [read_object(self._part(first)) for first in first_lines]
         pairs = [pair for part in parts for pair in part["pairs"]]
-        for number, code in enumerate((self.source, self.to)):  # the translations last: they mark the pairs as complete
-            write_text(self.path(code), "".join(f"{pair[number]}\n" for pair in pairs))
+        # The translations come last: their file marks the pairs as complete.
+        for side, code in enumerate((self.source, self.to)):
+            write_text(self.path(code), "".join(f"{pair[side]}\n" for pair in pairs))
         shutil.rmtree(self.parts)
         cut, empty = (sum(part[name] for part in parts) for name in ("cut", "empty"))
         untranslated = len(lines) - len(pairs) - cut - empty

@@ -1,7 +1,8 @@
-"""Sources from monolingual sentences (XLM; Lample and Conneau, 2019): a noised copy of each, from which denoising
-auto-encoding restores it; and the language into which back-translation translates it.
+"""Sources from monolingual sentences (XLM; Lample and Conneau, 2019): a noised copy of each sentence for denoising
+auto-encoding, and the language to translate each sentence into for back-translation.
 
-Both depend only on the seed, the row and its number; they have random counters of their own. B rows, T tokens.
+Both depend only on the seed, the row's tokens and the row's number. Their random numbers are independent of all other
+random numbers. B rows, T tokens.
 """
 
 from dataclasses import dataclass
@@ -16,16 +17,17 @@ from ..data.compiled import compiled, reads
 from ..data.corrupt import Array, TaskRows, Word, philox
 from ..data.rows import EOS, PAD, TASKS
 
-SHUFFLED, DROPPED, BLANKED = 3, 0.1, 0.1  # XLM's: how far tokens move, shares dropped and masked
+SHUFFLED, DROPPED, BLANKED = 3, 0.1, 0.1  # XLM's: how far tokens move (positions), shares dropped and masked
 ALWAYS = ("0:1",)  # weight 1 in all steps
-_TASK = np.uint64(len(TASKS))  # a task number of the random counters that nothing else uses
-_TO_UNIT = 2.0**-32  # 32 random bits to [0, 1)
-_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+_TASK = np.uint64(len(TASKS))  # no task has this number, so no other random numbers have these counters
+_TO_UNIT = 2.0**-32  # factor from 32 random bits to [0, 1)
+_LOW_MASK, _WORD_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """Adds noised copies and languages to a batch, each in steps where its term has a weight (`config.weight_at`)."""
+    """Adds noised copies to a batch in steps where the weight of denoising is not 0, and languages to translate into in
+    steps where the weight of back-translation is not 0 (`config.weight_at`)."""
 
     denoising: tuple[str, ...]
     back_translation: tuple[str, ...]
@@ -45,9 +47,9 @@ class Sentences:
         first = 0
         for task, rows, numbers in parts:
             if task == TASKS.index("mono"):
-                last, key = first + len(rows.tokens), np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
-                places = noised_BT[first:last], into_BT[first:last]
-                _noise(*rows, numbers, key, self.mask, np.array(self.languages), *places)
+                end, key = first + len(rows.tokens), np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
+                of_task = noised_BT[first:end], into_BT[first:end]
+                _noise(*rows, numbers, key, self.mask, np.array(self.languages), *of_task)
             first += len(rows.tokens)
         if weight_at(self.denoising, step):
             batch = batch.with_added(noised_BT=torch.from_numpy(noised_BT))
@@ -74,11 +76,11 @@ def _noise(
     noised_BT: Array,
     into_BT: Array,
 ) -> None:
-    """Write, at each item's place, a noised copy followed by `<pad>`, and the language to translate the item into: one
-    of the other `language_indices`, drawn uniformly.
+    """Write to the columns of each item. `noised_BT`: a noised copy, then `<pad>` to the item's end. `into_BT`: the
+    language to translate the item into, drawn uniformly from `language_indices` without the item's own.
 
-    The tokens of a sentence are sorted by i + u, where i is the place and u uniform in [0, 3). Then a share is dropped,
-    and a share of the rest becomes `<mask>`. At least one token stays.
+    The tokens of a sentence are sorted by i + u, where i is the position and u uniform in [0, 3). Then a share is
+    dropped, and a share of the rest becomes `<mask>`. At least one token stays.
     """
     width = tokens_BT.shape[1]
     keys_T, drops_T, blanks_T = np.empty(width), np.empty(width), np.empty(width)
@@ -90,21 +92,22 @@ def _noise(
             own = 0
             while language_indices[own] != languages[item] and own < len(language_indices) - 1:
                 own += 1
-            draw = philox(np.uint64(start), _TASK, number & _LOW, number >> _HALF, seed)[3]
+            draw = philox(np.uint64(start), _TASK, number & _LOW_MASK, number >> _WORD_BITS, seed)[3]
             others = np.uint64(max(len(language_indices) - 1, 1))
-            into_BT[row, start:stop] = language_indices[(own + 1 + int(draw * others >> _HALF)) % len(language_indices)]
+            into = (own + 1 + int(draw * others >> _WORD_BITS)) % len(language_indices)
+            into_BT[row, start:stop] = language_indices[into]
             for column in range(start + 1, stop - 1):
-                move, drop, blank, _ = philox(np.uint64(column), _TASK, number & _LOW, number >> _HALF, seed)
+                move, drop, blank, _ = philox(np.uint64(column), _TASK, number & _LOW_MASK, number >> _WORD_BITS, seed)
                 keys_T[column] = column + SHUFFLED * (move * _TO_UNIT)
                 drops_T[column], blanks_T[column] = drop * _TO_UNIT, blank * _TO_UNIT
-            most = drops_T[start + 1 : stop - 1].max()
+            threshold = min(DROPPED, drops_T[start + 1 : stop - 1].max())  # so the token with the largest draw stays
             noised_BT[row, start] = tokens_BT[row, start]
-            at = start + 1
-            for moved in np.argsort(keys_T[start + 1 : stop - 1]):
-                column = start + 1 + moved
-                if drops_T[column] >= min(DROPPED, most):
-                    noised_BT[row, at] = mask if blanks_T[column] < BLANKED else tokens_BT[row, column]
-                    at += 1
-            noised_BT[row, at] = EOS
+            write_column = start + 1
+            for index in np.argsort(keys_T[start + 1 : stop - 1]):
+                column = start + 1 + index
+                if drops_T[column] >= threshold:
+                    noised_BT[row, write_column] = mask if blanks_T[column] < BLANKED else tokens_BT[row, column]
+                    write_column += 1
+            noised_BT[row, write_column] = EOS
             start = stop
             item += 1

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..data.batch import Batch
 from ..data.rows import EOS, PAD, TASKS
 
-_MULTIPLE = 8  # the number of columns is rounded up to a multiple, which is faster on a GPU
+_MULTIPLE = 8  # widths are multiples of this, which is faster on a GPU
 
 
 class Side(NamedTuple):
@@ -27,16 +27,16 @@ class Side(NamedTuple):
     tokens: Tensor
     positions: Tensor  # from 0 in every item
     languages: Tensor
-    items: Tensor  # number of the item inside its row, from 1; 0 at padding
+    items: Tensor  # each token's item number in its row, from 1; 0 at padding
 
 
-def predicted_places(batch: Batch) -> Tensor:
-    """Whether each token is a target, bool [B, T]: second sides of pairs, and monolingual sentences, each with its last
-    `</s>` and without its opening token."""
-    inside_BT, pairs_B1 = batch.segments_BT > 0, _has_task(batch, "para")[:, None]
-    second_BT = (batch.sides_BT == 1) & inside_BT
+def target_mask(batch: Batch) -> Tensor:
+    """Whether each token is a target, bool [B, T]. Targets are the second sides of pairs, and monolingual sentences;
+    each with its last `</s>` and without its opening token."""
+    not_padding_BT, is_pairs_B1 = batch.segments_BT > 0, _has_task(batch, "para")[:, None]
+    second_BT = (batch.sides_BT == 1) & not_padding_BT
     opens_BT = second_BT & ~F.pad(second_BT[:, :-1], (1, 0)) & (batch.tokens_BT == EOS)
-    return torch.where(pairs_B1, second_BT & ~opens_BT, inside_BT & (batch.positions_BT > 0))
+    return torch.where(is_pairs_B1, second_BT & ~opens_BT, not_padding_BT & (batch.positions_BT > 0))
 
 
 def _has_task(batch: Batch, task: str) -> Tensor:
@@ -44,10 +44,10 @@ def _has_task(batch: Batch, task: str) -> Tensor:
 
 
 def rows_of(batch: Batch, task: str) -> Batch:
-    """The rows of one task; the values of masked positions stay those of `batch`."""
-    rows_B = _has_task(batch, task)
-    by_row = {name: value[rows_B] for name, value in batch._asdict().items() if name.endswith(("_BT", "_B"))}
-    return batch._replace(**by_row, added={name: value_BT[rows_B] for name, value_BT in batch.added.items()})
+    """The rows of one task. Fields about masked positions are not filtered: they stay those of the whole `batch`."""
+    of_task_B = _has_task(batch, task)
+    by_row = {name: value[of_task_B] for name, value in batch._asdict().items() if name.endswith(("_BT", "_B"))}
+    return batch._replace(**by_row, added={name: value_BT[of_task_B] for name, value_BT in batch.added.items()})
 
 
 def sources_of_pairs(batch: Batch) -> Side:
@@ -59,22 +59,23 @@ def sources_of_pairs(batch: Batch) -> Side:
 def noised_sources(batch: Batch) -> Side:
     """The noised copies of monolingual sentences."""
     noised_BT = batch.added["noised_BT"]
-    inside_BT = (noised_BT != PAD) & (batch.segments_BT > 0)
-    return _packed(inside_BT, noised_BT, batch.positions_BT, batch.languages_BT, batch.segments_BT)
+    copied_BT = (noised_BT != PAD) & (batch.segments_BT > 0)
+    return _packed(copied_BT, noised_BT, batch.positions_BT, batch.languages_BT, batch.segments_BT)
 
 
 def targets(batch: Batch) -> Side:
     """Decoder inputs: targets shifted right, each beginning with `</s>`."""
-    target_BT = predicted_places(batch)
+    target_BT = target_mask(batch)
     column_T = torch.arange(target_BT.shape[1], device=target_BT.device)
+    # A sentence's first target has position 1; a pair's comes after a token that is no target.
     begins_BT = target_BT & ((batch.positions_BT == 1) | ~F.pad(target_BT[:, :-1], (1, 0)))
-    first_BT = torch.where(begins_BT, column_T, 0).cummax(1).values
+    first_BT = torch.where(begins_BT, column_T, 0).cummax(1).values  # the column in which each token's target begins
     before_BT = F.pad(batch.tokens_BT[:, :-1], (1, 0), value=PAD).masked_fill(begins_BT, EOS)
     return _packed(target_BT, before_BT, column_T - first_BT, batch.languages_BT, batch.segments_BT)
 
 
 class SentencesApart(NamedTuple):
-    """Monolingual sentences, a row each."""
+    """Monolingual sentences, one in each row of `source`."""
 
     source: Side  # [N, S]
     into_N: Tensor  # the language to translate each into
@@ -87,45 +88,49 @@ def sentences_apart(batch: Batch) -> SentencesApart:
     first_BT = (batch.segments_BT > 0) & (batch.positions_BT == 0)
     row_N, start_N = first_BT.nonzero().unbind(1)
     item_N = batch.segments_BT[row_N, start_N]
-    inside_NT = batch.segments_BT[row_N] == item_N[:, None]
+    of_sentence_NT = batch.segments_BT[row_N] == item_N[:, None]
     values = (values_BT[row_N] for values_BT in (batch.tokens_BT, batch.positions_BT, batch.languages_BT))
-    source = _packed(inside_NT, *values, inside_NT.long())
+    source = _packed(of_sentence_NT, *values, of_sentence_NT.long())
     return SentencesApart(source, batch.added["into_BT"][row_N, start_N], row_N, item_N)
 
 
 def written_sources(sentences: SentencesApart, written: Sequence[Sequence[int]], opening: int, rows: int) -> Side:
-    """The translations `written`, L tokens, as sources of the batch's `rows`; `opening`: the token before each."""
+    """The translations `written` as sources: each in the row of its sentence, one after the other; `rows`: the batch's
+    number of rows; `opening`: the token before each translation. L tokens of all translations, with special tokens."""
     device = sentences.row_N.device
-    lengths_N = torch.tensor([len(one) + 2 for one in written], device=device)
-    flat = torch.tensor([token for one in written for token in (opening, *one, EOS)], device=device)
-    which_L = torch.arange(len(written), device=device).repeat_interleave(lengths_N)
-    row_L = sentences.row_N[which_L]
-    ones_L = torch.ones_like(row_L)
-    before_N = lengths_N.cumsum(0) - lengths_N
-    place_L = torch.arange(len(flat), device=device)
-    taken_B = torch.zeros(rows, dtype=torch.int64, device=device).index_add(0, row_L, ones_L)
-    column_L = place_L - (taken_B.cumsum(0) - taken_B)[row_L]
-    width = max(-(-int(taken_B.max()) // _MULTIPLE), 1) * _MULTIPLE
-    values = (
-        flat,
-        place_L - before_N[which_L],
-        sentences.into_N[which_L],
-        sentences.item_N[which_L],
-    )
-    blank_BS = torch.zeros(rows, width, dtype=torch.int64, device=device)
+    lengths_N = torch.tensor([len(translation) + 2 for translation in written], device=device)
+    tokens_L = torch.tensor([token for one in written for token in (opening, *one, EOS)], device=device)
+    sentence_L = torch.arange(len(written), device=device).repeat_interleave(lengths_N)
+    row_L = sentences.row_N[sentence_L]
+    lengths_B = torch.zeros(rows, dtype=torch.int64, device=device).index_add(0, row_L, torch.ones_like(row_L))
+    index_L = torch.arange(len(tokens_L), device=device)
+    position_L = index_L - _starts(lengths_N)[sentence_L]
+    column_L = index_L - _starts(lengths_B)[row_L]
+    values = (tokens_L, position_L, sentences.into_N[sentence_L], sentences.item_N[sentence_L])
+    blank_BS = torch.zeros(rows, _width(lengths_B), dtype=torch.int64, device=device)
     return Side(*(blank_BS.index_put((row_L, column_L), value_L) for value_L in values))
 
 
+def _starts(lengths: Tensor) -> Tensor:
+    """Index at which each of several stretches begins, if they follow each other from 0."""
+    return lengths.cumsum(0) - lengths
+
+
+def _width(lengths_B: Tensor) -> int:
+    """Columns for rows of these lengths: the largest length, rounded up to a multiple of 8; at least 8."""
+    return max(-(-int(lengths_B.max()) // _MULTIPLE), 1) * _MULTIPLE
+
+
 def _packed(mask_BT: Tensor, *values: Tensor) -> Side:
-    """Each row's `values` [B, T] where the mask is true, moved left; [B, S], S rounded up to a multiple of 8."""
-    width = max(-(-int(mask_BT.sum(1).max()) // _MULTIPLE), 1) * _MULTIPLE
-    order_BS = (~mask_BT).long().sort(dim=1, stable=True).indices[:, :width]
-    inside_BS = mask_BT.gather(1, order_BS)
-    return Side(*(value_BT.gather(1, order_BS) * inside_BS for value_BT in values))
+    """`values`, each [B, T], reduced to the tokens where the mask is true, which move left in their rows; [B, S]."""
+    width = _width(mask_BT.sum(1))
+    order_BS = (~mask_BT).long().sort(dim=1, stable=True).indices[:, :width]  # columns where the mask is true first
+    kept_BS = mask_BT.gather(1, order_BS)
+    return Side(*(value_BT.gather(1, order_BS) * kept_BS for value_BT in values))
 
 
 def cross_attention_mask(targets_BR: Tensor, sources_BS: Tensor) -> Tensor:
-    """Cross-attention mask, bool [B, 1, R, S], from every token's item number: a target token sees the source tokens of
-    its item. Padding sees everything, so that no softmax is empty."""
+    """Cross-attention mask, bool [B, 1, R, S], from the item numbers of target and source tokens: a target token sees
+    the source tokens with its item number. Padding (0) sees everything, so that no softmax is empty."""
     query_BR1 = targets_BR[:, :, None]
     return ((query_BR1 == sources_BS[:, None]) | (query_BR1 == 0))[:, None]

@@ -41,15 +41,15 @@ class Translator(NamedTuple):
 
 
 def load_translator(folder: Path) -> Translator:
-    """The model of a run, of its checkpoint RUN@STEP, or of its export, in evaluation mode on a GPU if there is one.
-    Raises ValueError for a folder whose model has no decoder."""
+    """The model of a run, a checkpoint (RUN@STEP) or an export, in evaluation mode, on a GPU if there is one. Raises
+    ValueError for a folder whose model has no decoder."""
     advice, run = "name a run of objective.name mt", load_with_decoder(folder)
     if run is None and "config" not in read_config(folder):
         raise ValueError(f"{folder} is an export without a decoder: {advice}")
     run = run or load_run(folder)
     if run.task or run.objective.name != "mt":
-        what = f"fine-tuned on {run.task}" if run.task else f"trained for {run.objective.name}"
-        raise ValueError(f"{folder} was {what} and has no decoder: {advice}")
+        training = f"fine-tuned on {run.task}" if run.task else f"trained for {run.objective.name}"
+        raise ValueError(f"{folder} was {training} and has no decoder: {advice}")
     model = TranslationModel(run.model)
     run.load_into(model)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -72,8 +72,8 @@ def read_lines(path: Path) -> list[str]:
 
 
 def _text(path: Path) -> bytes:
-    """The uncompressed bytes of all streams of a file. (`lzma.open` and `bz2.open` silently stop at a damaged later
-    stream.)"""
+    """The uncompressed bytes of all streams of a file. A damaged stream raises an error; `lzma.open` and `bz2.open`
+    would silently end the data there."""
     data, parts = path.read_bytes(), []
     if path.suffix == ".gz":
         return gzip.decompress(data)
@@ -89,13 +89,13 @@ def _text(path: Path) -> bytes:
 
 
 def check_search(translator: Translator, beam: int, length_penalty: float) -> None:
-    """Raise ValueError for settings of the search that are out of range for the translator's vocabulary."""
+    """Raise ValueError if `beam` or `length_penalty` is out of range; a beam must fit the size of the vocabulary."""
     size = translator.vocabulary.size
     if beam < 1:
         raise ValueError(f"--beam {beam} follows nothing: it must be at least 1")
-    if beam > (size - 5) // 2:  # each step takes the best 2 · beam candidates
+    if beam > (size - 5) // 2:  # each step takes the best 2 · beam candidates, and some tokens are never written
         raise ValueError(f"--beam {beam} is more than a vocabulary of {size} has room for: it can be {(size - 5) // 2}")
-    if not abs(length_penalty) <= _MAX_PENALTY:  # nor a NaN
+    if not abs(length_penalty) <= _MAX_PENALTY:  # true of NaN, too
         raise ValueError(
             f"--length-penalty is {length_penalty}: it must be from -{_MAX_PENALTY} to {_MAX_PENALTY}, such as 1"
         )
@@ -115,12 +115,12 @@ def translate_lines(
     model, vocabulary = translator.model, translator.vocabulary
     sources = [vocabulary.encode(line) for line in lines]
     longest = longest_source(model)
-    not_empty = [number for number, source in enumerate(sources) if len(source)]
-    cut_sources: list[np.ndarray] = [sources[number][:longest] for number in not_empty]
-    out = [""] * len(lines)
-    for number, tokens in zip(not_empty, translate(model, cut_sources, languages, beam, length_penalty), strict=True):
-        out[number] = vocabulary.decode(tokens)
-    return Translated(out, [number + 1 for number in not_empty if len(sources[number]) > longest])
+    not_empty = [index for index, source in enumerate(sources) if len(source)]
+    cut_sources: list[np.ndarray] = [sources[index][:longest] for index in not_empty]
+    translations = [""] * len(lines)
+    for index, tokens in zip(not_empty, translate(model, cut_sources, languages, beam, length_penalty), strict=True):
+        translations[index] = vocabulary.decode(tokens)
+    return Translated(translations, [index + 1 for index in not_empty if len(sources[index]) > longest])
 
 
 def scores(lines: Sequence[str], reference: Sequence[str], language: str) -> list[str]:

@@ -16,7 +16,7 @@ from .sides import Side
 
 
 class Writer(Protocol):
-    """What decoding needs of a translation model (`TranslationModel`)."""
+    """A translation model (`TranslationModel`) as decoding uses it."""
 
     cfg: ModelConfig
     any_rank: Callable[[bool], bool]
@@ -25,9 +25,9 @@ class Writer(Protocol):
         """Hidden states of the source, [N, S, D]."""
 
     def read_next(
-        self, tokens_B: Tensor, place: int, languages_B: Tensor, source_BSD: Tensor, allowed_B11S: Tensor, past: dict
+        self, tokens_B: Tensor, position: int, languages_B: Tensor, source_BSD: Tensor, allowed_B11S: Tensor, past: dict
     ) -> Tensor:
-        """The state after one more token, [N, D]."""
+        """Hidden states after one more token, [N, D]."""
 
     def scores(self, hidden_BD: Tensor) -> Tensor:
         """Logits of the next token, [N, V]."""
@@ -46,14 +46,16 @@ class CachedDecoder:
         self.source_NSD = model.read_source(source)
         self.allowed_N11S = (source.items > 0)[:, None, None]
         self.past: dict[torch.nn.Module, KeysAndValues] = {}
-        self.place = 0
+        self.position = 0  # of the next token that the decoder reads
 
     def log_probabilities(self, tokens_N: Tensor) -> Tensor:
         """Log-probabilities of the next token after `tokens_N`, float32 or wider [N, V]; only ordinary tokens and
         `</s>` are possible."""
-        read = self.source_NSD, self.allowed_N11S, self.past
-        scores_NV = self.model.scores(self.model.read_next(tokens_N, self.place, self.languages_N, *read))
-        self.place += 1
+        hidden_ND = self.model.read_next(
+            tokens_N, self.position, self.languages_N, self.source_NSD, self.allowed_N11S, self.past
+        )
+        scores_NV = self.model.scores(hidden_ND)
+        self.position += 1
         scores_NV = scores_NV.to(torch.promote_types(scores_NV.dtype, torch.float32))
         scores_NV[:, [BOS, PAD, UNK, -1]] = float("-inf")  # -1: <mask>
         return scores_NV.log_softmax(-1)
@@ -68,24 +70,24 @@ class CachedDecoder:
 
 @torch.no_grad()
 def write(model: Writer, source: Side, languages_N: Tensor) -> list[list[int]]:
-    """Greedy translations of the rows of `source`, one sentence each, into `languages_N`, as ordinary tokens, at most
-    `longest_translation` and at most as many as the model can read."""
+    """Greedy translations of the rows of `source`, a sentence each, into `languages_N`, as ordinary tokens. Each has at
+    most `longest_translation` tokens, and at most as many as the model can read."""
     decoder, tokens_N = CachedDecoder(model, source, languages_N), torch.full_like(languages_N, EOS)
-    most = model.cfg.max_positions - 2
-    limits = [min(longest_translation(length - 2), most) for length in (source.items > 0).sum(1).tolist()]
+    lengths = (source.items > 0).sum(1).tolist()  # with the two special tokens
+    limits = [min(longest_translation(length - 2), model.cfg.max_positions - 2) for length in lengths]
     written: list[list[int]] = [[] for _ in limits]
-    live = list(range(len(limits)))  # the sentences of the decoder's rows; finished ones are removed
+    live = list(range(len(limits)))  # index of the sentence in each of the decoder's rows; finished ones are removed
     while model.any_rank(bool(live)):
         tokens_N = decoder.log_probabilities(tokens_N).argmax(-1)
-        going = []
-        for row, (number, token) in enumerate(zip(live, tokens_N.tolist(), strict=False)):
+        unfinished_rows = []
+        for row, (sentence, token) in enumerate(zip(live, tokens_N.tolist(), strict=False)):
             if token != EOS:
-                written[number].append(token)
-                if len(written[number]) < limits[number]:
-                    going.append(row)
-        live = [live[row] for row in going]
-        if len(going) < len(tokens_N):
-            rows = going or [0]  # a rank that is done decodes a row again while others need it
+                written[sentence].append(token)
+                if len(written[sentence]) < limits[sentence]:
+                    unfinished_rows.append(row)
+        live = [live[row] for row in unfinished_rows]
+        if len(unfinished_rows) < len(tokens_N):
+            rows = unfinished_rows or [0]  # a rank that is done decodes one row more while other ranks still decode
             decoder.keep(rows)
             tokens_N = tokens_N[rows]
     return written
