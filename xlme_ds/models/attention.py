@@ -8,7 +8,7 @@ B rows, H heads, T tokens, K head size, W = 2T−1 distances. The bias r is adde
 head (after the projection, before the scale 1/sqrt(K)):
 
     g_update, g_reset = sigmoid(q_i·u), sigmoid(q_i·v)
-    r_{i-j} = d_{i-j} · [1 + g_update + (1 − g_update) · w · g_reset]
+    r_{j−i} = d_{j−i} · [1 + g_update + (1 − g_update) · w · g_reset]
 
 d is a learned table with a number for each bucket of distances and each head; the layers of an encoder share it. Each
 layer has its own vectors u and v, and a scalar w for each head.
@@ -46,8 +46,8 @@ def _borders(half: int, max_distance: int) -> tuple[int, ...]:
 
 
 def bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
-    """T5's bidirectional buckets: one half for each sign. The first half of these holds one distance a bucket; the
-    others grow logarithmically up to `max_distance`.
+    """T5's bidirectional buckets: one half of them for each sign. In each half the first buckets hold one distance
+    each; the ranges of the others grow logarithmically up to `max_distance`.
 
     `distance` is j − i, integers of any shape. Returns the index of the bucket, int64, in that shape.
     """
@@ -99,13 +99,14 @@ class Gate(nn.Module):
 class AttentionBias(NamedTuple):
     """Mask and bias for all kernels except for Triton's; all layers of an encoder share them in one pass."""
 
-    allowed_B1TT: Tensor | None  # bool, whether query i may see key j; None: if their `segments_BT` are equal
-    distance_HTT: Tensor | None  # d_{i-j}, or None without a relative bias
+    allowed_B1TT: Tensor | None  # bool, whether query i may see key j; None: it may if their `segments_BT` are equal
+    distance_HTT: Tensor | None  # d_{j−i}, or None without a relative bias
     segments_BT: Tensor | None = None  # the item of each position, for the kernels on the CPU
     row_tokens: int | None = None  # tokens of a full row, which dropout's choice depends on; None: rows here are full
 
     def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, keys_B: Tensor | None) -> Tensor:
-        """Attention, [B, T, H, K]; if there are `keys_B`, random bits, they drop the share `dropout` of weights."""
+        """Attention, [B, T, H, K]. `keys_B`: random bits that choose the share `dropout` of weights to drop; None: drop
+        none."""
         dropping = keys_B is not None and dropout > 0
         kernel = fused_attend if qkv_BT3HK.is_cuda else plain_attend
         qkv = qkv_BT3HK.permute(2, 0, 3, 1, 4)

@@ -41,9 +41,9 @@ def item_mask(segments_BT: Tensor) -> Tensor:
 
 
 class _Attend(torch.autograd.Function):
-    """softmax(q kᵀ / sqrt(K) + gate · d) v, [B, H, T, K], over the keys that a query may see: by `allowed_B1TT`, or if
-    it is None the keys with the query's number in `segments_BT`. The arguments are the same as for `_output`; q, k, v
-    and gate must be contiguous."""
+    """softmax(q kᵀ / sqrt(K) + gate · d) v, [B, H, T, K], over the keys that a query may see. `allowed_B1TT` says which
+    these are; if it is None, they are the keys whose number in `segments_BT` is the query's. The arguments are the same
+    as for `_output`; q, k, v and gate must be contiguous."""
 
     @staticmethod
     def forward(ctx, *tensors):  # type: ignore[no-untyped-def]
@@ -145,7 +145,7 @@ class _Tiles:
         self.segments: Any = segments  # a tensor if `allowed` is None
         rows, heads, tokens, size = q.shape
         self.scale = size**-0.5
-        capacity = TILE * torch.get_num_threads() // q.element_size()  # scores of a tile, at most
+        capacity = TILE * torch.get_num_threads() // q.element_size()  # largest number of scores in a tile
         separate_items, whole_rows = _items_and_rows(
             [] if segments is None else items_of(segments), rows, heads, tokens, capacity
         )
@@ -197,17 +197,18 @@ def _items_and_rows(items: Items, rows: int, heads: int, tokens: int, capacity: 
 
 
 def _row_tiles(rows: Sequence[int], heads: int, tokens: int, capacity: int) -> Iterator[Tile]:
-    """Yield tiles of the largest number of neighbouring rows that fits, or of some heads of one row."""
-    at_once = max(1, capacity // (heads * tokens**2))
+    """Yield tiles that cover `rows`: of as many neighbouring rows as fit or, if one row does not fit, of some of its
+    heads."""
+    tile_rows = max(1, capacity // (heads * tokens**2))
     for some_heads in _heads(heads, tokens, capacity):
         for _, group in groupby(enumerate(rows), key=lambda pair: pair[1] - pair[0]):
             run = [row for _, row in group]  # consecutive rows: row − index is constant
-            for first in range(run[0], run[-1] + 1, at_once):
-                yield slice(first, min(first + at_once, run[-1] + 1)), some_heads, _WHOLE_ROW
+            for first in range(run[0], run[-1] + 1, tile_rows):
+                yield slice(first, min(first + tile_rows, run[-1] + 1)), some_heads, _WHOLE_ROW
 
 
 def _heads(heads: int, tokens: int, capacity: int) -> Iterator[slice]:
-    """Yield slices of the heads of nearly equal size, so that the scores of each slice fit into a tile."""
+    """Yield slices of the heads, of nearly equal size, so that the scores of one row in each slice fit into a tile."""
     slices = -(-heads // max(1, capacity // tokens**2))
     size = -(-heads // slices)
     return (slice(head, head + size) for head in range(0, heads, size))

@@ -14,12 +14,14 @@ gradient of it (dd: the gradient of d). The code uses exp and log to base 2:
 Q, K and V are the output of one projection, [B, T, 3, H, K], and their gradients have this shape too. A tile of d is
 loaded from the table that `skew` makes. Row r of the table is d shifted by r distances, so each row of a tile is
 contiguous and aligned there, and is copied 16 bytes at a time. Tiles inside one item need no mask. dd has its own
-kernel: a program adds up all tiles of one head at one distance from the diagonal, and then sums the result along its
-diagonals. Every sum has a fixed order and nothing is added atomically: the same inputs give the same bits.
+kernel: a program adds up the tiles of one head and a few rows at one distance from the diagonal, and then sums the
+result along its diagonals. Every sum has a fixed order and nothing is added atomically: the same inputs give the same
+bits.
 
 In the kernels `i` and `j` are positions of queries and keys, `first` and `end` the bounds of a position's item, `lse`
 is L, `grad` is dO, `delta` is Δ, `factor` is 1/√K, and EVEN means that no tile passes the end of a row. u, r and w are
-the weights `update`, `reset` and `scale` of the gate.
+the weights `update`, `reset` and `scale` of the gate. `inputs`, `outputs` and `vectors` are the offsets of a row's
+data for one head in the projection, in O and dO, and in tensors [B, H, T].
 """
 
 from typing import Any
@@ -154,7 +156,7 @@ def _backward_queries(  # type: ignore[no-untyped-def]
     delta_i = tl.sum(out_i.to(tl.float32) * grad_i.to(tl.float32), 1)
     tl.store(delta + vectors + i, delta_i, i < tokens)
     acc, grad_gate = tl.zeros([M, K], tl.float32), tl.zeros([M], tl.float32)  # dQ and dg
-    before, after = tl.zeros([M], tl.float32), tl.zeros([M], tl.float32)
+    before, after = tl.zeros([M], tl.float32), tl.zeros([M], tl.float32)  # Σ_j dS_ij over the far keys
     for begin in range(low // N * N, high, N):
         j = begin + tl.arange(0, N)[None, :]
         k_j = _rows(q + heads * K, begin, stride, tokens, N, K, EVEN)
@@ -185,9 +187,9 @@ def _backward_queries(  # type: ignore[no-untyped-def]
         grad_alpha = grad_gate * (1 - w * rho) * alpha * (1 - alpha)
         grad_rho = grad_gate * (1 - alpha) * w * rho * (1 - rho)
         acc += grad_alpha[:, None] * u[None, :] + grad_rho[:, None] * r[None, :]
-        of_u = grad_gates + tile * 2 * K + tl.arange(0, K)
-        tl.store(of_u, tl.sum(q_i.to(tl.float32) * grad_alpha[:, None], 0))
-        tl.store(of_u + K, tl.sum(q_i.to(tl.float32) * grad_rho[:, None], 0))
+        du_at = grad_gates + tile * 2 * K + tl.arange(0, K)  # dr follows du
+        tl.store(du_at, tl.sum(q_i.to(tl.float32) * grad_alpha[:, None], 0))
+        tl.store(du_at + K, tl.sum(q_i.to(tl.float32) * grad_rho[:, None], 0))
         tl.store(grad_scale + tile, tl.sum(grad_gate * (1 - alpha) * rho, 0))
     _store_rows(grad_qkv + inputs, acc, start, stride, tokens, M, K, EVEN)
 
@@ -210,7 +212,7 @@ def _backward_keys(  # type: ignore[no-untyped-def]
     firsts, ends, low, high, inner, inner_end = _items(first + b * tokens, end + b * tokens, start, tokens, N)
     k_j = _rows(q + heads * K, start, stride, tokens, N, K, EVEN)
     v_j = _rows(q + 2 * heads * K, start, stride, tokens, N, K, EVEN)
-    of_k, of_v = tl.zeros([N, K], tl.float32), tl.zeros([N, K], tl.float32)
+    dk, dv = tl.zeros([N, K], tl.float32), tl.zeros([N, K], tl.float32)
     for begin in range(low // M * M, high, M):
         i = begin + tl.arange(0, M)
         q_i = _rows(q, begin, stride, tokens, M, K, EVEN)
@@ -227,11 +229,11 @@ def _backward_keys(  # type: ignore[no-untyped-def]
         if (begin < inner) | (begin + M > inner_end):
             s = tl.where((i[None, :] >= firsts[:, None]) & (i[None, :] < ends[:, None]), s, float("-inf"))
         p = tl.exp2(s - lse_i[None, :])
-        of_v = tl.dot(p.to(grad_i.dtype), grad_i, of_v, input_precision="ieee")
+        dv = tl.dot(p.to(grad_i.dtype), grad_i, dv, input_precision="ieee")
         ds = p * (tl.dot(v_j, tl.trans(grad_i), input_precision="ieee") - delta_i[None, :])
-        of_k = tl.dot(ds.to(q_i.dtype), q_i, of_k, input_precision="ieee")
-    _store_rows(grad_qkv + inputs + heads * K, of_k * factor, start, stride, tokens, N, K, EVEN)
-    _store_rows(grad_qkv + inputs + 2 * heads * K, of_v, start, stride, tokens, N, K, EVEN)
+        dk = tl.dot(ds.to(q_i.dtype), q_i, dk, input_precision="ieee")
+    _store_rows(grad_qkv + inputs + heads * K, dk * factor, start, stride, tokens, N, K, EVEN)
+    _store_rows(grad_qkv + inputs + 2 * heads * K, dv, start, stride, tokens, N, K, EVEN)
 
 
 @triton.jit
@@ -281,20 +283,21 @@ def _backward_distances(  # type: ignore[no-untyped-def]
     c = tl.arange(0, N)
     bias = _bias(skewed + h * SKEWED * width, offset * N, width, N, N)
     acc = tl.zeros([N, N], tl.float32)
-    first_row, summed = batch * SUMMED_ROWS, tl.minimum(SUMMED_ROWS, rows - batch * SUMMED_ROWS).to(tl.int32)
+    first_row = batch * SUMMED_ROWS
+    row_count = tl.minimum(SUMMED_ROWS, rows - first_row).to(tl.int32)
     low, high = tl.maximum(0, -offset), tl.minimum(tiles, tiles - offset)
     masked = 0  # number of rows that need a mask: rows of several items, or all rows if tiles do not divide a row
-    for n in range(0, summed):
+    for n in range(0, row_count):
         masked += ((tl.load(end + (first_row + n) * tokens) < tokens) | (not EVEN)).to(tl.int32)
     # One loop for rows and tiles, so that the compiler loads the next tile while this one is computed.
-    for step in range(0, tl.where(masked == 0, summed * (high - low), 0)):
+    for step in range(0, tl.where(masked == 0, row_count * (high - low), 0)):
         row, start = (first_row + step // (high - low)) * tokens, (low + step % (high - low)) * N
         acc += _distance_tile(
             qkv + (row * 3 * heads + h) * K, first + row, end + row, lse + row * heads + h * tokens,
             gate + row * heads + h * tokens, grad + (row * heads + h) * K, delta + row * heads + h * tokens,
             bias, start, start + offset * N, factor, tokens, heads, N, K, GATED, True, False,
         )  # fmt: skip
-    for n in range(0, tl.where(masked > 0, summed, 0)):
+    for n in range(0, tl.where(masked > 0, row_count, 0)):
         row = (first_row + n) * tokens
         firsts, ends, vectors = first + row, end + row, row * heads + h * tokens
         for tile in range(low, high):
@@ -306,13 +309,12 @@ def _backward_distances(  # type: ignore[no-untyped-def]
                     grad + (row * heads + h) * K, delta + vectors, bias, start, begin,
                     factor, tokens, heads, N, K, GATED, EVEN, True,
                 )  # fmt: skip
-    # Row r is rotated left by r + 1. Then column c has distance c + 1, or c + 1 − N in the rows that wrapped around
-    # there.
+    # Row r is rotated left by r + 1. Then column c holds distance c + 1, or c + 1 − N where the row has wrapped around.
     turn = c[:, None] + c[None, :] + 1
     turned = tl.gather(acc, turn % N, 1)
-    of_d = grad_d + ((batch * tl.num_programs(1) + h) * tl.num_programs(0) + tl.program_id(0)) * 2 * N + c
-    tl.store(of_d, tl.sum(tl.where(turn < N, 0.0, turned), 0))
-    tl.store(of_d + N, tl.sum(tl.where(turn < N, turned, 0.0), 0))
+    dd_at = grad_d + ((batch * tl.num_programs(1) + h) * tl.num_programs(0) + tl.program_id(0)) * 2 * N + c
+    tl.store(dd_at, tl.sum(tl.where(turn < N, 0.0, turned), 0))
+    tl.store(dd_at + N, tl.sum(tl.where(turn < N, turned, 0.0), 0))
 
 
 def skew(distance_HW: Tensor, dtype: torch.dtype) -> Tensor:
@@ -367,13 +369,13 @@ class _Attend(torch.autograd.Function):
         saved = ctx.saved_tensors  # read once: in a checkpointed layer each access recomputes them
         qkv, update, _, scale, skewed, *_ = saved
         grad_qkv, grad_d, grad_far, grad_gates, grad_scale = _gradients(*saved, grad_BTHK.contiguous(), ctx.near)
-        grads = None, None, None
+        grad_weights = None, None, None  # of the gate
         if update is not None:
-            grads = *grad_gates.sum((0, 1, 2)).to(update.dtype), grad_scale.sum((0, 2)).to(scale.dtype)
-        of_distance = None
+            grad_weights = *grad_gates.sum((0, 1, 2)).to(update.dtype), grad_scale.sum((0, 2)).to(scale.dtype)
+        grad_distance = None
         if skewed is not None:
-            of_distance = _by_distance(grad_d.sum(0), grad_far.sum((0, 2)), ctx.near, qkv.shape[1])
-        return of_distance, grad_qkv, *grads, None, None, None, None
+            grad_distance = _by_distance(grad_d.sum(0), grad_far.sum((0, 2)), ctx.near, qkv.shape[1])
+        return grad_distance, grad_qkv, *grad_weights, None, None, None, None
 
 
 def _by_distance(grad_d: Tensor, grad_far: Tensor, near: int, tokens: int) -> Tensor:
@@ -382,7 +384,7 @@ def _by_distance(grad_d: Tensor, grad_far: Tensor, near: int, tokens: int) -> Te
     each goes to the largest distance of its sign."""
     side = grad_d.shape[2] // 2
     lower, upper = grad_d.unflatten(2, (2, -1)).unbind(2)
-    sums = (F.pad(lower, (0, 0, 0, 1)) + F.pad(upper, (0, 0, 1, 0))).flatten(1)  # first: distance 1 − (near + 1) · N
+    sums = (F.pad(lower, (0, 0, 0, 1)) + F.pad(upper, (0, 0, 1, 0))).flatten(1)  # from distance 1 − (near + 1) · N on
     beyond = tokens - (near + 1) * side
     sums = F.pad(sums, (beyond, beyond - 1))  # negative padding removes values
     return torch.cat([sums[:, :1] + grad_far[:, :1], sums[:, 1:-1], sums[:, -1:] + grad_far[:, 1:]], 1)
@@ -409,23 +411,21 @@ def _gradients(
     [B, H, tiles, 2], of du and dr [B, H, tiles, 2, K] and of dw [B, H, tiles]."""
     gradients = _empty_gradients(qkv_BT3HK, update_K, skewed, near)
     grad_qkv, grad_d, grad_far, grad_gates, grad_scale = gradients
-    delta_BHT, bounds, passed = torch.empty_like(lse_BHT), (skewed, first_BT, end_BT), (lse_BHT, gate_BHT, grad_BTHK)
-    gate, of_queries = (update_K, reset_K, scale_H), (grad_gates, grad_scale, grad_far)
-    _launch(
-        _backward_queries, qkv_BT3HK, *gate, *bounds, out_BTHK, *passed, delta_BHT, grad_qkv, *of_queries, near=near
-    )
-    _launch(_backward_keys, qkv_BT3HK, *bounds, *passed, delta_BHT, grad_qkv, gated=update_K is not None)
+    gate, bias = (update_K, reset_K, scale_H), (skewed, first_BT, end_BT)
+    by_query = lse_BHT, gate_BHT, grad_BTHK, torch.empty_like(lse_BHT)  # the last one is Δ
+    of_queries = *by_query, grad_qkv, grad_gates, grad_scale, grad_far
+    _launch(_backward_queries, qkv_BT3HK, *gate, *bias, out_BTHK, *of_queries, near=near)
+    gated = update_K is not None
+    _launch(_backward_keys, qkv_BT3HK, *bias, *by_query, grad_qkv, gated=gated)
     if skewed is not None:
-        _launch(
-            _backward_distances, qkv_BT3HK, *bounds, *passed, delta_BHT, grad_d, gated=update_K is not None, near=near
-        )
+        _launch(_backward_distances, qkv_BT3HK, *bias, *by_query, grad_d, gated=gated, near=near)
     return gradients
 
 
 def _empty_outputs(qkv_BT3HK: Tensor, update_K: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     rows, tokens, _, heads, size = qkv_BT3HK.shape
-    of_queries = [(rows, heads, tokens), (rows, heads, tokens if update_K is not None else 0)]
-    lse_BHT, gate_BHT = (qkv_BT3HK.new_empty(shape, dtype=torch.float32) for shape in of_queries)
+    shapes = (rows, heads, tokens), (rows, heads, tokens if update_K is not None else 0)
+    lse_BHT, gate_BHT = (qkv_BT3HK.new_empty(shape, dtype=torch.float32) for shape in shapes)
     return qkv_BT3HK.new_empty(rows, tokens, heads, size), lse_BHT, gate_BHT
 
 

@@ -29,16 +29,16 @@ def effective_rank(products_DD: np.ndarray) -> float:
 
 
 @contextmanager
-def token_products(model: nn.Module, encoder: str, inside_BT: Tensor) -> Iterator[dict[int, np.ndarray]]:
+def token_products(model: nn.Module, encoder: str, included_BT: Tensor) -> Iterator[dict[int, np.ndarray]]:
     """Yield a dict that forward passes in the `with` block fill: Σ x xᵀ [D, D] over the centred token states x after
     each layer of `encoder` that `model` holds. Key 0 is the input of the first layer, key n + 1 the output of layer n.
 
-    `inside_BT`: bool, whether to include a token.
+    `included_BT`: bool, whether a token counts.
     """
     products: dict[int, np.ndarray] = {}
 
     def keep(key: int, states_BTD: Tensor) -> None:
-        x_ND = states_BTD.detach()[inside_BT].float()
+        x_ND = states_BTD.detach()[included_BT].float()
         x_ND = x_ND - x_ND.mean(0)
         products[key] = (x_ND.T @ x_ND).cpu().numpy()
 

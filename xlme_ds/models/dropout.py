@@ -28,43 +28,43 @@ def derive(keys_B: Tensor, place: int) -> Tensor:
 def drop(x_BTD: Tensor, rate: float, keys_B: Tensor | None) -> Tensor:
     """`x_BTD` with the share `rate` of its elements set to 0, as `keys_B` decide, and the others multiplied by
     1 / (1 − rate); unchanged without keys. `rate` is rounded to a multiple of 2^-16."""
-    dropped = round(rate * (1 << _BITS))
-    if keys_B is None or not dropped:
+    threshold = round(rate * (1 << _BITS))
+    if keys_B is None or not threshold:
         return x_BTD
     tokens, width = x_BTD.shape[1:]
-    return x_BTD.masked_fill(_dropped(keys_B, 1, tokens, width, tokens, width, dropped).squeeze(1), 0.0) * (
-        (1 << _BITS) / ((1 << _BITS) - dropped)
-    )
+    dropped_BTD = _dropped(keys_B, 1, tokens, width, tokens, width, threshold).squeeze(1)
+    return x_BTD.masked_fill(dropped_BTD, 0.0) * ((1 << _BITS) / ((1 << _BITS) - threshold))
 
 
 def drop_weights(weights_BHTS: Tensor, rate: float, keys_B: Tensor, row_tokens: int) -> Tensor:
     """Attention weights with the share `rate` dropped. They are of the first T queries and S keys in rows of
     `row_tokens` tokens; T and S do not change which weights are dropped."""
-    dropped = round(rate * (1 << _BITS))
-    dropped_BHTS = _dropped(keys_B, *weights_BHTS.shape[1:], row_tokens, row_tokens, dropped)
-    return weights_BHTS.masked_fill(dropped_BHTS, 0.0) * ((1 << _BITS) / ((1 << _BITS) - dropped))
+    threshold = round(rate * (1 << _BITS))
+    dropped_BHTS = _dropped(keys_B, *weights_BHTS.shape[1:], row_tokens, row_tokens, threshold)
+    return weights_BHTS.masked_fill(dropped_BHTS, 0.0) * ((1 << _BITS) / ((1 << _BITS) - threshold))
 
 
 @torch.library.custom_op("xlme_ds::dropped", mutates_args=())
 def _dropped(
-    keys_B: Tensor, groups: int, tokens: int, width: int, all_tokens: int, all_width: int, dropped: int
+    keys_B: Tensor, groups: int, tokens: int, width: int, all_tokens: int, all_width: int, threshold: int
 ) -> Tensor:
-    """Whether each element is dropped (about `dropped` of every 2^16 are), bool [B, groups, tokens, width].
+    """Whether each element is dropped, bool [B, groups, tokens, width]: it is if its 16 random bits, as a number, are
+    below `threshold`.
 
-    It is the start of a mask [B, groups, all_tokens, all_width]; the rest of this mask is not computed.
+    The result is the start of a mask [B, groups, all_tokens, all_width]; the rest of this mask is not computed.
     """
     device, words_per_token = keys_B.device, -(-all_width // _PER_WORD)
     words = -(-width // _PER_WORD)  # computed words of a token
-    of_groups = torch.arange(groups, device=device)[:, None, None] * (all_tokens * words_per_token)
-    of_tokens = torch.arange(tokens, device=device)[:, None] * words_per_token
-    counter_GTW = of_groups + of_tokens + torch.arange(1, words + 1, device=device)
+    group_offsets = torch.arange(groups, device=device)[:, None, None] * (all_tokens * words_per_token)
+    token_offsets = torch.arange(tokens, device=device)[:, None] * words_per_token
+    counter_GTW = group_offsets + token_offsets + torch.arange(1, words + 1, device=device)
     bits = _mixed(keys_B[:, None] + counter_GTW.flatten() * _STEP).view(torch.int16)
-    return bits.view(len(keys_B), groups, tokens, words * _PER_WORD)[..., :width] < dropped - (1 << (_BITS - 1))
+    return bits.view(len(keys_B), groups, tokens, words * _PER_WORD)[..., :width] < threshold - (1 << (_BITS - 1))
 
 
 derive.register_fake(lambda keys_B, place: torch.empty_like(keys_B))
 _dropped.register_fake(
-    lambda keys_B, groups, tokens, width, all_tokens, all_width, dropped: keys_B.new_empty(
+    lambda keys_B, groups, tokens, width, all_tokens, all_width, threshold: keys_B.new_empty(
         len(keys_B), groups, tokens, width, dtype=torch.bool
     )
 )

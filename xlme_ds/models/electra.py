@@ -102,14 +102,14 @@ class Electra(nn.Module):
 
 
 def random_instead(share_1: Tensor | None, uniforms_M: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Two tensors [M]: random ordinary tokens that replace a share of the generator's samples, int64, −1 where a sample
-    stays; and the uniforms for drawing the samples that stay, float32. `share_1`: the share, float32 [1]; None for
-    0."""
+    """(tokens, uniforms), both [M]. Tokens, int64: at a share of the positions a random ordinary token, which replaces
+    the generator's sample, and −1 where the sample stays. Uniforms, float32: for drawing the samples that stay.
+    `share_1`: the share, float32 [1]; None means 0."""
     no_token_M = torch.full_like(uniforms_M, -1, dtype=torch.int64)
     if share_1 is None:
         return no_token_M, uniforms_M
     share_1 = share_1.detach()
-    first, count = UNK + 1, vocabulary - UNK - 2  # ids of the ordinary tokens
+    first, count = UNK + 1, vocabulary - UNK - 2  # the first ordinary id, and the number of ordinary ids
     below_M = uniforms_M < share_1
     within_M = uniforms_within(below_M, uniforms_M, share_1)
     tokens_M = first + (within_M.double() * count).long().clamp(0, count - 1)

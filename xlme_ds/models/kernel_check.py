@@ -14,7 +14,7 @@ from ..config import ModelConfig
 from .attention import Gate, ItemBias, RelativePositionTable, shared_bias
 from .masked_head import masked_softmax
 
-_ITEMS = (70, 50, 24, 16)  # tokens of the items of a row; the last is padding
+_ITEM_LENGTHS = (70, 50, 24, 16)  # tokens of the items of a row; the last is padding
 _TOLERANCE = 3e-2  # largest allowed |difference| / largest |number|; each of several bf16 roundings errs by up to 2^-9
 
 
@@ -28,26 +28,26 @@ def check_kernels(cfg: ModelConfig, device: torch.device, dtype: torch.dtype = t
     for part, results, expected_results in (attention, head):
         for name, result in results.items():  # empty if the model's attention runs in other kernels
             expected = expected_results[name].detach()
-            error = float((result.detach().cpu().double() - expected).abs().max() / expected.abs().max())
-            if not error <= _TOLERANCE:  # true for NaN too
+            relative_error = float((result.detach().cpu().double() - expected).abs().max() / expected.abs().max())
+            if not relative_error <= _TOLERANCE:  # true for NaN too
                 raise ValueError(
-                    f"the Triton kernels of the {part} are wrong on this {device.type} ({name} by {error:.2g} of its "
-                    "largest number): set model.kernels to torch, and report it with the GPU and the versions of torch "
-                    "and triton"
+                    f"the Triton kernels of the {part} are wrong on this {device.type} ({name} by "
+                    f"{relative_error:.2g} of its largest number): set model.kernels to torch, and report it with the "
+                    "GPU and the versions of torch and triton"
                 )
 
 
 def random_numbers(shape: tuple[int, ...], seed: int, std: float, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Normal random numbers that require a gradient; they are rounded to bf16, so that all dtypes get the same."""
+    """Normal random numbers that require a gradient; they are rounded to bf16, so that they are equal in all dtypes."""
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * std
     return values.bfloat16().to(device, dtype).requires_grad_()
 
 
 def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
     """Output and gradients by name, for two heads of the model's size; empty if attention runs in other kernels."""
-    size, tokens = cfg.width // cfg.heads, sum(_ITEMS)
+    size, tokens = cfg.width // cfg.heads, sum(_ITEM_LENGTHS)
     small = replace(cfg, width=2 * size, heads=2)
-    segments_BT = torch.repeat_interleave(torch.tensor([1, 2, 3, 0]), torch.tensor(_ITEMS))[None].to(device)
+    segments_BT = torch.repeat_interleave(torch.tensor([1, 2, 3, 0]), torch.tensor(_ITEM_LENGTHS))[None].to(device)
     qkv_BT3HK = random_numbers((1, tokens, 3, 2, size), 0, 1.0, device, dtype)
     table = RelativePositionTable(2, cfg.relative_buckets, cfg.relative_max_distance)
     table.weight.data = random_numbers((cfg.relative_buckets, 2), 1, 0.5, device, dtype).data
@@ -71,15 +71,17 @@ def _head(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[st
         "table": random_numbers((1000, cfg.width), 1, 2 * cfg.width**-0.5, device, dtype),
         "bias": random_numbers((1000,), 2, 0.5, device, dtype),
     }
-    g = torch.Generator().manual_seed(0)
-    targets, uniforms = torch.randint(1000, (200,), generator=g).to(device), torch.rand(200, generator=g).to(device)
-    tokens = masked_softmax(inputs["hidden"], [inputs["table"]], inputs["bias"], targets, uniforms, 512, cfg.kernels)
-    return with_gradients({"loss": tokens.nll_M}, inputs)
+    generator = torch.Generator().manual_seed(0)
+    targets_M = torch.randint(1000, (200,), generator=generator).to(device)
+    uniforms_M = torch.rand(200, generator=generator).to(device)
+    hidden_MD, table_VD, bias_V = inputs.values()
+    predicted = masked_softmax(hidden_MD, [table_VD], bias_V, targets_M, uniforms_M, 512, cfg.kernels)
+    return with_gradients({"loss": predicted.nll_M}, inputs)
 
 
 def with_gradients(outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`outputs`, and by name the gradients of `inputs`: gradients of a weighted sum of all numbers in `outputs`, with
-    another weight for each."""
+    """`outputs` and the gradients of `inputs`, by name. They are the gradients of a weighted sum of all numbers in
+    `outputs`, in which each number of an output has another weight."""
     total = torch.zeros((), dtype=torch.float64, device=next(iter(outputs.values())).device)
     for value in outputs.values():
         weights = torch.linspace(0.5, 2.0, value.numel(), dtype=torch.float64, device=value.device)

@@ -38,14 +38,15 @@ def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     Eight tensors [B, T, D] are saved: the inputs and outputs of both norms, the input of the output projection, and q,
     k and v. With torch's fused kernel the gate saves two more, because it copies q for each of its two products.
     Dropout saves two masks with a byte for each element. Attention with dropout, which no fused kernel computes, saves
-    one more tensor, the scaled q. The Triton kernels save one number of the gate for each token and head.
+    one more tensor, the scaled q. For each token and head the gate saves five numbers, or one in the Triton kernels,
+    and a fused kernel saves the log of the softmax's sum.
     """
     tokens, gated, dropping = batch.tokens, cfg.relative_bias == "gated", cfg.attention_dropout > 0
     gate_copies = gated and batch.fused and not batch.triton
     wide_tensors = (9 if dropping else 10 if gate_copies else 8) * tokens * cfg.width
     feed_forward = 2 * tokens * cfg.feed_forward
-    gates = gated * (FLOAT if batch.triton else 5 * batch.element)
-    per_head = tokens * cfg.heads * (gates + (FLOAT if batch.fused and not dropping else 0))
+    gate_bytes = (FLOAT if batch.triton else 5 * batch.element) if gated else 0
+    per_head = tokens * cfg.heads * (gate_bytes + (FLOAT if batch.fused and not dropping else 0))
     norms = 4 * tokens * (FLOAT if batch.fused else batch.element)  # mean and scale of each norm
     dropout_masks = 2 * tokens * cfg.width if cfg.dropout else 0
     return (wide_tensors + feed_forward) * batch.element + score_bytes(cfg, batch) + per_head + norms + dropout_masks
@@ -54,22 +55,22 @@ def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
 def score_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     """Bytes that one layer saves for all pairs of a query and a key.
 
-    Attention with dropout saves the weights before and after dropout, a dropout mask (a byte a weight), and on the CPU
-    the mask of items. Without dropout, torch's fused kernel saves the bias, and other kernels save nothing.
+    Attention with dropout saves the weights before and after dropout, a dropout mask (one byte for each weight), and on
+    the CPU the mask of items. Without dropout, torch's fused kernel saves the bias, and other kernels save nothing.
     """
     if cfg.attention_dropout:
         return batch.tokens * batch.row_tokens * (cfg.heads * (2 * batch.element + 1) + (not batch.fused))
-    if batch.triton:
+    if batch.triton or not batch.fused:
         return 0.0
     heads = 1 if cfg.relative_bias == "none" else cfg.heads
-    return batch.fused * batch.tokens * batch.row_tokens * heads * batch.element
+    return batch.tokens * batch.row_tokens * heads * batch.element
 
 
 def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     """Saved bytes that all layers of an encoder share.
 
-    The Triton kernels save where items begin and end, and a table of the distance bias d. The other kernels save, for
-    every pair of a query and a key, a mask (one byte) and d.
+    The Triton kernels save the first and last position of each token's item, and a table of the distance bias d. The
+    other kernels save, for every pair of a query and a key, a mask (one byte) and d.
     """
     saved = batch.tokens * (2 * FLOAT if batch.triton else batch.row_tokens)
     if cfg.relative_bias == "none":
@@ -89,7 +90,8 @@ def backward_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
         scores = -(-batch.rows // SUMMED_ROWS) * cfg.heads * 4.0 * (batch.row_tokens + side) * FLOAT
     elif batch.fused or cfg.attention_dropout:
         heads = cfg.heads if cfg.relative_bias != "none" or cfg.attention_dropout else 1
-        scores = 3 * batch.tokens * batch.row_tokens * heads * batch.element - feed_forward
+        scores = 3 * batch.tokens * batch.row_tokens * heads * batch.element
+        scores -= feed_forward  # saved by the feed-forward network, whose backward pass comes first and frees it
     else:  # scores of one row, at most a thread's tile, and gradients of q, k and v
         scores = 3 * min(batch.row_tokens**2 * cfg.heads * batch.element, TILE) + 3 * hidden
     return max(feed_forward, scores) + 2 * hidden

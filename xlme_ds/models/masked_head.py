@@ -24,9 +24,9 @@ from torch import Tensor
 from .encoder import lookup
 from .tiles import GROUP
 
-# Limits in bytes: samples are drawn for some positions at a time, so that a tensor stays below its limit. On a GPU
-# without Triton that is the embeddings of two groups for each position, with Triton the float64 sums of all groups for
-# each position.
+# Samples are drawn for some positions at a time, so that one tensor on the GPU has at most this many bytes. Without
+# Triton that tensor holds the embeddings of two groups for each position; with Triton it holds the float64 sums of all
+# groups for each position.
 _EMBEDDINGS_BYTES, _SUMS_BYTES = 2**28, 2**30
 
 
@@ -151,8 +151,8 @@ def _all_samples(
     chunk: int,
     temperature: float,
 ) -> list[Tensor]:
-    """`_sample` for all positions, some of them at a time. `arrays`: highest_MG, sums_MG and, to draw samples,
-    uniforms_M."""
+    """(samples, most likely ids) of all positions, from `_sample` for some of them at a time. `arrays`: highest_MG,
+    sums_MG and, to draw samples, uniforms_M."""
     borders: list[tuple[int, int]] = []  # first id of every group, and one after its last
     for tile in _tiles(blocks, chunk):
         end = tile.start + tile.size
@@ -160,10 +160,10 @@ def _all_samples(
     starts_G, ends_G = torch.tensor(borders).to(hidden_MD.device, non_blocking=True).unbind(1)
     elements = 2 * GROUP * hidden_MD.shape[1]  # in the embeddings of two groups
     if hidden_MD.is_cuda:
-        at_once = _EMBEDDINGS_BYTES // (elements * hidden_MD.element_size())
+        positions_at_once = _EMBEDDINGS_BYTES // (elements * hidden_MD.element_size())
     else:  # at most as many elements as a tile has logits
-        at_once = len(hidden_MD) * chunk // elements
-    pieces = zip(*(array.split(max(at_once, 1)) for array in (hidden_MD, *arrays)), strict=True)
+        positions_at_once = len(hidden_MD) * chunk // elements
+    pieces = zip(*(array.split(max(positions_at_once, 1)) for array in (hidden_MD, *arrays)), strict=True)
     has_uniforms = len(arrays) == 3
     parts = []
     for piece_MD, *piece_arrays in pieces:
@@ -240,8 +240,9 @@ class _MaskedSoftmax(torch.autograd.Function):
         lse_M = lse_M1.squeeze(1)
         arrays = (highest_MG, sums_SMG[-1]) if uniforms_M is None else (highest_MG, sums_SMG[-1], uniforms_M)
         if kernels:
-            at_once = max(_SUMS_BYTES // (32 * highest_MG.shape[1]), 1)  # `choose` needs up to 32 bytes a group
-            pieces = zip(*(array.split(at_once) for array in arrays), strict=True)
+            group_bytes = 32  # that `choose` needs at most
+            positions_at_once = max(_SUMS_BYTES // (group_bytes * highest_MG.shape[1]), 1)
+            pieces = zip(*(array.split(positions_at_once) for array in arrays), strict=True)
             chosen = [_choose_groups(temperature, *piece) for piece in pieces]
             groups = [torch.cat(field).squeeze(1) for field in zip(*chosen, strict=True)]
             sample_M, predicted_M = kernels.sample(hidden_MD, list(blocks), bias_V, *groups, temperature).unbind(0)

@@ -161,16 +161,16 @@ def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
 
     Five tensors [B, T, D] are saved: the inputs and outputs of the two norms, and the input of the output projection.
     Then q, k and v; k and v are twice as large in a local layer with torch's kernels, as windows overlap. The
-    feed-forward network saves four tensors [B, T, F].
+    feed-forward network saves four tensors [B, T, F], and attention the log of the softmax's sum.
     """
-    wide = (5 + _mean(cfg, 3, 3 if batch.triton else 5)) * batch.tokens * cfg.width
-    full = layer_costs.score_bytes(cfg, batch)
-    per_head = batch.tokens * cfg.heads * FLOAT
-    statistics = _mean(cfg, per_head * batch.fused, per_head)
-    norms = 4 * batch.tokens * (FLOAT if batch.fused else batch.element)
-    dropped = 2 * batch.tokens * cfg.width if cfg.dropout else 0
+    wide_tensors = (5 + _mean(cfg, 3, 3 if batch.triton else 5)) * batch.tokens * cfg.width
     feed_forward = 4 * batch.tokens * cfg.feed_forward
-    return (wide + feed_forward) * batch.element + _mean(cfg, full, 0) + statistics + norms + dropped
+    scores = _mean(cfg, layer_costs.score_bytes(cfg, batch), 0)
+    log_sums = batch.tokens * cfg.heads * FLOAT
+    mean_log_sums = _mean(cfg, log_sums if batch.fused else 0, log_sums)
+    norms = 4 * batch.tokens * (FLOAT if batch.fused else batch.element)
+    dropout_masks = 2 * batch.tokens * cfg.width if cfg.dropout else 0
+    return (wide_tensors + feed_forward) * batch.element + scores + mean_log_sums + norms + dropout_masks
 
 
 def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:

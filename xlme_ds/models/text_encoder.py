@@ -87,7 +87,7 @@ class Masking:
         a random token below `keep` + `random`, and else `<mask>`."""
         targets_M = batch.tokens_BT.flatten()[batch.masked_M]
         uniforms_M = batch.uniforms_M.double()
-        first, count = UNK + 1, vocabulary - UNK - 2  # ids of the ordinary tokens
+        first, count = UNK + 1, vocabulary - UNK - 2  # the first ordinary id, and the number of ordinary ids
         # A uniform has one of 2^24 values; those from `keep` to `keep` + `random` are spread over all ordinary ids.
         offset_M = (uniforms_M - self.keep) * (count / self.random if self.random else 0.0)
         random_M = first + offset_M.long().clamp(0, count - 1)
@@ -132,8 +132,8 @@ class LanguageModel(TextEncoder):
     ) -> LanguageModelOutput:
         """Predict the masked tokens from the last hidden states; `table`: the blocks of the tied embedding."""
         hidden_MD = hidden_BTD.flatten(0, 1)[self.masking.predicted_from(masked_M)]
-        tokens = self.masked_head(hidden_MD, TiedTable(table), targets_M, None, self.writing)
-        return LanguageModelOutput(tokens.nll_M, tokens.predicted_M)
+        predicted = self.masked_head(hidden_MD, TiedTable(table), targets_M, None, self.writing)
+        return LanguageModelOutput(predicted.nll_M, predicted.predicted_M)
 
 
 def one_item_a_row(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,7 +174,7 @@ def language_index(cfg: ModelConfig, code: str) -> int:
 
 def languages_of(cfg: ModelConfig, codes: Sequence[tuple[str, ...]], tokens_BT: Tensor) -> Tensor:
     """`languages_BT` of `Batch` for rows of one item each; `codes`: for each row, the language of each side."""
-    indices = [[language_index(cfg, code) for code in (of_row[0], of_row[-1])] for of_row in codes]
+    indices = [[language_index(cfg, code) for code in (row_codes[0], row_codes[-1])] for row_codes in codes]
     first_B, second_B = torch.tensor(indices, device=tokens_BT.device).unbind(1)
     languages_BT = torch.where(second_sides(tokens_BT) > 0, second_B[:, None], first_B[:, None])
     return languages_BT * (tokens_BT != PAD)
@@ -187,12 +187,12 @@ def take_encoder(state: Mapping[str, Tensor], cfg: ModelConfig, which: EncoderNa
     """
     layers = cfg.generator_layers if which == "generator" else cfg.discriminator_layers
     prefix = f"{which}."
-    own = {"encoder." + name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    taken = {"encoder." + name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     for n in range(cfg.vocabulary_blocks):
-        own[f"embedding_{n}"] = state[f"embedding_{n}"]
+        taken[f"embedding_{n}"] = state[f"embedding_{n}"]
         if which == "discriminator" and cfg.embedding_sharing == "gdes":
-            own[f"embedding_{n}"] = own[f"embedding_{n}"] + state[f"difference_{n}"]
-    return encoder_of(own, replace(cfg, discriminator_layers=layers))
+            taken[f"embedding_{n}"] = taken[f"embedding_{n}"] + state[f"difference_{n}"]
+    return encoder_of(taken, replace(cfg, discriminator_layers=layers))
 
 
 def encoder_of(state: Mapping[str, Tensor], cfg: ModelConfig) -> TextEncoder:
