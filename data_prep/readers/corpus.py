@@ -109,26 +109,26 @@ def _warn_of_unknown_languages(inputs: list[Input]) -> None:
 
 def _check_named_once(inputs: list[Input]) -> None:
     """Raise ValueError if a file is named twice for a language or pair, or a text is named for two of them."""
-    named_by: dict[tuple[str, ...], str] = {}
-    name_of_text: dict[tuple[object, ...], str] = {}
+    origin_of: dict[tuple[str, ...], str] = {}  # by name and files
+    name_of: dict[tuple[object, ...], str] = {}  # by text
     for source in inputs:
-        by = f"corpus {source.corpus}" if source.corpus else "--mono or --para"
+        origin = f"corpus {source.corpus}" if source.corpus else "--mono or --para"
         files = sorted(map(_file_identity, source.paths))
         key = (source.name, *files)
         # The same files hold another text in other members, columns or rows.
         text = (*files, source.members, source.columns, repr(source.filters.get("column")))
-        first = name_of_text.setdefault(text, source.name)
-        if first != source.name and not READERS[source.format].says_languages:
+        first_name = name_of.setdefault(text, source.name)
+        if first_name != source.name and not READERS[source.format].says_languages:
             raise ValueError(
-                f"{source.paths[0]} is named for {first} and for {source.name}, which cannot both be right: let files "
-                "name one for each"
+                f"{source.paths[0]} is named for {first_name} and for {source.name}, which cannot both be right: let "
+                "files name one for each"
             )
-        if key in named_by:
+        if key in origin_of:
             raise ValueError(
-                f"{source.paths[0]} is named twice for {source.name} (by {named_by[key]} and by {by}), so its text "
-                "would count twice: name it once"
+                f"{source.paths[0]} is named twice for {source.name} (by {origin_of[key]} and by {origin}), so its "
+                "text would count twice: name it once"
             )
-        named_by[key] = by
+        origin_of[key] = origin
 
 
 def _warn_of_copies(inputs: list[Input]) -> None:
@@ -179,7 +179,7 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
         )
         if not files:
             missing.append("-".join(codes))
-        inputs_found += [_input(corpus, codes, tuple(places[name] for name in paths)) for paths in files]
+        inputs_found += [_input(corpus, codes, tuple(places[name] for name in file_names)) for file_names in files]
     missing_text = (
         f"{len(missing)} of {len(searched)} files of {corpus.name} are not in {corpus.where} ({_first_few(missing)})"
     )

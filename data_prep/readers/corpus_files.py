@@ -136,7 +136,7 @@ def files_in(folder: str, deep: bool = False) -> list[Place]:
             raise ValueError(
                 f"{folder} lacks documents, because minhash did not finish: give the command of {stage_folder} again"
             )
-    return [Place(folder, name) for name in sorted(names) if not any(p.startswith(".") for p in Path(name).parts)]
+    return [Place(folder, name) for name in sorted(names) if not any(part.startswith(".") for part in Path(name).parts)]
 
 
 def _local_names(root: str, deep: bool) -> Iterator[str]:
@@ -187,7 +187,7 @@ def read_text(place: Place, member: str | None = None) -> Iterator[bytes]:
 
 def check_unchanged(place: Place) -> None:
     """Raise ValueError for a file whose size changed while it was read."""
-    now = place.size if place.pipe else Place(place.folder, place.name).size
+    now = place.size if place.pipe else Place(place.folder, place.name).size  # a new Place, because `size` is cached
     if now != place.size:
         raise ValueError(
             f"{place} had {place.size} bytes before it was read, and has {now} after it: give the command again when "
@@ -226,9 +226,9 @@ def clip_lines(parts: Iterable[bytes], limit: int) -> Iterator[bytes]:
     open_bytes = 0  # bytes so far of the line that continues in the next part
     for part in parts:
         end = part.find(b"\n")
-        first_line = len(part) if end < 0 else end  # bytes; only a part's first line can be too long
+        first_line_bytes = len(part) if end < 0 else end  # only a part's first line can be too long
         room = max(limit + 1 - open_bytes, 0)
-        yield part if first_line <= room else part[:room] + part[first_line:]
+        yield part if first_line_bytes <= room else part[:room] + part[first_line_bytes:]
         open_bytes = open_bytes + len(part) if end < 0 else len(part) - part.rfind(b"\n") - 1
 
 
@@ -263,22 +263,22 @@ def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -
 def split_lines(parts: Iterable[bytes], limit: int) -> Iterator[bytes]:
     """Yield lines without LF. A line over `limit` bytes may lose its end, but stays recognizably over `limit`."""
     open_line: list[bytes] = []  # the pieces so far of a line that continues in the next part
-    size, is_yielded = 0, False  # of the open line: its bytes; whether it was yielded, because it is over `limit`
+    open_bytes, is_yielded = 0, False  # of the open line; it is yielded early if it is over `limit`
     for part in parts:
         first, *others = part.split(b"\n")
         if not is_yielded:
             open_line.append(first)
-            size += len(first)
+            open_bytes += len(first)
         if others:
             if not is_yielded:
                 yield b"".join(open_line)
             *whole, last = others
             yield from whole
-            open_line, size, is_yielded = [last], len(last), False
-        if size > limit and not is_yielded:
+            open_line, open_bytes, is_yielded = [last], len(last), False
+        if open_bytes > limit and not is_yielded:
             yield b"".join(open_line)
             open_line, is_yielded = [], True
-    if size and not is_yielded:
+    if open_bytes and not is_yielded:
         yield b"".join(open_line)
 
 

@@ -82,21 +82,21 @@ def _all_streams(
             if len(data) >= len(magic) or not (more := source.read(CHUNK)):
                 break
             data += more
-        begin = source.taken - len(data)
+        start = source.taken - len(data)
         if zeros and zeros % padding_unit:
-            raise _Damage(f"{zeros} zero bytes before byte {begin} are no padding, which comes in fours")
+            raise _Damage(f"{zeros} zero bytes before byte {start} are no padding, which comes in fours")
         if not data:
             return
         if not data.startswith(magic):
-            raise _Damage(f"byte {begin} begins neither a stream of this format nor padding")
+            raise _Damage(f"byte {start} begins neither a stream of this format nor padding")
         stream = new_decompressor()
         while not stream.eof:
             if stream.needs_input and not data and not (data := source.read(CHUNK)):
-                raise _Damage(f"it ends at byte {source.taken}, inside of the stream from byte {begin} on")
+                raise _Damage(f"it ends at byte {source.taken}, inside of the stream from byte {start} on")
             try:
                 piece = stream.decompress(data, CHUNK)
             except (lzma.LZMAError, zlib.error, OSError) as error:
-                raise _Damage(f"{error}, before byte {source.taken} in the stream from byte {begin} on") from None
+                raise _Damage(f"{error}, before byte {source.taken} in the stream from byte {start} on") from None
             data = b""
             if piece:
                 yield piece

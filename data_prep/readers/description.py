@@ -62,7 +62,8 @@ def ready_descriptions() -> list[str]:
 
 
 def read_corpora(descriptions: Sequence[str], where: Sequence[str]) -> list[CorpusDescription]:
-    """Read descriptions, each a file or the name of a ready one; an entry NAME=PLACE of `where` replaces one's place.
+    """Read descriptions, each a file or the name of a ready one. An entry NAME=PLACE of `where` replaces the place in
+    the description of that name.
 
     Raises ValueError for a description that cannot work, naming its file and key.
     """
@@ -115,7 +116,6 @@ def _read(description: str, places: dict[str, str]) -> CorpusDescription:
         )
     patterns = [values["files"]] if isinstance(values["files"], str) else values["files"]
     _check_files(patterns, key, codes == "any", values["format"], label)
-    listed = None if codes == "any" else tuple(codes)
     return CorpusDescription(
         path=label,
         task=reader.task,
@@ -123,7 +123,7 @@ def _read(description: str, places: dict[str, str]) -> CorpusDescription:
         where=place,
         format=values["format"],
         files=tuple(patterns),
-        codes=listed,
+        codes=None if codes == "any" else tuple(codes),
         columns=columns,
         filters=filters,
         line_end=line_end,

@@ -72,9 +72,11 @@ class FileNames:
         by_text: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {}
         for pattern, inputs in self.inputs.items():
             for names in inputs.get(codes, ()):
-                first_pattern, first = by_text.setdefault(tuple(map(without_compression, names)), (pattern, names))
-                if first_pattern == pattern and first != names:
-                    raise ValueError(same_text_error(self.places[first[0]], self.places[names[0]]))
+                first_pattern, first_names = by_text.setdefault(
+                    tuple(map(without_compression, names)), (pattern, names)
+                )
+                if first_pattern == pattern and first_names != names:
+                    raise ValueError(same_text_error(self.places[first_names[0]], self.places[names[0]]))
                 both_wanted = len(codes) == 2 and codes[::-1] in self.wanted
                 reverse = _reversed_names(pattern, names, codes) if both_wanted else names
                 if set(reverse) != set(names) and all(name in self.places for name in reverse):

@@ -41,7 +41,7 @@ _ZIP = re.compile(r"(?P<pair>[^.]+-[^.]+)\.txt\.zip")
 _SIDE = re.compile(rf"(?P<stem>(?:.+\.)?(?P<pair>[^.]+-[^.]+))\.(?P<code>[^.]+?){COMPRESSED}")
 _HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.(?!\.?/)")  # files that operating systems add, such as __MACOSX/._X.en-de.de
 # A zip file's last record: its signature, and the number of bytes between signature and comment.
-_END_SIGNATURE, _END_FIELDS = b"PK\5\6", 18
+_END_SIGNATURE, _END_FIELD_BYTES = b"PK\5\6", 18
 _MAX_COLUMNS = 1000  # of a numbered table
 _FILE_NAMES = "a-b.txt.zip or X.a-b.a and X.a-b.b"
 
@@ -54,18 +54,18 @@ class Moses(AlignedReader):
         paths = source.paths * 2 if source.members else source.paths
         members = source.members or (None, None)
         sides = [split_lines(read_text(*side), MAX_LINE) for side in zip(paths, members, strict=True)]
-        lines = [0, 0]  # number of lines read of each side
+        line_counts = [0, 0]  # lines read of each side
         for a, b in zip_longest(*sides, fillvalue=_NO_LINE):
-            lines[0] += a != _NO_LINE
-            lines[1] += b != _NO_LINE
+            line_counts[0] += a != _NO_LINE
+            line_counts[1] += b != _NO_LINE
             if _NO_LINE in (a, b):
                 continue  # the error message needs both counts, so read to the end
             yield "long_line" if len(a) > MAX_LINE or len(b) > MAX_LINE else (a, b)
-        if lines[0] != lines[1]:
+        if line_counts[0] != line_counts[1]:
             names = [f"{path}:{member}" if member else path for path, member in zip(paths, members, strict=True)]
             raise ValueError(
-                f"{names[0]} has {lines[0]} lines but {names[1]} has {lines[1]}: the sides of a pair must be "
-                "line-aligned, fetch both again"
+                f"{names[0]} has {line_counts[0]} lines but {names[1]} has {line_counts[1]}: the sides of a pair must "
+                "be line-aligned, fetch both again"
             )
 
 
@@ -78,13 +78,13 @@ class MosesZip(Moses):
             raise ValueError(f"{place} is empty: fetch it again")
         try:
             with place.open() as file, zipfile.ZipFile(file) as archive:
-                first_member = min((member.header_offset for member in archive.infolist()), default=0)
-                if first_member:
+                leading_bytes = min((member.header_offset for member in archive.infolist()), default=0)
+                if leading_bytes:
                     raise ValueError(
-                        f"{place} begins with {first_member} bytes of no member, as two joined zip files do: fetch "
+                        f"{place} begins with {leading_bytes} bytes of no member, as two joined zip files do: fetch "
                         "it again"
                     )
-                file.seek(-len(archive.comment) - len(_END_SIGNATURE) - _END_FIELDS, 2)
+                file.seek(-len(archive.comment) - len(_END_SIGNATURE) - _END_FIELD_BYTES, 2)
                 if file.read(len(_END_SIGNATURE)) != _END_SIGNATURE:
                     raise ValueError(f"{place} has bytes after the end of the archive: fetch it again")
                 return tuple(_member(archive, place, f".{'-'.join(codes)}.{code}") for code in codes)
@@ -224,11 +224,11 @@ def find_pairs(folder: Path | str) -> list[Input]:
             warn(f"{path} is ignored: its name is not {_FILE_NAMES}")
     check_unique_texts(files)
     for (stem, pair), paths in sides.items():
-        lone = next(iter(paths.values()))
-        codes = split_pair(pair, lone)
+        first_side = next(iter(paths.values()))
+        codes = split_pair(pair, first_side)
         for code in codes:
             if code not in paths:
-                raise ValueError(f"{lone} has no other side: put {stem}.{code} next to it, or remove it")
+                raise ValueError(f"{first_side} has no other side: put {stem}.{code} next to it, or remove it")
         inputs.append(_pair_input(codes, tuple(paths[code] for code in codes), "moses"))
     if not inputs:
         raise ValueError(f"{folder} holds no corpus file: the names must be {_FILE_NAMES}")
@@ -250,8 +250,8 @@ def _undirected(name: str, pair: str) -> str:
 
 def _possible_codes(pair: str) -> set[str]:
     """The parts before and after each hyphen in `a-b`, because a code may have hyphens itself."""
-    cuts = [i for i, letter in enumerate(pair) if letter == "-"]
-    return {pair[:i] for i in cuts} | {pair[i + 1 :] for i in cuts}
+    hyphens = [i for i, character in enumerate(pair) if character == "-"]
+    return {pair[:i] for i in hyphens} | {pair[i + 1 :] for i in hyphens}
 
 
 def split_pair(pair: str, where: object) -> tuple[str, str]:

@@ -47,12 +47,12 @@ class Input:
 
     @property
     def files(self) -> list[tuple[str, int]]:
-        """Name and bytes of every file."""
+        """Name of every file, and its size in bytes."""
         return [(path.name, path.size) for path in self.paths]
 
     @property
     def size(self) -> int:
-        """Bytes on disk."""
+        """Bytes of all files on disk."""
         return sum(size for _, size in self.files)
 
 
@@ -173,11 +173,11 @@ def _split_long(starts: np.ndarray, sizes: np.ndarray, repaired: Counter[str]) -
     new_starts = []
     for start, end in zip(starts[is_long], ends[is_long], strict=True):
         size = 0
-        for paragraph in range(start, end):
-            if size and size + sizes[paragraph] > MAX_DOCUMENT:
-                new_starts.append(paragraph)
+        for index in range(start, end):
+            if size and size + sizes[index] > MAX_DOCUMENT:
+                new_starts.append(index)
                 size = 0
-            size += sizes[paragraph]
+            size += sizes[index]
     if new_starts:
         repaired["long_document"] += len(new_starts)
     return np.union1d(starts, new_starts).astype(np.int64)
@@ -196,13 +196,14 @@ def _short_lines(data: bytes, repaired: Counter[str]) -> Iterator[tuple[list[str
         size = piece.rfind(b"\n") + 1 or (len(piece) if is_last else 0)  # bytes of whole lines
         if size:
             piece = piece[:size]
-            raw = piece.removesuffix(b"\n").split(b"\n")
-            if max(map(len, raw)) <= MAX_LINE:
+            raw_lines = piece.removesuffix(b"\n").split(b"\n")
+            if max(map(len, raw_lines)) <= MAX_LINE:
                 lines = clean_lines(piece, repaired)
             else:
-                cut = [cut_line(line) for line in raw]
-                repaired["long_line"] += sum(len(parts) > 1 for parts in (cut[1:] if in_long_line else cut))
-                lines = [clean_line(part, repaired) for parts in cut for part in parts]
+                cut_lines = [cut_line(line) for line in raw_lines]
+                uncounted = cut_lines[1:] if in_long_line else cut_lines
+                repaired["long_line"] += sum(len(parts) > 1 for parts in uncounted)
+                lines = [clean_line(part, repaired) for parts in cut_lines for part in parts]
         else:  # one line is longer than the piece
             parts = cut_line(piece)[:-1]  # without the last part, which may continue in the next piece
             size = sum(map(len, parts))

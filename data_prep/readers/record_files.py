@@ -53,10 +53,10 @@ class JsonLines(RecordFile):
         # The error message for each column of `others` that a record lacked: an error only if all records lack it.
         absent = dict[str, str]()
         columns_seen = set[str]()
-        for number, line in enumerate(split_lines(read_text(place), _MAX_JSON_LINE), 1):
+        for line_number, line in enumerate(split_lines(read_text(place), _MAX_JSON_LINE), 1):
             if not line or line.isspace():
                 continue
-            where = f"{place}, line {number}"
+            where = f"{place}, line {line_number}"
             if len(line) > _MAX_JSON_LINE:
                 raise ValueError(f"{where} has over {_MAX_JSON_LINE:,} bytes: is it JSON Lines, an object a line?")
             try:
@@ -146,7 +146,7 @@ class Tables(RecordFile):
                 schema, file = self.open(stream)
                 paths = [_path(schema, column, place, column in texts) for column in (*texts, *others)]
                 parts = self.parts(file, list(dict.fromkeys(path[0] for path in paths)))
-                for index in count():
+                for index in count():  # a `for` over `parts` would set `where` only after the part is read
                     where = f"{place}, {self.part_name} {index}"
                     if (part := next(parts, None)) is None:
                         break
@@ -224,10 +224,9 @@ def _path(schema: pa.Schema, column: str, place: Place, is_text: bool) -> tuple[
         if not dot or name not in types or not pa.types.is_struct(types[name]):
             raise ValueError(f"{place} has no column {column!r}, but {', '.join(schema.names)}: {_NAME_COLUMN}")
         outer, fields = (*outer, name), list(types[name].fields)
-    kind = types[rest]
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if is_text and not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-        raise ValueError(f"{place}: column {column!r} has type {kind}, not string: {_NAME_COLUMN}")
+    dtype = types[rest].value_type if pa.types.is_dictionary(types[rest]) else types[rest]
+    if is_text and not (pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or pa.types.is_string_view(dtype)):
+        raise ValueError(f"{place}: column {column!r} has type {dtype}, not string: {_NAME_COLUMN}")
     return (*outer, rest)
 
 

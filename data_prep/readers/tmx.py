@@ -23,7 +23,7 @@ from data_prep.readers.reader import AlignedReader, Input, Unit
 _INLINE_CODES = {"bpt", "ept", "it", "ph", "ut"}
 _MAX_DEPTH = 100  # of nested elements; TMX needs about ten
 _MAX_TAG = 8_000_000  # bytes of a tag or a comment, which expat keeps in memory until its end
-_HEAD = 1000  # bytes at the start of the file in which the encoding is declared
+_HEAD_BYTES = 1000  # bytes at the start of the file in which the encoding is declared
 
 # First bytes of a file -> its encoding.
 _STARTS = {
@@ -33,7 +33,7 @@ _STARTS = {
     b"<\0": "utf-16-le",
     b"\0<": "utf-16-be",
 }
-_DECLARED = re.compile(rb"""\s*<\?xml[^>]*?\sencoding\s*=\s*["']([^"'>]+)["']""")
+_ENCODING_DECLARATION = re.compile(rb"""\s*<\?xml[^>]*?\sencoding\s*=\s*["']([^"'>]+)["']""")
 _FORBIDDEN = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _CHARACTER_REFERENCE = re.compile(r"&#(?:x([0-9A-Fa-f]{1,8})|([0-9]{1,8}));")
 _MAX_REFERENCE = 12  # characters of the longest text that _CHARACTER_REFERENCE matches
@@ -174,10 +174,10 @@ def _texts(place: Place, repaired: Counter[str]) -> Iterator[str]:
     """Yield the file's text, repaired to be legal in XML; no piece ends inside a numeric character reference."""
     chunks = read_text(place)
     head = b""
-    while len(head) < _HEAD and (chunk := next(chunks, b"")):
+    while len(head) < _HEAD_BYTES and (chunk := next(chunks, b"")):
         head += chunk
     decoder = codecs.getincrementaldecoder(_encoding(head, place))(_replace.__name__)
-    held = ""
+    held = ""  # the start of a character reference that may continue in the next chunk
     for chunk in chain([head], chunks, [b""]):
         _replaced.clear()
         text = held + decoder.decode(chunk, final=not chunk)
@@ -201,11 +201,12 @@ def _encoding(head: bytes, place: Place) -> str:
     for start, encoding in _STARTS.items():
         if head.startswith(start):
             return encoding
-    declared = _DECLARED.match(head)
+    declared = _ENCODING_DECLARATION.match(head)
     encoding = declared[1].decode("ascii", "replace") if declared else "utf-8"
     try:
         codec = codecs.lookup(encoding)
-        # `_DECLARED` matches one byte a character, so a file that declares UTF-16 or UTF-32 here is in UTF-8 by now.
+        # `_ENCODING_DECLARATION` matches one byte a character. So a file in which it declares UTF-16 or UTF-32 was
+        # converted later, most likely to UTF-8.
         return codec.name if not re.match(r"utf-?(16|32)", codec.name) and codec._is_text_encoding else "utf-8"
     except LookupError:
         raise ValueError(f"{place} declares the encoding {encoding!r}, which is unknown: convert it to UTF-8") from None
