@@ -30,9 +30,9 @@ def test_a_tag_stands_on_the_first_subword(vocabulary: Vocabulary) -> None:
     words, tags = ["xyz", "kalomi", "\u200b", "ter"], ["O", "B-PER", "I-PER", "B-LOC"]
     (feature,) = featurise([Sentence(words, tags)], TASKS["ner"], vocabulary, WINDOWS)
     labels = TASKS["ner"].labels
-    assert [labels[feature.labels[place]] for place in feature.words] == tags
-    assert (np.delete(feature.labels, feature.words) == IGNORED).all()
-    starts = [*feature.words, len(feature.ids) - 1]
+    assert [labels[feature.labels[place]] for place in feature.word_starts] == tags
+    assert (np.delete(feature.labels, feature.word_starts) == IGNORED).all()
+    starts = [*feature.word_starts, len(feature.ids) - 1]
     for word, start, end in zip(words, starts, starts[1:], strict=False):
         expected = vocabulary.encode(word).tolist()
         assert feature.ids[start:end].tolist() == (expected or [3]), word
@@ -43,10 +43,10 @@ def test_a_long_sentence_is_cut_between_words_and_loses_none(vocabulary: Vocabul
     sentence = Sentence(["kalomi", "x" * 40, *["ter"] * 30], ["B-PER", "B-LOC", *["O"] * 30])
     features = featurise([Sentence(["ter"], ["O"]), sentence], TASKS["ner"], vocabulary, WINDOWS)[1:]
     assert all(len(feature.ids) <= 16 and feature.example == 1 for feature in features)
-    found = [TASKS["ner"].labels[feature.labels[place]] for feature in features for place in feature.words]
+    found = [TASKS["ner"].labels[feature.labels[place]] for feature in features for place in feature.word_starts]
     assert found == sentence.tags
     for feature, following in pairwise(features):
-        first, *others = [*following.words, len(following.ids) - 1]
+        first, *others = [*following.word_starts, len(following.ids) - 1]
         assert len(feature.ids) + others[0] - first > 16, "the next word would not fit"
 
 

@@ -28,7 +28,7 @@ from xlme_ds.config import EngineConfig, ModelConfig, from_json
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.finetune.__main__ import _run, score_table
 from xlme_ds.finetune.finetune_run import finetune as finetune_here
-from xlme_ds.finetune.settings import _TRAIN, FinetuneSettings, Job, TuningConfig
+from xlme_ds.finetune.settings import _TRAIN_DEFAULTS, FinetuneSettings, Job, TuningConfig
 from xlme_ds.io.files import read_object
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
@@ -76,7 +76,8 @@ def tune(
 ) -> dict[str, Any]:
     """A run in this process."""
     settings = TuningConfig(**{"learning_rate": 3e-3, "batch": 8, "epochs": 1} | tuning)
-    engine, train, stop = EngineConfig(kind="plain", precision="fp32"), replace(_TRAIN, save_every=1000), StopRequest()
+    engine, stop = EngineConfig(kind="plain", precision="fp32"), StopRequest()
+    train = replace(_TRAIN_DEFAULTS, save_every=1000)
     command = FinetuneSettings(task, base, (data,), out, random=random, engine=engine, train=train)
     job = Job(command, out, 1, settings, several)
     torch.set_num_threads(1)

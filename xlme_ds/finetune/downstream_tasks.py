@@ -21,22 +21,22 @@ _TYDIQA = rf"tydiqa\.goldp\.{_LANGUAGE}\.(?P<split>train)\.json"
 
 @dataclass(frozen=True)
 class DownstreamTask:
-    """One task. `learning_rates`, `batches` and `epochs` are the paper's grid (XLM-E, Table 11). The first value of
+    """One task. `learning_rates`, `batches` and `epochs` are the paper's grid (XLM-E, Table 11); the first value of
     each is the default.
 
-    `folders`: the task's folders in XTREME's download, its own first. If a folder of --data has any of these, only
-    they are searched.
+    `folders`: the task's folders in XTREME's download, its own first. If a folder of --data has any of them, only they
+    are searched there.
     """
 
     kind: Kind
     folders: tuple[str, ...]
     files: tuple[str, ...]  # patterns of the names of the task's own files
-    metrics: tuple[str, ...]  # the first one chooses between settings
+    metrics: tuple[str, ...]  # settings are chosen by the first one
     learning_rates: tuple[float, ...]
     batches: tuple[int, ...]
     epochs: tuple[int, ...]
     labels: tuple[str, ...] = ()
-    train_files: tuple[str, ...] = ()  # patterns of another set's names: the task uses its training and dev files
+    train_files: tuple[str, ...] = ()  # name patterns of another dataset's training and dev files, if it is trained on
     max_tokens: int = 128
     warmup_steps: int = 0  # as published; 0: a tenth of the steps
 

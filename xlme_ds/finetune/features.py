@@ -1,7 +1,7 @@
-"""The inputs of a fine-tuned model, made from examples, and the batches of a step as a function of its number.
+"""The inputs of a fine-tuned model, made from examples, and the batches of a step as a function of the step's number.
 
-A sentence's labels are on the first subword of each word. A pair of texts is one input. A long context is read in
-windows that overlap.
+In a sentence the first subword of each word has the word's label. A pair of texts is one input. A long context is read
+in windows that overlap.
 
 B rows, T tokens.
 """
@@ -25,24 +25,24 @@ from .downstream_tasks import DownstreamTask, Kind
 from .settings import TuningConfig
 from .task_files import NO_LABEL, Example, Question, Sentence, TextPair
 
-IGNORED = -100  # in place of a label, where none is predicted
+IGNORED = -100  # the label of tokens for which no label is predicted
 
 
 class Feature(NamedTuple):
     """One input of the model. Arrays are int64, `ids` int32.
 
     `ids`: in the model's layout as in pre-training; XLM-E's is `<s> … </s>`, for two texts `<s> a </s> b </s>`.
-    `labels`: for a sentence one for each token, IGNORED except on first subwords; for a pair one; for a question the
-    first and last token of the answer.
-    `words`: for a sentence, the positions of its first subwords.
+    `labels`: for a sentence one for each token, IGNORED except on first subwords of words; for a pair one; for a
+    question two, the positions of the answer's first and last token.
+    `word_starts`: for a sentence, the positions of the first subword of each word.
     `characters`: for a question [tokens, 2], each token's range of characters in the context, [begin, end); −1 for
     tokens outside the context.
     """
 
     ids: np.ndarray
     labels: np.ndarray
-    example: int  # index of the example that it is made from
-    words: np.ndarray = np.zeros(0, np.int64)
+    example: int  # index of the example that this input is made from
+    word_starts: np.ndarray = np.zeros(0, np.int64)
     characters: np.ndarray = np.zeros((0, 2), np.int64)
     language: int = 0  # index into the model's `language_embeddings`
 
@@ -56,7 +56,7 @@ def featurise(
     language: int = 0,
     first_index: int = 0,
 ) -> list[Feature]:
-    """The inputs of all examples (in one `language`), in order; a long sentence or context gives several.
+    """The inputs of all examples (in one `language`), in order; a long sentence or context gives several inputs.
 
     `tuning` must be completed (`TuningConfig.completed`). `first_index`: the index of the first example.
     """
@@ -72,61 +72,61 @@ def featurise(
 
 
 def _sentence(
-    sentence: Sentence, index: int, labels: Sequence[str], vocabulary: Vocabulary, longest: int, layout: Layout
+    sentence: Sentence, index: int, labels: Sequence[str], vocabulary: Vocabulary, max_tokens: int, layout: Layout
 ) -> list[Feature]:
-    """The inputs of a sentence, which is cut between words so that none has more than `longest` tokens."""
+    """The inputs of a sentence, which is cut between words into inputs of at most `max_tokens` tokens."""
     flat, sizes = vocabulary.encode_lines(sentence.words)
     subwords = np.split(flat, np.cumsum(sizes)[:-1])
-    # Of each input: subwords, labels (the first is that of <s>), positions of first subwords.
+    # For each input: subwords, labels (the first one is the label of <s>), positions of the words' first subwords.
     inputs: list[tuple[list[int], list[int], list[int]]] = [([], [IGNORED], [])]
     for ids, tag in zip(subwords, sentence.tags, strict=True):
-        word = ids[: longest - 2].tolist() or [UNK]  # a word of white space alone has no subwords
-        if len(inputs[-1][0]) + len(word) + 2 > longest:
+        word = ids[: max_tokens - 2].tolist() or [UNK]  # a word of white space alone has no subwords
+        if len(inputs[-1][0]) + len(word) + 2 > max_tokens:
             inputs.append(([], [IGNORED], []))
-        tokens, tags, positions = inputs[-1]
-        positions.append(1 + len(tokens))
-        tags += [_label(labels, tag)] + [IGNORED] * (len(word) - 1)
+        tokens, token_labels, word_starts = inputs[-1]
+        word_starts.append(1 + len(tokens))
+        token_labels += [_label(labels, tag)] + [IGNORED] * (len(word) - 1)
         tokens += word
     return [
-        Feature(layout.item(np.array(tokens)), np.array([*tags, IGNORED]), index, words=np.array(positions))
-        for tokens, tags, positions in inputs
+        Feature(layout.item(np.array(tokens)), np.array([*of_tokens, IGNORED]), index, word_starts=np.array(starts))
+        for tokens, of_tokens, starts in inputs
     ]
 
 
 def _pair(
-    pair: TextPair, index: int, labels: Sequence[str], vocabulary: Vocabulary, longest: int, layout: Layout
+    pair: TextPair, index: int, labels: Sequence[str], vocabulary: Vocabulary, max_tokens: int, layout: Layout
 ) -> Feature:
-    """The input of a pair. If it has more than `longest` tokens, the longer side loses tokens at its end."""
+    """The input of a pair. A pair of more than `max_tokens` tokens loses tokens at the end of its longer side."""
     first, second = vocabulary.encode(pair.first), vocabulary.encode(pair.second)
-    room = longest - layout.pair_specials
+    room = max_tokens - layout.pair_specials
     first_length = min(len(first), max(room // 2, room - len(second)))
     ids = layout.item(first[:first_length], second[: room - first_length])
     return Feature(ids, np.array([_label(labels, pair.label)]), index)
 
 
 def _label(labels: Sequence[str], label: str) -> int:
-    """The index of a label; IGNORED for none."""
+    """The index of a label; IGNORED where there is no label."""
     return IGNORED if label == NO_LABEL else labels.index(label)
 
 
 def _question(
     question: Question, index: int, vocabulary: Vocabulary, tuning: TuningConfig, layout: Layout
 ) -> list[Feature]:
-    """The inputs of a question: each holds the question and one window of the context. Windows overlap."""
+    """The inputs of a question: each holds the question and one window of the context."""
     question_ids = vocabulary.encode(question.question)[: tuning.question_tokens]
     context_ids, context_characters = vocabulary.encode_with_offsets(question.context)
     context_start = 1 + len(question_ids) + len(layout.between)  # position in the input
     room = tuning.max_tokens - len(question_ids) - layout.pair_specials
-    answer = None  # indices of its first and last token in `context_ids`
+    answer = None  # indices of the answer's first and last token in `context_ids`
     if question.answers:
-        text, begin = question.answers[0]
-        first, end = context_characters.T
-        inside = np.flatnonzero((end > begin) & (first < begin + len(text)))
-        answer = (int(inside[0]), int(inside[-1])) if len(inside) else None
+        text, answer_begin = question.answers[0]
+        begin, end = context_characters.T
+        answer_tokens = np.flatnonzero((end > answer_begin) & (begin < answer_begin + len(text)))
+        answer = (int(answer_tokens[0]), int(answer_tokens[-1])) if len(answer_tokens) else None
     features = []
     for start in range(0, max(len(context_ids), 1), tuning.stride):
         ids = layout.item(question_ids, context_ids[start : start + room])
-        labels = np.zeros(2, np.int64)  # the input's first token, unless the whole answer is in this window
+        labels = np.zeros(2, np.int64)  # the input's first token is the label unless the window has the whole answer
         if answer is not None and start <= answer[0] and answer[1] < start + room:
             labels = np.array(answer) - start + context_start
         characters = np.full((len(ids), 2), -1, np.int64)
@@ -154,22 +154,22 @@ class TaskBatch(NamedTuple):
 
 
 def collate_features(features: Sequence[Feature], kind: Kind, keys: Sequence[int] = ()) -> TaskBatch:
-    """A batch of features, padded to the longest. `keys`, one for each feature, seed dropout in training."""
+    """A batch of features, padded to the longest one. `keys`, one for each feature, seed dropout in training."""
     tokens_BT = pad_sequence([torch.from_numpy(feature.ids).long() for feature in features], True, PAD)
     labels = pad_sequence([torch.from_numpy(feature.labels) for feature in features], True, IGNORED)
-    positions_BT, inside_BT = one_item_a_row(tokens_BT)
-    languages_BT = torch.tensor([feature.language for feature in features])[:, None] * inside_BT
+    positions_BT, segments_BT = one_item_a_row(tokens_BT)
+    languages_BT = torch.tensor([feature.language for feature in features])[:, None] * segments_BT
     keys_B = torch.tensor(keys or [0] * len(features))
     labels = labels[:, 0] if kind == "pair" else labels
-    return TaskBatch(tokens_BT, positions_BT, inside_BT, languages_BT, labels, keys_B)
+    return TaskBatch(tokens_BT, positions_BT, segments_BT, languages_BT, labels, keys_B)
 
 
 class TaskLoader:
     """Gives one of `world` ranks its training batches. The step's number alone determines a step's batches.
 
-    Step s reads the draws [s·B, (s+1)·B), B examples a step. Of N features, draw n is the feature at index n mod N of
-    the order of epoch n div N, which depends on (seed, epoch) alone. A step's features are sorted by length, so that a
-    micro-batch has little padding.
+    With N features and B features a step, step s reads draws s·B to (s+1)·B − 1. Draw n takes the feature at index
+    n mod N of the random order of epoch n div N. Seed and epoch alone determine that order. A step's features are
+    sorted by length, so that a micro-batch has little padding.
     """
 
     phases = (Phase(0, 0.0, None),)
@@ -199,7 +199,6 @@ class TaskLoader:
         return {"features": digest.hexdigest()}
 
     def _feature(self, draw: int) -> Feature:
-        """The feature of a draw."""
         epoch, index = divmod(draw, len(self.features))
         if epoch not in self._orders:
             shuffle = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
@@ -207,12 +206,12 @@ class TaskLoader:
         return self.features[self._orders[epoch][index]]
 
     def _draws_of_step(self, step: int) -> list[tuple[int, Feature]]:
-        """(draw, feature) of a step on all ranks, short features first."""
+        """The (draw, feature) of a step, of all ranks together, short features first."""
         draws = [(draw, self._feature(draw)) for draw in self.plan.step_rows(step, 0)]
         return sorted(draws, key=lambda pair: len(pair[1].ids))
 
     def _draws(self, step: int, micro_batch: int) -> list[tuple[int, Feature]]:
-        """(draw, feature) of one of this rank's micro-batches."""
+        """The (draw, feature) of one of this rank's micro-batches: consecutive ones of the step's."""
         indices = self.plan.row_numbers(step, self.rank, micro_batch, 0) - self.plan.step_rows(step, 0).start
         return self._draws_of_step(step)[indices[0] : indices[-1] + 1]
 
@@ -227,10 +226,10 @@ class TaskLoader:
         return batches
 
     def describe_rows(self, step: int, micro_batch: int | None = None) -> str:
-        """Indices of the examples in a micro-batch of this rank, or in the whole step, for messages."""
+        """A text for messages: the indices of the examples in a micro-batch of this rank, or in the whole step."""
         draws = self._draws_of_step(step) if micro_batch is None else self._draws(step, micro_batch)
         return "examples " + ", ".join(str(feature.example) for _, feature in draws)
 
     def probe(self) -> TaskBatch:
-        """A batch of the first feature: the same on all ranks, whatever their count."""
+        """A batch of the first feature alone: the same on every rank of any number of ranks."""
         return collate_features(self.features[:1], self.kind)

@@ -44,7 +44,7 @@ from .task_files import (
     training_examples,
 )
 
-PIVOT = "en"
+PIVOT = "en"  # the language whose scores `gap` compares with those of the others
 Scores = dict[tuple[str, str], dict[str, float] | None]  # by ("test" or "dev", language); None without labels
 
 
@@ -55,12 +55,12 @@ class Prepared(NamedTuple):
     sets: TaskSets
     config: FinetuneConfig
     loader: TaskLoader
-    unlabelled: list[str]  # languages whose tests have no labels, among the files that this rank scores
+    unlabelled: list[str]  # languages whose tests have no labels; only of the files that this rank scores
 
 
 def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
-    """Train, score and predict, without the parts that an earlier call finished. Collective over the ranks, which have
-    joined their process group.
+    """Train, score and predict; steps that an earlier call finished are not repeated. Collective over the ranks, which
+    have joined their process group.
 
     Returns the scores on rank 0 (see docs/reference/data-formats.md), None elsewhere and after a request to stop.
     Raises SharedError.
@@ -94,7 +94,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
             on_all_ranks(lambda: write_model(*to_write) if rank == 0 else None)
         watchdog.close()  # scoring has no time limit, and takes different times on different ranks
         extend_timeout()
-        # Users submit this folder as it is, so predictions that an earlier call made for other tests must go.
+        # Users submit this folder as it is, so an earlier call's predictions for other tests must go.
         predictions = job.out / "predictions"
         on_all_ranks(lambda: shutil.rmtree(predictions) if rank == 0 and predictions.exists() else None)
         model = objective.build(config.model)
@@ -102,8 +102,8 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         model.to("cuda" if on_gpu() else "cpu")
         scores_of_rank = on_all_ranks(lambda: _scores(model, prepared, job, (rank, world), stop))
         scores = {key: metrics for of_rank in gather(scores_of_rank) for key, metrics in of_rank.items()}
-        stopped = len(scores) < len(sets.test) + len(sets.dev)
-        if rank != 0 or stopped:
+        all_scored = len(scores) == len(sets.test) + len(sets.dev)  # false after a request to stop
+        if rank != 0 or not all_scored:
             return None
         result = _summary(job, config, sets, scores)
         write_object(job.done, result)
@@ -112,8 +112,8 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
 
 
 def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
-    """Read and check everything, including the files that are scored after training, so that a mistake in them stops
-    the run before it trains. Raises ValueError."""
+    """Read and check all files before training, so that a mistake in a file that is scored after training stops the run
+    now. Raises ValueError."""
     command, task = job.command, TASKS[job.command.task]
     engine = replace(command.engine, precision=resolve_precision(command.engine))
     check_processes(engine, world)
@@ -156,7 +156,7 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
 
 
 def _finished(job: Job, sets: TaskSets) -> dict[str, Any]:
-    """The scores that an earlier call wrote. Raises ValueError if they are of other files than this call's."""
+    """The scores that an earlier call wrote. Raises ValueError if they come from other files than this call's."""
     try:
         scores = read_object(job.done)
     except ValueError:
@@ -238,16 +238,16 @@ def _scores(
 def _summary(job: Job, config: FinetuneConfig, sets: TaskSets, scores: Scores) -> dict[str, Any]:
     """The content of `scores.json` (docs/reference/data-formats.md)."""
     task, split = TASKS[job.command.task], sets.test[0].split
-    in_order = sorted(scores.items())
-    languages = {code: metrics for (purpose, code), metrics in in_order if purpose == "test" and metrics is not None}
-    dev = {code: metrics for (purpose, code), metrics in in_order if purpose == "dev" and metrics is not None}
+    by_key = sorted(scores.items())
+    languages = {code: metrics for (purpose, code), metrics in by_key if purpose == "test" and metrics is not None}
+    dev = {code: metrics for (purpose, code), metrics in by_key if purpose == "dev" and metrics is not None}
     result: dict[str, Any] = {
         "task": job.command.task, "model": str(job.command.model), "random": job.command.random, "seed": job.seed,
         "split": split, "train_languages": [source.language for source in sets.train], "metric": list(task.metrics),
         "tuning": asdict(config.tuning), "settings": job.settings, "languages": languages,
         "weights": config.base, "training": fingerprints(sets.train), "files": sets.fingerprints(),
         "unlabelled": {
-            code: str(predictions_file(task, split, code)) for (_, code), metrics in in_order if metrics is None
+            code: str(predictions_file(task, split, code)) for (_, code), metrics in by_key if metrics is None
         },
         "dev": {"languages": dev, "mean": _mean(task, dev), "held_out": sets.held_out} if dev else None,
     }  # fmt: skip

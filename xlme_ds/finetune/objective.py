@@ -22,7 +22,7 @@ from .downstream_tasks import Kind
 from .features import IGNORED, TaskBatch
 
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
-_BELOW = (  # prefixes of the names of the parameters below the first layer
+_INPUT_PREFIXES = (  # of the names of the parameters before the first layer
     "encoder.embedding_",
     *(f"encoder.encoder.{name}" for name in ("positions", "languages", "relative", "input_norm")),
 )
@@ -57,12 +57,12 @@ class TaskModel(nn.Module):
         if self.training:
             hidden_BTD = drop(hidden_BTD, self.dropout, derive(batch.keys_B, OUTSIDE))
         logits = self.head(hidden_BTD[:, 0] if self.kind == "pair" else hidden_BTD).float()
-        # An answer cannot be in the padding.
+        # Mask padding, where no answer can begin or end.
         return logits.masked_fill((batch.segments_BT == 0)[..., None], -1e4) if self.kind == "span" else logits
 
 
 class TaskObjective(Objective):
-    """The objective of fine-tuning. Each end of a span counts half."""
+    """The objective of fine-tuning. A span is two predictions, of its first and its last token; each counts half."""
 
     terms: tuple[str, ...] = ("loss",)
     statistics_shape: tuple[int, ...] = (1,)
@@ -74,19 +74,20 @@ class TaskObjective(Objective):
         self.weights = torch.ones(1, dtype=torch.float64)
 
     def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
-        """The learning rate's factor of each parameter (ERNIE-M, Tables 11 and 12): layer_decay ** depth. The depth is
+        """Each parameter's factor of the learning rate (ERNIE-M, Tables 11 and 12): layer_decay ** depth. The depth is
         0 after the last layer, 1 in the last layer, 2 in the layer before, and so on down to the embedding."""
         layer_of = {name: int(match[1]) for name in names if (match := _LAYER.search(name))}
         layers = 1 + max(layer_of.values(), default=-1)
         depths = {name: layers - layer for name, layer in layer_of.items()}
-        return [cfg.layer_decay ** depths.get(name, layers + 1 if name.startswith(_BELOW) else 0) for name in names]
+        depths |= {name: layers + 1 for name in names if name.startswith(_INPUT_PREFIXES)}
+        return [cfg.layer_decay ** depths.get(name, 0) for name in names]
 
     def build(self, cfg: ModelConfig) -> TaskModel:
         """The encoder with this task's head, uninitialised."""
         return TaskModel(cfg, self.kind, self.labels, self.dropout)
 
     def counts(self, batch: TaskBatch) -> Tensor:
-        """float64 [1]: the count of labelled words, pairs or windows."""
+        """float64 [1]: the number of labelled words, pairs or windows."""
         count = (batch.labels != IGNORED).sum() if self.kind == "tokens" else torch.tensor(len(batch.labels))
         return count.double().view(1).to(batch.labels.device)
 
@@ -97,7 +98,7 @@ class TaskObjective(Objective):
         return (loss / 2 if self.kind == "span" else loss).view(1)
 
     def statistics(self, output: Tensor, batch: TaskBatch) -> Tensor:
-        """float64 [1]: the count of right predictions."""
+        """float64 [1]: the number of right predictions."""
         logits, labels = self._flat(output, batch)
         right = (logits.argmax(-1) == labels).sum().double()
         return (right / 2 if self.kind == "span" else right).view(1)

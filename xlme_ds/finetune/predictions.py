@@ -23,14 +23,14 @@ from .features import Feature, collate_features
 from .objective import TaskModel
 from .task_files import Example, Question, Sentence, TextPair
 
-Predictions = list[list[str]] | list[str]  # for each example the tags of its words, or one label or answer
+Predictions = list[list[str]] | list[str]  # for each example: the tags of its words, or one label, or one answer
 WordSplitter = Callable[[str, str], list[str]]  # (text, language) -> words
 
-# As in SQuAD's usual baselines and XTREME.
-N_BEST = 20  # candidates for an answer's first token in a window, and for its last
+# Both values are those of SQuAD's usual baselines and of XTREME.
+N_BEST = 20  # number of candidates in a window for an answer's first token, and for its last token
 LONGEST_ANSWER = 30  # tokens
 
-_ARTICLES = {  # patterns, as in MLQA's evaluation
+_ARTICLES = {  # patterns from MLQA's evaluation, by language
     "en": r"\b(a|an|the)\b",
     "es": r"\b(un|una|unos|unas|el|la|los|las)\b",
     "vi": r"\b(của|là|cái|chiếc|những)\b",
@@ -61,16 +61,16 @@ def predict(
     logits = logits_of(model, features)
     if task.kind == "pair":
         return [task.labels[int(of_pair.argmax())] for of_pair in logits]
-    features_of: dict[int, list[int]] = {}  # index of an example -> indices of its features
+    features_of_example: dict[int, list[int]] = {}  # index of an example -> indices of its features
     for i, feature in enumerate(features):
-        features_of.setdefault(feature.example, []).append(i)
+        features_of_example.setdefault(feature.example, []).append(i)
     if task.kind == "tokens":
         return [
-            [task.labels[int(best)] for i in indices for best in logits[i][features[i].words].argmax(-1)]
-            for indices in features_of.values()
+            [task.labels[int(best)] for i in indices for best in logits[i][features[i].word_starts].argmax(-1)]
+            for indices in features_of_example.values()
         ]
     answers = []
-    for example, indices in features_of.items():
+    for example, indices in features_of_example.items():
         question = examples[example]
         assert isinstance(question, Question)
         answers.append(best_answer(question, [features[i] for i in indices], [logits[i] for i in indices]))
@@ -80,15 +80,15 @@ def predict(
 def best_answer(question: Question, windows: Sequence[Feature], logits: Sequence[np.ndarray]) -> str:
     """The text of the best span in all windows of a question: the span with the largest sum of the logits of its first
     and last token. `logits`: [tokens, 2] (first and last) for each window."""
-    best, answer = -np.inf, ""
+    best_score, answer = -np.inf, ""
     for window, scores in zip(windows, logits, strict=True):
-        inside = np.flatnonzero(window.characters[:, 0] >= 0)  # positions of the context
-        firsts, lasts = (inside[np.argsort(-scores[inside, end], kind="stable")[:N_BEST]] for end in (0, 1))
+        positions = np.flatnonzero(window.characters[:, 0] >= 0)  # of the context's tokens in the window
+        firsts, lasts = (positions[np.argsort(-scores[positions, end], kind="stable")[:N_BEST]] for end in (0, 1))
         for first in firsts:
             for last in lasts:
                 score = scores[first, 0] + scores[last, 1]
-                if first <= last < first + LONGEST_ANSWER and score > best:
-                    best = score
+                if first <= last < first + LONGEST_ANSWER and score > best_score:
+                    best_score = score
                     answer = question.context[window.characters[first, 0] : window.characters[last, 1]].strip()
     return answer
 
@@ -110,7 +110,8 @@ def mlqa_words(text: str, language: str) -> list[str]:
 
 
 def compare(prediction: str, answers: Sequence[str], language: str, words: WordSplitter) -> tuple[float, float]:
-    """(F1 over words, exact match) of a predicted answer, each from 0 to 1, and the best over the right `answers`."""
+    """(F1 over words, exact match) of a predicted answer, each from 0 to 1. With several right `answers`, the best
+    value counts. `words` splits a text."""
     predicted, right = words(prediction, language), [words(answer, language) for answer in answers]
     f1 = max((_f1(predicted, answer) for answer in right), default=0.0)
     return f1, float(predicted in right)
@@ -125,8 +126,8 @@ def _f1(first: list[str], second: list[str]) -> float:
 def score(
     name: str, task: DownstreamTask, examples: Sequence[Example], predictions: Predictions, language: str
 ) -> dict[str, float]:
-    """The scores of predictions in per cent, by metric; `name` is the task's. F1 counts whole entities with their types
-    (CoNLL, by seqeval); for parts of speech it counts runs of equal tags, as XTREME does."""
+    """The scores of predictions in per cent, by metric; `name` is the task's. For tags, F1 is seqeval's: it counts
+    whole entities with their types (CoNLL); for parts of speech it counts runs of equal tags, as XTREME does."""
     pairs = zip(examples, predictions, strict=True)
     if task.kind == "span":
         splitter = mlqa_words if name == "mlqa" else squad_words
@@ -144,7 +145,7 @@ def score(
 
     tags = [sentence.tags for sentence in examples if isinstance(sentence, Sentence)]
     measures = {"f1": f1_score, "accuracy": accuracy_score}
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # seqeval: parts of speech have no B- and I-
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # that parts of speech lack B- and I-
         return {metric: 100 * float(measures[metric](tags, predictions)) for metric in task.metrics}
 
 
@@ -162,5 +163,5 @@ def write_predictions(path: Path, examples: Sequence[Example], predictions: Pred
         pairs = zip(examples, predictions, strict=True)
         write_json(path, {question.id: answer for question, answer in pairs if isinstance(question, Question)})
     else:
-        lines = [one if isinstance(one, str) else "".join(f"{tag}\n" for tag in one) for one in predictions]
-        write_text(path, "".join(f"{line}\n" for line in lines))
+        texts = [one if isinstance(one, str) else "".join(f"{tag}\n" for tag in one) for one in predictions]
+        write_text(path, "".join(f"{text}\n" for text in texts))

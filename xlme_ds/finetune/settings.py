@@ -29,7 +29,7 @@ from ..settings_file import help_of
 from ..validate import validate
 from .downstream_tasks import TASKS, DownstreamTask
 
-_TRAIN = TrainConfig(log_every=20, eval_every=0, save_every=500, keep_last=1, keep_every=0)
+_TRAIN_DEFAULTS = TrainConfig(log_every=20, eval_every=0, save_every=500, keep_last=1, keep_every=0)
 
 
 @dataclass(frozen=True)
@@ -125,11 +125,11 @@ class FinetuneSettings:
     """Print the folders of the runs and end."""
     tuning: TuningConfig = field(default_factory=TuningConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
-    train: TrainConfig = field(default_factory=lambda: _TRAIN)
+    train: TrainConfig = field(default_factory=lambda: _TRAIN_DEFAULTS)
 
 
 _REGISTRY = ConstructorRegistry()
-_NARROWED = {  # settings with fewer values than in pre-training -> type, help
+_NARROWED_SETTINGS = {  # name of a setting with fewer values than in pre-training -> its type and help
     "kind": (Literal["deepspeed", "plain"], "deepspeed: data parallel with ZeRO; plain: torch on one process."),
     "deepspeed": (
         str,
@@ -147,7 +147,7 @@ def _section_without_pretraining(section: StructTypeInfo) -> StructConstructorSp
         return None
     default = section.default if isinstance(section.default, section.type) else section.type()
     hints, helps = get_type_hints(section.type), help_of(section.type)
-    for name, (narrower_type, help_text) in _NARROWED.items():
+    for name, (narrower_type, help_text) in _NARROWED_SETTINGS.items():
         if name in hints:
             hints[name], helps[name] = narrower_type, help_text
     names = [setting.name for setting in fields(section.type) if setting.metadata != PRETRAINING_ONLY]
@@ -180,11 +180,11 @@ class Job:
     out: Path  # folder of this run
     seed: int
     tuning: TuningConfig
-    settings: int = 1  # how many different `tuning` the command's runs have
+    settings: int = 1  # the number of different `tuning` among the command's runs
 
     @property
     def done(self) -> Path:
-        """File of the scores, which the run writes last."""
+        """The file of the scores; it is written last, so it marks the run as complete."""
         return self.out / "scores.json"
 
 
@@ -242,7 +242,7 @@ def run_config(
 
 
 def grid(task: str, tuning: TuningConfig) -> list[TuningConfig]:
-    """Every combination of the task's published settings, where `tuning` does not fix them."""
+    """Every combination of the task's published learning rates, batches and epochs; what `tuning` sets stays fixed."""
     published = TASKS[task]
     choices = product(
         (tuning.learning_rate,) if tuning.learning_rate else published.learning_rates,

@@ -1,7 +1,7 @@
-"""Find the files of a task that a run trains on, is scored on, and chooses its settings by, and read their examples.
+"""Find the files of a task, sort them by purpose (to train, to score, to choose settings), and read their examples.
 
 A line has a word and its tag, or two texts and a label; questions are in SQuAD's JSON. The tests in XTREME's download
-have no labels: they are words alone, two texts alone, or questions with empty answers.
+have no labels: a line is a bare word or two texts, and a question has empty answers.
 """
 
 import hashlib
@@ -17,12 +17,12 @@ from .settings import TuningConfig
 
 _CONLL_LANGUAGES = {"eng": "en", "deu": "de", "esp": "es", "ned": "nl"}
 _SPLITS = {"testa": "dev", "testb": "test", "": "test"}  # XQuAD's files, which are tests, name no split
-NO_LABEL = ""  # in place of a tag or label; a question without label has no answers
-HELD_OUT_EVERY = 10  # if examples are held out, one in this many
+NO_LABEL = ""  # in place of a missing tag or label; a question without a label has an empty list of answers
+HELD_OUT_EVERY = 10  # one in this many training examples is held out, if any
 
 
 class Sentence(NamedTuple):
-    """Words with a tag each."""
+    """Words, and one tag for each."""
 
     words: list[str]
     tags: list[str]
@@ -54,7 +54,7 @@ class TaskFile(NamedTuple):
     path: Path
     language: str
     split: str  # "train", "dev" or "test"
-    own: bool  # of the task itself, not of another set that the task is trained on
+    own: bool  # whether the file is from the task's own dataset, not from another one that the task is trained on
 
     @property
     def may_lack_labels(self) -> bool:
@@ -67,10 +67,9 @@ class TaskSets(NamedTuple):
 
     train: list[TaskFile]
     test: list[TaskFile]  # scored: tests, or dev sets if the task has no test
-    dev: list[
-        TaskFile
-    ]  # to choose settings by: dev sets of the languages trained on; if `held_out`, the training files
-    held_out: bool  # a tenth of each training file is not trained on, but is the dev set
+    # To choose settings by: the dev sets of the languages that are trained on or, if `held_out`, the training files.
+    dev: list[TaskFile]
+    held_out: bool  # whether a tenth of each training file is not trained on, but serves as dev set
     unused: list[str]  # languages with a dev set and no test, if other languages have a test
 
     def fingerprints(self) -> dict[str, str]:
@@ -84,8 +83,8 @@ def fingerprints(sources: Iterable[TaskFile]) -> dict[str, str]:
 
 
 def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
-    """The task's files in and below `folders`, recognized by their names. Raises ValueError if there are none, or two
-    of the same split and language."""
+    """The task's files in and below `folders`, recognized by their names. Raises ValueError if there are none, or if
+    two have the same split and language."""
     patterns = [(pattern, True) for pattern in task.files] + [(pattern, False) for pattern in task.train_files]
     files: dict[tuple[str, str, bool], TaskFile] = {}
     for folder in folders:
@@ -118,10 +117,10 @@ def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]
 def choose_sets(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of_several: bool) -> TaskSets:
     """Sort the files of the task `name` by their purpose.
 
-    `of_several`: the run is one of several, the best of which is chosen. The dev set of a language is the task's own
-    or, if it has none, that of the set that is trained on. Settings are not chosen on a file that is scored: without
-    another dev set, every tenth training example is held out. Raises ValueError if there is nothing to train on or to
-    score.
+    `of_several`: whether the run is one of several, the best of which is chosen. The dev set of a language is the
+    task's own or, if the task has none, that of the other dataset it is trained on. Settings are never chosen on a file
+    that is scored: without another dev set, every tenth training example is held out. Raises ValueError if there is
+    nothing to train on or to score.
     """
     wanted = tuning.train_languages
     train_files = {source.language: source for source in sources if source.split == "train"}
@@ -172,8 +171,8 @@ def _lines(path: Path) -> list[tuple[int, str]]:
 
 
 def _text(path: Path) -> str:
-    """The text of a file in UTF-8. A file that is no .tsv is read as Latin-1 if most of its lines beyond ASCII are not
-    UTF-8."""
+    """The text of a UTF-8 file. A file other than .tsv is read as Latin-1 if most lines that are not ASCII are not
+    UTF-8 either."""
     content = path.read_bytes()
     require_line_feeds(content, path)
     try:
@@ -188,7 +187,7 @@ def _text(path: Path) -> str:
 
 
 def _is_utf8(line: bytes) -> bool:
-    """Whether a line, not empty, is UTF-8."""
+    """Whether a line, which must not be empty, is UTF-8."""
     try:
         return bool(line.decode("utf-8"))
     except UnicodeDecodeError:
@@ -210,7 +209,7 @@ def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
     words: list[str] = []
     tags: list[str] = []
     for number, line in [*lines, (0, "")]:  # an empty line ends the last sentence, too
-        # A bare word may be a space of another kind, such as a no-break space.
+        # A bare word may consist of another kind of space, such as a no-break space.
         if not (line.strip(" \t") if bare else line.strip()) or line.startswith("-DOCSTART-"):
             if words:
                 yield Sentence(words, tags)
@@ -255,6 +254,7 @@ def _questions(source: TaskFile, task: DownstreamTask) -> Iterable[Example]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not in SQuAD's JSON format: {error!r}") from None
     questions = [_question(path, context, entry) for context, entry in entries]
+    # In a test, the first question tells whether all have answers.
     must_have_answers = not source.may_lack_labels or any(question.answers for question in questions[:1])
     ids: set[str] = set()
     for question in questions:
@@ -270,14 +270,14 @@ def _questions(source: TaskFile, task: DownstreamTask) -> Iterable[Example]:
 
 
 def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
-    """The question in an entry of "qas". Empty answers are left out: in tests they mean "no label"."""
+    """The question in an entry of "qas". Empty answers are left out, because in tests they mean "no label"."""
     try:
         answers = [(answer["text"], int(answer["answer_start"])) for answer in entry["answers"]]
         question = Question(
             str(entry["id"]), entry["question"], context, [answer for answer in answers if answer[0].strip()]
         )
         for text in (question.id, question.question, context, *(answer for answer, _ in answers)):
-            text.encode()  # half a surrogate pair is no text
+            text.encode()  # raises for half a surrogate pair, which JSON allows
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         question_id = entry.get("id") if isinstance(entry, dict) else entry
         raise ValueError(f"{path}, question {question_id}: not in SQuAD's format: {error!r}") from None
@@ -290,7 +290,7 @@ def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
 def training_examples(
     source: TaskFile, task: DownstreamTask, tuning: TuningConfig, held_out: bool = False
 ) -> list[Example]:
-    """The examples of a training file that a run trains on; with `held_out`, the tenth that it holds out instead.
+    """The examples of a training file that a run trains on; with `held_out`, the tenth that the run does not train on.
 
     Questions on one context are either all held out or all trained on.
     """
