@@ -7,6 +7,7 @@ import sys
 from . import __version__
 from .cli import fail
 from .io.output import open_output
+from .run_commands import LAUNCHED
 
 # For each command, in the order of use: the module whose `main` takes the arguments, and a line for the help.
 COMMANDS = {
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         near = difflib.get_close_matches(name, COMMANDS, n=1) or ["--help"]
         fail("xlme", ValueError(f"there is no command {name!r}: did you mean `xlme {near[0]}`?"))
     code = int(importlib.import_module(COMMANDS[name][0]).main(rest) or 0)
-    if name in ("pretrain", "finetune"):
+    if name in LAUNCHED:
         from .engine.ranks import exit_now
 
         exit_now()

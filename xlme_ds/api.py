@@ -1,6 +1,6 @@
 """`xlme_ds.pretrain` and `xlme_ds.load`: a run in this process, and a trained model that reads plain text.
 
-N sentences, T tokens, D width, V vocabulary.
+N sentences, T tokens, M masks, D width.
 """
 
 import importlib.util
@@ -106,14 +106,14 @@ def dry_run(
     info = pretraining_info(config, loader, None, root=False)
     try:
         layout = ParallelLayout.of(config, world, config.engine.precision, loader.row_tokens, fused=on_gpu())
-        moment, sizes = peak(layout)
-        memory = f"{sum(sizes.values()) / 2**30:.2f} GiB a process, {moment}"
+        moment, memory = peak(layout)
+        peak_text = f"{sum(memory.values()) / 2**30:.2f} GiB a process, {moment}"
     except ValueError as error:  # the planner has no formula for this engine
-        memory = f"not counted ({error})"
+        peak_text = f"not counted ({error})"
     start = max(map(saved_step, checkpoints_of(out)), default=first_step(config))
     print("\n".join(opening_lines(config, out, start, loader, world, info)))
     print(
-        f"  memory, by count: {memory}\n"
+        f"  memory, by count: {peak_text}\n"
         f"  operations: {number(info.flops)} FLOP a step, {number(info.flops * config.train.steps)} in all\n"
         "a dry run: nothing was written, and everything that can be checked before the first step holds"
     )
@@ -136,12 +136,11 @@ def _folders(data: Path | str | Sequence[Path | str]) -> list[Path]:
 
 def _validated(config: RunConfig, profiled: int) -> RunConfig:
     """`config` as `validate` returns it for the number of processes that were launched. Raises SharedError."""
-    wandb_usable = not config.train.wandb or importlib.util.find_spec("wandb") is not None
     try:
         config = validate(config, int(rendezvous(os.environ).get("WORLD_SIZE", 1)))
         if profiled < 0:
             raise ValueError(f"--profile {profiled} is no number of steps: it must be at least 1, or 0 for none")
-        if not wandb_usable:
+        if config.train.wandb and importlib.util.find_spec("wandb") is None:
             raise ValueError("train.wandb needs a package that is missing: pip install wandb, or leave it empty")
     except ValueError as error:  # every rank raises the same
         raise SharedError(str(error)) from None
@@ -170,7 +169,7 @@ class TextModel:
             self.device = torch.empty(0, device=device).device
         except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without CUDA
             raise ValueError(f"device {device} cannot be used: {str(error).partition(chr(10))[0]}") from None
-        # Read at once, because a run that is not finished may delete the checkpoint later.
+        # Loaded here, not at first use, because an unfinished run may delete the checkpoint later.
         self._run = None if is_export(self.folder) else load_run(self.folder)
 
     def __repr__(self) -> str:
@@ -254,12 +253,12 @@ class TextModel:
         Raises ValueError if the model has no such head."""
         run = self._run
         if run is None:
-            # In an export of a whole model, no head belongs to a single encoder.
+            # In an export of a whole model, as in a run that exports one, no head belongs to a single encoder.
             folders = [] if load_whole_export(self.folder) else [self.folder / name for name in (".", GENERATOR_FOLDER)]
             candidates = [(load_encoder(folder), read_heads(folder)) for folder in folders if folder.is_dir()]
         else:
             heads = {} if objective_of(run.objective).export_class else run.encoders
-            trained = [which for which, name in heads.items() if name == prefix]
+            trained = [which for which, head_prefix in heads.items() if head_prefix == prefix]
             candidates = [(TrainedEncoder(run.encoder(which), run.vocabulary), run.state) for which in trained]
         for model, state in candidates:
             weights = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

@@ -22,7 +22,7 @@ from .train.records import ATTEMPTS, AUDIT_FOLDER, audit_lines, row_checksums
 from .train.run_folder import first_step
 from .trained.settings import read_run_config
 
-_MOST_PRINTED = 10  # faults that are printed
+_MOST_PRINTED = 10  # of the faults that are found
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -52,34 +52,35 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
     steps = int(read_state(newest)["step"])
     config = read_run_config(run)
     settings = config.data
-    run_phases = phases(settings, mask_fraction=0.0)  # any: masks do not change which rows a step reads
+    run_phases = phases(settings, mask_fraction=0.0)  # any fraction: masks do not change which rows a step reads
     if len(run_phases) != len(data):
         raise ValueError(f"{run} read {len(run_phases)} folders, --data names {len(data)}: name them all")
-    first = first_step(config)
-    rows = settings.mono_rows, settings.para_rows
+    start = first_step(config)
+    rows_per_step = settings.mono_rows, settings.para_rows
     readings = _last_readings(run / AUDIT_FOLDER, steps)
     faults, row_counts = [], []
     for task_index, task in enumerate(TASKS):
-        if rows[task_index]:
+        if rows_per_step[task_index]:
             stores = [RowStore(folder / task) for folder in data]
-            one_rank = StepPlan(rows, rows, 1, 1, settings.alternate)  # a step's rows do not depend on the ranks
-            plans = phase_plans(run_phases, one_rank, [store.row_tokens for store in stores])
+            # Of one rank: the rows of a step do not depend on the number of ranks.
+            plan = StepPlan(rows_per_step, rows_per_step, 1, 1, settings.alternate)
+            plans = phase_plans(run_phases, plan, [store.row_tokens for store in stores])
             step_rows = {
                 step: row_range
-                for step in range(first, steps)
+                for step in range(start, steps)
                 if (row_range := plans[phase_index(run_phases, step)].step_rows(step, task_index))
             }
             step_stores = {step: stores[phase_index(run_phases, step)] for step in step_rows}
             faults += _compare(task, step_rows, step_stores, readings[task])
             row_counts.append(f"{sum(map(len, step_rows.values())):,} {task} rows")
-    return faults, f"{' and '.join(row_counts)} of {steps - first} steps"
+    return faults, f"{' and '.join(row_counts)} of {steps - start} steps"
 
 
 def _last_readings(folder: Path, steps: int) -> dict[str, dict[int, list[tuple[int, int]]]]:
     """For each task and row index, (step, checksum) of every time the row was read, in the last attempt at a step."""
-    last_attempts = np.zeros(steps, dtype=np.int64)  # by step
+    last_attempts = np.zeros(steps, dtype=np.int64)  # for each step, the index of the last attempt at it
     for attempt, line in enumerate(audit_lines(folder / ATTEMPTS)):
-        last_attempts[line["start"] :] = attempt  # repeats the steps from `start` on
+        last_attempts[line["start"] :] = attempt  # this attempt began again at `start`
     readings: dict[str, dict[int, list[tuple[int, int]]]] = {task: defaultdict(list) for task in TASKS}
     for path in sorted(folder.glob("rank_*.jsonl")):
         for line in audit_lines(path):
@@ -103,16 +104,16 @@ def _compare(
     `step_rows` and `step_stores`: for each step that reads rows of the task, their indices and the data that hold them;
     `readings`: the task's, from `_last_readings`.
     """
-    rows = {row for row_range in step_rows.values() for row in row_range}
-    faults = [f"{task} row {row} was read though no step asks for it" for row in readings if row not in rows]
+    expected_rows = {row for row_range in step_rows.values() for row in row_range}
+    faults = [f"{task} row {row} was read though no step asks for it" for row in readings if row not in expected_rows]
     for step, row_range in step_rows.items():
         store = step_stores[step]
-        expected = row_checksums(store.read(np.arange(row_range.start, row_range.stop) % store.rows).tokens)
-        for row, checksum in zip(row_range, expected, strict=True):
+        checksums = row_checksums(store.read(np.arange(row_range.start, row_range.stop) % store.rows).tokens)
+        for row, checksum in zip(row_range, checksums, strict=True):
             row_readings = readings.get(row, [])
-            steps = [read_in for read_in, _ in row_readings]
-            if steps != [step]:
-                faults.append(f"{task} row {row} belongs to step {step}, was read in {steps}")
+            steps_read_in = [step_read_in for step_read_in, _ in row_readings]
+            if steps_read_in != [step]:
+                faults.append(f"{task} row {row} belongs to step {step}, was read in {steps_read_in}")
             elif row_readings[0][1] != checksum:
                 faults.append(f"{task} row {row} was read with other tokens than the data hold")
     return faults

@@ -21,13 +21,13 @@ def benchmarks(folder: Path = _FOLDER) -> dict[str, str]:
             f"there are no benchmarks in {folder}: an installed package has none, run this in a clone of the repository"
         )
     descriptions = {}
-    for path in sorted(path for name in ("*.py", "*/__main__.py", "peers/*.py") for path in folder.glob(name)):
+    for path in sorted(path for glob in ("*.py", "*/__main__.py", "peers/*.py") for path in folder.glob(glob)):
         source = path.read_text(encoding="utf-8")
         if "\nif __name__ ==" in source:
             parts = path.relative_to(folder).with_suffix("").parts
             name = ".".join(part for part in parts if part != "__main__")
-            about = " ".join((ast.get_docstring(ast.parse(source)) or "").split())
-            descriptions[name] = re.split("[:.] ", about, maxsplit=1)[0]
+            docstring = " ".join((ast.get_docstring(ast.parse(source)) or "").split())
+            descriptions[name] = re.split("[:.] ", docstring, maxsplit=1)[0]
     return descriptions
 
 

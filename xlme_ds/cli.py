@@ -55,11 +55,11 @@ def program(command: str) -> str:
     if command not in LAUNCHED:
         for name in TORCH_VARIABLES:
             os.environ.pop(name, None)
-    called = Path(sys.argv[0])
-    if called.name == "xlme":
+    script = Path(sys.argv[0])
+    if script.name == "xlme":
         return f"xlme {command}"
-    of_package = called.parts[-2:] == ("xlme_ds", "__main__.py")
-    return f"python -m xlme_ds{' ' if of_package else '.'}{command}"
+    runs_package = script.parts[-2:] == ("xlme_ds", "__main__.py")
+    return f"python -m xlme_ds{' ' if runs_package else '.'}{command}"
 
 
 def called() -> str:
@@ -185,8 +185,8 @@ def _placeholder(hint: object) -> str:
 def _entry(flag: str, about: str) -> str:
     """An option and its help; the help begins in column 38."""
     lines = textwrap.wrap(about.rstrip(".") + ".", 80)
-    first = f"  {flag:<35} " if len(flag) < 36 else f"  {flag}\n{'':38}"
-    return first + f"\n{'':38}".join(lines)
+    flag_column = f"  {flag:<35} " if len(flag) < 36 else f"  {flag}\n{'':38}"
+    return flag_column + f"\n{'':38}".join(lines)
 
 
 def without_launcher(arguments: list[str]) -> list[str]:
@@ -259,7 +259,7 @@ def number(value: float) -> str:
     size = abs(value)
     if size >= 1e15 or 0 < size < 1e-3:
         return f"{value:.3g}"
-    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
-        if size >= limit * 0.9995:
-            return f"{value / limit:.3g}{unit}"
+    for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
+        if size >= factor * 0.9995:  # from 999.5 on, three digits would give 1e+03
+            return f"{value / factor:.3g}{unit}"
     return f"{value:.3g}"

@@ -61,7 +61,7 @@ def weight_at(points: Sequence[str], step: int) -> float:
         raise ValueError(
             f"the weights {' '.join(points)} are not STEP:WEIGHT from step 0 on, as 0:1 100000:0.1 300000:0"
         )
-    weight, last_step = 0.0, -1  # before the first point, which is at step 0
+    weight, last_step = 0.0, -1  # not used: the first point, at step 0, replaces both
     for point_step, point_weight in pairs:
         if step < point_step:
             return weight + (point_weight - weight) * (step - last_step) / (point_step - last_step)

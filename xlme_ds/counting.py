@@ -35,7 +35,7 @@ def flops_per_step(run: RunConfig, row_tokens: int, row_lengths: Sequence[int] =
     tokens = sum(run.data.mean_rows) * row_tokens
     shares = phase_shares(phases(run.data, 0.0), run.train.steps) if row_lengths else [1.0]
     per_token = (flops_of(run, length).training for length in row_lengths or [row_tokens])
-    return tokens * sum(share * count for share, count in zip(shares, per_token, strict=True))
+    return tokens * sum(share * flops for share, flops in zip(shares, per_token, strict=True))
 
 
 def paper_forward_per_token(run: RunConfig, row_tokens: int) -> float:
@@ -77,7 +77,7 @@ def count_parameters(run: RunConfig) -> dict[str, int]:
     def total(*prefixes: str) -> int:
         return sum(size for name, size in sizes.items() if name.startswith(prefixes))
 
-    # With GDES the discriminator's table is the sum of two tables; the generator trains one, `embedding`.
+    # One table with GDES too: the discriminator's is the sum of `embedding` and `difference`, which have one shape.
     counts = {"embedding": total("embedding_")}
     for index, (encoder, head) in enumerate(objective_of(run.objective).encoders.items()):
         counts[encoder] = total(f"{encoder}.", head) + (counts["embedding"] if index == 0 else 0)

@@ -56,7 +56,7 @@ def starting_weights(config: RunConfig, vocabulary: Vocabulary, sources: Sequenc
     """A function from a parameter's name to its first value, or to None if the parameter starts at random. Instead
     of a function, the result is None if `config.start` names no folder or the engine loads the weights later.
 
-    `vocabulary`: of the data; `sources`: what `pin_step` returns for each of `source_folders`. Raises ValueError
+    `vocabulary`: the data's; `sources`: what `pin_step` returns for each of `source_folders`. Raises ValueError
     for a model of another shape, or with a vocabulary that is not the beginning of the data's.
     """
     folders = source_folders(config)
@@ -94,7 +94,7 @@ def _from_encoders(
     `folders`: for each source folder, what `pin_step` returns.
     """
     objective = objective_of(config.objective)
-    main = Path(config.start.folder)
+    main_folder = Path(config.start.folder)
 
     def read(folder: Path, which: EncoderName | None) -> tuple[_SourceEncoder, dict[str, Tensor], ModelConfig]:
         """An encoder, and its state and settings with rows for all pieces of the data's vocabulary."""
@@ -104,7 +104,7 @@ def _from_encoders(
         _check_layout(folders[folder], cfg, config)
         return source, state, cfg
 
-    source, state, cfg = read(main, take)
+    source, state, cfg = read(main_folder, take)
     heads, _ = _with_new_pieces(source.heads, source.encoder.cfg, source.vocabulary, vocabulary)
     values = {name: value for name, value in heads.items() if name.startswith(tuple(objective.encoders.values()))}
     values["embedding_0"] = _table(state)
@@ -112,19 +112,19 @@ def _from_encoders(
     for part, first in objective.first_weights(config.start, config.model).items():
         folder = Path(first.folder)
         part_state, models[part] = state, cfg
-        if (folder, first.which) != (main, take):
+        if (folder, first.which) != (main_folder, take):
             _, part_state, models[part] = read(folder, first.which)
         _check_layers(folders[folder], models[part], part, first)
-        of_encoder = {
+        encoder_state = {
             name.removeprefix("encoder."): value for name, value in part_state.items() if name.startswith("encoder.")
         }
-        values |= {f"{part}.{name}": value for name, value in first.convert(of_encoder).items()}
+        values |= {f"{part}.{name}": value for name, value in first.convert(encoder_state).items()}
     return _Start(values, models)
 
 
 def _table(state: Mapping[str, Tensor]) -> Tensor:
     """The token embedding of an encoder's state as one tensor."""
-    return torch.cat([state[name] for n in range(len(state)) if (name := f"embedding_{n}") in state])
+    return torch.cat([state[name] for index in range(len(state)) if (name := f"embedding_{index}") in state])
 
 
 def _all_parameters(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> _Start:
@@ -153,8 +153,8 @@ def _all_parameters(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> 
     # other blocks.
     model = replace(config.model, relative_bias=cfg.relative_bias, language_embeddings=cfg.language_embeddings)
     sizes = parameter_sizes(config.objective, model)
-    blocks = "embedding_", "difference_"
-    missing = {name.split(".")[0] for name in sizes if name not in state and not name.startswith(blocks)}
+    tables = "embedding_", "difference_"
+    missing = {name.split(".")[0] for name in sizes if name not in state and not name.startswith(tables)}
     if missing:
         remedy = "" if is_run else "start.folder to the run that it is an export of, or "
         raise ValueError(
@@ -240,22 +240,22 @@ def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
             )
         state |= head_values
         state |= {f"{which}.{name}": value for name, value in source.encoder.encoder.state_dict().items()}
-    first, last = sources[0], sources[-1]  # the discriminator and the generator, or one encoder twice
-    layers = last.encoder.cfg.discriminator_layers
-    if replace(first.encoder.cfg, discriminator_layers=layers) != last.encoder.cfg:
+    discriminator, generator = sources[0].encoder, sources[-1].encoder  # both are the only encoder if there is one
+    layers = generator.cfg.discriminator_layers
+    if replace(discriminator.cfg, discriminator_layers=layers) != generator.cfg:
         raise ValueError(f"{folder / GENERATOR_FOLDER} is of another model than {folder}: export the run again")
-    model = replace(first.encoder.cfg, generator_layers=layers, embedding_sharing="tied")
-    state["embedding_0"] = first_embedding = torch.cat(last.encoder.table).detach()
+    model = replace(discriminator.cfg, generator_layers=layers, embedding_sharing="tied")
+    state["embedding_0"] = expected_embedding = torch.cat(generator.table).detach()
     if has_generator and (folder / DIFFERENCE_FILE).exists():
         model = replace(model, embedding_sharing="gdes")
         state["difference_0"] = read_weights(folder / DIFFERENCE_FILE)[DIFFERENCE]
-        first_embedding = first_embedding + state["difference_0"]
-    if not torch.equal(first_embedding, torch.cat(first.encoder.table)):
+        expected_embedding = expected_embedding + state["difference_0"]
+    if not torch.equal(expected_embedding, torch.cat(discriminator.table)):
         raise ValueError(
             f"the discriminator's embedding in {folder} is not the generator's and {DIFFERENCE_FILE} together: export "
             f"the run again, or {instead}"
         )
-    return TrainedRun(folder, state, model, first.vocabulary, "", config.objective)
+    return TrainedRun(folder, state, model, sources[0].vocabulary, "", config.objective)
 
 
 def _with_new_pieces(
@@ -264,9 +264,11 @@ def _with_new_pieces(
     """`state` and `cfg` with rows for all pieces of `new`, if `new` begins with the pieces of `old`; else unchanged."""
     if new.size <= old.size or not new.begins_with(old):
         return dict(state), cfg
+    # `<mask>` has the last id. For each new piece, the ids of the old pieces into which it is segmented:
     old_ids = old.segment_pieces([new.piece(token) for token in range(old.mask, new.mask)])
-    sizes, ids = torch.tensor(list(map(len, old_ids))), torch.from_numpy(np.concatenate(old_ids)).long()
-    new_pieces = torch.arange(len(old_ids)).repeat_interleave(sizes)  # new piece of every old piece in `ids`
+    ids = torch.from_numpy(np.concatenate(old_ids)).long()
+    sizes = torch.tensor(list(map(len, old_ids)))
+    new_pieces = torch.arange(len(old_ids)).repeat_interleave(sizes)  # index of the new piece of each of `ids`
 
     def with_new_rows(rows: Tensor) -> Tensor:
         """`rows`, and before the row of `<mask>` a row for each new piece: the mean of its old pieces' rows."""

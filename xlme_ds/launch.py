@@ -17,8 +17,8 @@ It is `deepspeed --num_gpus N --module xlme_ds.COMMAND --flags`.
   DEEPSPEED OPTIONS  those of `deepspeed --help`: --hostfile FILE, --include HOST:GPU,GPU, --master_port PORT, ...;
                      without ssh on each machine --no_ssh --node_rank N --master_addr HOST"""
 
-# Options that choose processes and so exclude --gpus; a second --gpus, too.
-_CHOICES = ("--gpus", "--num_gpus", "--num_accelerators", "--include", "-i", "--exclude", "-e")
+# Options that choose processes, of which --gpus excludes all others; a second --gpus is an error too.
+_CHOOSE_PROCESSES = ("--gpus", "--num_gpus", "--num_accelerators", "--include", "-i", "--exclude", "-e")
 
 
 def command(argv: list[str]) -> list[str]:
@@ -34,7 +34,7 @@ def command(argv: list[str]) -> list[str]:
         _, hostfile = take_flag(options, flag)
         if hostfile is not None and not Path(hostfile).is_file():
             raise ValueError(f"{flag} {hostfile}: there is no such file: leave it out to use this machine alone")
-    chosen = next((word for word in options if word.partition("=")[0] in _CHOICES), None)
+    chosen = next((word for word in options if word.partition("=")[0] in _CHOOSE_PROCESSES), None)
     if gpus is not None and chosen:
         raise ValueError(f"--gpus and {chosen} both choose processes: leave one out")
     return launch(f"xlme_ds.{argv[index]}", int(gpus) if gpus else None, argv[index + 1 :], options)

@@ -53,15 +53,15 @@ def main(arguments: list[str] | None = None) -> None:
     stop = None if {"-h", "--help", "--help-all", "--dry-run"} & set(argv) else StopRequest()
     try:
         argv, branch = take_flag(argv, "--branch")
-        parent = None
+        branch_config = None
         if branch is not None:
             from .train.run_folder import branched  # it loads torch
 
             _, out_name = take_flag(argv, "--out")
-            parent = branched(Path(branch), None if out_name is None else Path(out_name))
-        command = parse(program("pretrain"), Pretrain, __doc__ or "", argv, parent)
+            branch_config = branched(Path(branch), None if out_name is None else Path(out_name))
+        command = parse(program("pretrain"), Pretrain, __doc__ or "", argv, branch_config)
         flags = {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
-        if parent is not None and "--schedule.decay-steps" in flags and "--train.steps" not in flags:
+        if branch is not None and "--schedule.decay-steps" in flags and "--train.steps" not in flags:
             command = replace(command, run=_with_decay_steps(command.run))
     except ValueError as error:
         fail("xlme pretrain", error)

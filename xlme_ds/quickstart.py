@@ -119,11 +119,12 @@ def trial_seconds() -> float:
     from .models.init import initialise
     from .objectives import objective_of
 
-    count = RUN.data.mono_rows + RUN.data.para_rows
-    tokens = np.random.default_rng(0).integers(UNK + 1, RUN.model.vocabulary - 1, (count, ROW_TOKENS), dtype=np.int32)
+    row_count = RUN.data.mono_rows + RUN.data.para_rows
+    shape = row_count, ROW_TOKENS
+    tokens = np.random.default_rng(0).integers(UNK + 1, RUN.model.vocabulary - 1, shape, dtype=np.int32)
     tokens[:, 0], tokens[:, -1] = BOS, EOS
-    rows = Rows(tokens, np.ones(count, int), np.full(count, ROW_TOKENS), np.zeros(count, int))
-    batch = collate([(0, rows, np.arange(count))], RUN.seed, RUN.objective.mask_fraction)
+    rows = Rows(tokens, np.ones(row_count, int), np.full(row_count, ROW_TOKENS), np.zeros(row_count, int))
+    batch = collate([(0, rows, np.arange(row_count))], RUN.seed, RUN.objective.mask_fraction)
     objective = objective_of(RUN.objective)
     model = objective.build(RUN.model)
     initialise(model, RUN.seed, RUN.model.init_std)
@@ -137,12 +138,12 @@ def trial_seconds() -> float:
 
 def announce(out: Path) -> None:
     """Print what the command will do, and how long it takes on this machine."""
-    step = trial_seconds()
-    minutes = max(round(_OVERHEAD * RUN.train.steps * step / 60), 1)
+    step_seconds = trial_seconds()
+    minutes = max(round(_OVERHEAD * RUN.train.steps * step_seconds / 60), 1)
     print(
         f"This fetches 1.5 MB of text in 91 languages, prepares it, pre-trains a small XLM-E for {RUN.train.steps:,} "
         f"steps and draws its report, all in {out}.\nIt takes about {minutes} minutes here (forward and backward pass "
-        f"of a step: {step:.2f} s). Stop it at any time; the same command continues.",
+        f"of a step: {step_seconds:.2f} s). Stop it at any time; the same command continues.",
         flush=True,
     )
 
@@ -152,15 +153,15 @@ def run_stage(stage: list[str], data: Path, settings: dict[str, str]) -> None:
     print(f"{stage[0]:<6} ", end="", flush=True)
     data.mkdir(exist_ok=True)
     with open(data / _LOG, "ab+") as log:
-        end = log.seek(0, os.SEEK_END)
+        stage_start = log.seek(0, os.SEEK_END)
         try:
             run([sys.executable, "-m", "data_prep", *stage], settings, log=log)
         except SystemExit:
             print(f"stopped; {data / _LOG} ends with:", flush=True)
-            log.seek(end)
+            log.seek(stage_start)
             sys.stderr.write("".join(log.read().decode(errors="replace").splitlines(keepends=True)[-10:]))
             raise
-        log.seek(end)
+        log.seek(stage_start)
         printed = [line.partition(f"{data}/") for line in log.read().decode(errors="replace").splitlines()]
     # Of each output line that names a file in data/, print the part from that name on.
     print("; ".join(line for before, _, line in printed if line and before in ("", "open ")), flush=True)
@@ -178,8 +179,8 @@ def show_model(out: Path) -> None:
     judged_words: list[tuple[str, float]] = []  # a word, and the highest probability of its pieces
     for piece in model.judge(JUDGED_SENTENCE):
         new_word = piece.text.startswith("▁") or not judged_words
-        start, highest = ("", 0.0) if new_word else judged_words.pop()
-        judged_words.append((start + piece.text.removeprefix("▁"), max(highest, piece.probability)))
+        word_start, highest = ("", 0.0) if new_word else judged_words.pop()
+        judged_words.append((word_start + piece.text.removeprefix("▁"), max(highest, piece.probability)))
     judged = Text("judge: ")
     for word, probability in judged_words:
         if probability > 0.5:
@@ -196,8 +197,8 @@ def show_model(out: Path) -> None:
 
 def next_steps(out: Path) -> list[list[str]]:
     """Command lines to try on the finished run."""
-    python = os.path.relpath(sys.executable)
-    python = python if python.startswith(".venv") else sys.executable
+    relative = os.path.relpath(sys.executable)
+    python = relative if relative.startswith(".venv") else sys.executable
     judge = f'import xlme_ds as xlme; print(xlme.load({str(out)!r}).judge("{JUDGED_SENTENCE}"))'
     export = ["export", "--run", str(out), "--to", str(out.with_name(f"{out.name}-export"))]
     return [[python, "-c", judge], [python, "-m", "xlme_ds", *export]]

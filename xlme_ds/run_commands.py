@@ -67,8 +67,8 @@ def run(
     output = log or (subprocess.DEVNULL if quiet else None)
     errors = subprocess.STDOUT if log else None
     received: list[int] = []
-    unsent: deque[int] = deque()
-    started: list[subprocess.Popen[bytes]] = []
+    unsent: deque[int] = deque()  # of the signals in `received`, those that the command has not got
+    started: list[subprocess.Popen[bytes]] = []  # the command, once it runs
 
     def pass_on() -> None:
         while started and unsent:
@@ -80,14 +80,14 @@ def run(
         pass_on()
 
     handled = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, receive) for number in handled}
+    former_handlers = {number: signal.signal(number, receive) for number in handled}
     try:
         started.append(subprocess.Popen(command, env=environment, stdout=output, stderr=errors))
         pass_on()  # signals that came before the command had started
-        before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        former_handlers[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
         code = started[0].wait()
     finally:
-        for number, handler in before.items():
+        for number, handler in former_handlers.items():
             signal.signal(number, handler)
     if received:
         sys.exit(128 + received[0])

@@ -54,22 +54,22 @@ def with_values(settings: Settings, values: Mapping[str, Any], path: Path, secti
     return replace(settings, **changed)  # type: ignore[type-var]
 
 
-def _typed(value: Any, hint: Any, error: str) -> Any:
-    """`value`, converted to the type `hint`. Raises ValueError, with a message that begins with `error`, for a value of
-    another type; choices and ranges are checked later."""
+def _typed(value: Any, hint: Any, problem: str) -> Any:
+    """`value`, converted to the type `hint`. Raises ValueError for a value of another type, with a message that begins
+    with `problem`; choices and ranges are checked later."""
     if get_origin(hint) is tuple:
         if not isinstance(value, list):
-            raise ValueError(f"{error}, it must be a list")
-        return tuple(_typed(element, get_args(hint)[0], error) for element in value)
+            raise ValueError(f"{problem}, it must be a list")
+        return tuple(_typed(element, get_args(hint)[0], problem) for element in value)
     expected = str if get_origin(hint) is Literal else hint
     if expected is float and type(value) is int:
         try:
             return float(value)
         except OverflowError:
-            raise ValueError(f"{error}, it must be smaller") from None
+            raise ValueError(f"{problem}, it must be smaller") from None
     if type(value) is not expected:
         names = {str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
-        raise ValueError(f"{error}, it must be {names[expected]}")
+        raise ValueError(f"{problem}, it must be {names[expected]}")
     return value
 
 

@@ -49,7 +49,8 @@ def validate(config: Config, world: int | None = None) -> Config:
 
 
 def check_ranges(settings: Any, prefix: str = "") -> None:
-    """Check each setting of a dataclass against the choices or the range in its type. Errors name PREFIX + setting."""
+    """Check each setting of a dataclass against the choices or the range in its type. `prefix`: stands before the
+    setting's name in an error, such as `model.`."""
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         _check_value(f"{prefix}{name}", getattr(settings, name), hint)
 
@@ -77,8 +78,9 @@ def _check_model(config: Training) -> None:
     model = config.model
     head_size = model.width // model.heads
     if model.width % model.heads:
-        sizes = f"model.width {model.width} is not a multiple of model.heads {model.heads}"
-        raise ValueError(f"{sizes}: choose another number of heads")
+        raise ValueError(
+            f"model.width {model.width} is not a multiple of model.heads {model.heads}: choose another number of heads"
+        )
     if model.relative_max_distance <= model.relative_buckets // 4:
         raise ValueError(
             f"model.relative_max_distance {model.relative_max_distance} must exceed a quarter of model.relative_buckets"
@@ -91,8 +93,10 @@ def _check_model(config: Training) -> None:
         )
     layer_class(model).check(model)
     if model.kernels == "triton" and head_size not in HEAD_SIZES:
-        sizes = f"heads of size 16, 32, 64 or 128, model.width / model.heads is {head_size}"
-        raise ValueError(f"model.kernels triton takes {sizes}: set it to auto")
+        raise ValueError(
+            "model.kernels triton takes heads of size 16, 32, 64 or 128, model.width / model.heads is "
+            f"{head_size}: set it to auto"
+        )
     if model.kernels == "triton" and model.attention_dropout:
         raise ValueError(
             "model.kernels triton stores no attention weights that model.attention_dropout could drop: set it to auto"
@@ -157,13 +161,13 @@ def _check_data(config: Training) -> None:
             f"data.phase_rotary_bases is for rotary positions, and model.body {config.model.body} has none: leave it "
             "empty"
         )
-    decay = f"schedule.decay_steps {schedule.decay_steps}"
+    decay_setting = f"schedule.decay_steps {schedule.decay_steps}"
     if schedule.decay_steps and schedule.name != "wsd":
-        raise ValueError(f"{decay} is for schedule.name wsd, it is {schedule.name}: leave it 0")
+        raise ValueError(f"{decay_setting} is for schedule.name wsd, it is {schedule.name}: leave it 0")
     if warmup > steps:
         raise ValueError(f"optimizer.warmup_steps {warmup} exceeds train.steps {steps}: shorten the warm-up")
     if warmup + schedule.decay_steps > steps:
-        raise ValueError(f"optimizer.warmup_steps {warmup} and {decay} exceed train.steps {steps}: shorten one")
+        raise ValueError(f"optimizer.warmup_steps {warmup} and {decay_setting} exceed train.steps {steps}: shorten one")
     if data.mono_rows + data.para_rows == 0:
         raise ValueError("data.mono_rows and data.para_rows are both 0: a step needs rows of a task")
     if data.alternate and data.mono_rows != data.para_rows:
@@ -249,8 +253,8 @@ def _check_world(config: Training, world: int) -> None:
     if engine.offload_parameters == "nvme":  # DeepSpeed's own error names no setting
         zero = deepspeed_settings(engine)["zero_optimization"]
         buffer = zero.get("offload_param", {}).get("buffer_size", 100_000_000)
-        block = _divide_up(model.vocabulary, model.vocabulary_blocks) * model.width
-        share = _divide_up(block, world)
+        block_size = _divide_up(model.vocabulary, model.vocabulary_blocks) * model.width
+        share = _divide_up(block_size, world)
         if share > buffer:
             raise ValueError(
                 f"engine.offload_parameters nvme has buffers of {buffer} elements, and a process's share of an "

@@ -153,10 +153,12 @@ def average(models: Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.a
     """
     if len(models) < 2 or len(set(models)) < len(models):
         raise ValueError("--model must name two or more models, each once: there is nothing to average")
-    exports = ["config" not in read_config(folder) for folder in models]
-    if any(exports) and not all(exports):
-        raise ValueError(f"{models[exports.index(True)]} is an export and others are runs: export those, or name runs")
-    write_average = _average_exports if all(exports) else _average_runs
+    are_exports = ["config" not in read_config(folder) for folder in models]
+    if any(are_exports) and not all(are_exports):
+        raise ValueError(
+            f"{models[are_exports.index(True)]} is an export and others are runs: export those, or name runs"
+        )
+    write_average = _average_exports if all(are_exports) else _average_runs
     with atomic_folder(out, "--out") as partial:
         write_average(models, partial)
     print(f"{out}: the mean of {len(models)} models")
@@ -209,6 +211,7 @@ def _average_exports(models: Sequence[Path], out: Path) -> None:
     if (card := out / "README.md").exists():
         averaged = ", ".join(f"`{folder.name}`" for folder in models)
         notice = f"The weights are the mean of those of {averaged}. What follows is the card of the first."
+        # `header`: the YAML lines at the head of the card, or empty.
         _, header, text = re.split(r"\A(---\n.*?\n---\n+|)", card.read_text(encoding="utf-8"), maxsplit=1, flags=re.S)
         card.write_text(f"{header}{notice}\n\n{text}", encoding="utf-8")
 
@@ -243,10 +246,10 @@ def _mean(paths: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> t
         tensors = read(path)
         dtypes = dtypes or {name: value.dtype for name, value in tensors.items()}
         sums = sums or {name: torch.zeros(value.shape, dtype=torch.float64) for name, value in tensors.items()}
-        different = [name for name in {**sums, **tensors} if name not in tensors or name not in sums]
-        different += [name for name in sums if name in tensors and tensors[name].shape != sums[name].shape]
-        if different:
-            raise ValueError(f"{path} differs from {paths[0]} in {different[0]}: average models of one shape")
+        unlike = [name for name in {**sums, **tensors} if name not in tensors or name not in sums]
+        unlike += [name for name in sums if name in tensors and tensors[name].shape != sums[name].shape]
+        if unlike:
+            raise ValueError(f"{path} differs from {paths[0]} in {unlike[0]}: average models of one shape")
         digest = sha256()
         for name, value in sorted(tensors.items()):
             sums[name] += value

@@ -96,7 +96,8 @@ class Checkpoints:
         """Load `folder` into `engine`, whatever engine and ranks saved it, and return the number of steps done.
 
         `expected`: values that the stored state must have, such as fingerprints of the data; `tolerance`: the largest
-        relative difference between the loaded model's probe loss and the stored one. Otherwise raises SharedError.
+        relative difference between the loaded model's probe loss and the stored one. Raises SharedError if either is
+        not met.
         """
         state = on_all_ranks(lambda: require_match(read_state(folder), folder, expected))
         files = broadcast(on_all_ranks(lambda: state_files(folder) if engine.rank == 0 else []))
@@ -142,10 +143,10 @@ class Checkpoints:
             write_object(self.folder / _LATEST_FILE, {"checkpoint": final.name})
             to_disk(self.folder)
         ours = [folder for folder in self.all() if not _is_foreign(folder, state.get("run"))]
-        valid = [folder for folder in ours if saved_step(folder) <= state["step"]]
-        for folder in ours[len(valid) :]:  # checkpoints of later steps, from before the run resumed at an earlier one
+        until_now = [folder for folder in ours if saved_step(folder) <= state["step"]]
+        for folder in ours[len(until_now) :]:  # of later steps, from before the run resumed at an earlier one
             _remove(folder)
-        for folder in valid[: -self.keep_last]:
+        for folder in until_now[: -self.keep_last]:
             if not (self.keep_every and saved_step(folder) % self.keep_every == 0):
                 _remove(folder)
 
@@ -189,9 +190,9 @@ def seal(folder: Path, state: Mapping[str, Any], files: Mapping[str, Mapping[str
     """Make a checkpoint of `folder`: write `state` and the marker. The state files, listed in `files`, are on the disk
     already."""
     write_object(folder / STATE, state)
-    text = (folder / STATE).read_bytes()
+    content = (folder / STATE).read_bytes()
     to_disk(folder / STATE, folder)
-    write_object(folder / COMPLETE, {**files, STATE: {"bytes": len(text), "crc32": zlib.crc32(text)}})
+    write_object(folder / COMPLETE, {**files, STATE: {"bytes": len(content), "crc32": zlib.crc32(content)}})
     to_disk(folder / COMPLETE, folder)
 
 

@@ -69,7 +69,7 @@ class StateWriter:
             header[name] = {"dtype": "F32", "shape": [numel], "data_offsets": [offset, offset + 4 * numel]}
             offset += 4 * numel
         text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
+        text += b" " * (-len(text) % 8)  # the data begin at a multiple of 8 bytes, as safetensors writes them
         self._queue(np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8))
 
     def put(self, values: Tensor) -> None:
@@ -224,9 +224,9 @@ class StateReader:
         block_starts = _block_starts(self.sizes if sizes is None else sizes)
         stretches = [stretch for part in parts for stretch in self._stretches(block_starts, *part)]
         stretches.sort(key=itemgetter(0, 1))
-        for file_index, in_file in groupby(stretches, itemgetter(0)):
+        for file_index, of_file in groupby(stretches, itemgetter(0)):
             with open(self.files[file_index], "rb") as file:
-                for _, offset, out in in_file:
+                for _, offset, out in of_file:
                     file.seek(offset)
                     for chunk in out.split(CHUNK):
                         values = np.empty(len(chunk), np.float32)
@@ -367,7 +367,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     the probe batch), data fingerprints, and the `run` that saved it with its `settings`."""
     try:
         state = read_object(folder / STATE)
-        int(state["step"]), int(state["world"]), float(state["probe"])
+        int(state["step"]), int(state["world"]), float(state["probe"])  # each raises if it is not a number
         for name in ("settings", "records", "guard"):
             if not isinstance(state.get(name, {}), dict):
                 raise TypeError(name)

@@ -37,7 +37,7 @@ def xlm() -> RunConfig:
         data=DataConfig(mono_rows=4096, para_rows=4096, micro_batch=64, alternate=True),
         optimizer=OptimizerConfig(learning_rate=1e-4, beta2=0.999, epsilon=1e-8, weight_decay=0.0, clip=5.0),
         engine=EngineConfig(deepspeed="zero1"),
-        train=TrainConfig(log_every=11),  # tasks alternate: an even number would always show the same one
+        train=TrainConfig(log_every=11),  # odd: tasks alternate, and an even number would always show the same one
     )
 
 

@@ -36,7 +36,7 @@ XL = replace(LARGE, width=1536, heads=24, feed_forward=6144, generator_layers=8,
 
 
 def _run(name: str, model: ModelConfig, micro_batch: int, engine: EngineConfig) -> RunConfig:
-    """125,000 steps of 1M tokens of each task."""
+    """A run of 125,000 steps, each of which reads 1M tokens of each task."""
     return RunConfig(
         name, model=model, data=DataConfig(mono_rows=2048, para_rows=2048, micro_batch=micro_batch), engine=engine
     )

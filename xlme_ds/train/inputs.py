@@ -71,7 +71,7 @@ def read_inputs(
 
     Raises ValueError for inputs that do not fit the run.
     """
-    validate(config, world)  # by now `engine.precision auto` is replaced
+    validate(config, world)  # again, because `engine.precision auto` has been replaced since
     require_engine_file(config.engine)
     out = folder.path.resolve()
     for data_folder in data if heldout is None else (*data, heldout):
@@ -114,28 +114,30 @@ def pretraining_info(
     if heldout is None:
         return info
     objective = objective_of(config.objective)
-    codes = {TASKS[task]: store.languages for task, store in heldout.stores.items()}
-    unigram = {}  # by task: sums and counts of each language
-    for task, store in heldout.stores.items() if root else ():
-        unigram[TASKS[task]] = unigram_by_language(
-            loader.shares(task, config.train.steps), store, task, heldout.plan.rows[task]
+    codes = {TASKS[index]: store.languages for index, store in heldout.stores.items()}
+    unigram = {}  # by task: the unigram model's loss sums and the token counts of each language
+    for index, store in heldout.stores.items() if root else ():
+        unigram[TASKS[index]] = unigram_by_language(
+            loader.shares(index, config.train.steps), store, index, heldout.plan.rows[index]
         )
-    constants = {f"unigram_nll_{task}": float(sums.sum() / counts.sum()) for task, (sums, counts) in unigram.items()}
-    baselines = {task: _means(codes[task], sums, counts)[0] for task, (sums, counts) in unigram.items()}
+    baselines = {f"unigram_nll_{task}": float(sums.sum() / counts.sum()) for task, (sums, counts) in unigram.items()}
+    unigram_means = {task: _means(codes[task], sums, counts)[0] for task, (sums, counts) in unigram.items()}
 
     def evaluation(step: int, by_language: Tensor, **totals: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
-        """`by_language`: the loss sums and the token counts, [2, terms, languages]."""
+        """`by_language`: [2, terms, languages], the loss sums and the token counts; `totals`: the arguments of
+        `Objective.summarise`."""
         means, token_counts = {}, {}
         for term, sums, counts in zip(objective.terms, *by_language.numpy(), strict=True):
             if counts.any():
                 means[term], token_counts[term] = _means(codes[objective.quantities[term].task], sums, counts)
-        overall = objective.at(step).summarise(**totals) | constants
-        return overall, {"terms": means, "tokens": token_counts, "unigram": baselines}
+        overall = objective.at(step).summarise(**totals) | baselines
+        return overall, {"terms": means, "tokens": token_counts, "unigram": unigram_means}
 
     return info._replace(evaluation=evaluation)
 
 
 def _means(codes: Sequence[str], sums: np.ndarray, counts: np.ndarray) -> tuple[dict[str, float], dict[str, int]]:
     """Means and counts by language code, without languages that have no tokens or a sum that JSON cannot hold."""
-    present = [n for n in range(len(codes)) if counts[n] and math.isfinite(sums[n])]
-    return {codes[n]: float(sums[n] / counts[n]) for n in present}, {codes[n]: int(counts[n]) for n in present}
+    present = [index for index in range(len(codes)) if counts[index] and math.isfinite(sums[index])]
+    means = {codes[index]: float(sums[index] / counts[index]) for index in present}
+    return means, {codes[index]: int(counts[index]) for index in present}

@@ -81,6 +81,7 @@ class Record(Callback):
         self.flops_per_step = flops_per_step
         self.peak = peak
         self.show = show
+        # Steps done, time, and seconds spent reading data, at the last logged step.
         self.last_logged = (start, time.perf_counter(), engine.seconds_reading)
         self.intervals: deque[tuple[int, float]] = deque(maxlen=_SPEED_INTERVALS)  # steps and seconds of each
 
@@ -89,7 +90,7 @@ class Record(Callback):
         if not stats.metrics:  # this step is not logged
             return
         logged = (done, time.perf_counter(), self.engine.seconds_reading)
-        steps, seconds, reading = (now - then for now, then in zip(logged, self.last_logged, strict=True))
+        steps, seconds, seconds_reading = (now - then for now, then in zip(logged, self.last_logged, strict=True))
         self.last_logged = logged
         steps_per_s = steps / seconds
         self.intervals.append((int(steps), seconds))
@@ -104,7 +105,7 @@ class Record(Callback):
             "tokens_per_s": steps_per_s * self.tokens_per_step,
             "flops_per_s": steps_per_s * self.flops_per_step,
             "peak_fraction": steps_per_s * self.flops_per_step / self.peak,
-            "data_wait": reading / seconds,
+            "data_wait": seconds_reading / seconds,
             "memory_gib": peak_memory(self.engine.device),
             "seconds_left": (self.steps - done) * recent_seconds / recent_steps,
         }
@@ -169,7 +170,7 @@ class Dimensions(Callback):
         self.config = config
         self.began_at = began_at
         self.console = console
-        self.untrained: float | None = None  # dimensions of the last layer when first measured, before a collapse
+        self.at_first: float | None = None  # dimensions of the last layer, when first measured
         self.warned = False
         if console is not None:
             self.logs = (MetricsLog(run, "dimensions", start, tracker),)
@@ -179,7 +180,7 @@ class Dimensions(Callback):
                     raise ValueError(
                         f"{self.logs[0].path} has no dimensions of step {values['step']}: restore or remove that line"
                     )
-                if len(values) > 1:  # else no dimension was finite, and only the step was written
+                if len(values) > 1:  # a line has the step alone if no dimension was finite
                     self._new_warning(values)
 
     @override
@@ -195,17 +196,17 @@ class Dimensions(Callback):
     def _new_warning(self, values: Mapping[str, float]) -> str:
         """Return a warning the first time that the last layer has few dimensions, else an empty string.
 
-        Must be called for every measurement, in the order of steps: the first call stores `untrained`.
+        Must be called for every measurement, in the order of steps: the first call stores `at_first`.
         """
         *_, last = values.values()
-        if self.untrained is None:
-            self.untrained = last
-        if self.warned or not last < self.COLLAPSED * self.untrained:
+        if self.at_first is None:
+            self.at_first = last
+        if self.warned or not last < self.COLLAPSED * self.at_first:
             return ""
         self.warned = True
         return (
             f"the layers collapse: the token states of the last one vary in {last:.1f} dimensions, in "
-            f"{self.untrained:.0f} at the start, and fine-tuning has little use for such a model: start again with a "
+            f"{self.at_first:.0f} at the start, and fine-tuning has little use for such a model: start again with a "
             "lower optimizer.learning_rate, with more optimizer.warmup_steps, or from an encoder (start.take encoder); "
             "docs/howto/gpus.md says more"
         )
@@ -442,9 +443,9 @@ def fit(
         if engine.any(stop.received is not None or _log_error(callbacks) is not None):
             break
         watchdog.beat(f"taking step {done + 1}")
-        detailed = (done + 1) % config.train.log_every == 0 or done + 1 == config.train.steps
+        is_logged = (done + 1) % config.train.log_every == 0 or done + 1 == config.train.steps
         rate = learning_rate(done, config.train.steps, config.optimizer, config.schedule)
-        stats = engine.train_batch(done, rate, detailed, guard.norm_limit())
+        stats = engine.train_batch(done, rate, is_logged, guard.norm_limit())
         done += 1
         watchdog.beat(f"evaluating or saving after step {done}")
         for callback in callbacks:

@@ -28,9 +28,9 @@ def opening_lines(config: Training, out: Path, start: int, loader: BatchSource, 
     rows = " + ".join(f"{count:,}" for count in (data.mono_rows, data.para_rows) if count)
     tokens = int(sum(data.mean_rows)) * loader.row_tokens
     engine_name = f"{engine.kind} {engine.deepspeed}" if engine.kind != "plain" else engine.kind
-    by_network = {name: count for name, count in info.parameters.items() if name != "trained_total"}
-    total = info.parameters.get("trained_total", sum(by_network.values()))
-    counts = ", ".join(f"{name} {number(count)}" for name, count in by_network.items())
+    network_sizes = {name: count for name, count in info.parameters.items() if name != "trained_total"}
+    total = info.parameters.get("trained_total", sum(network_sizes.values()))
+    counts = ", ".join(f"{name} {number(count)}" for name, count in network_sizes.items())
     lines = [
         f"{out}: {'resuming after' if start else 'starting at'} step {start} of {config.train.steps}, {world} "
         f"{'process' if world == 1 else 'processes'}, {engine_name}, {engine.precision}",
@@ -103,7 +103,8 @@ def _relative_path(folder: Path, run: Path) -> str:
 
 
 def report_missing(logs: Sequence[StepLines], config: Training, start: int, saved: Mapping[str, Any]) -> None:
-    """Print which logs have fewer lines than when the checkpoint was saved, and which steps have no line."""
+    """Print which logs have fewer lines than when the checkpoint of step `start` was saved, and which steps have no
+    line. `saved`: the checkpoint's state."""
     intervals = {"metrics": config.train.log_every, "heldout": config.train.eval_every}
     intervals["heldout_languages"] = intervals["heldout"]
     first = first_step(config) if isinstance(config, RunConfig) else 0

@@ -62,12 +62,12 @@ class StepLines:
                 damaged |= unreadable
                 unreadable = {}
         if damaged:
-            aside = self.path.with_suffix(".damaged")
-            with naming(aside), open(aside, "ab") as file:
+            moved_to = self.path.with_suffix(".damaged")
+            with naming(moved_to), open(moved_to, "ab") as file:
                 file.write(b"".join(line + b"\n" for line in damaged.values()))
             line_numbers = ", ".join(map(str, damaged))
             print(
-                f"{self.path} is damaged in line {line_numbers}, which is put aside in {aside}; the other lines are "
+                f"{self.path} is damaged in line {line_numbers}, which is put aside in {moved_to}; the other lines are "
                 "kept",
                 flush=True,
             )
@@ -225,10 +225,10 @@ class Console:
         self.gpu = gpu
         self.progress = None
         if sys.stderr.isatty():
-            line = TextColumn(
+            line_column = TextColumn(
                 "{task.fields[line]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
             )
-            self.progress = Progress(line, BarColumn(10), TextColumn("{task.fields[left]}"), transient=True)
+            self.progress = Progress(line_column, BarColumn(10), TextColumn("{task.fields[left]}"), transient=True)
             self.task = self.progress.add_task("train", total=steps, completed=start, line="starting", left="")
             self.progress.start()
 

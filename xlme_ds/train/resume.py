@@ -111,13 +111,13 @@ def _branch(
     """Load the state of the checkpoint that `start.folder` names; returns its step."""
     parent = on_all_ranks(lambda: complete_checkpoint(*run_and_step(Path(config.start.folder))))
     saved = on_all_ranks(lambda: read_state(parent))
-    unchanged = {key: value for key, value in data_of(0).items() if saved.get(key) == value}
     # The probe's loss depends on its rows, masks and objective: it is compared only if none of these differs.
+    same_rows = saved.get("fingerprints") == data_of(0)["fingerprints"]
     ours = fixed_settings(config)
     theirs = saved.get("settings", {})
-    of_probe = [key for key in ours if key == "seed" or key.startswith(("objective.", "data.phase_"))]
-    comparable = "fingerprints" in unchanged and all(ours[key] == theirs.get(key, ours[key]) for key in of_probe)
-    start = checkpoints.load(engine, parent, unchanged, tolerance if comparable else math.inf)
+    probe_settings = [key for key in ours if key == "seed" or key.startswith(("objective.", "data.phase_"))]
+    comparable = same_rows and all(ours[key] == theirs.get(key, ours[key]) for key in probe_settings)
+    start = checkpoints.load(engine, parent, {}, tolerance if comparable else math.inf)
     if engine.rank == 0:
         print(f"{parent}: its state is taken, with the optimizer's", flush=True)
     return start

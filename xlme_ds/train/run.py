@@ -56,7 +56,7 @@ def train(
     on_all_ranks(lambda: describe() if root else None)
     logged = on_all_ranks(lambda: folder.steps_logged() if root else 0)
     if start >= settings.steps:
-        # The run may have done more steps than its settings now ask for.
+        # The settings may now ask for fewer steps than the run has done.
         on_all_ranks(lambda: folder.drop_records(start) if logged > start else None)
         if root:
             print(f"{out}: all {start} steps are done")
@@ -70,8 +70,9 @@ def train(
     if logged > start:
         last_repeated = min(logged, settings.steps)
         print(f"{out}: steps {start + 1} to {last_repeated} are done again: the newest checkpoint is of step {start}")
-    make_callbacks = partial(_callbacks, engine, config, out, start, saved, loader, info, peak, profiled)
-    guard, callbacks, outputs = on_all_ranks(make_callbacks)
+    guard, callbacks, outputs = on_all_ranks(
+        lambda: _callbacks(engine, config, out, start, saved, loader, info, peak, profiled)
+    )
     logs = [log for callback in (guard, *callbacks) for log in callback.logs]
     report_missing(logs, config, start, saved)
 
@@ -177,7 +178,7 @@ def pretrain(
     if finished and rank == 0:
         stop.at_once = True
         try:
-            page = on_all_ranks(lambda: report(state))  # raises SharedError; only this process is left
+            page = on_all_ranks(lambda: report(state))  # turns an error into SharedError; no other rank is left
         except SystemExit:
             print(f"{out}: stopped while the report was written; the same command writes it", flush=True)
             raise

@@ -42,7 +42,7 @@ _MAY_CHANGE = (
     "tuning.micro_batch",
     "engine.",
 )
-_MUST_STAY = ("engine.precision",)  # exceptions from `_MAY_CHANGE`
+_MUST_STAY = ("engine.precision",)  # exceptions to `_MAY_CHANGE`
 FINISHED = "finished.json"  # the last file that a run writes
 RECORDS = ("metrics", "heldout", "heldout_languages", "dimensions", "faults")
 _PACKAGES = ("torch", "deepspeed", "sentencepiece", "pyarrow", "numpy", "numba")
@@ -295,7 +295,7 @@ def _prefixes_that_may_change(theirs: Mapping[str, Any], config: Training, done:
         if done <= steps and rates(theirs["train.steps"], schedule) == rates(steps, config.schedule):
             prefixes += ["train.steps", "schedule."]
     if isinstance(config, RunConfig):
-        data = DataConfig(
+        their_data = DataConfig(
             phase_steps=tuple(theirs["data.phase_steps"]),
             phase_mask_fractions=tuple(theirs["data.phase_mask_fractions"]),
             phase_rotary_bases=tuple(theirs["data.phase_rotary_bases"]),
@@ -303,11 +303,11 @@ def _prefixes_that_may_change(theirs: Mapping[str, Any], config: Training, done:
         fraction, base = config.objective.mask_fraction, config.model.rotary_base
         begun_phases = [
             [
-                phase._replace(rotary_base=phase.rotary_base or base)  # None in the last phase, a number in others
+                phase._replace(rotary_base=phase.rotary_base or base)  # None in the last phase: `base` holds there
                 for phase in phases(settings, fraction)
                 if phase.first_step < done
             ]
-            for settings in (data, config.data)
+            for settings in (their_data, config.data)
         ]
         if begun_phases[0] == begun_phases[1]:
             prefixes.append("data.phase_")

@@ -45,13 +45,13 @@ class StopRequest:
         self.interrupts = 0
         self._handled: dict[int, float] = {}  # time of the last run of a signal's handler
         self._released = False
-        main = threading.current_thread() is threading.main_thread()
-        numbers = [number for number in _STOP_SIGNALS if main and signal.getsignal(number) != signal.SIG_IGN]
-        self._before = {number: signal.signal(number, self._receive) for number in numbers}
-        if self._before:
+        in_main = threading.current_thread() is threading.main_thread()
+        numbers = [number for number in _STOP_SIGNALS if in_main and signal.getsignal(number) != signal.SIG_IGN]
+        self._former_handlers = {number: signal.signal(number, self._receive) for number in numbers}
+        if self._former_handlers:
             self._listen()
             self._streams = sys.stdout, sys.stderr
-            if self._streams == (sys.__stdout__, sys.__stderr__):  # not in a notebook, which replaces them
+            if self._streams == (sys.__stdout__, sys.__stderr__):  # else a notebook has replaced them
                 sys.stdout, sys.stderr = (stream and _unbreakable(stream) for stream in self._streams)
         _follow_launcher()
 
@@ -67,10 +67,10 @@ class StopRequest:
 
     def release(self) -> None:
         """Restore the handlers of the signals, and the streams."""
-        for number, handler in self._before.items():
+        for number, handler in self._former_handlers.items():
             signal.signal(number, handler)
-        if self._before:
-            signal.set_wakeup_fd(self._wakeup)
+        if self._former_handlers:
+            signal.set_wakeup_fd(self._former_fd)
             for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed by the shell, as in >&-
                 stream.flush()
             sys.stdout, sys.stderr = self._streams
@@ -80,7 +80,8 @@ class StopRequest:
         """Start a thread that reads the number of every signal from a pipe, into which Python's C handler writes it."""
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
-        self._wakeup = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)  # the former one: a notebook has one
+        # Returns the former descriptor, such as a notebook's, which `release` sets again.
+        self._former_fd = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         # Otherwise a forked child's signals would be written to our pipe.
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
@@ -90,23 +91,23 @@ class StopRequest:
                 number = byte[0]
                 if number == signal.SIGINT:
                     interrupts += 1
-                if number in self._before:
+                if number in self._former_handlers:
                     arguments = signal.Signals(number), interrupts > 1
                     threading.Thread(target=self._act_if_unhandled, args=arguments, daemon=True).start()
 
         threading.Thread(target=listen, name="signals", daemon=True).start()
 
-    def _act_if_unhandled(self, number: signal.Signals, again: bool) -> None:
-        """Act on a signal if Python's handler does not run in time; `again`: it is a second SIGINT."""
+    def _act_if_unhandled(self, number: signal.Signals, is_second_interrupt: bool) -> None:
+        """Act on a signal if Python's handler does not run in time, and on a second SIGINT in any case."""
         read_at = time.monotonic()
         while time.monotonic() - read_at < _PATIENCE:
-            if self._handled.get(number, -math.inf) > read_at - _HEAD_START and not again:
+            if self._handled.get(number, -math.inf) > read_at - _HEAD_START and not is_second_interrupt:
                 return
             time.sleep(0.05)
         if self._released:  # the second SIGINT raised KeyboardInterrupt, which the program caught
             return
-        if again or not self.has_work or self.at_once:
-            outcome = "ended" if again else "stopped with nothing to save"
+        if is_second_interrupt or not self.has_work or self.at_once:
+            outcome = "ended" if is_second_interrupt else "stopped with nothing to save"
             print(f"{number.name}: {outcome}, while it waited for other processes", file=sys.stderr, flush=True)
             os._exit(128 + number)
         self.received = number.name
