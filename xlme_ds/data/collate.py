@@ -18,8 +18,9 @@ from .rows import EOS, TASKS
 if TYPE_CHECKING:  # this file runs where there is no pyarrow
     from .shards import RowStore
 
-# What batches are for. train: they may depend on the step. evaluate: as for train, but equal in every step. compare:
-# only tokens of the data, so that all models read the same. show: as compare, with only one kind of corruption.
+# What batches are for. train: they may depend on the step. evaluate: as train, but equal in every step. compare: they
+# have only tokens of the data, none that a model writes, so that all models read the same. show: as compare, with only
+# one kind of corruption.
 Purpose = Literal["train", "evaluate", "compare", "show"]
 # A function that makes a batch from rows, seed, share of masked tokens, and step.
 Collate = Callable[[TaskRows, int, float, int], Batch]
@@ -54,9 +55,9 @@ def collate(task_rows: TaskRows, seed: int, mask_fraction: float) -> Batch:
     ValueError for an item that is longer than its row, for a pair without a second side, and for a side without a
     language.
     """
-    batch, width = sum(len(rows.tokens) for _, rows, _ in task_rows), task_rows[0][1].tokens.shape[1]
-    text_5BT = np.empty((5, batch, width), dtype=np.int64)
-    tasks_B, keys_B = np.empty(batch, dtype=np.int64), np.empty(batch, dtype=np.int64)
+    batch_rows, width = sum(len(rows.tokens) for _, rows, _ in task_rows), task_rows[0][1].tokens.shape[1]
+    text_5BT = np.empty((5, batch_rows, width), dtype=np.int64)
+    tasks_B, keys_B = np.empty(batch_rows, dtype=np.int64), np.empty(batch_rows, dtype=np.int64)
     start = 0
     for task, rows, row_numbers in task_rows:
         stop = start + len(rows.tokens)

@@ -30,9 +30,9 @@ def compiled(signature: Any) -> Callable[[Kernel], Kernel]:
     NUMBA_DISABLE_JIT=1 the function stays Python.
 
     The machine code is cached in NUMBA_CACHE_DIR, else next to the module or in the user's cache folder. Numba compiles
-    again only when the function's file changes. But the code also contains constants that this file imports: so their
-    hash is the name of the cache folder. And a compiled function may call only functions of its own file: changes in
-    others go unnoticed.
+    again only when the function's file changes. But the code also contains constants that this file imports, so the
+    name of the cache folder has a hash of them. And a compiled function may call only functions of its own file:
+    changes in other files go unnoticed.
     """
 
     def compile_one(function: Kernel) -> Kernel:

@@ -89,7 +89,7 @@ def _corrupt(
     tokens_BT: Array,
     items_B: Array,
     lengths: Array,
-    numbers_B: Array,
+    row_numbers_B: Array,
     seed: Word,
     task: Word,
     fraction: float,
@@ -101,17 +101,17 @@ def _corrupt(
     """Write the masked positions of the rows of one task, and their uniforms, to `masked` and `uniforms` from index
     `end` on. Returns the index after the last one.
 
-    `numbers_B`: the row numbers; `first_row`: index of the first row in the batch. `masked` and `uniforms` are one
-    longer than the batch's tokens, because `_choose` writes one column too many.
+    `first_row`: index of the first row in the batch. `masked` and `uniforms` are one longer than the batch's tokens,
+    because `_choose` writes one column too many.
     """
     batch, width = tokens_BT.shape
     keys_T, draws_T = np.empty(width, dtype=np.uint64), np.empty(width, dtype=np.uint64)
     buckets_T, sizes = np.empty(width, dtype=np.uint8), np.empty(_SPECIAL_BUCKET + 1, dtype=np.int64)
     item = 0
     for row in range(batch):
-        number = np.uint64(numbers_B[row])
+        row_number = np.uint64(row_numbers_B[row])
         for column in range(width):
-            word0, word1, word2, _ = philox(np.uint64(column), task, number & _LOW, number >> _HALF, seed)
+            word0, word1, word2, _ = philox(np.uint64(column), task, row_number & _LOW, row_number >> _HALF, seed)
             keys_T[column] = word0 << _HALF | word1
             draws_T[column] = word2  # gives the uniform
             buckets_T[column] = word0 >> _TO_BUCKET if tokens_BT[row, column] > UNK else _SPECIAL_BUCKET
@@ -136,11 +136,11 @@ def _corrupt(
 
 
 @compiled(uint64[::1](reads(int64), uint64, uint64, uint64))
-def _row_bits(numbers_B: Array, seed: Word, task: Word, column: Word) -> Array:
-    bits_B = np.empty(len(numbers_B), dtype=np.uint64)
-    for row in range(len(numbers_B)):
-        number = np.uint64(numbers_B[row])
-        low, high, _, _ = philox(column, task, number & _LOW, number >> _HALF, seed)
+def _row_bits(row_numbers_B: Array, seed: Word, task: Word, column: Word) -> Array:
+    bits_B = np.empty(len(row_numbers_B), dtype=np.uint64)
+    for row in range(len(row_numbers_B)):
+        row_number = np.uint64(row_numbers_B[row])
+        low, high, _, _ = philox(column, task, row_number & _LOW, row_number >> _HALF, seed)
         bits_B[row] = high << _HALF | low
     return bits_B
 

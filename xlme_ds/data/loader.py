@@ -182,7 +182,7 @@ class _HeldOutRows(NamedTuple):
 
     task: int
     row_numbers: np.ndarray
-    counts: bool  # whether the result includes this micro-batch
+    is_counted: bool  # whether the result includes this micro-batch
 
 
 class HeldOutLoader(Loader):
@@ -207,19 +207,19 @@ class HeldOutLoader(Loader):
         for task, rows in enumerate(self.plan.rows):
             per_rank, left_over = divmod(rows, world)
             own_rows = np.arange(self.rank * per_rank, (self.rank + 1) * per_rank)
-            in_full = per_rank - per_rank % self.plan.micro[task]  # rows in full micro-batches
+            in_full = per_rank - per_rank % self.plan.micro[task]  # rows in full micro-batches; then come single rows
             borders = [*range(0, in_full, self.plan.micro[task]), *range(in_full, per_rank + 1)]
             micro_batches += [_HeldOutRows(task, own_rows[start:end], True) for start, end in pairwise(borders)]
             if left_over:
-                counts = self.rank < left_over
-                row_number = world * per_rank + self.rank if counts else 0
-                micro_batches.append(_HeldOutRows(task, np.array([row_number]), counts))
+                is_counted = self.rank < left_over
+                row_number = world * per_rank + self.rank if is_counted else 0
+                micro_batches.append(_HeldOutRows(task, np.array([row_number]), is_counted))
         return sorted(micro_batches, key=lambda each: -len(each.row_numbers))
 
     @property
     def counted(self) -> list[bool]:
         """Whether the result includes each micro-batch of a step."""
-        return [each.counts for each in self._micro_batches]
+        return [each.is_counted for each in self._micro_batches]
 
     def step(self, step: int) -> list[Batch]:
         """All micro-batches of this rank; every step reads the same rows."""

@@ -19,7 +19,7 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)  # x & _LOW and x >> _HALF: t
 
 @dataclass(frozen=True)
 class PseudoSides:
-    """Opens positions after each sentence, in a random number and for a random language, which the model fills in."""
+    """Opens a random number of positions after each sentence, which the model fills with text in a random language."""
 
     fractions: tuple[float, ...]  # open positions per token of x; each row draws one of these
     languages: tuple[int, ...]  # languages of the rows; each row draws one for y, not the language of x

@@ -103,7 +103,7 @@ class Manifest:
 _MANIFEST_TYPES = {"stage": str, "settings": dict, "vocabulary_size": int, "vocabulary_sha256": str, "languages": list,
                    "shards": list, "counts": dict}  # fmt: skip
 _SHARD_TYPES = {"name": str, "rows": int, "bytes": int, "sha256": str}
-_MIX_COUNTS = ("share_before", "share_after", "repeat")  # numbers that `mix` notes for each language
+_MIX_COUNTS = ("share_before", "share_after", "repeat")  # numbers in the manifest for each language
 _TYPE_WORDS = {str: "a text", dict: "an object", list: "a list", int: "a whole number"}
 
 

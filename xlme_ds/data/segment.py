@@ -21,8 +21,8 @@ _SPECIAL_PIECES = 3  # SentencePiece's special pieces have its first ids
 _UNKNOWN_PENALTY = 10.0  # nats from the least likely piece down to an unknown character, as in SentencePiece
 _BASE, _PARENT, _ID, _SCORE = range(4)  # columns of a unit of the trie
 _FREE, _ROOT = -1, -2  # in the column _PARENT: the unit is unused, or is the root
-_WORDS = 1 << 17  # words in a full cache, which is then emptied
-_LONGEST = 32  # bytes of a cached word; longer words, as in languages without spaces, rarely occur again
+_CACHED_WORDS = 1 << 17  # words in a full cache, which is then emptied
+_LONGEST_CACHED = 32  # bytes of a cached word; longer words, as in languages without spaces, rarely occur again
 _OFFSET_BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # of the hash FNV-1a
 # Columns of a cached word: its hash, start and count of its bytes, start and count of its ids, and `_reach`.
 _COLUMNS = _HASH, _BYTES_START, _BYTE_COUNT, _IDS_START, _ID_COUNT, _REACH = range(6)
@@ -105,14 +105,14 @@ def _best_path(
         byte = text[first + begin]
         # The end of the character that starts here; its first byte tells how many bytes of UTF-8 it has.
         end = begin + 1 + (byte >= 0xC0) + (byte >= 0xE0) + (byte >= 0xF0)
-        unit, before, is_piece = 0, best[begin], False  # is_piece: the character alone is a piece
+        unit, score_before, is_piece = 0, best[begin], False  # is_piece: the character alone is a piece
         for at in range(begin, size):
             child = units[unit, _BASE] ^ np.int32(text[first + at])
             if units[child, _PARENT] != unit:
                 break
             unit = child
             if units[unit, _ID]:
-                score = np.float32(before + log_probs[unit, _SCORE])
+                score = np.float32(score_before + log_probs[unit, _SCORE])
                 difference = np.float64(score) - np.float64(best[at + 1])
                 if starts[at + 1] >= 0 and abs(difference) < margin:
                     margin = abs(difference)
@@ -120,7 +120,7 @@ def _best_path(
                     best[at + 1], last[at + 1], starts[at + 1] = score, units[unit, _ID], begin
                 is_piece |= at + 1 == end
         if not is_piece:
-            score = np.float32(before + unknown)
+            score = np.float32(score_before + unknown)
             difference = np.float64(score) - np.float64(best[end])
             if starts[end] >= 0 and abs(difference) < margin:
                 margin = abs(difference)
@@ -191,11 +191,12 @@ def _segment(
     the rows, the bytes and the ids of the words; and how much of each of these three is in use.
     """
     table, rows, letters, cached_ids, used = cache
-    longest, at, done = 0, 0, 0
+    longest, start_of_line = 0, 0
     for end in ends_of_lines:
-        longest, at = max(longest, end - at), end
+        longest, start_of_line = max(longest, end - start_of_line), end
     integers = np.empty((3, longest + 1), np.int32)
-    paths, at = (np.empty(longest + 1, np.float32), integers[0], integers[1], integers[2]), 0
+    paths = np.empty(longest + 1, np.float32), integers[0], integers[1], integers[2]
+    at, done = 0, 0  # bytes of `text` and ids so far
     for line in range(len(id_counts)):
         first, stop, total, previous_id = done, ends_of_lines[line], np.float32(0.0), 0
         while at < stop:
@@ -213,7 +214,7 @@ def _segment(
             else:
                 count, characters, margin = _best_path(text, begin, size, total, units, log_probs, scores[UNK], paths)
                 start, path = longest + 1 - count, paths[3]
-                if word < 0 and size <= _LONGEST:
+                if word < 0 and size <= _LONGEST_CACHED:
                     if used[0] == len(rows) or used[1] + size > len(letters) or used[2] + count > len(cached_ids):
                         table[:] = 0
                         used[:] = 0
@@ -238,7 +239,7 @@ def _segment(
 class Segmenter:
     """Segments text as a SentencePiece unigram model does, with a cache of up to `words` words (a power of two)."""
 
-    def __init__(self, processor: spm.SentencePieceProcessor, words: int = _WORDS):
+    def __init__(self, processor: spm.SentencePieceProcessor, words: int = _CACHED_WORDS):
         ordinary = list(range(_SPECIAL_PIECES, processor.get_piece_size()))
         pieces = [piece.encode() for piece in processor.id_to_piece(ordinary)]
         order = np.array(sorted(range(len(ordinary)), key=pieces.__getitem__))
@@ -256,8 +257,8 @@ class Segmenter:
         self._cache = (  # see `_segment`
             np.zeros(4 * words, np.int32),
             np.empty((words, len(_COLUMNS)), np.int64),
-            np.empty(16 * words + _LONGEST, np.uint8),
-            np.empty(4 * words + _LONGEST, np.int32),
+            np.empty(16 * words + _LONGEST_CACHED, np.uint8),
+            np.empty(4 * words + _LONGEST_CACHED, np.int32),
             np.zeros(3, np.int64),
         )
         self._lock = Lock()  # calls from several threads share the cache

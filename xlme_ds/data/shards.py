@@ -64,22 +64,22 @@ def _mix(check: np.uint64, number: int) -> np.uint64:
 
 @compiled(uint64[::1](reads(int32), int64, int64, reads(int32), reads(int16), reads(int32), reads(int16)))
 def _checks(
-    tokens: Array, width: int, group: int, items: Array, lengths: Array, sides: Array, languages: Array
+    tokens: Array, width: int, group: int, item_at: Array, lengths: Array, side_at: Array, languages: Array
 ) -> Array:
     """The checksum of each `group` rows. Row n has `tokens` from n · width to (n + 1) · width − 1, `lengths` from
-    items[n] to items[n + 1] − 1, and `languages` from sides[n] to sides[n + 1] − 1."""
-    rows = len(items) - 1
+    item_at[n] to item_at[n + 1] − 1, and `languages` from side_at[n] to side_at[n + 1] − 1."""
+    rows = len(item_at) - 1
     checks = np.empty((rows + group - 1) // group, dtype=np.uint64)
     for index in range(len(checks)):
         check = np.uint64(0)
         for row in range(index * group, min(rows, (index + 1) * group)):
             for token in tokens[row * width : (row + 1) * width]:
                 check = _mix(check, token)
-            check = _mix(check, items[row + 1] - items[row])
-            for length in lengths[items[row] : items[row + 1]]:
+            check = _mix(check, item_at[row + 1] - item_at[row])
+            for length in lengths[item_at[row] : item_at[row + 1]]:
                 check = _mix(check, length)
-            check = _mix(check, sides[row + 1] - sides[row])
-            for language in languages[sides[row] : sides[row + 1]]:
+            check = _mix(check, side_at[row + 1] - side_at[row])
+            for language in languages[side_at[row] : side_at[row + 1]]:
                 check = _mix(check, language)
         checks[index] = check
     return checks
@@ -125,8 +125,8 @@ class IndexedShard:
             header = file.read(_HEADER.size)
             if len(header) < _HEADER.size:
                 raise ValueError("its index is cut off")
-            *format, count, width, self._group, self._batch_rows, batches, shard_sha256 = _HEADER.unpack(header)
-            if format != [_MAGIC, _VERSION] or (count, width, shard_sha256.hex()) != (rows, row_tokens, sha256):
+            *magic_and_version, count, width, self._group, self._batch_rows, batches, digest = _HEADER.unpack(header)
+            if magic_and_version != [_MAGIC, _VERSION] or (count, width, digest.hex()) != (rows, row_tokens, sha256):
                 raise ValueError("its index is not that of the file that the manifest lists")
             offsets = file.read(8 * _OFFSETS * batches)
             if zlib.crc32(header + offsets).to_bytes(4, "little") != file.read(4):

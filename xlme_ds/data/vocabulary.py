@@ -58,7 +58,7 @@ class Vocabulary:
             )
         self.size = self.processor.get_piece_size() + 2
         self.mask = self.size - 1
-        _require_kind(path)
+        _require_exportable(path)
         if path.with_name("manifest.json").exists():
             checksums = {shard.name: shard.sha256 for shard in read_manifest(path.parent).shards}
             if checksums.get(path.name, self.sha256) != self.sha256:
@@ -153,7 +153,7 @@ class Vocabulary:
         return str(self.processor.id_to_piece(int(token) - PIECE_OFFSET))
 
 
-def _require_kind(path: Path) -> None:
+def _require_exportable(path: Path) -> None:
     """Raise ValueError for a model that the tokenizer of an export could not reproduce."""
     model = proto.ModelProto.FromString(path.read_bytes())
     for spec, settings in _REQUIRED_SETTINGS.items():

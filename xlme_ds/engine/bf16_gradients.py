@@ -1,4 +1,5 @@
-"""Adds up the gradients of DeepSpeed's BF16_Optimizer (0.19.8) in fewer passes over memory, over ranks in float32.
+"""Adds up the gradients of DeepSpeed's BF16_Optimizer (0.19.8) in fewer passes over memory, and sums them over ranks,
+by default in float32.
 
 The gradients of a parameter group add up in one flat buffer, in float32, or in bf16 if a step has one micro-batch.
 DeepSpeed itself would convert every gradient into a new buffer before adding it. It would then join the flat buffers in

@@ -271,9 +271,9 @@ def require_engine_file(engine: EngineConfig) -> None:
     try:
         get_zero_config(deepspeed_settings(engine))
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, ("zero_optimization", *first["loc"])))
-        raise SharedError(f"{engine.deepspeed}: {name}: {first['msg']}: correct it there") from None
+        first_error = error.errors()[0]
+        name = ".".join(map(str, ("zero_optimization", *first_error["loc"])))
+        raise SharedError(f"{engine.deepspeed}: {name}: {first_error['msg']}: correct it there") from None
 
 
 def _require_nvme(folder: Path) -> None:
@@ -290,10 +290,10 @@ def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> 
         on_all_ranks(lambda: _require_nvme(Path(config.engine.nvme_folder)))
     engine, settings = config.engine, deepspeed_settings(config.engine)
     zero = settings["zero_optimization"]
-    folder = {"nvme_path": str(Path(engine.nvme_folder).absolute())} if engine.nvme_folder else {}
+    nvme_path = {"nvme_path": str(Path(engine.nvme_folder).absolute())} if engine.nvme_folder else {}
     for key, device in ("offload_optimizer", engine.offload_optimizer), ("offload_param", engine.offload_parameters):
         if device != "none":
-            zero[key] = zero.get(key, {}) | {"device": device, **folder}
+            zero[key] = zero.get(key, {}) | {"device": device, **nvme_path}
     if engine.offload_parameters == "nvme":  # with prefetching DeepSpeed 0.19.8 reads a weight twice, and fails
         zero["stage3_prefetch_bucket_size"] = 0
     # Under ZeRO-1 our own code keeps gradients in bf16 (`bf16_gradients.py`). With bf16 in this setting DeepSpeed would

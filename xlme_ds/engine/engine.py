@@ -132,7 +132,7 @@ class Engine:
         when a rank cannot read its rows."""
         batches: list[Batch] = []
         error: Exception | None = None
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         try:
             if self._reads_rows:
                 batches = list(self.loader.step(step))
@@ -144,7 +144,7 @@ class Engine:
         if reduced[-1] > 0:
             raise_on_all_ranks(error)
         batches = [batch.to(self.device) for batch in batches]
-        self.seconds_reading += time.perf_counter() - begun
+        self.seconds_reading += time.perf_counter() - start_time
         return batches, reduced[:-1]
 
     def _own_counts(self, batches: Sequence[Batch], device: torch.device) -> Tensor:

@@ -7,10 +7,10 @@ The first stage owns the embedding: only its copy has moments, counts in the gra
 last stage's copy is filled after every step, and its gradient is sent to the first stage before the first stage reduces
 the embedding's gradient over the replicas.
 
-An objective's rows may have open places: positions for which the model must first predict a token. Then a first pass
+An objective's rows may have open positions, for which the model must first predict a token. Then a first pass
 over the micro-batches of a step (with DeepSpeed's evaluation schedule) precedes the training pass. The first stage
-fills the open places with the last stage's predictions. The last stage sends only these: the first stage knows the
-places, because it reads the same rows.
+fills the open positions with the last stage's predictions. The last stage sends only these: the first stage knows the
+positions, because it reads the same rows.
 """
 
 import contextlib
@@ -97,7 +97,7 @@ class PipelineEngine(ZeroEngine):
     def _scheduled_loss(self, context: StepContext, outputs: tuple[Tensor, ...], labels: tuple[Tensor, ...]) -> Tensor:
         """The loss of a micro-batch, on the last stage."""
         batch = self._batch(labels)
-        return context.loss(self._last_part.output(outputs, batch), batch) * self._undo_averaging
+        return context.loss(self._last_part.output(outputs, batch), batch) * self._loss_factor
 
     def _batch(self, tensors: Sequence[Tensor]) -> Batch:
         return Batch.of_tensors(tensors, self._last_part.added)
@@ -145,7 +145,7 @@ class PipelineEngine(ZeroEngine):
         )
 
     def _filled(self, batches: list[Batch], micro_batches: int) -> list[Batch]:
-        """`batches`, with their open places filled on the process that holds the first part.
+        """`batches`, with their open positions filled on the process that holds the first part.
 
         `micro_batches`: how many the schedule runs, equal on all processes. Collective over the stages.
         """

@@ -29,8 +29,8 @@ _FIRST_PORT = 10_000
 _PORTS = 20_000
 _PORTS_TO_NEXT_TRY = 1_009  # a requeued job takes another port, because its previous one may still be in use
 _DAY = datetime.timedelta(days=1)
-_SLOW = 30.0  # seconds of waiting after which a message is printed: importing on a busy machine takes less
-_UNSET = f"the environment has another job's variables: unset {' '.join(TORCH_VARIABLES)}"
+_SLOW_SECONDS = 30.0  # of waiting, after which a message is printed: importing on a busy machine takes less
+_UNSET_ADVICE = f"the environment has another job's variables: unset {' '.join(TORCH_VARIABLES)}"
 
 
 def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
@@ -128,7 +128,7 @@ def start_process_group(
         waiting = f"rank {rank} waits for the others of {world} at {address}:{port}"
         with loading_extensions():
             build_shm_op()  # compiled before the timeout below starts, which is for waiting for other processes
-            with _printing_if_slow(f"{waiting}; if no launcher started it, {_UNSET}"):
+            with _printing_if_slow(f"{waiting}; if no launcher started it, {_UNSET_ADVICE}"):
                 deepspeed.init_distributed("nccl" if on_gpu() else "gloo", verbose=False, timeout=timeout)
     except ValueError as error:
         raise SharedError(str(error), prints=os.environ["LOCAL_RANK"] == "0") from None
@@ -136,7 +136,7 @@ def start_process_group(
         if "timed out" in str(error).lower() or "timeout" in str(error).lower():
             raise SharedError(
                 f"rank {rank} waited {timeout.total_seconds() / 60:g} minutes for the others of {world} at "
-                f"{address}:{port}: start them too, or, where no launcher started this one, {_UNSET}",
+                f"{address}:{port}: start them too, or, where no launcher started this one, {_UNSET_ADVICE}",
                 prints=True,
             ) from None
         if "EADDRINUSE" not in str(error):  # other trouble with the network may be over at the next try
@@ -161,8 +161,8 @@ def extend_timeout() -> None:
 
 @contextmanager
 def _printing_if_slow(message: str) -> Iterator[None]:
-    """Print `message`, once on each node, if the block takes more than half a minute."""
-    timer = threading.Timer(_SLOW, lambda: print(message, file=sys.stderr, flush=True))
+    """Print `message`, once on each node, if the `with` block takes longer than `_SLOW_SECONDS`."""
+    timer = threading.Timer(_SLOW_SECONDS, lambda: print(message, file=sys.stderr, flush=True))
     timer.daemon = True
     if os.environ["LOCAL_RANK"] == "0":
         timer.start()

@@ -60,8 +60,8 @@ class ZeroEngine(Engine):
         self.engine = engine
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self._cpu_group = dist.new_group(backend="gloo") if on_gpu() else None  # its sums do not wait for the GPU
-        # DeepSpeed divides by the accumulation steps and averages over the ranks.
-        self._undo_averaging = engine.dp_world_size * engine.gradient_accumulation_steps()
+        # A factor of the loss: DeepSpeed divides gradients by the accumulation steps and averages them over the ranks.
+        self._loss_factor = engine.dp_world_size * engine.gradient_accumulation_steps()
         self._context: StepContext | None = None  # of the step that is being taken
         self._norm = 0.0  # global gradient norm of that step
         # All of DeepSpeed's optimizers call torch's `step`, some of them once for each buffer.
@@ -85,7 +85,7 @@ class ZeroEngine(Engine):
             take_step()
 
     def _backward(self, loss: Tensor) -> None:
-        self.engine.backward(loss * self._undo_averaging)
+        self.engine.backward(loss * self._loss_factor)
         if not self.engine.is_gradient_accumulation_boundary():
             self.engine.step()
 

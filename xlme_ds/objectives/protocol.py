@@ -185,8 +185,8 @@ class Pretraining(Objective, Protocol):
         return weights
 
     def shape(self, cfg: ModelConfig) -> dict[str, Any]:
-        """Settings by name that must equal those of a model whose parameters are all taken, besides the settings that
-        every encoder needs equal."""
+        """Settings by name that must be equal in two models if one starts from all parameters of the other. Settings
+        that must be equal for a single encoder are not among them."""
         names = ["generator_layers", "embedding_sharing"] if len(self.encoders) > 1 else []
         return {name: getattr(cfg, name) for name in (*names, "discriminator_layers")}
 
