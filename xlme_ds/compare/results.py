@@ -105,7 +105,7 @@ def scores(folder: Path, tuning_seeds: Sequence[int]) -> tuple[dict[str, float],
     tested). Raises ValueError for a malformed file, and for scores of several models or tests."""
     trained: dict[str, float] = {}
     untrained: dict[str, float] = {}
-    path = folder
+    path = folder  # the file that is read, for an error's message
     try:
         for (model_scores, suffix), task in product(((trained, ""), (untrained, UNTRAINED)), ("pos", "ner")):
             files = [path for path in finetune_score_files(folder, task + suffix, tuning_seeds) if path.exists()]
@@ -204,9 +204,9 @@ def _scores_table(runs: Sequence[RunScores]) -> ResultTable:
     """The table of scores: a row for each budget and system, and one for its untrained model if that was tested."""
     measures = measures_of(runs)
     losses = [term for term in LOSSES if any(term in run.losses for run in runs)]
-    columns = ["operations", "system", "seeds", "tokens, M", "passes over text, pairs", *(f"{t}, nats" for t in losses)]
+    columns = ["operations", "system", "seeds", "tokens, M", "passes over text, pairs"]
+    columns += [f"{term}, nats" for term in losses] + [MEASURES[measure].title for measure in measures]
     table = ResultTable("Scores by budget: means over seeds, least to most", columns)
-    table.columns += [MEASURES[measure].title for measure in measures]
     for budget in sorted({run.budget for run in runs}):
         for name in _names(runs):
             seeds = [run for run in runs if (run.system, run.budget) == (name, budget)]
@@ -215,12 +215,12 @@ def _scores_table(runs: Sequence[RunScores]) -> ResultTable:
             first = seeds[0]  # the runs of the other seeds read as many tokens
             passes_read = ", ".join(f"{first.passes[task]:.2f}" for task in ("mono", "para") if task in first.passes)
             cells = [f"{budget:.3g}", name, str(len(seeds)), f"{first.tokens / 1e6:.1f}", passes_read]
-            cells += [_mean_and_range([run.losses[term] for run in seeds if term in run.losses], 2) for term in losses]
-            cells += [_mean_and_range([run.scores[m] for run in seeds if m in run.scores]) for m in measures]
+            cells += _cells([run.losses for run in seeds], losses, decimals=2)
+            cells += _cells([run.scores for run in seeds], measures)
             table.rows.append(cells)
             if untrained := [run.untrained for run in seeds if run.untrained]:
                 cells = ["", f"{name}, untrained", str(len(untrained)), "0", "", *[""] * len(losses)]
-                cells += [_mean_and_range([scores[m] for scores in untrained if m in scores]) for m in measures]
+                cells += _cells(untrained, measures)
                 table.rows.append(cells)
     if any(measure in run.untrained for run in runs for measure in ("pos", "ner")):
         table.notes.append("Untrained models are fine-tuned for the first seed alone.")
@@ -241,7 +241,10 @@ def _trends_tables(runs: Sequence[RunScores]) -> list[ResultTable]:
         table.rows.append([f"{name}, a tenfold of operations", *cells])
     first, *others = names
     for other in others:
-        cells = [_overtaking(trends_by_measure[m], first, other, MEASURES[m].higher_is_better) for m in measures]
+        cells = [
+            _overtaking(trends_by_measure[measure], first, other, MEASURES[measure].higher_is_better)
+            for measure in measures
+        ]
         table.rows.append([f"{first} against {other}", *cells])
     table.notes.append(
         f"Straight lines over the logarithm of the operations, with {100 * LEVEL:.0f}% intervals (Student; a "
@@ -279,8 +282,13 @@ def _points(runs: Sequence[RunScores], measure: str) -> dict[str, list[tuple[flo
     }
 
 
-def _mean_and_range(values: Sequence[float], decimals: int = 1) -> str:
-    """A cell with the mean of the values over seeds and, if there are several, their range."""
+def _cells(results: Sequence[Mapping[str, float]], names: Sequence[str], decimals: int = 1) -> list[str]:
+    """A cell for each of `names`, with the mean and the range over seeds; `results` has the values of each seed."""
+    return [_mean_and_range([values[name] for values in results if name in values], decimals) for name in names]
+
+
+def _mean_and_range(values: Sequence[float], decimals: int) -> str:
+    """The mean of values and, if there are several, their range; empty if there are none."""
     if not values:
         return ""
     value_range = f" ({min(values):.{decimals}f} to {max(values):.{decimals}f})" if len(values) > 1 else ""
@@ -315,9 +323,9 @@ def _panel(axes: Axes, runs: Sequence[RunScores], measure: str) -> None:
     """Draw the panel of one measure."""
     points = _points(runs, measure)
     trend_of = trends(points)
-    for name, of_system in points.items():
+    for name, system_points in points.items():
         colour = colour_of(name, points)
-        flops, values = [flops for flops, _ in of_system], [score for _, score in of_system]
+        flops, values = [flops for flops, _ in system_points], [score for _, score in system_points]
         by_budget = {
             run.budget: [other for other in runs if (other.system, other.budget) == (name, run.budget)]
             for run in sorted(runs, key=lambda run: run.budget)
@@ -327,10 +335,10 @@ def _panel(axes: Axes, runs: Sequence[RunScores], measure: str) -> None:
         axes.plot([seeds[0].flops for seeds in by_budget.values()], means, color=colour, linewidth=1.2)
         axes.plot(flops, values, "o", color=colour, markersize=4, label=plot_label(name))
         if name in trend_of:
-            x = np.linspace(np.log10(min(flops)), np.log10(max(flops)), 60)
-            middle, half = np.array([trend_of[name].at(log_flops) for log_flops in x]).T
-            axes.plot(10**x, middle, "--", color=colour, linewidth=0.8)
-            axes.fill_between(10**x, middle - half, middle + half, color=colour, alpha=0.12, linewidth=0)
+            logs = np.linspace(np.log10(min(flops)), np.log10(max(flops)), 60)
+            middle, half = np.array([trend_of[name].at(log_flops) for log_flops in logs]).T
+            axes.plot(10**logs, middle, "--", color=colour, linewidth=0.8)
+            axes.fill_between(10**logs, middle - half, middle + half, color=colour, alpha=0.12, linewidth=0)
         untrained = [run.untrained[measure] for run in runs if run.system == name and measure in run.untrained]
         if untrained:
             axes.axhline(fmean(untrained), color=colour, linestyle=":", linewidth=0.8)

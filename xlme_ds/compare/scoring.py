@@ -47,7 +47,7 @@ def require_tests(settings: CompareSettings) -> None:
     plain, tuned = parse(prog, required), parse(prog, [*required, *options])
     if replace(tuned, tuning=plain.tuning, engine=plain.engine, train=plain.train) != plain:
         raise ValueError(f"--tuning {settings.tuning} may have --tuning., --engine. and --train. settings alone")
-    if settings.pos is settings.ner is None and (options or settings.tuning_seeds != 1):
+    if settings.pos is None and settings.ner is None and (options or settings.tuning_seeds != 1):
         raise ValueError("--tuning and --tuning-seeds are for --pos and --ner: name a folder of one, or leave them out")
 
 
@@ -108,8 +108,8 @@ def _recorded(system: System) -> dict[str, Any]:
 def _has_scores(system: System, name: str, settings: CompareSettings) -> bool:
     """Whether all score files of a test are there."""
     out = system.model / SCORES
-    tuning = name.removesuffix(UNTRAINED) in ("pos", "ner")
-    files = finetune_score_files(out, name, tuning_seeds(settings)) if tuning else [out / f"{name}.json"]
+    is_finetuning = name.removesuffix(UNTRAINED) in ("pos", "ner")
+    files = finetune_score_files(out, name, tuning_seeds(settings)) if is_finetuning else [out / f"{name}.json"]
     return all(file.exists() for file in files)
 
 
@@ -131,9 +131,10 @@ def _tests(system: System, settings: CompareSettings) -> Iterator[tuple[str, lis
             yield test, ["xlme_ds.evaluate", test, *options, *(untrained if test != "losses" else [])]
     seeds = tuning_seeds(settings)
     # Untrained models are fine-tuned for one seed of the system only, because no other test costs as much.
-    starts = [False, True] if untrained and system.seed == 1 else [False]
-    for random, task in product(starts, ("pos", "ner")):
-        data, name = getattr(settings, task), task + UNTRAINED if random else task
+    random_starts = [False, True] if untrained and system.seed == 1 else [False]
+    for random, task in product(random_starts, ("pos", "ner")):
+        data = getattr(settings, task)
+        name = task + UNTRAINED if random else task
         if data is not None:
             options = ["--task", task, "--model", str(system.model), "--data", str(data), "--out", str(out / name)]
             options += ["--random"] if random else []

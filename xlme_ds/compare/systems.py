@@ -132,18 +132,19 @@ def _leg(name: str, options: list[str], share: Budget, before: Leg | None, out: 
     one. Raises ValueError."""
     run = validate(parse(program("compare"), _LegSettings, "", options).run)
     step_flops = flops_per_step(run, share.row_tokens)
-    steps, prefix = round(share.flops / step_flops), ""
+    steps = round(share.flops / step_flops)
     if steps < 1:
         raise ValueError(
             f"{share.flops:g} operations are less than a step of {name}, {step_flops:.3g}: raise --budgets"
         )
+    prefix = ""
     if before is not None:
         prefix = f"{before.folder.parent.name}+"
         for setting in SHAPE:
-            earlier, own = getattr(before.config.model, setting), getattr(run.model, setting)
-            if earlier != own:
+            theirs, ours = getattr(before.config.model, setting), getattr(run.model, setting)
+            if theirs != ours:
                 raise ValueError(
-                    f"{name} starts from {before.config.name}, whose model.{setting} is {earlier} and its own {own}: "
+                    f"{name} starts from {before.config.name}, whose model.{setting} is {theirs} and its own {ours}: "
                     "give both the same after --"
                 )
         objective = before.config.objective

@@ -38,12 +38,14 @@ def _encoder(layout: ParallelLayout, layers: int, first: bool = True, last: bool
     if last and cfg.norm == "pre":
         saved += 2 * hidden_bytes(layout)
     saved += layer_class(cfg).shared_bytes(cfg, layout)
-    blocks = 9 * cfg.vocabulary_blocks if cfg.vocabulary_blocks > 1 else INTEGER
-    return saved + (layout.tokens * (blocks + INTEGER) if first else 0)
+    # The embedding's lookup saves each token's id or, for each of several blocks, an index and a mask.
+    lookup_bytes = (INTEGER + 1) * cfg.vocabulary_blocks if cfg.vocabulary_blocks > 1 else INTEGER
+    return saved + (layout.tokens * (lookup_bytes + INTEGER) if first else 0)
 
 
 def predicted_positions(layout: ParallelLayout, last: bool) -> float:
-    """Number of positions that a masked head predicts in a micro-batch: the head of the `last` or of the first part."""
+    """Number of positions of a micro-batch that a masked head predicts: that of the model's last part if `last`, else
+    that of its first part."""
     fraction = layout.objective.mask_fraction
     if last and layout.flops.predicted_last:
         fraction = layout.flops.predicted_last
@@ -68,7 +70,7 @@ def generator(layout: ParallelLayout) -> float:
 
 def stage(layout: ParallelLayout, stage_index: int) -> float:
     """Bytes that one micro-batch saves on a stage, over all forward passes before its one backward pass."""
-    return sum(_of_pass(of_pass, stage_index) for of_pass in _passes(layout))
+    return sum(_saved_by_pass(pass_layout, stage_index) for pass_layout in _passes(layout))
 
 
 def _passes(layout: ParallelLayout) -> list[ParallelLayout]:
@@ -79,7 +81,7 @@ def _passes(layout: ParallelLayout) -> list[ParallelLayout]:
     ]
 
 
-def _of_pass(layout: ParallelLayout, stage_index: int) -> float:
+def _saved_by_pass(layout: ParallelLayout, stage_index: int) -> float:
     """Bytes that one forward pass saves on a stage; `layout`: one that `_passes` returned."""
     part, flops = layout.stages[stage_index], layout.flops
     saved = _encoder(layout, len(part.layers), part.first, part.last)
@@ -131,9 +133,11 @@ def softmax_bytes(layout: ParallelLayout, backward: bool, last: bool) -> float:
         return sums + min(groups * 24, 2**30)
     if tempered:
         tile = logits * 2 * FLOAT
-    sampled_at_once = min(positions, max(positions * cfg.head_chunk // (2 * GROUP * cfg.width), 1))
+    elements = 2 * GROUP * cfg.width  # in the rows of two groups, from which a position draws its sample
     if layout.fused:
-        sampled_at_once = min(positions, 2**28 // (2 * GROUP * cfg.width * layout.element))
+        sampled_at_once = min(positions, 2**28 // (elements * layout.element))
+    else:
+        sampled_at_once = min(positions, max(positions * cfg.head_chunk // elements, 1))
     rows = sampled_at_once * 2 * GROUP * (cfg.width * layout.element + 3 * INTEGER)
     return sums + max(tile, rows)
 

@@ -34,12 +34,12 @@ def affordable_model(
     flops = gpu_hours * 3600 * gpu.tflops * 1e12 * utilisation
     if gpu_hours > _MOST_HOURS:
         raise ValueError(f"--budget {dollars:g} buys {gpu_hours:g} hours of a GPU: lower it")
-    # The larger the model, the fewer tokens a parameter: `first` is the smallest with at most TOKENS_A_PARAMETER.
-    first = bisect_left(
+    # Larger models have fewer tokens a parameter. `index`: of the smallest model with at most TOKENS_A_PARAMETER.
+    index = bisect_left(
         _HEAD_COUNTS, True, key=lambda heads: _tokens_per_parameter(_shaped(run, heads, flops)) <= TOKENS_A_PARAMETER
     )
     candidates = [
-        _shaped(run, _HEAD_COUNTS[index], flops) for index in (first - 1, first) if 0 <= index < len(_HEAD_COUNTS)
+        _shaped(run, _HEAD_COUNTS[near], flops) for near in (index - 1, index) if 0 <= near < len(_HEAD_COUNTS)
     ]
     model = min(candidates, key=lambda model: abs(math.log(_tokens_per_parameter(model) / TOKENS_A_PARAMETER)))
     if not model["steps"]:

@@ -33,14 +33,14 @@ class StageSizes:
 def stage_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: Part) -> StageSizes:
     """Sizes of the parameters that `part` of the model holds."""
     (main, head), *others = objective_of(objective).encoders.items()
-    before_layers = parameter_sizes(objective, cfg, Part(range(0), last=False))
+    before_layers = parameter_sizes(objective, cfg, Part(range(0), last=False))  # first part, without layers
 
-    def held(name: str) -> bool:
+    def is_held(name: str) -> bool:
         if name.startswith(f"{main}.layers."):
             return int(name.split(".")[2]) in part.layers
         return part.first if name in before_layers else part.last
 
-    sizes = {name: size for name, size in parameter_sizes(objective, cfg).items() if held(name)}
+    sizes = {name: size for name, size in parameter_sizes(objective, cfg).items() if is_held(name)}
 
     def total(*prefixes: str) -> int:
         return sum(size for name, size in sizes.items() if name.startswith(prefixes))
@@ -107,14 +107,16 @@ class ParallelLayout(MicroBatch):
             raise ValueError(
                 f"engine.pipeline_schedule {run.engine.pipeline_schedule} is not counted by the planner: set it to 1f1b"
             )
-        group = run.engine.processes_per_replica
-        if gpus % group:
-            raise ValueError(f"--gpus {gpus} is not a multiple of engine.pipeline_stages {group}: choose one that is")
+        per_replica = run.engine.processes_per_replica
+        if gpus % per_replica:
+            raise ValueError(
+                f"--gpus {gpus} is not a multiple of engine.pipeline_stages {per_replica}: choose one that is"
+            )
         flops = flops_of(run, row_tokens)
         stages = [Part(range(run.model.discriminator_layers))]
         if run.engine.kind == "pipeline":
             stages = parts(pipeline_balance(run.engine, flops, run.model.activation_checkpointing))
-        step = plan_step(run.data, gpus // group)
+        step = plan_step(run.data, gpus // per_replica)
         fractions = [phase.mask_fraction for phase in phases(run.data, run.objective.mask_fraction)]
         return ParallelLayout(
             objective=replace(run.objective, mask_fraction=max(fractions)),  # the phase that needs the most memory
@@ -125,7 +127,7 @@ class ParallelLayout(MicroBatch):
             gradient_bytes=2 if resolve_gradient_precision(run.engine, precision, step.accumulation) == "bf16" else 4,
             sum_bytes=2 if run.engine.gradient_precision == "bf16" else 4,
             stages=tuple(stages),
-            replicas=gpus // group,
+            replicas=gpus // per_replica,
             gpus=gpus,
             rows=step.micro_rows,
             pairs=step.micro_rows - step.micro[0],

@@ -29,6 +29,7 @@ ACCOUNTING = (
     "embedding it shares; trained_total counts every parameter once"
 )
 ACCOUNTING_OF_ONE = "{} = it and its head with the token embeddings"  # for a model with one encoder
+STANDARD = "matrix products, backward = 2 × forward, vocabulary softmax at the masked tokens, every token of every row"
 PAPER = (
     "as in the paper's Table 4: matrix products, backward = forward, no vocabulary softmax, 2^20 tokens taken as "
     "1.0e6, pairs taken as half"
@@ -42,7 +43,6 @@ _LAYOUT_SETTINGS = (
     "offload_optimizer",
     "offload_parameters",
 )
-STANDARD = "matrix products, backward = 2 × forward, vocabulary softmax at the masked tokens, every token of every row"
 
 
 def plan(
@@ -104,7 +104,7 @@ def computing_in(gpu: GPU, precision: str) -> GPU:
 
 
 def _phases(run: RunConfig) -> list[dict[str, float]]:
-    """Steps, tokens (counting rows as full) and predicted fraction of tokens of each phase of the data."""
+    """For each phase of the data: steps, tokens if every row is full, and the fraction of tokens that is predicted."""
     data_phases = phases(run.data, run.objective.mask_fraction)
     ends = [phase.first_step for phase in data_phases[1:]] + [run.train.steps]
     tokens_a_step = int(sum(run.data.mean_rows)) * run.model.max_positions

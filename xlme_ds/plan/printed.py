@@ -86,13 +86,13 @@ def distinct(layouts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _answer(result: Mapping[str, Any], layouts: Sequence[Mapping[str, Any]], dollars_per_hour: float | None) -> str:
     """Time, memory, GPU-hours and cost of the first of `layouts`, the fastest."""
     hardware = result["hardware"]
-    start = f"{result['recipe']} on {hardware['gpus']} × {hardware['gpu']}: "
+    head = f"{result['recipe']} on {hardware['gpus']} × {hardware['gpu']}: "
     if not layouts:
-        return start + "no layout fits: take more GPUs, larger ones, or offload"
+        return head + "no layout fits: take more GPUs, larger ones, or offload"
     best, hours = layouts[0], layouts[0]["gpu_hours"]
     cost = "" if dollars_per_hour is None else f", ${_round(hours * dollars_per_hour)}"
     return (
-        f"{start}{_time(best['days'])}, {best['memory_per_gpu_gib']['total']:.1f} GiB a GPU, {_round(hours)} GPU-hours"
+        f"{head}{_time(best['days'])}, {best['memory_per_gpu_gib']['total']:.1f} GiB a GPU, {_round(hours)} GPU-hours"
         f"{cost} (assumed: {result['assumptions']['utilisation']:.0%} of peak)"
     )
 
@@ -114,8 +114,8 @@ def _round(value: float) -> str:
 def _table(title: str, columns: Sequence[str], *sections: Iterable[Sequence[str]]) -> Table:
     """A table of text cells, with a line between the sections of rows."""
     table = Table(title=title, title_justify="left")
-    for n, column in enumerate(columns):
-        table.add_column(column, justify="right" if n else "left", overflow="fold")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
     for rows in sections:
         for row in rows:
             table.add_row(*row)
@@ -140,9 +140,9 @@ def _operations(result: dict[str, Any]) -> tuple[Table, str]:
     ]
     columns = "count", "mono", "mono + para", "mono + para / 2"
     phases = [
-        f"phase {n} from step {phase['first_step']:,}: {phase['tokens']:.3g} tokens in {phase['steps']:,} steps, "
+        f"phase {index} from step {phase['first_step']:,}: {phase['tokens']:.3g} tokens in {phase['steps']:,} steps, "
         f"{phase['mask_fraction']:.0%} predicted\n"
-        for n, phase in enumerate(result["phases"], 1)
+        for index, phase in enumerate(result["phases"], 1)
     ]
     table = _table(f"{result['recipe']}: FLOP of the whole run", columns, rows)
     return table, ("".join(phases) if len(phases) > 1 else "") + (

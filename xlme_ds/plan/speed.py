@@ -135,16 +135,18 @@ def _sent_by(layout: ParallelLayout, stage: int) -> dict[str, float]:
         weights = micro_batches * (all_gather + backward + first_pass)
         exposed = micro_batches * table_share * (reduce_scatter + all_gather)
     else:
-        sums = micro_batches if layout.zero["stage"] == 2 else 1
-        passes = 1 if uses_bf16_optimizer(layout) else 2  # an all-reduce sends as much as two reduce-scatters
-        gradients = passes * reduce_scatter * sums
+        reductions = micro_batches if layout.zero["stage"] == 2 else 1
+        reduction = reduce_scatter if uses_bf16_optimizer(layout) else 2 * reduce_scatter  # an all-reduce sends twice
+        gradients = reduction * reductions
         weights = all_gather
         exposed = table_share * gradients + weights
     if not layout.zero["overlap_comm"] or len(layout.stages) > 1:
         exposed = gradients + weights
     is_last = stage == len(layout.stages) - 1
-    forward_again = layout.flops.first_pass_layer > 0 and not is_last
-    between = micro_batches * (layout.neighbours(stage) + forward_again) * between_stages(layout)
+    sends = layout.neighbours(stage)
+    if layout.flops.first_pass_layer and not is_last:  # the pass without gradients sends forward too
+        sends += 1
+    between = micro_batches * sends * between_stages(layout)
     if stage == 0:  # sends the updated embedding to the last stage
         between += layout.element * layout.borrowed
     elif is_last:  # sends the embedding's gradient to the first stage
@@ -176,13 +178,12 @@ def speed(run: RunConfig, layout: ParallelLayout, gpu: GPU, utilisation: float) 
 def _transfer(layout: ParallelLayout, gpu: GPU, compute: float) -> float:
     """Seconds of a step in which a GPU sends and does not compute; `compute`: seconds of computing."""
     sent = communication(layout)
-    # Consecutive ranks share a stage (rank = stage · replicas + replica).
+    # Consecutive ranks share a stage (rank = stage · replicas + replica). Rates of the links, in GB/s:
     among_replicas = gpu.link if layout.replicas <= gpu.per_node else gpu.network
     among_stages = gpu.link if layout.gpus <= gpu.per_node else gpu.network
-    rate = LINK_EFFICIENCY * 1e9
-    between = sent["stages"] / (among_stages * rate)
-    exposed = (sent["exposed"] - sent["stages"]) / (among_replicas * rate)
-    rest = (sent["gradients"] + sent["weights"]) / (among_replicas * rate) - exposed
+    usable = LINK_EFFICIENCY * 1e9  # bytes a second for each GB/s of a link
+    between = sent["stages"] / (among_stages * usable)
+    exposed = (sent["exposed"] - sent["stages"]) / (among_replicas * usable)
+    others = (sent["gradients"] + sent["weights"]) / (among_replicas * usable) - exposed
     overlapping_share = {1: BACKWARD_SHARE / layout.accumulation, 2: BACKWARD_SHARE, 3: 1.0}[layout.zero["stage"]]
-    meanwhile = overlapping_share * compute
-    return between + exposed + max(0.0, rest - meanwhile)
+    return between + exposed + max(0.0, others - overlapping_share * compute)

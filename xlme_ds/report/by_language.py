@@ -100,8 +100,8 @@ def _charts(
     """
     gains = {task: {row["code"]: row["gain"] for row in table["rows"]} for task, table in tables.items()}
     first_gains: dict[str, float] = {}
-    for of_task in gains.values():
-        first_gains = {code: gain for code, gain in of_task.items() if gain is not None} | first_gains
+    for task_gains in gains.values():
+        first_gains = {code: gain for code, gain in task_gains.items() if gain is not None} | first_gains
     order = sorted(first_gains, key=lambda code: (-first_gains[code], code))
     curves = {
         code: {
@@ -123,7 +123,7 @@ def _charts(
     low, high = min(*values, 0.0), max(*values, 0.0)
     loss_range, step_range = (high - low) or 1.0, (last - first) or 1
 
-    # Without a margin of 2 on every side the box is 96 by 46.
+    # The box is 96 by 46 within a margin of 2 on every side.
     def svg_point(step: float, value: float) -> str:
         return f"{2 + 96 * (step - first) / step_range:.1f},{2 + 46 * (high - value) / loss_range:.1f}"
 
@@ -138,6 +138,7 @@ def _charts(
     groups = {"": charts}
     if len(charts) > _CHARTS_SHOWN:
         half = _CHARTS_SHOWN // 2
-        groups = {"Best": charts[:half], "Worst": charts[: -half - 1 : -1], "All others": charts[half:-half]}
+        worst_first = charts[::-1]
+        groups = {"Best": charts[:half], "Worst": worst_first[:half], "All others": charts[half:-half]}
     zero = 2 + 46 * high / loss_range
     return {"groups": groups, "zero": f"{zero:.1f}", "low": low, "high": high, "first": first, "last": last}

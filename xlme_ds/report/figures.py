@@ -125,7 +125,7 @@ def curves(
             if is_drawn(key) and isinstance(value, int | float):
                 keys_of.setdefault(title, {})[series] = key
     keys_of = {title: keys for title, keys in keys_of.items() if keys}
-    panel_counts = Counter(title in separate for title in keys_of)  # of each of the two sections
+    panel_counts = Counter(title in separate for title in keys_of)  # section, True or False -> its number of panels
     widths = {title: _WIDE if panel_counts[title in separate] == 1 else _NARROW for title in keys_of}
     return {
         title: _panel(title, widths[title], keys, metrics, heldout, quantities, borders)
@@ -228,7 +228,7 @@ def smooth(values: np.ndarray) -> np.ndarray:
     lag. Near the end it shrinks on one side only.
     """
     finite = np.isfinite(values)
-    # Sum and count of the values before each index: a window's are the difference at its two ends.
+    # Sum and count of the finite values before each index. A window's sum is sums[end] - sums[start].
     sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
     counts = np.concatenate([[0], np.cumsum(finite)])
     centre = np.arange(len(values))

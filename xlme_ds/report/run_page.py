@@ -185,10 +185,10 @@ def _language_shares(languages: Mapping[str, Any]) -> list[dict[str, Any]]:
                 row["text"] = (
                     f"{percent(shares['share_before'])} → {percent(shares['share'])}, ×{number(shares['repeat'])}"
                 )
-            most = max(table, key=lambda code: table[code]["repeat"])
+            most_repeated = max(table, key=lambda code: table[code]["repeat"])
             values = [table[code][key] for code in drawn for key in ("share_before", "share")] or [0.0]
             charts.append(
-                {"task": task, "rows": rows, "most": most, "repeat": table[most]["repeat"]}
+                {"task": task, "rows": rows, "most": most_repeated, "repeat": table[most_repeated]["repeat"]}
                 | {"low": min(values), "high": max(values), "unused": sorted(table.keys() - drawn)}
             )
     return charts
@@ -198,7 +198,7 @@ def _dumbbells(
     before: Mapping[str, float], after: Mapping[str, float], low: float | None = None
 ) -> list[dict[str, Any]]:
     """A row for each language in `after`: the positions, 0 to 100, of its two values on an axis that begins at `low`
-    or, if that is None, at the least of all values. A language may lack the value before."""
+    or, if that is None, at the smallest value. A language may lack the value before."""
     values = [*before.values(), *after.values()]
     start = min(values, default=0.0) if low is None else low
     width = (max(values, default=0.0) - start) or 1.0

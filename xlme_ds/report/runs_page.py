@@ -94,8 +94,8 @@ def _results_of(run: RunFiles, quantities: figures.Quantities) -> dict[str, str]
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """The settings in which the runs differ: name -> the value of each run."""
-    keys = dict.fromkeys(key for of_run in settings for key in of_run)
-    rows = {key: [of_run.get(key, "–") for of_run in settings] for key in keys}
+    keys = dict.fromkeys(key for run_settings in settings for key in run_settings)
+    rows = {key: [run_settings.get(key, "–") for run_settings in settings] for key in keys}
     return {key: [_cell(cell) for cell in row] for key, row in rows.items() if any(cell != row[0] for cell in row)}
 
 

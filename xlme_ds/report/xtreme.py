@@ -97,9 +97,9 @@ def gather(folders: Iterable[Path]) -> list[Model]:
                 setattr(model, path.stem, scores)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} lacks {error} or has another form: write it again or leave it out") from None
-    for (name, task), of_task in runs.items():
-        for row_name, of_row in _by_row(name, task, of_task).items():
-            models.setdefault(row_name, Model(row_name)).results[task] = _choose_setting(task, of_row)
+    for (name, task), task_runs in runs.items():
+        for row_name, row_runs in _by_row(name, task, task_runs).items():
+            models.setdefault(row_name, Model(row_name)).results[task] = _choose_setting(task, row_runs)
     return sorted(models.values(), key=lambda model: model.name)
 
 
@@ -159,7 +159,8 @@ def _weights(contents: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
 
 
 def _name_suffix(title: str, sha256: str, all_sha256: set[str]) -> str:
-    """The part of a row's name that gives `sha256` if other rows have others of `all_sha256`; empty if there is one."""
+    """The end of a row's name, with the beginning of `sha256`, which tells it from rows with others of `all_sha256`;
+    empty if there are no others."""
     return f", {title} {sha256[:8] or 'unknown'}" if len(all_sha256) > 1 else ""
 
 
@@ -202,10 +203,10 @@ def _read_run(path: Path, content: Mapping[str, Any]) -> TaskRun:
     if not all(0 <= score <= 100 for scores in languages.values() for score in scores):  # nor a NaN
         raise ValueError(f"{path} has a score that is no percentage: write it again or leave it out")
     dev, dev_name = None, ""
-    if of_dev := content.get("dev"):
-        dev, codes = float(of_dev["mean"][metrics[0]]), sorted(of_dev["languages"])
+    if dev_scores := content.get("dev"):
+        dev, codes = float(dev_scores["mean"][metrics[0]]), sorted(dev_scores["languages"])
         dev_languages = " ".join(codes) if len(codes) <= 4 else f"of {len(codes)} languages"
-        dev_name = f"{'held-out' if of_dev['held_out'] else 'dev'} {dev_languages}"
+        dev_name = f"{'held-out' if dev_scores['held_out'] else 'dev'} {dev_languages}"
     tuning = {key: value for key, value in content.get("tuning", {}).items() if key != "micro_batch"}
     return TaskRun(
         path,
@@ -239,9 +240,9 @@ def _choose_setting(task: str, runs: list[TaskRun]) -> TaskScores:
     for run in runs:
         if (other := by_setting[run.setting].setdefault(run.seed, run)) is not run:
             raise ValueError(f"{run.path} and {other.path} are both {task} with seed {run.seed}: name the chosen one")
-    for of_setting in by_setting.values():
-        if of_setting.keys() != by_setting[first.setting].keys():
-            folder = next(iter(of_setting.values())).path.parent
+    for by_seed in by_setting.values():
+        if by_seed.keys() != by_setting[first.setting].keys():
+            folder = next(iter(by_seed.values())).path.parent
             raise ValueError(
                 f"{folder} has other settings of {task} than {first.path.parent} and other seeds: "
                 "finish every seed of all settings, or name the runs of one"

@@ -209,6 +209,7 @@ def _language_table(task: str, models: list[Model]) -> XtremeTable:
         values = [tuple(score) if isinstance(score, list) else (score,) for score in scores]
         add_row(system, entry["source"], dict(zip(entry["languages"], values, strict=True)))
     for name, result in results.items():
+        # The columns show which languages are missing.
         marks = ", ".join(mark for mark in _marks(task, result) if "languages" not in mark)
         means = {code: _means(run.languages[code] for run in result.runs) for code in result.runs[0].languages}
         add_row(name + (f" ({marks})" if marks else ""), "", means)
