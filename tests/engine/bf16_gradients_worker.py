@@ -72,7 +72,7 @@ def train(spare: bool, immediate: bool, micro_batches: int = 2, halved: bool = F
 
 
 def main(out: Path) -> None:
-    bf16_gradients._PIECE["cpu"] = 1024  # less than the parameters
+    bf16_gradients._PIECE_SIZES["cpu"] = 1024  # less than the parameters
     start_process_group(EngineConfig(kind="deepspeed", deepspeed="zero1"))
     results = {
         "as it comes": train(spare=False, immediate=False),

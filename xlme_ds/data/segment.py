@@ -142,12 +142,12 @@ def _reach(margin: float, characters: int, total: float, unknown: float) -> int:
 
     The segmentation was found after the score `total`; `margin` is the smallest difference between compared scores. The
     further a sum is below 0, the more coarsely float32 rounds it. At −r the rounding of sums of up to `characters`
-    terms could outweigh the margin; r is −1 if it could at any score. No segmentation scores below
-    characters · unknown.
+    terms could outweigh the margin; r is −1 if it could at any score. The word adds at least `word_score` to a line's
+    score, whatever its segmentation.
     """
-    longest = -unknown * characters
-    safe = margin - characters * (longest - total) * 2.0**-23
-    return int(min(max(safe * 2.0**23 / characters - longest, -1.0), 1e9))
+    word_score = unknown * characters
+    safe_margin = margin + characters * (word_score + total) * 2.0**-23
+    return int(min(max(safe_margin * 2.0**23 / characters + word_score, -1.0), 1e9))
 
 
 @njit(inline="always")

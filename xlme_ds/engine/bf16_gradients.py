@@ -26,7 +26,8 @@ from .buckets import first_state, state_kinds
 
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # its name from torch 2.13 on
 _ADDED_AT_ONCE = 2**18  # elements that `_accumulate` adds in one call
-_PIECE = {"cpu": 2**19, "cuda": 2**26}  # elements updated at a time: fit a CPU's caches, keep GPU launches few
+# Elements updated at a time: few enough for a CPU's caches, enough to keep a GPU busy.
+_PIECE_SIZES = {"cpu": 2**19, "cuda": 2**26}
 
 
 def cut_groups(optimizer: torch.optim.Optimizer, module: nn.Module, size: float) -> None:
@@ -144,7 +145,7 @@ class _GradientSums:
     def norm(self) -> Tensor:
         """The norm of all gradients, over the replicas and the pipeline stages; collective."""
         optimizer = self.optimizer
-        pieces = [piece for part in self.parts for piece in part.split(_PIECE[part.device.type])]
+        pieces = [piece for part in self.parts for piece in part.split(_PIECE_SIZES[part.device.type])]
         norms = [torch.linalg.vector_norm(piece, dtype=torch.float32) for piece in pieces]
         squares = torch.stack(norms).double().square().sum()
         dist.all_reduce(squares, group=optimizer.dp_process_group)
@@ -215,7 +216,7 @@ def _step_in_pieces(optimizer: BF16_Optimizer, sums: _GradientSums, take_step: C
 
 def _pieces(tensor: Tensor, master: Tensor) -> list[Tensor]:
     """One entry for each piece of `master`: that slice of a flat `tensor`, or a copy of a scalar (the step count)."""
-    size = _PIECE[master.device.type]
+    size = _PIECE_SIZES[master.device.type]
     if tensor.dim():
         return list(tensor.split(size))
     return [tensor.clone() for _ in range(0, master.numel(), size)]

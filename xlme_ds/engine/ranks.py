@@ -26,7 +26,7 @@ from ..run_commands import AGENT_STORE, TORCH_VARIABLES
 # A Slurm job's port is computed from the job's id, so that jobs on one node have different ports. The ports, 10,000 to
 # 29,999, are below the range from which systems assign ports.
 _FIRST_PORT = 10_000
-_PORTS = 20_000
+_PORT_COUNT = 20_000
 _PORTS_TO_NEXT_TRY = 1_009  # a requeued job takes another port, because its previous one may still be in use
 _DAY = datetime.timedelta(days=1)
 _SLOW_SECONDS = 30.0  # of waiting, after which a message is printed: importing on a busy machine takes less
@@ -60,8 +60,8 @@ def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
         return {name: environment[name] for name in TORCH_VARIABLES}
     if tasks > 1:
         names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-        job, step, tries = (int(environment.get(name) or 0) for name in names)
-        port = _FIRST_PORT + (10 * job + step + _PORTS_TO_NEXT_TRY * tries) % _PORTS
+        job, step, restarts = (int(environment.get(name) or 0) for name in names)
+        port = _FIRST_PORT + (10 * job + step + _PORTS_TO_NEXT_TRY * restarts) % _PORT_COUNT
         return {
             "RANK": environment["SLURM_PROCID"],
             "LOCAL_RANK": environment["SLURM_LOCALID"],

@@ -187,6 +187,7 @@ def _items_and_rows(items: Items, rows: int, heads: int, tokens: int, capacity: 
     """The items that get tiles of their own, and the rows that are computed whole: for each row, whichever is faster.
     If there are no items, all rows are computed whole."""
     tile_cost = _TILE_COST * torch.get_num_threads()
+    # Of a row that is computed whole: its scores, and its share of a tile's overhead.
     row_cost = (1 + _MASK_COST) * heads * tokens**2 + tile_cost / max(1, capacity // (heads * tokens**2))
     separate_items: list[tuple[int, int, int]] = []
     for _, group in groupby(items, key=itemgetter(0)):

@@ -70,7 +70,8 @@ def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     """Saved bytes that all layers of an encoder share.
 
     The Triton kernels save the first and last position of each token's item, and a table of the distance bias d. The
-    other kernels save, for every pair of a query and a key, a mask (one byte) and d.
+    other kernels save a mask, a byte for each query and key of every row, and, once for all rows, d and its index for
+    each query and key.
     """
     saved = batch.tokens * (2 * FLOAT if batch.triton else batch.row_tokens)
     if cfg.relative_bias == "none":

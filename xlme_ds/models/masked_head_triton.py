@@ -93,7 +93,7 @@ def _sample(  # type: ignore[no-untyped-def]
             acc += tl.load(table_at).to(tl.float32) * tl.load(x_at).to(tl.float32)[None, :]
             x_at, table_at = x_at + BK, table_at + BK
         logits = tl.sum(acc, 1) + tl.load(bias + group * K + n, n <= last, other=float("-inf")).to(tl.float32)
-        if which == 0:  # masked_head.choose; tl.cumsum adds in a tree, so by rounding a sum may be less than the last
+        if which == 0:  # as masked_head.choose; tl.cumsum adds in a tree: a sum may be rounded below the one before
             weights = tl.exp((logits - tl.load(maximum + m)) * inverse).to(tl.float64)
             passed = (weights > 0) & (tl.cumsum(weights, 0) > tl.load(threshold + m))
             offset = tl.minimum(tl.min(tl.where(passed, n, K), 0), tl.max(tl.where(weights > 0, n, 0), 0))

@@ -23,8 +23,8 @@ from ..models.text_encoder import Masking
 from .mlm import MaskedLanguageModelling
 from .protocol import Quantity
 
-# A bound above all roles. A position's role is 0 if it sees its whole item, else 1 + 2 · side + (1 if it is masked).
-_ROLES = 8
+# More than any role. A position's role is 0 if it sees its whole item, else 1 + 2 · side + (1 if it is masked).
+_ROLE_LIMIT = 8
 
 
 class CrossMasking(Masking):
@@ -51,13 +51,13 @@ class CrossMasking(Masking):
         return torch.where(self.crossed(batch) & _is_masked(batch), vocabulary - 1, tokens_BT)
 
     def groups(self, batch: Batch) -> Tensor:
-        """segment · _ROLES + role, int64 [B, T]."""
+        """segment · _ROLE_LIMIT + role, int64 [B, T]."""
         role_BT = 1 + 2 * batch.sides_BT + _is_masked(batch).long()
-        return batch.segments_BT * _ROLES + torch.where(self.crossed(batch), role_BT, 0)
+        return batch.segments_BT * _ROLE_LIMIT + torch.where(self.crossed(batch), role_BT, 0)
 
     def allowed(self, groups_BT: Tensor) -> Tensor:
         """The attention mask, bool [B, 1, T, T], by the segments and roles of query and key."""
-        segment_BT, role_BT = groups_BT // _ROLES, groups_BT % _ROLES
+        segment_BT, role_BT = groups_BT // _ROLE_LIMIT, groups_BT % _ROLE_LIMIT
         side_BT, masked_BT = (role_BT - 1) // 2, (role_BT - 1) % 2 == 1
         sees_whole_item_BT = role_BT == 0
 
