@@ -1,6 +1,6 @@
 """Evaluation without fine-tuning: a function for every test of `xlme evaluate`, which returns the JSON that the command
-writes. A model is the folder of a run, RUN@STEP for one of its checkpoints, or the folder of an export. `models` is one
-or a list. All functions raise ValueError for unsuitable models and data.
+writes. A model is the folder of a run, RUN@STEP for one of its checkpoints, or the folder of an export; `models` is one
+model or a list. All functions raise ValueError for unsuitable models and data.
 
 `layer`: the layer that tables quote, 0 for the embeddings; by default three quarters of the depth. All layers are
 scored. `which`: the encoder of a run that has two. `random`: also score untrained models of the same shapes.

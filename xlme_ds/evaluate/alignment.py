@@ -141,12 +141,12 @@ def error_rates(predicted: list[Links], gold: list[GoldPair]) -> dict[str, float
     pairs = list(zip(predicted, gold, strict=True))
     predicted_count = sum(len(links) for links in predicted)
     sure_count = sum(len(pair.sure) for pair in gold)
-    right_sure = sum(len(links & pair.sure) for links, pair in pairs)
-    right_possible = sum(len(links & pair.possible) for links, pair in pairs)
+    predicted_sure = sum(len(links & pair.sure) for links, pair in pairs)
+    predicted_possible = sum(len(links & pair.possible) for links, pair in pairs)
     return {
-        "aer": 1 - (right_sure + right_possible) / (predicted_count + sure_count),
-        "precision": right_possible / predicted_count if predicted_count else 0.0,
-        "recall": right_sure / sure_count,
+        "aer": 1 - (predicted_sure + predicted_possible) / (predicted_count + sure_count),
+        "precision": predicted_possible / predicted_count if predicted_count else 0.0,
+        "recall": predicted_sure / sure_count,
     }
 
 
@@ -175,8 +175,8 @@ def align_subwords(similarity_ST: np.ndarray) -> list[tuple[int, int]]:
 def align_words(
     source_SD: np.ndarray, target_TD: np.ndarray, source_words: np.ndarray, target_words: np.ndarray
 ) -> Links:
-    """Links between words: two words are linked if any of their subwords are aligned. Takes the vector of each subword,
-    and the index of its word."""
+    """Links between words: two words are linked if any of their subwords are aligned. `source_SD` and `target_TD`: the
+    vector of each subword; `source_words` and `target_words`: the index of each subword's word."""
     return {(int(source_words[i]), int(target_words[j])) for i, j in align_subwords(source_SD @ target_TD.T)}
 
 
@@ -202,20 +202,21 @@ def align_test(
     apart: bool = False,
     languages: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """For each of `_MEASURES` a list of scores by layer, and `cut`, the count of pairs too long for the model.
+    """For each of `_MEASURES` a list of scores by layer, and `cut`: the count of pairs too long for the model.
 
-    A pair is read as in training on pairs, `<s> source </s> target </s>` (or in the model's layout); or `apart`, as two
-    items. `languages`: codes of source and target, for models with language embeddings.
+    A pair is read as one item, as in training on pairs: `<s> source </s> target </s>` (or in the model's layout). With
+    `apart`, it is read as two items. `languages`: codes of source and target, for models with language embeddings.
     """
-    complete = [(subwords(pair.source, vocabulary), subwords(pair.target, vocabulary)) for pair in gold]
-    longest, nothing = encoder.cfg.max_positions, subwords([], vocabulary)
+    whole_pairs = [(subwords(pair.source, vocabulary), subwords(pair.target, vocabulary)) for pair in gold]
+    longest, empty = encoder.cfg.max_positions, subwords([], vocabulary)
     if apart:
         room = longest - 2  # without <s> and </s>
-        pairs = [(cut_pair(a, nothing, room)[0], cut_pair(b, nothing, room)[0]) for a, b in complete]
+        pairs = [(cut_pair(a, empty, room)[0], cut_pair(b, empty, room)[0]) for a, b in whole_pairs]
     else:
         room = longest - LAYOUTS[encoder.cfg.layout].pair_specials
-        pairs = [cut_pair(source, target, room) for source, target in complete]
+        pairs = [cut_pair(source, target, room) for source, target in whole_pairs]
     layers = range(encoder.cfg.discriminator_layers + 1)
+    # Links by layer and pair, from dot products and from cosines.
     by_product: list[list[Links]] = [[set() for _ in gold] for _ in layers]
     by_cosine: list[list[Links]] = [[set() for _ in gold] for _ in layers]
     for index, layer, source_SD, target_TD in _vectors(encoder, pairs, apart, languages):
@@ -226,7 +227,7 @@ def align_test(
         error_rates(by_product[layer], gold) | {"aer_cosine": error_rates(by_cosine[layer], gold)["aer"]}
         for layer in layers
     ]
-    cut = sum(_size(pair) < _size(whole) for pair, whole in zip(pairs, complete, strict=True))
+    cut = sum(_size(pair) < _size(whole) for pair, whole in zip(pairs, whole_pairs, strict=True))
     return {measure: [of_layer[measure] for of_layer in scores] for measure in _MEASURES} | {"cut": cut}
 
 
@@ -255,6 +256,7 @@ def _vectors(
         for source_item, index in enumerate(indices):
             source_size, target_size = (len(side.ids) for side in pairs[index])
             target_item = source_item + len(indices) if apart else source_item
+            # The position of the target's first subword in its item; the source's is 1, after the start token.
             target_start = 1 if apart else 1 + source_size + len(layout.between)
             states_by_layer = zip(states[source_item], states[target_item], strict=True)
             for layer, (source_states, target_states) in enumerate(states_by_layer):
@@ -289,5 +291,5 @@ def alignment_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     """For every model a table of the tests, at the layer that tables quote."""
     title = "word alignment (%), AER: less is better"
     note = f"cosines in place of dot products; {results['reading']}"
-    cut = "pairs were cut: words after the model's longest item have no link"
-    return [table_at_layer(result, title, "test", _MEASURES, {}, note, cut) for result in results["models"]]
+    cut_note = "pairs were cut: words after the model's longest item have no link"
+    return [table_at_layer(result, title, "test", _MEASURES, {}, note, cut_note) for result in results["models"]]

@@ -111,7 +111,8 @@ def load_predictors(models: Models, untrained: bool) -> list[Predictor]:
         run = _exported_run(folder) if is_export(folder) else load_run(folder)
         if run.task:
             raise ValueError(f"{folder} was fine-tuned and predicts no tokens: name the run that it started from")
-        # Every predicted token becomes `<mask>`: one that stays in place is easier to predict, a replaced one harder.
+        # Every predicted token becomes `<mask>`, so that all models have an equally hard task: a token that stays
+        # visible is easier to predict, and one that another token replaces is harder.
         objective = objective_of(
             replace(run.objective, random_fraction=0.0, keep_fraction=0.0, generator_keep_fraction=0.0)
         )
@@ -158,8 +159,8 @@ def trained_on_note(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _exported_run(folder: Path) -> TrainedRun:
-    """The whole model of an export. If the export has only encoders: the one with the masked language modelling head,
-    which is the generator if there are two."""
+    """The whole model of an export. If the export has only encoders: the encoder with the masked language modelling
+    head, which is the generator if there are two."""
     if run := load_whole_export(folder):
         return run
     which: EncoderName | None = "generator" if (folder / GENERATOR_FOLDER).is_dir() else None
@@ -171,8 +172,8 @@ def _exported_run(folder: Path) -> TrainedRun:
 
 
 def _with_names(models: Models) -> list[tuple[Path, str]]:
-    """(folder, its model's name) for every folder. The name is the last part of the path, or the whole path where two
-    have the same last part."""
+    """(folder, name of its model) for every folder. The name is the last part of the path, or the whole path where two
+    paths have the same last part."""
     folders = [Path(folder) for folder in ([models] if isinstance(models, Path | str) else models)]
     runs = [run_and_step(folder) for folder in folders]
     last_parts = [run.resolve().name + ("" if step is None else f"@{step}") for run, step in runs]

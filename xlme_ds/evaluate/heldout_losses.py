@@ -1,7 +1,8 @@
 """Losses of whole models on held-out rows, comparable between all runs.
 
-The terms are the same as in the reports of a run while it trains, but all models have the same masks: 15% of the tokens
-are predicted, each replaced by `<mask>`, whatever the run's own fraction. Objectives that predict every token still do.
+The terms are those that a run reports while it trains, but all models have the same masks: 15% of the tokens are
+predicted, each replaced by `<mask>`, whatever the run's own fraction. An objective that predicts every token in
+training predicts every token here, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,15 +47,15 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
 
 @torch.no_grad()
 def _losses(model: Predictor, stores: Mapping[int, RowStore], rows: int, seed: int) -> dict[str, Any]:
-    """`overall`: the values that a run reports, over all rows; `languages`: each term's loss by language. `stores` has
-    the rows by task's index."""
+    """`overall`: the values that a run reports, over all rows; `languages`: each term's loss by language. `stores`: the
+    rows of each task, by the task's index."""
     objective, device = model.objective, next(model.model.parameters()).device
-    # Every model masks the same share, as in `perplexity`.
+    # Every model that masks has the same share of masked tokens, as in `perplexity`.
     fraction = 1.0 if objective.mask_fraction == 1.0 else ObjectiveConfig().mask_fraction
-    most_languages = max(len(store.languages) for store in stores.values())
+    max_languages = max(len(store.languages) for store in stores.values())
     counts = sums = torch.zeros(len(objective.terms), dtype=torch.float64)
     statistics = torch.zeros(objective.statistics_shape, dtype=torch.float64)
-    by_language = torch.zeros(2, len(objective.terms), most_languages, dtype=torch.float64)  # 2: sum and count
+    by_language = torch.zeros(2, len(objective.terms), max_languages, dtype=torch.float64)  # 2: sum and count
     for task, store in stores.items():
         objective.check_rows(store, "compare")
         collate = objective.batches(store, "compare")
@@ -66,7 +67,7 @@ def _losses(model: Predictor, stores: Mapping[int, RowStore], rows: int, seed: i
             sums = sums + objective.sums(output, batch).double().cpu()
             counts = counts + objective.counts(batch).cpu()
             statistics += objective.statistics(output, batch).cpu()
-            by_language += objective.by_language(output, batch, most_languages).cpu()
+            by_language += objective.by_language(output, batch, max_languages).cpu()
     if not counts.sum():
         raise ValueError(
             f"{next(iter(stores.values())).folder.parent} has no rows that {model.folder} was trained to predict "

@@ -25,9 +25,9 @@ from .vectors import unit_length
 
 WordPair = tuple[str, str]
 
-_PAIRS, _SCORES = ".data.txt", ".gold.txt"  # endings of SemEval's files
+_PAIRS_ENDING, _SCORES_ENDING = ".data.txt", ".gold.txt"  # of SemEval's files
 _DICTIONARY = re.compile(r"[a-z]{2,3}-[a-z]{2,3}(\.\d+-\d+)?\.txt")
-_UNKNOWN = "unknown: words with a piece that the vocabulary lacks"
+_UNKNOWN_NOTE = "unknown: words with a piece that the vocabulary lacks"
 # Kind of test -> for its table: title, title of the first column, {column's title: (key of the score, format)}, notes.
 _TABLES = {
     "similarity": (
@@ -40,7 +40,7 @@ _TABLES = {
             "harmonic mean": ("score", ".3f"),
             "unknown": ("unknown", "d"),
         },
-        [_UNKNOWN],
+        [_UNKNOWN_NOTE],
     ),
     "dictionaries": (
         "Translations in the lookup table",
@@ -56,7 +56,7 @@ _TABLES = {
         },
         [
             "P@1: among the target words of the dictionary; identical: pairs of one spelling, whose cosine is 1",
-            _UNKNOWN,
+            _UNKNOWN_NOTE,
         ],
     ),
 }
@@ -96,16 +96,16 @@ def read_word_tests(folder: Path) -> tuple[dict[str, JudgedPairs], dict[str, lis
     A test is en-de.test.data.txt with its key en-de.test.gold.txt; a dictionary is en-de.txt or en-de.5000-6500.txt.
     Raises ValueError for a damaged file, with its line, and for a folder without any test.
     """
-    pair_files = _by_name(files_below(folder, f"*{_PAIRS}"), _PAIRS)
+    pair_files = _by_name(files_below(folder, f"*{_PAIRS_ENDING}"), _PAIRS_ENDING)
     dictionary_files = _by_name(
         (path for path in files_below(folder, "*.txt") if _DICTIONARY.fullmatch(path.name)), ".txt"
     )
-    score_files = {path.name.removesuffix(_SCORES): path for path in files_below(folder, f"*{_SCORES}")}
+    score_files = {path.name.removesuffix(_SCORES_ENDING): path for path in files_below(folder, f"*{_SCORES_ENDING}")}
     judged = {name: _read_judged(path) for name, path in pair_files.items()}
     dictionaries = {name: _read_pairs(path, None) for name, path in dictionary_files.items()}
     for name, path in sorted(score_files.items()):
         if name not in judged:
-            raise ValueError(f"{path} has scores for no words: put {name}{_PAIRS} next to it, or remove it")
+            raise ValueError(f"{path} has scores for no words: put {name}{_PAIRS_ENDING} next to it, or remove it")
     if not judged and not dictionaries:
         raise ValueError(
             f"{folder} holds no word pairs: put SemEval's en-de.test.data.txt and en-de.test.gold.txt or a "
@@ -126,7 +126,7 @@ def _by_name(paths: Iterable[Path], ending: str) -> dict[str, Path]:
 
 def _read_judged(path: Path) -> JudgedPairs:
     """The pairs in the file `path`, with the scores in its key: a file next to it or, as published, in ../keys."""
-    name = path.name.removesuffix(_PAIRS) + _SCORES
+    name = path.name.removesuffix(_PAIRS_ENDING) + _SCORES_ENDING
     key = next((file for file in (path.with_name(name), path.parent.parent / "keys" / name) if file.is_file()), None)
     if key is None:
         raise ValueError(f"{path} has no key: put {name} next to it, or into {path.parent.parent / 'keys'}")
@@ -155,16 +155,16 @@ def _read_pairs(path: Path, separator: str | None) -> list[WordPair]:
     for line_number, line in enumerate(split_lines(path.read_bytes(), path), start=1):
         fields = [word.strip() for word in line.split(separator)]
         if len(fields) != 2 or not all(fields):
-            between = "a tab" if separator else "a space or a tab"
+            gap = "a tab" if separator else "a space or a tab"
             raise ValueError(
-                f"{path} line {line_number} is {line.strip()!r}: it must be two words with {between} between them"
+                f"{path} line {line_number} is {line.strip()!r}: it must be two words with {gap} between them"
             )
         pairs.append((fields[0], fields[1]))
     return pairs
 
 
 def word_vectors(model: TrainedEncoder, texts: Sequence[str]) -> tuple[np.ndarray, int]:
-    """The words' vectors in the model's lookup table, float64 [N, D], and how many words have an unknown piece.
+    """The words' vectors in the model's lookup table, float64 [N, D], and the number of words with an unknown piece.
 
     An unknown piece has the vector of `<unk>`. Raises ValueError for a word that has no piece at all.
     """
@@ -183,7 +183,8 @@ def word_vectors(model: TrainedEncoder, texts: Sequence[str]) -> tuple[np.ndarra
 
 
 def _pair_vectors(model: TrainedEncoder, pairs: Sequence[WordPair]) -> tuple[np.ndarray, np.ndarray, int]:
-    """The vectors of the first words and of the second words, [N, D] each; how many words have an unknown piece."""
+    """The vectors of the first words and of the second words, [N, D] each; the number of words with an unknown
+    piece."""
     first_words, second_words = zip(*pairs, strict=True)
     first_ND, first_unknown = word_vectors(model, first_words)
     second_ND, second_unknown = word_vectors(model, second_words)
@@ -236,9 +237,9 @@ def correlation(a: np.ndarray, b: np.ndarray) -> float:
 
 def ranks(values: np.ndarray) -> np.ndarray:
     """The rank of each of N values, from 1; equal values share the mean of their ranks."""
-    _, index, count = np.unique(values, return_inverse=True, return_counts=True)
-    last_rank = np.cumsum(count)
-    return (last_rank - (count - 1) / 2)[index]
+    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last_ranks = np.cumsum(counts)  # the last rank that each distinct value takes
+    return (last_ranks - (counts - 1) / 2)[index]
 
 
 def word_tables(results: Mapping[str, Any]) -> list[ResultTable]:
@@ -246,7 +247,7 @@ def word_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     tables, models = [], results["models"]
     for kind, (title, row_title, columns, notes) in _TABLES.items():
         rows = [
-            [name, model["model"], *(format(model[kind][name][key], form) for key, form in columns.values())]
+            [name, model["model"], *(format(model[kind][name][key], spec) for key, spec in columns.values())]
             for name in models[0][kind]
             for model in models
         ]

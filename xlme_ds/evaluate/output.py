@@ -19,7 +19,7 @@ from typing_extensions import override
 from ..io.files import replacing, write_object, write_text
 from ..models.text_encoder import EncoderName
 
-_MOST_ROWS = 25  # most rows to print of a table that has means and is also in a file
+_MAX_PRINTED_ROWS = 25  # a longer table is printed as its means alone, if it has means and is also in a file
 
 
 class Curve(NamedTuple):
@@ -27,7 +27,7 @@ class Curve(NamedTuple):
 
     name: str
     fractions: Sequence[float]  # one for each layer
-    centred: bool = False  # the scores are those of centred vectors
+    centred: bool = False  # whether the scores are those of centred vectors
 
 
 @dataclass
@@ -43,9 +43,9 @@ class ResultTable:
     def show(self, console: Console, file: Path | None = None) -> None:
         """Print the table. If it has means and more than 25 other rows, and `file` holds the whole table, only the
         means are printed."""
-        rows, notes, others = self.rows, self.notes, len(self.rows) - self.means
-        if file is not None and self.means and others > _MOST_ROWS:
-            rows, notes = rows[others:], [*notes, f"{others} rows are in {file}"]
+        rows, notes, rows_before_means = self.rows, self.notes, len(self.rows) - self.means
+        if file is not None and self.means and rows_before_means > _MAX_PRINTED_ROWS:
+            rows, notes = rows[rows_before_means:], [*notes, f"{rows_before_means} rows are in {file}"]
         columns = [
             Column(name, justify="left" if index == 0 else "right", overflow="fold")
             for index, name in enumerate(self.columns)
@@ -157,13 +157,13 @@ def table_at_layer(
     measures: Mapping[str, str],
     means: Mapping[str, Any],
     note: str,
-    cut: str,
+    cut_note: str,
 ) -> ResultTable:
     """A table of the scores at the layer that the tables quote: a row for each `unit` ("language" or "test"), their
     mean, and a row for each of `means` (name -> scores). `model` is the model's entry in the results.
 
     `measures`: key of a score -> title of its column. An asterisk in a title marks a measure that is not the papers';
-    `note` explains these. `cut`: the note after the count of inputs that were cut, if any were.
+    `note` explains these. `cut_note`: the words after the count of inputs that were cut, if any were.
     """
     scores_of, layer = model[f"{unit}s"], model["layer"]
     rows = scores_of | {f"mean of {len(scores_of)}": model["overall"]} | means
@@ -174,7 +174,7 @@ def table_at_layer(
             [name, str(model["pairs"].get(name, "")), *(percent(scores[measure][layer]) for measure in measures)]
             for name, scores in rows.items()
         ],
-        [f"* not the paper's: {note}", *([f"{model['cut']} {cut}"] if model["cut"] else [])],
+        [f"* not the paper's: {note}", *([f"{model['cut']} {cut_note}"] if model["cut"] else [])],
         means=len(rows) - len(scores_of),
     )
 
@@ -201,13 +201,14 @@ def _plot(curves: Sequence[Curve], measure: str, stem: Path) -> None:
 
 
 def plot_label(name: str) -> str:
-    """A name that matplotlib shows as it is: `$` begins no formula, a leading `_` keeps no curve out of the legend."""
+    """`name` in a form that matplotlib shows literally: without it, `$` begins a formula, and a leading `_` keeps a
+    curve out of the legend."""
     return ("\N{HAIR SPACE}" if name.startswith("_") else "") + name.replace("\\$", "$").replace("$", r"\$")
 
 
 def terminal(width: int) -> Console:
-    """A console on standard output, `width` columns wide if standard output is no terminal. It interprets no markup:
-    a model's name may look like Rich's."""
+    """A console on standard output, `width` columns wide if standard output is no terminal. It interprets no markup,
+    because a model's name may look like Rich's markup."""
     return Console(width=None if sys.stdout.isatty() else width, markup=False, emoji=False, highlight=False)
 
 

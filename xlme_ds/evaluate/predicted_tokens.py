@@ -1,8 +1,8 @@
 """Perplexity by language on held-out monolingual rows (XLM; Conneau and Lample, 2019).
 
-Perplexity is the exponential of the mean −log p of the tokens that a model's objective predicts. Tokens that are
-predicted from all earlier ones give the perplexity itself. Masked tokens, predicted from both sides, give a
-pseudo-perplexity (Salazar et al., 2020, who mask one token at a time).
+Perplexity is the exponential of the mean −log p of the tokens that a model's objective predicts. If every token is
+predicted from all earlier tokens, this is the perplexity itself. If masked tokens are predicted from both sides, it is
+a pseudo-perplexity (Salazar et al., 2020, who mask one token at a time).
 """
 
 import math
@@ -168,17 +168,20 @@ def require_readable(predictor: Predictor, store: RowStore) -> None:
 
 
 @torch.no_grad()
-def mean_costs(predictor: Predictor, store: RowStore, seed: int, total: int, passes: int, limit: int | None) -> Costs:
-    """A model's costs on the first `limit` rows of each language. The masks are a function of (seed, pass, row), the
-    same for all models. `total`: the count of rows, which the lines of progress show."""
+def mean_costs(
+    predictor: Predictor, store: RowStore, seed: int, total_rows: int, passes: int, limit: int | None
+) -> Costs:
+    """A model's costs on the first `limit` rows of each language. The masks depend only on (seed, pass, row), so they
+    are the same for all models. `total_rows`: the count of rows that the lines of progress show."""
     totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
     device = next(predictor.model.parameters()).device
-    # All models have the same masked share, whatever they were trained with, except those that predict every token.
+    # Every model that masks has the same share of masked tokens, whatever share it was trained with.
     fraction = 1.0 if predictor.objective.mask_fraction == 1.0 else ObjectiveConfig().mask_fraction
     batches = rows_by_language(store, limit)
-    for language, rows, records in progress(batches, total, "rows", predictor.name, lambda item: len(item[2])):
-        for index in range(passes):  # each pass has its own record numbers, so its own masks, as in training
-            batch = collate([(TASKS.index("mono"), rows, records + index * store.rows)], seed, fraction).to(device)
+    for language, rows, records in progress(batches, total_rows, "rows", predictor.name, lambda batch: len(batch[2])):
+        for pass_index in range(passes):  # each pass has its own record numbers, so its own masks, as in training
+            numbers = records + pass_index * store.rows
+            batch = collate([(TASKS.index("mono"), rows, numbers)], seed, fraction).to(device)
             sums = predictor.objective.sums(predictor.model(batch), batch)
             totals[language] += float(sums[0]), float(predictor.objective.counts(batch)[0])
     return _means(totals)

@@ -42,7 +42,7 @@ XTREME = {
     "jav": "jv", "kat": "ka", "kaz": "kk", "kor": "ko", "mal": "ml", "mar": "mr", "nld": "nl", "por": "pt", "rus": "ru",
     "swh": "sw", "tam": "ta", "tel": "te", "tha": "th", "tgl": "tl", "tur": "tr", "urd": "ur", "vie": "vi", "cmn": "zh",
 }  # fmt: skip
-LANGUAGE_SETS = {  # languages over which the papers average; the key is their count
+LANGUAGE_SETS = {  # languages over which the papers average; the key is their number
     "14": ("ar", "bg", "de", "el", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh"),  # XNLI's languages
     "36": tuple(XTREME.values()),
 }
@@ -246,23 +246,23 @@ def group_by_language(translation_pairs: Iterable[TranslationPair], fewest: int 
 
 
 def accuracies(english_ND: np.ndarray, other_ND: np.ndarray, block: int = 1024) -> tuple[float, float]:
-    """Accuracy@1 from English and to English: the share of sentences whose nearest one on the other side, by cosine,
-    has the same index. Of equally near sentences the first counts as the nearest.
+    """Accuracy@1 from English and to English: the share of sentences whose nearest sentence on the other side, by
+    cosine, has the same index. Of equally near sentences the first one counts as the nearest.
 
     Only `block` rows of the N × N cosines are in memory at a time.
     """
     english_ND, other_ND = unit_length(english_ND), unit_length(other_ND)
-    own = np.arange(len(english_ND))
-    forward = np.empty(len(own), dtype=np.int64)  # index of each English sentence's nearest translation
-    backward = np.zeros(len(own), dtype=np.int64)  # index of each translation's nearest English sentence
-    best = np.full(len(own), -np.inf)  # the cosine of each translation to that English sentence
-    for start in range(0, len(own), block):
+    right = np.arange(len(english_ND))  # index of each sentence's translation
+    nearest_other = np.empty(len(right), dtype=np.int64)  # index of the nearest translation of each English sentence
+    nearest_english = np.zeros(len(right), dtype=np.int64)  # index of the nearest English sentence of each translation
+    best_cosines = np.full(len(right), -np.inf)  # of each translation to that English sentence
+    for start in range(0, len(right), block):
         cosines = english_ND[start : start + block] @ other_ND.T
-        forward[start : start + block] = cosines.argmax(1)
-        values = cosines.max(0)
-        backward = np.where(values > best, start + cosines.argmax(0), backward)
-        best = np.maximum(best, values)
-    return float((forward == own).mean()), float((backward == own).mean())
+        nearest_other[start : start + block] = cosines.argmax(1)
+        block_best = cosines.max(0)
+        nearest_english = np.where(block_best > best_cosines, start + cosines.argmax(0), nearest_english)
+        best_cosines = np.maximum(best_cosines, block_best)
+    return float((nearest_other == right).mean()), float((nearest_english == right).mean())
 
 
 def retrieve(encoder: TextEncoder, groups: Groups, centred: bool = False, name: str = "") -> dict[str, Any]:
@@ -310,12 +310,13 @@ def mean_over(languages: Mapping[str, Mapping[str, Sequence[float]]], chosen: Se
 
 
 def retrieval_scores(encoder: TextEncoder, groups: Groups, name: str) -> dict[str, Any]:
-    """The result of `retrieve`, and `sets`: means over the papers' sets of languages, each with the count of the set's
-    languages (`of`) and of those in the test (`found`); `cut`: the count of sentences too long for the model; `pairs`:
-    the count of pairs of each language."""
+    """The result of `retrieve`, with three more keys. `sets`: means over each of the papers' sets of languages, with
+    the number of languages in the set (`of`) and the number of those that the test has (`found`). `cut`: the number of
+    sentences too long for the model. `pairs`: the number of pairs of each language."""
     scores = retrieve(encoder, groups, True, name)
     longest = encoder.cfg.max_positions - 2  # without <s> and </s>
-    cut = sum(len(sentence) > longest for group in groups.values() for side in group for sentence in side)
+    sentences = (sentence for group in groups.values() for side in group for sentence in side)
+    cut = sum(len(sentence) > longest for sentence in sentences)
     sets = {}
     for set_name, codes in LANGUAGE_SETS.items():
         if tested := [code for code in codes if code in groups]:
@@ -326,7 +327,7 @@ def retrieval_scores(encoder: TextEncoder, groups: Groups, name: str) -> dict[st
 
 def mean_of_directions(result: Mapping[str, Any], centred: bool = False) -> list[float]:
     """The mean accuracy of both directions by layer, over the papers' 36 languages if the test has them all, else over
-    the languages that it has. `result`: a model's entry in the test's results."""
+    the test's languages. `result`: a model's entry in the test's results."""
     scores = complete_sets(result).get("36", result["overall"])
     suffix = CENTRED if centred else ""
     by_direction = (scores[direction + suffix] for direction in DIRECTIONS)
@@ -334,8 +335,8 @@ def mean_of_directions(result: Mapping[str, Any], centred: bool = False) -> list
 
 
 def complete_sets(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's scores over each of the papers' sets of languages, by name; sets of which the test lacks a language are
-    left out."""
+    """A model's scores over each of the papers' sets of languages, by name. A set is left out if the test lacks one of
+    its languages."""
     return {name: scores for name, scores in result["sets"].items() if scores["found"] == scores["of"]}
 
 
@@ -344,10 +345,10 @@ def retrieval_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     tables = []
     titles = DIRECTIONS | {direction + CENTRED: f"{title} centred*" for direction, title in DIRECTIONS.items()}
     note = "the mean vector of each side of a language subtracted"
-    cut = "sentences were cut: they are longer than the model's longest item"
+    cut_note = "sentences were cut: they are longer than the model's longest item"
     for result in results["models"]:
         means = {f"mean of the papers' {name}": scores for name, scores in complete_sets(result).items()}
-        table = table_at_layer(result, "accuracy@1 (%)", "language", titles, means, note, cut)
+        table = table_at_layer(result, "accuracy@1 (%)", "language", titles, means, note, cut_note)
         if "dimensions" in result:
             ranks = ", ".join(f"{rank:.0f}" for rank in result["dimensions"])
             table.notes.append(f"dimensions in which the centred vectors vary (effective rank), by layer: {ranks}")

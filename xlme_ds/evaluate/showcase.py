@@ -1,5 +1,5 @@
-"""Write the files in a run's folder that its report shows: sentences with the model's predictions, the retrieval test
-before and after training, the languages' shares; and, of a finished run, the model in one file."""
+"""Write the files in a run's folder that the run's report shows: sentences with the model's predictions, the retrieval
+test before and after training, the languages' shares; and, when the run is finished, the model in one file."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -93,8 +93,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _data_of(run: Path, recorded: Mapping[str, Any]) -> tuple[list[Path], Path | None]:
-    """The data folder of each phase, and the held-out data folder, from `recorded`, the data in `config.json`. Raises
-    ValueError if the content of a folder has changed."""
+    """The data folder of each phase, and the held-out data folder. `recorded`: the entry `data` of `config.json`.
+    Raises ValueError if the content of a folder has changed."""
     if "folder" not in recorded or ("phases" in recorded) != ("phase_folders" in recorded):
         raise ValueError(f"{run / 'config.json'} does not say where its data are: start the run's command again")
     data = [run / folder for folder in recorded.get("phase_folders", [recorded["folder"]])]
@@ -103,7 +103,7 @@ def _data_of(run: Path, recorded: Mapping[str, Any]) -> tuple[list[Path], Path |
     if heldout is not None:
         to_check.append((heldout, recorded.get("heldout_fingerprints") or {}))
     for folder, fingerprints in to_check:
-        # Fingerprints are named after tasks, in a later phase as in `mono from step 100`.
+        # A fingerprint's name is its task's, in a later phase with the step, such as `mono from step 100`.
         for task_folder in sorted({folder / name.split()[0] for name in fingerprints}):
             if not task_folder.is_dir() or read_manifest(task_folder).fingerprint() not in fingerprints.values():
                 raise ValueError(f"{task_folder} does not hold the data of {run} any more: restore them")
@@ -135,7 +135,7 @@ def _contents(
 
 
 def _languages(config: RunConfig, data: Sequence[Path]) -> dict[str, dict[str, dict[str, float]]]:
-    """The content of languages.json, by task and language: if the run has several phases, means over all its steps."""
+    """The content of languages.json, by task and language. Of several phases, each value is the mean over all steps."""
     weights = phase_shares(phases(config.data, 0.0), config.train.steps)
     languages: dict[str, dict[str, dict[str, float]]] = {}
     for task in TASKS:
@@ -177,18 +177,18 @@ def _retrieval(
 
 
 def _shown_records(store: RowStore, sides: int) -> list[int]:
-    """The record numbers of the rows to show: the first row of each of up to 8 languages, or of language pairs if an
-    item has two `sides`. English comes first, then German, then the languages with most of the first 256 rows."""
+    """The record numbers of the rows to show: the first row of each of up to 8 languages (language pairs, if an item
+    has two `sides`). English comes first, then German, then the languages with the most among the first 256 rows."""
     rows = store.read(np.arange(min(256, store.rows)))
     first_sides = sides * (np.cumsum(rows.items) - rows.items)  # index of each row's first side among all sides
-    pairs = [frozenset(rows.languages[side : side + sides].tolist()) for side in first_sides]
-    counts = Counter(pairs)
+    row_languages = [frozenset(rows.languages[side : side + sides].tolist()) for side in first_sides]
+    counts = Counter(row_languages)
 
-    def priority(pair: frozenset[int]) -> tuple[bool, bool, int]:
-        other = {store.languages[index] for index in pair} - {"en"}
-        return not other, other == {"de"}, counts[pair]
+    def priority(languages: frozenset[int]) -> tuple[bool, bool, int]:
+        other = {store.languages[index] for index in languages} - {"en"}
+        return not other, other == {"de"}, counts[languages]
 
-    return [pairs.index(pair) for pair in sorted(counts, key=priority, reverse=True)[:8]]
+    return [row_languages.index(languages) for languages in sorted(counts, key=priority, reverse=True)[:8]]
 
 
 @torch.no_grad()
@@ -203,7 +203,7 @@ def _sample_rows(
             continue
         store = RowStore(data / name, config.model.language_embeddings)
         collate = objective.batches(store, "show")
-        sides = 1 + task
+        sides = 1 if name == "mono" else 2  # of an item
         for record in _shown_records(store, sides):
             records = np.array([record])
             rows = store.read(records)

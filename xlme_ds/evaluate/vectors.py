@@ -18,8 +18,8 @@ from ..models.text_encoder import TextEncoder, languages_of, one_item_a_row
 def hidden_states(
     encoder: TextEncoder, items: Sequence[np.ndarray], batch: int = 64, languages: Sequence[tuple[str, ...]] = ()
 ) -> Iterator[tuple[list[int], Tensor, list[Tensor]]]:
-    """Yield, for each batch of `items` (ids with their special tokens): the indices of its items, [B, T] with 1 for
-    their tokens and 0 for padding, and the float32 states of every layer.
+    """Yield, for each batch of `items` (ids with their special tokens): the indices of the batch's items; a mask,
+    [B, T], 1 for tokens and 0 for padding; the states of every layer, float32 [B, T, D].
 
     `languages`: codes of the sides of every item, for models with language embeddings.
     """
@@ -29,10 +29,10 @@ def hidden_states(
     for start in range(0, len(order), batch):
         indices = order[start : start + batch]
         tokens_BT = pad_sequence([torch.from_numpy(items[i]).long() for i in indices], True, PAD).to(device)
-        positions_BT, inside_BT = one_item_a_row(tokens_BT)
+        positions_BT, mask_BT = one_item_a_row(tokens_BT)
         languages_BT = languages_of(encoder.cfg, [languages[i] for i in indices], tokens_BT) if languages else None
-        layers = encoder.hidden_states(tokens_BT, positions_BT, inside_BT, languages_BT)
-        yield indices, inside_BT, [state_BTD.float() for state_BTD in layers]
+        layers = encoder.hidden_states(tokens_BT, positions_BT, mask_BT, languages_BT)
+        yield indices, mask_BT, [state_BTD.float() for state_BTD in layers]
 
 
 def sentence_vectors(
@@ -47,8 +47,8 @@ def sentence_vectors(
     cfg = encoder.cfg
     items = [LAYOUTS[cfg.layout].item(sentence[: cfg.max_positions - 2]) for sentence in sentences]
     vectors = np.zeros((cfg.discriminator_layers + 1, len(items), cfg.width), dtype=np.float32)
-    for indices, inside_BT, layers in hidden_states(encoder, items, batch, [(code,) for code in languages]):
-        weights_BT = inside_BT.float() / inside_BT.sum(1, keepdim=True)
+    for indices, mask_BT, layers in hidden_states(encoder, items, batch, [(code,) for code in languages]):
+        weights_BT = mask_BT.float() / mask_BT.sum(1, keepdim=True)
         for layer, state_BTD in enumerate(layers):
             vectors[layer, indices] = torch.einsum("btd,bt->bd", state_BTD, weights_BT).cpu().numpy()
     return vectors
