@@ -81,27 +81,28 @@ def export_run(
     model_type: ModelType | None = None,
     onnx: bool = False,
 ) -> None:
-    """Export a run: its encoder with the head, and the generator if there is one; or its whole model. `which`: only
-    this encoder, without a head; `layer`: only the first layers of the encoder."""
+    """Export a run: its encoder with the head, and the generator if there is one; or its whole model. `which`: export
+    only this encoder, without a head. `layer`: export only the encoder's layers up to this one."""
     run = load_run(folder)
     encoder, main_name = run.encoder(which), main_encoder(run.encoders)
-    name = None if run.task else which or main_name
+    exported_name = None if run.task else which or main_name
     if layer is not None or which is not None:
-        main, generator = Exported(encoder if layer is None else cut(encoder, layer), "XLMEModel", which=name), None
+        encoder = encoder if layer is None else cut(encoder, layer)
+        main, generator = Exported(encoder, "XLMEModel", which=exported_name), None
     elif run.task:
         task = TASKS[run.task]
         main, generator = Exported(encoder, _FINETUNED[task.kind], run.state, task.labels), None
     elif architecture := objective_of(run.objective).export_class:
-        main, generator = Exported(encoder, cast(Architecture, architecture), run.state, which=name), None
+        main, generator = Exported(encoder, cast(Architecture, architecture), run.state, which=exported_name), None
     else:
         main, *others = (
-            Exported(run.encoder(one), _PRETRAINED[head], run.state, which=one) for one, head in run.encoders.items()
+            Exported(run.encoder(name), _PRETRAINED[head], run.state, which=name) for name, head in run.encoders.items()
         )
         generator = others[0] if others else None
-    form = _choose_model_type(main, model_type, onnx)
-    other = name if name != main_name else None
-    card = run_card(run_and_step(folder)[0], main, form, layer, run.step, generator is not None, other)
-    write_folder(to, main, run.vocabulary, card, generator, form, onnx)
+    chosen_type = _choose_model_type(main, model_type, onnx)
+    other = exported_name if exported_name != main_name else None
+    card = run_card(run_and_step(folder)[0], main, chosen_type, layer, run.step, generator is not None, other)
+    write_folder(to, main, run.vocabulary, card, generator, chosen_type, onnx)
 
 
 def _choose_model_type(model: Exported, model_type: ModelType | None, onnx: bool) -> ModelType:
@@ -114,18 +115,18 @@ def _choose_model_type(model: Exported, model_type: ModelType | None, onnx: bool
     if onnx:
         require_onnx(model)
     cfg, leave_out = model.encoder.cfg, f"leave out --model-type {model_type}"
-    differing = {
+    unsupported = {  # what each type cannot hold; empty if it can hold the model
         name: model.whole.extra_part if model.whole else native.unsupported_setting(cfg)
         for name, native in FORMATS.items()
     }
-    if model_type in FORMATS and differing[model_type]:
-        lacks = f"{differing[model_type]}, which {FORMATS[model_type].model} does not have"
-        raise ValueError(f"the model has {lacks}: {leave_out}")
+    if model_type in FORMATS and unsupported[model_type]:
+        native = FORMATS[model_type].model
+        raise ValueError(f"the model has {unsupported[model_type]}, which {native} does not have: {leave_out}")
     if model_type == MODEL_TYPE and cfg.body != "xlme":
         raise ValueError(f"the model has body {cfg.body}, which our classes do not have: {leave_out}")
     if model_type is not None:
         return model_type
-    return next((cast(ModelType, name) for name, lacks in differing.items() if not lacks), "xlme")
+    return next((cast(ModelType, name) for name, setting in unsupported.items() if not setting), "xlme")
 
 
 def export_xlm_roberta(
@@ -137,14 +138,14 @@ def export_xlm_roberta(
     encoder = encoder if layer is None else cut(encoder, layer)
     architecture: Architecture = "XLMEForMaskedLM" if "masked_head.bias" in head else "XLMEModel"
     main = Exported(encoder, architecture, head, separators=2)
-    form = _choose_model_type(main, model_type, onnx)
+    chosen_type = _choose_model_type(main, model_type, onnx)
     about = "The weights of an XLM-R model, converted: `{}`.".format(folder.resolve().name.replace("`", ""))
-    card = render_card(folder.resolve().name, main, form, about)
-    write_folder(to, main, vocabulary, card, None, form, onnx)
+    card = render_card(folder.resolve().name, main, chosen_type, about)
+    write_folder(to, main, vocabulary, card, None, chosen_type, onnx)
 
 
 def cut(encoder: TextEncoder, layer: int) -> TextEncoder:
-    """The encoder's first `layer` layers. Their last hidden states are those of this layer in the full encoder.
+    """The encoder's first `layer` layers. Its last hidden states are those of layer `layer` in the full encoder.
 
     Raises ValueError for a layer that does not exist, and for a pre-LN model: only the output of its last layer is
     normalised.

@@ -1,4 +1,4 @@
-"""The model card: how to load the folder, and the facts about the model that the run's files hold."""
+"""The model card: how to load the folder, and what the run's files say about the model."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from ..report.files import RunFiles, read_optional
 from ..trained.native import FORMATS
 from .exported_model import Exported, ModelType
 
-_TASKS = {"mono": "monolingual text", "para": "translation pairs"}
+_TASK_TITLES = {"mono": "monolingual text", "para": "translation pairs"}
 
 
 def escape(value: Any) -> Any:
@@ -64,8 +64,9 @@ def run_card(
     generator: bool = False,
     other: EncoderName | None = None,
 ) -> str:
-    """The card of the run in `folder`. `step`: the exported checkpoint's, None for the run's end; results of other
-    steps are left out. `generator`: whether the export has one. `other`: the encoder, if it is not the run's main one.
+    """The card of the run in `folder`. `step`: the step of the exported checkpoint, None for the run's end; later
+    results are left out. `generator`: whether the export has one. `other`: the encoder, if it is not the run's main
+    one.
 
     Raises ValueError if a file of the run lacks something.
     """
@@ -77,9 +78,9 @@ def run_card(
         [record for record in records if step is None or record["step"] <= step]
         for records in (run.metrics, run.heldout)
     )
-    last = heldout[-1] if heldout else {}
-    of_this = other is None and (step is None or (run.retrieval or {}).get("step") == step)
-    retrieval = run.retrieval if of_this else None
+    last_heldout = heldout[-1] if heldout else {}
+    is_same_model = other is None and (step is None or (run.retrieval or {}).get("step") == step)
+    retrieval = run.retrieval if is_same_model else None
     try:
         about = _render(
             "run.md.jinja",
@@ -88,9 +89,9 @@ def run_card(
             objective=run.objective["description"],
             generator=generator,
             tokens=metrics[-1].get("tokens") if metrics else None,
-            shares={words: _shares(languages[task]) for task, words in _TASKS.items() if languages.get(task)},
-            measured=last.get("step"),
-            metrics=_metrics(run.objective["quantities"], last),
+            shares={title: _shares(languages[task]) for task, title in _TASK_TITLES.items() if languages.get(task)},
+            measured=last_heldout.get("step"),
+            metrics=_metrics(run.objective["quantities"], last_heldout),
             retrieval=_retrieval(retrieval),
             scores=scores and {"dev": None, "settings": 1} | scores,
             layer=layer,
@@ -100,10 +101,10 @@ def run_card(
     except (KeyError, jinja2.UndefinedError) as error:
         raise ValueError(f"a JSON file of the run {run.name} is incomplete ({error}): restore or remove it") from None
     codes = {code for table in languages.values() for pair in table for code in pair.split("-")[:2]}
-    # The front matter takes language codes alone: `zh` for the corpus `zh-Hans`, `hi` for `hi_rom`.
-    bases = [re.match(r"[a-z]{2,3}(?=$|[-_])", code) for code in codes]
-    named = sorted({base.group() for base in bases if base})
-    return render_card(config.get("name") or run.name, model, model_type, about, named, generator)
+    # The front matter takes bare language codes: `zh` for the corpus `zh-Hans`, `hi` for `hi_rom`.
+    matches = [re.match(r"[a-z]{2,3}(?=$|[-_])", code) for code in codes]
+    bare_codes = sorted({match.group() for match in matches if match})
+    return render_card(config.get("name") or run.name, model, model_type, about, bare_codes, generator)
 
 
 def _render(template: str, **values: Any) -> str:
@@ -118,28 +119,30 @@ def _render(template: str, **values: Any) -> str:
     return environment.get_template(template).render(**values)
 
 
-def _metrics(quantities: Mapping[str, Mapping[str, Any]], last: Mapping[str, Any]) -> dict[str, float]:
-    """The values of the objective's quantities in `last`, the last record on held-out text, by description."""
+def _metrics(quantities: Mapping[str, Mapping[str, Any]], last_heldout: Mapping[str, Any]) -> dict[str, float]:
+    """The values of the objective's quantities in the last record on held-out text, by description."""
     values: dict[str, float] = {}
     for name, quantity in quantities.items():
         title = quantity["title"] + (f" in {quantity['unit']}" if quantity["unit"] else "")
-        logged = (
+        task_of_key = (
             {name: quantity["task"]} if quantity["task"] else {name: "", f"{name}_mono": "mono", f"{name}_para": "para"}
         )
-        for key, task in logged.items():
-            if key in last:
-                values[title + (f", {_TASKS[task]}" if task else "")] = last[key]
-                if quantity["unigram"] and f"unigram_nll_{task}" in last:
-                    values[f"the same of a unigram model, {_TASKS[task]}"] = last[f"unigram_nll_{task}"]
+        for key, task in task_of_key.items():
+            if key in last_heldout:
+                values[title + (f", {_TASK_TITLES[task]}" if task else "")] = last_heldout[key]
+                if quantity["unigram"] and f"unigram_nll_{task}" in last_heldout:
+                    values[f"the same of a unigram model, {_TASK_TITLES[task]}"] = last_heldout[f"unigram_nll_{task}"]
     return values
 
 
 def _shares(table: Mapping[str, Mapping[str, float]]) -> list[tuple[str, float]]:
+    """(code, share) of each language, the largest share first."""
     return sorted(((code, values["share"]) for code, values in table.items()), key=lambda item: (-item[1], item[0]))
 
 
 def _retrieval(values: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """`rows` are (layer, accuracies: en → xx, xx → en, and both before training)."""
+    """The table's `rows`, a layer each: (layer, accuracies), with the accuracies en → xx, xx → en and both before
+    training. Also the number of `languages` and the mean number of `candidates`."""
     if not values:
         return None
     before, after = values["before"]["overall"], values["after"]["overall"]

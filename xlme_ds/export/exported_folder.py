@@ -81,9 +81,9 @@ def _write_encoder(folder: Path, model: Exported, vocabulary: Vocabulary, model_
     native = FORMATS.get(model_type)
     config, state = _as_native(folder, model, native) if native else _as_xlme(folder, model)
     write_json(folder / CONFIG_FILE, _common_settings(model) | config | {"vocabulary_sha256": vocabulary.sha256})
-    # These files get no checksum here: settings are compared one by one, and weights have their own checksums.
-    unlisted = CONFIG_FILE, REPLACED_HEAD_FILE
-    files = (path for path in folder.iterdir() if path.name not in unlisted and not path.name.startswith("."))
+    # These files need no checksum here: settings are compared one by one, and weights have their own checksums.
+    without_checksum = CONFIG_FILE, REPLACED_HEAD_FILE
+    files = (path for path in folder.iterdir() if path.name not in without_checksum and not path.name.startswith("."))
     checksums = {path.name: file_sha256(path) for path in files if path.is_file()}
     settings = {name: value for name, value in config.items() if name not in ("architectures", "auto_map")}
     metadata = {FILES: checksums, SETTINGS: settings}
@@ -102,8 +102,8 @@ def _as_xlme(folder: Path, model: Exported) -> tuple[dict[str, Any], dict[str, T
 
 
 def _as_native(folder: Path, model: Exported, native: NativeFormat) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Settings and parameters for a class of transformers. A discriminator's head, for which transformers has no class,
-    gets its own file."""
+    """Settings and parameters for a class of transformers. A discriminator's head is written to its own file, because
+    transformers has no class for it."""
     ending, head = model.architecture.removeprefix("XLME"), _head(model)
     if ending == "ForPreTraining":
         _write_state(head, folder / REPLACED_HEAD_FILE)
@@ -113,7 +113,7 @@ def _as_native(folder: Path, model: Exported, native: NativeFormat) -> tuple[dic
 
 
 def _head(model: Exported) -> dict[str, Tensor]:
-    """The parameters of the architecture's head or of a whole model's extra parts; `XLMEModel` has none."""
+    """The parameters of the architecture's head, or of a whole model's extra parts; empty for `XLMEModel`."""
     head: dict[str, Tensor] = {}
     if model.architecture != "XLMEModel":
         for prefix in model.whole.parts if model.whole else _HEADS.get(model.architecture, ("head.",)):
@@ -157,21 +157,21 @@ def _common_settings(model: Exported) -> dict[str, Any]:
 
 def _xlme_settings(model: Exported) -> dict[str, Any]:
     cfg = model.encoder.cfg
-    # Classes that can load this folder: all classes for fine-tuning, where a head may start untrained, but a class of
-    # pre-training only if its head is here.
-    classes = {"AutoConfig": "configuration_xlme.XLMEConfig", "AutoModel": "modeling_xlme.XLMEModel"}
+    # The classes that can load this folder: all classes for fine-tuning, because their heads may start untrained, but a
+    # class of pre-training only if its head is in the folder.
+    auto_map = {"AutoConfig": "configuration_xlme.XLMEConfig", "AutoModel": "modeling_xlme.XLMEModel"}
     for task in ("PreTraining", "MaskedLM", "TokenClassification", "SequenceClassification", "QuestionAnswering"):
         if f"XLMEFor{task}" not in _HEADS or model.architecture == f"XLMEFor{task}":
-            classes[f"AutoModelFor{task}"] = f"modeling_xlme.XLMEFor{task}"
+            auto_map[f"AutoModelFor{task}"] = f"modeling_xlme.XLMEFor{task}"
     config = {theirs: getattr(cfg, ours) for ours, theirs in EXPORTED_SETTINGS.items()}
     config |= {
         "model_type": MODEL_TYPE,
         "architectures": [model.architecture],
-        "auto_map": classes,
+        "auto_map": auto_map,
         "mask_token_id": cfg.vocabulary - 1,
     }
     if model.whole:
-        classes[model.whole.auto_class] = f"{Path(model.whole.code).stem}.{model.architecture}"
+        auto_map[model.whole.auto_class] = f"{Path(model.whole.code).stem}.{model.architecture}"
         config |= model.whole.config(cfg)
     return config
 

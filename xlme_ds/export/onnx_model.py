@@ -14,7 +14,7 @@ from ..trained.native import FORMATS
 from .exported_model import Architecture, Exported, ModelType
 
 ONNX_FILE = "model.onnx"
-_LARGEST = 1900 * 2**20  # bytes of parameters in a file, whose limit is 2 GiB; more are put into model.onnx.data
+_MAX_BYTES = 1900 * 2**20  # of parameters in model.onnx, whose limit is 2 GiB; more are put into model.onnx.data
 _PACKAGES = ("transformers", "onnx", "onnxscript")
 # The outputs of fine-tuned models; all other models give the encoder's last hidden states.
 _OUTPUTS: dict[Architecture, tuple[str, ...]] = {
@@ -34,7 +34,7 @@ def require_onnx(model: Exported) -> None:
 
 
 class _Graph(nn.Module):
-    """A loaded model that takes and returns only the graph's inputs and outputs."""
+    """A loaded model with exactly the inputs and outputs of the graph."""
 
     def __init__(self, model: nn.Module, outputs: tuple[str, ...]):
         super().__init__()
@@ -43,7 +43,7 @@ class _Graph(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, language_ids: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """The outputs in their order."""
+        """The outputs, in the order of `self.outputs`."""
         languages = {} if language_ids is None else {"language_ids": language_ids}
         output = self.model(input_ids=input_ids, attention_mask=attention_mask, **languages)
         return tuple(output[name] for name in self.outputs)
@@ -56,9 +56,10 @@ def write_onnx(folder: Path, model: Exported, model_type: ModelType) -> None:
     tokens = torch.tensor([[BOS, UNK, UNK, EOS]] * 2)  # an example; torch.export would fix a size of 1
     batch, length = torch.export.Dim("batch"), torch.export.Dim("tokens")
     inputs, shapes = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}, {0: batch, 1: length}
-    dynamic: dict[str, Any] = dict.fromkeys(inputs, shapes)
+    dynamic_shapes: dict[str, Any] = dict.fromkeys(inputs, shapes)
     if model.encoder.cfg.language_embeddings:
-        inputs["language_ids"], dynamic["language_ids"] = torch.zeros(len(tokens), dtype=torch.long), {0: batch}
+        inputs["language_ids"] = torch.zeros(len(tokens), dtype=torch.long)
+        dynamic_shapes["language_ids"] = {0: batch}
     parameters = sum(parameter.numel() for parameter in loaded.parameters())
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)  # torchvision is missing
     with warnings.catch_warnings(), torch.no_grad():
@@ -70,8 +71,8 @@ def write_onnx(folder: Path, model: Exported, model_type: ModelType) -> None:
             kwargs=inputs,
             input_names=list(inputs),
             output_names=list(outputs),
-            dynamic_shapes=dynamic,
-            external_data=4 * parameters > _LARGEST,
+            dynamic_shapes=dynamic_shapes,
+            external_data=4 * parameters > _MAX_BYTES,
             dynamo=True,
             verbose=False,
         )
@@ -83,11 +84,11 @@ def _loaded(folder: Path, model: Exported, model_type: ModelType) -> nn.Module:
 
     if native := FORMATS.get(model_type):
         ending = model.architecture.removeprefix("XLME").replace("ForPreTraining", "Model")
-        kind = getattr(transformers, native.classes + ending)
+        model_class = getattr(transformers, native.classes + ending)
     else:
         from .remote import modeling_xlme
 
-        kind = getattr(modeling_xlme, model.architecture)
-    loaded = kind.from_pretrained(folder)
+        model_class = getattr(modeling_xlme, model.architecture)
+    loaded = model_class.from_pretrained(folder)
     module: nn.Module = loaded if model.architecture in _OUTPUTS else loaded.base_model
     return module

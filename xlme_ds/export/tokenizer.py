@@ -1,8 +1,9 @@
 """The vocabulary as Hugging Face's fast tokenizer: the same ids as SentencePiece's.
 
-The exceptions: `<s>`, `<pad>`, `</s>`, `<unk>` and `<mask>` in a text are special tokens to the tokenizer and letters
-to SentencePiece; where two segmentations have the same score, the two may choose differently (one line in 73,000 of
-real text); a letter with two or more marks that no single character combines may get other ids.
+The ids may differ in three cases. `<s>`, `<pad>`, `</s>`, `<unk>` and `<mask>` in a text are special tokens to the
+tokenizer and letters to SentencePiece. Of two segmentations with the same score, the two may choose different ones (in
+one line of 73,000 of real text). A letter with several marks that Unicode cannot combine into one character may get
+other ids.
 """
 
 import json
@@ -18,8 +19,8 @@ _ORDERED_MARKS = (
     "\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"  # Hebrew points
     "\u0610-\u061a\u064b-\u0652\u0656-\u065f\u0670\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed"  # Arabic vowels
 )
-_GUARD = "\ue000"  # NFC composes it with no other character; one that the text itself has stays there
-_NO_SPACE = "\uffff"  # before text that starts no new word; Unicode assigns this code to no character
+_GUARD = "\ue000"  # NFC composes it with no other character; it is removed only before a mark
+_NO_SPACE = "\uffff"  # inserted before text that starts no new word; Unicode assigns this code to no character
 
 
 def tokenizer_files(vocabulary: Vocabulary, longest: int, layout: Layout = LAYOUTS["xlme"]) -> dict[str, Any]:
@@ -60,13 +61,13 @@ def _pipeline(vocabulary: Vocabulary, layout: Layout) -> Any:
     except ImportError:
         raise ValueError("the package tokenizers is missing: pip install tokenizers") from None
     model = proto.ModelProto.FromString(vocabulary.path.read_bytes())
-    # SentencePiece's model has no <pad>.
+    # SentencePiece's model begins with all of `_SPECIALS` except <pad>.
     pieces = [(piece.piece, piece.score) for piece in model.pieces[len(_SPECIALS) - 1 :]]
-    scored = [*((special, 0.0) for special in _SPECIALS), *pieces, ("<mask>", 0.0)]
-    tokenizer = Tokenizer(models.Unigram(scored, unk_id=UNK, byte_fallback=False))
+    pieces = [*((special, 0.0) for special in _SPECIALS), *pieces, ("<mask>", 0.0)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=UNK, byte_fallback=False))
     charsmap = model.normalizer_spec.precompiled_charsmap
-    # `Precompiled` composes letters and marks (Tamil vowels, decomposed Vietnamese) only in part, so NFC composes them
-    # first. NFC would also reorder Arabic and Hebrew marks, which SentencePiece does not: a guard before each mark
+    # `Precompiled` composes only some letters with their marks (Tamil vowels, decomposed Vietnamese), so NFC composes
+    # them first. NFC would also reorder Arabic and Hebrew marks, which SentencePiece does not: a guard before each mark
     # prevents this.
     compose = [
         normalizers.Replace(Regex(f"(?<=.)(?=[{_ORDERED_MARKS}])"), _GUARD),

@@ -57,7 +57,7 @@ EXPORTED_SETTINGS = {
     "layout": "layout",
     "language_embeddings": "languages",
 }
-# A key in the metadata of an export's weights. Its value is JSON: the SHA-256 of the other files.
+# A key in the metadata of an export's weights. Its value is JSON: the SHA-256 of each other file, by name.
 FILES = "files"
 # A key in config.json: which encoder of a pre-training run this is; absent after fine-tuning and for XLM-R's weights.
 WHICH = "which"
@@ -125,7 +125,7 @@ def load_export(folder: Path) -> TrainedEncoder:
 
 
 def require_exported_files(folder: Path) -> None:
-    """Raise ValueError if a file of an export is missing or has changed since the weights were written."""
+    """Raise ValueError if a file of an export has changed since the weights were written, OSError if it is missing."""
     require_settings(folder / WEIGHTS_FILE, read_config(folder), folder / CONFIG_FILE)
     for name, checksum in json.loads(read_metadata(folder / WEIGHTS_FILE).get(FILES, "{}")).items():
         if file_sha256(folder / name) != checksum:

@@ -18,9 +18,9 @@ class NativeFormat(NamedTuple):
 
     model: str  # the model's name
     classes: str  # prefix of its classes' names
-    shape: Mapping[str, Any]  # settings of ours that are fixed for it
-    config: Callable[[ModelConfig], dict[str, Any]]  # config.json's settings that give the shape
-    # parameters of an encoder and its head for the class with this ending
+    shape: Mapping[str, Any]  # our settings that have one fixed value in this format
+    config: Callable[[ModelConfig], dict[str, Any]]  # the settings in config.json that give the shape
+    # (encoder, ending of a class's name, head's parameters) -> all parameters, by the names of that class
     state: Callable[[TextEncoder, str, Mapping[str, Tensor]], dict[str, Tensor]]
     read: Callable[[Path], tuple[TextEncoder, Vocabulary]]
     read_heads: Callable[[Path], dict[str, Tensor]]

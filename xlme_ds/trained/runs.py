@@ -1,4 +1,5 @@
-"""The model of a run: after its last step, else from its newest complete checkpoint; or from that of RUN@STEP."""
+"""Read the model of a run: the finished model, else that of the newest complete checkpoint; for RUN@STEP, the model of
+the checkpoint of that step."""
 
 import json
 from collections.abc import Mapping
@@ -56,11 +57,12 @@ class TrainedRun(NamedTuple):
 
     @property
     def encoders(self) -> Mapping[EncoderName, str]:
-        """Name of an encoder -> prefix of its head's parameters (see `Pretraining`); one encoder after fine-tuning."""
+        """Name of each encoder -> prefix of its head's parameters (see `Pretraining`). After fine-tuning there is one
+        encoder."""
         return {"encoder": "head."} if self.task else objective_of(self.objective).encoders
 
     def encoder(self, which: EncoderName | None = None) -> TextEncoder:
-        """An encoder, by default the main one, in evaluation mode. Raises ValueError when the run lacks it."""
+        """An encoder, by default the main one, in evaluation mode. Raises ValueError if the run does not have it."""
         which = which or main_encoder(self.encoders)
         if self.task and which == "generator":
             raise ValueError(f"{self.folder} was fine-tuned and has no generator: name the run that it started from")
@@ -85,7 +87,7 @@ class TrainedRun(NamedTuple):
 
 
 def main_encoder(encoders: Mapping[EncoderName, str]) -> EncoderName:
-    """The encoder that is used after pre-training, which is the first: the discriminator, not the generator."""
+    """The encoder that is used after pre-training: the first one, which is the discriminator, not the generator."""
     return next(iter(encoders))
 
 
@@ -127,8 +129,8 @@ def in_blocks(state: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]
 
     Tables with another number of rows than the vocabulary stay as they are.
     """
-    for first in [name for name in state if name.endswith(("embedding_0", "difference_0"))]:
-        table = first.removesuffix("0")
+    for first_block in [name for name in state if name.endswith(("embedding_0", "difference_0"))]:
+        table = first_block.removesuffix("0")
         names = [name for n in range(len(state)) if (name := f"{table}{n}") in state]
         if sum(len(state[name]) for name in names) == model.vocabulary and len(names) != model.vocabulary_blocks:
             blocks = torch.cat([state[name] for name in names]).split(block_sizes(model))
@@ -204,8 +206,8 @@ def _load_checkpoint(run: Path, step: int | None, settings: RunSettings) -> tupl
 
 
 def write_model(folder: Path, model: ModelConfig, state: Mapping[str, Tensor], vocabulary: Path) -> None:
-    """Write the folder `model` of a run: a copy of the SentencePiece file, and last the float32 parameters of the whole
-    model: their file marks the folder as complete."""
+    """Write the folder `model` of a run: a copy of the SentencePiece file, then the float32 parameters of the whole
+    model. The file of parameters comes last: it marks the folder as complete."""
     settings = {name: value for name, value in asdict(model).items() if name not in RUNTIME_SETTINGS}
     write_vocabulary(folder, vocabulary)
     weights = folder / WEIGHTS_FILE

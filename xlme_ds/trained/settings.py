@@ -1,4 +1,4 @@
-"""config.json of a run or an export: the shape of the model in a folder, its objective and its vocabulary."""
+"""Read config.json of a run or an export: the model's shape, its objective and its vocabulary."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -92,7 +92,8 @@ def read_vocabulary(folder: Path, path: Path) -> Vocabulary:
 
 def mismatch(weights: Path, folder: Path, error: Exception) -> ValueError:
     """The error to raise when a parameter is missing (KeyError) or has another shape (torch's RuntimeError)."""
-    # In an error of load_state_dict, the second line is the first one that names a parameter.
+    # In an error of load_state_dict, the second line is the first one that names a parameter. An error of a single line
+    # is quoted itself.
     lines = str(error).splitlines()
     why = f"no {error}" if isinstance(error, KeyError) else lines[1 % len(lines)].strip()[:200]
     return ValueError(f"{weights} does not hold the model of {folder / CONFIG_FILE}: {why}")

@@ -62,8 +62,8 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def require_settings(path: Path, settings: Mapping[str, Any], config: Path) -> None:
-    """Raise ValueError if one of the `settings` in the file `config` differs from the one with which the weights at
-    `path` were written. Weights that another library wrote have no settings to compare."""
+    """Raise ValueError if one of the `settings`, read from the file `config`, differs from the setting stored with the
+    weights at `path`. Weights that another library wrote have no settings to compare."""
     for name, value in json.loads(read_metadata(path).get(SETTINGS, "{}")).items():
         if name in settings and settings[name] != value:
             raise ValueError(
@@ -74,16 +74,16 @@ def require_settings(path: Path, settings: Mapping[str, Any], config: Path) -> N
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file.
 
-    Raises ValueError if the file has another format, if its tensors do not have the checksum that it holds (every file
-    of `save_weights` holds one), or if a weight is not finite.
+    Raises ValueError if the file has another format, if its tensors do not match the checksum in the file (every file
+    that `save_weights` writes has one), or if a weight is not finite.
     """
     try:
         with safe_open(path, "pt") as file:
-            stored = (file.metadata() or {}).get(_CHECKSUM)
+            stored_checksum = (file.metadata() or {}).get(_CHECKSUM)
         state = load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file: {error}") from None
-    if stored not in (None, _checksum(state)):
+    if stored_checksum not in (None, _checksum(state)):
         raise ValueError(
             f"{path} has changed since it was written (checksum): copy it again, or write it anew (for a run, "
             "start its command again)"
@@ -118,7 +118,7 @@ def shards_of(path: Path) -> list[Path]:
 
 
 def weights_sha256(model: nn.Module) -> str:
-    """SHA-256 of a model's parameters: it identifies the model even if its folder is renamed or changed."""
+    """SHA-256 of a model's parameters. It identifies the model even if its folder is renamed or other files change."""
     digest = hashlib.sha256()
     for name, value in model.state_dict().items():
         digest.update(name.encode())

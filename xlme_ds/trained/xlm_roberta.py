@@ -23,8 +23,8 @@ _EMBEDDING = "embeddings.word_embeddings.weight"
 _POSITIONS = "embeddings.position_embeddings.weight"
 _TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
 _PICKLED = "pytorch_model.bin"
-_FIRST_POSITION = 2  # XLM-R's positions start after the padding id
-_FIXED = {"model_type": XLM_ROBERTA, "hidden_act": "gelu"}  # settings in config.json that have one value
+_FIRST_POSITION = 2  # row of XLM-R's position table for the first token: the padding id plus 1
+_FIXED = {"model_type": XLM_ROBERTA, "hidden_act": "gelu"}  # settings in config.json with one allowed value
 _SETTINGS = {
     "vocab_size": "vocabulary",
     "hidden_size": "width",
@@ -70,7 +70,7 @@ _HEADS = {
     "ForQuestionAnswering": {"qa_outputs.weight": "head.output.weight", "qa_outputs.bias": "head.output.bias"},
 }
 _MASKED_HEAD = _HEADS["ForMaskedLM"]
-_NOT_HEADS = "embeddings.", "encoder.", "pooler."  # prefixes; no task of XLM-R's trains the pooler
+_NOT_HEADS = "embeddings.", "encoder.", "pooler."  # prefixes; the pooler is no head: none of XLM-R's tasks trains it
 
 
 def xlm_roberta_config(cfg: ModelConfig) -> dict[str, Any]:
@@ -189,7 +189,8 @@ def _our_state(state: Mapping[str, Tensor], cfg: ModelConfig) -> dict[str, Tenso
 
 
 def _layer_names(cfg: ModelConfig) -> Iterator[tuple[str, str, int | None]]:
-    """Every parameter but the tables: XLM-R's name, ours, and which third of ours it is (None: all of it)."""
+    """Every parameter except the tables: XLM-R's name, our name, and which third of our parameter it is (0, 1 or 2;
+    None for all of it)."""
     for kind in ("weight", "bias"):
         yield f"embeddings.LayerNorm.{kind}", f"encoder.input_norm.{kind}", None
         for n in range(cfg.discriminator_layers):

@@ -30,7 +30,8 @@ def _layer_norm(config: XLMEConfig) -> nn.LayerNorm:
 
 @functools.cache
 def _borders(half: int, max_distance: int) -> tuple[int, ...]:
-    """Smallest absolute distance of every bucket but the first, for one sign; in integers, so without rounding."""
+    """Smallest absolute distance of each bucket except the first, for one sign of the distance. Only integers are
+    computed, so nothing is rounded."""
     exact = half // 2
     borders, size = list(range(1, exact + 1)), exact
     for step in range(1, half - exact):  # size ≥ exact · (max_distance / exact)^(step / (half − exact))
@@ -41,7 +42,7 @@ def _borders(half: int, max_distance: int) -> tuple[int, ...]:
 
 
 class XLMERelativePositions(nn.Module):
-    """d of XLM-E section 3.3: a learned number for every head and bucket of distances (T5's, both directions)."""
+    """d in XLM-E section 3.3: a learned bias for every head and bucket of distances (T5's buckets, both directions)."""
 
     def __init__(self, config: XLMEConfig):
         super().__init__()
@@ -96,15 +97,15 @@ class XLMEAttention(nn.Module):
 
 
 def heads(x_BTD: Tensor, parts: int, config: XLMEConfig) -> Tensor:
-    """[B, T, parts · D] to [parts, B, H, T, K]."""
+    """[B, T, parts · D] reshaped to [parts, B, H, T, K]; the parts are queries, keys or values."""
     return x_BTD.view(*x_BTD.shape[:2], parts, config.num_attention_heads, -1).permute(2, 0, 3, 1, 4)
 
 
 def attend(
     q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias: Tensor | None, module: Any, with_weights: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention's output before its projection, [B, T, D], and the weights if `with_weights`. The settings of the
-    attention `module` give dropout and implementation."""
+    """Attention's output before its projection, [B, T, D], and the weights if `with_weights`. The config of `module`,
+    an attention, gives dropout and implementation."""
     dropout = module.config.attention_probs_dropout_prob if module.training else 0.0
     weights_BHTT = None
     if with_weights or module.config._attn_implementation == "eager":
@@ -113,7 +114,7 @@ def attend(
         out_BHTK = F.dropout(weights_BHTT, dropout) @ v_BHTK
     else:
         out_BHTK = _fused(q_BHTK, k_BHTK, v_BHTK, None if bias is None else bias.to(q_BHTK.dtype), dropout)
-    # Copied, because torch.onnx.export assumes other strides for the fused kernel's output than it really has.
+    # Copied, because torch.onnx.export assumes wrong strides for the fused kernel's output.
     out_BTHK = out_BHTK.transpose(1, 2).clone(memory_format=torch.contiguous_format)
     return out_BTHK.flatten(2), weights_BHTT if with_weights else None
 
@@ -155,8 +156,8 @@ class XLMELayer(GradientCheckpointingLayer):
         return x_BTD if self.pre_norm else norm(x_BTD), weights
 
     def _add_feed_forward(self, x_BTD: Tensor) -> Tensor:
-        read_BTD = self.feed_forward_norm(x_BTD) if self.pre_norm else x_BTD
-        x_BTD = x_BTD + self.dropout(self.down(F.gelu(self.up(read_BTD))))
+        input_BTD = self.feed_forward_norm(x_BTD) if self.pre_norm else x_BTD
+        x_BTD = x_BTD + self.dropout(self.down(F.gelu(self.up(input_BTD))))
         return x_BTD if self.pre_norm else self.feed_forward_norm(x_BTD)
 
 
@@ -174,8 +175,8 @@ class XLMEEncoder(nn.Module):
         self.languages = _table(languages, config) if languages else None
         self.relative = None if config.relative_bias == "none" else XLMERelativePositions(config)
         self.layers = nn.ModuleList(self._stack(config))
-        # Post-LN normalises the input of the first layer; pre-LN the output of the last and, if set, the first input
-        # too.
+        # Post-LN normalises the first layer's input. Pre-LN normalises the last layer's output and, with
+        # `embedding_norm`, also the first layer's input.
         self.input_norm = _layer_norm(config) if config.norm == "post" or config.embedding_norm else None
         self.output_norm = _layer_norm(config) if config.norm == "pre" else None
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -198,7 +199,8 @@ class XLMEEncoder(nn.Module):
         items_BT: Tensor,
         with_weights: bool,
     ) -> tuple[list[Tensor], list[Tensor | None]]:
-        """Hidden states of the embeddings and of every layer, and the attention weights of every layer."""
+        """Hidden states of the embeddings and of every layer, and the attention weights of every layer. `items_BT`: the
+        number of each token's item in its row."""
         x_BTD = self.embed(embedded_BTD, positions_BT, languages_BT)
         distance_HTT = None if self.relative is None else self.relative(x_BTD.shape[1])
         # A token sees the tokens of its own item. Padding sees padding, so that no softmax is empty.
@@ -223,7 +225,7 @@ class XLMEPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _input_embed_layer = "embedding"
     _no_split_modules = ["XLMELayer"]  # noqa: RUF012 - as in all of transformers
-    # No warning for the parts of the folder's model that the loaded class does not have.
+    # No warning if the folder has a head or decoder that the loaded class does not have.
     _keys_to_ignore_on_load_unexpected = [r"^(replaced_head|masked_head|head|decoder)\."]  # noqa: RUF012
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -280,14 +282,14 @@ class XLMEModel(XLMEPreTrainedModel):
                 attention_mask = input_ids != self.config.pad_token_id
         items_BT = attention_mask.long()
         if position_ids is None:
-            inside_BT = items_BT.clamp(max=1)
-            position_ids = (inside_BT.cumsum(1) - 1) * inside_BT
+            mask_BT = items_BT.clamp(max=1)
+            position_ids = (mask_BT.cumsum(1) - 1) * mask_BT
             if self.config.layout == "xlm":
                 if input_ids is None:
                     raise ValueError("positions restart after the first text: give input_ids or position_ids")
                 # `</s>` ends a text, but at position 0 it opens one.
                 ends_BT = ((input_ids == self.config.eos_token_id) & (position_ids > 0)).long()
-                second_BT = (ends_BT.cumsum(1) - ends_BT).clamp(max=1) * inside_BT
+                second_BT = (ends_BT.cumsum(1) - ends_BT).clamp(max=1) * mask_BT  # 1 in the second text
                 position_ids = torch.where(second_BT > 0, second_BT.cumsum(1) - 1, position_ids)
         with_weights = self.config.output_attentions if output_attentions is None else output_attentions
         with_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
@@ -313,19 +315,19 @@ class XLMEModel(XLMEPreTrainedModel):
 
 
 class XLMEMaskedHead(nn.Module):
-    """Dense, GELU and LayerNorm (left out if `config.masked_head` is linear), then the product with the token embedding
-    and a bias."""
+    """Dense, GELU and LayerNorm (left out if `config.masked_head` is linear), then the product with the token
+    embedding, plus a bias."""
 
     def __init__(self, config: XLMEConfig):
         super().__init__()
-        between = config.masked_head == "dense"
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size) if between else None
-        self.norm = _layer_norm(config) if between else None
+        is_dense = config.masked_head == "dense"
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size) if is_dense else None
+        self.norm = _layer_norm(config) if is_dense else None
         self.bias = nn.Parameter(torch.empty(config.vocab_size))
 
     def resize(self, tokens: int) -> None:
-        """Resize the bias to `tokens`. A new token gets the mean, because transformers draws its embedding around the
-        mean embedding."""
+        """Resize the bias to `tokens`. A new token gets the mean bias, because transformers draws the new embedding
+        around the mean embedding."""
         old = self.bias.data[:tokens]
         new = old.mean().expand(tokens - len(old))
         self.bias = nn.Parameter(torch.cat([old, new]), self.bias.requires_grad)
@@ -373,7 +375,7 @@ class XLMEModelWithHead(XLMEPreTrainedModel):
     def _logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)
 
-    def _loss(self, logits: Tensor, labels: Tensor, inside_BT: Tensor | None) -> Tensor:
+    def _loss(self, logits: Tensor, labels: Tensor, mask_BT: Tensor | None) -> Tensor:
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
     @can_return_tuple
@@ -405,10 +407,10 @@ class XLMEForPreTraining(XLMEModelWithHead):
     def _logits(self, hidden: Tensor) -> Tensor:
         return self.replaced_head(hidden).squeeze(-1)
 
-    def _loss(self, logits: Tensor, labels: Tensor, inside_BT: Tensor | None) -> Tensor:
+    def _loss(self, logits: Tensor, labels: Tensor, mask_BT: Tensor | None) -> Tensor:
         counted_BT = labels != -100
-        if inside_BT is not None:
-            counted_BT &= inside_BT != 0
+        if mask_BT is not None:
+            counted_BT &= mask_BT != 0
         return F.binary_cross_entropy_with_logits(logits[counted_BT], labels[counted_BT].to(logits.dtype))
 
 
@@ -444,7 +446,7 @@ class XLMEForSequenceClassification(XLMEModelWithHead):
     def _logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden[:, 0])
 
-    def _loss(self, logits: Tensor, labels: Tensor, inside_BT: Tensor | None) -> Tensor:
+    def _loss(self, logits: Tensor, labels: Tensor, mask_BT: Tensor | None) -> Tensor:
         problem = self.config.problem_type
         if problem is None and self.config.num_labels == 1:
             problem = "regression"
@@ -476,7 +478,7 @@ class XLMEForQuestionAnswering(XLMEModelWithHead):
         start_BT, end_BT = self.head(hidden.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            outside = start_BT.shape[1]
+            outside = start_BT.shape[1]  # all positions after the row become this one, which is ignored
             start_B, end_B = start_positions.view(-1).clamp(0, outside), end_positions.view(-1).clamp(0, outside)
             loss = F.cross_entropy(start_BT, start_B, ignore_index=outside)
             loss = (loss + F.cross_entropy(end_BT, end_B, ignore_index=outside)) / 2

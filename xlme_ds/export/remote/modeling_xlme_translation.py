@@ -27,11 +27,12 @@ from .modeling_xlme import (
 
 
 class XLMEDecoderAttention(XLMEAttention):
-    """Self-attention: a target token sees itself and earlier ones. `number`: index of this attention in the cache."""
+    """Self-attention: a target token sees itself and earlier ones. `cache_index`: index of this attention in the
+    cache."""
 
-    def __init__(self, config: XLMEConfig, number: int):
+    def __init__(self, config: XLMEConfig, cache_index: int):
         super().__init__(config)
-        self.number = number
+        self.cache_index = cache_index
 
     def forward(  # type: ignore[override]
         self,
@@ -39,13 +40,13 @@ class XLMEDecoderAttention(XLMEAttention):
         allowed_RT: Tensor | None,
         distance_HRT: Tensor | None,
         source_BSD: Tensor,
-        source_B11S: Tensor,
+        source_bias_B11S: Tensor,
         past: EncoderDecoderCache | None,
     ) -> tuple[Tensor, None]:
         """Output, [B, R, D]."""
         q_BHRK, k_BHTK, v_BHTK = heads(self.qkv(x_BRD), 3, self.config)
         if past is not None:
-            k_BHTK, v_BHTK = past.self_attention_cache.update(k_BHTK, v_BHTK, self.number)
+            k_BHTK, v_BHTK = past.self_attention_cache.update(k_BHTK, v_BHTK, self.cache_index)
         bias = distance_HRT
         if bias is not None and self.gate is not None:
             bias = bias * self.gate(q_BHRK)
@@ -57,9 +58,9 @@ class XLMEDecoderAttention(XLMEAttention):
 class XLMECrossAttention(nn.Module):
     """Attention of target tokens to source tokens, without a position bias."""
 
-    def __init__(self, config: XLMEConfig, number: int):
+    def __init__(self, config: XLMEConfig, cache_index: int):
         super().__init__()
-        self.config, self.number = config, number
+        self.config, self.cache_index = config, cache_index
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
         self.key_value = nn.Linear(config.hidden_size, 2 * config.hidden_size)
         self.output = nn.Linear(config.hidden_size, config.hidden_size)
@@ -70,20 +71,20 @@ class XLMECrossAttention(nn.Module):
         allowed_RT: Tensor | None,
         distance_HRT: Tensor | None,
         source_BSD: Tensor,
-        source_B11S: Tensor,
+        source_bias_B11S: Tensor,
         past: EncoderDecoderCache | None,
     ) -> tuple[Tensor, None]:
         """Output, [B, R, D]; `past` caches the source's keys and values."""
         (q_BHRK,) = heads(self.query(x_BRD), 1, self.config)
-        if past is not None and past.is_updated.get(self.number):
-            layer = past.cross_attention_cache.layers[self.number]
+        if past is not None and past.is_updated.get(self.cache_index):
+            layer = past.cross_attention_cache.layers[self.cache_index]
             k_BHSK, v_BHSK = layer.keys, layer.values
         else:
             k_BHSK, v_BHSK = heads(self.key_value(source_BSD), 2, self.config)
             if past is not None:
-                k_BHSK, v_BHSK = past.cross_attention_cache.update(k_BHSK, v_BHSK, self.number)
-                past.is_updated[self.number] = True
-        return self.output(attend(q_BHRK, k_BHSK, v_BHSK, source_B11S, self)[0]), None
+                k_BHSK, v_BHSK = past.cross_attention_cache.update(k_BHSK, v_BHSK, self.cache_index)
+                past.is_updated[self.cache_index] = True
+        return self.output(attend(q_BHRK, k_BHSK, v_BHSK, source_bias_B11S, self)[0]), None
 
 
 class XLMEDecoderLayer(XLMELayer):
@@ -92,11 +93,11 @@ class XLMEDecoderLayer(XLMELayer):
 
     def __init__(self, config: XLMEConfig, number: int):
         self_first = config.decoder_form == "xlm" or number % 2 == 0
-        place = number if config.decoder_form == "xlm" else number // 2
-        super().__init__(config, (XLMEDecoderAttention if self_first else XLMECrossAttention)(config, place))
+        cache_index = number if config.decoder_form == "xlm" else number // 2
+        super().__init__(config, (XLMEDecoderAttention if self_first else XLMECrossAttention)(config, cache_index))
         self.cross_attention = self.cross_norm = None
         if config.decoder_form == "xlm":
-            self.cross_attention = XLMECrossAttention(config, place)
+            self.cross_attention = XLMECrossAttention(config, cache_index)
             self.cross_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, x_BRD: Tensor, *shared: Any) -> Tensor:  # type: ignore[override]
@@ -119,25 +120,25 @@ class XLMEDecoder(XLMEEncoder):
         embedded_BRD: Tensor,
         languages_B: Tensor,
         source_BSD: Tensor,
-        inside_BS: Tensor,
+        mask_BS: Tensor,
         past: EncoderDecoderCache | None = None,
     ) -> Tensor:
-        """Last hidden states of target tokens that follow those cached in `past`, [B, R, D]."""
-        seen, tokens = 0 if past is None else past.get_seq_length(), embedded_BRD.shape[1]
-        places_T = torch.arange(seen + tokens, device=embedded_BRD.device)
-        x_BRD = self.embed(embedded_BRD, places_T[seen:], languages_B[:, None])
-        allowed_RT = None if tokens == 1 else places_T <= places_T[seen:, None]
-        distance_HRT = None if self.relative is None else self.relative(seen + tokens, tokens)
-        source_B11S = torch.zeros_like(inside_BS, dtype=x_BRD.dtype).masked_fill(~inside_BS, float("-inf"))[
-            :, None, None
-        ]
+        """Last hidden states, [B, R, D], of target tokens that follow the tokens cached in `past`. `mask_BS`: bool,
+        false at the source's padding."""
+        cached, tokens = 0 if past is None else past.get_seq_length(), embedded_BRD.shape[1]
+        positions_T = torch.arange(cached + tokens, device=embedded_BRD.device)
+        x_BRD = self.embed(embedded_BRD, positions_T[cached:], languages_B[:, None])
+        allowed_RT = None if tokens == 1 else positions_T <= positions_T[cached:, None]
+        distance_HRT = None if self.relative is None else self.relative(cached + tokens, tokens)
+        bias_BS = torch.zeros_like(mask_BS, dtype=x_BRD.dtype).masked_fill(~mask_BS, float("-inf"))
+        source_bias_B11S = bias_BS[:, None, None]
         for layer in self.layers:
-            x_BRD = layer(x_BRD, allowed_RT, distance_HRT, source_BSD, source_B11S, past)
+            x_BRD = layer(x_BRD, allowed_RT, distance_HRT, source_BSD, source_bias_B11S, past)
         return x_BRD if self.output_norm is None else self.output_norm(x_BRD)
 
 
 class XLMLengths(StoppingCriteria):
-    """Each sentence ends after its own number of target tokens, `limit_B`. In beam search it has several rows."""
+    """Each sentence ends after at most `limit_B` target tokens. In beam search each sentence has several rows."""
 
     def __init__(self, limit_B: Tensor):
         self.limit_B = limit_B
@@ -183,7 +184,7 @@ class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
     ) -> Seq2SeqLMOutput:
-        """`logits` [B, R, V] of the token after each of `decoder_input_ids` [B, R], which are by default made of
+        """`logits` [B, R, V] of the token after each of `decoder_input_ids` [B, R], which are by default made from
         `labels`. With `labels` [B, R] (−100 at padding) also the loss, a mean over all labels.
 
         `language_ids` and `decoder_language_ids` [B] are indices into `config.languages`, by default those of
@@ -228,7 +229,7 @@ class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
         )
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """Decoder inputs for `labels`: `</s>`, and the labels without the last."""
+        """Decoder inputs for `labels`: `</s>`, then all labels except the last one."""
         before = F.pad(labels[:, :-1], (1, 0), value=self.config.decoder_start_token_id)
         return before.masked_fill(before == -100, self.config.pad_token_id)
 
@@ -254,7 +255,7 @@ class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
         language.
         """
         names = ("input_ids", "inputs_embeds", "encoder_outputs")
-        source = next((x for x in (inputs, *map(kwargs.get, names)) if x is not None), None)
+        source = next((given for given in (inputs, *map(kwargs.get, names)) if given is not None), None)
         if source is None:
             raise ValueError("give input_ids, the tokens of the sources")
         source = source["last_hidden_state"] if isinstance(source, dict) else source
@@ -263,14 +264,14 @@ class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
             if kwargs.get(ids) is None:
                 kwargs[ids] = self._language(name, len(source), source.device, code)
         if kwargs.get("attention_mask") is None:
-            inside = source != self.config.pad_token_id if source.dim() == 2 else source.new_ones(source.shape[:2])
-            kwargs["attention_mask"] = inside.long()
+            mask = source != self.config.pad_token_id if source.dim() == 2 else source.new_ones(source.shape[:2])
+            kwargs["attention_mask"] = mask.long()
         if "static" in str(kwargs.get("cache_implementation")):
             raise ValueError("a static cache does not fit this model: leave out cache_implementation")
         generation = kwargs.get("generation_config") or (settings[0] if settings else None)
         beams = (kwargs.get("num_beams"), getattr(generation, "num_beams", None), self.generation_config.num_beams, 1)
-        if next(number for number in beams if number) > 1:
-            kwargs.setdefault("early_stopping", True)  # as in XLM: stop at as many translations as beams
+        if next(count for count in beams if count) > 1:
+            kwargs.setdefault("early_stopping", True)  # as in XLM: stop when there are as many translations as beams
         lengths_B = (kwargs["attention_mask"] != 0).sum(1) - 2  # without the special tokens around a text
         limit_B = (1.3 * lengths_B.double() + 5).long().clamp(max=self.config.max_position_embeddings)
         criteria = StoppingCriteriaList([*(kwargs.pop("stopping_criteria", None) or []), XLMLengths(limit_B)])
@@ -279,8 +280,8 @@ class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
     def _language(self, name: str, rows: int, device: torch.device, code: str | None = None) -> Tensor:
         """The index of a language for every row, [B]; `zh` means `zh-Hans` if there is no `zh`."""
         languages, code = self.config.languages, code or getattr(self.config, name)
-        indices = [n for n, each in enumerate(languages) if each == code]
-        indices += [n for n, each in enumerate(languages) if each.startswith(f"{code}-")]
+        indices = [n for n, listed in enumerate(languages) if listed == code]
+        indices += [n for n, listed in enumerate(languages) if listed.startswith(f"{code}-")]
         if not indices:
             problem = f"{code} is no language of this model" if code else "is missing"
             raise ValueError(f"{name} {problem}: choose one of {' '.join(languages)}")
