@@ -93,7 +93,10 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
             "task": kind,
             "vocabulary_sha256": vocabulary.sha256,
             # for each input: its language or pair, the names of its files and, if described, the name of its corpus
-            "inputs": [[s.name, [n for n, _ in s.files], *([s.corpus] if s.corpus else [])] for s in sources.inputs],
+            "inputs": [
+                [source.name, [name for name, _ in source.files], *([source.corpus] if source.corpus else [])]
+                for source in sources.inputs
+            ],
             "block_bytes": config.block_bytes,
         }
         if config.split != "all":
@@ -108,7 +111,7 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
         for path in (path for source in sources.inputs for path in source.paths):
             if path.local and stage.folder.resolve() in path.local.resolve().parents:
                 raise ValueError(f"{path} is in {stage.folder}, where the shards would be: choose another --out")
-        by_name = groupby(sources.inputs, lambda s: s.name)
+        by_name = groupby(sources.inputs, lambda source: source.name)
         tasks = [EncodeTask(source, index) for _, inputs in by_name for index, source in enumerate(inputs)]
         plans[kind] = stage, tasks
     return vocabulary.size, plans
@@ -159,7 +162,8 @@ def _inputs_to_encode(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeT
         forget_encoded(stage, task)
     languages = {task.source.name for task in unfinished if task.filters.exact_duplicates and not is_final(stage, task)}
     names = {task.name for task in unfinished}
-    again = [t for t in tasks if t.source.name in languages and t.name not in names and t.filters.exact_duplicates]
+    of_languages = [task for task in tasks if task.source.name in languages and task.filters.exact_duplicates]
+    again = [task for task in of_languages if task.name not in names]
     discard(stage, again)
     stage.forget_tasks(task.name for task in again)
     names.update(task.name for task in again)
@@ -203,4 +207,4 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
             counts={"by_language": by_language},
         ),
     )
-    say(f"{stage.folder}: {len(tasks)} inputs, {sum(c['tokens'] for c in by_language.values()):,} tokens")
+    say(f"{stage.folder}: {len(tasks)} inputs, {sum(counts['tokens'] for counts in by_language.values()):,} tokens")

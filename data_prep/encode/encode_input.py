@@ -104,10 +104,10 @@ def encode_inputs(
 def _read_input(stage: Stage, task: EncodeTask, shared: SharedWork, encode: EncodeBlock) -> None:
     """Read one input and return when all its blocks are encoded, here or by other members, or when a member fails."""
     begin_input(stage, task)
-    blocks = 0
+    block_count = 0
     try:
         for number, block in enumerate(READERS[task.source.format].blocks(task.source, stage.settings["block_bytes"])):
-            blocks = number + 1
+            block_count = number + 1
             is_encoded = stage.task_result(task.block_name(number)) is not None
             if not is_encoded and not shared.offer(task.name, number, block):
                 encode(task.name, number, block)
@@ -119,9 +119,9 @@ def _read_input(stage: Stage, task: EncodeTask, shared: SharedWork, encode: Enco
         raise
     if shared.take_back(task.name, encode):
         if task.filters.exact_duplicates:
-            stage.finish_task(f"{task.name}.encoded", {"inputs": task.source.files, "blocks": blocks})
+            stage.finish_task(f"{task.name}.encoded", {"inputs": task.source.files, "blocks": block_count})
         else:
-            finish(stage, task, [stage.task_result(task.block_name(n)) for n in range(blocks)])
+            finish(stage, task, [stage.task_result(task.block_name(number)) for number in range(block_count)])
         shared.finish(task.name)
 
 
@@ -220,15 +220,15 @@ def forget_encoded(stage: Stage, task: EncodeTask) -> None:
             stage.forget_tasks((name, f"{name}.final", f"{task.name}.encoded"))
 
 
-def finish(stage: Stage, task: EncodeTask, blocks: Iterable[dict[str, Any] | None]) -> None:
+def finish(stage: Stage, task: EncodeTask, block_results: Iterable[dict[str, Any] | None]) -> None:
     """Mark an input as finished, with the shards and counts from the results of its blocks."""
     counts = Counts("documents" if task.mono else "pairs", files=1).as_json()
     shards, markers = [], [f"{task.name}.begun", f"{task.name}.encoded"]
-    for number, block in enumerate(blocks):
+    for number, block_result in enumerate(block_results):
         markers += [task.block_name(number), f"{task.block_name(number)}.final"]
-        assert block is not None, f"a block of {task.name} has no result"
-        counts = add_counts(counts, block["counts"])
-        shards += [block["shard"]] if block["shard"] else []
+        assert block_result is not None, f"a block of {task.name} has no result"
+        counts = add_counts(counts, block_result["counts"])
+        shards += [block_result["shard"]] if block_result["shard"] else []
     result = {"inputs": task.source.files, "shards": shards, "counts": counts}
     # Flushed before the markers of its blocks are removed: if a crash lost it, all blocks would be encoded again.
     stage.finish_task(task.name, result, flush=len(shards) > 1)

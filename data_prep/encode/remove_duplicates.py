@@ -60,11 +60,12 @@ def is_final(stage: Stage, task: EncodeTask) -> bool:
 
 def _language(stage: Stage, tasks: list[EncodeTask]) -> _Language:
     """The language or pair of these inputs, which must all be encoded."""
-    blocks = [(t, number) for t in tasks for number in range(_result(stage, f"{t.name}.encoded")["blocks"])]
+    blocks = [(task, number) for task in tasks for number in range(_result(stage, f"{task.name}.encoded")["blocks"])]
     paragraphs = sum(_result(stage, task.block_name(number))["paragraphs"] for task, number in blocks)
-    staged_folder, count = stage.folder / STAGED, number_of_slices(paragraphs)
+    slice_count = number_of_slices(paragraphs)
+    staged_folder = stage.folder / STAGED
     staged = tuple(staged_folder / task.shard_name(number) for task, number in blocks)
-    slices = tuple(staged_folder / tasks[0].source.name / f"{i:05d}-of-{count:05d}" for i in range(count))
+    slices = tuple(staged_folder / tasks[0].source.name / f"{i:05d}-of-{slice_count:05d}" for i in range(slice_count))
     return _Language(tuple(blocks), staged, slices)
 
 
@@ -119,18 +120,18 @@ def _rewrite(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.
     after = sum(map(count_text, kept_batches), Counter[str]())
     shard = write_arrow(path, DOCUMENTS if task.mono else PAIRS, kept_batches, stage.folder) if kept_batches else None
     unit, sides = ("documents", 1) if task.mono else ("pairs", 2)
-    lost, dropped = lengths[~keep], before["records"] - after["records"]
+    removed_lengths, dropped_records = lengths[~keep], before["records"] - after["records"]
     reduced = {
-        unit: counts[unit] - dropped,
-        "dropped": _add_duplicates(counts["dropped"], dropped),
-        "paragraphs": counts["paragraphs"] - len(lost) * sides,
-        "characters": counts["characters"] - int(lost["characters"].sum(dtype=np.int64)),
-        "bytes": counts["bytes"] - int(lost["bytes"].sum(dtype=np.int64)),
+        unit: counts[unit] - dropped_records,
+        "dropped": _add_duplicates(counts["dropped"], dropped_records),
+        "paragraphs": counts["paragraphs"] - len(removed_lengths) * sides,
+        "characters": counts["characters"] - int(removed_lengths["characters"].sum(dtype=np.int64)),
+        "bytes": counts["bytes"] - int(removed_lengths["bytes"].sum(dtype=np.int64)),
         "tokens": after["tokens"],
         "unknown": counts["unknown"] - before["unknown"] + after["unknown"],
     }
     if task.mono:
-        reduced["removed"] = _add_duplicates(counts["removed"], len(lost))
+        reduced["removed"] = _add_duplicates(counts["removed"], len(removed_lengths))
     return {"shard": shard and asdict(shard), "counts": counts | reduced}
 
 
@@ -139,7 +140,7 @@ def _kept_documents(batches: Sequence[pa.RecordBatch], lengths: np.ndarray, keep
 
     A document whose kept paragraphs have no tokens is dropped, and `keep` is cleared for all its paragraphs.
     """
-    document_of = lengths["document"]  # of each paragraph
+    document_of = lengths["document"]  # index of each paragraph's document
     records = sum(batch.num_rows for batch in batches)
     tokens = np.bincount(document_of, weights=lengths["tokens"] * keep, minlength=records).astype(np.int64)
     keep &= (tokens > 0)[document_of]

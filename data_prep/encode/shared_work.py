@@ -118,8 +118,8 @@ class SharedWork:
                 continue
             try:
                 with open(taken, "rb") as file:
-                    offer = pickle.load(file)
-                encode(*offer)
+                    arguments = pickle.load(file)
+                encode(*arguments)
             finally:
                 taken.unlink()
             return True

@@ -48,7 +48,7 @@ class IdEncoder:
             document_of = np.repeat(np.arange(len(paragraph_counts)), paragraph_counts)  # by paragraph
             stops = np.cumsum(paragraph_counts)  # the index after each document's last paragraph
             reasons = _Reasons(len(lines))
-            forms = self._normal_forms((lines,), split=0)
+            forms = self._normal_forms((lines,), split_side=0)
             if self.split is not None:  # before the filters, some of which depend on text outside the document
                 documents = (b"".join(forms[0][start:stop]) for start, stop in pairwise([0, *stops.tolist()]))
                 reasons.add(OTHER_SPLIT, self.split.left_out(documents)[document_of])
@@ -83,7 +83,7 @@ class IdEncoder:
             reasons = _Reasons(len(scored))
             # The English side decides, so that an English sentence is in one part with all its translations.
             split_side = self.languages.index("en" if "en" in self.languages else min(self.languages))
-            forms = self._normal_forms(batch, split=split_side)
+            forms = self._normal_forms(batch, split_side)
             if self.split is not None:
                 reasons.add(OTHER_SPLIT, self.split.left_out(forms[split_side]))
             hashes = self._text_filters(reasons, Sides(batch, self.languages, scores), forms)
@@ -105,13 +105,13 @@ class IdEncoder:
             if len(lengths):
                 yield pa.record_batch([list_array(side) for side in sides], schema=PAIRS)
 
-    def _normal_forms(self, texts: Sequence[list[str]], split: int) -> list[list[bytes]]:
+    def _normal_forms(self, texts: Sequence[list[str]], split_side: int) -> list[list[bytes]]:
         """Normal forms of the lines of each side; [] for a side that is not compared in this form.
 
-        Duplicates are compared by all sides, the split by the side with index `split` alone.
+        Duplicates are compared by all sides, the split by the side with index `split_side` alone.
         """
         return [
-            self.vocabulary.normal_forms(lines) if self.hashes or (self.split and side == split) else []
+            self.vocabulary.normal_forms(lines) if self.hashes or (self.split and side == split_side) else []
             for side, lines in enumerate(texts)
         ]
 

@@ -38,7 +38,7 @@ _C1 = re.compile(b"\xc2[\x80-\x84\x86-\x9f]")
 _BOM = "\ufeff".encode()
 # A byte order mark and all white space: `clean_line` removes any mixture of them from the start of a line.
 _MARK_OR_SPACE = "\ufeff" + "".join(character for character in map(chr, range(0x3001)) if character.isspace())
-# (repair, largest plausible share of lines, likely cause of more): text in UTF-8 needs the repair in far fewer lines.
+# (repair, largest plausible share of the lines, end of the warning if more need it): text in UTF-8 stays far below.
 _SUSPICIOUS_REPAIRS = (
     ("invalid_utf8", 0.02, "of its lines have bytes that are no UTF-8: is it in another encoding, or compressed?"),
     ("control_character", 0.1, "of its lines have control characters: is it UTF-16, or no text?"),
@@ -104,10 +104,10 @@ def add_counts(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
 def text_warnings(lines: int, repaired: Mapping[str, int], tokens: int = 0, unknown: int = 0) -> Iterator[str]:
     """Yield warnings that a file is probably no text in UTF-8: many of its `lines` were repaired, or many of its tokens
     are unknown."""
-    for repair, threshold, likely_cause in _SUSPICIOUS_REPAIRS:
+    for repair, threshold, warning_end in _SUSPICIOUS_REPAIRS:
         share = repaired.get(repair, 0) / max(lines, 1)
         if share > threshold:
-            yield f"{100 * min(share, 1):.0f}% {likely_cause}"
+            yield f"{100 * min(share, 1):.0f}% {warning_end}"
     if unknown > _MOST_UNKNOWN * tokens:
         yield f"{100 * unknown / tokens:.0f}% of its tokens are <unk>: does the vocabulary have its script?"
 
@@ -202,15 +202,15 @@ def _script(sides: Sides, *, share: float = 0.5) -> np.ndarray:
     dropped = np.zeros(len(sides.texts[0]), bool)
     for side, language in zip(sides.texts, sides.languages, strict=True):
         if language in LANGUAGES:
-            of_scripts, all_letters = letters(side, scripts_of(language))
-            dropped |= of_scripts < share * all_letters
+            in_scripts, all_letters = letters(side, scripts_of(language))
+            dropped |= in_scripts < share * all_letters
     return dropped
 
 
 def _boilerplate_length(sides: Sides, *, min_bytes: float = 20) -> np.ndarray:
     """A paragraph is as short as a menu entry or button, in bytes: a Chinese character says more than a letter."""
     (texts,) = sides.texts
-    return np.fromiter((len(t) < min_bytes and len(t.encode()) < min_bytes for t in texts), bool, len(texts))
+    return np.fromiter((len(text) < min_bytes and len(text.encode()) < min_bytes for text in texts), bool, len(texts))
 
 
 def _score(sides: Sides, *, least: float = 1.04) -> np.ndarray:
@@ -270,7 +270,9 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
         if not isinstance(values, dict):
             raise ValueError(f"{usage}, but {name} is {values!r}: write [filters.{name}]")
         text_function, token_function, tasks = _FILTERS[name]
-        text_keys, token_keys = (list(f.__kwdefaults__ or ()) if f else [] for f in (text_function, token_function))
+        text_keys, token_keys = (
+            list(function.__kwdefaults__ or ()) if function else [] for function in (text_function, token_function)
+        )
         keys = text_keys + token_keys
         for key, value in values.items():
             if key not in keys:

@@ -124,5 +124,5 @@ def in_another_language(lines: Sequence[str], language: str, probability: float,
         return np.zeros(len(lines), bool)
     identifier = load_identifier(model)
     no_language = (label for label in identifier.labels if _code(label) in _NO_LANGUAGE)
-    shares = identifier.probabilities(lines, (*language_labels, *no_language), 1 - probability)
-    return np.array(shares) < 1 - probability
+    own_probabilities = identifier.probabilities(lines, (*language_labels, *no_language), 1 - probability)
+    return np.array(own_probabilities) < 1 - probability

@@ -149,9 +149,9 @@ def loss_table(units: str, read: dict[str, int], lost: dict[str, Counter[str]]) 
     rows, heading = [], "pair" if units == "pairs" else "language"
     rows_of_names = [(name, read[name], lost[name]) for name in names]
     for name, total_read, by_reason in (*rows_of_names, ("all of these", sum(read.values()), everything)):
-        whole = max(total_read, 1)
-        cells = {reason: f"{count:,} ({count / whole:.2%})" for reason, count in by_reason.items() if count}
-        row = {heading: name, units: f"{total_read:,}", _LOST_KEYS[units]: f"{by_reason.total() / whole:.2%}"}
+        divisor = max(total_read, 1)
+        cells = {reason: f"{count:,} ({count / divisor:.2%})" for reason, count in by_reason.items() if count}
+        row = {heading: name, units: f"{total_read:,}", _LOST_KEYS[units]: f"{by_reason.total() / divisor:.2%}"}
         rows.append(row | {reason: cells.get(reason, "") for reason in reasons})
     return LossTable(f"{units.capitalize()} {_LOST_KEYS[units]}", rows, names, percents)
 

@@ -41,7 +41,7 @@ def run(config: VerifyConfig) -> None:
     for folder in on_root(lambda: _stage_folders(config.data)):
         manifest = on_root(partial(_readable_manifest, folder))
         shards, check = manifest.shards, partial(_check_shard, folder, manifest)
-        counts = run_tasks(check, shards, [s.bytes for s in shards], config.processes, f"verify {folder.name}")
+        counts = run_tasks(check, shards, [shard.bytes for shard in shards], config.processes, f"verify {folder.name}")
         on_root(partial(_raise_first, _manifest_checks(folder, manifest, counts)))
         count = f"{len(shards)} shard{'s' * (len(shards) > 1)}"
         on_root(partial(say, f"{folder}: {count}, {manifest.rows:,} records, no fault"))
@@ -159,13 +159,13 @@ def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Re
     path, settings = folder / "manifest.json", manifest.settings
     listed = [shard.name for shard in manifest.shards]
     languages = sorted(settings.get("languages", ()))
-    ordered = [f"{number:05d}.arrow" for number in range(len(listed))]
+    expected = [f"{number:05d}.arrow" for number in range(len(listed))]
     if manifest.stage == "encode":
         names = [source[0] for source in settings.get("inputs", ())]
         codes = sorted({*LANGUAGES, *manifest.languages})
         languages = sorted({codes[index] for name in names for index in group_languages(name, codes)})
-        ordered = sorted(listed)
-    yield listed == ordered, f"{path} lists the shards in another order than that of their names: {_again(folder)}"
+        expected = sorted(listed)
+    yield listed == expected, f"{path} lists the shards in another order than that of their names: {_again(folder)}"
     yield (
         not languages or list(manifest.languages) == languages,
         f"{path} has the languages {' '.join(manifest.languages)}, not {' '.join(languages)}: {_again(folder)}",
@@ -176,12 +176,12 @@ def _manifest_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Re
 
 def _record_checks(folder: Path, manifest: Manifest) -> Checks:
     """The manifest agrees with settings.json and the markers of finished tasks; either may be missing."""
-    stored, path = folder / "settings.json", folder / "manifest.json"
+    settings_path, path = folder / "settings.json", folder / "manifest.json"
     results = finished_results(folder, manifest.stage, manifest.settings)
     if results is None:
         raise ValueError(
-            f"{stored} is damaged, or has other settings than {path}: delete both and give the command that wrote "
-            f"{folder} again"
+            f"{settings_path} is damaged, or has other settings than {path}: delete both and give the command that "
+            f"wrote {folder} again"
         )
     listed = {shard.name: shard for shard in manifest.shards}
     for task, result in results.items():
@@ -247,13 +247,16 @@ def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Recor
     by_name = {name: counts["by_language"][name] for name in sorted(counts["by_language"])}
     available, used = ([entry[key] for entry in by_name.values()] for key in ("available", "used"))
     by_languages: Counter[tuple[int, ...]] = Counter()
-    for name, examples in zip(by_name, used, strict=True):
-        by_languages[tuple(sorted(group_languages(name, manifest.languages)))] += examples
+    for name, uses in zip(by_name, used, strict=True):
+        by_languages[tuple(sorted(group_languages(name, manifest.languages)))] += uses
     yield (
         +by_languages == items and counts["examples"] == items.total() and counts["tokens"] == total["tokens"],
         f"the rows, by language, and tokens counted in {path} are not those of its shards: {_again(folder)}",
     )
-    derived = [(n / sum(available), m / sum(used), m / n if n else 0.0) for n, m in zip(available, used, strict=True)]
+    derived = [
+        (examples / sum(available), uses / sum(used), uses / examples if examples else 0.0)
+        for examples, uses in zip(available, used, strict=True)
+    ]
     stored = [(entry["share_before"], entry["share_after"], entry["repeat"]) for entry in by_name.values()]
     yield (
         derived == stored and counts["fill"] == total["tokens"] / (manifest.rows * manifest.settings["row_tokens"]),
@@ -270,5 +273,5 @@ def _mixed_checks(folder: Path, manifest: Manifest, shard_counts: Sequence[Recor
     sampled = counts["sampled"]
     quotas = apportion(sampled, sampling.shares(list(by_name), available, sampled))
     # If items are packed, the last sampled items may be in none of the rows.
-    fits = all(n <= quota if packed else n == quota for n, quota in zip(used, quotas, strict=True))
+    fits = all(uses <= quota if packed else uses == quota for uses, quota in zip(used, quotas, strict=True))
     yield fits, f"{path} says alpha {sampling.alpha}, which samples other amounts: {_again(folder)}"

@@ -49,8 +49,8 @@ class BatchIndex:
         batch = np.searchsorted(first_records, records, side="right") - 1
         positions = self.offset_positions[:, batch] + (records - first_records[batch])
         offsets = np.empty((*positions.shape, 2), dtype=np.int32)  # where a record's ids begin, and where they end
-        pair_starts = np.arange(0, offsets.size, 2)
-        copy_words(self.path, positions.ravel(), np.full(positions.size, 2), offsets.ravel(), pair_starts)
+        offset_starts = np.arange(0, offsets.size, 2)
+        copy_words(self.path, positions.ravel(), np.full(positions.size, 2), offsets.ravel(), offset_starts)
         begin, end = offsets[..., 0].astype(np.int64), offsets[..., 1]
         valid = (begin >= 0) & (begin <= end) & (end <= self.id_counts[:, batch])
         if not valid.all():
@@ -102,10 +102,10 @@ def read_batches(path: Path) -> BatchIndex:
             batch.validate()  # not in full, which would read all ids
         if reader.schema not in (DOCUMENTS, PAIRS):
             raise ValueError("its columns are neither documents' nor pairs'")
-        columns = [[batch.column(c) for batch in batches if batch.num_rows] for c in range(len(reader.schema))]
+        columns = [[batch.column(name) for batch in batches if batch.num_rows] for name in reader.schema.names]
         offset_positions, id_positions = (
-            np.array([[_buffer_position(part, i, buffer) for part in column] for column in columns], np.int64)
-            for i in (_OFFSETS, _IDS)
+            np.array([[_buffer_position(part, index, buffer) for part in column] for column in columns], np.int64)
+            for index in (_OFFSETS, _IDS)
         )
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: also mmap of an empty file
         if isinstance(error, OSError) and error.errno is not None:  # the disk failed, or access was denied
@@ -157,11 +157,11 @@ def copy_words(
     data = _read(path, read_starts, sizes)
     data_starts = starts + np.repeat(starts_of(sizes) - read_starts, stop - first)
     if counts.sum() > _SHORT_PIECE * len(counts):
-        for source, count, place in zip(data_starts.tolist(), counts.tolist(), target_starts.tolist(), strict=True):
-            target[place : place + count] = data[source : source + count]
+        for source, count, to in zip(data_starts.tolist(), counts.tolist(), target_starts.tolist(), strict=True):
+            target[to : to + count] = data[source : source + count]
     else:
-        word = within(counts)
-        target[np.repeat(target_starts, counts) + word] = data[np.repeat(data_starts, counts) + word]
+        index = within(counts)  # of each word in its piece
+        target[np.repeat(target_starts, counts) + index] = data[np.repeat(data_starts, counts) + index]
 
 
 def _read(path: Path, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -205,8 +205,8 @@ class EncodedShard:
         irregular, pieces = np.append(-1, self.irregular), np.append(1, self.pieces)
         first_examples = irregular + starts_of(pieces - 1)
         latest = np.searchsorted(first_examples, examples, side="right") - 1  # last irregular record up to here
-        past, pieces = examples - first_examples[latest], pieces[latest]
-        return irregular[latest] + np.maximum(past - pieces + 1, 0), np.where(past < pieces, past, 0)
+        steps, pieces = examples - first_examples[latest], pieces[latest]  # steps from that record's first example
+        return irregular[latest] + np.maximum(steps - pieces + 1, 0), np.where(steps < pieces, steps, 0)
 
 
 def survey(

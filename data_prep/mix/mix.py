@@ -250,10 +250,10 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
     rows_before = None
     if _unit(config, task) != "slices":
         plan, rows_before = fill_rows(stage, plan, rows, config.processes)
-    count = -(-rows // config.rows_per_shard)
-    sizes = [min(config.rows_per_shard, rows - i * config.rows_per_shard) for i in range(count)]
+    shard_count = -(-rows // config.rows_per_shard)
+    sizes = [min(config.rows_per_shard, rows - i * config.rows_per_shard) for i in range(shard_count)]
     write = partial(write_shard, stage, plan, rows_before, config.rows_per_shard, rows)
-    results = run_tasks(write, range(count), sizes, config.processes, f"mix {task}")
+    results = run_tasks(write, range(shard_count), sizes, config.processes, f"mix {task}")
     shards = tuple(Shard(**result["shard"]) for result in results)
     counts = _counts(plan, task, rows, results)
     if "split" in stage.settings and task == "mono":
@@ -266,7 +266,7 @@ def _write_task(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, p
     assert manifest.rows == rows
     on_root(partial(write_manifest, stage.folder, manifest))
     fill = f"{100 * counts['fill']:.1f}% of the tokens are not padding"
-    summary = f"{rows:,} rows in {count} shard{'s' * (count > 1)}, {fill}"
+    summary = f"{rows:,} rows in {shard_count} shard{'s' * (shard_count > 1)}, {fill}"
     on_root(lambda: say(f"{stage.folder}: {summary}"))
 
 

@@ -64,10 +64,10 @@ class MixPlan:
         return group, shard, example - self._examples_before[shard]
 
     def by_shard(self, shard_indices: np.ndarray) -> Iterator[tuple[EncodedShard, np.ndarray]]:
-        """Yield each shard whose index is in `shard_indices`, and the positions of this index there."""
+        """Yield each shard whose index is in `shard_indices`, and at which indices of `shard_indices` it is."""
         order = np.argsort(shard_indices, kind="stable")
-        for at in np.split(order, np.flatnonzero(np.diff(shard_indices[order])) + 1):
-            yield self.shards[int(shard_indices[at[0]])], at
+        for indices in np.split(order, np.flatnonzero(np.diff(shard_indices[order])) + 1):
+            yield self.shards[int(shard_indices[indices[0]])], indices
 
 
 def plan_rows(
@@ -192,9 +192,9 @@ def _cut_texts(plan: MixPlan, shards: np.ndarray, examples: np.ndarray) -> tuple
     rows = np.empty((len(shards), plan.row_tokens), dtype=np.int32)
     lengths = np.empty(len(shards), dtype=np.int64)
     width = plan.row_tokens - 2
-    for shard, at in plan.by_shard(shards):
-        text_starts = plan.row_tokens * at + 1  # index in the flat rows
-        lengths[at] = shard.batch_index.copy_stream(examples[at] * width, width, rows.ravel(), text_starts)
+    for shard, indices in plan.by_shard(shards):
+        text_starts = plan.row_tokens * indices + 1  # index in the flat rows
+        lengths[indices] = shard.batch_index.copy_stream(examples[indices] * width, width, rows.ravel(), text_starts)
     rows[:, 0], rows[:, -1] = plan.layout.opening, EOS
     shorter = (lengths < width) | (rows[:, 1] == EOS) | (rows[np.arange(len(rows)), lengths] == EOS)
     for i in np.flatnonzero(shorter).tolist():
@@ -224,9 +224,9 @@ def _packed_rows(
     for window, items, windows in _packed_windows(plan, first, last):
         before = int(rows_before[window])
         rows = list(chain.from_iterable(windows))[max(start - before, 0) : stop - before]
-        used = np.concatenate(rows)
-        tally.used += np.bincount(items.group[used], minlength=len(tally.used))
-        tally.tokens += int(items.tokens[used].sum())
+        used_items = np.concatenate(rows)
+        tally.used += np.bincount(items.group[used_items], minlength=len(tally.used))
+        tally.tokens += int(items.tokens[used_items].sum())
         yield _render(plan, items, rows)
 
 
@@ -255,13 +255,13 @@ def _find_items(plan: MixPlan, slots: np.ndarray) -> SampledItems:
     group, shards, example = plan.find(slots)
     languages = np.array(plan.group_languages)[group]  # [items, sides]
     starts, lengths = np.empty((2, languages.shape[1], len(slots)), dtype=np.int64)
-    for shard, at in plan.by_shard(shards):
-        records, pieces = shard.locate(example[at])
-        starts[:, at], lengths[:, at] = shard.batch_index.id_ranges(records)
+    for shard, indices in plan.by_shard(shards):
+        records, pieces = shard.locate(example[indices])
+        starts[:, indices], lengths[:, indices] = shard.batch_index.id_ranges(records)
         if len(starts) == 1:  # monolingual: an item is a piece of a record, without the `</s>` that ends the record
             room = plan.row_tokens - plan.specials
-            starts[0, at] += pieces * room
-            lengths[0, at] = (lengths[0, at] - 1 - pieces * room).clip(max=room)
+            starts[0, indices] += pieces * room
+            lengths[0, indices] = (lengths[0, indices] - 1 - pieces * room).clip(max=room)
     is_pair = languages.shape[1] == 2
     swapped = plan.order.swapped(slots) & is_pair
     if plan.into is not None:  # a pair that has this language has it as the second side
@@ -287,13 +287,13 @@ def _render(plan: MixPlan, sampled: SampledItems, rows: Sequence[np.ndarray]) ->
     flat = np.full(len(rows) * plan.row_tokens, PAD, dtype=np.int32)
     flat[item_starts] = plan.layout.opening
     if len(side_starts) == 2:
-        for n, separator in enumerate(plan.layout.between):
-            flat[separators + n] = separator
+        for offset, separator in enumerate(plan.layout.between):
+            flat[separators + offset] = separator
     flat[item_starts + lengths - 1] = EOS
     targets = np.stack([item_starts + 1, separators + len(plan.layout.between)])[: len(side_starts)]
-    for shard, at in plan.by_shard(sampled.shard[items]):
-        path = shard.batch_index.path
-        copy_words(path, side_starts[:, at].ravel(), side_lengths[:, at].ravel(), flat, targets[:, at].ravel())
+    for shard, indices in plan.by_shard(sampled.shard[items]):
+        starts, counts = side_starts[:, indices].ravel(), side_lengths[:, indices].ravel()
+        copy_words(shard.batch_index.path, starts, counts, flat, targets[:, indices].ravel())
     languages = np.array(plan.group_languages)[sampled.group[items]]
     languages[sampled.swapped[items]] = languages[sampled.swapped[items], ::-1]
     return _batch(flat.reshape(len(rows), -1), item_counts, lengths, len(side_starts) * item_counts, languages.ravel())
