@@ -87,7 +87,8 @@ def _lay_out(
     The first side of a pair ends with the first `</s>` after the item's first token. If the first token is itself a
     `</s>`, the rows have XLM's layout, and positions restart on the second side.
     """
-    if len(languages) != len(lengths) * (1 + pairs):
+    sides = 2 if pairs else 1
+    if len(languages) != len(lengths) * sides:
         raise ValueError(_MISSING_SIDE)
     item = 0
     for row in range(len(tokens_BT)):
@@ -109,7 +110,7 @@ def _lay_out(
                 if second_start >= stop:
                     raise ValueError(_MISSING_SIDE)
             # Without pairs an item has one language, and both variables hold it.
-            language, second_language = languages[item * (1 + pairs)], languages[item * (1 + pairs) + pairs]
+            language, second_language = languages[item * sides], languages[item * sides + sides - 1]
             # The column from which the positions of the second side are counted.
             second_zero = second_start if tokens_T[start] == EOS else start
             for column in range(start, stop):

@@ -208,13 +208,13 @@ def _segment(
                 at += 1
             size = at - begin
             slot = _slot(key, text, begin, size, table, rows, letters)
-            word = table[slot] - 1
-            if word >= 0 and -total < rows[word, _REACH]:
-                start, count, path = rows[word, _IDS_START], rows[word, _ID_COUNT], cached_ids
+            cached = table[slot] - 1  # the row of the word, or −1
+            if cached >= 0 and -total < rows[cached, _REACH]:
+                start, count, path = rows[cached, _IDS_START], rows[cached, _ID_COUNT], cached_ids
             else:
                 count, characters, margin = _best_path(text, begin, size, total, units, log_probs, scores[UNK], paths)
                 start, path = longest + 1 - count, paths[3]
-                if word < 0 and size <= _LONGEST_CACHED:
+                if cached < 0 and size <= _LONGEST_CACHED:
                     if used[0] == len(rows) or used[1] + size > len(letters) or used[2] + count > len(cached_ids):
                         table[:] = 0
                         used[:] = 0

@@ -39,7 +39,7 @@ LOWEST = tl.constexpr(-1e30)  # finite: if all keys so far are masked, −inf wo
 
 
 @triton.jit
-def _rows(x, start, stride, tokens, TILE: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load_rows(x, start, stride, tokens, TILE: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
     """The vectors of the tokens from `start` on, [TILE, K]; 0 past the row's end."""
     row = start + tl.arange(0, TILE)[:, None]
     at = x + row * stride + tl.arange(0, K)[None, :]
@@ -59,7 +59,7 @@ def _store_rows(x, values, start, stride, tokens, TILE: tl.constexpr, K: tl.cons
 
 
 @triton.jit
-def _items(first, end, start, tokens, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _item_bounds(first, end, start, tokens, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """`first` and `end` of each position of a tile; then the range [low, high) of positions that any of them sees, and
     the range [inner, inner_end) that all of them see. Positions past the row's end change neither range."""
     at = start + tl.arange(0, TILE)
@@ -69,7 +69,7 @@ def _items(first, end, start, tokens, TILE: tl.constexpr):  # type: ignore[no-un
 
 
 @triton.jit
-def _bias(skewed, start, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load_bias(skewed, start, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
     """d of a tile, float32 [ROWS, COLUMNS]. `start`: the position of its first column − the position of its first
     row."""
     at = skewed + tl.arange(0, ROWS)[:, None] * width + (width // 2 + start + tl.arange(0, COLUMNS))[None, :]
@@ -99,8 +99,8 @@ def _forward(  # type: ignore[no-untyped-def]
     q = qkv + b * tokens * stride + h * K
     if BIASED:
         skewed += h * SKEWED * width
-    firsts, ends, low, high, inner, inner_end = _items(first + b * tokens, end + b * tokens, start, tokens, M)
-    q_i = _rows(q, start, stride, tokens, M, K, EVEN)
+    firsts, ends, low, high, inner, inner_end = _item_bounds(first + b * tokens, end + b * tokens, start, tokens, M)
+    q_i = _load_rows(q, start, stride, tokens, M, K, EVEN)
     gate_i = tl.full([M], 1.0, tl.float32)
     if GATED:
         alpha, rho, _, _ = _gates(q_i, update, reset, K)
@@ -111,11 +111,11 @@ def _forward(  # type: ignore[no-untyped-def]
     acc = tl.zeros([M, K], tl.float32)
     for begin in range(low // N * N, high, N):
         j = begin + tl.arange(0, N)[None, :]
-        k_j = _rows(q + heads * K, begin, stride, tokens, N, K, EVEN)
-        v_j = _rows(q + 2 * heads * K, begin, stride, tokens, N, K, EVEN)
+        k_j = _load_rows(q + heads * K, begin, stride, tokens, N, K, EVEN)
+        v_j = _load_rows(q + 2 * heads * K, begin, stride, tokens, N, K, EVEN)
         s = tl.dot(q_i, tl.trans(k_j), input_precision="ieee") * (factor * LOG2_E)
         if BIASED:
-            s += gate_i[:, None] * _bias(skewed, begin - start, width, M, N)
+            s += gate_i[:, None] * _load_bias(skewed, begin - start, width, M, N)
         if (begin < inner) | (begin + N > inner_end):
             s = tl.where((j >= firsts[:, None]) & (j < ends[:, None]), s, float("-inf"))
         higher = tl.maximum(top, tl.max(s, 1))
@@ -144,10 +144,10 @@ def _backward_queries(  # type: ignore[no-untyped-def]
     q = qkv + inputs
     if BIASED:
         skewed += h * SKEWED * width
-    firsts, ends, low, high, inner, inner_end = _items(first + b * tokens, end + b * tokens, start, tokens, M)
-    q_i = _rows(q, start, stride, tokens, M, K, EVEN)
-    grad_i = _rows(grad + outputs, start, heads * K, tokens, M, K, EVEN)
-    out_i = _rows(out + outputs, start, heads * K, tokens, M, K, EVEN)
+    firsts, ends, low, high, inner, inner_end = _item_bounds(first + b * tokens, end + b * tokens, start, tokens, M)
+    q_i = _load_rows(q, start, stride, tokens, M, K, EVEN)
+    grad_i = _load_rows(grad + outputs, start, heads * K, tokens, M, K, EVEN)
+    out_i = _load_rows(out + outputs, start, heads * K, tokens, M, K, EVEN)
     gate_i = tl.full([M], 1.0, tl.float32)
     if GATED:
         gate_i = tl.load(gate + vectors + i, i < tokens, other=0.0)
@@ -159,11 +159,11 @@ def _backward_queries(  # type: ignore[no-untyped-def]
     before, after = tl.zeros([M], tl.float32), tl.zeros([M], tl.float32)  # Σ_j dS_ij over the far keys
     for begin in range(low // N * N, high, N):
         j = begin + tl.arange(0, N)[None, :]
-        k_j = _rows(q + heads * K, begin, stride, tokens, N, K, EVEN)
-        v_j = _rows(q + 2 * heads * K, begin, stride, tokens, N, K, EVEN)
+        k_j = _load_rows(q + heads * K, begin, stride, tokens, N, K, EVEN)
+        v_j = _load_rows(q + 2 * heads * K, begin, stride, tokens, N, K, EVEN)
         s = tl.dot(q_i, tl.trans(k_j), input_precision="ieee") * (factor * LOG2_E)
         if BIASED:
-            bias = _bias(skewed, begin - start, width, M, N)
+            bias = _load_bias(skewed, begin - start, width, M, N)
             s += gate_i[:, None] * bias
         if (begin < inner) | (begin + N > inner_end):
             s = tl.where((j >= firsts[:, None]) & (j < ends[:, None]), s, float("-inf"))
@@ -209,20 +209,20 @@ def _backward_keys(  # type: ignore[no-untyped-def]
     q = qkv + inputs
     if BIASED:
         skewed += (heads + h) * SKEWED * width
-    firsts, ends, low, high, inner, inner_end = _items(first + b * tokens, end + b * tokens, start, tokens, N)
-    k_j = _rows(q + heads * K, start, stride, tokens, N, K, EVEN)
-    v_j = _rows(q + 2 * heads * K, start, stride, tokens, N, K, EVEN)
+    firsts, ends, low, high, inner, inner_end = _item_bounds(first + b * tokens, end + b * tokens, start, tokens, N)
+    k_j = _load_rows(q + heads * K, start, stride, tokens, N, K, EVEN)
+    v_j = _load_rows(q + 2 * heads * K, start, stride, tokens, N, K, EVEN)
     dk, dv = tl.zeros([N, K], tl.float32), tl.zeros([N, K], tl.float32)
     for begin in range(low // M * M, high, M):
         i = begin + tl.arange(0, M)
-        q_i = _rows(q, begin, stride, tokens, M, K, EVEN)
-        grad_i = _rows(grad + outputs, begin, heads * K, tokens, M, K, EVEN)
-        lse_i, delta_i = _vector(lse + vectors, i, tokens, EVEN), _vector(delta + vectors, i, tokens, EVEN)
+        q_i = _load_rows(q, begin, stride, tokens, M, K, EVEN)
+        grad_i = _load_rows(grad + outputs, begin, heads * K, tokens, M, K, EVEN)
+        lse_i, delta_i = _load_vector(lse + vectors, i, tokens, EVEN), _load_vector(delta + vectors, i, tokens, EVEN)
         s = tl.dot(k_j, tl.trans(q_i), input_precision="ieee") * (factor * LOG2_E)
         if BIASED:
-            bias = _bias(skewed, begin - start, width, N, M)
+            bias = _load_bias(skewed, begin - start, width, N, M)
             if GATED:
-                bias *= (_vector(gate + vectors, i, tokens, EVEN) * LOG2_E)[None, :]
+                bias *= (_load_vector(gate + vectors, i, tokens, EVEN) * LOG2_E)[None, :]
                 s += bias
             else:
                 s += bias * LOG2_E
@@ -237,7 +237,7 @@ def _backward_keys(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _vector(x, at, tokens, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load_vector(x, at, tokens, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
     """The numbers of the tokens `at`; 0 past the row's end."""
     if EVEN:
         return tl.load(x + at)
@@ -252,21 +252,21 @@ def _distance_tile(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """g_i dS_ij of a tile, [N, N]: queries from `start` on, keys from `begin` on."""
     i, j = start + tl.arange(0, N), begin + tl.arange(0, N)[None, :]
-    q_i = _rows(q, start, 3 * heads * K, tokens, N, K, EVEN)
-    k_j = _rows(q + heads * K, begin, 3 * heads * K, tokens, N, K, EVEN)
-    v_j = _rows(q + 2 * heads * K, begin, 3 * heads * K, tokens, N, K, EVEN)
-    grad_i = _rows(grad, start, heads * K, tokens, N, K, EVEN)
+    q_i = _load_rows(q, start, 3 * heads * K, tokens, N, K, EVEN)
+    k_j = _load_rows(q + heads * K, begin, 3 * heads * K, tokens, N, K, EVEN)
+    v_j = _load_rows(q + 2 * heads * K, begin, 3 * heads * K, tokens, N, K, EVEN)
+    grad_i = _load_rows(grad, start, heads * K, tokens, N, K, EVEN)
     gate_i = tl.full([N], 1.0, tl.float32)
     if GATED:
-        gate_i = _vector(gate, i, tokens, EVEN)
+        gate_i = _load_vector(gate, i, tokens, EVEN)
     s = tl.dot(q_i, tl.trans(k_j), input_precision="ieee") * (factor * LOG2_E)
     s += (gate_i * LOG2_E)[:, None] * bias
     if MASKED:
-        firsts, ends = _vector(first, i, tokens, EVEN), _vector(end, i, tokens, EVEN)
+        firsts, ends = _load_vector(first, i, tokens, EVEN), _load_vector(end, i, tokens, EVEN)
         s = tl.where((j >= firsts[:, None]) & (j < ends[:, None]), s, float("-inf"))
-    p = tl.exp2(s - _vector(lse, i, tokens, EVEN)[:, None])
+    p = tl.exp2(s - _load_vector(lse, i, tokens, EVEN)[:, None])
     dp = tl.dot(grad_i, tl.trans(v_j), input_precision="ieee")
-    return p * (dp - _vector(delta, i, tokens, EVEN)[:, None]) * gate_i[:, None]
+    return p * (dp - _load_vector(delta, i, tokens, EVEN)[:, None]) * gate_i[:, None]
 
 
 @triton.jit
@@ -281,7 +281,7 @@ def _backward_distances(  # type: ignore[no-untyped-def]
     tiles, h, batch = tl.cdiv(tokens, N), tl.program_id(1), tl.program_id(2).to(tl.int64)
     offset = tl.program_id(0) - tl.num_programs(0) // 2
     c = tl.arange(0, N)
-    bias = _bias(skewed + h * SKEWED * width, offset * N, width, N, N)
+    bias = _load_bias(skewed + h * SKEWED * width, offset * N, width, N, N)
     acc = tl.zeros([N, N], tl.float32)
     first_row = batch * SUMMED_ROWS
     row_count = tl.minimum(SUMMED_ROWS, rows - first_row).to(tl.int32)
@@ -318,7 +318,7 @@ def _backward_distances(  # type: ignore[no-untyped-def]
 
 
 def skew(distance_HW: Tensor, dtype: torch.dtype) -> Tensor:
-    """The table that `_bias` reads, in `dtype`, [2, H, SKEWED, X] with X of about 2T. In part 0, row r and column
+    """The table that `_load_bias` reads, in `dtype`, [2, H, SKEWED, X] with X of about 2T. In part 0, row r and column
     X/2 + x hold d of distance x − r; in part 1, for transposed scores, d of distance r − x. For distances of T or more
     it holds 0."""
     tokens = (distance_HW.shape[1] + 1) // 2

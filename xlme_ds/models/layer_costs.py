@@ -59,7 +59,8 @@ def score_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     the CPU the mask of items. Without dropout, torch's fused kernel saves the bias, and other kernels save nothing.
     """
     if cfg.attention_dropout:
-        return batch.tokens * batch.row_tokens * (cfg.heads * (2 * batch.element + 1) + (not batch.fused))
+        mask = 0 if batch.fused else 1
+        return batch.tokens * batch.row_tokens * (cfg.heads * (2 * batch.element + 1) + mask)
     if batch.triton or not batch.fused:
         return 0.0
     heads = 1 if cfg.relative_bias == "none" else cfg.heads

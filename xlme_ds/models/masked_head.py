@@ -96,7 +96,9 @@ class _Groups(NamedTuple):
     sampled: Tensor  # index of the group with the sample
     best: Tensor  # index of the group with the highest logit
     maximum: Tensor  # the highest logit
-    threshold: Tensor  # float64: at the sample the running sum of exp((logit − maximum) / temperature) passes this
+    # float64: the sample is the first id of its group at which the running sum of exp((logit − maximum) / temperature)
+    # is above this.
+    threshold: Tensor
 
 
 def _choose_groups(

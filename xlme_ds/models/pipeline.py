@@ -96,11 +96,11 @@ class ElectraStage(PipelineStage, Electra):
         # The hidden states are the last floating-point tensor: DeepSpeed runs a backward pass for each floating-point
         # tensor, and only the last pass frees its graph. The graph of the hidden states is the large one.
         *others, hidden_BTD = (tensor for tensor in tensors if tensor.is_floating_point())
-        segments_BT, *rows, keys_B = tensors[len(others) + 1 :]
+        segments_BT, *received, keys_B = tensors[len(others) + 1 :]
         distance_HW = None if self.cfg.relative_bias == "none" else others[-1]
         hidden_BTD = self.discriminator.body(hidden_BTD, segments_BT, distance_HW, keys_B=keys_B)
-        outputs = self.finish(hidden_BTD, rows) if self.part.last else (hidden_BTD,)
-        return tuple(tensor.contiguous() for tensor in (*others, *outputs, segments_BT, *rows, keys_B))
+        outputs = self.finish(hidden_BTD, received) if self.part.last else (hidden_BTD,)
+        return tuple(tensor.contiguous() for tensor in (*others, *outputs, segments_BT, *received, keys_B))
 
     def finish(self, hidden_BTD: Tensor, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The tensors that the last stage sends instead of hidden states; the discriminator's logits come last.
@@ -115,8 +115,8 @@ class ElectraStage(PipelineStage, Electra):
         return nll_BT, *sent, predicted_BT, keys_B
 
     def read(self, batch: Batch, corrupted_BT: Tensor) -> tuple[Tensor, ...]:
-        """What the discriminator's first layer needs, as stages send it: d, if any, hidden states, segments, corrupted
-        tokens, keys."""
+        """The input of the discriminator's first layer, in the order in which stages send it: d, if any, hidden states,
+        segments, corrupted tokens, keys."""
         embedded_BTD = self.embed_for_discriminator(corrupted_BT)
         hidden_BTD = self.discriminator.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
         distance_HW = self.discriminator.distances(batch.tokens_BT.shape[1])
