@@ -49,8 +49,8 @@ class ZeroEngine(Engine):
             zero = ds_config["zero_optimization"]
             in_bf16 = ds_config["bf16"]["enabled"]
             # With these settings DeepSpeed uses its BF16_Optimizer.
-            bf16_optimizer = zero["stage"] == 1 and in_bf16 and "offload_optimizer" not in zero
-            if bf16_optimizer and dist.get_world_size() > 1 and not isinstance(module, PipelineModule):
+            uses_bf16_optimizer = zero["stage"] == 1 and in_bf16 and "offload_optimizer" not in zero
+            if uses_bf16_optimizer and dist.get_world_size() > 1 and not isinstance(module, PipelineModule):
                 cut_groups(adam, module, zero.get("reduce_bucket_size", 5e8))
             with aligned(module, adam, _replicas(module), zero["stage"]):
                 engine, *_ = deepspeed.initialize(model=module, optimizer=adam, config=ds_config)

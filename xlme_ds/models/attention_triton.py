@@ -352,8 +352,8 @@ def attend(
     its gradient goes to `distance_HW`.
     """
     assert gate is None or distance_HW is not None
-    bounds = first_BT, end_BT
-    return _Attend.apply(distance_HW, qkv_BT3HK.contiguous(), *(gate or (None,) * 3), skewed, *bounds, near)
+    weights = gate or (None,) * 3
+    return _Attend.apply(distance_HW, qkv_BT3HK.contiguous(), *weights, skewed, first_BT, end_BT, near)
 
 
 class _Attend(torch.autograd.Function):

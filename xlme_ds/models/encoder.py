@@ -60,7 +60,8 @@ class _ReadWhole(torch.autograd.Function):
 def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tensor:
     """Embeddings of `ids` (int64, any shape) as [..., D]. Each block continues the ids of the block before.
 
-    `sparse`: on a CPU, the gradient of the blocks is sparse, to be added to the dense gradient from `read_whole`.
+    `sparse`: on a CPU, give the blocks a sparse gradient. It is added to the dense gradient of the operation that reads
+    the blocks through `read_whole`.
     """
 
     def lookup_block(ids: Tensor, block: Tensor) -> Tensor:

@@ -18,8 +18,7 @@ def resolve_compile(model: nn.Module, cfg: ModelConfig, on_gpu: bool) -> str:
     """The setting `model.compile`; auto becomes `layers` on a GPU if no encoder is `ragged`, else `none`."""
     if cfg.compile != "auto":
         return cfg.compile
-    ragged = any(encoder.ragged for encoder in _encoders(model))
-    return "layers" if on_gpu and not ragged else "none"
+    return "layers" if on_gpu and not any(encoder.ragged for encoder in _encoders(model)) else "none"
 
 
 def _encoders(model: nn.Module) -> list[Encoder]:

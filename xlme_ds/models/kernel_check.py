@@ -60,8 +60,7 @@ def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> di
     is_reference = device.type == "cpu" and dtype == torch.float64
     if not is_reference and not isinstance(bias, ItemBias):
         return {}
-    out = bias.attend(qkv_BT3HK, gate, 0.0, None)
-    return with_gradients({"output": out}, inputs)
+    return with_gradients({"output": bias.attend(qkv_BT3HK, gate, 0.0, None)}, inputs)
 
 
 def _head(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
