@@ -40,7 +40,7 @@ class UserError(ValueError):
 
 
 class RetryError(RuntimeError):
-    """An error that may not come back, such as a network failure; every rank raises it with the same sentence."""
+    """An error that may not occur again, such as a network failure; every rank raises it with the same sentence."""
 
 
 class TaskError(RuntimeError):
@@ -67,8 +67,8 @@ def explain(error: BaseException) -> UserError | RetryError | None:
 
 @contextmanager
 def on_all_ranks() -> Iterator[None]:
-    """Wrap code that has the same result or error on every rank, without communication. A ValueError in it becomes a
-    UserError, which is printed only once."""
+    """Wrap code that needs no communication and has the same result or error on every rank. A ValueError in it becomes
+    a UserError, which is printed only once."""
     try:
         yield
     except ValueError as error:

@@ -30,9 +30,9 @@ SHA256 = "132b50c2d16a68d485289b81aab9e04855af0795463d9bcd471ab47024181c9d"
 _CHECKSUMS = ".files.json"
 PREAMBLE = 0  # the preamble's article number in a Declaration; the articles have the numbers 1 to 30
 
-# CC-100 language:the package's files. The first file is the translation that pairs use; others are in other
-# orthographies, or other editions. Nine languages of CC-100 have no text here: as or sd, and bn_rom hi_rom my_zaw
-# ta_rom te_rom ur_rom.
+# CC-100's code of a language, and the names of its files in the package. Pairs use the first file; the others have
+# another orthography or edition. Nine languages of CC-100 have no file: as or sd bn_rom hi_rom my_zaw ta_rom te_rom
+# ur_rom.
 _FILES = """
 af:afr am:amh ar:arb az:azj_latn,azj_cyrl be:bel bg:bul bn:ben br:bre bs:bos_latn,bos_cyrl ca:cat cs:ces cy:cym da:dan
 de:deu_1996,deu_1901 el:ell_monotonic,ell_polytonic en:eng eo:epo es:spa,042 et:est eu:eus fa:pes_1,pes_2 fi:fin,067

@@ -78,18 +78,18 @@ class SmallestHashes:
 
     def __init__(self, bound: int):
         self.bound, self.limit = bound, np.uint64((1 << 64) - 1)
-        self._kept = [np.empty(0, np.uint64)]  # fewer than 2 × `bound` hashes in all, after `add`
-        self._kept_count = 0
+        self._small = [np.empty(0, np.uint64)]  # arrays of hashes, after `add` fewer than 2 × `bound` in all
+        self._small_count = 0
 
     def add(self, hashes: np.ndarray) -> np.ndarray:
         """Add hashes; returns a bool for each: it may be one of the `bound` smallest."""
         is_small = hashes <= self.limit
-        self._kept.append(hashes[is_small])
-        self._kept_count += len(self._kept[-1])
-        if self._kept_count >= 2 * self.bound:
-            smallest = np.unique(np.concatenate(self._kept))[: self.bound]
+        self._small.append(hashes[is_small])
+        self._small_count += len(self._small[-1])
+        if self._small_count >= 2 * self.bound:
+            smallest = np.unique(np.concatenate(self._small))[: self.bound]
             self.limit = smallest[-1] if len(smallest) == self.bound else self.limit
-            self._kept, self._kept_count = [smallest], len(smallest)
+            self._small, self._small_count = [smallest], len(smallest)
         return is_small
 
 
@@ -97,6 +97,7 @@ class SmallestHashes:
 class Order:
     """The sampled examples in training order: every example of a language comes once before any comes again.
 
+    Language j, `names[j]`, has `examples[j]` examples and fills `quotas[j]` slots: the share `shares[j]`, rounded.
     A slot is the position of one example in this order. The slots [0, total) are cut into blocks of `block` slots. The
     number of a language's slots in a block, and before the block, is found by repeated halving of the range of blocks
     (`uses`); in a block the languages are shuffled. So a block can be computed without the blocks before it.

@@ -44,8 +44,8 @@ _SUSPICIOUS_REPAIRS = (
     ("control_character", 0.1, "of its lines have control characters: is it UTF-16, or no text?"),
     ("carriage_return_inside", 0.1, "of its lines have carriage returns inside: should these end lines, as LF does?"),
 )
-_MOST_UNKNOWN = 0.05  # largest plausible share of unknown tokens
-_LINE_BY_LINE = 4_000  # bytes: longer text that needs a repair is halved, because often only one half needs it
+_MAX_UNKNOWN_SHARE = 0.05  # largest plausible share of unknown tokens
+_HALVED_BYTES = 4_000  # text over this size that needs a repair is halved, because often only one half needs it
 
 
 @dataclass
@@ -108,7 +108,7 @@ def text_warnings(lines: int, repaired: Mapping[str, int], tokens: int = 0, unkn
         share = repaired.get(repair, 0) / max(lines, 1)
         if share > threshold:
             yield f"{100 * min(share, 1):.0f}% {warning_end}"
-    if unknown > _MOST_UNKNOWN * tokens:
+    if unknown > _MAX_UNKNOWN_SHARE * tokens:
         yield f"{100 * unknown / tokens:.0f}% of its tokens are <unk>: does the vocabulary have its script?"
 
 
@@ -142,7 +142,7 @@ def clean_lines(data: bytes, repaired: Counter[str]) -> list[str]:
             return [line.strip() for line in data.decode().removesuffix("\n").split("\n")]
         except UnicodeDecodeError:
             pass
-    middle = data.find(b"\n", len(data) // 2) + 1 if len(data) > _LINE_BY_LINE else 0  # 0: not halved
+    middle = data.find(b"\n", len(data) // 2) + 1 if len(data) > _HALVED_BYTES else 0  # 0: not halved
     if 0 < middle < len(data):
         return clean_lines(data[:middle], repaired) + clean_lines(data[middle:], repaired)
     return [clean_line(line, repaired) for line in data.removesuffix(b"\n").split(b"\n")]

@@ -122,7 +122,8 @@ def _item_faults(
     possible = (lengths > 0) & (start >= 0) & (stop <= width)
     row_of_item = row_of_item[possible]
     flat = rows.ravel()
-    first = row_of_item * width + start[possible]  # position in `flat` of each item's first token; `last`: last token
+    # Positions in `flat` of each item's first and last token.
+    first = row_of_item * width + start[possible]
     last = row_of_item * width + stop[possible] - 1
     is_first = np.zeros(flat.size, dtype=bool)
     is_first[first] = True

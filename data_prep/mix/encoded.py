@@ -71,7 +71,8 @@ class BatchIndex:
         return lengths
 
     def copy_stream(self, starts: np.ndarray, width: int, target: np.ndarray, target_starts: np.ndarray) -> np.ndarray:
-        """Copy `width` ids from `starts[i]` on to `target[target_starts[i]:]`, for each i; returns the numbers of ids.
+        """For each i, copy the `width` ids that begin at `starts[i]` to `target[target_starts[i]:]`; returns how many
+        ids it copied for each.
 
         A start is an index in the token stream: the first column's ids of all batches, one after the other. Fewer than
         `width` ids are copied only at the end of the stream.
@@ -203,7 +204,7 @@ class EncodedShard:
         """(record, piece of the record) of each example, int64 [examples] each; not for slices."""
         # Begin with an imaginary record -1 of one piece, so that an irregular record comes before every example.
         irregular, pieces = np.append(-1, self.irregular), np.append(1, self.pieces)
-        first_examples = irregular + starts_of(pieces - 1)
+        first_examples = irregular + starts_of(pieces - 1)  # first example of each irregular record
         latest = np.searchsorted(first_examples, examples, side="right") - 1  # last irregular record up to here
         steps, pieces = examples - first_examples[latest], pieces[latest]  # steps from that record's first example
         return irregular[latest] + np.maximum(steps - pieces + 1, 0), np.where(steps < pieces, steps, 0)

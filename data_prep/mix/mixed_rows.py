@@ -128,19 +128,20 @@ class SampledItems(NamedTuple):
 
 
 def write_shard(
-    stage: Stage, plan: MixPlan, rows_before: np.ndarray | None, rows_per_shard: int, rows: int, number: int
+    stage: Stage, plan: MixPlan, rows_before: np.ndarray | None, rows_per_shard: int, rows: int, shard_number: int
 ) -> dict[str, Any]:
-    """Write shard `number` of all `rows`, and its index, unless that is done. Returns the task's result.
+    """Write shard `shard_number` of a task of `rows` rows, and its index, unless that is done. Returns its result.
 
     `rows_before` [windows + 1] counts the rows before each window; None if rows are cut, not packed.
     """
     from xlme_ds.data.shards import SUFFIX, index_of  # imported late: it loads numba, which other stages do not need
 
-    name = f"{number:05d}"
+    name = f"{shard_number:05d}"
     path = stage.folder / f"{name}.arrow"
     result = stage.task_result(f"shard-{name}")
     if result is None:
-        start, stop = number * rows_per_shard, min((number + 1) * rows_per_shard, rows)
+        start = shard_number * rows_per_shard
+        stop = min(start + rows_per_shard, rows)
         tally = Tally(np.zeros(len(plan.order.names), dtype=np.int64))
         schema = row_schema(plan.row_tokens)
         if rows_before is None:

@@ -141,8 +141,8 @@ def files_in(folder: str, deep: bool = False) -> list[Place]:
 
 def _local_names(root: str, deep: bool) -> Iterator[str]:
     """Yield the names in a local folder and, if `deep`, in its subfolders, relative to the folder. Links to folders are
-    followed unless they lead back to a folder on the path to the link, or to a folder above that one."""
-    # folder -> real paths of itself and of the folders passed on the way to it
+    followed, except to a folder on the path to the link or to a parent of such a folder."""
+    # folder -> the real paths of the folders on the way to it, and its own
     paths_to: dict[str, tuple[str, ...]] = {root: (os.path.realpath(root),)}
 
     def refuse(error: OSError) -> None:

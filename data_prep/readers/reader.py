@@ -127,7 +127,7 @@ class CC100(Reader):
             yield TextBlock((data,), cut=cut)
 
     def paragraphs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[Paragraphs]:
-        """Yield the documents of one block in groups of about PIECE bytes, none of them empty."""
+        """Yield the documents of one block in groups of about PIECE bytes; no group is empty."""
         counts.units_in += block.dropped.total()
         counts.dropped.update(block.dropped)
         counts.repaired.update(block.repaired)

@@ -22,7 +22,7 @@ from data_prep.readers.reader import AlignedReader, Input, Unit
 # Elements in a segment that hold codes of other tools, not text. Text nested in them, in <sub>, is left out too.
 _INLINE_CODES = {"bpt", "ept", "it", "ph", "ut"}
 _MAX_DEPTH = 100  # of nested elements; TMX needs about ten
-_MAX_TAG = 8_000_000  # bytes of a tag or a comment, which expat keeps in memory until its end
+_MAX_TAG_BYTES = 8_000_000  # of a tag or a comment, which expat keeps in memory until its end
 _HEAD_BYTES = 1000  # bytes at the start of the file in which the encoding is declared
 
 # First bytes of a file -> its encoding.
@@ -66,8 +66,8 @@ class Tmx(AlignedReader):
                 data = text.encode()
                 bytes_parsed += len(data)
                 parser.Parse(data)
-                if bytes_parsed - parser.CurrentByteIndex > _MAX_TAG:
-                    raise ValueError(f"{name} has a tag or comment of over {_MAX_TAG:,} bytes: is it a TMX file?")
+                if bytes_parsed - parser.CurrentByteIndex > _MAX_TAG_BYTES:
+                    raise ValueError(f"{name} has a tag or comment of over {_MAX_TAG_BYTES:,} bytes: is it a TMX file?")
                 yield from handler.units
                 handler.units.clear()
             if bytes_parsed:

@@ -33,9 +33,10 @@ def steps(curves: Mapping[str, Curve], weights: Mapping[str, float], step: int) 
     """
     ranked = []
     for language in sorted(curves):
-        for a, b in pairwise(concave_hull(curves[language])):
-            gain = weights[language] * _slope(a, b)
-            ranked += [(-gain, language, start, min(start + step, b[0])) for start in range(a[0], b[0], step)]
+        for left, right in pairwise(concave_hull(curves[language])):
+            gain = weights[language] * _slope(left, right)
+            starts = range(left[0], right[0], step)
+            ranked += [(-gain, language, start, min(start + step, right[0])) for start in starts]
     return [(language, start, stop) for _, language, start, stop in sorted(ranked)]
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _CURVES = ".curves"
 _RARE_REMOVED_AT = 1.25  # × `largest`: at this size rare pieces are removed, so that enough others are left
 _MIN_OCCURRENCES = 2.0  # expected, of a piece of several characters: one used once memorizes text
-_MEMORY = 900_000_000  # bytes for the training of one language's vocabularies
+_TRAINING_MEMORY = 900_000_000  # bytes for the training of one language's vocabularies
 _SETTINGS = ("size", "step", "largest", "shrink", "sentences", "alpha", "beta", "seed", "character_coverage")
 _GREY, _BLUE = "#c3cddc", "#1f5fa8"
 
@@ -119,7 +119,7 @@ def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> d
     task_name = f"path-{code}"
     result = stage.task_result(task_name)
     if result is None:
-        text = thinned_words(partial(read_lines, [path]), _MEMORY)
+        text = thinned_words(partial(read_lines, [path]), _TRAINING_MEMORY)
         points, files = [], []
         if len(text.words):
             for point in curve(text, config.largest, config.step, config.shrink, config.character_coverage):

@@ -38,18 +38,18 @@ def count_words(
     Raises MemoryError when training on the words would take more than `memory` bytes.
     """
     normalize = normalize or spm.SentencePieceNormalizer(rule_name=NORMALIZATION).normalize
-    tables = [_counted(pa.array([], pa.large_string()), np.zeros(0, np.int64))]
+    tables = [_count_table(pa.array([], pa.large_string()), np.zeros(0, np.int64))]
     sentences = new_rows = 0
     for batch in _batches(iter(lines)):
         texts = pa.array(normalize(batch), pa.large_string())
         sentences += pc.sum(pc.greater(pc.binary_length(texts), 0)).as_py() or 0
         counted = pc.value_counts(pc.list_flatten(pc.split_pattern(texts, SPACE)))
-        tables.append(_counted(counted.field("values"), counted.field("counts")))
+        tables.append(_count_table(counted.field("values"), counted.field("counts")))
         new_rows += len(counted)
         if new_rows > tables[0].num_rows:  # merge when the rows have doubled: each word is merged only a few times
-            tables, new_rows = [_merged(tables)], 0
+            tables, new_rows = [_merged_table(tables)], 0
             _check_memory(tables[0], memory)
-    table = _merged(tables)
+    table = _merged_table(tables)
     _check_memory(table, memory)
     table = table.sort_by("word").combine_chunks()
     distinct = table["word"].combine_chunks() if table.num_rows else pa.array([], pa.large_string())
@@ -73,11 +73,11 @@ def _batches(lines: Iterator[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _counted(words: pa.Array, counts: pa.Array | np.ndarray) -> pa.Table:
+def _count_table(words: pa.Array, counts: pa.Array | np.ndarray) -> pa.Table:
     return pa.table({"word": words, "count": pa.array(counts, pa.int64())})
 
 
-def _merged(tables: list[pa.Table]) -> pa.Table:
+def _merged_table(tables: list[pa.Table]) -> pa.Table:
     """One row for each word of the tables, with the sum of its counts."""
     rows = pa.concat_tables(tables)
     rows = rows.filter(pc.greater(pc.binary_length(rows["word"]), 0))

@@ -122,8 +122,8 @@ def user_cache() -> Path:
 
 
 def use_private_caches() -> None:
-    """Make compilers cache machine code where nobody else can write: torch's, numba's and Triton's in the folder that
-    XLME_CACHE names (on a disk of the node); without XLME_CACHE, torch's in the user's cache folder."""
+    """Make compilers cache machine code where nobody else can write. If XLME_CACHE names a folder (on a disk of the
+    node), torch, numba and Triton use it; otherwise only torch's cache is moved, to the user's cache folder."""
     chosen = os.environ.get("XLME_CACHE")
     subfolders = {"TORCHINDUCTOR_CACHE_DIR": "inductor"}  # by environment variable
     if chosen is not None:
