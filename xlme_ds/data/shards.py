@@ -160,12 +160,13 @@ class IndexedShard:
     def read(self, first: int, stop: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
         """Rows `first` … `stop` − 1, but none after the record batch of row `first`: the ids of these N rows, int32
         [N, T], and (offsets [N + 1], values) of their lengths and of their languages."""
-        batch, first = divmod(first, self._batch_rows)
+        batch, wanted = divmod(first, self._batch_rows)
         rows_before = batch * self._batch_rows
         count = min(self._batch_rows, self._rows - rows_before)
-        stop = min(stop - rows_before, count)  # from here on, rows are counted from the start of the record batch
-        # Rows `begin` … `end` − 1 are read: whole groups, to compare their checksums.
-        begin, end = first // self._group * self._group, min(-(-stop // self._group) * self._group, count)
+        # From here on, rows are counted from the start of the record batch. Rows `wanted` … `wanted_end` − 1 are
+        # returned; rows `begin` … `end` − 1 are read: whole groups, to compare their checksums.
+        wanted_end = min(stop - rows_before, count)
+        begin, end = wanted // self._group * self._group, min(-(-wanted_end // self._group) * self._group, count)
         tokens_at, *lists_at = self._offsets[batch].tolist()
         row_bytes = 4 * self.row_tokens
         tokens = self._array(self._file, np.int32, (end - begin) * self.row_tokens, tokens_at + begin * row_bytes)
@@ -182,11 +183,12 @@ class IndexedShard:
         checks = self._array(self._index, np.uint64, len(groups), self._checks_at + 8 * groups_before)
         if (_checks(tokens, self.row_tokens, self._group, *lists) != checks).any():
             raise ValueError("its bytes changed since its index was written")
-        first, stop = first - begin, stop - begin
-        columns = []
-        for offsets, values in zip(lists[::2], lists[1::2], strict=True):
-            columns.append((offsets[first : stop + 1] - offsets[first], values[offsets[first] : offsets[stop]]))
-        return tokens.reshape(-1, self.row_tokens)[first:stop], columns
+        low, high = wanted - begin, wanted_end - begin  # among the rows that were read
+        columns = [
+            (offsets[low : high + 1] - offsets[low], values[offsets[low] : offsets[high]])
+            for offsets, values in zip(lists[::2], lists[1::2], strict=True)
+        ]
+        return tokens.reshape(-1, self.row_tokens)[low:high], columns
 
     @staticmethod
     def _array(file: int, dtype: type, count: int, at: int) -> np.ndarray:
