@@ -23,7 +23,7 @@ from data_prep.vocab.allocation import allocate, concave_hull, piece_order, pool
 from data_prep.vocab.model_file import parse, serialize
 from data_prep.vocab.unigram import UnigramPath, Unigrams, _read_words, _seeds
 from data_prep.vocab.unigram_loops import LONGEST_WORD
-from data_prep.vocab.vocap import VocapConfig, _chosen, _curve_file, curve, run
+from data_prep.vocab.vocap import VocapConfig, _curve_file, _scored_pieces, curve, run
 from data_prep.vocab.word_counts import WordCounts, count_words, thinned_words
 from xlme_ds.data.schema import EOS, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
@@ -307,7 +307,7 @@ def test_chosen_pieces_have_the_scores_of_the_smallest_vocabulary_that_has_all(t
         write_file(_curve_file(stage, "de", size), serialize(pieces), tmp_path)
     for count, size in ((1, 2), (2, 2), (3, 3), (4, 12), (12, 12)):
         names = [f"{n:02d}" for n in range(count)]
-        assert _chosen(stage, "de", curve, names) == {name: -float(size) - n for n, name in enumerate(names)}
+        assert _scored_pieces(stage, "de", curve, names) == {name: -float(size) - n for n, name in enumerate(names)}
 
 
 def test_steps_are_the_optimum_for_every_budget() -> None:
