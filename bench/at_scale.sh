@@ -15,10 +15,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PYTHON=${PYTHON:-python3}
 RECIPES=${RECIPES:-xlme,xlmr_tlm} BUDGETS=${BUDGETS:-1e16 1e17} SEEDS=${SEEDS:-2 1} TUNING_SEEDS=${TUNING_SEEDS:-3}
 VOCABULARY=${VOCABULARY:-16384} ROWS=${ROWS:-256} MICRO=${MICRO:-128}
-# 1e17 operations are 6.0 million rows of each task for XLM-R + TLM, which reads most: it reads these ten times, with new masks.
+# In 1e17 operations XLM-R + TLM reads 6.0 million rows of each task, more than XLM-E: each row ten times, with new masks.
 TRAIN_ROWS=${TRAIN_ROWS:-600000} HELDOUT_ROWS=${HELDOUT_ROWS:-1024} HELDOUT_SHARE=${HELDOUT_SHARE:-0.01}
 PROCESSES=${PROCESSES:-$(nproc)}
-# As ELECTRA-Small; a generator of a quarter of the layers, for its width is the discriminator's.
+# ELECTRA-Small's shape. The generator has a quarter of the layers, because its width is the discriminator's.
 MODEL=${MODEL:---model.width 256 --model.heads 4 --model.feed-forward 1024 --model.discriminator-layers 12 --model.generator-layers 3}
 WARMUP=${WARMUP:-1000} LOG=${LOG:-100}
 

@@ -32,7 +32,7 @@ from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import TASKS
 from xlme_ds.data.shards import RowStore
 
-OF_A_TASK = ROWS // 2  # rows of each task in a micro-batch, as in Base
+ROWS_PER_TASK = ROWS // 2  # in a micro-batch, as in Base
 OURS, PEER = "ours", "datasets"
 
 
@@ -48,28 +48,29 @@ class LoaderSettings:
 
 
 def our_batches(data: Path, rows: int, kind: str) -> Iterator[Tensors]:
-    """Open the data, and yield one pass of our loader."""
+    """Open the data, and yield the batches of one pass of our loader; if `kind` is bare, only ids, read directly."""
     if kind == "bare":
         stores = [RowStore(data / task) for task in TASKS]
-        for first in range(0, rows, OF_A_TASK):
-            parts = [store.read(np.arange(first, first + OF_A_TASK)).tokens for store in stores]
+        for first in range(0, rows, ROWS_PER_TASK):
+            parts = [store.read(np.arange(first, first + ROWS_PER_TASK)).tokens for store in stores]
             yield (torch.from_numpy(np.concatenate(parts).astype(np.int64)),)
         return
-    loader = Loader(data, DataConfig(OF_A_TASK, OF_A_TASK, OF_A_TASK), 1, MASK_FRACTION)
-    for step in range(rows // OF_A_TASK):
+    loader = Loader(data, DataConfig(ROWS_PER_TASK, ROWS_PER_TASK, ROWS_PER_TASK), 1, MASK_FRACTION)
+    for step in range(rows // ROWS_PER_TASK):
         (batch,) = loader.step(step)
         yield batch.tokens_BT, batch.masked_M, batch.positions_BT, batch.segments_BT
 
 
 def in_training_order(data: Path, rows: int) -> np.ndarray:
-    """Tokens int32 [2 · rows, T] as the peer stores them: batch after batch, 16 rows of each task in each."""
+    """Tokens int32 [2 · rows, T] as the peer stores them: batch after batch, each with 16 rows of each task."""
     parts = [RowStore(data / task).read(np.arange(rows)).tokens for task in TASKS]
     row_tokens = parts[0].shape[1]
-    return np.concatenate([part.reshape(-1, OF_A_TASK, row_tokens) for part in parts], axis=1).reshape(-1, row_tokens)
+    batches = np.concatenate([part.reshape(-1, ROWS_PER_TASK, row_tokens) for part in parts], axis=1)
+    return batches.reshape(-1, row_tokens)
 
 
 def race(data: Path, rows: int, rounds: int, scratch: Path) -> Figures:
-    """Run ours and the peer in turns; a ratio is the median of the turns' ratios."""
+    """Run ours and the peer in turns. A ratio is the median of the ratios in each turn."""
     tokens = in_training_order(data, rows)
     checksum = int(tokens.sum(dtype="int64"))
     write_rows(scratch / PEER, tokens)
@@ -78,9 +79,9 @@ def race(data: Path, rows: int, rounds: int, scratch: Path) -> Figures:
     sides = {(name, kind): partial(one_pass, name, batches[name], kind, checksum) for name, kind in contenders}
     turns = by_turns(sides, rounds)
     medians: Figures = {OURS: {}, PEER: {}}
-    for (name, kind), first in turns[0].items():
+    for (name, kind), figures in turns[0].items():
         medians[name][kind] = {
-            figure: statistics.median(turn[name, kind][figure] for turn in turns) for figure in first
+            figure: statistics.median(turn[name, kind][figure] for turn in turns) for figure in figures
         }
 
     def ratio(ours: str, peer: str, figure: str = "rows_per_s") -> float:
@@ -97,22 +98,23 @@ def race(data: Path, rows: int, rounds: int, scratch: Path) -> Figures:
 
 
 def one_pass(name: str, batches: Callable[[str], Iterator[Tensors]], kind: str, checksum: int) -> Figures:
-    """Rows a second by the clock and of CPU time, and milliseconds to the first batch.
+    """Rows for each second by the clock and for each second of CPU time, milliseconds to the first batch, and masked
+    tokens for each row.
 
     Raises ValueError if the ids of all rows do not add up to `checksum`.
     """
-    total, rows, first, masked = 0, 0, 0.0, 0
+    id_sum, rows, first_seconds, masked = 0, 0, 0.0, 0
     wall, cpu = time.perf_counter(), time.process_time()
     for batch in batches(kind):
-        first = first or time.perf_counter() - wall
+        first_seconds = first_seconds or time.perf_counter() - wall
         rows += len(batch[0])
-        total += int(batch[0].sum())
+        id_sum += int(batch[0].sum())
         masked += batch[1].numel() if len(batch) > 1 else 0
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    if total != checksum:
-        raise ValueError(f"{name} read other rows: their ids add up to {total}, not {checksum}")
+    if id_sum != checksum:
+        raise ValueError(f"{name} read other rows: their ids add up to {id_sum}, not {checksum}")
     return {
-        "rows_per_s": rows / wall, "rows_per_cpu_s": rows / cpu, "first_batch_ms": 1e3 * first,
+        "rows_per_s": rows / wall, "rows_per_cpu_s": rows / cpu, "first_batch_ms": 1e3 * first_seconds,
         "masked_per_row": masked / rows,
     }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Shared by all benches: measuring in turns, memory of the process, and figures with commit, machine and date."""
+"""Shared by all benches: measure in turns, read the process's memory, print figures with commit, machine and date."""
 
 import json
 import math
@@ -38,8 +38,9 @@ def memory(field: str) -> int:
 def by_turns(
     sides: Mapping[Key, Callable[[], Any]], rounds: int, warm_up: int = 1, deadline: float = math.inf
 ) -> list[dict[Key, Any]]:
-    """Results of all sides in `rounds` rounds, after `warm_up` rounds that do not count. The sides take turns, so that
-    other work on the machine slows all alike. Only the first round may begin after `deadline` (time.monotonic)."""
+    """Results of all sides in each of `rounds` rounds, after `warm_up` rounds that do not count. The sides take turns,
+    so that other work on the machine slows all of them alike. Except for the first, no round begins after `deadline`
+    (time.monotonic)."""
     turns: list[dict[Key, Any]] = []
     while len(turns) < warm_up + rounds and (not turns or time.monotonic() <= deadline):
         turns.append({name: side() for name, side in sides.items()})
@@ -53,7 +54,7 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def listing(figures: Figures, indent: str = "") -> str:
-    """Figures as lines of a name and a value."""
+    """Figures as text, a line with name and value for each; inner dicts are indented."""
     lines = []
     for name, value in figures.items():
         if isinstance(value, dict):

@@ -27,7 +27,7 @@ from xlme_ds.config import RunConfig
 from xlme_ds.counting import flops_per_step
 
 Size = Literal["base", "middle", "tiny"]
-PRODUCT = 2.0 * 4096**3  # operations
+PRODUCT_FLOPS = 2.0 * 4096**3
 WARM_UP = 2  # rounds that do not count
 
 
@@ -65,7 +65,8 @@ CONTENDERS = ("ours", "matmul", *PEERS)
 
 
 def prepare(name: str, size: Size) -> Callable[[object], list[Figures]]:
-    """Build the contender `name`. The returned function takes a step, and returns its seconds and the peak memory."""
+    """Build the contender `name`. The returned function takes a step, and returns its seconds and the growth of the
+    peak memory."""
     torch.manual_seed(0)
     before, run = memory("VmRSS"), sized(size)
     one_step = PEERS[name](run).step if name in PEERS else (our_step if name == "ours" else matrix_product)(run)
@@ -79,7 +80,7 @@ def prepare(name: str, size: Size) -> Callable[[object], list[Figures]]:
 
 
 def measure(size: Size, rounds: int) -> Figures:
-    """Measure ours next to one peer at a time: all at once would not fit into 24 GB."""
+    """Measure ours next to one peer at a time: all together would not fit into 24 GB."""
     run = sized(size)
     flops = flops_per_step(run, run.model.max_positions)
     tokens = step_tokens(run)
@@ -93,7 +94,7 @@ def measure(size: Size, rounds: int) -> Figures:
             answers[name] += [turn[name] for turn in turns]
         ratios[f"ratio_vs_{peer}"] = statistics.median(turn[peer]["s"] / turn["ours"]["s"] for turn in turns)
     seconds = {name: statistics.median(row["s"] for row in rows) for name, rows in answers.items()}
-    peak = PRODUCT / seconds.pop("matmul")
+    peak = PRODUCT_FLOPS / seconds.pop("matmul")
     contenders = {
         name: {
             "tokens_per_s": tokens / s, "gflops": flops / s / 1e9, "step_s": s,

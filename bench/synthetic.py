@@ -11,8 +11,8 @@ from xlme_ds.data.rows import BOS, EOS, PAD, UNK, Rows
 
 
 def synthetic_rows(rng: np.random.Generator, count: int, row_tokens: int, vocabulary: int, pairs: bool) -> Rows:
-    """`count` rows of ids that follow a Zipf-like law: each holds one item that fills it, or `pairs`, whose sides are
-    about a ninth of the row each."""
+    """`count` rows of ids that follow a Zipf-like law. A row has one item that fills it or, with `pairs`, several
+    pairs, each side about a ninth of the row long."""
     tokens = np.full((count, row_tokens), PAD, dtype=np.int32)
     items, lengths = np.zeros(count, dtype=np.int64), []
     for row in range(count):
@@ -22,9 +22,9 @@ def synthetic_rows(rng: np.random.Generator, count: int, row_tokens: int, vocabu
             size = int(sides.sum()) + 1 + len(sides)
             if end + size > row_tokens:
                 break
-            words = UNK + 1 + ((vocabulary - UNK - 2) * rng.random(size) ** 3).astype(np.int32)
-            words[0], words[np.cumsum(sides + 1)] = BOS, EOS
-            tokens[row, end : end + size] = words
+            ids = UNK + 1 + ((vocabulary - UNK - 2) * rng.random(size) ** 3).astype(np.int32)
+            ids[0], ids[np.cumsum(sides + 1)] = BOS, EOS
+            tokens[row, end : end + size] = ids
             items[row] += 1
             lengths.append(size)
             end += size
@@ -42,8 +42,8 @@ def synthetic_batch(
         for task, count in enumerate(rows)
         if count
     ]
-    make = PseudoSides(pseudo_fractions, languages=(0,)).collate if pseudo_fractions else collate
-    return make(parts, seed, mask_fraction=0.15)
+    make_batch = PseudoSides(pseudo_fractions, languages=(0,)).collate if pseudo_fractions else collate
+    return make_batch(parts, seed, mask_fraction=0.15)
 
 
 class SyntheticSource:
@@ -54,7 +54,7 @@ class SyntheticSource:
     def __init__(self, run: RunConfig, row_tokens: int, world: int = 1):
         self.plan = plan_step(run.data, world)
         self.row_tokens = row_tokens
-        rows = self.plan.micro[0], 0 if run.data.alternate else self.plan.micro[1]  # alternating: the first step's
+        rows = self.plan.micro[0], 0 if run.data.alternate else self.plan.micro[1]  # step 0 of an alternating run
         self.batches = [
             synthetic_batch(rows, row_tokens, run.model.vocabulary, seed, run.objective.pseudo_fractions)
             for seed in range(self.plan.accumulation)

@@ -18,11 +18,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tyro
@@ -39,8 +39,13 @@ from xlme_ds.data.vocabulary import Vocabulary
 _WARM_LANGUAGES = "de en es fr it nl pt ru"  # a task for every rank, so that each loads its model
 _ENCODE = "import sys; from bench.tokenize import encode_stage; encode_stage(*sys.argv[1:])"
 _ENDING = ".txt.xz"
-Seconds = Sequence[float]
-"""Time by the clock, and of this process's CPU, which other work on the machine disturbs less."""
+
+
+class Seconds(NamedTuple):
+    """Two times of one piece of work."""
+
+    wall: float
+    cpu: float  # of this process; other work on the machine disturbs it less
 
 
 @dataclass(frozen=True)
@@ -54,15 +59,15 @@ class TokenizeSettings:
 
 
 def timed(work: Callable[[], Any]) -> Seconds:
-    """The time of `work`."""
+    """The times of `work`."""
     wall, cpu = time.perf_counter(), time.process_time()
     work()
-    return time.perf_counter() - wall, time.process_time() - cpu
+    return Seconds(time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def read_lines(mono: Path) -> dict[str, list[str]]:
-    """The cleaned lines of a folder's files by language, without the stage's own reader. Raises ValueError if there
-    are none."""
+    """The cleaned lines of a folder's files by language, not read by the reader of stage encode. Raises ValueError if
+    there are none."""
     lines: dict[str, list[str]] = {}
     for path in sorted(mono.glob(f"*{_ENDING}")):
         with lzma.open(path) as file:
@@ -74,13 +79,13 @@ def read_lines(mono: Path) -> dict[str, list[str]]:
 
 
 def encode_stage(vocab: str, mono: str, scratch: str) -> None:
-    """Print the time of stage encode on the MPI ranks of this launch."""
-    warm, warmed, encoded = (Path(scratch, name) for name in ("warm", "warmed", "encoded"))
+    """Print the times of stage encode on the MPI ranks of this launch."""
+    warm_text, warm_out, encoded = (Path(scratch, name) for name in ("warm", "warmed", "encoded"))
     for code in _WARM_LANGUAGES.split() if is_root() else ():
-        warm.mkdir(exist_ok=True)
-        (warm / f"{code}.txt").write_text("All human beings are born free and equal in dignity and rights.\n")
+        warm_text.mkdir(exist_ok=True)
+        (warm_text / f"{code}.txt").write_text("All human beings are born free and equal in dignity and rights.\n")
     barrier()
-    encode(EncodeConfig(vocab=Path(vocab), out=warmed, mono=warm))  # loads the model
+    encode(EncodeConfig(vocab=Path(vocab), out=warm_out, mono=warm_text))  # loads the model
     barrier()
     seconds = timed(lambda: (encode(EncodeConfig(vocab=Path(vocab), out=encoded, mono=Path(mono))), barrier()))
     if is_root():
@@ -88,8 +93,9 @@ def encode_stage(vocab: str, mono: str, scratch: str) -> None:
 
 
 def measure(settings: TokenizeSettings) -> Figures:
-    """Run all sides in turns; ratios and rates over the rounds, and the size of the corpus."""
-    # the launcher of this environment first
+    """Run all sides in turns. Returns ratios and rates, which are medians over the rounds, and the size of the
+    corpus."""
+    # This environment's launcher is preferred to others on the path.
     mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if mpiexec is None:
         raise ValueError("there is no mpiexec: install the extra mpi, or load the cluster's MPI")
@@ -97,8 +103,8 @@ def measure(settings: TokenizeSettings) -> Figures:
     by_language, vocabulary = read_lines(mono), Vocabulary(settings.vocab)
     lines = [line for of_language in by_language.values() for line in of_language]
 
-    def encoded(ranks: int) -> Seconds:
-        """The times that the stage's processes print last."""
+    def encode_seconds(ranks: int) -> Seconds:
+        """The times in the last line that the stage's processes print."""
         with tempfile.TemporaryDirectory() as scratch:
             arguments = [str(settings.vocab.resolve()), str(mono.resolve()), scratch]
             command = [mpiexec, "-n", str(ranks), sys.executable, "-c", _ENCODE, *arguments]
@@ -106,26 +112,27 @@ def measure(settings: TokenizeSettings) -> Figures:
             done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
         if done.returncode:
             raise ValueError(f"encode on {ranks} ranks ended with code {done.returncode}: {done.stderr.strip()}")
-        return tuple(map(float, done.stdout.splitlines()[-1].split()))
+        return Seconds(*map(float, done.stdout.splitlines()[-1].split()))
 
     encode_one = vocabulary.processor.encode
     sides: dict[str, Callable[[], Seconds]] = {
         "sentencepiece": lambda: timed(lambda: [np.array(encode_one(line), dtype=np.int32) for line in lines]),
-        "encode, one rank": lambda: encoded(1),
-        "encode, two ranks": lambda: encoded(2),
+        "encode, one rank": lambda: encode_seconds(1),
+        "encode, two ranks": lambda: encode_seconds(2),
     }
     turns = by_turns(sides, settings.rounds, warm_up=0)
 
-    def ratio(slower: str, faster: str, clock: int = 0) -> float:
-        return round(statistics.median(turn[slower][clock] / turn[faster][clock] for turn in turns), 3)
+    def ratio(slower: str, faster: str, clock: str = "wall") -> float:
+        ratios = (getattr(turn[slower], clock) / getattr(turn[faster], clock) for turn in turns)
+        return round(statistics.median(ratios), 3)
 
     megabytes = sum(len(line.encode()) for line in lines) / 1e6
     return {
         "encode_stage_fraction_of_sentencepiece": ratio("sentencepiece", "encode, one rank"),
-        "encode_stage_fraction_in_cpu_time": ratio("sentencepiece", "encode, one rank", clock=1),
+        "encode_stage_fraction_in_cpu_time": ratio("sentencepiece", "encode, one rank", clock="cpu"),
         "two_rank_scaling": ratio("encode, one rank", "encode, two ranks"),
         "megabytes_per_second": {
-            side: round(statistics.median(megabytes / turn[side][0] for turn in turns), 3) for side in sides
+            side: round(statistics.median(megabytes / turn[side].wall for turn in turns), 3) for side in sides
         },
         "languages": len(by_language),
         "lines": len(lines),

@@ -1,4 +1,4 @@
-"""Processes that measure case after case. A process receives a case and sends its rows; an empty row ends them."""
+"""Processes that measure case after case. A process receives a case and sends the case's rows, then an empty row."""
 
 import atexit
 import contextlib
@@ -26,7 +26,7 @@ class Worker:
         self.process = spawn.Process(target=_serve, args=(theirs, module, arguments))
         self.process.start()
         theirs.close()  # so that reading fails when the process ends
-        atexit.register(self.connection.close)  # ends it, before Python waits for it
+        atexit.register(self.connection.close)  # ends the process, before Python waits for it
         self.loaded = False
 
     def load(self, seconds: float) -> None:
@@ -35,7 +35,8 @@ class Worker:
             self.loaded = self.loaded or (self.connection.poll(max(seconds, 0)) and self.connection.recv() == {})
 
     def rows(self, case: Any, seconds: float) -> Iterator[Figures]:
-        """The rows of a case as they come; if the process fails or takes longer, the last row has `failed`."""
+        """The rows of a case as they come. If the process fails or needs more than `seconds`, the last row has
+        `failed`."""
         if not self.loaded:
             yield {"failed": "the process of the case did not load"}
             return
@@ -53,7 +54,7 @@ class Worker:
             yield {"failed": f"the process ended with code {self.process.exitcode}"}
 
     def ask(self) -> Figures:
-        """The one row of the next case; ends the program if the process fails."""
+        """The row of a case that has only one, and needs no description. Ends the program if the process fails."""
         self.load(600)
         (row,) = self.rows(None, 3600)
         if "failed" in row:
@@ -61,7 +62,7 @@ class Worker:
         return row
 
     def close(self, kill: bool = False) -> None:
-        """End the process and its children; returns when they hold no memory."""
+        """End the process and its children; returns when their memory is free."""
         assert self.process.pid is not None
         self.connection.close()
         self.process.join(0 if kill else 10)
@@ -83,4 +84,4 @@ def _serve(connection: Connection, module: str, arguments: tuple[str, ...]) -> N
             for row in rows_of(connection.recv()):
                 connection.send(row)
             connection.send({})
-    os._exit(0)  # at once: the next case waits for the memory
+    os._exit(0)  # without cleaning up, because the next case waits for the memory

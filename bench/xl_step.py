@@ -35,10 +35,10 @@ from xlme_ds.validate import validate
 
 STEPS = 3
 SAVED_AFTER = 2
-# Of a parameter: 18 in the swap folder (weights, master weights, moments, gradients), 12 in the checkpoint.
-_BYTES = 18 + 12
+# 18 in the swap folder (weights, master weights, moments, gradients), 12 in the checkpoint.
+_BYTES_PER_PARAMETER = 18 + 12
 _BLOCKS = 16  # of the embedding; XL's blocks are then as large as the buffers of ds_configs/zero3_offload.json
-_TOLERANCE = 1e-3  # relative: loaded bf16 weights are rounded from the saved float32 ones
+_TOLERANCE = 1e-3  # relative: after loading, the bf16 weights are rounded from the saved float32 weights
 _LEARNING_RATE = 1e-5  # as in step 200 of the published warm-up
 
 
@@ -80,7 +80,7 @@ def sample_rows(folder: Path, row_tokens: int) -> Path:
 
 
 def work(config: RunConfig, data: Path, out: Path, first: bool) -> tuple[float, float]:
-    """Take the steps of one process; returns loss and gradient norm of the last."""
+    """Take the steps of one process, the `first` or the second; returns loss and gradient norm of the last step."""
     from xlme_ds.checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints
     from xlme_ds.data.loader import Loader
     from xlme_ds.engine.build import build_engine, resolve_precision
@@ -120,20 +120,21 @@ def work(config: RunConfig, data: Path, out: Path, first: bool) -> tuple[float, 
 
 
 def both(run: RunConfig, data: Path, out: Path) -> list[tuple[float, float]]:
-    """Run the two processes one after the other; returns loss and gradient norm of the step that both took."""
+    """Run the two processes one after the other; returns each one's loss and gradient norm of the step that both
+    take."""
     parameters = count_parameters(run)["trained_total"]
-    needed, free = parameters * _BYTES, shutil.disk_usage(out).free
+    needed, free = parameters * _BYTES_PER_PARAMETER, shutil.disk_usage(out).free
     disk = f"{needed / 1e9:.0f} GB of disk needed, {free / 1e9:.0f} free"
     print(f"{parameters / 1e9:.3f}B parameters; {disk}; {', '.join(stamp().values())}", flush=True)
     if free < needed:
         raise ValueError(f"{out} has {free / 1e9:.0f} GB free, {needed / 1e9:.0f} are needed: name another --out")
     results = []
-    for part in ("first", "second"):
+    for process in ("first", "second"):
         shutil.rmtree(out / "swap", ignore_errors=True)
         (out / "swap").mkdir()
-        print(f"-- {part} process", flush=True)
+        print(f"-- {process} process", flush=True)
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            results.append(pool.submit(work, run, data, out, part == "first").result())
+            results.append(pool.submit(work, run, data, out, process == "first").result())
     return results
 
 

@@ -27,7 +27,7 @@ from bench.workers import Worker
 
 SECTIONS = ("matmul", "parity", "steps", "kernels", "resume", "peers", "smoke", "profile")
 SHARED = ("machine", "matmul", "parity")  # sections whose cases share a process
-LONGEST = {"kernels": 110.0, "resume": 150.0, "smoke": 150.0}  # seconds on a GPU
+TIME_LIMITS = {"kernels": 110.0, "resume": 150.0, "smoke": 150.0}  # seconds of a section's case on a GPU
 _NO_TIME = {"left_out": "the time given by --minutes is up"}
 Step = tuple[str, int, Figures]
 """Recipe, rows of each task in a micro-batch, and settings of the model that differ from the recipe."""
@@ -77,7 +77,7 @@ def _labels(recipe: str, micro_batch: int, settings: Figures) -> Figures:
 
 
 class Report:
-    """The figures so far, and their files."""
+    """The figures so far, also in the files gpu.json and gpu.md."""
 
     def __init__(self, folder: Path, settings: Figures):
         self.folder = folder
@@ -138,7 +138,7 @@ class Bench:
     def __init__(self, report: Report, common: Figures, deadline: float, patience: float):
         self.report, self.common, self.deadline, self.patience = report, common, deadline, patience
         self.next = Worker("bench.gpu.worker")
-        self.shared: Worker | None = None  # shared by the cases of the sections `SHARED`
+        self.shared: Worker | None = None  # the process of the cases of all sections in `SHARED`
 
     def run(self, section: str, labels: Figures) -> None:
         """Measure one case, and add its rows."""
@@ -151,10 +151,10 @@ class Bench:
         if worker is None:
             worker, self.next = self.next, Worker("bench.gpu.worker")
         worker.load(self.deadline - time.monotonic())
-        if section not in SHARED:  # a step took 1.2 times as long while another process loaded
+        if section not in SHARED:  # measured: a step takes 1.2 times as long while another process loads
             self.next.load(self.deadline - time.monotonic())
         begin, limit = time.monotonic(), min(self.patience, self.deadline - time.monotonic())
-        seconds = min(LONGEST.get(section, limit) if self.common["device"] == "cuda" else limit, limit - 2)
+        seconds = min(TIME_LIMITS.get(section, limit) if self.common["device"] == "cuda" else limit, limit - 2)
         case = self.common | {"section": section, "matmul_tflops": self.report.matmul_tflops(), "seconds": seconds}
         failed = False
         for row in worker.rows(case | labels, limit):

@@ -1,4 +1,4 @@
-"""Runs every command that touches a GPU on a small text, and runs that are killed and resumed."""
+"""Runs every command that touches a GPU on a small text, and compares killed and resumed runs with undisturbed ones."""
 
 import contextlib
 import json
@@ -15,7 +15,8 @@ from bench.measure import Figures
 from data_prep.__main__ import main as data_prep
 from xlme_ds.run_commands import environment
 
-STEPS, SAVED, KILLED = 60, 20, 33  # steps of a killed run: in all, between checkpoints, before the kill
+# Numbers of steps of a killed run: in all, between two checkpoints, before the kill.
+STEPS, SAVE_EVERY, STEPS_BEFORE_KILL = 60, 20, 33
 RUNS = {  # name of a run that is killed -> recipe and settings
     "default": "--recipe quickstart",
     "graphs": "--recipe quickstart --model.compile graphs",
@@ -29,10 +30,10 @@ print(len(model.judge("ba ce di")), model.fill("ba <mask> di", top=2), model.enc
 
 
 def write_text(folder: Path) -> None:
-    """Write 100 documents, 1,000 pairs and some tagged sentences of two made-up languages; German reverses the words of
-    English, and tags follow from the length of the word."""
+    """Write 100 documents, 1,000 pairs and some tagged sentences of two made-up languages. A word of "German" is an
+    "English" word spelled backwards; a word's tag follows from its length."""
     rng = random.Random(0)
-    syllables = [one + two for one in "bcdfgklmnprst" for two in "aeiou"]
+    syllables = [consonant + vowel for consonant in "bcdfgklmnprst" for vowel in "aeiou"]
     words = ["".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(600)]
 
     def sentences(count: int) -> list[list[str]]:
@@ -43,8 +44,8 @@ def write_text(folder: Path) -> None:
     pairs = sentences(1000)
     for language, name in (("de", "source"), ("en", "reference")):
         text, lines = (
-            [" ".join(word if language == "en" else word[::-1] for word in sentence) for sentence in some]
-            for some in (sentences(1000), pairs)
+            [" ".join(word if language == "en" else word[::-1] for word in sentence) for sentence in english]
+            for english in (sentences(1000), pairs)
         )
         documents = ["\n".join(text[start : start + 10]) for start in range(0, len(text), 10)]
         (folder / "mono" / f"{language}.txt").write_text("\n\n".join(documents) + "\n")
@@ -60,8 +61,8 @@ def _row_tokens(quick: bool) -> int:
 
 
 def _settings(rows: int, quick: bool) -> str:
-    """Options of a model (on a GPU with heads of size 64, as in Base), and of steps that are one micro-batch with
-    `rows` of each task."""
+    """Options of a model (on a GPU with heads of size 64, as in Base), and of steps of one micro-batch with `rows` rows
+    of each task."""
     width, rows = (32, 2) if quick else (256, rows)
     return (
         f"--model.vocabulary 1000 --model.max-positions {_row_tokens(quick)} --model.width {width} --model.heads 4 "
@@ -94,14 +95,14 @@ def prepare(folder: Path, quick: bool) -> None:
 
 
 def _start(arguments: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
-    share = str(max((os.cpu_count() or 1) // 8, 1))  # several run at a time
-    env = environment() | dict.fromkeys(("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), share)
+    threads = str(max((os.cpu_count() or 1) // 8, 1))  # few, because several commands run at a time
+    env = environment() | dict.fromkeys(("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), threads)
     with log.open("a") as file:
         return subprocess.Popen(arguments, stdout=file, stderr=subprocess.STDOUT, env=env)
 
 
 def _run(arguments: Sequence[str], log: Path, deadline: float) -> Figures:
-    """Run a command, which is killed at `deadline`; returns its seconds, and its last output or how it failed."""
+    """Run a command, which is killed at `deadline`. Returns its seconds, and the end of its output or how it failed."""
     begin = time.monotonic()
     if begin > deadline:
         return {"left_out": "the time of this section is up"}
@@ -122,14 +123,14 @@ def _xlme(arguments: str) -> list[str]:
 
 
 def _waves(data: Path, out: Path, quick: bool) -> list[dict[str, list[str]]]:
-    """The arguments of every command by its name, in waves: each reads what the wave before wrote."""
+    """The arguments of every command by its name, in waves: the commands of a wave read what earlier waves wrote."""
     launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "1", "--module", "xlme_ds.pretrain"]
     steps = "--train.steps 20 --train.log-every 9 --train.eval-every 20"
     xlme = f"--recipe quickstart {_settings(8, quick)} {steps} --data {data}/xlme_train --heldout {data}/xlme_heldout"
     xlm = f"pretrain {_settings(16, quick)} --model.language-embeddings de en"
     pairs = f"{xlm} {steps} --data {data}/xlm_train --heldout {data}/xlm_heldout"
     text, heldout, tuning = f"{data}/text", f"{data}/xlme_heldout", "--task pos --tuning.epochs 1"
-    second = {
+    second_wave = {
         "pretrain XLM to translate":
             f"{pairs} --recipe xlm_mt --data.mono-rows 0 --start.folder {out}/xlm --out {out}/mt",
         "pretrain XLM to translate without pairs":
@@ -149,14 +150,14 @@ def _waves(data: Path, out: Path, quick: bool) -> list[dict[str, list[str]]]:
             "pretrain, by the launcher": [*launcher, *f"{xlme} --profile 2 --out {out}/xlme".split()],
             "pretrain XLM": _xlme(f"{pairs} --recipe xlm --out {out}/xlm"),
         },
-        {name: _xlme(arguments) for name, arguments in second.items()}
+        {name: _xlme(arguments) for name, arguments in second_wave.items()}
         | {"Python": [sys.executable, "-W", "ignore", "-c", _API, f"{out}/xlme"]},
         {"translate": _xlme(translate)},
     ]
 
 
 def smoke(folder: Path, seconds: float, quick: bool) -> Iterator[Figures]:
-    """Run every command, all of one wave at the same time; yields the result of each."""
+    """Run every command, those of one wave at the same time; yields the result of each."""
     deadline, out = time.monotonic() + seconds, folder / "smoke"
     prepare(folder / "data", quick)
     out.mkdir(exist_ok=True)
@@ -182,17 +183,17 @@ def resume(folder: Path, seconds: float, runs: Sequence[str], quick: bool) -> It
     def train(name: str, run: Path) -> tuple[list[str], Path]:
         arguments = (
             f"pretrain {RUNS[name]} {_settings(8, quick)} --engine.deepspeed zero1 --train.steps {STEPS} "
-            f"--train.log-every 1 --train.save-every {SAVED} --data {folder}/data/xlme_train --out {run}"
+            f"--train.log-every 1 --train.save-every {SAVE_EVERY} --data {folder}/data/xlme_train --out {run}"
         )
         return _xlme(arguments), run.with_suffix(".log")
 
     def kill_and_resume(name: str, run: Path) -> tuple[int, Figures]:
-        first = _start(*train(name, run))
-        while first.poll() is None and len(_lines(run)) < KILLED and time.monotonic() < deadline:
+        process = _start(*train(name, run))
+        while process.poll() is None and len(_steps(run)) < STEPS_BEFORE_KILL and time.monotonic() < deadline:
             time.sleep(0.005)
-        first.kill()
-        first.wait()
-        return len(_lines(run)), _run(*train(name, run), deadline)
+        process.kill()
+        process.wait()
+        return len(_steps(run)), _run(*train(name, run), deadline)
 
     with ThreadPoolExecutor(2 * len(runs)) as pool:
         started = []
@@ -208,8 +209,8 @@ def resume(folder: Path, seconds: float, runs: Sequence[str], quick: bool) -> It
             yield {"run": name, "killed_after_step": step} | row
 
 
-def _lines(run: Path) -> list[Figures]:
-    """The steps in a run's log, without a line that is being written."""
+def _steps(run: Path) -> list[Figures]:
+    """The steps in a run's log, without the last line if it is not complete."""
     steps = []
     with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
         for line in (run / "metrics.jsonl").read_text().splitlines():
@@ -218,12 +219,12 @@ def _lines(run: Path) -> list[Figures]:
 
 
 def _compared(alone: Path, killed: Path) -> Figures:
-    """Whether two runs have the same losses, norms and weights."""
-    ours, theirs = (
-        {line["step"]: (line["loss"], line["grad_norm"]) for line in _lines(run)} for run in (alone, killed)
+    """Whether the undisturbed run `alone` and the run `killed` have the same losses, norms and weights."""
+    of_alone, of_killed = (
+        {line["step"]: (line["loss"], line["grad_norm"]) for line in _steps(run)} for run in (alone, killed)
     )
-    different = [step for step in ours if ours[step] != theirs.get(step)]
+    different = [step for step in of_alone if of_alone[step] != of_killed.get(step)]
     weights = [(run / "model" / "model.safetensors").read_bytes() for run in (alone, killed)]
-    same = weights[0] == weights[1]
-    return {"steps": len(ours), "first_that_differs": min(different, default=None), "same_weights": same,
-            "ok": len(ours) == STEPS and not different and same}  # fmt: skip
+    same_weights = weights[0] == weights[1]
+    return {"steps": len(of_alone), "first_that_differs": min(different, default=None), "same_weights": same_weights,
+            "ok": len(of_alone) == STEPS and not different and same_weights}  # fmt: skip

@@ -1,8 +1,8 @@
 """A tournament of the attention kernels' forms on one GPU, on Base's shape; Large's and XL's heads have the same size.
 
 A form is a choice of tiles, warps and pipeline stages. Every legal form of each kernel is compared with float64 and
-timed, next to torch's attention. The fastest forms are written into a copy of `xlme_ds/models/tilings.json`, as the
-entry of this GPU's compute capability.
+timed; torch's attention is timed too. The fastest forms are written into a copy of `xlme_ds/models/tilings.json`, as
+the entry of this GPU's compute capability.
 """
 
 import functools
@@ -29,19 +29,19 @@ from xlme_ds.models.attention import item_bounds
 from xlme_ds.models.tiles import TABLE, Tiling
 
 SHAPE = 64, 12, 512, 64  # rows (half hold one item, half hold pairs), heads, tokens, size of a head
-PRODUCT = 2.0 * 64 * 12 * 512**2 * 64  # operations of Q Kᵀ
+PRODUCT_FLOPS = 2.0 * 64 * 12 * 512**2 * 64  # of Q Kᵀ
 TILES = ((64, 32), (32, 64), (64, 64), (128, 32), (32, 128), (128, 64), (64, 128), (64, 16), (16, 64))
 KERNELS = ("_forward", "_backward_queries", "_backward_keys", "_backward_distances")
 LAUNCHES = 10  # timed together, so that the host's time for a launch does not count
-BOUND = 2e-2  # largest error over largest number: bf16 rounds several times in a row
+BOUND = 2e-2  # of (largest error) / (largest number); bf16 rounds several times in a row
 
 
 def forms(kernel: str) -> list[Tiling]:
-    """The forms of a kernel to try: those whose scores fit the registers, with rows for all warps."""
+    """The forms of a kernel to try: a tile's scores must fit the registers, and every warp must have rows."""
     if kernel == "_backward_distances":
         return [Tiling(64, 64, warps, stages) for warps, stages in itertools.product((4, 8), (2, 3))]
-    # Most scores of a warp, and the longest side of a tile.
-    most, side = (2048, 128) if kernel == "_forward" else (1024, 64 if kernel == "_backward_queries" else 128)
+    max_scores_per_warp = 2048 if kernel == "_forward" else 1024
+    max_side = 64 if kernel == "_backward_queries" else 128  # of a tile
     candidates = (
         Tiling(queries, keys, warps, stages)
         for (queries, keys), warps, stages in itertools.product(TILES, (4, 8), (2, 3, 4))
@@ -49,9 +49,9 @@ def forms(kernel: str) -> list[Tiling]:
     return [
         form
         for form in candidates
-        if 256 <= form.queries * form.keys // form.warps <= most
+        if 256 <= form.queries * form.keys // form.warps <= max_scores_per_warp
         and (form.keys if kernel == "_backward_keys" else form.queries) >= 16 * form.warps
-        and max(form.queries, form.keys) <= side
+        and max(form.queries, form.keys) <= max_side
     ]
 
 
@@ -61,10 +61,10 @@ def inputs(
     """Inputs of the kernels: queries, keys and values, gate, distances, items and the gradient of the output."""
     from xlme_ds.models.attention_triton import skew
 
-    g = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
 
     def numbers(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=g).to(half).to(device)
+        return torch.randn(shape, generator=generator).to(half).to(device)
 
     rng = np.random.default_rng(0)
     segments = np.ones((rows, tokens), dtype=np.int64)
@@ -80,14 +80,14 @@ def inputs(
 
 
 class Launch(NamedTuple):
-    """Functions of a kernel's form: run it; the buffers that it writes; its results, in the order of `expected`."""
+    """A kernel, as three functions of its form."""
 
     run: Callable[[Tiling], None]
-    buffers: Callable[[Tiling], Sequence[Tensor]]
-    results: Callable[[Tiling], Sequence[Tensor]]
+    buffers: Callable[[Tiling], Sequence[Tensor]]  # the tensors that the kernel writes
+    results: Callable[[Tiling], Sequence[Tensor]]  # in the order of `expected`
 
     def errors(self, form: Tiling, exact: Sequence[Tensor]) -> list[float]:
-        """The largest error of each result over its largest number; NaN if the kernel left a number unwritten."""
+        """(Largest error) / (largest number) of each result; NaN if the kernel left a number unwritten."""
         for buffer in self.buffers(form):
             buffer.fill_(math.nan)
         self.run(form)
@@ -96,7 +96,7 @@ class Launch(NamedTuple):
 
 
 def launches(tensors: dict[str, Any]) -> dict[str, Launch]:
-    """The launch of each kernel by its name. A backward kernel reads the outputs of the kernels before it."""
+    """The `Launch` of each kernel, by its name. A backward kernel reads the outputs of the kernels before it."""
     from xlme_ds.models import attention_triton as kernels
 
     qkv, gate, bounds = tensors["qkv"], tensors["gate"], (tensors["skewed"], tensors["first"], tensors["end"])
@@ -151,7 +151,7 @@ def expected(tensors: dict[str, Any]) -> dict[str, list[Tensor]]:
     u, r, w, d = (value.double().requires_grad_() for value in (*tensors["gate"], tensors["distance"]))
     rows, tokens, _, _, size = tensors["qkv"].shape
     position = torch.arange(tokens, device=d.device)
-    place = position[None, :] - position[:, None] + tokens - 1
+    distance_index = position[None, :] - position[:, None] + tokens - 1
     sums = {name: torch.zeros_like(value) for name, value in zip(names, (u, r, w, d), strict=True)}
     outs, grads = [], []
     for n in range(rows):
@@ -160,11 +160,11 @@ def expected(tensors: dict[str, Any]) -> dict[str, list[Tensor]]:
         alpha, rho = torch.sigmoid(q @ u), torch.sigmoid(q @ r)
         gate = (1 + alpha + (1 - alpha) * w[:, None] * rho)[..., None]
         seen = (position >= tensors["first"][n][:, None]) & (position < tensors["end"][n][:, None])
-        scores = torch.where(seen, q @ k.mT / math.sqrt(size) + gate * d[:, place], -math.inf)
+        scores = torch.where(seen, q @ k.mT / math.sqrt(size) + gate * d[:, distance_index], -math.inf)
         out = (scores.softmax(-1) @ v).transpose(0, 1)
-        *small, of_qkv = torch.autograd.grad(out, [u, r, w, d, qkv], tensors["grad"][n].double())
-        for total, part in zip(sums.values(), small, strict=True):
-            total += part
+        *of_parameters, of_qkv = torch.autograd.grad(out, [u, r, w, d, qkv], tensors["grad"][n].double())
+        for gradient_sum, gradient in zip(sums.values(), of_parameters, strict=True):
+            gradient_sum += gradient
         outs.append(out.detach())
         grads.append(of_qkv)
     of_q, of_k, of_v = torch.stack(grads).unbind(2)
@@ -176,11 +176,11 @@ def expected(tensors: dict[str, Any]) -> dict[str, list[Tensor]]:
 
 
 def _compile(kernel: str, form: Tiling) -> Figures:
-    """Compile a form into the cache that all processes share. The row says if it does not fit or fails, else it is
-    empty."""
+    """Compile a form into the cache that all processes share. Returns an empty row, or one that says that the form does
+    not fit or fails."""
     try:
         torch.set_num_threads(1)
-        launches(_small)[kernel].run(form)
+        launches(_process_inputs)[kernel].run(form)
         torch.cuda.synchronize()
     except Exception as error:
         message = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
@@ -188,33 +188,33 @@ def _compile(kernel: str, form: Tiling) -> Figures:
     return {}
 
 
-_small: dict[str, Any] = {}
+_process_inputs: dict[str, Any] = {}  # made once in each process that compiles
 
 
-def _start() -> None:
-    _small.update(inputs(torch.device("cuda"), *SHAPE))
+def _make_inputs() -> None:
+    _process_inputs.update(inputs(torch.device("cuda"), *SHAPE))
 
 
-def _launch(run: Callable[[], object]) -> None:
+def _launch_repeatedly(run: Callable[[], object]) -> None:
     for _ in range(LAUNCHES):
         run()
 
 
 def _medians(device: Device, runs: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, float]:
     """Median milliseconds of one launch of each run, measured in turns."""
-    launched = {key: partial(device.once, partial(_launch, run)) for key, run in runs.items()}
+    launched = {key: partial(device.once, partial(_launch_repeatedly, run)) for key, run in runs.items()}
     turns = by_turns(launched, rounds, warm_up=0)
     return {key: 1000 * float(np.median([turn[key] for turn in turns])) / LAUNCHES for key in runs}
 
 
 def tournament(device: Device, seconds: float, table: Path) -> Iterator[Figures]:
-    """A row for every form, and one for torch's attention; no comparison begins after `seconds`.
+    """Yield a row for every form, and one for torch's attention; no comparison begins after `seconds`.
 
-    Writes the winners to `table`.
+    Writes the winners to `table`, if every kernel has one.
     """
     started, tensors = time.monotonic(), inputs(device.torch, *SHAPE)
     candidates = [(kernel, form) for kernel in KERNELS for form in forms(kernel)]
-    with ProcessPoolExecutor(min(12, os.cpu_count() or 1), multiprocessing.get_context("spawn"), _start) as pool:
+    with ProcessPoolExecutor(min(12, os.cpu_count() or 1), multiprocessing.get_context("spawn"), _make_inputs) as pool:
         compiled = dict(zip(candidates, pool.map(_compile, *zip(*candidates, strict=True)), strict=True))
     exact, kernels = expected(tensors), launches(tensors)
     products = {"_forward": 2, "_backward_queries": 3, "_backward_keys": 4, "_backward_distances": 2}  # matrix products
@@ -230,7 +230,7 @@ def tournament(device: Device, seconds: float, table: Path) -> Iterator[Figures]
         runs = {form: partial(kernels[kernel].run, form) for form, row in rows.items() if row.get("ok")}
         times = _medians(device, runs, 5)
         for form, ms in times.items():
-            rows[form] |= {"ms": ms, "tflops_of_the_square": products[kernel] * PRODUCT / ms / 1e9}
+            rows[form] |= {"ms": ms, "tflops_of_the_square": products[kernel] * PRODUCT_FLOPS / ms / 1e9}
         if times:
             winners[kernel] = min(times, key=lambda form: times[form])
             rows[winners[kernel]]["winner"] = True
@@ -241,7 +241,7 @@ def tournament(device: Device, seconds: float, table: Path) -> Iterator[Figures]
 
 
 def _write(winners: dict[str, Tiling], table: Path) -> None:
-    """Write the package's table of forms, with the winners of this GPU's compute capability."""
+    """Write a copy of the package's table of forms, with the winners as the entry of this GPU's compute capability."""
     forms_by_gpu = json.loads(TABLE.read_text(encoding="utf-8"))
     capability = ".".join(map(str, torch.cuda.get_device_capability()))
     forms_by_gpu.setdefault(capability, {})[str(SHAPE[-1])] = winners
@@ -249,7 +249,7 @@ def _write(winners: dict[str, Tiling], table: Path) -> None:
 
 
 def torch_attention(device: Device, tensors: dict[str, Any]) -> Figures:
-    """Times of torch's flash attention without bias and mask."""
+    """Times of torch's own attention kernel without bias and mask."""
     q, k, v = (part.transpose(1, 2).contiguous().requires_grad_() for part in tensors["qkv"].unbind(2))
     grad = tensors["grad"].transpose(1, 2).contiguous()
 

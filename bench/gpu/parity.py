@@ -1,7 +1,7 @@
 """Compares the model's kernels on a device with the same code on the CPU in float64, on the same inputs.
 
-The inputs are exact in bf16. An error is the largest difference over the reference's largest number; of integers, the
-share that differs. B rows, T tokens, M masked positions, D width, V vocabulary.
+The inputs are exact in bf16. Error of a tensor = (largest difference) / (the reference's largest number); of integers,
+the share that differs. B rows, T tokens, M masked positions, D width, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -26,8 +26,8 @@ from xlme_ds.objectives.electra import ElectraObjective
 
 Tensors = dict[str, Tensor]
 Case = Callable[[torch.device, torch.dtype], Tensors]
-# Largest errors allowed. float32 sums up to thousands of terms in another order; bf16 rounds each number to 2^-9 of it,
-# several times in a row.
+# Upper bounds of errors. float32: sums of up to thousands of terms are in another order. bf16: each number is rounded
+# by up to 2^-9 of itself, several times in a row.
 BOUNDS = {"fp32": 1e-4, "bf16": 3e-2}
 INTEGERS = 0.01  # if a uniform lies at the border of two tokens, rounding decides which one is the sample
 SMALL = ModelConfig(
@@ -42,7 +42,7 @@ MODERN = replace(
 
 
 def parity(case: Case, device: Device, dtype: str) -> Figures:
-    """Run `case` both ways; names the tensor that is worst relative to its bound."""
+    """Run `case` on the device and on the CPU in float64. The row names the tensor with the largest error / bound."""
     reference = case(torch.device("cpu"), torch.float64)
     errors = []
     for key, value in case(device.torch, DTYPES[dtype]).items():
@@ -67,7 +67,7 @@ def _fill_module(module: nn.Module, std: float, device: torch.device, dtype: tor
 
 
 def _run_twice(run: Callable[[], Tensors], kernels: str) -> Tensors:
-    """The tensors of `run`. With Triton's kernels it runs twice: raises RuntimeError if the bits differ."""
+    """The tensors that `run` returns. With Triton's kernels it runs twice; raises RuntimeError if the bits differ."""
     tensors = run()
     again = run() if kernels == "triton" else tensors
     if not all(torch.equal(tensors[name], again[name]) for name in tensors):
@@ -93,8 +93,8 @@ def attention(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors
 
 
 def token_lookup(device: torch.device, dtype: torch.dtype) -> Tensors:
-    """The embedding, with one frequent token, in one block and in three; torch's gradient has another kernel above
-    3,072 ids."""
+    """The embedding, with one frequent token, in one block and in three. For more than 3,072 ids, torch computes the
+    gradient in another kernel."""
     outputs: Tensors = {}
     for ids in (2048, 8192):
         table = random_numbers((600, 64), ids, 1.0, device, dtype)
@@ -132,7 +132,7 @@ def _masked_head(device: torch.device, dtype: torch.dtype, kernels: str, blocks:
     tensors = with_gradients({"loss": head.nll_M}, {"hidden": hidden, "table": table, "bias": bias})
     outside = (low - uniforms).clamp(min=0) + (uniforms - high).clamp(min=0)
     tensors["uniforms outside their sample's share of the CDF"] = outside
-    if dtype != torch.bfloat16 or device.type == "cuda":  # a CPU rounds logits, which moves the tokens' borders far
+    if dtype != torch.bfloat16 or device.type == "cuda":  # a CPU rounds logits, which moves borders in the CDF far
         tensors |= {"samples": head.sample_M, "predictions": head.predicted_M}
     return tensors
 

@@ -38,7 +38,7 @@ PEERS = {
 
 @dataclass(frozen=True)
 class Device:
-    """`kind` is cuda (the first visible GPU) or cpu."""
+    """The device of a measurement: `kind` is cuda (the first visible GPU) or cpu."""
 
     kind: str
 
@@ -68,13 +68,13 @@ class Device:
         } | versions
 
     def seconds(self, run: Callable[[], object], rounds: int, warm_up: int = 2) -> float:
-        """Median seconds of `run`; on a GPU, between two events in its stream."""
+        """Median seconds of `run` over `rounds` runs, after `warm_up` runs that do not count."""
         for _ in range(warm_up):
             run()
         return statistics.median(self.once(run) for _ in range(rounds))
 
     def once(self, run: Callable[[], object]) -> float:
-        """The seconds of one run."""
+        """The seconds of one run; on a GPU, between two events in its stream."""
         if self.kind == "cpu":
             start = time.perf_counter()
             run()
@@ -101,7 +101,8 @@ def matmul(device: Device, dtype: str, shape: tuple[int, int, int], rounds: int)
 
 
 def run_config(name: str, rows: int, micro_batch: int, quick: bool, **settings: Any) -> RunConfig:
-    """A recipe on one process with `rows` rows a task and step, and `settings` of its model; `quick`: a tiny one."""
+    """A recipe on one process, with `rows` rows of each task in a step. `settings` replace those of its model; `quick`:
+    a tiny model."""
     run = recipe(name)
     model = run.model
     if quick:
@@ -147,8 +148,8 @@ def step_tokens(run: RunConfig) -> int:
 
 
 def peers(device: Device, rounds: int, quick: bool, seconds: float) -> Iterator[Figures]:
-    """tokens/s of ours and of each peer, one step of each in turn; a peer that fails is reported, the others run.
-    Raises ModuleNotFoundError without transformers.
+    """Yield tokens/s of ours and of each peer, measured step by step in turns. A peer that fails is reported, and the
+    others run. Raises ModuleNotFoundError without transformers.
 
     Hugging Face's ELECTRA runs with SDPA, and computes logits at masked positions only.
     """
@@ -156,11 +157,11 @@ def peers(device: Device, rounds: int, quick: bool, seconds: float) -> Iterator[
     torch.set_float32_matmul_precision("high")
     deadline = time.monotonic() + seconds
     micro_batch = 1 if quick else 32
-    own, own_run = "ours, by default", run_config("base_zero1", 2 * micro_batch, 2 * micro_batch, quick)
-    trained = built(own_run)
-    steps: dict[str, Callable[[], object]] = {own: lambda: trained.train_batch(0, RATE, detailed=False)}
-    tokens = {own: step_tokens(own_run)}
-    device.seconds(steps[own], rounds=1)  # compiles
+    ours, our_run = "ours, by default", run_config("base_zero1", 2 * micro_batch, 2 * micro_batch, quick)
+    trained = built(our_run)
+    steps: dict[str, Callable[[], object]] = {ours: lambda: trained.train_batch(0, RATE, detailed=False)}
+    tokens = {ours: step_tokens(our_run)}
+    device.seconds(steps[ours], rounds=1)  # compiles
     run = run_config("base_zero1", micro_batch, micro_batch, quick)
     for name, peer in PEERS.items():
         try:
@@ -173,11 +174,11 @@ def peers(device: Device, rounds: int, quick: bool, seconds: float) -> Iterator[
     rates = {name: tokens[name] / statistics.median(turn[name] for turn in turns) for name in steps}
     for name, rate in rates.items():
         slowest = tokens[name] / max(turn[name] for turn in turns)
-        yield {"step": name, "tokens_per_s": rate, "slowest": slowest, "ours_is_faster": rates[own] / rate}
+        yield {"step": name, "tokens_per_s": rate, "slowest": slowest, "ours_is_faster": rates[ours] / rate}
 
 
 def where_time_goes(run: RunConfig, device: Device, top: int = 45) -> Figures:
-    """The slowest kernels of a step (operators on the CPU), how long a kernel ran, and where the host waited."""
+    """The slowest kernels of a step (on the CPU: operators), for how long any kernel ran, and where the host waited."""
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.kind == "cuda")
     trained = built(run)
 
@@ -191,7 +192,7 @@ def where_time_goes(run: RunConfig, device: Device, top: int = 45) -> Figures:
     times: dict[str, tuple[float, int]] = {}
     spans = []
     for event in recorded.events():
-        if getattr(event, "is_user_annotation", False):  # a span over kernels that are counted themselves
+        if getattr(event, "is_user_annotation", False):  # it spans kernels, which have events of their own
             continue
         if device.kind == "cpu" or event.device_type == torch.autograd.DeviceType.CUDA:
             spent = event.self_cpu_time_total if device.kind == "cpu" else event.time_range.elapsed_us()
@@ -203,9 +204,10 @@ def where_time_goes(run: RunConfig, device: Device, top: int = 45) -> Figures:
         {"name": name[:110], "ms": spent / 1000, "share": spent / total, "calls": calls}
         for name, (spent, calls) in sorted(times.items(), key=lambda item: -item[1][0])[:top]
     ]
-    busy, end = 0.0, float("-inf")
-    for start, stop in sorted(spans):
-        busy, end = busy + max(stop - max(start, end), 0.0), max(end, stop)
+    busy, busy_until = 0.0, float("-inf")
+    for start, stop in sorted(spans):  # spans may overlap
+        busy += max(stop - max(start, busy_until), 0.0)
+        busy_until = max(busy_until, stop)
     return {
         "step_ms": 1000 * seconds, "busy_ms": busy / 1000, "total_ms": total / 1000,
         "launches": sum(calls for _, calls in times.values()), "kernels": kernels, "host_waits": waits,
@@ -213,10 +215,10 @@ def where_time_goes(run: RunConfig, device: Device, top: int = 45) -> Figures:
 
 
 def host_waits(run: Callable[[], object], device: Device) -> dict[str, int] | str:
-    """Places where `run` made the host wait for the GPU, by torch's synchronisation check, with counts."""
+    """How often `run` made the host wait for the GPU at each line of code, by torch's synchronisation check."""
     if device.kind == "cpu":
         return "not on the CPU"
-    places: dict[str, int] = {}
+    counts: dict[str, int] = {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
@@ -226,6 +228,6 @@ def host_waits(run: Callable[[], object], device: Device) -> dict[str, int] | st
             torch.cuda.set_sync_debug_mode("default")
     for warning in caught:
         if "synchroniz" in str(warning.message):
-            place = f"{'/'.join(warning.filename.split('/')[-3:])}:{warning.lineno}"
-            places[place] = places.get(place, 0) + 1
-    return places
+            line = f"{'/'.join(warning.filename.split('/')[-3:])}:{warning.lineno}"
+            counts[line] = counts.get(line, 0) + 1
+    return counts

@@ -1,4 +1,4 @@
-"""A process of bench.gpu: loads the libraries, then measures the cases that it is asked for."""
+"""A process of bench.gpu: loads the libraries, then measures the cases that it receives."""
 
 import contextlib
 import importlib
@@ -14,9 +14,9 @@ from bench.gpu.parity import CASES, ON_A_GPU, parity
 from bench.gpu.steps import Device, matmul, peers, run_config, step, where_time_goes
 from bench.measure import Figures
 
-# The last is the feed-forward product of Base on 32 rows of 512.
+# (M, K, N) of the products. The last one is Base's feed-forward product on 32 rows of 512.
 SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 768, 3072))
-ROWS = 64  # of each task in a step: one GPU's part of the published batch on 32 GPUs
+ROWS = 64  # of each task in a step: the rows of one GPU if 32 GPUs share the published batch
 LOADED_EARLY = "xlme_ds.engine.zero", "torch._inductor.compile_fx", "triton"
 
 

@@ -33,7 +33,7 @@ from xlme_ds.trained.runs import MODEL_FOLDER
 from xlme_ds.trained.settings import CONFIG_FILE, read_run_config
 from xlme_ds.trained.weights import WEIGHTS_FILE
 
-SAME_MODEL: dict[str, Any] = {
+SAME_MODEL: dict[str, Any] = {  # the settings of ours with which the two models are the same
     "embedding_sharing": "tied", "vocabulary_blocks": 1, "norm": "post", "relative_bias": "none",
     "masked_head": "dense", "absolute_positions": True, "language_embeddings": (), "dropout": 0.0,
     "attention_dropout": 0.0,
@@ -46,9 +46,9 @@ class Peer(HuggingFacePeer):
     def __init__(self, run: RunConfig):
         from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
-        cfg, rule = run.model, run.objective
-        like_theirs = ObjectiveConfig(mask_fraction=rule.mask_fraction, discriminator_weight=rule.discriminator_weight)
-        if rule != like_theirs or replace(cfg, **SAME_MODEL) != cfg:
+        cfg, ours = run.model, run.objective
+        like_theirs = ObjectiveConfig(mask_fraction=ours.mask_fraction, discriminator_weight=ours.discriminator_weight)
+        if ours != like_theirs or replace(cfg, **SAME_MODEL) != cfg:
             raise SystemExit(
                 "error: transformers' ELECTRA has tied embeddings, post-LN layers and no relative bias: name a run of "
                 "electra with --model.embedding-sharing tied --model.relative-bias none, and without dropout, z-loss, "
@@ -57,7 +57,7 @@ class Peer(HuggingFacePeer):
         if run.start.folder:
             raise SystemExit("error: this run began with the weights of another: name one that began with its own")
         self.run = run
-        # A padding id would have no gradient in their embedding.
+        # With a padding id, that id's row of their embedding would get no gradient.
         settings = {"layer_norm_eps": cfg.norm_epsilon, "pad_token_id": None}
         self.generator = ElectraForMaskedLM(electra_config(cfg, cfg.generator_layers, **settings))
         self.discriminator = ElectraForPreTraining(electra_config(cfg, cfg.discriminator_layers, **settings))
@@ -65,16 +65,16 @@ class Peer(HuggingFacePeer):
         self.generator.generator_lm_head.weight = table
         self.discriminator.electra.embeddings.word_embeddings.weight = table
         self.objective = objective_of(run.objective)
-        ours = self.objective.build(cfg)
-        initialise(ours, run.seed, cfg.init_std)
-        super().__init__(_by_our_names(self.generator, self.discriminator), ours.state_dict(), run.optimizer)
+        our_model = self.objective.build(cfg)
+        initialise(our_model, run.seed, cfg.init_std)
+        super().__init__(_by_our_names(self.generator, self.discriminator), our_model.state_dict(), run.optimizer)
 
     def losses(self, batch: Batch) -> list[Tensor]:
         """Summed losses MLM, TLM, MRTD, TRTD of a micro-batch (XLM-E equations (1) to (5)), with gradients."""
         tokens, chosen_M, shape = batch.tokens_BT.flatten(), batch.masked_M, batch.tokens_BT.shape
-        apart_B1TT = (batch.segments_BT[:, None, :, None] != batch.segments_BT[:, None, None, :]).float()
-        hidden = apart_B1TT * torch.finfo(torch.float32).min
-        inputs: Any = {"attention_mask": hidden, "position_ids": batch.positions_BT}
+        other_item_B1TT = (batch.segments_BT[:, None, :, None] != batch.segments_BT[:, None, None, :]).float()
+        bias_B1TT = other_item_B1TT * torch.finfo(torch.float32).min
+        inputs: Any = {"attention_mask": bias_B1TT, "position_ids": batch.positions_BT}
         bf16 = torch.autocast("cpu", torch.bfloat16) if self.run.engine.precision == "bf16" else nullcontext()
         with bf16:
             masked_BT = tokens.index_fill(0, chosen_M, self.run.model.vocabulary - 1).view(shape)
@@ -84,21 +84,22 @@ class Peer(HuggingFacePeer):
             sample_M = torch.searchsorted(cdf_MV, batch.uniforms_M[:, None].double(), right=True).squeeze(1)
             corrupted = tokens.index_copy(0, chosen_M, sample_M.clamp(max=self.run.model.vocabulary - 1))
             hidden_BTD = self.discriminator.electra(corrupted.view(shape), **inputs).last_hidden_state
-            verdicts = self.discriminator.discriminator_predictions(hidden_BTD).float().flatten()
+            replaced_logits = self.discriminator.discriminator_predictions(hidden_BTD).float().flatten()
         nll_M = F.cross_entropy(logits_MV, tokens[chosen_M], reduction="none")
-        costs = F.binary_cross_entropy_with_logits(verdicts, (corrupted != tokens).float(), reduction="none")
-        task_N, real_N = batch.task_B.repeat_interleave(shape[1]), batch.segments_BT.flatten() > 0
-        masked = [nll_M[task_N[chosen_M] == task].sum() for task in range(len(TASKS))]
-        return masked + [costs[real_N & (task_N == task)].sum() for task in range(len(TASKS))]
+        replaced = (corrupted != tokens).float()
+        replaced_losses = F.binary_cross_entropy_with_logits(replaced_logits, replaced, reduction="none")
+        task_N, not_padding_N = batch.task_B.repeat_interleave(shape[1]), batch.segments_BT.flatten() > 0
+        generator = [nll_M[task_N[chosen_M] == task].sum() for task in range(len(TASKS))]
+        return generator + [replaced_losses[not_padding_N & (task_N == task)].sum() for task in range(len(TASKS))]
 
     def step(self, batches: Sequence[Batch], rate: float) -> list[float]:
         """Train on a step's micro-batches; returns the means of the four losses."""
         counts = torch.stack([self.objective.counts(batch) for batch in batches]).sum(0).clamp(min=1)
         weight, means = self.run.objective.discriminator_weight, torch.zeros(len(counts))
         for batch in batches:
-            parts = torch.stack(self.losses(batch)) / counts
-            (parts[0] + parts[1] + weight * (parts[2] + parts[3])).backward()
-            means += parts.detach()
+            mlm, tlm, mrtd, trtd = losses = torch.stack(self.losses(batch)) / counts
+            (mlm + tlm + weight * (mrtd + trtd)).backward()
+            means += losses.detach()
         self.update(rate)
         return means.tolist()
 

@@ -28,18 +28,17 @@ def electra_config(cfg: ModelConfig, layers: int, **settings: Any) -> Any:
 class HuggingFacePeer:
     """A model of Hugging Face that starts from our weights and trains with torch's AdamW, to compare with ours."""
 
-    def __init__(self, parameters: PeerParameters, weights: Mapping[str, Tensor], rule: OptimizerConfig):
-        self.parameters, self.clip = parameters, rule.clip
-        groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    def __init__(self, parameters: PeerParameters, weights: Mapping[str, Tensor], optimizer: OptimizerConfig):
+        self.parameters, self.clip = parameters, optimizer.clip
+        groups: dict[float, list[nn.Parameter]] = {optimizer.weight_decay: [], 0.0: []}  # by weight decay
         for name, parts in parameters.items():
-            groups[has_weight_decay(parts[0].dim())] += parts
+            groups[optimizer.weight_decay if has_weight_decay(parts[0].dim()) else 0.0] += parts
             with torch.no_grad():
                 for part, weight in zip(parts, weights[name].chunk(len(parts)), strict=True):
                     part.copy_(weight)
-        decay = {True: rule.weight_decay, False: 0.0}
         self.optimizer = torch.optim.AdamW(
-            [{"params": group, "weight_decay": decay[decays]} for decays, group in groups.items()],
-            betas=(rule.beta1, rule.beta2), eps=rule.epsilon, fused=True)  # fmt: skip
+            [{"params": group, "weight_decay": weight_decay} for weight_decay, group in groups.items()],
+            betas=(optimizer.beta1, optimizer.beta2), eps=optimizer.epsilon, fused=True)  # fmt: skip
 
     def state(self) -> dict[str, Tensor]:
         """The weights under our names."""
@@ -66,17 +65,17 @@ def map_layers(parts: PeerParameters, side: str, bert: Any) -> None:
     parts[f"{side}.positions"] = [bert.embeddings.position_embeddings.weight]
     map_modules(parts, f"{side}.input_norm", bert.embeddings.LayerNorm)
     for number, layer in enumerate(bert.encoder.layer):
-        start = f"{side}.layers.{number}"
+        prefix = f"{side}.layers.{number}"
         attention = layer.attention
-        map_modules(parts, f"{start}.attention.qkv", attention.self.query, attention.self.key, attention.self.value)
-        map_modules(parts, f"{start}.attention.output", attention.output.dense)
-        map_modules(parts, f"{start}.attention_norm", attention.output.LayerNorm)
-        map_modules(parts, f"{start}.up", layer.intermediate.dense)
-        map_modules(parts, f"{start}.down", layer.output.dense)
-        map_modules(parts, f"{start}.feed_forward_norm", layer.output.LayerNorm)
+        map_modules(parts, f"{prefix}.attention.qkv", attention.self.query, attention.self.key, attention.self.value)
+        map_modules(parts, f"{prefix}.attention.output", attention.output.dense)
+        map_modules(parts, f"{prefix}.attention_norm", attention.output.LayerNorm)
+        map_modules(parts, f"{prefix}.up", layer.intermediate.dense)
+        map_modules(parts, f"{prefix}.down", layer.output.dense)
+        map_modules(parts, f"{prefix}.feed_forward_norm", layer.output.LayerNorm)
         cross = getattr(layer, "crossattention", None)
         if cross is not None:
-            map_modules(parts, f"{start}.cross_attention.query", cross.self.query)
-            map_modules(parts, f"{start}.cross_attention.key_value", cross.self.key, cross.self.value)
-            map_modules(parts, f"{start}.cross_attention.output", cross.output.dense)
-            map_modules(parts, f"{start}.cross_norm", cross.output.LayerNorm)
+            map_modules(parts, f"{prefix}.cross_attention.query", cross.self.query)
+            map_modules(parts, f"{prefix}.cross_attention.key_value", cross.self.key, cross.self.value)
+            map_modules(parts, f"{prefix}.cross_attention.output", cross.output.dense)
+            map_modules(parts, f"{prefix}.cross_norm", cross.output.LayerNorm)

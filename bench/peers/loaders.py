@@ -1,9 +1,9 @@
 """The loader of Hugging Face's `datasets`.
 
-*Lean*, it makes the batch that the model needs with the least work that we could think of: masks drawn with 15% for
-each token from torch's generator, positions and segments computed from the ids of a whole batch at once. *Customary*,
-it is read row by row through torch's DataLoader, and transformers' DataCollatorForLanguageModeling masks (no positions,
-no segments). *Bare* is reading alone.
+There are three kinds. *Lean* makes the batch that the model needs with the least work that we could think of: torch's
+generator masks each token with probability 15%, and positions and segments are computed from the ids of a whole batch
+at once. *Customary* reads row by row through torch's DataLoader, and transformers' DataCollatorForLanguageModeling
+masks; it makes no positions and no segments. *Bare* only reads.
 """
 
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader
 
 from xlme_ds.data.schema import BOS, EOS, PAD, UNK
 
-ROWS = 32  # of a batch
+ROWS = 32  # in a batch
 MASK_FRACTION = 0.15
 Tensors = tuple[Tensor, ...]
-"""ids [B, T]; unless bare, masked positions [M]; if lean, positions and segments [B, T]; all int64."""
+"""All int64: ids [B, T]; masked positions [M], unless bare; positions and segments [B, T], if lean."""
 
 
 @cache
@@ -38,7 +38,7 @@ def collator() -> Any:
 
 
 def peer_batch(kind: str, rows: Any) -> Tensors:
-    """A batch of int32 ids [B, T]. If customary, the ids that the collator replaced are restored."""
+    """A batch of `rows`, int32 ids [B, T]. If customary, the ids that the collator replaced are restored."""
     if kind == "customary":
         batch = collator()([{"input_ids": row, "special_tokens_mask": row <= UNK} for row in rows])
         masked = batch["labels"] >= 0
@@ -48,9 +48,9 @@ def peer_batch(kind: str, rows: Any) -> Tensors:
     if kind == "bare":
         return (tokens,)
     chosen = (torch.rand(tokens.shape) < MASK_FRACTION) & (tokens > UNK)
-    begins, used, column = ids == BOS, ids != PAD, np.arange(ids.shape[1])
-    segments = np.cumsum(begins, axis=1) * used
-    positions = (column - np.maximum.accumulate(np.where(begins, column, 0), axis=1)) * used
+    begins, not_padding, column = ids == BOS, ids != PAD, np.arange(ids.shape[1])
+    segments = np.cumsum(begins, axis=1) * not_padding
+    positions = (column - np.maximum.accumulate(np.where(begins, column, 0), axis=1)) * not_padding
     return tokens, chosen.flatten().nonzero().squeeze(1), torch.from_numpy(positions), torch.from_numpy(segments)
 
 

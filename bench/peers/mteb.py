@@ -36,7 +36,8 @@ class Bitext:
 
 
 def tasks_of(folder: Path) -> list[Any]:
-    """mteb's tasks, which read the data in `folder` in place of their own, for the language pairs that both have.
+    """mteb's tasks with the data in `folder` in place of their own, for the language pairs that both mteb and `folder`
+    have.
 
     Raises ValueError for a damaged file, naming it, and for a folder without files of the tasks.
     """
@@ -52,8 +53,10 @@ def tasks_of(folder: Path) -> list[Any]:
     known_languages = {language for pair in flores.hf_subsets for language in pair.split("-")}
     files = {path.stem: path for path in sorted(folder.rglob("*.devtest")) if path.stem in known_languages}
     sentences = {language: split_lines(path.read_bytes(), path) for language, path in files.items()}
-    for one, other in pairwise(sentences):
-        require_same_length(sentences[one], files[one], sentences[other], files[other])
+    for first_language, second_language in pairwise(sentences):
+        require_same_length(
+            sentences[first_language], files[first_language], sentences[second_language], files[second_language]
+        )
     flores.dataset = {"devtest": Dataset.from_dict(sentences)}
     pairs = {"-".join(languages) for languages in permutations(sentences, 2)} | set(tatoeba.dataset)
     for task in (tatoeba, flores):
@@ -69,9 +72,9 @@ def table(model: Path, results: list[Any]) -> ResultTable:
     """A table with a row for each task: means over the task's language pairs."""
     rows = []
     for result in results:
-        scores = [one for split in result.scores.values() for one in split]
-        means = [percent(fmean(one[measure] for one in scores)) for measure in ("accuracy", "f1")]
-        rows.append([result.task_name, str(len(scores)), *means])
+        pairs = [pair_scores for split in result.scores.values() for pair_scores in split]
+        means = [percent(fmean(pair_scores[measure] for pair_scores in pairs)) for measure in ("accuracy", "f1")]
+        rows.append([result.task_name, str(len(pairs)), *means])
     note = "first language to second by cosine; mteb's main score is F1"
     columns = ["task", "pairs of languages", "accuracy", "F1"]
     return ResultTable(f"{model}: mteb's bitext mining (%)", columns, rows, [note])
@@ -81,7 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
     options = tyro.cli(Bitext, prog="python -m bench.peers.mteb", description=__doc__, args=arguments)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the libraries are imported
-    warnings.filterwarnings("ignore", "To copy construct from a tensor", UserWarning)  # mteb's own, once a search
+    warnings.filterwarnings("ignore", "To copy construct from a tensor", UserWarning)  # mteb causes it in every search
     try:
         tasks = tasks_of(options.data)
     except ModuleNotFoundError:

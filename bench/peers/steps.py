@@ -19,7 +19,8 @@ CPU = torch.device("cpu")
 
 
 class PeerStep(ABC):
-    """The customary loop: weights in float32, bf16 by autocast, torch's fused AdamW; λ and clipping as in the run."""
+    """The customary training step: weights in float32, bf16 by autocast, torch's fused AdamW. λ and the bound of the
+    gradient norm are the run's."""
 
     def __init__(self, run: RunConfig, device: torch.device = CPU):
         self.run, self.device = run, device
@@ -30,7 +31,7 @@ class PeerStep(ABC):
 
     @abstractmethod
     def _build(self, cfg: ModelConfig) -> nn.Module:
-        """Both networks, initialised."""
+        """Build both networks, initialised."""
 
     @abstractmethod
     def _generate(self, masked_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,7 +66,7 @@ class PeerStep(ABC):
 class HuggingFaceStep(PeerStep):
     """`ElectraForMaskedLM` and `ElectraForPreTraining` with one embedding; tokens attend to their whole row.
 
-    Logits of all positions, as the library computes them.
+    The library computes the logits of all positions.
     """
 
     def _build(self, cfg: ModelConfig) -> nn.Module:
@@ -112,7 +113,7 @@ class Compiled(MaskedPositions):
 
 
 class ModernBert(HuggingFaceStep):
-    """ModernBERT's masked language model, to compare with: no generator; logits only at the masked positions."""
+    """ModernBERT's masked language model: one network instead of two, with logits only at the masked positions."""
 
     def _build(self, cfg: ModelConfig) -> nn.Module:
         from transformers import ModernBertConfig, ModernBertForMaskedLM
@@ -132,7 +133,7 @@ class ModernBert(HuggingFaceStep):
 
 
 class PlainTorchStep(PeerStep):
-    """`nn.TransformerEncoder` twice; logits at the masked positions only, all at once."""
+    """`nn.TransformerEncoder` twice; logits at the masked positions only, in one matrix product."""
 
     def _build(self, cfg: ModelConfig) -> nn.Module:
         def encoder(layers: int) -> nn.Module:
@@ -141,17 +142,18 @@ class PlainTorchStep(PeerStep):
             )
             return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
 
-        self.tokens, self.places = nn.Embedding(cfg.vocabulary, cfg.width), nn.Embedding(cfg.max_positions, cfg.width)
+        self.tokens = nn.Embedding(cfg.vocabulary, cfg.width)
+        self.positions = nn.Embedding(cfg.max_positions, cfg.width)
         self.generator, self.discriminator = encoder(cfg.generator_layers), encoder(cfg.discriminator_layers)
         self.features = nn.Sequential(nn.Linear(cfg.width, cfg.width), nn.GELU(), nn.LayerNorm(cfg.width))
         self.decision = nn.Sequential(nn.Linear(cfg.width, cfg.width), nn.GELU(), nn.Linear(cfg.width, 1))
-        for table in (self.tokens, self.places):
+        for table in (self.tokens, self.positions):
             nn.init.normal_(table.weight, std=cfg.init_std)
-        parts = self.tokens, self.places, self.generator, self.discriminator, self.features, self.decision
+        parts = self.tokens, self.positions, self.generator, self.discriminator, self.features, self.decision
         return nn.ModuleList(parts)
 
     def _embed(self, ids_BT: Tensor) -> Tensor:
-        return self.tokens(ids_BT) + self.places.weight[: ids_BT.shape[1]]
+        return self.tokens(ids_BT) + self.positions.weight[: ids_BT.shape[1]]
 
     def _generate(self, masked_BT: Tensor) -> tuple[Tensor, Tensor]:
         chosen_M = self.batch.masked_M

@@ -33,9 +33,9 @@ from bench.rehearsal.text import files
 from xlme_ds.cli import fail
 from xlme_ds.io.files import write_json
 
-STOP_AT = 8  # steps of training before it is interrupted
+STOP_AT = 8  # number of training steps before the interruption
 RESUMABLE = ("vocap", "vocab", "encode", "mix")
-OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+END_STATES = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")  # of a job in Slurm
 # Twenty narrow steps of Base's recipe with the whole vocabulary.
 TRAINING = (
     "--model.width 32 --model.heads 4 --model.feed-forward 64 "
@@ -90,11 +90,11 @@ class BatchJob:
         slurm("scancel", "--signal=USR1", str(self.number))
 
     def restart(self, way: Callable[["BatchJob"], None]) -> str:
-        """Disturb the job in a `way`, and wait until Slurm has requeued it; returns the name of the way."""
+        """Disturb the job by calling `way`, and wait until Slurm has requeued it; returns the name of the way."""
         restarts = int(self.field("Restarts") or 0)
         way(self)
-        deadline = time.time() + 120  # a rank that had ended before the signal leads to no restart
-        while time.time() < deadline and self.field("JobState") not in OVER:
+        deadline = time.time() + 120  # there is no restart if the rank ended before the signal
+        while time.time() < deadline and self.field("JobState") not in END_STATES:
             if int(self.field("Restarts") or 0) > restarts:
                 return way.__name__
             time.sleep(0.2)
@@ -116,14 +116,14 @@ def slurm(*command: str, **variables: object) -> str:
 
 
 def finished_tasks(out: Path) -> int:
-    """Number of markers of tasks in the folder of a stage."""
+    """Number of finished tasks in the folder of a stage, by their markers."""
     return sum(not path.name.endswith(".begun.json") for path in out.glob("**/tasks/*.json"))
 
 
 class Jobs:
-    """The jobs and checks of a rehearsal, each run once; OUT/rehearsal.json has their results.
+    """The jobs and checks of a rehearsal. Each runs once: OUT/rehearsal.json has the results.
 
-    Raises ValueError if that file is of other settings.
+    Raises ValueError if that file was written with other settings.
     """
 
     def __init__(self, rehearsal: Rehearsal):
@@ -137,7 +137,7 @@ class Jobs:
         (self.out / "logs").mkdir(parents=True, exist_ok=True)
 
     def once(self, part: str, name: str, work: Callable[[], Any]) -> None:
-        """Do the work of a stage or check and store its result, unless it is stored."""
+        """Do the work of a stage or check and store its result, unless the result is stored already."""
         if name not in self.done[part]:
             print(f"{time.strftime('%H:%M:%S')} {part.removesuffix('s')} {name}", flush=True)
             self.done[part][name] = work()
@@ -152,8 +152,8 @@ class Jobs:
         ready: Callable[[], bool] = lambda: True,
         **variables: object,
     ) -> None:
-        """Run a script as a job, and `kill` it once, when it is `ready`. Stores its seconds, the count of files in
-        `out`, and the kills.
+        """Run a script as a job, and `kill` it once, when it is `ready`. Stores the job's seconds, the number of files
+        in `out`, and the kills.
 
         Raises ValueError if it fails.
         """
@@ -163,7 +163,7 @@ class Jobs:
             options = [f"--job-name=rehearsal-{name}", f"--output={log}", *self.rehearsal.options]
             words = ["sbatch", "--parsable", *options, *map(str, script)]
             job, kills = BatchJob(int(slurm(*words, OMP_NUM_THREADS=1, **variables).strip().split(";")[0])), []
-            while (state := job.field("JobState")) not in OVER:
+            while (state := job.field("JobState")) not in END_STATES:
                 if self.rehearsal.kills and kill and not kills and ready():
                     kills.append(job.restart(kill))
                 time.sleep(0.2)
@@ -175,16 +175,17 @@ class Jobs:
         self.once("stages", name, work)
 
     def stage(self, name: str, *flags: object, out: Path) -> None:
-        """A stage of data preparation; one that can resume is killed a while after it has finished a task."""
-        number, before = len(self.done["stages"]), finished_tasks(out)
+        """Run a stage of data preparation. A stage that can resume is killed a while after it has finished a task."""
+        stage_index, finished_before = len(self.done["stages"]), finished_tasks(out)
         delay = random.Random(name).random() * min(30 * self.rehearsal.gigabytes, 600)
 
         def ready() -> bool:
-            begun = finished_tasks(out) != before
-            time.sleep(delay * begun)
-            return begun
+            if finished_tasks(out) == finished_before:
+                return False
+            time.sleep(delay)
+            return True
 
-        way = WAYS[number % len(WAYS)] if name in RESUMABLE else None
+        way = WAYS[stage_index % len(WAYS)] if name in RESUMABLE else None
         written = [] if name == "verify" else ["--out", out]
         self.job(name, ["slurm/stage.sh", name, *flags, *written], out, way, ready)
 
@@ -197,7 +198,7 @@ class Jobs:
         self.job("text", [f"--wrap=exec bash -c {shlex.quote(script)}"], text)
 
     def train(self) -> None:
-        """Train, stopped and resumed."""
+        """Train; the training is stopped once and resumed."""
         out = self.out / "run"
         script = ["--gpus-per-node=1", "slurm/pretrain_base.sh", *TRAINING.split()]
 

@@ -11,24 +11,26 @@ from bench.rehearsal.text import TextFile, note_of
 from data_prep.languages import canonical
 from xlme_ds.data.schema import read_manifest
 
-BY_TOKENS = ("length_ratio", "length", "too_long", "no_token")  # depend on the vocabulary, and are not planted
+# Reasons to drop a line that depend on the vocabulary; such lines are not planted.
+BY_TOKENS = ("length_ratio", "length", "too_long", "no_token")
+# For each corpus: the task, and the manifest's keys for the count of lines and the counts of dropped lines by reason.
 TASKS = {"cc100": ("mono", "paragraphs_in", "removed"), "ccaligned": ("para", "pairs_in", "dropped")}
 
 
 def planted(text: Path, files: Sequence[TextFile], encoded: Path) -> dict[str, int]:
-    """Check that encoding counted the planted defects and duplicates of each language and pair, and no others; returns
-    totals."""
+    """Check that encoding counted the planted defects and duplicates of each language and pair, and no others. Returns
+    the totals over all files, by kind."""
     total = Counter[str]()
     for file in files:
-        task, read, lost = TASKS[file.corpus]
+        task, lines_key, dropped_key = TASKS[file.corpus]
         name = "-".join(map(canonical, file.name.split("-")))
         counts = read_manifest(encoded / task).counts["by_language"][name]
-        counted = Counter({"lines": counts[read]}) + Counter(counts[lost]) + Counter(counts["repaired"])
+        counted = Counter({"lines": counts[lines_key]}) + Counter(counts[dropped_key]) + Counter(counts["repaired"])
         expected = Counter[str](json.loads(note_of(file, text).read_text()))
-        by_tokens = sum(counted.pop(reason, 0) for reason in BY_TOKENS)
-        total["dropped for their tokens"] += by_tokens
+        dropped_by_tokens = sum(counted.pop(reason, 0) for reason in BY_TOKENS)
+        total["dropped for their tokens"] += dropped_by_tokens
         missing = expected["exact_duplicates"] - counted["exact_duplicates"]
-        if 0 < missing <= by_tokens:  # a planted duplicate may be among them
+        if 0 < missing <= dropped_by_tokens:  # planted duplicates may be among the lines dropped for their tokens
             expected["exact_duplicates"] -= missing
         if counted != +expected:
             raise ValueError(f"{encoded / task}: {name} has {dict(counted)}, {dict(expected)} were planted")

@@ -33,17 +33,17 @@ from data_prep.progress import say
 from xlme_ds.io.files import replacing, write_json
 
 _SPACELESS = {"zh-Hans", "zh-Hant", "ja", "th", "lo", "km", "my"}
-_SHORTEST = 24  # bytes of a line of a document
-_DOCUMENTS = 0.1  # share of the lines that end a document
+_MIN_LINE_BYTES = 24  # of a line of a document
+_DOCUMENT_ENDS = 0.1  # share of the lines that end a document
 _DUPLICATES, _DAMAGED = 0.02, 0.001  # shares of the lines
-_OTHER, _NEW = 1 / 3, 1 / 6  # shares of the words
-_HEAPS = 0.6  # exponent of Heaps' law
-_REMEMBERED = 10_000  # lines that a duplicate may repeat
+_OTHER_WORDS, _NEW_FORMS = 1 / 3, 1 / 6  # shares of the words that are replaced by another word, by a new form
+_HEAPS_EXPONENT = 0.6
+_REMEMBERED_LINES = 10_000  # a duplicate repeats one of these last lines
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ufeff\ufffd]")
-_SPACES = re.compile(r"\s")  # each becomes a plain space
+_SPACES = re.compile(r"\s")  # each white space becomes a plain space
 _BLOCK = 4_000_000  # bytes of text that are compressed at once
-_REPAIRED = {"invalid_utf8": b"\xff", "control_character": b"\x01"}  # damage to lines that stay
+_REPAIRED = {"invalid_utf8": b"\xff", "control_character": b"\x01"}  # damage that is repaired: the lines stay
 _DAMAGE = {
     "cc100": ("boilerplate_length", "script", *_REPAIRED),
     "ccaligned": ("empty_side", "identical_sides", "score", *_REPAIRED),
@@ -52,11 +52,11 @@ _DAMAGE = {
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file to write: the real text it resembles, its corpus, its language or pair in CC-100's codes, its bytes."""
+    """A file to write."""
 
-    source: Path
+    source: Path  # the real text that it resembles
     corpus: str
-    name: str
+    name: str  # language or pair, in CC-100's codes
     text_bytes: int
 
     @property
@@ -66,7 +66,7 @@ class TextFile:
 
 
 def note_of(file: TextFile, out: Path) -> Path:
-    """The file that counts what is planted in a file."""
+    """The path of the note about a file, which has the counts of planted lines."""
     return out / "planted" / f"{file.path}.json"
 
 
@@ -76,9 +76,9 @@ def files(gigabytes: float, source: Path) -> list[TextFile]:
     real += [("ccaligned", path) for path in source.glob("para/en-*.txt.zip")]
     if not real:
         raise ValueError(f"{source} has no mono/<lang>.txt.xz and no para/en-<lang>.txt.zip: name another --source")
-    unit = gigabytes * 1e9 / sum(path.stat().st_size for _, path in real)
+    growth = gigabytes * 1e9 / sum(path.stat().st_size for _, path in real)
     corpus = [
-        TextFile(path, name, path.name.split(".")[0], max(round(path.stat().st_size * unit), 2_000))
+        TextFile(path, name, path.name.split(".")[0], max(round(path.stat().st_size * growth), 2_000))
         for name, path in real
     ]
     return sorted(corpus, key=lambda file: (-file.text_bytes, file.path))
@@ -88,34 +88,35 @@ class Language:
     """The words of a language, each with the space after it, and real lines as lists of such words, to recombine."""
 
     def __init__(self, lines: Sequence[str], language: str):
-        """Cut lines into words, of 64 characters at most: longer ones, such as lists of names, would fill rows."""
+        """Cut lines into words of at most 64 characters: longer words, such as lists of names, would fill rows."""
         language = canonical(language)
-        cut = re.compile(r"[ -~]{1,64}|[^ -~]{2,5}" if language in _SPACELESS else r"\S{1,64}\s?")
-        split = [cut.findall(_SPACES.sub(" ", _CONTROL.sub("", line))) for line in lines]
+        word_pattern = re.compile(r"[ -~]{1,64}|[^ -~]{2,5}" if language in _SPACELESS else r"\S{1,64}\s?")
+        split = [word_pattern.findall(_SPACES.sub(" ", _CONTROL.sub("", line))) for line in lines]
         distinct = list(dict.fromkeys(chain.from_iterable(split)))
-        right, of_any = letters(distinct, scripts_of(language))
-        self.words = [word for word, in_script in zip(distinct, right == of_any, strict=True) if in_script]
-        in_script = set(self.words)
-        self.lines = [[word for word in line if word in in_script] for line in split]
+        letters_in_script, all_letters = letters(distinct, scripts_of(language))
+        has_one_script = letters_in_script == all_letters
+        self.words = [word for word, keep in zip(distinct, has_one_script, strict=True) if keep]
+        kept_words = set(self.words)
+        self.lines = [[word for word in line if word in kept_words] for line in split]
         self.occurrences = list(chain.from_iterable(self.lines))
 
-    def line(self, rng: random.Random, number: int, least: int) -> str:
-        """A line like real line `number`, of `least` bytes or more."""
-        text = "".join(self._word(rng, word) for word in self.lines[number]).strip()
-        while len(text.encode()) < least:
+    def line(self, rng: random.Random, index: int, min_bytes: int) -> str:
+        """A line like the real line at `index`, of at least `min_bytes` bytes."""
+        text = "".join(self._word(rng, word) for word in self.lines[index]).strip()
+        while len(text.encode()) < min_bytes:
             text = f"{text} {rng.choice(self.occurrences)}".strip()
         return text
 
     def _word(self, rng: random.Random, word: str) -> str:
-        """`word`, another one, or a new form."""
-        kind = rng.random()
-        if kind < _OTHER:
+        """`word`, another word, or a new form."""
+        draw = rng.random()
+        if draw < _OTHER_WORDS:
             return rng.choice(self.occurrences)
-        if kind > _OTHER + _NEW:
+        if draw > _OTHER_WORDS + _NEW_FORMS:
             return word
-        form = int(min(1e15, 100 * (1 - rng.random()) ** (-_HEAPS / (1 - _HEAPS))))
-        mixed = form * 0x9E3779B97F4A7C15F39CC0605CEDC835 % (1 << 128)  # a hash
-        first, last = (self.words[(mixed >> shift) % len(self.words)] for shift in (96, 64))
+        form = int(min(1e15, 100 * (1 - rng.random()) ** (-_HEAPS_EXPONENT / (1 - _HEAPS_EXPONENT))))
+        hashed = form * 0x9E3779B97F4A7C15F39CC0605CEDC835 % (1 << 128)  # picks the form's two words
+        first, last = (self.words[(hashed >> shift) % len(self.words)] for shift in (96, 64))
         return first[: len(first) // 2] + last[len(last) // 2 :]
 
 
@@ -123,10 +124,10 @@ class Planter:
     """Makes lines or pairs, plants duplicates and damage among them, and counts what it plants."""
 
     def __init__(self, rng: random.Random, languages: Sequence[Language], damage: Sequence[str], foreign: str = ""):
-        """`foreign`: a line in another script, to plant."""
+        """`foreign`: the line that is planted as one in another script."""
         self.rng, self.languages, self.damage, self.foreign = rng, languages, damage, foreign
         self.counts, self.hashes = Counter[str](), array("q")
-        self._earlier = deque[list[str]](maxlen=_REMEMBERED)
+        self._earlier = deque[list[str]](maxlen=_REMEMBERED_LINES)
 
     def planted(self) -> dict[str, int]:
         """Counts: lines, exact duplicates, and damaged lines by kind."""
@@ -135,12 +136,12 @@ class Planter:
 
     def record(self) -> bytes:
         """The next line, or the next pair as a row of a table."""
-        kind, damage = self.rng.random(), ""
-        if kind < _DUPLICATES and self._earlier:
+        draw, damage = self.rng.random(), ""
+        if draw < _DUPLICATES and self._earlier:
             sides = self.rng.choice(self._earlier)
         else:
             sides = self._fresh()
-            if kind < _DUPLICATES + _DAMAGED:
+            if draw < _DUPLICATES + _DAMAGED:
                 damage = self.rng.choice(self.damage)
             else:
                 self._earlier.append(sides)
@@ -155,14 +156,14 @@ class Planter:
             sides = [sides[0], sides[0]]
         text = "\t".join(sides)
         if damage == "" or damage in _REPAIRED:
-            self.hashes.append(hash(text + "\ufffd" * (damage == "invalid_utf8")))  # as it is after the repair
+            self.hashes.append(hash(text + "\ufffd" * (damage == "invalid_utf8")))  # the text after the repair
         score = b"" if len(sides) == 1 else b"\t1.01" if damage == "score" else b"\t1.17"
         return text.encode() + _REPAIRED.get(damage, b"") + score
 
     def _fresh(self) -> list[str]:
-        number = self.rng.randrange(len(self.languages[0].lines))
-        least = _SHORTEST if len(self.languages) == 1 else 3
-        sides = [language.line(self.rng, number, least) for language in self.languages]
+        index = self.rng.randrange(len(self.languages[0].lines))
+        min_bytes = _MIN_LINE_BYTES if len(self.languages) == 1 else 3
+        sides = [language.line(self.rng, index, min_bytes) for language in self.languages]
         if len(sides) == 2 and sides[0].lower() == sides[1].lower():
             sides[1] += "x"  # only planted pairs have equal sides
         return sides
@@ -175,24 +176,24 @@ class Planter:
             while written < end:
                 block.append(self.record())
                 written += len(block[-1]) + 1
-                if len(self.languages) == 1 and self.rng.random() < _DOCUMENTS:
+                if len(self.languages) == 1 and self.rng.random() < _DOCUMENT_ENDS:
                     block.append(b"")
             yield block
 
 
-def _read_mono(file: TextFile, most: int) -> list[Language]:
-    """The language, from the first `most` lines of its text."""
+def _read_mono(file: TextFile, max_lines: int) -> list[Language]:
+    """The language, from the first `max_lines` lines of its text."""
     with lzma.open(file.source, "rt", encoding="utf-8") as stream:
-        lines = [line.strip() for line in islice(stream, most)]
-    return [Language([line for line in lines if len(line.encode()) > _SHORTEST], file.name)]
+        lines = [line.strip() for line in islice(stream, max_lines)]
+    return [Language([line for line in lines if len(line.encode()) > _MIN_LINE_BYTES], file.name)]
 
 
-def _read_pairs(file: TextFile, most: int) -> list[Language]:
-    """Both languages, from the first `most` pairs; lines with the same number are translations."""
+def _read_pairs(file: TextFile, max_pairs: int) -> list[Language]:
+    """Both languages, from the first `max_pairs` pairs; lines at the same index translate each other."""
     codes = file.name.split("-")
     with zipfile.ZipFile(file.source) as archive:
         names = [next(name for name in archive.namelist() if name.endswith(f".{code}")) for code in codes]
-        sides = [archive.read(name).decode().split("\n")[:most] for name in names]
+        sides = [archive.read(name).decode().split("\n")[:max_pairs] for name in names]
     pairs = [(a.strip(), b.strip()) for a, b in zip(*sides, strict=False) if 2 < len(a) < 400 and 2 < len(b) < 400]
     return [Language(lines, code) for lines, code in zip(zip(*pairs, strict=True), codes, strict=True)]
 

@@ -67,7 +67,7 @@ class Settings:
 class _Gpu(CPU_Accelerator):
     """DeepSpeed's accelerator of a machine with a fake GPU."""
 
-    waited = staticmethod(lambda: None)
+    on_synchronize = staticmethod(lambda: None)
 
     def device_name(self, device_index: int | None = None) -> str:
         return "cuda"
@@ -85,11 +85,11 @@ class _Gpu(CPU_Accelerator):
         return "fake"
 
     def synchronize(self, device_index: int | None = None) -> None:
-        self.waited()
+        self.on_synchronize()
 
 
 class _EfficientAttention(TorchFunctionMode):
-    """Chooses the attention kernel that torch takes on a GPU if a bias has a gradient."""
+    """Chooses the attention kernel that torch chooses on a GPU if a bias has a gradient."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
@@ -99,7 +99,8 @@ class _EfficientAttention(TorchFunctionMode):
 
 
 def _unchanged(module: nn.Module, convert: Any, recurse: bool = True) -> nn.Module:
-    """Replaces `nn.Module._apply`, which cannot replace fake parameters; they have their type and device already."""
+    """Used in place of `nn.Module._apply`, which cannot replace fake parameters. They already have the type and device
+    that `convert` would give them."""
     for parameter in module.parameters():
         assert convert(parameter) is parameter
     return module
@@ -115,47 +116,48 @@ def _fill(model: nn.Module, whole: Any) -> None:
 
 
 def _part(module: str) -> str:
-    """The part of the model that a module belongs to."""
+    """The part of the model, as a row of the table names it, that a module belongs to."""
     match = re.match(r"(generator|discriminator|encoder)\b(\.layers\.\d+\.(attention|up|down)\b)?", module)
     if match is None:
         return module.split(".")[0].replace("_", " ") or "tables, losses, sums of gradients"
-    inside = {"attention": "attention", "up": "feed-forward", "down": "feed-forward"}.get(match[3] or "", "rest")
+    sublayer = {"attention": "attention", "up": "feed-forward", "down": "feed-forward"}.get(match[3] or "", "rest")
     if re.fullmatch(r"\w+\.layers\.\d+", module):  # a whole layer is compiled as one, with its norms
-        inside = "layers"
-    return f"{match[1]}: {inside}"
+        sublayer = "layers"
+    return f"{match[1]}: {sublayer}"
 
 
 def _attention(share: Callable[[int], float], backward: bool, args: Any, out: Any) -> tuple[float, float, int, str]:
-    """The cost of attention in the layer that runs. `share(off)`: the fraction of all (query, key) pairs that lie in
-    computed tiles at most `off` tiles from the diagonal.
+    """The cost of attention in the layer that runs. `share(distance)`: the fraction of all (query, key) pairs that lie
+    in computed tiles at most `distance` tiles from the diagonal.
 
     The forward pass has two matrix products. The backward pass has seven, in two kernels that both read q, k, v and the
     output's gradient. With a bias a third kernel has two more, for the distances that have a gradient of their own. It
     runs at half the rate of the other kernels, so its two products count as four.
     """
-    rows, tokens, _, heads, size = args[0].shape
-    product = 2.0 * rows * heads * tokens**2 * size
-    one = 2.0 * rows * tokens * heads * size
+    rows, tokens, _, heads, head_size = args[0].shape
+    product_flops = 2.0 * rows * heads * tokens**2 * head_size
+    tensor_bytes = 2.0 * rows * tokens * heads * head_size  # of q, k, v or the output, in bf16
     if not backward:
-        return 2 * product * share(tokens), 4 * one, 1, "attention_forward"
-    moved = 16 * one + 4.0 * sum(tensor.numel() for tensor in out[1:])
-    biased = args[4] is not None
-    return product * (7 * share(tokens) + 4 * biased * share(args[-1])), moved, 3 + biased, "attention_backward"
+        return 2 * product_flops * share(tokens), 4 * tensor_bytes, 1, "attention_forward"
+    moved = 16 * tensor_bytes + 4.0 * sum(tensor.numel() for tensor in out[1:])
+    bias_kernels = 0 if args[4] is None else 1
+    flops = product_flops * (7 * share(tokens) + 4 * bias_kernels * share(args[-1]))
+    return flops, moved, 3 + bias_kernels, "attention_backward"
 
 
 def _group_sums(args: Any, out: Any) -> tuple[float, float, int, str]:
-    """The cost of hidden states times the table. For each block of the table a kernel writes sums over groups of
+    """The cost of hidden states times the table. One kernel for each block of the table writes sums over groups of
     logits."""
     hidden_MD, blocks = args[:2]
-    table = sum(block.numel() for block in blocks)
-    moved = 2.0 * (hidden_MD.numel() + table) + 4.0 * sum(tensor.numel() for tensor in out[:2])
-    return 2.0 * len(hidden_MD) * table, moved, len(blocks), "masked_head"
+    table_size = sum(block.numel() for block in blocks)
+    moved = 2.0 * (hidden_MD.numel() + table_size) + 4.0 * sum(tensor.numel() for tensor in out[:2])
+    return 2.0 * len(hidden_MD) * table_size, moved, len(blocks), "masked_head"
 
 
 def _sample(args: Any, out: Any) -> tuple[float, float, int, str]:
     """The cost of the logits of one group of ids for each hidden state."""
-    products = args[0].numel() * GROUP
-    return 4.0 * products, 4.0 * products, len(args[1]), "float32_matmul"
+    multiplications = args[0].numel() * GROUP
+    return 4.0 * multiplications, 4.0 * multiplications, len(args[1]), "float32_matmul"
 
 
 def _logit_gradient(args: Any, out: Any) -> tuple[float, float, int, str]:
@@ -170,24 +172,24 @@ def formulas(batch: Any, cfg: ModelConfig, module: Callable[[], str]) -> dict[st
     tile = tiling("_forward", 64, 2).queries
     first_BT, end_BT = item_bounds(batch.segments_BT)
     tokens = first_BT.shape[1]
-    starts, place_T = torch.arange(0, tokens, tile), torch.arange(tokens)
-    number = np.arange(len(starts))
+    starts, position_T = torch.arange(0, tokens, tile), torch.arange(tokens)
+    tile_index = np.arange(len(starts))
 
     def tiles(window: int) -> tuple[np.ndarray, np.ndarray]:
-        """For each tile of queries, the index of the first tile of keys that it sees, and 1 + that of the last; a query
-        sees `window` tokens on each side, inside its item."""
-        firsts, ends = first_BT.maximum(place_T - window), end_BT.minimum(place_T + window + 1)
+        """For each tile of queries, the range [first, end) of the tiles of keys that it sees. A query sees `window`
+        tokens on each side, inside its item."""
+        firsts, ends = first_BT.maximum(position_T - window), end_BT.minimum(position_T + window + 1)
         last = ends[:, (starts + tile - 1).clamp(max=tokens - 1)]
         return (firsts[:, starts] // tile).numpy(), -(-last // tile).numpy()
 
-    of_global, of_local = tiles(tokens), tiles(cfg.local_window // 2)
+    global_tiles, local_tiles = tiles(tokens), tiles(cfg.local_window // 2)
 
-    def share(off: int) -> float:
+    def share(distance: int) -> float:
         layer = re.search(r"layers\.(\d+)", module())
-        local = cfg.body == "modern" and layer is not None and int(layer[1]) % cfg.global_every > 0
-        low, high = of_local if local else of_global
-        near = np.minimum(high, number + off + 1) - np.maximum(low, number - off)
-        return float(near.sum()) / (len(first_BT) * len(starts) ** 2)
+        is_local = cfg.body == "modern" and layer is not None and int(layer[1]) % cfg.global_every > 0
+        first, end = local_tiles if is_local else global_tiles
+        computed = np.minimum(end, tile_index + distance + 1) - np.maximum(first, tile_index - distance)
+        return float(computed.sum()) / (len(first_BT) * len(starts) ** 2)
 
     return {
         "xlme_ds::attend": partial(_attention, share, False),
@@ -208,13 +210,13 @@ def _pretended(gpus: int) -> Iterator[None]:
     set_accelerator(_Gpu())
     partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda numbers: None  # no other rank exists
     torch.cuda.get_device_capability = lambda device=None: (9, 0)  # type: ignore[assignment]
-    before, nn.Module._apply = nn.Module._apply, _unchanged  # type: ignore[assignment, method-assign]
+    original_apply, nn.Module._apply = nn.Module._apply, _unchanged  # type: ignore[assignment, method-assign]
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=gpus)
     try:
         with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True), _EfficientAttention():
             yield
     finally:
-        nn.Module._apply = before  # type: ignore[method-assign]
+        nn.Module._apply = original_apply  # type: ignore[method-assign]
         dist.destroy_process_group()
 
 
@@ -234,7 +236,7 @@ def count(settings: Settings) -> tuple[OperationCounter, RunConfig, float]:
         GPUS[settings.gpu], formulas(source.batches[0], run.model, lambda: counter.module()), _part
     )
     counter.compiled = run.model.compile != "none"
-    _Gpu.waited = staticmethod(lambda: counter.wait("DeepSpeed's synchronize"))
+    _Gpu.on_synchronize = staticmethod(lambda: counter.wait("DeepSpeed's synchronize"))
     eager = replace(run, model=replace(run.model, compile="none"))
     with _pretended(gpus), counter:
         counter.counting = False
@@ -244,8 +246,8 @@ def count(settings: Settings) -> tuple[OperationCounter, RunConfig, float]:
         engine.train_batch(0, 1e-4, detailed=False)
         counter.counting = True
         engine.train_batch(1, 1e-4, detailed=False)
-    gathered = any(hasattr(parameter, "ds_id") for parameter in engine.module.module.parameters())
-    return counter, run, counter.module_calls * counter.rates.zero3_call * gathered
+    is_zero3 = any(hasattr(parameter, "ds_id") for parameter in engine.module.module.parameters())
+    return counter, run, counter.module_calls * counter.rates.zero3_call if is_zero3 else 0.0
 
 
 def _name_phases(engine: Engine, counter: OperationCounter) -> None:
@@ -265,21 +267,22 @@ def _name_phases(engine: Engine, counter: OperationCounter) -> None:
 
 def figures(settings: Settings) -> dict[str, Any]:
     """The counted step as numbers."""
-    counter, run, hooks = count(settings)
-    every = {key: sum(part[key] for part in counter.parts.values()) for key in TOTALS}
-    seconds, tokens = max(every["ms"] / 1e3, hooks), sum(run.data.mean_rows) * run.model.max_positions / settings.gpus
-    done = flops_per_step(run, run.model.max_positions) / settings.gpus
+    counter, run, host_seconds = count(settings)
+    totals = {key: sum(part[key] for part in counter.parts.values()) for key in TOTALS}
+    seconds = max(totals["ms"] / 1e3, host_seconds)
+    tokens = sum(run.data.mean_rows) * run.model.max_positions / settings.gpus
+    step_flops = flops_per_step(run, run.model.max_positions) / settings.gpus
     return {
         "recipe": run.name,
         "gpu": settings.gpu,
         "rows": [run.data.mono_rows // settings.gpus, run.data.para_rows // settings.gpus],
         "tokens_per_s": tokens / seconds,
-        "fraction_of_peak": done / seconds / counter.rates.sheet_bf16,
+        "fraction_of_peak": step_flops / seconds / counter.rates.sheet_bf16,
         "milliseconds": 1e3 * seconds,
-        "gpu_milliseconds": every["ms"],
-        "kernels": every["kernels"],
-        "gigabytes": every["gigabytes"],
-        "tflops": every["tflops"],
+        "gpu_milliseconds": totals["ms"],
+        "kernels": totals["kernels"],
+        "gigabytes": totals["gigabytes"],
+        "tflops": totals["tflops"],
         "host_syncs_per_step": sum(counter.waits.values()),
         "host_syncs": dict(counter.waits),
         "by_part": counter.parts,

@@ -46,16 +46,16 @@ class Rates:
     memory: float
     floor: float  # time of the shortest kernel
     gap: float  # time from one kernel to the next
-    zero3_call: float  # time of the host for each call of a module under ZeRO-3, while the GPU computes
+    zero3_call: float  # time that the host needs for each call of a module under ZeRO-3, while the GPU computes
     sheet_bf16: float  # dense bf16 peak of the data sheet
     sheet_memory: float  # bandwidth of the data sheet
 
     def scaled(self, bf16: float, memory: float) -> "Rates":
-        """The rates of a GPU that was not measured, from the two peaks of its data sheet: each rate is the same share
-        of its peak."""
+        """The rates of a GPU that was not measured, from the two peaks of its data sheet: each rate is the same
+        fraction of its peak as here."""
         flops = {name: getattr(self, name) * bf16 / self.sheet_bf16 for name in _FLOP_RATES}
-        of_memory = self.memory * memory / self.sheet_memory
-        return replace(self, **flops, memory=of_memory, sheet_bf16=bf16, sheet_memory=memory)
+        memory_rate = self.memory * memory / self.sheet_memory
+        return replace(self, **flops, memory=memory_rate, sheet_bf16=bf16, sheet_memory=memory)
 
 
 # Rate = counted FLOPs or bytes / measured time of the kernels, in a step of Base on one H200 at commit 104603e (torch
@@ -85,15 +85,16 @@ _NO_KERNEL = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "_unsafe_view", "detach",
     "_reshape_alias", "alias", "is_pinned", "_pin_memory", "split_with_sizes", "unbind", "record_stream",
 }  # fmt: skip
-# How many kernels an operator launches, if more than one (torch 2.13, native/cuda).
+# Number of kernels that an operator launches, if more than one (torch 2.13, native/cuda).
 _KERNELS = {
-    "embedding_dense_backward": 8,  # a sort by id, then sums of equal ones
+    "embedding_dense_backward": 8,  # a sort by id, then sums over equal ids
     "native_layer_norm_backward": 3, "cumsum": 2, "cummax": 2, "cummin": 2, "sort": 6,
     "index_put": 8, "index_put_": 8, "_unique2": 12, "unique_dim": 12, "nonzero": 4,
 }  # fmt: skip
+# Operators that make the host wait for the GPU, because their output's shape or value depends on the data.
 _WAITS = {"nonzero", "_unique2", "unique_dim", "masked_select", "bincount", "is_nonzero", "equal"}
 TOTALS = ("kernels", "gigabytes", "tflops", "ms")
-_TENSORS_PER_KERNEL = 50  # of a `_foreach_` operator
+_TENSORS_PER_KERNEL = 50  # in a `_foreach_` operator
 
 Formula = Callable[[Sequence[Any], Any], tuple[float, float, int, str]]
 """(arguments, output) of one of our own operators → (FLOPs, bytes, kernels, name of its rate in `Rates`)."""
@@ -117,7 +118,8 @@ class OperationCounter(TorchDispatchMode):
         self.compiled = False
         self.names: dict[nn.Module, str] = {}
         self._running: list[str] = []
-        self._nodes: list[tuple[int, str]] = []  # (n, module): it made the nodes from the entry before's n to this n
+        # (n, module): the module made the autograd nodes with numbers below n and from the previous entry's n on.
+        self._nodes: list[tuple[int, str]] = []
         self._hooks: list[Any] = []
 
     def __enter__(self) -> "OperationCounter":
@@ -143,15 +145,15 @@ class OperationCounter(TorchDispatchMode):
         if not self.counting:
             return
         frames = [frame for frame in traceback.extract_stack() if re.search(r"/(xlme_ds|deepspeed)/", frame.filename)]
-        place = "/".join(frames[-1].filename.split("/")[-2:]) + f":{frames[-1].lineno}" if frames else "?"
-        self.waits[f"{self.phase or 'passes'}: {reason}, {place}"] += 1
+        line = "/".join(frames[-1].filename.split("/")[-2:]) + f":{frames[-1].lineno}" if frames else "?"
+        self.waits[f"{self.phase or 'passes'}: {reason}, {line}"] += 1
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         name = func._schema.name.removeprefix("aten::")
         if name == "_local_scalar_dense":
             if args[0].is_cuda:
                 self.wait("a number read")
-            if args[0].dtype == torch.bool:  # fake tensors have no values: flags read as off, numbers as 0
+            if args[0].dtype == torch.bool:  # fake tensors have no values: a bool is read as False, a number as 0
                 return False
             return 0.0 if args[0].is_floating_point() else 0
         if name == "_pin_memory":
@@ -202,11 +204,12 @@ class OperationCounter(TorchDispatchMode):
         """The name of the module that runs, in a forward pass, a recomputed one, or a backward pass."""
         node = torch._C._current_autograd_node()
         if node is not None and not self._running:
-            place = bisect_right(self._nodes, node._sequence_nr(), key=lambda item: item[0])
-            return self._nodes[place][1] if place < len(self._nodes) else ""
+            index = bisect_right(self._nodes, node._sequence_nr(), key=lambda entry: entry[0])
+            return self._nodes[index][1] if index < len(self._nodes) else ""
         return self._running[-1] if self._running else ""
 
     def _mark(self) -> None:
+        """Record which module made the autograd nodes since the last call."""
         self._nodes.append((torch.autograd._get_sequence_nr(), self._running[-1] if self._running else ""))
 
     def flops(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> tuple[float, str]:
@@ -228,7 +231,7 @@ def bytes_moved(name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any
     schema = func._schema.arguments
     values = dict(zip((argument.name for argument in schema), args, strict=False)) | kwargs
     changed = [argument.name for argument in schema if argument.alias_info is not None and argument.alias_info.is_write]
-    written = [tensor for argument in changed for tensor in _tensors(values.get(argument))]
+    written = [tensor for name_of_argument in changed for tensor in _tensors(values.get(name_of_argument))]
     inputs, outputs = list(_tensors((args, kwargs))), list(_tensors(out))
     new = [tensor for tensor in outputs if not _is_in(tensor, written)]
     write_bytes = sum(map(_bytes, new)) + sum(map(_bytes, written))
@@ -253,7 +256,7 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def _bytes(tensor: Tensor) -> float:
-    """Bytes in memory: an expanded dimension counts once."""
+    """Bytes in memory; an expanded dimension counts as size 1."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return float(
         tensor.element_size() * math.prod(int(size) if stride else min(int(size), 1) for size, stride in sizes)
