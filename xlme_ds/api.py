@@ -222,12 +222,12 @@ class TextModel:
         """
         (encoder, vocabulary), head = self._masked_language_model
         before, *after = _unicode(text).split(MASK)
-        parts = [vocabulary.encode(before), *(vocabulary.encode_after_mask(part) for part in after)]
         if not after:
             raise ValueError(f"the text has no {MASK}: write it where the model is to predict")
         if not 1 <= top <= encoder.cfg.vocabulary:
             raise ValueError(f"top is {top}: it must be 1 to {encoder.cfg.vocabulary}, the number of pieces")
-        ids = np.concatenate([parts[0], *(np.append(np.int32(vocabulary.mask), part) for part in parts[1:])])
+        from_masks = (np.append(np.int32(vocabulary.mask), vocabulary.encode_after_mask(part)) for part in after)
+        ids = np.concatenate([vocabulary.encode(before), *from_masks])
         states_TD = self._states(encoder, ids, language)
         hidden_MD = states_TD[torch.from_numpy(self._item(encoder, ids) == vocabulary.mask)]
         likeliest = head.logits(hidden_MD, encoder.table).softmax(-1).topk(top)

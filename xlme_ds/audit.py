@@ -77,7 +77,8 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
 
 
 def _last_readings(folder: Path, steps: int) -> dict[str, dict[int, list[tuple[int, int]]]]:
-    """For each task and row index, (step, checksum) of every time the row was read, in the last attempt at a step."""
+    """By task and row index, the (step, checksum) of each time the row was read. Of a step's attempts only the last
+    counts."""
     last_attempts = np.zeros(steps, dtype=np.int64)  # for each step, the index of the last attempt at it
     for attempt, line in enumerate(audit_lines(folder / ATTEMPTS)):
         last_attempts[line["start"] :] = attempt  # this attempt began again at `start`

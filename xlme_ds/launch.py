@@ -17,7 +17,7 @@ It is `deepspeed --num_gpus N --module xlme_ds.COMMAND --flags`.
   DEEPSPEED OPTIONS  those of `deepspeed --help`: --hostfile FILE, --include HOST:GPU,GPU, --master_port PORT, ...;
                      without ssh on each machine --no_ssh --node_rank N --master_addr HOST"""
 
-# Options that choose processes, of which --gpus excludes all others; a second --gpus is an error too.
+# Options that choose processes: next to --gpus none may be given, nor a second --gpus.
 _CHOOSE_PROCESSES = ("--gpus", "--num_gpus", "--num_accelerators", "--include", "-i", "--exclude", "-e")
 
 

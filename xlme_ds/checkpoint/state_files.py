@@ -274,12 +274,12 @@ def _merge(headers: Sequence[Headers]) -> tuple[dict[str, int], dict[tuple[str, 
         new_indices = np.array([indices.setdefault(tensor, len(indices)) for tensor in tensors], np.int64)
         reindexed.append(np.column_stack([new_indices[parts[:, 0]], parts[:, 1:]]))
     all_parts = np.concatenate(reindexed)
-    ends = np.zeros(len(indices), np.int64)
+    ends = np.zeros(len(indices), np.int64)  # of each tensor, the end of its last part
     np.maximum.at(ends, all_parts[:, 0], all_parts[:, 1] + all_parts[:, 2])
     sizes = {name: int(ends[index]) for (name, kind), index in sorted(indices.items()) if kind == WEIGHTS}
     block_starts = _block_starts(sizes)
     for (name, kind), index in list(indices.items()):
-        if name in block_starts:
+        if name in block_starts:  # its parts become parts of the table
             table, start = block_starts[name]
             in_block = all_parts[:, 0] == index
             all_parts[in_block, 0] = indices.setdefault((table, kind), len(indices))

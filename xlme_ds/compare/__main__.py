@@ -97,9 +97,11 @@ def _require_matching(leg: Leg, settings: CompareSettings) -> None:
     if not (leg.folder / "config.json").exists():
         return
     recorded = read_object(leg.folder / "config.json")["data"]
-    of_data = "--data", recorded["fingerprints"], loader.fingerprints_until(0)  # of the first phase
-    of_heldout = "--heldout", recorded.get("heldout_fingerprints"), heldout and heldout.fingerprints
-    for option, before, now in (of_data, of_heldout):
+    recorded_and_now = {
+        "--data": (recorded["fingerprints"], loader.fingerprints_until(0)),  # those of the first phase
+        "--heldout": (recorded.get("heldout_fingerprints"), heldout and heldout.fingerprints),
+    }
+    for option, (before, now) in recorded_and_now.items():
         if before != now:
             raise ValueError(f"{leg.folder} was started with another {option}: give that one, or choose another --out")
 

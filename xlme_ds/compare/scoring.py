@@ -44,8 +44,9 @@ def require_tests(settings: CompareSettings) -> None:
         raise ValueError(f"--tuning {settings.tuning}: {error}") from None
     required = ["--task", "pos", "--model", ".", "--data", ".", "--out", "."]
     prog = program("compare --tuning")
-    plain, tuned = parse(prog, required), parse(prog, [*required, *options])
-    if replace(tuned, tuning=plain.tuning, engine=plain.engine, train=plain.train) != plain:
+    default, tuned = parse(prog, required), parse(prog, [*required, *options])
+    # Everything outside the three sections must be as without the options.
+    if replace(tuned, tuning=default.tuning, engine=default.engine, train=default.train) != default:
         raise ValueError(f"--tuning {settings.tuning} may have --tuning., --engine. and --train. settings alone")
     if settings.pos is None and settings.ner is None and (options or settings.tuning_seeds != 1):
         raise ValueError("--tuning and --tuning-seeds are for --pos and --ner: name a folder of one, or leave them out")

@@ -85,7 +85,8 @@ def gather(folders: Iterable[Path]) -> list[Model]:
                 runs[name + _trained_on(content["train_languages"]), content["task"]].append(run)
                 continue
             for scores in content["models"]:
-                name, folder = names.get(_model_path(scores), scores["model"]), str(scores.get("folder", ""))
+                name = names.get(_model_path(scores), scores["model"])
+                folder = str(scores.get("folder", ""))
                 if len(shape_folders.get(name, ())) > 1:
                     name += f", as {names.get(os.path.normpath(folder), folder)}"
                 name += _name_suffix("weights", str(scores.get("weights", "")), weights[_model_path(scores)])
