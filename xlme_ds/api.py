@@ -93,8 +93,7 @@ def dry_run(
     """Check everything that could stop `pretrain` at its start, and print the run's memory and operations. Writes
     nothing; collective over the ranks."""
     config = _validated(config, profiled)
-    minutes = config.train.watchdog_minutes
-    with process_group(config.engine, minutes) as (rank, world):
+    with process_group(config.engine, config.train.watchdog_minutes) as (rank, world):
         config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
         with closing(RunFolder(out, root=rank == 0, writes=False)) as folder:
             folders, sources = _folders(data), starting_folders(config, out)

@@ -30,8 +30,8 @@ def environment() -> dict[str, str]:
         folders.append(our_folder)
     paths = {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "PYTHONSAFEPATH": "1"}
     paths["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    of_launcher = (AGENT_STORE, *TORCH_VARIABLES)
-    return {name: value for name, value in os.environ.items() if name not in of_launcher} | paths
+    launcher_variables = (AGENT_STORE, *TORCH_VARIABLES)
+    return {name: value for name, value in os.environ.items() if name not in launcher_variables} | paths
 
 
 def launch(module: str, processes: int | None, arguments: Sequence[str], options: Sequence[str] = ()) -> list[str]:

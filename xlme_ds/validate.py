@@ -183,7 +183,7 @@ def _check_data(config: Training) -> None:
 
 
 def _check_engine(config: Training) -> None:
-    engine, graphs = config.engine, config.model.compile == "graphs"
+    engine, uses_graphs = config.engine, config.model.compile == "graphs"
     deepspeed_bf16 = engine.kind == "deepspeed" and engine.precision != "fp32"
     offloads = engine.offload_optimizer, engine.offload_parameters
     if engine.kind == "plain" and engine.precision == "bf16":
@@ -201,7 +201,7 @@ def _check_engine(config: Training) -> None:
         )
     if "nvme" in offloads and not engine.nvme_folder:
         raise ValueError("offloading to nvme needs engine.nvme_folder: name a folder on a local disk")
-    if graphs and not deepspeed_bf16:
+    if uses_graphs and not deepspeed_bf16:
         raise ValueError(
             f"model.compile graphs is for engine.kind deepspeed computing in bf16, engine.kind is {engine.kind} and "
             f"engine.precision {engine.precision}: set it to layers"

@@ -224,9 +224,9 @@ class StateReader:
         block_starts = _block_starts(self.sizes if sizes is None else sizes)
         stretches = [stretch for part in parts for stretch in self._stretches(block_starts, *part)]
         stretches.sort(key=itemgetter(0, 1))
-        for file_index, of_file in groupby(stretches, itemgetter(0)):
+        for file_index, file_stretches in groupby(stretches, itemgetter(0)):
             with open(self.files[file_index], "rb") as file:
-                for _, offset, out in of_file:
+                for _, offset, out in file_stretches:
                     file.seek(offset)
                     for chunk in out.split(CHUNK):
                         values = np.empty(len(chunk), np.float32)

@@ -169,16 +169,16 @@ def read_results(path: Path) -> list[RunScores]:
 def join_runs(by_source: Mapping[str, Sequence[RunScores]]) -> list[RunScores]:
     """The runs of several sources (folders or files, by name) without duplicates. Raises ValueError for two different
     runs of one system, budget and seed."""
-    first_of: dict[tuple[str, float, int], tuple[str, RunScores]] = {}
+    first_runs: dict[tuple[str, float, int], tuple[str, RunScores]] = {}
     for source, runs in by_source.items():
         for run in runs:
-            first_source, first = first_of.setdefault((run.system, run.budget, run.seed), (source, run))
+            first_source, first = first_runs.setdefault((run.system, run.budget, run.seed), (source, run))
             if run != first:
                 raise ValueError(
                     f"{first_source} and {source} have different runs of {run.system} with {run.budget:.3g} operations "
                     f"and seed {run.seed}: leave one out"
                 )
-    return [run for _, run in first_of.values()]
+    return [run for _, run in first_runs.values()]
 
 
 def write_results(runs: Sequence[RunScores], out: Path) -> list[ResultTable]:

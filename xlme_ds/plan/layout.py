@@ -32,7 +32,7 @@ class StageSizes:
 @functools.cache
 def stage_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: Part) -> StageSizes:
     """Sizes of the parameters that `part` of the model holds."""
-    (main, head), *others = objective_of(objective).encoders.items()
+    (main, main_head), *others = objective_of(objective).encoders.items()
     before_layers = parameter_sizes(objective, cfg, Part(range(0), last=False))  # first part, without layers
 
     def is_held(name: str) -> bool:
@@ -50,8 +50,8 @@ def stage_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: Part) -> Sta
         tables=total("embedding_", "difference_"),
         embedding=total("embedding_"),
         difference=total("difference_"),
-        generator=sum(total(f"{which}.", its_head) for which, its_head in others),
-        discriminator=total(f"{main}.", head),
+        generator=sum(total(f"{which}.", head) for which, head in others),
+        discriminator=total(f"{main}.", main_head),
         largest=max(sizes.values()),
     )
 

@@ -119,9 +119,8 @@ def _operations(run: RunConfig, mono: int, para: int) -> dict[str, Any]:
     the whole run."""
     row_tokens = run.model.max_positions
     flops = flops_of(run, row_tokens)
-    of_mono = flops.training * mono
-    of_para = flops.training * para
-    totals = {"mono": of_mono, "both": of_mono + of_para, "both_para_half": of_mono + of_para / 2}
+    mono_flops, para_flops = flops.training * mono, flops.training * para
+    totals = {"mono": mono_flops, "both": mono_flops + para_flops, "both_para_half": mono_flops + para_flops / 2}
     return {
         "forward_per_token": flops.forward,
         "per_step": flops_per_step(run, row_tokens),

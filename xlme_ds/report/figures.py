@@ -278,8 +278,7 @@ def _svg(axes: Axes, label: str) -> Markup:
     with matplotlib.rc_context(_STYLE):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = _UNUSED.sub("", svg)
+    svg = _UNUSED.sub("", svg[svg.index("<svg") :])
     svg = re.sub(r'width="([\d.]+)pt" height="[\d.]+pt"', "", svg, count=1)  # a fixed size would not scale
     for colour, variable in _VARIABLES.items():
         svg = svg.replace(colour, f"var(--{variable})")

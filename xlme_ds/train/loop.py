@@ -236,8 +236,7 @@ class Profile(Callback):
                 self.folder.mkdir(exist_ok=True)
                 finished.export_chrome_trace(str(partial))
                 partial.replace(trace)
-                averages = finished.key_averages()
-                table = averages.table(sort_by=self.sort_column, row_limit=40, max_name_column_width=60)
+                table = finished.key_averages().table(sort_by=self.sort_column, row_limit=40, max_name_column_width=60)
                 write_text(self.folder / "operations.txt", table)
         except OSError as error:
             print(f"no profile: {in_words(error)}; training continues", flush=True)

@@ -85,9 +85,9 @@ def write_description(
     data: dict[str, Any] = {"fingerprints": loader.fingerprints, "vocabulary_sha256": info.vocabulary_sha256}
     if isinstance(loader, Loader):
         data["encoded"] = loader.encoded
-    if isinstance(loader, Loader) and len(loader.phases) > 1:
-        data |= {"fingerprints": loader.fingerprints_until(0), "phases": loader.fingerprints}
-        data["phase_folders"] = [_relative_path(phase_folder, folder.path) for phase_folder in loader.folders]
+        if len(loader.phases) > 1:
+            data |= {"fingerprints": loader.fingerprints_until(0), "phases": loader.fingerprints}
+            data["phase_folders"] = [_relative_path(phase_folder, folder.path) for phase_folder in loader.folders]
     if heldout is not None:
         data["heldout_fingerprints"] = heldout.fingerprints
     for name, data_folder in zip(("folder", "heldout"), info.folders, strict=False):

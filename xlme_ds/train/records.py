@@ -55,7 +55,7 @@ class StepLines:
                 if line.strip():
                     unreadable[line_number] = line
             elif self.steps and step <= self.steps[-1]:
-                damaged[line_number] = line  # a second record of a step
+                damaged[line_number] = line  # a second record of a step, or out of order
             elif step <= steps_done:
                 records.append(line)
                 self.steps.append(step)

@@ -52,8 +52,9 @@ def train(
     checkpoints = Checkpoints(out, settings.keep_last, settings.keep_every, buffer_bytes)
     data_of = partial(data_until, loader, heldout)
     start, saved = resume(engine, config, folder, checkpoints, data_of)
-    describe = partial(write_description, folder, config, loader, heldout, info, engine.world, saved["run"])
-    on_all_ranks(lambda: describe() if root else None)
+    on_all_ranks(
+        lambda: write_description(folder, config, loader, heldout, info, engine.world, saved["run"]) if root else None
+    )
     logged = on_all_ranks(lambda: folder.steps_logged() if root else 0)
     if start >= settings.steps:
         # The settings may now ask for fewer steps than the run has done.

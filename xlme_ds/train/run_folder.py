@@ -129,10 +129,18 @@ class RunFolder:
         # Made before the first step: if it is missing later, `Checkpoints.lost` knows that it was removed.
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES} | {"python": sys.version.split()[0]}
-        content = {"config": asdict(config), "versions": versions, "world_size": world, "data": data}
-        content |= {"parameters": parameters, "objective": objective, "run": identity}
         now = datetime.datetime.now(datetime.UTC).isoformat(" ", "minutes").removesuffix("+00:00")
-        content |= {"started": (self._stored() or {}).get("started", now), "command": called()}
+        content = {
+            "config": asdict(config),
+            "versions": versions,
+            "world_size": world,
+            "data": data,
+            "parameters": parameters,
+            "objective": objective,
+            "run": identity,
+            "started": (self._stored() or {}).get("started", now),
+            "command": called(),
+        }
         marker = self.path / FINISHED
         finished_steps = read_object(marker)["steps"] if marker.exists() else None
         # The run was made longer, or it was killed between writing the model and writing the marker. The model can be

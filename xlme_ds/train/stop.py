@@ -86,13 +86,13 @@ class StopRequest:
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
         def listen() -> None:
-            interrupts = 0
+            interrupts_read = 0
             while byte := os.read(read_end, 1):
                 number = byte[0]
                 if number == signal.SIGINT:
-                    interrupts += 1
+                    interrupts_read += 1
                 if number in self._former_handlers:
-                    arguments = signal.Signals(number), interrupts > 1
+                    arguments = signal.Signals(number), interrupts_read > 1
                     threading.Thread(target=self._act_if_unhandled, args=arguments, daemon=True).start()
 
         threading.Thread(target=listen, name="signals", daemon=True).start()
