@@ -110,8 +110,8 @@ def _check(settings: TranslateSettings) -> None:
         raise ValueError(f"--out {out} is in no folder that exists: make {out.absolute().parent} first")
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder: name a file in it")
-    read = {"source": settings.source, "reference": settings.reference}
-    if overwritten := [name for name, path in read.items() if path and _same(out, path)]:
+    inputs = {"source": settings.source, "reference": settings.reference}
+    if overwritten := [name for name, path in inputs.items() if path and _same(out, path)]:
         raise ValueError(f"--out {out} is the {' and the '.join(overwritten)}: name another file")
     require_regular(out, "--out")
 

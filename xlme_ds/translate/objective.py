@@ -187,7 +187,8 @@ class MachineTranslation(MaskedLanguageModelling):
         """Counted as if half of each row of pairs were source and half target, and as if a sentence had a source of its
         own length. A sentence is read once for denoising and once for back-translation. To write the source of
         back-translation, both networks first run without gradient. With sentences, pairs are counted as sentences."""
-        passes = len(self.terms) - 1
+        passes = len(self.terms) - 1  # over a sentence
+        # `share`: (tokens that a network reads in all passes) / (tokens of the row); `side`: tokens it reads in a pass.
         share, side = (float(passes), row_tokens) if passes else (0.5, row_tokens // 2)
         cross_attentions = len([n for n in range(decoder_depth(cfg)) if cfg.decoder == "xlm" or n % 2])
         self_attentions = decoder_depth(cfg) if cfg.decoder == "xlm" else decoder_depth(cfg) - cross_attentions

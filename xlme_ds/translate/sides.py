@@ -35,6 +35,7 @@ def target_mask(batch: Batch) -> Tensor:
     each with its last `</s>` and without its opening token."""
     not_padding_BT, is_pairs_B1 = batch.segments_BT > 0, _has_task(batch, "para")[:, None]
     second_BT = (batch.sides_BT == 1) & not_padding_BT
+    # In XLM's layout, `</s>` also opens the second side.
     opens_BT = second_BT & ~F.pad(second_BT[:, :-1], (1, 0)) & (batch.tokens_BT == EOS)
     return torch.where(is_pairs_B1, second_BT & ~opens_BT, not_padding_BT & (batch.positions_BT > 0))
 
