@@ -29,6 +29,7 @@ from .trained.runs import MODEL_FOLDER, TrainedRun, in_blocks, load_run, main_en
 from .trained.settings import read_config, read_settings, read_vocabulary
 from .trained.weights import read_weights
 
+# Exported settings in which a run and the model that it starts from may differ.
 _MAY_DIFFER = ("discriminator_layers", "init_std", "layout", "language_embeddings")
 _BODY = ("body", "local_window", "global_every", "local_rotary_base")  # without `rotary_base`, which may be raised
 # Settings in which a run must be equal to the model that it starts from.

@@ -90,7 +90,7 @@ def _shaped(run: RunConfig, heads: int, flops: float) -> dict[str, Any]:
 
 
 def _share(run: RunConfig, gpu_hours: float, flops: float) -> dict[str, float]:
-    """`share`: `flops` / the operations of the whole published `run`; and that run's size, steps and cost."""
+    """Size, steps and GPU-hours of a whole published `run`, and `share`: `flops` / all operations of that run."""
     share = flops / (flops_per_step(run, run.model.max_positions) * run.train.steps)
     return {
         "parameters": count_parameters(run)["discriminator"],

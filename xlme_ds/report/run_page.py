@@ -106,8 +106,8 @@ def checked(file: str, build: Callable[[], Any]) -> Any:
 
 
 def _progress(run: RunFiles, settings: Mapping[str, int]) -> dict[str, int] | None:
-    """An unfinished run's newest step, `steps` in all, and step of the sentences on the page (`shown`); None for a
-    finished run."""
+    """Of an unfinished run the newest `step`, the number of `steps` in all, and the step of the sentences on the page,
+    `shown` (0: there are none). None for a finished run."""
     step = run.metrics[-1]["step"] if run.metrics else 0
     if run.finished or step >= settings.get("steps", 0):
         return None

@@ -68,6 +68,7 @@ def _changed_from_recipe(config: Training) -> list[str]:
         return []
     recipe = RECIPES[config.name]
     ours, theirs = flatten(asdict(config)), flatten(asdict(recipe))
+    # Settings of which `auto` has been replaced by a choice.
     replaced_autos = {"engine.precision"} | ({"engine.deepspeed"} if recipe.engine.deepspeed == "auto" else set())
     return [f"{key} {ours[key]}" for key in ours if ours[key] != theirs.get(key) and key not in replaced_autos]
 
