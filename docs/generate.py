@@ -126,9 +126,10 @@ def python() -> str:
         public = getattr(member, "__all__", [key for key, value in vars(member).items() if _is_own(value, member)])
         pages.append(f"## xlme.{name}\n\n{_text(member)}")
         pages += [_function(f"xlme.{name}.{key}", getattr(member, key), "###") for key in public]
+    pages.append(f"## xlme.recipes\n\n{_text(xlme.recipes)}")
     pages.append(f"## xlme.TextModel\n\n`xlme.load` returns one. {_text(xlme.TextModel)}")
     pages += [_function(f"model.{name}", getattr(xlme.TextModel, name), "###") for name in ("encode", "fill", "judge")]
-    pages.append(f"## ScoredPiece\n\nA named tuple ({', '.join(ScoredPiece._fields)}). {_text(ScoredPiece)}")
+    pages.append(f"## xlme.ScoredPiece\n\nA named tuple ({', '.join(ScoredPiece._fields)}). {_text(ScoredPiece)}")
     choices = {"Models": "Path | str | Sequence[Path | str]", "EncoderName": EncoderName, "ModelType": ModelType}
     pages.append("## Types\n\n```python")
     pages += [f"{name} = {str(kind).replace('typing.', '')}" for name, kind in choices.items()]
@@ -160,7 +161,7 @@ def _settings(config: Any) -> str:
     """Every setting of a run with its default and help, a table for each section."""
     from xlme_ds.settings_file import help_of
 
-    lines = [f"## RunConfig\n\n{inspect.getdoc(config)} Defaults are those of XLM-E Base.\n"]
+    lines = [f"## xlme.RunConfig\n\n{_text(config)}\nThe tables have the class's defaults, which recipes change.\n"]
     sections = [field.name for field in fields(config) if is_dataclass(getattr(config, field.name))]
     for name in sections:
         section = getattr(config, name)

@@ -149,6 +149,9 @@ def test_the_reference_has_every_public_object(generate: ModuleType) -> None:
         signature, _, sentence = sections[name].rpartition("```\n\n")
         assert len(sentence or signature) > 30 and "self" not in signature, name
     assert f"`learning_rate` | `{xlme.recipe('base').optimizer.learning_rate}`" in sections["config.optimizer"]
+    micro_batches = xlme.RunConfig("x").data.micro_batch, xlme.recipe("base").data.micro_batch
+    assert f"`micro_batch` | `{micro_batches[0]}`" in sections["config.data"] and micro_batches[0] != micro_batches[1]
+    assert "the class's defaults, which recipes change" in sections["xlme.RunConfig"]
 
 
 def test_folded_commands_are_the_same_commands(generate: ModuleType) -> None:

@@ -8,8 +8,8 @@ model.judge("Everyone has the right to life, liberty and Recht of person.")
 scores = xlme.evaluate.pairs("runs/mine", "heldout")
 xlme.export.run("runs/mine", "exports/mine")
 
-`evaluate`, `export`, `plan`, `finetune` and `translate` are modules: `xlme.plan.run(...)`, `xlme.finetune.run(...)`,
-`xlme.translate.lines(...)`. `load` returns a `TextModel`.
+`evaluate`, `export`, `plan`, `finetune`, `recipes` and `translate` are modules: `xlme.plan.run(...)`,
+`xlme.finetune.run(...)`, `xlme.translate.lines(...)`. `load` returns a `TextModel`, `recipe` a `RunConfig`.
 """
 
 from collections.abc import Sequence
@@ -18,16 +18,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import evaluate, export, finetune, plan, translate
-    from .api import TextModel
+    from . import evaluate, export, finetune, plan, recipes, translate
+    from .api import ScoredPiece, TextModel
     from .config import RunConfig
 
 __version__ = "0.1.0"
-__all__ = ["TextModel", "evaluate", "export", "finetune", "load", "plan", "pretrain", "recipe", "translate"]
+_CLASSES = {"RunConfig": "config", "ScoredPiece": "api", "TextModel": "api"}  # by name: the module that has it
+__all__ = [
+    "RunConfig", "ScoredPiece", "TextModel", "evaluate", "export", "finetune", "load", "plan", "pretrain", "recipe",
+    "recipes", "translate",
+]  # fmt: skip
 
 
 def recipe(name: str) -> "RunConfig":
-    """The configuration of a published run; `xlme pretrain --help` lists the names, `dataclasses.replace` changes it.
+    """The configuration of a published run; `xlme.recipes.SUMMARIES` has the names, `dataclasses.replace` changes it.
 
     from dataclasses import replace
     config = xlme.recipe("quickstart")
@@ -79,7 +83,9 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """A module such as `xlme.evaluate`, or `TextModel`, imported when it is first named."""
+    """A module such as `xlme.evaluate`, or a class, imported when it is first named."""
     if name not in __all__:
-        raise AttributeError(f"module {__name__} has no attribute {name}")
-    return import_module(".api", __name__).TextModel if name == "TextModel" else import_module(f".{name}", __name__)
+        raise AttributeError(f"module {__name__} has no attribute {name}: choose one of {', '.join(__all__)}")
+    if name in _CLASSES:
+        return getattr(import_module(f".{_CLASSES[name]}", __name__), name)
+    return import_module(f".{name}", __name__)

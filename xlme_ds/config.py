@@ -20,7 +20,7 @@ class Range:
 
     wording: str
     """Completes the error "SETTING is VALUE: it must …"."""
-    contains: Callable[[float], bool]
+    contains: Callable[[float], bool] = field(repr=False)
     most: float = 1e9
     """The largest number allowed: a larger one would overflow, or the run would never finish."""
 
@@ -407,7 +407,10 @@ class StartConfig:
 
 @dataclass(frozen=True)
 class RunConfig(Training):
-    """All settings of a pre-training run: a recipe returns it, and `config.json` in the run folder stores it."""
+    """All settings of a pre-training run: a recipe returns it, and `config.json` in the run folder stores it.
+
+    `xlme config --recipe base` prints every setting with its help.
+    """
 
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     start: StartConfig = field(default_factory=StartConfig)

@@ -23,6 +23,7 @@ def validate(config: Config, world: int | None = None) -> Config:
     In the result, `engine.deepspeed auto` is replaced by the file that it chooses for `world` processes. Without
     `world` it stays auto, and both files that it can choose are checked. Raises ValueError.
     """
+    check_class(config)
     if config.engine.deepspeed == "auto":
         if not isinstance(config, RunConfig):
             raise ValueError("engine.deepspeed auto is for pre-training: set it to zero1 or zero3")
@@ -46,6 +47,13 @@ def validate(config: Config, world: int | None = None) -> Config:
     if world is not None:
         _check_world(config, world)
     return config
+
+
+def check_class(config: Any) -> None:
+    """Raise ValueError unless `config` has settings; the name of a recipe has none."""
+    if not isinstance(config, Training):
+        given = config if isinstance(config, str) else "base"
+        raise ValueError(f'config is a {type(config).__name__}: give a RunConfig, such as xlme.recipe("{given}")')
 
 
 def check_ranges(settings: Any, prefix: str = "") -> None:

@@ -1,5 +1,6 @@
 """`xlme_ds.load`: what the model says in Python is what the export says in transformers."""
 
+import inspect
 import json
 import os
 import re
@@ -18,7 +19,8 @@ from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoToke
 
 import xlme_ds as xlme
 from tests.launch import ROOT
-from xlme_ds.api import TextModel
+from xlme_ds.api import ScoredPiece, TextModel
+from xlme_ds.config import RunConfig
 from xlme_ds.data.schema import read_manifest, write_manifest
 from xlme_ds.evaluate.__main__ import main as evaluate
 from xlme_ds.export.__main__ import main as export
@@ -106,15 +108,27 @@ def test_a_device(run: Path) -> None:
 def test_what_the_package_shows() -> None:
     shown = [name for name in dir(xlme) if not name.startswith("_")]
     modules = {"plan", "evaluate", "finetune", "export", "translate"}
-    assert set(shown) == {"recipe", "pretrain", "load", "TextModel", *modules} and xlme.TextModel is TextModel
+    classes = {"RunConfig": RunConfig, "ScoredPiece": ScoredPiece, "TextModel": TextModel}
+    assert set(shown) == {"recipe", "pretrain", "load", "recipes", *classes, *modules}
+    assert all(getattr(xlme, name) is value for name, value in classes.items())
+    assert "lambda" not in str(inspect.signature(xlme.RunConfig)) and "base" in xlme.recipes.SUMMARIES
     assert all(getattr(xlme, name).__doc__ for name in shown)
     assert [dir(getattr(xlme, name)) for name in sorted(modules)] == [
         ["align", "losses", "pairs", "perplexity", "tatoeba", "words"], ["from_hf", "run"], ["run"], ["run"], ["lines"]
     ]  # fmt: skip
-    with pytest.raises(AttributeError, match="has no attribute fintune"):
+    with pytest.raises(AttributeError, match=r"has no attribute fintune: choose one of .*, finetune, .*, pretrain,"):
         xlme.fintune  # noqa: B018
     found = xlme.plan.run(xlme.recipe("base"), gpus=8, gpu="h100")
     assert found["hardware"]["gpu"] == "h100-80g" and len(found["layouts"]) == 4
+    for options in ({"gpus": 0}, {"gpus": -2}, {"layouts": -1}, {"utilisation": 0}):
+        with pytest.raises(ValueError, match=f"^{next(iter(options))} is {next(iter(options.values()))}: it must be "):
+            xlme.plan.run(xlme.recipe("base"), **options)  # type: ignore[arg-type]
+    for config, name in (("large", "large"), ({"train": {}}, "base")):
+        words = rf'^config is a {type(config).__name__}: give a RunConfig, such as xlme\.recipe\("{name}"\)$'
+        with pytest.raises(ValueError, match=words):
+            xlme.plan.run(config)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=words):
+            xlme.pretrain(config, "data", "run")  # type: ignore[arg-type]
 
 
 def test_colleagues_can_read_what_is_written(run: Path, exported: Path) -> None:
@@ -191,7 +205,7 @@ def test_the_guides_python(
         xlme.evaluate.pairs("runs/base", "heldout", limit=4)
     with pytest.raises(ValueError, match="--model-type bert is not known: choose one of xlme, xlm-roberta, modernbert"):
         xlme.export.run("runs/base", "no", model_type="bert")  # type: ignore[arg-type]
-    with pytest.raises(AttributeError, match="has no attribute nothing"):
+    with pytest.raises(AttributeError, match="has no attribute nothing: choose one of align, losses, pairs, "):
         _ = xlme.evaluate.nothing
 
 

@@ -279,7 +279,7 @@ def test_the_command_takes_a_number_of_gpus(capsys: pytest.CaptureFixture[str]) 
     ("arguments", "words"),
     [
         (["--gpus", "3"], "data.mono_rows 2048 does not divide into 3 processes"),
-        (["--gpus", "0"], "--gpus 0: it must be at least 1"),
+        (["--gpus", "0"], "gpus is 0: it must be at least 1"),
         (["--gpu", "a999"], "--gpu a999 is not known: choose one of h200"),
         (["--dollars-per-hour", "0"], "--dollars-per-hour 0.0: it must be positive"),
         (["--budget", "500"], "--budget needs the price of a GPU: add --dollars-per-hour"),
@@ -293,8 +293,8 @@ def test_the_command_takes_a_number_of_gpus(capsys: pytest.CaptureFixture[str]) 
         (["--budget", "1e30", "--dollars-per-hour", "1"], "--budget 1e+30 buys 1e+30 hours of a GPU: lower it"),
         (["--gpu", "1e308,1e308"], "--gpu 1e308,1e308: memory and TFLOP/s must be positive, from 0.001 to 1,000,000"),
         (["--gpu", "80,1e-320"], "memory and TFLOP/s must be positive, from 0.001"),
-        (["--utilisation", "1e-320"], "--utilisation 1e-320: it must be above 0 (1e-6 at least)"),
-        (["--utilisation", "1.5"], "--utilisation 1.5: it must be above 0"),
+        (["--utilisation", "1e-320"], "utilisation is 1e-320: it must be above 0 (1e-6 at least)"),
+        (["--utilisation", "1.5"], "utilisation is 1.5: it must be above 0"),
         (
             ["--engine.kind", "pipeline", "--engine.deepspeed", "pipe_zero1", "--gpus", "3"],
             "--gpus 3 is not a multiple",

@@ -33,7 +33,7 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     """A test's function. Its module is imported only now, because it loads torch."""
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__} has no attribute {name}")
+        raise AttributeError(f"module {__name__} has no attribute {name}: choose one of {', '.join(__all__)}")
     return getattr(import_module(f".{_MODULES[name]}", __name__), name)
 
 

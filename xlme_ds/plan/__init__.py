@@ -23,11 +23,15 @@ def run(
     `gpu`: h200, h100, a100, a100-40g, v100, a10, or "memory in GiB,bf16 TFLOP/s". `utilisation`: fraction of the peak
     FLOP/s that a GPU reaches while it computes. Among the keys: `days`, `gpu_hours`, `tokens_per_s`,
     `memory_per_gpu_gib`, `fits`, `parameters` and `flops` of the unchanged `config`; and `layouts`, a list of
-    dictionaries with the costs of other layouts and the `settings` that select each.
+    dictionaries with the costs of other layouts and the `settings` that select each. Raises ValueError for a number
+    out of range, and if `config` cannot run on `gpus` GPUs.
     """
-    from .planner import plan  # it loads torch
+    from ..validate import check_class  # it loads torch
+    from .planner import check_numbers, plan
     from .speed import gpu_of
 
+    check_class(config)
+    check_numbers(gpus, utilisation, layouts)
     return plan(config, gpus, gpu_of(gpu), utilisation, layouts)
 
 

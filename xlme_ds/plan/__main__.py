@@ -13,7 +13,7 @@ import tyro
 from ..cli import fail, parse, program, without
 from ..config import RunConfig
 from .budget import affordable_model
-from .planner import plan
+from .planner import check_numbers, plan
 from .printed import print_budget, print_details, print_plan
 from .speed import UTILISATION, gpu_of
 
@@ -82,13 +82,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _check(settings: PlanSettings) -> None:
     """Raise ValueError for a number out of range, and for options that do not go together."""
-    gpus, price, budget = settings.gpus, settings.dollars_per_hour, settings.budget
-    if gpus is not None and gpus < 1:
-        raise ValueError(f"--gpus {gpus}: it must be at least 1")
-    if settings.layouts < 1:
-        raise ValueError(f"--layouts {settings.layouts}: it must be at least 1")
-    if not 1e-6 <= settings.utilisation <= 1:
-        raise ValueError(f"--utilisation {settings.utilisation}: it must be above 0 (1e-6 at least) and at most 1")
+    price, budget = settings.dollars_per_hour, settings.budget
+    check_numbers(settings.gpus, settings.utilisation, settings.layouts)
     if price is not None and not 0 < price < math.inf:
         raise ValueError(f"--dollars-per-hour {price}: it must be positive")
     if budget is not None and not 0 < budget < math.inf:

@@ -92,6 +92,16 @@ def plan(
     }
 
 
+def check_numbers(gpus: int | None, utilisation: float, layouts: int) -> None:
+    """Raise ValueError for an argument of `plan` that is out of range."""
+    if gpus is not None and gpus < 1:
+        raise ValueError(f"gpus is {gpus}: it must be at least 1")
+    if layouts < 1:
+        raise ValueError(f"layouts is {layouts}: it must be at least 1")
+    if not 1e-6 <= utilisation <= 1:
+        raise ValueError(f"utilisation is {utilisation}: it must be above 0 (1e-6 at least) and at most 1")
+
+
 def computing_in(gpu: GPU, precision: str) -> GPU:
     """`gpu` with its peak rate in `precision`. Raises ValueError if that rate is unknown."""
     if precision in ("auto", gpu.precision):

@@ -1,4 +1,7 @@
-"""Recipes: published runs by name. Each recipe is a function that returns the complete settings of a run."""
+"""Recipes: published runs by name. Each recipe is a function that returns the complete settings of a run.
+
+xlme.recipes.SUMMARIES  # a dictionary: the names, with a line about each
+"""
 
 from ..config import RunConfig
 from . import ernie_m, modern, quickstart, translation, xlm, xlme, xlmr
