@@ -1,6 +1,6 @@
 """Compares the loader with that of Hugging Face's `datasets`: rows a second, and the time to the first batch.
 
-    python -m bench.loader --data DIR [--quick] [--json]     # DIR: what `xlme prep mix` wrote
+    xlme bench loader --data DIR [--quick] [--json]     # DIR: what `xlme prep mix` wrote
 
 A pass goes from opening the data to its last row, in one process without workers, with one thread of torch and cached
 files. The two run in turns; `bench/peers/loaders.py` says how the peer reads. The peer's rows lie on the disk in

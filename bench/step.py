@@ -1,6 +1,6 @@
 """Compares one training step (forward, backward, optimizer) of ours, of a Hugging Face loop and of plain torch.
 
-    python -m bench.step [--json] [--quick] [--rounds 5] [--sizes base middle]
+    xlme bench step [--json] [--quick] [--rounds 5] [--sizes base middle]
 
 Each contender is a process with all cores; ours and one peer take turns, step by step, so that other work on the
 machine slows both alike. All train generator and discriminator of one shape on the same rows, in bf16 with float32

@@ -1,6 +1,6 @@
 """Compares ways from text files to arrays of ids: SentencePiece alone, and our whole stage.
 
-    python -m bench.tokenize --vocab DIR [--corpus DIR] [--rounds 5] [--json]
+    xlme bench tokenize --vocab DIR [--corpus DIR] [--rounds 5] [--json]
 
 * SentencePiece: lines in memory, a call a line, each into an int32 array: the limit.
 * encode: the whole of `xlme prep encode`, from compressed files to shards with their checksums, on one MPI rank and on

@@ -1,6 +1,6 @@
 """Takes real steps of a model that is larger than the machine: builds, trains, saves, loads, and trains on.
 
-    python -m bench.xl_step --out DIR [--data DIR] [--recipe xl_zero3] [--section.key value ...]
+    xlme bench xl_step --out DIR [--data DIR] [--recipe xl_zero3] [--section.key value ...]
 
 Weights and optimizer state are on the disk (ZeRO-3 with NVMe offload), so XL's 2.4B parameters train in less than 20 GB
 of memory. One process takes two steps, saves, and takes a third; a new one loads the checkpoint, compares the loss of
@@ -143,7 +143,7 @@ def main() -> None:
     arguments = sys.argv[1:] if "--recipe" in sys.argv else ["--recipe", "xl_zero3", *sys.argv[1:]]
     os.environ |= {"DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}  # for both processes
     try:
-        command = parse("python -m bench.xl_step", XlStepArguments, __doc__ or "", arguments)
+        command = parse("xlme bench xl_step", XlStepArguments, __doc__ or "", arguments)
         command.out.mkdir(parents=True, exist_ok=True)
         data = command.data_folder or sample_rows(command.out / "data", command.run.model.max_positions)
         with tempfile.TemporaryDirectory(dir=command.out) as scratch:

@@ -97,7 +97,8 @@ def recipes() -> str:
 
     lines = [
         "# Recipes\n\nA recipe is every setting of a run, in `xlme_ds/recipes/`. Layers are the generator's and the",
-        "discriminator's; objectives with one encoder use the second number. In brackets: GPUs for its micro-batch.\n",
+        "discriminator's; objectives with one encoder use the second number. In brackets: GPUs that its micro-batch",
+        "fits without offloading.\n",
         "| recipe | | parameters in training, M | layers | width | objective | steps |",
         "|---|---|---|---|---|---|---|",
     ]

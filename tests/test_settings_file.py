@@ -136,7 +136,10 @@ def test_help_shows_the_settings_that_people_set() -> None:
     assert len(short.splitlines()) < 60 + len(RECIPES) and short.count("\n  --") == 7 + 15
     assert "--train.steps 125000" in short and "--data DIR " in short and "--help-all" in short
     assert "--heldout DIR " in short and "the loss curve stays the same.\n" in short
-    assert "relative-buckets" not in short
+    assert (
+        "relative-buckets" not in short and "--engine.deepspeed zero1            auto, a file of ds_configs/" in short
+    )
+    assert "the GPUs that their micro-batches fit without offloading" in short
     of_recipe = python("-m", "xlme_ds", "pretrain", "--recipe", "quickstart", "-h").stdout
     assert f"--train.steps {recipe('quickstart').train.steps} " in of_recipe
     for name, summary in SUMMARIES.items():

@@ -169,7 +169,7 @@ def _short_help(prog: str, command: type, description: str, run: RunConfig) -> s
             *(_entry(*pair) for pair in options),
             f"\nSettings that are often set, with {source}:\n",
             *(_entry(*pair) for pair in often_set),
-            "\nRecipes, with the GPUs that their micro-batches fit:\n",
+            "\nRecipes, with the GPUs that their micro-batches fit without offloading:\n",
             *(f"  {name:<20} {summary}" for name, summary in SUMMARIES.items()),
             "\n--help-all lists all settings.",
         ]

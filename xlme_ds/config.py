@@ -294,9 +294,9 @@ class EngineConfig:
     """deepspeed: data parallel with ZeRO; pipeline: stages of layers, with data parallelism and ZeRO-1; plain: torch
     on one process, the reference for the others."""
     deepspeed: str = "zero1"
-    """A file of ds_configs/ by name (zero1, zero2, zero3, zero3_cpu …), or a path to a DeepSpeed JSON with engine keys
-    only; a higher stage partitions more state. auto: zero3 if a step has one micro-batch, else zero1, whichever the
-    planner finds faster."""
+    """auto, a file of ds_configs/ by name (zero1, zero2, zero3, zero3_cpu …), or a path to a DeepSpeed JSON with engine
+    keys only; a higher stage partitions more state. auto: zero3 if a step has one micro-batch, else zero1, whichever
+    the planner finds faster."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Type of weights and activations while computing. auto: bf16 where the processor computes in it, else fp32."""
     gradient_precision: Literal["auto", "fp32", "bf16"] = "auto"

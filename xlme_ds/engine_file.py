@@ -52,7 +52,7 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
     """
     path = Path(engine.deepspeed) if engine.deepspeed.endswith(".json") else CONFIG_FOLDER / f"{engine.deepspeed}.json"
     if not path.exists():
-        names = ", ".join(sorted(file.stem for file in CONFIG_FOLDER.glob("*.json")))
+        names = ", ".join(["auto (for pre-training)", *sorted(file.stem for file in CONFIG_FOLDER.glob("*.json"))])
         raise ValueError(f"engine.deepspeed {engine.deepspeed} is neither a path to a .json file nor one of: {names}")
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))

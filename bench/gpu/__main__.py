@@ -1,7 +1,7 @@
 """Measures one GPU: products, parity of the kernels, training steps, kernels against each other, runs killed and
 resumed, every command in small, peers, and where the time of a step goes.
 
-    python -m bench.gpu [--json] [--out runs/gpu] [--minutes 8] [--sections matmul parity ...] [--device cpu --quick]
+    xlme bench gpu [--json] [--out runs/gpu] [--minutes 8] [--sections matmul parity ...] [--device cpu --quick]
 
 Each case has its own process, so that no case sees the memory or the faults of another; products and comparisons share
 one until something fails in it. The next process loads torch before a case is measured. Rows are synthetic, the text of
@@ -177,7 +177,8 @@ class Bench:
 def main(arguments: list[str] | None = None) -> int:
     """Measure, and print Markdown or JSON; returns the exit code."""
     begin = time.monotonic()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="xlme bench gpu", description=__doc__, formatter_class=layout)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of gpu.json and gpu.md")
     parser.add_argument("--minutes", type=float, default=8.0, help="nothing runs longer than this")

@@ -1,6 +1,6 @@
 """Trains Hugging Face's ELECTRA in a loop of plain torch like a run of ours, to compare the two.
 
-`python -m bench.peers.electra --run RUN --data MIXED --out OUT` reads the settings and first weights of a run of
+`xlme bench peers.electra --run RUN --data MIXED --out OUT` reads the settings and first weights of a run of
 `electra` with tied embeddings and no relative bias, loads them into ElectraForMaskedLM and ElectraForPreTraining, and
 trains on the same rows with the same masks and uniforms. It prints the losses of steps, and writes OUT like RUN with
 its own weights: `xlme evaluate` and `xlme finetune` can score the two. Model, losses, gradients and AdamW are the
@@ -120,7 +120,7 @@ def _by_our_names(generator: Any, discriminator: Any) -> PeerParameters:
 
 def main(arguments: list[str] | None = None) -> None:
     """Train, print a JSON object for every K steps, and write the weights."""
-    parser = argparse.ArgumentParser(prog="python -m bench.peers.electra", description=__doc__)
+    parser = argparse.ArgumentParser(prog="xlme bench peers.electra", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="folder of a run of ours")
     parser.add_argument("--data", type=Path, required=True, help="its data")
     parser.add_argument("--out", type=Path, required=True, help="a new folder")

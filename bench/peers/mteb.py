@@ -1,6 +1,6 @@
 """Scores an export by mteb's bitext mining: Tatoeba and FLORES-200, from a local folder.
 
-    python -m bench.peers.mteb --model EXPORT --data FOLDER [--out FOLDER]
+    xlme bench peers.mteb --model EXPORT --data FOLDER [--out FOLDER]
 
 mteb downloads its data from a hub; here its tasks read the published text files anywhere below the folder, without a
 network: LASER's tatoeba.deu-eng.deu with tatoeba.deu-eng.eng, and FLORES-200's deu_Latn.devtest, a file a language. The
@@ -82,7 +82,7 @@ def table(model: Path, results: list[Any]) -> ResultTable:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
-    options = tyro.cli(Bitext, prog="python -m bench.peers.mteb", description=__doc__, args=arguments)
+    options = tyro.cli(Bitext, prog="xlme bench peers.mteb", description=__doc__, args=arguments)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the libraries are imported
     warnings.filterwarnings("ignore", "To copy construct from a tensor", UserWarning)  # mteb causes it in every search
     try:

@@ -1,6 +1,6 @@
 """Rehearses data preparation and training on a synthetic corpus of any size, as Slurm jobs that it kills.
 
-    python -m bench.rehearsal --gigabytes N [--source FOLDER] [--out FOLDER] [--no-kills] [-- SBATCH_OPTION...]
+    xlme bench rehearsal --gigabytes N [--source FOLDER] [--out FOLDER] [--no-kills] [-- SBATCH_OPTION...]
 
 Text, vocap, vocab, encode, mix, verify, stats, and 20 steps of training that are interrupted: each stage is a job of
 `slurm/stage.sh` or `slurm/pretrain_base.sh`, with the options of sbatch after `--`. While a stage runs that can resume,
@@ -256,7 +256,7 @@ def report(done: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Rehearse, and print the table; a user's mistake ends it with one sentence and exit code 2."""
-    rehearsal = tyro.cli(Rehearsal, prog="python -m bench.rehearsal", description=__doc__, args=arguments)
+    rehearsal = tyro.cli(Rehearsal, prog="xlme bench rehearsal", description=__doc__, args=arguments)
     rehearsal = replace(rehearsal, out=rehearsal.out.resolve())
     try:
         if shutil.which("sbatch") is None:

@@ -1,7 +1,7 @@
 """Counts a training step without a GPU: kernels, bytes and operations of the real engine on fake tensors, and the time
 that they take at least.
 
-    python -m bench.roofline --recipe NAME [--gpu h200] [--gpus 1] [--json] [--section.key value ...]
+    xlme bench roofline --recipe NAME [--gpu h200] [--gpus 1] [--json] [--section.key value ...]
 
 The step is DeepSpeed's, of one process of `--gpus`, on `data.micro_batch` synthetic rows of each task.
 `bench/roofline/counted.py` describes the count and its limits. Needs g++ if torch is a build for the CPU, and the
@@ -310,7 +310,7 @@ def text(counted: dict[str, Any]) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Count and print; a user's mistake ends it with one sentence and exit code 2."""
     try:
-        settings = parse("python -m bench.roofline", Settings, __doc__ or "", arguments or sys.argv[1:])
+        settings = parse("xlme bench roofline", Settings, __doc__ or "", arguments or sys.argv[1:])
         with contextlib.redirect_stdout(sys.stderr):  # where DeepSpeed's log goes
             counted = figures(settings)
     except ValueError as error:

@@ -67,7 +67,7 @@ def write_xtreme(runs: list[Path], out: Path) -> Path:
 
     Args:
         runs: Folders with, at any depth, the scores.json of fine-tuning and the tatoeba.json and align.json of
-            `xlme_ds.evaluate`.
+            `xlme evaluate`.
         out: Folder to write into.
 
     Returns:
