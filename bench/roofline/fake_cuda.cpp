@@ -1,5 +1,5 @@
 // A CUDA device that a CPU build of torch can give to fake tensors: its guard and its hooks do nothing.
-// bench/fake_cuda.py compiles this file and loads it before torch.
+// bench/roofline/fake_cuda.py compiles this file and loads it before torch.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 

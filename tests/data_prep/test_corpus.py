@@ -689,6 +689,8 @@ def test_bounds_of_a_column_are_kept() -> None:
         for bound in (0, 1):
             (rule,) = column_filters({"column": {"x": {setting: bound}}})
             assert not rule.drops(bound) and not rule.drops(inside) and rule.drops(-inside)
+    (rule,) = column_filters({"column": {"x": {"one_of": [1, 5, 9], "min": 2, "max": 8}}})
+    assert [value for value in (1, 3, 5, 9) if not rule.drops(value)] == [5]
 
 
 def test_missing_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

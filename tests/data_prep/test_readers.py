@@ -20,7 +20,7 @@ from data_prep.filters.clean import Counts
 from data_prep.languages import canonical, language_of
 from data_prep.parallel import RetryError, explain
 from data_prep.readers import READERS, Input, documents, find_documents, find_pairs, pairs, split_pair
-from data_prep.readers.corpus_files import MAX_LINE, Place, cut_blocks, files_in, read_text
+from data_prep.readers.corpus_files import MAX_LINE, Place, cut_blocks, files_in, read_text, split_lines
 from data_prep.readers.reader import PairReader
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
@@ -458,6 +458,17 @@ def read_blocks(source: Input, size: int) -> tuple[list[tuple[str, str]], Counts
     assert isinstance(reader, PairReader)
     blocks = reader.blocks(source, size)
     return [(a, b) for block in blocks for a, b, _ in reader.pairs(source, block, counts)], counts
+
+
+def test_lines_are_those_of_the_whole_text_wherever_it_is_cut() -> None:
+    """Lines over the limit may lose their end, but stay over it; lines after them are whole."""
+    text, limit = b"ab\n\nabcdefghi\nabcd\nabcde\nabcdefg\nabc\n\nabcdef", 4
+    for size in range(1, len(text) + 1):
+        lines = list(split_lines((text[at : at + size] for at in range(0, len(text), size)), limit))
+        whole = text.split(b"\n")
+        assert len(lines) == len(whole), size
+        for line, expected in zip(lines, whole, strict=True):
+            assert line == expected or (len(line) > limit and expected.startswith(line)), size
 
 
 @pytest.mark.parametrize("size", [1, 4, 1 << 20])
