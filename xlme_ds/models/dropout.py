@@ -48,8 +48,8 @@ def drop_weights(weights_BHTS: Tensor, rate: float, keys_B: Tensor, row_tokens: 
 def _dropped(
     keys_B: Tensor, groups: int, tokens: int, width: int, all_tokens: int, all_width: int, threshold: int
 ) -> Tensor:
-    """Whether each element is dropped, bool [B, groups, tokens, width]: it is if its 16 random bits, as a number, are
-    below `threshold`.
+    """Whether each element is dropped, bool [B, groups, tokens, width]: it is if its 16 random bits, as a signed
+    number, are below `threshold` − 2^15.
 
     The result is the start of a mask [B, groups, all_tokens, all_width]; the rest of this mask is not computed.
     """

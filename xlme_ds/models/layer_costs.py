@@ -70,9 +70,9 @@ def score_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
 def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     """Saved bytes that all layers of an encoder share.
 
-    The Triton kernels save the first and last position of each token's item, and a table of the distance bias d. The
-    other kernels save a mask, a byte for each query and key of every row, and, once for all rows, d and its index for
-    each query and key.
+    The Triton kernels save where each token's item begins and ends, and a table of the distance bias d. The other
+    kernels save a mask, a byte for each query and key of every row, and, once for all rows, d and its index for each
+    query and key.
     """
     saved = batch.tokens * (2 * FLOAT if batch.triton else batch.row_tokens)
     if cfg.relative_bias == "none":
