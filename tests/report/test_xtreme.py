@@ -189,6 +189,16 @@ def test_of_several_settings_the_best_on_the_dev_sets_counts(tmp_path: Path) -> 
     assert "has scores on held-out en," in fault(folder) and "choose on the same dev sets" in fault(folder)
 
 
+def test_a_row_by_language_says_how_its_setting_was_chosen(tmp_path: Path) -> None:
+    """A choice on a count of languages is no mark of missing languages, which the columns show."""
+    for rate, accuracy in (("1e-5", 50.0), ("2e-5", 60.0)):
+        score = {"accuracy": accuracy}
+        dev = {"languages": dict.fromkeys(("ar", "bg", "de", "en", "fr")), "mean": score, "held_out": False}
+        write_scores(tmp_path / rate, "xnli", {"en": score}, tuning={"learning_rate": rate}, dev=dev, settings=2)
+    built = tables(gather([tmp_path]))
+    assert ours(built, "xnli_by_language").keys() == {"ours (best of 2 settings on dev of 5 languages)"}
+
+
 def test_scores_of_a_checkpoint_are_not_the_runs(tmp_path: Path) -> None:
     write_scores(tmp_path / "end", "xnli", {"en": {"accuracy": 50.0}}, model="runs/base")
     write_scores(tmp_path / "early", "xnli", {"en": {"accuracy": 40.0}}, model="runs/base@50", seed=2)

@@ -209,8 +209,7 @@ def _language_table(task: str, models: list[Model]) -> XtremeTable:
         values = [tuple(score) if isinstance(score, list) else (score,) for score in scores]
         add_row(system, entry["source"], dict(zip(entry["languages"], values, strict=True)))
     for name, result in results.items():
-        # The columns show which languages are missing.
-        marks = ", ".join(mark for mark in _marks(task, result) if "languages" not in mark)
+        marks = ", ".join(_run_marks(result))  # the columns show which languages are missing
         means = {code: _means(run.languages[code] for run in result.runs) for code in result.runs[0].languages}
         add_row(name + (f" ({marks})" if marks else ""), "", means)
     heading = TASKS[task][0] if task in TASKS else "CoNLL"
@@ -236,15 +235,20 @@ def _shortfall(count: int, total: int, unit: str) -> tuple[str, ...]:
 
 
 def _marks(task: str, result: TaskScores) -> tuple[str, ...]:
-    """The remarks on the scores of a task: missing languages or labels, seeds, split, and choice of settings."""
+    """The remarks on the scores of a task: missing languages, and those on its runs."""
     first = result.runs[0]
     if not first.languages:
         return ("no labels: predictions alone",)
     languages = TASKS[task][1] if task in TASKS else len(published()["by_language"][task]["languages"])
+    return _shortfall(len(first.languages), languages, "languages") + _run_marks(result)
+
+
+def _run_marks(result: TaskScores) -> tuple[str, ...]:
+    """The remarks on a task's runs: missing labels, seeds, split, and choice of settings."""
+    first = result.runs[0]
     tried = str(result.settings) if result.compared == result.settings else f"{result.compared} of {result.settings}"
     choice = f"best of {tried} settings on {first.dev_name}" if result.compared > 1 else f"{tried} settings"
     marks = (
-        *_shortfall(len(first.languages), languages, "languages"),
         f"{len(first.unlabelled)} without labels" if first.unlabelled else "",
         f"{len(result.runs)} seeds" if len(result.runs) > 1 else "",
         first.split if first.split != "test" else "",
