@@ -36,7 +36,7 @@ AFTER = {
     ),
     *(
         ("xlme_ds/io/files.py", name)
-        for name in ("_signature", "file_sha256", "naming", "read_json", "read_signed", "replacing", "to_disk")
+        for name in ("file_sha256", "naming", "read_json", "read_signed", "replacing", "to_disk")
     ),
     *(("xlme_ds/io/files.py", name) for name in ("write_json", "write_signed")),
     ("xlme_ds/io/folders.py", "make_folder"),
