@@ -136,7 +136,8 @@ def _sent_by(layout: ParallelLayout, stage: int) -> dict[str, float]:
         exposed = micro_batches * table_share * (reduce_scatter + all_gather)
     else:
         reductions = micro_batches if layout.zero["stage"] == 2 else 1
-        reduction = reduce_scatter if uses_bf16_optimizer(layout) else 2 * reduce_scatter  # an all-reduce sends twice
+        # An all-reduce sends as much as two reduce-scatters.
+        reduction = reduce_scatter if uses_bf16_optimizer(layout) else 2 * reduce_scatter
         gradients = reduction * reductions
         weights = all_gather
         exposed = table_share * gradients + weights

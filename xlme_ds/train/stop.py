@@ -98,7 +98,7 @@ class StopRequest:
         threading.Thread(target=listen, name="signals", daemon=True).start()
 
     def _act_if_unhandled(self, number: signal.Signals, is_second_interrupt: bool) -> None:
-        """Act on a signal if Python's handler does not run in time, and on a second SIGINT in any case."""
+        """Act on a signal if Python's handler does not run in time, and on a second SIGINT also if it does."""
         read_at = time.monotonic()
         while time.monotonic() - read_at < _PATIENCE:
             if self._handled.get(number, -math.inf) > read_at - _HEAD_START and not is_second_interrupt:
