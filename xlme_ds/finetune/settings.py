@@ -184,7 +184,7 @@ class Job:
 
     @property
     def done(self) -> Path:
-        """The file of the scores; it is written last, so it marks the run as complete."""
+        """The file of the scores; a run that has it is complete."""
         return self.out / "scores.json"
 
 

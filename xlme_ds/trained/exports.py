@@ -57,7 +57,7 @@ EXPORTED_SETTINGS = {
     "layout": "layout",
     "language_embeddings": "languages",
 }
-# A key in the metadata of an export's weights. Its value is JSON: the SHA-256 of each other file, by name.
+# A key in the metadata of an export's weights. Its value is JSON: the SHA-256 of other files, by name.
 FILES = "files"
 # A key in config.json: which encoder of a pre-training run this is; absent after fine-tuning and for XLM-R's weights.
 WHICH = "which"

@@ -40,8 +40,8 @@ def seen_lines(
 
 
 def _texts(folder: Path, vocabulary: Vocabulary) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield, for `_ROWS_PER_READ` rows at a time: ordinary token ids, and the start and end in them of each text (one
-    side of a pair, or a sentence)."""
+    """Yield, for `_ROWS_PER_READ` rows at a time: token ids without `<s>`, `</s>` and `<pad>`, and the start and end in
+    them of each text (one side of a pair, or a sentence)."""
     stores = [(task, RowStore(folder / name)) for task, name in enumerate(TASKS) if (folder / name).is_dir()]
     # Monolingual rows that were mixed without --sentences: their items are not single lines.
     unsplit = [store for task, store in stores if TASKS[task] == "mono" and store.manifest.packed != "sentences"]
@@ -62,8 +62,8 @@ def _texts(folder: Path, vocabulary: Vocabulary) -> Iterator[tuple[np.ndarray, n
             tokens = batch.tokens_BT.numpy().ravel()
             text = (batch.segments_BT * 2 + batch.sides_BT).numpy()  # each token's text, by its number in the row
             text = (text + np.arange(len(text))[:, None] * (text.max() + 1)).ravel()  # by its number in the batch
-            ordinary = (tokens >= UNK) & (tokens != PAD) & (tokens != EOS)
-            tokens, text = tokens[ordinary], text[ordinary]
+            in_a_text = (tokens >= UNK) & (tokens != PAD) & (tokens != EOS)
+            tokens, text = tokens[in_a_text], text[in_a_text]
             starts = np.flatnonzero(np.append(True, text[1:] != text[:-1]))
             yield tokens, starts, np.append(starts[1:], len(tokens))
 
