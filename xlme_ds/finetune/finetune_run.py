@@ -75,7 +75,10 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         saved, sets, config, loader, _ = prepared
         unlabelled = {language for of_rank in gather(prepared.unlabelled) for language in of_rank}
         if broadcast(job.done.exists()):
-            return on_all_ranks(lambda: _finished(job, sets) if rank == 0 else None)
+            earlier = on_all_ranks(lambda: _finished(job, sets) if rank == 0 else None)
+            if rank == 0:  # again, for a call that was killed between its last two files
+                folder.finish(config.train.steps)
+            return earlier
         if rank == 0:
             _announce(job, task, sets, unlabelled)
         if any(gather(stop.received is not None)):
