@@ -332,6 +332,11 @@ def test_steps_are_the_optimum_for_every_budget() -> None:
             assert objective == pytest.approx(best)
 
 
+def test_steps_end_at_the_points_of_the_hull() -> None:
+    found = steps({"a": [(2, -20.0), (9, -6.0), (14, -1.0)]}, {"a": 1.0}, 3)
+    assert found == [("a", 2, 5), ("a", 5, 8), ("a", 8, 9), ("a", 9, 12), ("a", 12, 14)]
+
+
 def test_shared_pieces_are_paid_once_and_the_union_is_exact() -> None:
     orders = {"x": [f"p{i}" for i in range(40)], "y": [f"p{i}" for i in range(20)] + [f"q{i}" for i in range(20)]}
     curves = {"x": [(4, -9.0), (40, -1.0)], "y": [(4, -9.0), (40, -2.0)]}

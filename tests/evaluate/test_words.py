@@ -75,6 +75,9 @@ def test_similarity_correlates_cosines_with_what_people_said(lookup: TrainedEnco
     assert found["pearson"] == pytest.approx(pearson) and found["spearman"] == pytest.approx(spearman)
     assert found["score"] == pytest.approx(scipy.stats.hmean([pearson, spearman]))
     assert similarity(lookup, JudgedPairs(pairs, [-score for score in scores]))["score"] == 0
+    outlier = [100.0 if cosine == max(cosines) else -cosine for cosine in cosines]  # the signs of the two differ
+    found = similarity(lookup, JudgedPairs(pairs, outlier))
+    assert found["spearman"] < 0 < found["pearson"] and found["score"] == 0
 
 
 def test_translations_by_hand(run: Path) -> None:

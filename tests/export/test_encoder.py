@@ -31,6 +31,7 @@ from xlme_ds.models.electra import Electra
 from xlme_ds.models.text_encoder import languages_of, one_item_a_row
 from xlme_ds.trained.encoders import load_encoder
 from xlme_ds.trained.exports import EXPORTED_SETTINGS, read_heads
+from xlme_ds.trained.runs import in_blocks
 
 TOKENS = torch.tensor([[0, 11, 12, 13, 17, 19, 2], [0, 21, 2, 1, 1, 1, 1], [0, 31, 32, 33, 34, 2, 1]])
 SETTINGS: list[dict[str, Any]] = [
@@ -395,6 +396,15 @@ def test_tuple_and_wrong_inputs(folder: Path) -> None:
     assert torch.equal(encoder(TOKENS, return_dict=False)[0], encoder(TOKENS).last_hidden_state)
     with pytest.raises(ValueError, match="give either input_ids or inputs_embeds"):
         encoder()
+
+
+def test_tables_take_the_number_of_blocks_that_the_settings_name() -> None:
+    tables = {"embedding_": torch.randn(10, 4), "difference_": torch.randn(10, 4)}
+    two = {f"{name}{n}": block for name, table in tables.items() for n, block in enumerate(table.split(5))}
+    three = in_blocks(two, ModelConfig(vocabulary=10, vocabulary_blocks=3))
+    assert len(three) == 6
+    for name, table in tables.items():
+        assert torch.equal(torch.cat([three[f"{name}{n}"] for n in range(3)]), table)
 
 
 def test_every_setting_of_the_model_is_exported_or_is_none_of_an_encoder() -> None:
