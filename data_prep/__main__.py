@@ -1,14 +1,14 @@
-"""`python -m data_prep STAGE --flags`: the stages of data preparation."""
+"""`xlme prep STAGE --flags`, or `python -m data_prep STAGE --flags`: the stages of data preparation."""
 
 import importlib
-import inspect
 import sys
 import time
 import traceback
-from pathlib import Path
 
 from data_prep.parallel import RetryError, TaskError, UserError, abort, explain, is_root, launched_rank, on_root
 from data_prep.progress import printable
+from xlme_ds.io.arguments import prepare_tyro
+from xlme_ds.io.errors import no_such
 from xlme_ds.io.output import open_output
 
 # Stage -> (module, help), in the order of use. A module is imported only when its stage runs, so that worker processes
@@ -43,24 +43,25 @@ def main(arguments: list[str]) -> int:
     An error that the user can act on is one line on stderr; a mistake in this program keeps its traceback.
     """
     open_output()
-    if not arguments or arguments[0] not in STAGES:
-        return _usage(arguments)
-    import tyro
-    from docstring_parser import attrdoc
-
-    # tyro joins the lines of a setting's docstring only if they are not indented; `xlme_ds/cli.py` does the same.
-    attrdoc.ast_get_constant_value = lambda node: inspect.cleandoc(str(getattr(node, "value", "")))
-
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_usage(), file=sys.stdout if arguments else sys.stderr)
+        return 0 if arguments else 2
     name = arguments[0]
+    if name not in STAGES:
+        print(f"xlme prep: error: {printable(str(no_such('stage', name, STAGES)))}", file=sys.stderr)
+        return 2
+    import tyro
+
+    prepare_tyro()
     if name == "encode" and arguments[1:] and not arguments[1].startswith("-"):
         print(
-            f"data_prep encode: error: {printable(arguments[1])} has no flag: name a folder with --mono, in which each "
+            f"xlme prep encode: error: {printable(arguments[1])} has no flag: name a folder with --mono, in which each "
             "file is named by its language (en.txt, sw.txt), or with --para for pairs",
             file=sys.stderr,
         )
         return 2
     stage = importlib.import_module(f"data_prep.{STAGES[name][0]}")
-    config = tyro.cli(getattr(stage, f"{name.capitalize()}Config"), args=arguments[1:], prog=f"{_program()} {name}")
+    config = tyro.cli(getattr(stage, f"{name.capitalize()}Config"), args=arguments[1:], prog=f"xlme prep {name}")
     try:
         on_root(lambda: _check_arguments(arguments))
         on_root(lambda: _check_numbers(config))
@@ -68,10 +69,6 @@ def main(arguments: list[str]) -> int:
     except (Exception, KeyboardInterrupt) as error:
         return _report_error(name, error)
     return 0
-
-
-def _program() -> str:
-    return "xlme prep" if Path(sys.argv[0]).name == "xlme" else "python -m data_prep"
 
 
 def _check_arguments(arguments: list[str]) -> None:
@@ -113,22 +110,18 @@ def _report_error(stage: str, error: BaseException) -> int:
 
 def _message(stage: str, error: BaseException, explained: Exception | None) -> str:
     if explained is not None:
-        return f"data_prep {stage}: error: {printable(str(explained))}"
+        return f"xlme prep {stage}: error: {printable(str(explained))}"
     if isinstance(error, KeyboardInterrupt):
-        return f"data_prep {stage}: interrupted: the same command continues where this one stopped"
+        return f"xlme prep {stage}: interrupted: the same command continues where this one stopped"
     text = str(error) if isinstance(error, TaskError) else "".join(traceback.format_exception(error))
     return "\n".join(map(printable, text.rstrip().split("\n")))
 
 
-def _usage(arguments: list[str]) -> int:
-    wants_help = bool(arguments) and arguments[0] in ("-h", "--help")
-    lines = [f"data_prep: error: there is no stage {arguments[0]!r}"] if arguments and not wants_help else []
-    lines += [f"usage: {_program()} STAGE --flags (STAGE --help lists them)", "stages, in the order of use:"]
+def _usage() -> str:
+    lines = ["usage: xlme prep STAGE --flags (STAGE --help lists them)", "stages, in the order of use:"]
     lines += [f"  {name:<8}{about}" for name, (_, about) in STAGES.items()]
     lines += ["for example, with texts such as mono/en.txt and para/en-de.txt.zip:"]
-    lines += [f"  {_program()} {example}" for example in _EXAMPLES]
-    print("\n".join(lines), file=sys.stdout if wants_help else sys.stderr)
-    return 0 if wants_help else 2
+    return "\n".join(lines + [f"  xlme prep {example}" for example in _EXAMPLES])
 
 
 if __name__ == "__main__":

@@ -85,7 +85,6 @@ def commands() -> str:
         shown = "".join(
             textwrap.fill(line, 80) + "\n" if len(line) > 82 else line for line in shown.splitlines(keepends=True)
         )
-        shown = shown.replace("python -m xlme_ds ", "xlme ")
         pages.append(f"## {title}\n\n```output\n{shown}```\n")
     return "\n".join(pages)
 

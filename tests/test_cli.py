@@ -45,7 +45,7 @@ def test_unknown_override_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--recipe", "basse", "--data", "d", "--out", "o"], "recipe basse is not known: choose one of"),
+        (["--recipe", "basse", "--data", "d", "--out", "o"], "there is no recipe 'basse': did you mean base?"),
         (["--data", "d", "--out", "o"], "--recipe is missing"),
         (["--recipe", "quickstart", "--data", "no/such", "--out", "o"], "no/such/mono/manifest.json does not exist"),
         (
@@ -74,6 +74,33 @@ def test_a_mistake_is_one_sentence(arguments: list[str], message: str, tmp_path:
     assert result.returncode == 2, result.stderr
     assert result.stderr.splitlines()[-1].startswith("xlme pretrain: error: ")
     assert message in result.stderr and "Traceback" not in result.stderr
+
+
+def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in ((["help", "plan"], "usage: xlme plan "), (["help"], "usage: xlme "), (["version"], "xlme_ds ")):
+        with contextlib.suppress(SystemExit):
+            assert commands.main(words) == 0
+        assert capsys.readouterr().out.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan", "--recipe", "base", "--gpus", "1e1"], "Error parsing --gpus: 1e1 is not a whole number: write 10"),
+        (["plan", "--recipe", "base", "--train.steps", "ten"], "--train.steps: ten is not a whole number "),
+        (["plan", "--recipe", "base", "--budget", "1,5"], "--budget: 1,5 is not a number "),
+        (["prep", "mix", "--encoded", "e", "--vocab", "v", "--out", "o", "--mono-rows", "1e6"],
+         "Error parsing --mono-rows: 1e6 is not a whole number: write 1000000"),
+        (["evaluate", "pairs", "--models", "m", "--data", "d"], "run xlme evaluate pairs --help"),
+        (["checkpoint", "lst"], "xlme checkpoint: error: there is no command 'lst': did you mean list?"),
+    ],
+)  # fmt: skip
+def test_a_mistake_names_the_flag_or_the_command(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        commands.main(arguments)
+    assert left.value.code == 2 and message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", RECIPES)

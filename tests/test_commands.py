@@ -44,7 +44,10 @@ def test_the_launchers_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--gpus 8", "no command to launch: add pretrain or finetune, and its flags after it"),
+        ("--gpus 8", "only pretrain and finetune can be launched: name one, and its flags after it"),
+        ("--gpus 2 evaluate", "only pretrain and finetune can be launched: name one, and its flags after it"),
+        ("--gpu 2 pretrain", "there is no --gpu: did you mean --gpus?"),
+        ("--gpu=2 finetune", "there is no --gpu: did you mean --gpus?"),
         ("--gpus 0 pretrain", "--gpus 0: it must be a number of processes, at least 1"),
         ("--gpus eight pretrain", "--gpus eight: it must be a number of processes, at least 1"),
         (
@@ -91,7 +94,7 @@ def test_benchmarks_are_listed_and_run() -> None:
     assert all(line.split(maxsplit=1)[1:] for line in listed.splitlines()[2:])
     done = real("bench", "gpu", "--help")
     assert done.returncode == 0 and "usage: xlme bench gpu" in done.stdout and "python -m" not in done.stdout, done
-    assert "did you mean `xlme bench loader`?" in xlme("bench", "loder").stderr
+    assert "there is no benchmark 'loder': did you mean loader?" in xlme("bench", "loder").stderr
 
 
 def test_a_wheel_has_no_benchmarks(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_a_program_that_a_command_starts_can_print_to_a_closed_stdout() -> None:
 
 def test_variables_of_another_launcher_do_not_silence_a_command() -> None:
     code, errors = sh("xlme plan --recipe none", **distributed(1, 2, free_port()))
-    assert code == 2 and "recipe none is not known" in errors
+    assert code == 2 and "there is no recipe 'none': choose one of" in errors
 
 
 def test_a_run_that_waits_for_processes_that_nobody_started(tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def test_the_command_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--recipe", "base_zero9"], "recipe base_zero9 is not known: choose one of"),
+        (["--recipe", "base_zero9"], "there is no recipe 'base_zero9': did you mean base_zero1?"),
         (["--recipe", "base_zero1", "--layouts", "0"], "--layouts 0: it must be at least 1"),
         (["--recipe", "base_zero1", "--model.heads", "7"], "model.width 768 is not a multiple of model.heads 7"),
     ],

@@ -83,9 +83,9 @@ def test_a_file_may_name_a_recipe_and_what_differs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[model]\nwidht = 3\n", "there is no setting model.widht: did you mean model.width?"),
-        ("[modle]\nwidth = 3\n", "there is no setting modle: did you mean model?"),
-        ("zzz = 3\n", "there is no setting zzz: choose one of name, seed, model"),
+        ("[model]\nwidht = 3\n", "there is no setting 'model.widht': did you mean model.width?"),
+        ("[modle]\nwidth = 3\n", "there is no setting 'modle': did you mean model?"),
+        ("zzz = 3\n", "there is no setting 'zzz': choose one of name, seed, model"),
         ("model = 3\n", "model is 3, it must be a section of settings"),
         ("[model]\nwidth = 3.0\n", "model.width is 3.0, it must be a whole number"),
         ("[model]\nwidth = true\n", "model.width is True, it must be a whole number"),
@@ -97,7 +97,7 @@ def test_a_file_may_name_a_recipe_and_what_differs(tmp_path: Path) -> None:
         ("[model\n", "is not TOML"),
         ("seed = " + "[" * 9999, "run.toml is nested too deeply"),
         (f"[optimizer]\nlearning_rate = 1{'0' * 400}\n", "it must be smaller"),
-        ('recipe = "basse"\n', "recipe basse is not known"),
+        ('recipe = "basse"\n', "there is no recipe 'basse': did you mean base?"),
     ],
 )
 def test_a_mistake_in_a_file_is_one_sentence(text: str, message: str, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read(saved(tmp_path / "a.json", '{"seed": 3, "name": "a", "seed": 4}'))
     (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbfseed = 3\r\n")
     assert read(tmp_path / "a.toml") == {"seed": 3}
-    with pytest.raises(ValueError, match="there is no setting hub"):
+    with pytest.raises(ValueError, match="there is no setting 'hub'"):
         with_values(RunConfig("x"), {"hub": 1}, tmp_path)
 
 
@@ -127,8 +127,23 @@ def test_one_source_of_settings(tmp_path: Path) -> None:
     path = saved(tmp_path / "run.toml", "")
     with pytest.raises(ValueError, match="--recipe and --config exclude each other"):
         settings("--config", str(path), "--recipe", "base")
-    with pytest.raises(ValueError, match="--recipe is missing"):
+    with pytest.raises(ValueError, match="--recipe is missing: name one"):
         settings()
+    with pytest.raises(ValueError, match=r"--recipe is missing: did you mean --recipe base\?"):
+        settings("base", "--gpus", "8")
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--steps", "there is no --steps: did you mean --train.steps?"),
+        ("--mono_rows=8", "there is no --mono_rows: did you mean --data.mono-rows?"),
+        ("--lr", "there is no --lr: did you mean --optimizer.learning-rate?"),
+    ],
+)
+def test_a_setting_without_its_section(flag: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        settings("--recipe", "base", flag, "8")
 
 
 def test_help_shows_the_settings_that_people_set() -> None:

@@ -1,11 +1,11 @@
 """`xlme COMMAND --flags`, or `python -m xlme_ds COMMAND --flags`: all commands of the package."""
 
-import difflib
 import importlib
 import sys
 
 from . import __version__
 from .cli import fail
+from .io.errors import no_such
 from .io.output import open_output
 from .run_commands import LAUNCHED
 
@@ -34,17 +34,18 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; without one, list them all."""
     open_output()
     argv = sys.argv[1:] if arguments is None else arguments
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help"):
         lines = [f"  {name:<12}{about}" for name, (_, about) in COMMANDS.items()]
         print("\n".join(["usage: xlme COMMAND --flags    (xlme COMMAND --help lists them)\n", *lines]))
         return 0
-    if argv[0] == "--version":
+    if argv[0] in ("--version", "version"):
         print(f"xlme_ds {__version__}")
         return 0
     name, *rest = argv
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1) or ["--help"]
-        fail("xlme", ValueError(f"there is no command {name!r}: did you mean `xlme {near[0]}`?"))
+        fail("xlme", no_such("command", name, COMMANDS))
     code = int(importlib.import_module(COMMANDS[name][0]).main(rest) or 0)
     if name in LAUNCHED:
         from .engine.ranks import exit_now

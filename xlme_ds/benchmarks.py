@@ -1,13 +1,13 @@
 """`xlme bench NAME --flags`: the benchmarks in a clone of the repository; an installed package has none."""
 
 import ast
-import difflib
 import os
 import re
 import sys
 from pathlib import Path
 
 from .cli import fail
+from .io.errors import no_such
 from .run_commands import environment
 
 _FOLDER = Path(__file__).parents[1] / "bench"
@@ -43,8 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
             return
         name, *rest = argv
         if name not in descriptions:
-            near = difflib.get_close_matches(name, descriptions, n=1) or ["--help"]
-            raise ValueError(f"there is no benchmark {name!r}: did you mean `xlme bench {near[0]}`?")
+            raise no_such("benchmark", name, descriptions)
     except ValueError as error:
         fail("xlme bench", error)
     os.execve(sys.executable, [sys.executable, "-m", f"bench.{name}", *rest], environment())

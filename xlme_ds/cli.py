@@ -6,13 +6,14 @@ import shlex
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from .config import RunConfig
-from .io.errors import in_words
+from .io.arguments import prepare_tyro
+from .io.errors import in_words, no_such
 from .io.output import open_output
 from .recipes import RECIPES, SUMMARIES, recipe
 from .run_commands import LAUNCHED, TORCH_VARIABLES
@@ -44,22 +45,18 @@ _OFTEN_SET = (
 
 
 def program(command: str) -> str:
-    """The words with which `command` was called: `xlme plan`, `python -m xlme_ds plan`, or `python -m xlme_ds.plan`.
+    """`xlme COMMAND`, also where `python -m` or a launcher started the command.
 
-    Every command begins with this call, which also prepares stdout and has tyro join the lines of a setting's
-    docstring. For a command that no launcher starts, it removes a launcher's variables from the environment: another
-    process left them there, and `note` would print nothing if they named another rank than 0.
+    Every command begins with this call, which also prepares stdout and tyro. For a command that no launcher starts, it
+    removes a launcher's variables from the environment: another process left them there, and `note` would print nothing
+    if they named another rank than 0.
     """
-    _join_docstring_lines()
+    prepare_tyro()
     open_output()
     if command not in LAUNCHED:
         for name in TORCH_VARIABLES:
             os.environ.pop(name, None)
-    script = Path(sys.argv[0])
-    if script.name == "xlme":
-        return f"xlme {command}"
-    runs_package = script.parts[-2:] == ("xlme_ds", "__main__.py")
-    return f"python -m xlme_ds{' ' if runs_package else '.'}{command}"
+    return f"xlme {command}"
 
 
 def called() -> str:
@@ -74,12 +71,27 @@ def called() -> str:
     return shlex.join([*start, *sys.argv[1:]])
 
 
-def _join_docstring_lines() -> None:
-    """Have tyro show a setting's docstring as one line: tyro itself joins only unindented lines that begin with a
-    letter."""
-    from docstring_parser import attrdoc
+def run_subcommand(
+    prog: str,
+    functions: Mapping[str, Callable[..., Any]],
+    kind: str,
+    arguments: list[str] | None,
+    description: str | None = None,
+    config: Sequence[Any] = (),
+) -> None:
+    """Call the function that the first argument names, with the other arguments; `config` is tyro's. Raises ValueError
+    for another name, with the word `kind`."""
+    import tyro
 
-    attrdoc.ast_get_constant_value = lambda node: " ".join(str(getattr(node, "value", "")).split())
+    argv = sys.argv[1:] if arguments is None else arguments
+    if argv and argv[0] in functions:
+        tyro.cli(functions[argv[0]], prog=f"{prog} {argv[0]}", args=argv[1:], config=config)
+    elif argv and not argv[0].startswith("-"):
+        raise no_such(kind, argv[0], functions)
+    else:
+        tyro.extras.subcommand_cli_from_dict(
+            dict(functions), prog=prog, description=description, args=argv, config=config
+        )
 
 
 def parse(
@@ -93,7 +105,7 @@ def parse(
     """
     import tyro
 
-    _join_docstring_lines()
+    prepare_tyro()
     rest, recipe_name = take_flag(without_launcher(arguments), "--recipe")
     rest, file_name = take_flag(rest, "--config")
     values_by_flag = {"--recipe": recipe_name, "--config": file_name, "--branch": base}
@@ -102,6 +114,8 @@ def parse(
         raise ValueError(f"{' and '.join(sources)} exclude each other: leave all but one out")
     asks_for_help = not _HELP_FLAGS.isdisjoint(rest)
     if not sources and not asks_for_help:
+        if rest[:1] and rest[0] in RECIPES:
+            raise ValueError(f"--recipe is missing: did you mean --recipe {rest[0]}?")
         raise ValueError("--recipe is missing: name one, for example --recipe quickstart, or a file with --config")
     if file_name is not None:
         run = _settings_of(Path(file_name))
@@ -112,6 +126,7 @@ def parse(
     if asks_for_help and "--help-all" not in rest:
         print(_short_help(prog, command, description, run))
         sys.exit(0)
+    require_sections(rest, command, RunConfig)
     defaults = {field.name: tyro.MISSING for field in fields(command) if field.default is MISSING}  # type: ignore[arg-type]
     values_shown = {"--recipe": recipe_name or "NAME", "--config": file_name, "--branch": "RUN@STEP"}
     source = sources[0] if sources else "--recipe"
@@ -123,6 +138,23 @@ def parse(
         description=f"{description.rstrip()}\n\n{_RECIPES}",
         config=(tyro.conf.OmitSubcommandPrefixes,),
     )
+
+
+def require_sections(arguments: Sequence[str], *commands: type) -> None:
+    """Raise ValueError for the flag of a setting without its section: --steps, or --lr, in place of --train.steps and
+    --optimizer.learning-rate. `commands`: the dataclasses whose fields are flags or sections."""
+    hints = {name: hint for command in commands for name, hint in get_type_hints(command).items()}
+    settings = [f"{name}.{field.name}" for name, hint in hints.items() if is_dataclass(hint) for field in fields(hint)]
+    for argument in arguments:
+        key = argument.partition("=")[0].removeprefix("--").replace("-", "_")
+        if argument.startswith("--") and len(key) > 1 and key not in hints:
+            near = []
+            for setting in settings:
+                name = setting.partition(".")[2]
+                if key in (name, "".join(word[0] for word in name.split("_"))):
+                    near.append(f"--{setting.replace('_', '-')}")
+            if near:
+                raise ValueError(f"there is no {argument.partition('=')[0]}: did you mean {' or '.join(near)}?")
 
 
 def _settings_of(path: Path) -> RunConfig:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from difflib import get_close_matches
 from pathlib import Path
 
 from .cli import fail, take_flag
@@ -26,7 +27,7 @@ def command(argv: list[str]) -> list[str]:
     would ignore the option and train on this machine alone."""
     index = next((index for index, word in enumerate(argv) if word in LAUNCHED), None)
     if index is None:
-        raise ValueError(f"no command to launch: add {' or '.join(LAUNCHED)}, and its flags after it")
+        raise ValueError(f"only {' and '.join(LAUNCHED)} can be launched: name one, and its flags after it")
     options, gpus = take_flag(argv[:index], "--gpus")
     if gpus is not None and not (gpus.isdecimal() and int(gpus)):
         raise ValueError(f"--gpus {gpus}: it must be a number of processes, at least 1")
@@ -37,6 +38,9 @@ def command(argv: list[str]) -> list[str]:
     chosen = next((word for word in options if word.partition("=")[0] in _CHOOSE_PROCESSES), None)
     if gpus is not None and chosen:
         raise ValueError(f"--gpus and {chosen} both choose processes: leave one out")
+    for flag in (word.partition("=")[0] for word in options):
+        if flag not in _CHOOSE_PROCESSES and get_close_matches(flag, ["--gpus"], cutoff=0.8):
+            raise ValueError(f"there is no {flag}: did you mean --gpus?")
     return launch(f"xlme_ds.{argv[index]}", int(gpus) if gpus else None, argv[index + 1 :], options)
 
 

@@ -6,11 +6,11 @@ import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from .config import RunConfig, Settings
+from .io.errors import no_such
 from .io.files import read_json, read_object
 
 
@@ -42,9 +42,7 @@ def with_values(settings: Settings, values: Mapping[str, Any], path: Path, secti
     changed = {}
     for key, value in values.items():
         if key not in hints:
-            near = get_close_matches(key, hints, n=1)
-            advice = f"did you mean {section}{near[0]}?" if near else f"choose one of {', '.join(hints)}"
-            raise ValueError(f"{path}: there is no setting {section}{key}: {advice}")
+            raise ValueError(f"{path}: {no_such('setting', key, hints, section)}")
         if is_dataclass(hints[key]):
             if not isinstance(value, dict):
                 raise ValueError(f"{path}: {key} is {value!r}, it must be a section of settings")

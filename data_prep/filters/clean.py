@@ -15,7 +15,6 @@ but `column` runs first, while the file is read, and filters that need token cou
 `exact_duplicates` is in dedup.py, because it needs all text of a language.
 """
 
-import difflib
 import re
 import unicodedata
 from collections import Counter
@@ -30,6 +29,7 @@ import numpy as np
 from data_prep.filters.columns import COLUMN, column_filters, is_number
 from data_prep.filters.language_id import in_another_language
 from data_prep.languages import LANGUAGES, letters, scripts_of
+from xlme_ds.io.errors import no_such
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
 # The same characters as bytes of UTF-8, and CR, which needs a repair too: to check many lines at once.
@@ -263,10 +263,7 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
         if name == COLUMN:
             continue
         if name not in _FILTERS:
-            names = [*_FILTERS, COLUMN]
-            similar = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {similar[0]!r}?" if similar else f"there are {', '.join(names)}"
-            raise ValueError(f"{where}: there is no filter {name!r}: {hint}")
+            raise ValueError(f"{where}: {no_such('filter', name, [*_FILTERS, COLUMN])}")
         if not isinstance(values, dict):
             raise ValueError(f"{usage}, but {name} is {values!r}: write [filters.{name}]")
         text_function, token_function, tasks = _FILTERS[name]

@@ -401,7 +401,7 @@ def test_seeds_are_a_number_for_each_budget(compared: tuple[Path, list[str], str
 @pytest.mark.parametrize(
     ("name", "budget", "rows", "message"),
     [
-        ("xlme+nothing", 1e18, 4096, "recipe nothing is not known"),
+        ("xlme+nothing", 1e18, 4096, "there is no recipe 'nothing': choose one of quickstart, base, "),
         (
             "xlmr+xlme",
             1e21,

@@ -581,4 +581,4 @@ def test_the_commands_of_the_guide(
     done = data_prep(*encode, tmp_path / "damaged")
     assert done.returncode == 2
     (line,) = (line for line in done.stderr.splitlines() if "error" in line)
-    assert line.startswith(f"data_prep encode: error: {path} cannot be read (")
+    assert line.startswith(f"xlme prep encode: error: {path} cannot be read (")

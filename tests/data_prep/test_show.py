@@ -162,7 +162,7 @@ def test_the_command_line(data: Path, data_prep) -> None:  # type: ignore[no-unt
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(" row 0: ") == 2 and "⟦" in done.stdout
     done = data_prep("show", "--data", data, "--language", "sw")
-    assert done.returncode == 2 and done.stderr.startswith("data_prep show: error: ") and done.stderr.count("\n") == 1
+    assert done.returncode == 2 and done.stderr.startswith("xlme prep show: error: ") and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("task", TASKS)

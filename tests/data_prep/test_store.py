@@ -494,12 +494,12 @@ def test_errors_of_the_command_line(corpus: Corpus, tmp_path: Path, data_prep: R
     assert (done.returncode, done.stderr.count("\n")) == (2, 2), done.stderr
     warning, error = done.stderr.splitlines()
     assert warning.startswith(f"warning: {tmp_path}/a\\x1b[31m\\nb/\\x1b[2J.txt.rar is ignored")
-    assert error.startswith(f"data_prep encode: error: {tmp_path}/a\\x1b[31m\\nb/xx\\r.txt: unknown language code")
+    assert error.startswith(f"xlme prep encode: error: {tmp_path}/a\\x1b[31m\\nb/xx\\r.txt: unknown language code")
 
     done = data_prep("encode", "--mono", "in\udcff", "--vocab", corpus.vocab, "--out", tmp_path / "out")
     assert (done.returncode, done.stderr) == (
         2,
-        "data_prep encode: error: in\\udcff is not a name in UTF-8: rename it\n",
+        "xlme prep encode: error: in\\udcff is not a name in UTF-8: rename it\n",
     )
 
     flags = [
@@ -523,7 +523,7 @@ def test_errors_of_the_command_line(corpus: Corpus, tmp_path: Path, data_prep: R
 def test_a_folder_flag_that_is_given_twice(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["encode", "--vocab", "nowhere", "--out", "nowhere", flag, "one", f"{flag}=two"]) == 2
     said = f"{flag} is given twice: put the files into one folder, or describe them with --corpus"
-    assert capsys.readouterr().err == f"data_prep encode: error: {said}\n"
+    assert capsys.readouterr().err == f"xlme prep encode: error: {said}\n"
 
 
 def test_a_launcher_without_mpi4py(corpus: Corpus, tmp_path: Path) -> None:

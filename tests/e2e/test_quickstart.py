@@ -193,4 +193,4 @@ def test_a_failed_stage_shows_the_end_of_the_log(tmp_path: Path, capfd: pytest.C
         quickstart.run_stage(["verify", "--data", str(tmp_path / "absent")], tmp_path / "data", environment())
     said = capfd.readouterr()
     assert ended.value.code == 2 and "prepare.log ends with:" in said.out
-    assert "data_prep verify: error:" in said.err and "absent" in said.err
+    assert "xlme prep verify: error:" in said.err and "absent" in said.err

@@ -365,6 +365,7 @@ def test_mistakes_end_in_one_sentence_and_exit_code_2(
         return line
 
     data = ["--data", str(tatoeba)]
+    assert "there is no test 'pair': did you mean pairs?" in fault("pair", *data)
     assert "--model is missing" in fault("tatoeba", *data)
     assert "has no config.json" in fault("tatoeba", "--model", str(tmp_path), *data)
     assert "--layer 3 does not exist in" in fault("tatoeba", "--model", str(run), "--layer", "3", *data)

@@ -18,7 +18,7 @@ import tyro
 from torch import Tensor
 
 from ..checkpoint_names import checkpoints_of, is_checkpoint_name, run_and_step, saved_step
-from ..cli import fail, program
+from ..cli import fail, program, run_subcommand
 from ..data.vocabulary import MODEL_FILE
 from ..io.errors import in_words
 from ..io.folders import atomic_folder
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
         "average": average,
     }
     try:
-        tyro.extras.subcommand_cli_from_dict(commands, prog=program("checkpoint"), args=arguments)
+        run_subcommand(program("checkpoint"), commands, "command", arguments)
     except (ValueError, OSError) as error:
         fail("xlme checkpoint", error)
 

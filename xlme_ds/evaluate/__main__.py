@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from ..cli import fail, program
+from ..cli import fail, program, run_subcommand
 from . import alignment, heldout_losses, lookup_table, predicted_tokens, retrieval
 from .output import CommonOptions, Curve, EncoderOptions, LayerOptions
 
@@ -21,11 +21,12 @@ _Layers = Annotated[LayerOptions, tyro.conf.arg(name="")]
 def main(arguments: list[str] | None = None) -> None:
     """Run the command. A user's mistake ends it with one sentence and exit code 2."""
     try:
-        tyro.extras.subcommand_cli_from_dict(
+        run_subcommand(
+            program("evaluate"),
             {test.__name__: test for test in (tatoeba, pairs, align, losses, perplexity, words)},
-            prog=program("evaluate"),
+            "test",
+            arguments,
             description=__doc__,
-            args=arguments,
             config=(tyro.conf.FlagCreatePairsOff,),
         )
     except (ValueError, OSError) as error:

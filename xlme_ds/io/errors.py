@@ -1,6 +1,8 @@
 """Errors as one sentence; errors of the operating system with advice."""
 
 import errno
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 _OTHER_FOLDER = "choose another output folder"
 _GIVE_PERMISSION = "give this user the permission, or choose another place"
@@ -31,3 +33,11 @@ def in_words(error: Exception) -> str:
     place = f"{error.filename}: " if error.filename is not None else ""
     advice = ADVICE.get(error.errno or 0)
     return f"{place}{error.strerror}{f': {advice}' if advice else ''}"
+
+
+def no_such(kind: str, name: str, choices: Iterable[str], prefix: str = "") -> ValueError:
+    """The error for a `name` that is none of `choices`: it suggests the nearest choice, or lists all. `prefix`: what
+    precedes the name and its suggestion, such as the section of a setting."""
+    near = get_close_matches(name, choices := list(choices), n=1)
+    advice = f"did you mean {prefix}{near[0]}?" if near else f"choose one of {', '.join(choices)}"
+    return ValueError(f"there is no {kind} {prefix + name!r}: {advice}")

@@ -4,6 +4,7 @@ xlme.recipes.SUMMARIES  # a dictionary: the names, with a line about each
 """
 
 from ..config import RunConfig
+from ..io.errors import no_such
 from . import ernie_m, modern, quickstart, translation, xlm, xlme, xlmr
 
 # In the order in which commands list them.
@@ -24,7 +25,7 @@ SUMMARIES = {function.__name__: (function.__doc__ or "").partition("\n")[0] for 
 
 
 def recipe(name: str) -> RunConfig:
-    """The settings of the recipe `name`. Raises ValueError, with a list of the recipes, if there is none."""
+    """The settings of the recipe `name`. Raises ValueError, with the nearest name or all names, if there is none."""
     if name not in RECIPES:
-        raise ValueError(f"recipe {name} is not known: choose one of {', '.join(RECIPES)}")
+        raise no_such("recipe", name, RECIPES)
     return RECIPES[name]

@@ -23,6 +23,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         if options[:1] == ["xtreme"]:
             print(tyro.cli(write_xtreme, prog=program("report xtreme"), args=options[1:]))
+        elif options and not options[0].startswith("-"):
+            raise ValueError(f"{options[0]} has no flag: did you mean --run {options[0]}, or `xlme report xtreme`?")
         else:
             print(tyro.cli(draw, prog=program("report"), args=options))
     except (ValueError, OSError) as error:
@@ -30,8 +32,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def draw(run: Path | None = None, runs: tuple[Path, ...] = (), out: Path = Path("runs.html")) -> Path:
-    """Write the report page of a run, or one that sets several side by side; `xlme report xtreme --help`
-    explains the XTREME tables.
+    """Write the report page of a run, or one that sets several side by side.
+
+    - `xlme report --run DIR`: the page of a run
+    - `xlme report --runs DIR DIR …`: a page of several runs
+    - `xlme report xtreme --runs DIR … --out DIR`: the XTREME tables (`xlme report xtreme --help`)
 
     For an unfinished run, sentences and retrieval are first computed from its newest checkpoint.
 
