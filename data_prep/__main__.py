@@ -7,7 +7,6 @@ import traceback
 
 from data_prep.parallel import RetryError, TaskError, UserError, abort, explain, is_root, launched_rank, on_root
 from data_prep.progress import printable
-from xlme_ds.io.arguments import prepare_tyro
 from xlme_ds.io.errors import no_such
 from xlme_ds.io.output import open_output
 
@@ -50,9 +49,8 @@ def main(arguments: list[str]) -> int:
     if name not in STAGES:
         print(f"xlme prep: error: {printable(str(no_such('stage', name, STAGES)))}", file=sys.stderr)
         return 2
-    import tyro
+    from xlme_ds.io.help import read_command
 
-    prepare_tyro()
     if name == "encode" and arguments[1:] and not arguments[1].startswith("-"):
         print(
             f"xlme prep encode: error: {printable(arguments[1])} has no flag: name a folder with --mono, in which each "
@@ -61,7 +59,7 @@ def main(arguments: list[str]) -> int:
         )
         return 2
     stage = importlib.import_module(f"data_prep.{STAGES[name][0]}")
-    config = tyro.cli(getattr(stage, f"{name.capitalize()}Config"), args=arguments[1:], prog=f"xlme prep {name}")
+    config = read_command(getattr(stage, f"{name.capitalize()}Config"), f"xlme prep {name}", arguments[1:])
     try:
         on_root(lambda: _check_arguments(arguments))
         on_root(lambda: _check_numbers(config))

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -354,6 +355,40 @@ def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) ->
     ]
     with pytest.raises(ValueError, match="not every rank has this"):
         main(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "required"),
+    [
+        ("finetune", "--task --model --data --out"),
+        ("translate", "--model --source --from --to"),
+        ("export", "--to"),
+        ("compare", "--recipes --budgets --data --heldout --out"),
+        ("prep mix", "--encoded --vocab --out"),
+        ("prep encode", "--vocab --out"),
+    ],
+)
+def test_help_has_the_required_flags_and_a_command(
+    words: str, required: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        commands.main([*words.split(), "--help"])
+    usage, shown = capsys.readouterr().out.split("[-h] [OPTIONS]")
+    assert re.findall(r"--[\w-]+", usage) == required.split()
+    assert not re.search(r"\{None|\(default: (None|'')?\)|\[\w+ \[|--no-", shown)
+    example = re.search(rf"^xlme {words} (--.*)$", shown, re.M)
+    assert example is not None, shown
+    flags = set(re.findall(r"--[\w-]+", example[1]))
+    assert set(required.split()) <= flags <= set(re.findall(r"--[\w-]+", shown.replace(example[0], "")))
+
+
+def test_help_of_a_function_marks_what_is_required(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        commands.main(["evaluate", "perplexity", "--help"])
+    usage, shown = capsys.readouterr().out.split("[-h] [OPTIONS]")
+    assert usage == "usage: xlme evaluate perplexity --model PATH --data PATH "
+    assert shown.count("(required") == 2 and "(required, repeatable)" in " ".join(shown.split())
+    assert not re.search(r"\{None|True|\(default: None", shown)
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])

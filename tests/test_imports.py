@@ -60,7 +60,7 @@ FLOORS = {
 }
 SHARED_WITH_DATA_PREP = {
     f"xlme_ds.data.{name}" for name in ("schema", "vocabulary", "corrupt", "shards", "compiled")
-} | {f"xlme_ds.io.{name}" for name in ("arguments", "errors", "files", "folders", "output")}
+} | {f"xlme_ds.io.{name}" for name in ("errors", "files", "folders", "help", "output")}
 
 
 def module_name(path: Path) -> str:

@@ -10,7 +10,6 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-import tyro
 
 from .checkpoint.checkpoints import Checkpoints
 from .checkpoint.state_files import read_state
@@ -18,6 +17,7 @@ from .cli import fail, program
 from .data.order import StepPlan, phase_index, phase_plans, phases
 from .data.schema import TASKS
 from .data.shards import RowStore
+from .io.help import read_command
 from .train.records import ATTEMPTS, AUDIT_FOLDER, audit_lines, row_checksums
 from .train.run_folder import first_step
 from .trained.settings import read_run_config
@@ -28,7 +28,7 @@ _MOST_PRINTED = 10  # of the faults that are found
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; exit code 1 when a row is missing, was read twice or with other tokens."""
     try:
-        faults, summary = tyro.cli(examine, prog=program("audit"), args=arguments)
+        faults, summary = read_command(examine, program("audit"), arguments)
     except (ValueError, OSError) as error:
         fail("xlme audit", error)
     for fault in faults[:_MOST_PRINTED]:

@@ -83,9 +83,11 @@ def run_subcommand(
     for another name, with the word `kind`."""
     import tyro
 
+    from .io.help import read_command
+
     argv = sys.argv[1:] if arguments is None else arguments
     if argv and argv[0] in functions:
-        tyro.cli(functions[argv[0]], prog=f"{prog} {argv[0]}", args=argv[1:], config=config)
+        read_command(functions[argv[0]], f"{prog} {argv[0]}", argv[1:], config=config)
     elif argv and not argv[0].startswith("-"):
         raise no_such(kind, argv[0], functions)
     else:
@@ -104,6 +106,8 @@ def parse(
     Raises ValueError for an unknown recipe. `xlme_ds.validate` checks the values later.
     """
     import tyro
+
+    from .io.help import READABLE
 
     prepare_tyro()
     rest, recipe_name = take_flag(without_launcher(arguments), "--recipe")
@@ -130,14 +134,15 @@ def parse(
     defaults = {field.name: tyro.MISSING for field in fields(command) if field.default is MISSING}  # type: ignore[arg-type]
     values_shown = {"--recipe": recipe_name or "NAME", "--config": file_name, "--branch": "RUN@STEP"}
     source = sources[0] if sources else "--recipe"
-    return tyro.cli(
-        command,
-        prog=f"{prog} {source} {values_shown[source]}",
-        default=command(**defaults | {"run": run}),
-        args=["--help" if argument == "--help-all" else argument for argument in rest],
-        description=f"{description.rstrip()}\n\n{_RECIPES}",
-        config=(tyro.conf.OmitSubcommandPrefixes,),
-    )
+    with READABLE:
+        return tyro.cli(
+            command,
+            prog=f"{prog} {source} {values_shown[source]}",
+            default=command(**defaults | {"run": run}),
+            args=["--help" if argument == "--help-all" else argument for argument in rest],
+            description=f"{description.rstrip()}\n\n{_RECIPES}",
+            config=(tyro.conf.OmitSubcommandPrefixes,),
+        )
 
 
 def require_sections(arguments: Sequence[str], *commands: type) -> None:

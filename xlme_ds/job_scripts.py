@@ -4,9 +4,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 from .cli import fail, program
+from .io.help import read_command
 
 # A wheel has the scripts in the package, a clone next to the package.
 _FOLDERS = (Path(__file__).parent / "slurm", Path(__file__).parents[1] / "slurm")
@@ -22,7 +21,7 @@ class SlurmSettings:
 
 def main(arguments: list[str] | None = None) -> None:
     """Copy the scripts and print their names; a user's mistake ends in one line on stderr and exit code 2."""
-    to = tyro.cli(SlurmSettings, prog=program("slurm"), args=arguments).to / "slurm"
+    to = read_command(SlurmSettings, program("slurm"), arguments).to / "slurm"
     source = next(folder for folder in _FOLDERS if folder.is_dir())
     try:
         if to.exists():

@@ -11,10 +11,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 from .cli import fail, program
 from .io.folders import LOCK, empty, lock
+from .io.help import read_command
 from .recipes import recipe
 from .run_commands import environment, launch, run
 from .train.run_folder import fixed_settings
@@ -206,7 +205,7 @@ def next_steps(out: Path) -> list[list[str]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run every step that is not done yet."""
-    options = tyro.cli(Quickstart, prog=program("quickstart"), description=__doc__, args=arguments)
+    options = read_command(Quickstart, program("quickstart"), arguments, __doc__)
     out: Path = options.out
     try:
         rows = RUN.data.mono_rows  # the same as `para_rows`

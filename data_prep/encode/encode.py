@@ -41,7 +41,10 @@ from xlme_ds.io.files import file_sha256
 
 @dataclass(frozen=True)
 class EncodeConfig(TextConfig):
-    """Encode documents (CC-100's layout) and pairs (OPUS's) to Arrow shards; under mpiexec or srun on MPI ranks."""
+    """Encode documents (CC-100's layout) and pairs (OPUS's) to Arrow shards; under mpiexec or srun on MPI ranks.
+
+    xlme prep encode --mono mono --para para --vocab vocab --out encoded
+    """
 
     vocab: Path
     """Folder that `vocab` or `vocap` wrote, or a SentencePiece model file such as XLM-R's."""

@@ -42,7 +42,10 @@ _TABLE_ROWS = 8  # most languages or pairs in the printed table
 
 @dataclass(frozen=True)
 class MixConfig:
-    """Sample, shuffle and pack encoded shards into training shards."""
+    """Sample, shuffle and pack encoded shards into training shards.
+
+    xlme prep mix --encoded encoded --vocab vocab --out mixed --mono-rows 200000 --para-rows 50000
+    """
 
     encoded: Path
     """Folder that `encode` wrote."""

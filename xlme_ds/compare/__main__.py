@@ -1,8 +1,9 @@
-"""Compare recipes at equal compute: `xlme compare --recipes A,B,C+D --budgets FLOPS … --data DIR --heldout DIR
---out DIR -- …`.
+"""Compare recipes at equal compute: train, score and plot them.
+
+xlme compare --recipes xlme,xlmr+ernie_m --budgets 1e19 3e19 --data mixed --heldout heldout --out runs/compare
 
 Trains every recipe for the same numbers of operations, each with its whole schedule, scores the models, and writes
-compare.md, compare.json and the plot. `C+D` is C for half of a budget, then D from its weights for the other half.
+compare.md, compare.json and the plot. `A+B` is A for half of a budget, then B from its weights for the other half.
 Settings of `xlme pretrain` after `--` apply to all recipes. Every run and test is a command, printed first; finished
 ones are skipped if their settings and data have not changed.
 """
@@ -11,14 +12,13 @@ import math
 import sys
 from dataclasses import replace
 
-import tyro
-
 from ..cli import fail, program
 from ..data.shards import RowStore
 from ..engine.build import resolve_precision
 from ..evaluate.output import terminal
 from ..io.files import read_object
 from ..io.folders import lock
+from ..io.help import read_command
 from ..run_commands import environment, launch, run
 from ..train.inputs import read_inputs
 from ..train.run_folder import FINISHED, RunFolder
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command. A user's mistake ends it with one sentence and exit code 2."""
     options = sys.argv[1:] if arguments is None else arguments
     separator = options.index("--") if "--" in options else len(options)
-    settings = tyro.cli(CompareSettings, prog=program("compare"), description=__doc__, args=options[:separator])
+    settings = read_command(CompareSettings, program("compare"), options[:separator], __doc__)
     try:
         systems = plan_systems(settings, options[separator + 1 :])
         other_runs = {str(path): read_results(path) for path in settings.also}

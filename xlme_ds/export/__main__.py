@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-import tyro
-
 from ..checkpoint_names import run_and_step
 from ..cli import fail, program
 from ..finetune.downstream_tasks import TASKS, Kind
+from ..io.help import read_command
 from ..models.text_encoder import EncoderName, TextEncoder
 from ..objectives import objective_of
 from ..trained.native import FORMATS
@@ -35,7 +34,10 @@ _FINETUNED: dict[Kind, Architecture] = {
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """Write a trained model as a folder for Hugging Face transformers."""
+    """Write a trained model as a folder for Hugging Face transformers.
+
+    xlme export --run runs/base --to exports/base
+    """
 
     to: Path
     """Folder to make."""
@@ -58,7 +60,7 @@ class ExportSettings:
 
 def main(arguments: list[str] | None = None) -> None:
     """Write the folder and print its name; a user's mistake ends in one line on stderr and exit code 2."""
-    config = tyro.cli(ExportSettings, prog=program("export"), args=arguments)
+    config = read_command(ExportSettings, program("export"), arguments)
     try:
         if (config.run is None) == (config.from_hf is None):
             raise ValueError("name what to export: either --run DIR or --from-hf DIR")

@@ -1,5 +1,6 @@
-"""Fine-tune a model: `xlme finetune --task NAME --model DIR --data DIR [DIR …] --out DIR [--section.key value …]` on
-one process, `xlme launch --gpus N finetune …` on several.
+"""Fine-tune a model on one process; on several by `xlme launch --gpus N finetune …`.
+
+xlme finetune --task ner --model runs/base --data xtreme/panx --out runs/base-ner
 
 Trains on English, scores every language that has labels, and writes predictions and scores.json. A second call with the
 same folder resumes. With several seeds or --grid, every run has its own folder in --out; --number N does only run N,

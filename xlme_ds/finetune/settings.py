@@ -25,6 +25,7 @@ from ..config import (
     Training,
     UpToOne,
 )
+from ..io.help import read_command, readable
 from ..settings_file import help_of
 from ..validate import validate
 from .downstream_tasks import TASKS, DownstreamTask
@@ -43,8 +44,8 @@ class TuningConfig:
     epochs: NotNegative[int] = 0
     """Times that the training examples are read; 0: the task's first published number."""
     warmup: NotNegative[float] | None = None
-    """Share of the steps in which the learning rate rises; None: the task's published one, a tenth, or XNLI's 12,500
-    steps."""
+    """Share of the steps in which the learning rate rises; by default the task's published one, a tenth, or XNLI's
+    12,500 steps."""
     layer_decay: UpToOne = 1.0
     """Factor by which the learning rate falls from each layer to the one below it (ERNIE-M: 0.8 or 0.9); 1: none."""
     dropout: BelowOne = 0.1
@@ -157,7 +158,7 @@ def _section_without_pretraining(section: StructTypeInfo) -> StructConstructorSp
         return replace(default, **values)
 
     changed.__doc__ = section.type.__doc__  # the section's heading in the help
-    return StructConstructorSpec(changed, tuple(options))
+    return StructConstructorSpec(changed, tuple(map(readable, options)))
 
 
 def parse(prog: str, arguments: list[str], description: str = "") -> FinetuneSettings:
@@ -170,7 +171,7 @@ def parse(prog: str, arguments: list[str], description: str = "") -> FinetuneSet
     if take_flag(arguments, "--engine.kind")[1] == "pipeline":
         raise ValueError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
     require_sections(arguments, FinetuneSettings)
-    return tyro.cli(FinetuneSettings, prog=prog, description=description, args=arguments, registry=_REGISTRY)
+    return read_command(FinetuneSettings, prog, arguments, description, registry=_REGISTRY)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ import threading
 import time
 from pathlib import Path
 
-import tyro
-
 from ..cli import fail, note, program
 from ..io.errors import in_words
+from ..io.help import read_command
 from .run_page import write_report
 from .runs_page import write_comparison
 from .xtreme_tables import write_xtreme
@@ -22,11 +21,11 @@ def main(arguments: list[str] | None = None) -> None:
     options = sys.argv[1:] if arguments is None else arguments
     try:
         if options[:1] == ["xtreme"]:
-            print(tyro.cli(write_xtreme, prog=program("report xtreme"), args=options[1:]))
+            print(read_command(write_xtreme, program("report xtreme"), options[1:]))
         elif options and not options[0].startswith("-"):
             raise ValueError(f"{options[0]} has no flag: did you mean --run {options[0]}, or `xlme report xtreme`?")
         else:
-            print(tyro.cli(draw, prog=program("report"), args=options))
+            print(read_command(draw, program("report"), options))
     except (ValueError, OSError) as error:
         fail("xlme report", error)
 

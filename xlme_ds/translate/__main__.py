@@ -9,6 +9,7 @@ import tyro
 
 from ..cli import fail, note, program
 from ..io.files import require_regular, write_text
+from ..io.help import read_command
 from ..trained.weights import weights_sha256
 from .leaks import seen_lines
 from .pairs import PairFolder
@@ -19,7 +20,10 @@ _MAX_NAMED = 5  # upper bound of line numbers in a note
 
 @dataclass(frozen=True)
 class TranslateSettings:
-    """Translate the lines of a file with a model trained for objective.name mt."""
+    """Translate the lines of a file with a model trained for objective.name mt.
+
+    xlme translate --model runs/mt --source test.de --from de --to en --out test.mt.en
+    """
 
     model: Path
     """Folder of a run, or of its export; RUN@STEP names a checkpoint. An unfinished run counts as its newest
@@ -47,7 +51,7 @@ class TranslateSettings:
 
 def main(arguments: list[str] | None = None) -> None:
     """Write the translation; a user's mistake ends in one line on stderr and exit code 2, with nothing written."""
-    settings = tyro.cli(TranslateSettings, prog=program("translate"), args=arguments)
+    settings = read_command(TranslateSettings, program("translate"), arguments)
     try:
         run(settings)
     except (ValueError, OSError) as error:

@@ -1,0 +1,120 @@
+"""What tyro prints for `--help`: the required flags in the usage, and nothing that nobody would type."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import is_dataclass, replace
+from functools import reduce
+from inspect import Parameter, isfunction, signature
+from operator import or_
+from types import NoneType
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+import tyro
+from docstring_parser import parse_from_object
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
+
+from .arguments import prepare_tyro
+
+Command = TypeVar("Command")
+READABLE = ConstructorRegistry()
+"""In `with READABLE:`, help names an option's value once, and leaves out a default that is nothing."""
+_LONGEST_USAGE = 80  # tyro abbreviates one of as many characters to [OPTIONS]
+_inner_calls: list[StructTypeInfo] = []
+
+
+def read_command(
+    command: Callable[..., Command],
+    prog: str,
+    arguments: Sequence[str] | None,
+    description: str | None = None,
+    config: Sequence[Any] = (),
+    **options: Any,
+) -> Command:
+    """What `command`, a dataclass or a function, returns for `arguments`, by default those of the process. The usage
+    that --help prints names the required flags, and the help has no --no-FLAG. `config` and `options` are tyro's."""
+    prepare_tyro()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not {"-h", "--help"}.isdisjoint(arguments):
+        config = (*config, tyro.conf.FlagCreatePairsOff)
+        if len(" ".join(_flags(command))) >= _LONGEST_USAGE:
+            prog = " ".join([prog, *(flag for flag in _flags(command) if flag[0] != "[")])
+    with READABLE:
+        return tyro.cli(command, prog=prog, description=description, args=arguments, config=config, **options)
+
+
+def _flags(command: Callable[..., Any]) -> Iterator[str]:
+    """The flags, each with a name for its value; one with a default is in brackets."""
+    hints = get_type_hints(command, include_extras=True)
+    for name, parameter in signature(command).parameters.items():
+        kind, marks = _split(hints[name])
+        if is_dataclass(kind):
+            yield from _flags(kind)  # type: ignore[arg-type]
+        else:
+            flag = next((mark.name for mark in marks if getattr(mark, "name", None)), name)
+            shown = f"--{flag.replace('_', '-')}" + ("" if kind is bool else f" {_value_name(kind, marks)}")
+            yield shown if parameter.default is Parameter.empty else f"[{shown}]"
+
+
+def _split(hint: Any) -> tuple[Any, list[Any]]:
+    """The type in a hint, and what annotates it."""
+    kind, *marks = get_args(hint) if get_origin(hint) is Annotated else [hint]
+    return kind, marks
+
+
+def _value_name(kind: Any, marks: Sequence[Any] = ()) -> str:
+    """The name of an option's value: PATH, {a,b} or, of several, PATH [PATH ...]."""
+    parts = [part for part in get_args(kind) if part not in (NoneType, Ellipsis)]
+    if get_origin(kind) in (tuple, list):
+        name = _value_name(*_split(parts[0]))
+        return name if tyro.conf.UseAppendAction in marks else f"{name} [{name} ...]"
+    if NoneType in get_args(kind):
+        kind = reduce(or_, parts)
+    spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, set()))
+    assert isinstance(spec, PrimitiveConstructorSpec), kind
+    return spec.metavar
+
+
+@READABLE.struct_rule
+def _readable(section: StructTypeInfo) -> StructConstructorSpec | None:
+    """The options of a dataclass or a function, as help shows them; None for other types, and for the call of this
+    function that reads the options as tyro would."""
+    if _inner_calls:
+        return None
+    if isfunction(section.type):
+        helps = {part.arg_name: part.description for part in parse_from_object(section.type).params}
+        hints = get_type_hints(section.type, include_extras=True)
+        options = []
+        for name, parameter in signature(section.type).parameters.items():
+            default = tyro.MISSING_NONPROP if parameter.default is Parameter.empty else parameter.default
+            options.append(StructFieldSpec(name, hints[name], default, " ".join((helps.get(name) or "").split())))
+        return StructConstructorSpec(section.type, tuple(map(readable, options)))
+    _inner_calls.append(section)
+    try:
+        spec = ConstructorRegistry.get_struct_spec(section)
+    finally:
+        _inner_calls.pop()
+    if not isinstance(spec, StructConstructorSpec):
+        return None
+    return replace(spec, fields=tuple(map(readable, spec.fields)))
+
+
+def readable(option: StructFieldSpec) -> StructFieldSpec:
+    """`option` with a value's name without {None} and brackets, without a default that is nothing, and marked as
+    required if it can be given several times and has no default."""
+    kind, marks = _split(option.type)
+    hint, several = None, get_origin(kind) in (tuple, list)
+    if not several and NoneType not in get_args(kind) and option.default != "":
+        return option
+    if option.default is None or option.default in ((), ""):
+        hint = "(repeatable)" if tyro.conf.UseAppendAction in marks else ""
+    elif tyro.conf.UseAppendAction in marks:
+        hint = "(required, repeatable)"
+    shown = tyro.conf.arg(metavar=_value_name(kind, marks), help_behavior_hint=hint)
+    return replace(option, type=Annotated[option.type, shown])  # type: ignore[arg-type]
