@@ -48,7 +48,10 @@ def test_unknown_override_names_the_nearest() -> None:
     [
         (["--recipe", "basse", "--data", "d", "--out", "o"], "there is no recipe 'basse': did you mean base?"),
         (["--data", "d", "--out", "o"], "--recipe is missing"),
-        (["--recipe", "quickstart", "--data", "no/such", "--out", "o"], "no/such/mono/manifest.json does not exist"),
+        (
+            ["--recipe", "quickstart", "--data", "no/such", "--out", "o"],
+            "no/such does not exist: name the folder that `xlme prep mix` wrote",
+        ),
         (
             ["--recipe", "quickstart", "--data", "d", "--out", "o", "--model.heads", "5"],
             "model.width 128 is not a multiple of model.heads 5",
@@ -93,6 +96,15 @@ def test_words_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
         (["prep", "mix", "--encoded", "e", "--vocab", "v", "--out", "o", "--mono-rows", "1e6"],
          "Error parsing --mono-rows: 1e6 is not a whole number: write 1000000"),
         (["evaluate", "pairs", "--models", "m", "--data", "d"], "run xlme evaluate pairs --help"),
+        (["prep", "mix", "--encoded", "none", "--vocab", "v", "--out", "o", "--mono-rows", "1"],
+         "none does not exist: name the folder that `xlme prep encode` wrote"),
+        (["compare", "--recipes", "basee+xlme", "--budgets", "1e9", "--data", "none", "--heldout", "h", "--out", "o"],
+         "there is no recipe 'basee': did you mean base?"),
+        (["compare", "--recipes", "base", "--budgets", "1e9", "--data", "none", "--heldout", "h", "--out", "o"],
+         "error: none does not exist: name the folder that `xlme prep mix` wrote"),
+        (["checkpoint", "convert", "--run", "none", "--out", "o"], "error: none does not exist: name a run folder"),
+        (["checkpoint", "list", "--run", "none"], "error: none does not exist: name a run folder"),
+        (["audit", "--run", "none", "--data", "d"], "error: none does not exist: name a run folder"),
         (["checkpoint", "lst"], "xlme checkpoint: error: there is no command 'lst': did you mean list?"),
     ],
 )  # fmt: skip
@@ -100,7 +112,7 @@ def test_a_mistake_names_the_flag_or_the_command(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as left:
-        commands.main(arguments)
+        sys.exit(commands.main(arguments))
     assert left.value.code == 2 and message in capsys.readouterr().err
 
 

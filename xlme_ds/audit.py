@@ -17,6 +17,7 @@ from .cli import fail, program
 from .data.order import StepPlan, phase_index, phase_plans, phases
 from .data.schema import TASKS
 from .data.shards import RowStore
+from .io.folders import require_folder
 from .io.help import read_command
 from .train.records import ATTEMPTS, AUDIT_FOLDER, audit_lines, row_checksums
 from .train.run_folder import first_step
@@ -44,6 +45,7 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
         run: Run folder.
         data: The mixed folder that it was trained on, or those of its phases.
     """
+    require_folder(run, "name a run folder")
     newest, _ = Checkpoints(run, 1, 0).newest()
     if newest is None:
         raise ValueError(f"{run} has no usable checkpoint: name a run folder")

@@ -77,7 +77,10 @@ def _run(config: ShowConfig) -> None:
     if not 0 <= fraction < 1:
         raise ValueError(f"--mask-fraction is {fraction}: it must be at least 0 and below 1")
     if not tasks:
-        raise ValueError(f"{config.data} holds neither mono/manifest.json nor para/manifest.json: run mix first")
+        raise ValueError(
+            f"{config.data} holds neither mono/manifest.json nor para/manifest.json: name the folder that "
+            "`xlme prep mix` wrote"
+        )
     warnings = list(filter(None, [_show(config, task) for task in tasks]))
     if len(warnings) == len(tasks):
         raise ValueError(warnings[0])

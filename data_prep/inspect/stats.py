@@ -61,7 +61,8 @@ def run(config: StatsConfig) -> None:
     tasks = on_root(lambda: [task for task in TASKS if (config.data / task / "manifest.json").exists()])
     if not tasks:
         raise ValueError(
-            f"{config.data} holds neither mono/manifest.json nor para/manifest.json: run mix to its end first"
+            f"{config.data} holds neither mono/manifest.json nor para/manifest.json: name the folder that "
+            "`xlme prep mix` wrote"
         )
     sections = [_section(config, task) for task in tasks]
     on_root(lambda: _show(config, sections))

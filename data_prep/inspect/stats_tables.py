@@ -62,7 +62,8 @@ class StatsLine(NamedTuple):
 
 def stats_lines(encoded_folder: Path, data_folder: Path, task: str) -> list[StatsLine]:
     """A line for each language or pair, largest first. Raises ValueError if the folders do not belong together."""
-    encoded, mixed = read_manifest(encoded_folder / task), read_manifest(data_folder / task)
+    encoded = read_manifest(encoded_folder / task, "`xlme prep encode`")
+    mixed = read_manifest(data_folder / task)
     if mixed.stage != "mix" or mixed.settings["encoded"] != encoded.fingerprint():
         raise ValueError(
             f"{data_folder / task} was not mixed from {encoded_folder / task}: name the folder it was mixed from"

@@ -72,7 +72,7 @@ def _again(folder: Path) -> str:
 
 def _readable_manifest(folder: Path) -> Manifest:
     """The manifest, after checks of its list of files and its vocabulary. Raises ValueError for the first fault."""
-    manifest = read_manifest(folder)
+    manifest = read_manifest(folder, "`xlme prep encode` or `mix`")
     _raise_first(_listing_checks(folder, manifest))
     return manifest
 

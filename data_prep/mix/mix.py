@@ -121,7 +121,7 @@ def run(config: MixConfig) -> None:
 
 def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifest], Path, tuple[str, ...]]:
     """The manifest of each task, the vocabulary's file, and the sorted languages, whose indices rows store."""
-    encoded = {task: read_manifest(config.encoded / task) for task in tasks}
+    encoded = {task: read_manifest(config.encoded / task, "`xlme prep encode`") for task in tasks}
     vocabulary = Vocabulary(config.vocab)
     for task, manifest in encoded.items():
         if manifest.vocabulary_sha256 != vocabulary.sha256:

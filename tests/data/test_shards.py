@@ -250,8 +250,12 @@ def test_rows_that_no_model_can_read(tmp_path: Path, column: str, value: list[in
 
 
 def test_a_folder_of_another_stage_or_none(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"manifest\.json does not exist: run the data_prep stage"):
+    with pytest.raises(ValueError, match=r"manifest\.json does not exist: name the folder that `xlme prep mix` wrote"):
         RowStore(tmp_path)
+    (tmp_path / "file").touch()
+    for name, fault in (("none", "does not exist"), ("file", "is not a folder")):
+        with pytest.raises(ValueError, match=f"/{name} {fault}: name the folder that `xlme prep mix` wrote"):
+            RowStore(tmp_path / name / "mono")
     write_manifest(tmp_path, Manifest("encode", {}, 10, "0" * 64, (), (), {}))
     with pytest.raises(ValueError, match=r"written by the stage encode: name the folder that `xlme prep mix` wrote"):
         RowStore(tmp_path)

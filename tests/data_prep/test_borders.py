@@ -73,5 +73,5 @@ def test_encode_and_show(tmp_path: Path, vocab: Path) -> None:
         with pytest.raises(ValueError, match=words):
             show.run(replace(show.ShowConfig(tmp_path), **{setting: value}))
     for setting, value in (("rows", 1), ("start", 0), ("mask_fraction", 0), ("mask_fraction", 0.99)):
-        with pytest.raises(ValueError, match="run mix first"):  # the settings are looked at before
+        with pytest.raises(ValueError, match="holds neither mono"):  # the settings are looked at before
             show.run(replace(show.ShowConfig(tmp_path), **{setting: value}))

@@ -151,7 +151,7 @@ def test_mistakes_are_named(data: Path, settings: dict[str, object], message: st
 
 
 def test_a_folder_that_mix_did_not_write(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="run mix first"):
+    with pytest.raises(ValueError, match="name the folder that `xlme prep mix` wrote"):
         run(ShowConfig(tmp_path))
     with pytest.raises(ValueError, match="written by stage encode: show reads what mix wrote"):
         run(ShowConfig(data.parent / "encoded"))

@@ -199,7 +199,7 @@ def test_folders_that_do_not_belong_together(prepared: Path, sentences: list[str
     encode.run(encode.EncodeConfig(vocab=vocab, out=tmp_path / "encoded", mono=tmp_path / "mono"))
     with pytest.raises(ValueError, match="was not mixed from"):
         run(StatsConfig(tmp_path / "encoded", prepared / "data", tmp_path / "out"))
-    with pytest.raises(ValueError, match="run mix to its end first"):
+    with pytest.raises(ValueError, match="name the folder that `xlme prep mix` wrote"):
         run(StatsConfig(tmp_path / "encoded", tmp_path, tmp_path / "out"))
 
 

@@ -169,7 +169,9 @@ def test_another_vocabulary_and_an_unfinished_folder(copied: Path) -> None:
         with pytest.raises(ValueError, match="is not the vocabulary that"):
             run(VerifyConfig(folder))
     (copied / "encoded" / "mono" / "manifest.json").unlink()
-    with pytest.raises(ValueError, match=r"manifest\.json does not exist"):
+    with pytest.raises(
+        ValueError, match=r"manifest\.json does not exist: name the folder that `xlme prep encode` or `mix` "
+    ):
         run(VerifyConfig(copied / "encoded"))
     with pytest.raises(ValueError, match="holds neither mono/ nor para/"):
         run(VerifyConfig(copied))

@@ -458,7 +458,7 @@ def test_file_of_another_form_is_named(run: Path, name: str, content: str) -> No
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is not a folder"):
+    with pytest.raises(ValueError, match="nowhere does not exist: name the --out folder"):
         write_report(tmp_path / "nowhere")
 
 
@@ -653,7 +653,7 @@ def test_runs_without_records(tmp_path: Path) -> None:
         (["--runs", "a"], "--runs names 1 of the runs to set side by side: name 2 to 8"),
         (["--runs", "a", "b/../a"], "--runs names a run twice: name each once"),
         (["xtrem"], "xtrem has no flag: did you mean --run xtrem, or `xlme report xtreme`?"),
-        (["--runs", "a", "b"], "a is not a folder"),
+        (["--runs", "a", "b"], "a does not exist"),
     ],
 )
 def test_which_runs(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -378,7 +378,7 @@ def test_mistakes_are_named_and_nothing_is_written(runs: Path, tmp_path: Path) -
         assert not (tmp_path / "out").exists()
         return str(caught.value)
 
-    assert "absent is not a folder" in fault(tmp_path / "absent")
+    assert "absent does not exist: --runs takes folders that hold" in fault(tmp_path / "absent")
     (tmp_path / "empty").mkdir()
     assert "empty holds no scores.json" in fault(runs, tmp_path / "empty")
     extra = tmp_path / "extra"

@@ -21,7 +21,7 @@ from ..checkpoint_names import checkpoints_of, is_checkpoint_name, run_and_step,
 from ..cli import fail, program, run_subcommand
 from ..data.vocabulary import MODEL_FILE
 from ..io.errors import in_words
-from ..io.folders import atomic_folder
+from ..io.folders import atomic_folder, require_folder
 from ..trained.exports import DIFFERENCE, DIFFERENCE_FILE, GENERATOR_FOLDER, embedding_name, require_exported_files
 from ..trained.runs import (
     MODEL_FOLDER,
@@ -260,6 +260,7 @@ def _mean(paths: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> t
 
 def _print_checkpoints(run: Path, checksums: bool) -> bool:
     """Print a line for every checkpoint of `run`; returns whether all are sound. Raises ValueError if it has none."""
+    require_folder(run, "name a run folder")
     folders = checkpoints_of(run)
     sound = True
     if not folders:

@@ -19,6 +19,7 @@ from ..evaluate.output import terminal
 from ..io.files import read_object
 from ..io.folders import lock
 from ..io.help import read_command
+from ..recipes import recipe
 from ..run_commands import environment, launch, run
 from ..train.inputs import read_inputs
 from ..train.run_folder import FINISHED, RunFolder
@@ -51,6 +52,8 @@ def main(arguments: list[str] | None = None) -> None:
 def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[System]:
     """The systems to train, for all budgets and seeds, after all checks that need no training. `shared_settings` apply
     to every recipe. Raises ValueError."""
+    for name in settings.recipes.replace("+", ",").split(","):
+        recipe(name)  # raises ValueError for an unknown one
     names, budgets, seed_counts = settings.recipes.split(","), settings.budgets, settings.seeds
     if len(set(names)) != len(names):
         raise ValueError(f"--recipes {settings.recipes} names a system twice: name each once")
@@ -71,8 +74,8 @@ def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[
     for name in ("rows", "processes", "tuning_seeds"):
         if getattr(settings, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} is below 1: it must be at least 1")
-    require_tests(settings)
     row_tokens = RowStore(settings.data_folder / "mono").row_tokens  # training refuses pairs in rows of other lengths
+    require_tests(settings)
     own = own_settings(settings.own, names)
     if len(seed_counts) == 1:
         seed_counts *= len(budgets)

@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from ..io.files import FORMAT, read_signed, to_disk, write_signed
+from ..io.folders import require_folder
 from .rows import BOS, EOS, LAYOUTS, PAD, TASKS, UNK, Layout, Rows  # noqa: F401  re-exported: part of the contract
 
 DOCUMENTS = pa.schema([pa.field("tokens", pa.list_(pa.int32()), nullable=False)])
@@ -153,14 +154,15 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_signed(folder / "manifest.json", asdict(manifest))
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a finished stage folder.
+def read_manifest(folder: Path, writer: str = "`xlme prep mix`") -> Manifest:
+    """The manifest of a finished stage folder, which the command `writer` made.
 
     Raises ValueError if the folder has none (the stage did not finish), or if it is damaged or of another format.
     """
     path = Path(folder) / "manifest.json"
     if not path.exists():
-        raise ValueError(f"{path} does not exist: run the data_prep stage that writes {folder} to its end first")
+        require_folder(Path(folder).parent, f"name the folder that {writer} wrote")
+        raise ValueError(f"{path} does not exist: name the folder that {writer} wrote, or run that to its end first")
     try:
         fields = read_signed(path)
         _require_manifest(fields)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..io.files import files_below, require_line_feeds
+from ..io.folders import require_folder
 from .downstream_tasks import DownstreamTask
 from .settings import TuningConfig
 
@@ -88,8 +89,7 @@ def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]
     patterns = [(pattern, True) for pattern in task.files] + [(pattern, False) for pattern in task.train_files]
     files: dict[tuple[str, str, bool], TaskFile] = {}
     for folder in folders:
-        if not folder.is_dir():
-            raise ValueError(f"{folder} is not a folder: name the folder of the task's files")
+        require_folder(folder, "name the folder of the task's files")
     for folder in folders:
         # The task's own folders where `folder` is XTREME's download, else `folder` itself.
         searched_folders = [folder / name for name in task.folders if (folder / name).is_dir()] or [folder]

@@ -27,6 +27,12 @@ def make_folder(folder: Path) -> None:
         to_disk(folder.parent)
 
 
+def require_folder(folder: Path, advice: str) -> None:
+    """Raise ValueError, with `advice`, unless `folder` is a folder."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} {'is not a folder' if folder.exists() else 'does not exist'}: {advice}")
+
+
 def in_use(folder: Path) -> bool:
     """Whether a process holds the lock of `folder`. No file is written."""
     try:

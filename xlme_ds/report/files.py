@@ -7,6 +7,7 @@ from typing import Any
 import jinja2
 
 from ..io.files import read_object
+from ..io.folders import require_folder
 
 
 class RunFiles:
@@ -17,8 +18,7 @@ class RunFiles:
     """
 
     def __init__(self, run: Path):
-        if not run.is_dir():
-            raise ValueError(f"{run} is not a folder: name the --out folder of a pre-training run")
+        require_folder(run, "name the --out folder of a pre-training run")
         self.name = run.resolve().name
         self.finished = (run / "finished.json").exists()
         self.config = read_optional(run / "config.json")

@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from ..io.files import files_below, read_object
+from ..io.folders import require_folder
 
 ENGLISH = "en"
 METRICS = ("f1", "em", "accuracy")
@@ -106,8 +107,7 @@ def gather(folders: Iterable[Path]) -> list[Model]:
 
 def _result_files(folder: Path) -> list[Path]:
     """The result files in a folder and below it. Raises ValueError if there are none."""
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder: --runs takes folders that hold {', '.join(FILES)}")
+    require_folder(folder, f"--runs takes folders that hold {', '.join(FILES)}")
     paths = [path for name in FILES for path in files_below(folder, name)]
     if not paths:
         raise ValueError(f"{folder} holds no {', '.join(FILES)}: fine-tune or evaluate a model into it first")

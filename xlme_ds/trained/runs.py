@@ -17,6 +17,7 @@ from ..config import ModelConfig, ObjectiveConfig, RunConfig
 from ..data.order import phase_index, phases
 from ..data.vocabulary import MODEL_FILE, Vocabulary
 from ..io.files import replacing, to_disk
+from ..io.folders import require_folder
 from ..models.electra import block_sizes
 from ..models.text_encoder import EncoderName, TextEncoder, encoder_of, take_encoder
 from ..objectives import objective_of
@@ -152,6 +153,7 @@ def complete_checkpoint(run: Path, step: int | None = None) -> Path:
 
     The run may still be training and delete checkpoints meanwhile.
     """
+    require_folder(run, "name a run folder")
     checkpoints = checkpoints_of(run)
     for folder in reversed(checkpoints):
         if step is None or saved_step(folder) == step:
