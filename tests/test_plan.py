@@ -208,7 +208,7 @@ def test_the_command_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "words"),
     [
         (["--recipe", "base_zero9"], "there is no recipe 'base_zero9': did you mean base_zero1?"),
-        (["--recipe", "base_zero1", "--layouts", "0"], "--layouts 0: it must be at least 1"),
+        (["--recipe", "base_zero1", "--layouts", "0"], "layouts is 0: it must be at least 1"),
         (["--recipe", "base_zero1", "--model.heads", "7"], "model.width 768 is not a multiple of model.heads 7"),
     ],
 )
