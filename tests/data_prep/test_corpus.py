@@ -224,6 +224,10 @@ def test_damaged_bytes_of_a_tmx_are_repaired_and_counted(tmp_path: Path) -> None
     assert (found, counts.repaired["invalid_utf8"]) == ([("th\ufffdree", "drei")], 1)
     found, counts = read_tmx(tmp_path, tmx(unit("Würde", "für")).encode("latin-1"))
     assert (found, counts.repaired["invalid_utf8"]) == ([("W\ufffdrde", "f\ufffdr")], 2)
+    (tmp_path / "en-de.tmx").write_bytes(tmx(unit("Würde", "für") + unit("one", "eins") * 3).encode("latin-1"))
+    source = Input("en-de", ("en", "de"), (Place(str(tmp_path), "en-de.tmx"),), (), "tmx")
+    repaired = [block.repaired["invalid_utf8"] for block in READERS["tmx"].blocks(source, 1)]
+    assert repaired == [2, 0, 0, 0], "in the block that has the damage, once"
 
 
 SOUND = tmx(unit("one", "eins") + unit("two", "zwei"))

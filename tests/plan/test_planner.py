@@ -398,6 +398,8 @@ def test_a_budgets_settings_are_those_that_were_counted(capsys: pytest.CaptureFi
     run = parse("plan", PlanSettings, "", shlex.split(model["settings"])).run
     assert (run.data.mono_rows, run.objective.name, run.train.steps) == (64, "corrective", model["steps"])
     assert model["parameters"] == count_parameters(run)["discriminator"] and run.model.width == 64 * run.model.heads
+    model = command(capsys, "--budget", "10", "--dollars-per-hour", "2", "--recipe", "xlm")["model"]
+    assert model["tokens"] == model["steps"] * 4096 * 256, "a step reads the rows of one task"
 
 
 @pytest.mark.parametrize(("heads", "layers", "of_generator"), [(12, 12, 4), (24, 48, 8), (4, 2, 1)])

@@ -579,6 +579,8 @@ def test_all_that_a_marker_vouches_for_is_on_the_disk_before_it(data: Path, tmp_
             for name in synced[first:marker]
         }
         assert written | {f"step_{step:08d}.partial"} <= before, synced[first:marker]
+        after = synced[marker : synced.index("checkpoints", marker)]
+        assert f"step_{step:08d}.partial" in after, "the marker's name, before the folder is renamed"
     assert synced[markers[-1] :].count("checkpoints") >= 1, "the new name of the folder"
     synced.clear()
     with atomic_folder(tmp_path / "made", "--to") as partial:
