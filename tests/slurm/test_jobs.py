@@ -125,7 +125,7 @@ def test_caches_are_in_a_folder_of_the_job_on_the_nodes_disk(tmp_path: Path) -> 
         job = Path(given.get("SLURM_TMPDIR", given["TMPDIR"])) / f"xlme-{os.getuid()}-7"
         assert caches(**given, TRITON_CACHE_DIR="/mine") == [Path("/mine"), job / "inductor", job / "numba"]
         assert job.stat().st_mode & 0o777 == 0o700
-    for planted in ("link", "writable", "another's"):
+    for planted in ("link", "writable", "group-writable", "another's"):
         job = tmp_path / planted / f"xlme-{os.getuid()}-7"
         theirs = tmp_path / planted / "theirs"
         theirs.mkdir(parents=True)
@@ -133,7 +133,7 @@ def test_caches_are_in_a_folder_of_the_job_on_the_nodes_disk(tmp_path: Path) -> 
             job.symlink_to(theirs)
         else:
             job.mkdir()
-            job.chmod(0o777 if planted == "writable" else 0o755)
+            job.chmod({"writable": 0o702, "group-writable": 0o720}.get(planted, 0o755))
         if planted == "another's":
             if os.geteuid():
                 continue  # needs root

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,6 +15,7 @@ import torch
 
 from tests.engine.worker import tiny
 from tests.rows import write_data
+from xlme_ds.checkpoint.checkpoints import Checkpoints
 from xlme_ds.config import RunConfig, TrainConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
@@ -22,7 +24,7 @@ from xlme_ds.engine.ranks import SharedError
 from xlme_ds.engine.step import StepContext
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.train.inputs import pretraining_info
-from xlme_ds.train.loop import Callback, Guard, fit
+from xlme_ds.train.loop import Callback, Guard, UpdateReport, fit
 from xlme_ds.train.records import StepLines
 from xlme_ds.train.run import train
 from xlme_ds.train.run_folder import RunFolder
@@ -240,3 +242,16 @@ def signals() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+def test_a_page_that_is_due_while_another_is_drawn_is_drawn_afterwards(tmp_path: Path) -> None:
+    update = UpdateReport(tmp_path, TrainConfig(steps=100, eval_every=10), Checkpoints(tmp_path, 1, 0))
+    busy = update.process = subprocess.Popen(["sleep", "600"], stderr=subprocess.PIPE)
+    for done in (10, 11):
+        update.after_step(done, StepStats({}, 1.0, 1e-3))
+        assert update.process is busy
+    busy.kill()
+    busy.wait()
+    update.after_step(12, StepStats({}, 1.0, 1e-3))
+    assert update.process not in (None, busy)
+    update.close(12)
