@@ -68,7 +68,7 @@ def test_a_number_that_no_stage_of_preparation_can_use(stage: str, capsys: pytes
     for flag in flags:
         for value in (str(10**30), *(["inf"] if get_type_hints(kind)[flag[2:].replace("-", "_")] is float else [])):
             assert prepare([stage, *needed, flag, value]) == 2
-            assert f"data_prep {stage}: error: {flag} is " in (said := capsys.readouterr().err), said
+            assert f"xlme prep {stage}: error: {flag} is " in (said := capsys.readouterr().err), said
             assert ": it must be at most " in said
     if "--processes" in flags:
         assert prepare([stage, *needed, "--processes", "1025"]) == 2
