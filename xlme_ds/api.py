@@ -66,7 +66,7 @@ def pretrain(
 
     if heldout is None:
         note(
-            "no --heldout: nothing will show whether the model gets better on text that it has not read; "
+            "no heldout folder: nothing will show whether the model gets better on text that it has not read; "
             "`xlme prep encode --split` keeps some text out of training"
         )
 

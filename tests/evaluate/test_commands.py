@@ -366,9 +366,9 @@ def test_mistakes_end_in_one_sentence_and_exit_code_2(
 
     data = ["--data", str(tatoeba)]
     assert "there is no test 'pair': did you mean pairs?" in fault("pair", *data)
-    assert "--model is missing" in fault("tatoeba", *data)
+    assert "no model is named: " in fault("tatoeba", *data)
     assert "has no config.json" in fault("tatoeba", "--model", str(tmp_path), *data)
-    assert "--layer 3 does not exist in" in fault("tatoeba", "--model", str(run), "--layer", "3", *data)
+    assert " layer 3 does not exist in" in fault("tatoeba", "--model", str(run), "--layer", "3", *data)
     assert "have the same name" in fault("tatoeba", "--model", str(run), "--model", str(run), *data)
     assert "it must be at least 5" in fault("pairs", "--model", str(run), "--limit", "4", *data)
     (tmp_path / "X.en-de.en").write_text("kalo\n")

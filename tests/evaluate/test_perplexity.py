@@ -232,10 +232,10 @@ def test_mistakes_end_in_one_sentence(root: Path, tmp_path: Path, capsys: pytest
 
     run, data = root / "mlm", root / "heldout"
     other = write_data(tmp_path / "other", 8)
-    assert "--passes 0 leaves nothing to read" in fault(run, data, "--passes", "0")
-    assert "--limit 0 leaves nothing to read" in fault(run, data, "--limit", "0")
-    assert "--seed 18446744073709551616: it must be" in fault(run, data, "--seed", str(2**64))
-    with pytest.raises(ValueError, match="--seed -1: it must be at least 0"):
+    assert " passes 0 leaves nothing to read" in fault(run, data, "--passes", "0")
+    assert " limit 0 leaves nothing to read" in fault(run, data, "--limit", "0")
+    assert " seed is 18446744073709551616: it must be" in fault(run, data, "--seed", str(2**64))
+    with pytest.raises(ValueError, match=r"^seed is -1: it must be at least 0"):
         losses(run, data, seed=-1)
     assert f"{data / 'para'} has no mono/" in fault(run, data / "para")
     assert "other/mono was encoded with another vocabulary than that of" in fault(run, other)

@@ -346,10 +346,9 @@ def test_refusals(run: Path, exported: Path, tmp_path: Path, capsys: pytest.Capt
     assert "either --run DIR or --from-hf DIR" in refusal(capsys, no, "--run", str(run), "--from-hf", str(run))
     assert "has no config.json" in refusal(capsys, no, "--run", str(tmp_path / "missing"))
     assert "does not belong to a run" in refusal(capsys, no, "--run", str(exported))
-    assert "--layer 4 does not exist: the model has layers 1 to 3" in refusal(
-        capsys, no, "--run", str(run), "--layer", "4"
-    )
-    assert "exists already: choose another --to" in refusal(capsys, exported, "--run", str(run))
+    said = refusal(capsys, no, "--run", str(run), "--layer", "4")
+    assert said.startswith("layer 4 does not exist: the model has layers 1 to 3")
+    assert "exists already: choose another output folder" in refusal(capsys, exported, "--run", str(run))
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     (copy / "retrieval.json").write_text('{"format": 1, "before": {}}')

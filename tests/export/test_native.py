@@ -385,14 +385,14 @@ def test_another_shape_is_written_as_ours_or_fails(
         main(["--run", str(run), "--to", str(tmp_path / "no"), "--model-type", "xlm-roberta"])
     assert stop.value.code == 2 and sorted(path.name for path in tmp_path.iterdir()) == ["run"]
     (line,) = capsys.readouterr().err.splitlines()
-    assert told in line and "leave out --model-type xlm-roberta" in line
+    assert told in line and "leave out model_type xlm-roberta" in line
     main(["--run", str(run), "--to", str(tmp_path / "x")])
     assert json.loads((tmp_path / "x/config.json").read_text())["model_type"] == "xlme"
 
 
 def test_our_code_may_be_asked_for(form: str, two: tuple[Path, Path], tmp_path: Path) -> None:
     if form == "modernbert":
-        with pytest.raises(ValueError, match="body modern, which our classes do not have: leave out --model-type xlme"):
+        with pytest.raises(ValueError, match="body modern, which our classes do not have: leave out model_type xlme"):
             xlme.export.run(two[0], tmp_path / "x", model_type="xlme")
         assert not (tmp_path / "x").exists()
         return

@@ -277,6 +277,8 @@ def test_in_python(base: Path, tmp_path: Path) -> None:
     again = xlme.finetune.run("ner", str(base), str(data), str(tmp_path / "one"), **fixed)
     with pytest.raises(ValueError, match="tuning has no setting learning_rat: choose one of learning_rate, "):
         xlme.finetune.run("ner", base, data, tmp_path / "no", learning_rat=1e-5)
+    with pytest.raises(ValueError, match=r"^task nerr is not known: choose one of pos, ner, "):
+        xlme.finetune.run("nerr", base, data, tmp_path / "no")  # type: ignore[arg-type]
     assert again is not None and again["languages"] == found["languages"]
 
 
@@ -426,7 +428,7 @@ def test_ranks_wait_for_the_one_that_scores_longest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--tuning.train-languages", "sw"], "no training set of sw in --data, only of de, en"),
+        (["--tuning.train-languages", "sw"], "no training set of sw in the data, only of de, en"),
         (["--engine.kind", "pipeline"], "engine.kind pipeline is for pre-training"),
         (["--train.eval_every=5"], "--train.eval-every is for pre-training and has no effect here: leave it out"),
         (["--task", "xquad"], "no file of the task there"),

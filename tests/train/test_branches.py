@@ -470,7 +470,7 @@ def test_operations_are_the_mean_of_the_phases(config: RunConfig) -> None:
 def test_what_cannot_be(
     config: RunConfig, data: tuple[Path, Path], stable: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SharedError, match=r"data.phase_steps 5 are of 2 folders, --data names 1"):
+    with pytest.raises(SharedError, match=r"data.phase_steps 5 are of 2 folders, data names 1"):
         pretrain(config, data[0], tmp_path / "one")
     with pytest.raises(SharedError, match=r"data.phase_mask_fractions has 2 numbers, data.phase_steps are of 1"):
         pretrain(replace(config, data=replace(config.data, phase_steps=())), data[0], tmp_path / "one")

@@ -144,7 +144,7 @@ def test_what_to_do_instead_is_said(tmp_path: Path) -> None:
     with closing(claimed(out, config)) as folder:
         folder.begin(config, {}, 1, {})
     (out / "checkpoints" / f"step_{config.train.steps:08d}").mkdir()
-    start = f"another --out (--start.folder {out} has it start from this run's weights)"
+    start = f"another output folder (start.folder {out} has it start from this run's weights)"
     tuning = Training(**{field.name: getattr(config, field.name) for field in dataclasses.fields(Training)})
 
     def refusal(changed: Training) -> str:
@@ -160,7 +160,7 @@ def test_what_to_do_instead_is_said(tmp_path: Path) -> None:
     claimed(out, config).close()
     assert refusal(longer) == f"the run is finished and stays as it is, choose {start}"
     # Fine-tuning starts from --model.
-    instead = "the run is finished and stays as it is, choose another --out"
+    instead = "the run is finished and stays as it is, choose another output folder"
     assert refusal(dataclasses.replace(tuning, seed=7)) == instead
 
 
@@ -247,27 +247,27 @@ def test_a_file_system_that_cannot_lock_is_named(tmp_path: Path, monkeypatch: py
 
 def test_two_do_not_write_one_folder(tmp_path: Path) -> None:
     """That of an export or of a conversion."""
-    with atomic_folder(tmp_path / "out", "--to") as partial:
+    with atomic_folder(tmp_path / "out") as partial:
         (partial / "half").write_text("x")
         with (
             pytest.raises(ValueError, match=r"another process is still working in \S+out\.partial"),
-            atomic_folder(tmp_path / "out", "--to"),
+            atomic_folder(tmp_path / "out"),
         ):
             pass
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["half"]
     with (
-        pytest.raises(ValueError, match=r"out exists already: choose another --to"),
-        atomic_folder(tmp_path / "out", "--to"),
+        pytest.raises(ValueError, match=r"out exists already: choose another output folder"),
+        atomic_folder(tmp_path / "out"),
     ):
         pass
-    with pytest.raises(KeyError), atomic_folder(tmp_path / "failed", "--to") as partial:
+    with pytest.raises(KeyError), atomic_folder(tmp_path / "failed") as partial:
         (partial / "half").write_text("x")
         raise KeyError
     (tmp_path / "theirs.partial").mkdir()
     (tmp_path / "theirs.partial/notes").write_text("theirs")
     with (
         pytest.raises(ValueError, match=r"theirs\.partial is in the way: move it"),
-        atomic_folder(tmp_path / "theirs", "--to"),
+        atomic_folder(tmp_path / "theirs"),
     ):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "theirs.partial"]
@@ -313,7 +313,7 @@ def test_a_folder_can_be_made_again_after_a_kill_at_any_call(tmp_path: Path, cal
 
 
 def _write_a_folder(to: Path) -> None:
-    with atomic_folder(to, "--to") as partial:
+    with atomic_folder(to) as partial:
         (partial / "half").write_text("x")
 
 
@@ -583,7 +583,7 @@ def test_all_that_a_marker_vouches_for_is_on_the_disk_before_it(data: Path, tmp_
         assert f"step_{step:08d}.partial" in after, "the marker's name, before the folder is renamed"
     assert synced[markers[-1] :].count("checkpoints") >= 1, "the new name of the folder"
     synced.clear()
-    with atomic_folder(tmp_path / "made", "--to") as partial:
+    with atomic_folder(tmp_path / "made") as partial:
         (partial / "deep").mkdir()
         for name in ("one", "deep/two"):
             (partial / name).write_text("x")

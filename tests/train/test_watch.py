@@ -217,11 +217,11 @@ def test_a_dry_run_of_a_run_that_is_there(
             call(config, folder / "data", plain, profiled=-1)
     for call in (dry_run, pretrain):
         for place in (folder / "data", folder / "data/mono/run", folder / "heldout/vocab", folder / "heldout"):
-            with pytest.raises(SharedError, match=r"is in the data of .*: choose another --out"):
+            with pytest.raises(SharedError, match=r"is in the data of .*: choose another output folder"):
                 call(config, folder / "data", place, folder / "heldout")
     below, warm = plain / "config.json/run", replace(config, start=replace(config.start, folder=plain))
     for call, settings in ((dry_run, config), (dry_run, warm), (pretrain, config), (pretrain, warm)):
-        with pytest.raises(SharedError, match=r"config\.json is no folder: choose another --out"):
+        with pytest.raises(SharedError, match=r"config\.json is no folder: choose another output folder"):
             call(settings, folder / "data", below)
 
 

@@ -137,7 +137,7 @@ def test_new_sentences_are_translated(
     assert xlme.translate.lines(run, text[:5], source, target) == lines[:5]
     for given, said in (
         ({"text": "haus"}, "is one string"),
-        ({"beam": 0}, "--beam 0"),
+        ({"beam": 0}, "^beam 0 "),
         ({"length_penalty": 1e9}, "10"),
     ):
         with pytest.raises(ValueError, match=said):
@@ -527,8 +527,8 @@ def test_lines_that_were_trained_on_are_counted(run: Path, folder: Path, capsys:
 
 
 MISTAKES: dict[str, tuple[str, str]] = {
-    "beam": ("--beam 0", "--beam 0 follows nothing: it must be at least 1"),
-    "wide": ("--beam 500", "--beam 500 is more than a vocabulary of"),
+    "beam": ("--beam 0", "beam 0 follows nothing: it must be at least 1"),
+    "wide": ("--beam 500", "beam 500 is more than a vocabulary of"),
     "from": ("--from fr", "--from fr is no language of {run}: choose one of de en"),
     "to": ("--to xx", "--to xx is no language of {run}: choose one of de en"),
     "model": ("--model {mlm}", "{mlm} was trained for mlm and has no decoder: name a run of objective.name mt"),
@@ -536,7 +536,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "no model": ("--model {folder}/none", "{folder}/none has no config.json"),
     "no source": ("--source {folder}/none", "{folder}/none: No such file"),
     "bytes": ("--source {folder}/bytes", "{folder}/bytes is not UTF-8 at byte 3: convert it"),
-    "penalty": ("--length-penalty nan", "--length-penalty is nan: it must be from -10 to 10, such as 1"),
+    "penalty": ("--length-penalty nan", "length_penalty is nan: it must be from -10 to 10, such as 1"),
     "no folder": ("--out {folder}/none/out", "--out {folder}/none/out is in no folder that exists: make {folder}/none"),
     "itself": ("--out {folder}/test.de", "--out {folder}/test.de is the source: name another file"),
     "over": (
@@ -547,8 +547,8 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "a folder": ("--out {folder}/data", "--out {folder}/data is a folder: name a file in it"),
     "no text": ("--source {folder}/blank", "{folder}/blank has no text: name another --source"),
     "no lines": ("--source {folder}/empty", "{folder}/empty has no text: name another --source"),
-    "high": ("--length-penalty 1000", "--length-penalty is 1000.0: it must be from -10 to 10, such as 1"),
-    "low": ("--length-penalty -1000", "--length-penalty is -1000.0: it must be from -10 to 10, such as 1"),
+    "high": ("--length-penalty 1000", "length_penalty is 1000.0: it must be from -10 to 10, such as 1"),
+    "low": ("--length-penalty -1000", "length_penalty is -1000.0: it must be from -10 to 10, such as 1"),
     "damaged": ("--source {folder}/damaged.gz", "{folder}/damaged.gz is damaged (Error -3"),
     "two outputs": ("--pairs {folder}/pairs", "--out names a file to write and --pairs a folder: give one of them"),
     "no rows": ("--trained-on {folder}/none", "{folder}/none has neither pairs nor rows of mix --sentences"),

@@ -112,7 +112,7 @@ def convert(run: Path, out: Path, step: int | None = None) -> None:
             f"--out {out.name} is the name of a checkpoint of step {saved_step(out)}, and {source} is of another step: "
             f"name it {source.name}"
         )
-    with atomic_folder(out, "--out") as partial:
+    with atomic_folder(out) as partial:
         writer = StateWriter(partial / state_file(0, 1), buffer_bytes=0)
         merge_state(StateReader(state_files(source)), writer)
         seal(partial, read_state(source) | {"world": 1}, {writer.path.name: writer.result()})
@@ -136,7 +136,7 @@ def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = 
     vocabulary = read_vocabulary(run, run / MODEL_FOLDER if vocab is None else vocab)
     source = complete_checkpoint(run, step)
     state = read_checkpoint(source, settings)
-    with atomic_folder(out, "--out") as partial:
+    with atomic_folder(out) as partial:
         shutil.copyfile(run / CONFIG_FILE, partial / CONFIG_FILE)
         write_model(partial / MODEL_FOLDER, settings.model, state, vocabulary.path)
     print(f"{out}: the model of {source.name}")
@@ -159,7 +159,7 @@ def average(models: Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.a
             f"{models[are_exports.index(True)]} is an export and others are runs: export those, or name runs"
         )
     write_average = _average_exports if all(are_exports) else _average_runs
-    with atomic_folder(out, "--out") as partial:
+    with atomic_folder(out) as partial:
         write_average(models, partial)
     print(f"{out}: the mean of {len(models)} models")
 

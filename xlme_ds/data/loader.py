@@ -64,7 +64,7 @@ class Loader:
         steps = " ".join(map(str, data.phase_steps))
         if phase_count != folder_count:
             raise ValueError(
-                f"data.phase_steps {steps} are of {phase_count} folders, --data names {folder_count}: it needs one "
+                f"data.phase_steps {steps} are of {phase_count} folders, data names {folder_count}: it needs one "
                 "folder more than data.phase_steps has numbers"
             )
         for folder in self.folders:
@@ -72,7 +72,7 @@ class Loader:
             for task, content in enumerate(("monolingual text", "pairs")):
                 if self.plan.rows[task] and any(has_task) and not has_task[task]:
                     raise ValueError(
-                        f"{folder} has no {content}: add --data.{TASKS[task]}-rows 0, or data that have some"
+                        f"{folder} has no {content}: set data.{TASKS[task]}_rows to 0, or give data that have some"
                     )
         opened = {
             folder: {

@@ -91,7 +91,7 @@ def load_encoders(
         (encoder, vocabulary), step = load_encoder_and_step(folder, which)
         depth = encoder.cfg.discriminator_layers
         if layer is not None and not 0 <= layer <= depth:
-            raise ValueError(f"--layer {layer} does not exist in {folder}: it has layers 0 (embeddings) to {depth}")
+            raise ValueError(f"layer {layer} does not exist in {folder}: it has layers 0 (embeddings) to {depth}")
         quoted_layer = paper_layer(depth) if layer is None else layer
         encoder = _on_device(encoder)
         encoders.append(ComparedEncoder(name + suffix, folder, encoder, encoder.cfg, vocabulary, quoted_layer, step))
@@ -182,9 +182,9 @@ def _with_names(models: Models) -> list[tuple[Path, str]]:
         for folder, last_part in zip(folders, last_parts, strict=True)
     ]
     if not folders:
-        raise ValueError("--model is missing: name the folder of a run, several times to compare")
+        raise ValueError("no model is named: name the folder of a run, or several to compare")
     if len(set(names)) != len(names):
-        raise ValueError("two of the models have the same name: name every --model once")
+        raise ValueError("two of the models have the same name: name each model once")
     return list(zip(folders, names, strict=True))
 
 

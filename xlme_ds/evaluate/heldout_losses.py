@@ -29,7 +29,7 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
     folder = Path(data)
     tasks = [task for task, name in enumerate(TASKS) if (folder / name).is_dir()]
     if rows < 1:
-        raise ValueError(f"--rows {rows} leaves nothing to read: it must be at least 1")
+        raise ValueError(f"rows {rows} leaves nothing to read: it must be at least 1")
     check_seed(seed)
     if not tasks:
         raise ValueError(f"{folder} has neither mono/ nor para/: name a data folder that `xlme prep mix` wrote")

@@ -43,7 +43,7 @@ def perplexity(
     """
     for name, value in (("passes", passes), ("limit", limit)):
         if value is not None and value < 1:
-            raise ValueError(f"--{name} {value} leaves nothing to read: it must be at least 1")
+            raise ValueError(f"{name} {value} leaves nothing to read: it must be at least 1")
     check_seed(seed)
     predictors, store = load_predictors(models, random), open_text(Path(data))
     for model in predictors:
@@ -144,7 +144,7 @@ def unigram_costs_by_language(train: RowStore, store: RowStore, limit: int | Non
 def check_seed(seed: int) -> None:
     """Raise ValueError for a seed that does not fit into the 64-bit random counters: it would act as another seed."""
     if not 0 <= seed < 2**63:
-        raise ValueError(f"--seed {seed}: it must be at least 0 and below 2^63")
+        raise ValueError(f"seed is {seed}: it must be at least 0 and below 2^63")
 
 
 def require_readable(predictor: Predictor, store: RowStore) -> None:

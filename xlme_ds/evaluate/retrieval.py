@@ -87,7 +87,7 @@ def pairs(
     line-aligned text, X.en-de.en with X.en-de.de or en-de.txt.zip. The first `limit` pairs of each language are scored,
     after repetitions were left out."""
     if limit < FEWEST_PAIRS:
-        raise ValueError(f"--limit {limit} leaves too few pairs for an accuracy: it must be at least {FEWEST_PAIRS}")
+        raise ValueError(f"limit {limit} leaves too few pairs for an accuracy: it must be at least {FEWEST_PAIRS}")
     results = []
     for model in load_encoders(models, layer, random, which):
         all_groups = group_by_language(heldout_pairs(Path(data), model.vocabulary), fewest=1)

@@ -113,10 +113,10 @@ def _choose_model_type(model: Exported, model_type: ModelType | None, onnx: bool
     Raises ValueError for a type that cannot hold the model, and if `onnx` cannot be written.
     """
     if model_type not in (None, MODEL_TYPE, *FORMATS):
-        raise ValueError(f"--model-type {model_type} is not known: choose one of {', '.join((MODEL_TYPE, *FORMATS))}")
+        raise ValueError(f"model_type {model_type} is not known: choose one of {', '.join((MODEL_TYPE, *FORMATS))}")
     if onnx:
         require_onnx(model)
-    cfg, leave_out = model.encoder.cfg, f"leave out --model-type {model_type}"
+    cfg, leave_out = model.encoder.cfg, f"leave out model_type {model_type}"
     unsupported = {  # what each type cannot hold; empty if it can hold the model
         name: model.whole.extra_part if model.whole else native.unsupported_setting(cfg)
         for name, native in FORMATS.items()
@@ -154,10 +154,10 @@ def cut(encoder: TextEncoder, layer: int) -> TextEncoder:
     """
     cfg = encoder.cfg
     if not 1 <= layer <= cfg.discriminator_layers:
-        raise ValueError(f"--layer {layer} does not exist: the model has layers 1 to {cfg.discriminator_layers}")
+        raise ValueError(f"layer {layer} does not exist: the model has layers 1 to {cfg.discriminator_layers}")
     if cfg.norm == "pre" and layer < cfg.discriminator_layers:
         raise ValueError(
-            f"--layer {layer} is for post-LN models: this one is pre-LN, leave it out and read hidden_states[{layer}]"
+            f"layer {layer} is for post-LN models: this one is pre-LN, leave it out and read hidden_states[{layer}]"
         )
     short = TextEncoder(replace(cfg, discriminator_layers=layer))
     short.load_state_dict({name: value for name, value in encoder.state_dict().items() if name in short.state_dict()})

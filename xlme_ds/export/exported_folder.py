@@ -54,7 +54,7 @@ def write_folder(
 
     Raises ValueError if it cannot be written; then the folder does not exist.
     """
-    with atomic_folder(to, "--to") as partial:
+    with atomic_folder(to) as partial:
         _write_encoder(partial, main, vocabulary, model_type)
         _write_sentence_transformers(partial, main)
         (partial / "README.md").write_text(card, encoding="utf-8")

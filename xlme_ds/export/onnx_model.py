@@ -28,9 +28,9 @@ def require_onnx(model: Exported) -> None:
     """Raise ValueError if a package is missing, or for a model that is more than an encoder with a head."""
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
-        raise ValueError(f"--onnx needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+        raise ValueError(f"onnx needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     if model.whole:
-        raise ValueError(f"--onnx writes an encoder, and this model has {model.whole.extra_part}: add --which encoder")
+        raise ValueError(f"onnx writes an encoder, and this model has {model.whole.extra_part}: set which to encoder")
 
 
 class _Graph(nn.Module):

@@ -57,7 +57,7 @@ def run_all(command: FinetuneSettings, runs: list[Job], stop: StopRequest) -> li
     from ..validate import check_ranges
 
     try:
-        for section, prefix in ((command, "--"), (command.tuning, "tuning."), (command.train, "train.")):
+        for section, prefix in ((command, ""), (command.tuning, "tuning."), (command.train, "train.")):
             check_ranges(section, prefix)
     except ValueError as error:  # the same on every rank
         raise SharedError(str(error)) from None

@@ -143,11 +143,13 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
     if (job.out / CONFIG_FILE).exists():
         recorded = read_object(job.out / CONFIG_FILE).get("data", {}).get("fingerprints")
         if recorded not in (None, loader.fingerprints):
-            raise ValueError(f"{job.out} was started on other training examples: use the same --data, or another --out")
+            raise ValueError(
+                f"{job.out} was started on other training examples: use the same data, or another output folder"
+            )
     elif results := [path.name for path in (job.out / MODEL_FOLDER, job.done) if path.exists()]:
         raise ValueError(
             f"{job.out} has {' and '.join(results)} but no {CONFIG_FILE}, which says how it was trained: "
-            "restore it, or choose another --out"
+            "restore it, or choose another output folder"
         )
     unlabelled = []
     for source in [*sets.test, *sets.dev][rank::world]:
@@ -170,7 +172,7 @@ def _finished(job: Job, sets: TaskSets) -> dict[str, Any]:
         names = ", ".join(different[:3]) + (" …" if len(different) > 3 else "")
         raise ValueError(
             f"{job.done} is of other test files ({names}): remove it to score the model on these, or choose another "
-            "--out"
+            "output folder"
         )
     print(f"{job.done} is there already", flush=True)
     return scores

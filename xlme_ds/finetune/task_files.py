@@ -105,7 +105,7 @@ def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]
                 earlier = files.setdefault((language, split, own), source)
                 if earlier is not source:
                     raise ValueError(
-                        f"{path} and {earlier.path} are both the {split} set of {language}: keep one in --data"
+                        f"{path} and {earlier.path} are both the {split} set of {language}: keep one of them"
                     )
     if not files:
         raise ValueError(
@@ -128,14 +128,14 @@ def choose_sets(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of
     missing = [language for language in wanted if language != "all" and language not in train_files]
     if missing or not train:
         raise ValueError(
-            f"no training set of {', '.join(missing) or 'any language'} in --data, only of "
+            f"no training set of {', '.join(missing) or 'any language'} in the data, only of "
             f"{', '.join(sorted(train_files)) or 'none'}: add its folder, or set tuning.train_languages"
         )
     own = [source for source in sources if source.own]
     own_dev = [source for source in own if source.split == "dev"]
     test = [source for source in own if source.split == "test"] or own_dev
     if not test:
-        raise ValueError(f"no test or dev set of {name} in --data: add the folder that has one")
+        raise ValueError(f"no test or dev set of {name} in the data: add the folder that has one")
     train_languages = {source.language for source in train}
     dev = {
         source.language: source
@@ -304,7 +304,7 @@ def training_examples(
     ]
     if len(groups) < HELD_OUT_EVERY:
         raise ValueError(
-            f"{source.path} has {len(groups)} examples, too few to hold out every tenth: add a dev set to --data"
+            f"{source.path} has {len(groups)} examples, too few to hold out every tenth: add a dev set to the data"
         )
     return [
         example

@@ -145,20 +145,20 @@ def use_private_caches() -> None:
 
 
 @contextmanager
-def atomic_folder(to: Path, option: str) -> Iterator[Path]:
+def atomic_folder(to: Path) -> Iterator[Path]:
     """Yield a temporary folder to write into. When the block ends, the folder is flushed to the disk and renamed to
     `to`; after an error it is removed.
 
-    Raises ValueError naming `option` if `to` exists, or if the temporary folder's name is taken by something that
+    Raises ValueError if `to` exists, or if the temporary folder's name is taken by something that
     no killed process left.
     """
     if os.path.lexists(to):
-        raise ValueError(f"{to} exists already: choose another {option}")
+        raise ValueError(f"{to} exists already: choose another output folder")
     partial = to.with_name(to.name + ".partial")
     # Only a killed process leaves a lock file or an empty folder under the temporary name.
     abandoned = partial.is_dir() and ((partial / LOCK).is_file() or not any(partial.iterdir()))
     if os.path.lexists(partial) and not abandoned:
-        raise ValueError(f"{partial} is in the way: move it, or choose another {option}")
+        raise ValueError(f"{partial} is in the way: move it, or choose another output folder")
     with lock(partial):
         try:
             empty(partial)

@@ -110,7 +110,7 @@ class ParallelLayout(MicroBatch):
         per_replica = run.engine.processes_per_replica
         if gpus % per_replica:
             raise ValueError(
-                f"--gpus {gpus} is not a multiple of engine.pipeline_stages {per_replica}: choose one that is"
+                f"gpus {gpus} is not a multiple of engine.pipeline_stages {per_replica}: choose one that is"
             )
         flops = flops_of(run, row_tokens)
         stages = [Part(range(run.model.discriminator_layers))]

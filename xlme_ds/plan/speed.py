@@ -99,9 +99,9 @@ def gpu_of(text: str) -> GPU:
         memory, tflops = (float(part) for part in text.split(","))
     except ValueError:
         names = ", ".join(GPUS)
-        raise ValueError(f'--gpu {text} is not known: choose one of {names}, or give "memory_gib,tflops"') from None
+        raise ValueError(f'gpu {text} is not known: choose one of {names}, or give "memory_gib,tflops"') from None
     if not (1e-3 <= memory <= 1e6 and 1e-3 <= tflops <= 1e6):
-        raise ValueError(f"--gpu {text}: memory and TFLOP/s must be positive, from 0.001 to 1,000,000")
+        raise ValueError(f"gpu {text}: memory and TFLOP/s must be positive, from 0.001 to 1,000,000")
     return GPU(text, memory, tflops)
 
 

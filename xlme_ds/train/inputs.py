@@ -77,7 +77,7 @@ def read_inputs(
     for data_folder in data if heldout is None else (*data, heldout):
         read_from = data_folder.resolve()
         if out == read_from or any(out.is_relative_to(read_from / name) for name in (*TASKS, "vocab")):
-            raise ValueError(f"{folder.path} is in the data of {read_from}: choose another --out")
+            raise ValueError(f"{folder.path} is in the data of {read_from}: choose another output folder")
     folder.claim(config)
     start = config.start
     may_be_random = start.take == "all" or objective_of(config.objective).may_start_random

@@ -66,7 +66,9 @@ def _require_none_lost(config: Training, folder: RunFolder, checkpoints: Checkpo
     # The setting may have been raised since the run last started.
     save_every = min(config.train.save_every, folder.last_started_with("save_every", math.inf))
     if damaged or checkpoints.lost(steps, save_every):
-        raise ValueError(f"{folder.path} has records but no usable checkpoint: restore one, or choose another --out")
+        raise ValueError(
+            f"{folder.path} has records but no usable checkpoint: restore one, or choose another output folder"
+        )
 
 
 def _warn_of_changes(config: TrainConfig, folder: RunFolder, checkpoints: Checkpoints) -> None:

@@ -82,9 +82,9 @@ class RunFolder:
         if not self.writes and in_use(self.path):
             raise ValueError(f"another process is still working in {self.path}: wait for its end")
         if not nearest.is_dir():
-            raise ValueError(f"{nearest} is no folder: choose another --out")
+            raise ValueError(f"{nearest} is no folder: choose another output folder")
         if not os.access(nearest, os.W_OK):
-            raise ValueError(f"{nearest} cannot be written: choose another --out")
+            raise ValueError(f"{nearest} cannot be written: choose another output folder")
 
     def close(self) -> None:
         """Unlock the folder, as the end of the process does too; remove it if `claim` made it and it is empty."""
@@ -107,7 +107,7 @@ class RunFolder:
             return uuid.uuid4().hex if stored is None else str(stored["run"])
         if stored is not None and stored["run"] != saved["run"]:
             raise ValueError(
-                f"{checkpoint} was saved by another run: move it out of this folder, or choose another --out"
+                f"{checkpoint} was saved by another run: move it out of this folder, or choose another output folder"
             )
         self._require_same(f"{checkpoint} was saved", saved["settings"], config, int(saved["step"]))
         return str(saved["run"])
@@ -196,7 +196,7 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError):
-            raise ValueError(f"{path} is damaged: restore it, or choose another --out") from None
+            raise ValueError(f"{path} is damaged: restore it, or choose another output folder") from None
         return content
 
     def _require_same(self, subject: str, stored: Any, config: Training, done: int | None) -> None:
@@ -207,7 +207,7 @@ class RunFolder:
         """
         theirs, ours = flatten(stored), fixed_settings(config)
         if missing := sorted(ours.keys() - theirs.keys()):
-            raise ValueError(f"{subject} without {missing[0]}: it is of another version, choose another --out")
+            raise ValueError(f"{subject} without {missing[0]}: it is of another version, choose another output folder")
         changeable = () if done is None else _prefixes_that_may_change(theirs, config, done)
         for key in sorted(ours.keys() | {key for key in theirs if not _may_change(key)}):
             if ours.get(key) != theirs.get(key) and not key.startswith(changeable):
@@ -216,9 +216,9 @@ class RunFolder:
 
     def _remedy(self, key: str, config: Training) -> str:
         """The user's choices if the setting `key` differs."""
-        another = "another --out"
+        another = "another output folder"
         if isinstance(config, RunConfig):
-            another += f" (--start.folder {self.path} has it start from this run's weights)"
+            another += f" (start.folder {self.path} has it start from this run's weights)"
         if (self.path / FINISHED).exists():
             return f"the run is finished and stays as it is, choose {another}"
         reason = ""
