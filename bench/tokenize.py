@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +92,11 @@ def encode_stage(vocab: str, mono: str, scratch: str) -> None:
         print(*seconds, flush=True)
 
 
+def ratio(turns: Sequence[Mapping[str, Seconds]], slower: str, faster: str, clock: str = "wall") -> float:
+    """Median over the turns of the time of one side / the time of another, by `clock`: "wall" or "cpu"."""
+    return round(statistics.median(getattr(turn[slower], clock) / getattr(turn[faster], clock) for turn in turns), 3)
+
+
 def measure(settings: TokenizeSettings) -> Figures:
     """Run all sides in turns. Returns ratios and rates, which are medians over the rounds, and the size of the
     corpus."""
@@ -122,15 +127,11 @@ def measure(settings: TokenizeSettings) -> Figures:
     }
     turns = by_turns(sides, settings.rounds, warm_up=0)
 
-    def ratio(slower: str, faster: str, clock: str = "wall") -> float:
-        ratios = (getattr(turn[slower], clock) / getattr(turn[faster], clock) for turn in turns)
-        return round(statistics.median(ratios), 3)
-
     megabytes = sum(len(line.encode()) for line in lines) / 1e6
     return {
-        "encode_stage_fraction_of_sentencepiece": ratio("sentencepiece", "encode, one rank"),
-        "encode_stage_fraction_in_cpu_time": ratio("sentencepiece", "encode, one rank", clock="cpu"),
-        "two_rank_scaling": ratio("encode, one rank", "encode, two ranks"),
+        "encode_stage_fraction_of_sentencepiece": ratio(turns, "sentencepiece", "encode, one rank"),
+        "encode_stage_fraction_in_cpu_time": ratio(turns, "sentencepiece", "encode, one rank", clock="cpu"),
+        "two_rank_scaling": ratio(turns, "encode, one rank", "encode, two ranks"),
         "megabytes_per_second": {
             side: round(statistics.median(megabytes / turn[side].wall for turn in turns), 3) for side in sides
         },

@@ -91,6 +91,11 @@ def test_encode_counts_the_planted_lines(text: Path, tmp_path: Path) -> None:
     (wrong / note.relative_to(text)).write_text(note.read_text().replace('"lines": ', '"lines": 1'))
     with pytest.raises(ValueError, match="were planted"):
         checks.planted(wrong, chosen(), tmp_path / "encoded")
+    more = json.loads(note.read_text())
+    more["exact_duplicates"] += more["lines"]  # more than were lost for their tokens
+    (wrong / note.relative_to(text)).write_text(json.dumps(more))
+    with pytest.raises(ValueError, match="were planted"):
+        checks.planted(wrong, chosen(), tmp_path / "encoded")
 
 
 def test_no_word_fills_a_row() -> None:

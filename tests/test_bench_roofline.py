@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bench.roofline.counted import GPUS, OperationCounter
 from tests.launch import ROOT, environment
 from xlme_ds.models.tiles import tiling
 
@@ -163,3 +164,11 @@ def test_kernels_of_a_micro_batch(counted: dict[str, dict[str, Any]]) -> None:
         for case in ("base", "two micro-batches")
     )
     assert 0 < two - one <= 500
+
+
+def test_each_kernel_of_an_operator_takes_the_floor_and_the_gap() -> None:
+    counter = OperationCounter(GPUS["h200"], {}, lambda module: "part")
+    counter.phase = "step"
+    for kernels in (1, 8):
+        counter.add("sort", 0.0, 1.0, kernels, "bf16_matmul")
+    assert counter.parts["step"]["ms"] == pytest.approx(9 * (3e-3 + 3e-3)), "3 µs of each"

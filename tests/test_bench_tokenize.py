@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import sentencepiece as spm
 
-from bench.tokenize import read_lines
+from bench.tokenize import Seconds, ratio, read_lines
 from tests.data_prep.conftest import TEXT
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,3 +48,8 @@ def test_lines_of_a_corpus(corpus: Path, tmp_path: Path) -> None:
     assert lines == {"en": TEXT * 40, "zh-Hant": TEXT[4:5] * 100}
     with pytest.raises(ValueError, match="to measure: name a folder"):
         read_lines(tmp_path / "none")
+
+
+def test_ratios_are_medians_by_either_clock() -> None:
+    turns = [{"ours": Seconds(1.0, 2.0), "theirs": Seconds(wall, cpu)} for wall, cpu in ((3, 2), (2, 8), (9, 4))]
+    assert (ratio(turns, "theirs", "ours"), ratio(turns, "theirs", "ours", clock="cpu")) == (3.0, 2.0)
