@@ -1,4 +1,4 @@
-"""What tyro prints for `--help`: the required flags in the usage, and nothing that nobody would type."""
+"""Makes tyro's `--help` readable: the usage names the required flags, and {None} and empty defaults are left out."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ from .arguments import prepare_tyro
 Command = TypeVar("Command")
 READABLE = ConstructorRegistry()
 """In `with READABLE:`, help names an option's value once, and leaves out a default that is nothing."""
-_LONGEST_USAGE = 80  # tyro abbreviates one of as many characters to [OPTIONS]
+_LONGEST_USAGE = 80  # characters; tyro abbreviates a usage of this length to [OPTIONS]
 _inner_calls: list[StructTypeInfo] = []
 
 
@@ -37,8 +37,11 @@ def read_command(
     config: Sequence[Any] = (),
     **options: Any,
 ) -> Command:
-    """What `command`, a dataclass or a function, returns for `arguments`, by default those of the process. The usage
-    that --help prints names the required flags, and the help has no --no-FLAG. `config` and `options` are tyro's."""
+    """Parse `arguments` (default: those of the process) and call `command`, a dataclass or a function; returns its result.
+
+    The usage that --help prints names the required flags, and the help has no --no-FLAG. `config` and `options` are
+    tyro's.
+    """
     prepare_tyro()
     arguments = sys.argv[1:] if arguments is None else arguments
     if not {"-h", "--help"}.isdisjoint(arguments):
@@ -83,8 +86,11 @@ def _value_name(kind: Any, marks: Sequence[Any] = ()) -> str:
 
 @READABLE.struct_rule
 def _readable(section: StructTypeInfo) -> StructConstructorSpec | None:
-    """The options of a dataclass or a function, as help shows them; None for other types, and for the call of this
-    function that reads the options as tyro would."""
+    """The options of a dataclass or a function, as help shows them; None for other types.
+
+    To learn tyro's own reading of a dataclass, this rule asks the registry, which calls the rule again: that inner call
+    returns None, so that tyro's rules apply.
+    """
     if _inner_calls:
         return None
     if isfunction(section.type):
