@@ -37,9 +37,9 @@ def read_command(
     config: Sequence[Any] = (),
     **options: Any,
 ) -> Command:
-    """Parse `arguments` (default: those of the process) and call `command`, a dataclass or a function; returns its result.
+    """Parse `arguments` (default: those of the process) and return what `command` makes of them.
 
-    The usage that --help prints names the required flags, and the help has no --no-FLAG. `config` and `options` are
+    `command` is a dataclass or a function. The usage that --help prints names the required flags, and the help has no --no-FLAG. `config` and `options` are
     tyro's.
     """
     prepare_tyro()
