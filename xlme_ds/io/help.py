@@ -39,8 +39,8 @@ def read_command(
 ) -> Command:
     """Parse `arguments` (default: those of the process) and return what `command` makes of them.
 
-    `command` is a dataclass or a function. The usage that --help prints names the required flags, and the help has no --no-FLAG. `config` and `options` are
-    tyro's.
+    `command` is a dataclass or a function. The usage that --help prints names the required flags, and the help has no
+    --no-FLAG. `config` and `options` are tyro's.
     """
     prepare_tyro()
     arguments = sys.argv[1:] if arguments is None else arguments
