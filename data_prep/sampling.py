@@ -36,7 +36,7 @@ def permute(index: Integers, size: Integers, key: Integers) -> np.ndarray:
     assert not value.size or (bool((value < bound).all()) and int(bound.max()) < _MAX_SIZE)
     # The network permutes [0, 2^bits), which holds [0, size): `frexp` gives the bit length of size - 1, and each half
     # needs a bit. Images outside [0, size) are permuted again until they are inside (cycle walking): fewer than two
-    # permutations on average.
+    # permutations on average, if `size` is over 1.
     bits = np.maximum(np.frexp((bound - np.uint64(1)).astype(np.float64))[1], 2).astype(np.uint64)
     value = _feistel(value, bits, keys)
     outside = np.flatnonzero(value >= bound)
@@ -102,9 +102,9 @@ class Order:
     number of a language's slots in a block, and before the block, is found by repeated halving of the range of blocks
     (`uses`); in a block the languages are shuffled. So a block can be computed without the blocks before it.
 
-    The uses of a language are its slots, numbered in order. Use u belongs to pass u // (number of examples), and the
-    uses of one pass in one block are shuffled. Each pass goes through stretches of neighbouring examples in an order of
-    its own, so the examples of a block are neighbours in the files, but not in the block. A stretch has
+    The uses of a language are numbered block by block. Use u belongs to pass u // (number of examples). In a block, the
+    uses of one pass take their slots in random order. Each pass goes through stretches of neighbouring examples in
+    an order of its own. So a block reads few regions of the files, but mixes their examples. A stretch has
     min(`neighbours`, uses of the language in an average block // 16) examples, and at least one.
     """
 
@@ -141,9 +141,10 @@ class Order:
     def uses(self, block: int) -> tuple[list[int], list[int]]:
         """The number of uses of each language before the block, and in the block.
 
-        The uses in a range of blocks are divided between the range's halves in proportion to the halves' slots. One
-        random draw rounds all languages, so that the sums are exact. A rounding changes a number by less than one, so
-        the uses before a block differ from their exact share by at most the number of halvings.
+        The uses in a range of blocks are divided between the range's halves in proportion to the halves' slots. The
+        cumulative sums over languages are rounded with one shared random offset, so the numbers add up to the half's
+        slots. A rounding changes a number by less than one, so the uses before a block differ from their exact share by
+        at most the number of halvings.
         """
         first, last = 0, -(-self.total // self.block)  # the blocks [first, last)
         before, inside = [0] * len(self.quotas), list(self.quotas)  # uses before the range, and in the range
@@ -196,7 +197,7 @@ def _block(order: Order, block: int) -> tuple[np.ndarray, np.ndarray]:
     starts = np.cumsum(counts) - counts  # where each language starts in `by_language`
     uses = np.arange(len(slots)) + np.repeat(np.array(before) - starts, counts)
     passes = uses // np.array(order.examples)[sorted_language]
-    # A group is the uses of one language in one pass. Sorted by draw, its slots are given to its uses in random order.
+    # A group is the uses of one language in one pass. They take its slots in random order: sorted by draw.
     group = np.cumsum(np.append(False, (np.diff(sorted_language) != 0) | (np.diff(passes) != 0)))
     group_and_draw = (group << 40).astype(np.uint64) | (draws[by_language] >> np.uint64(24))
     slot_of_use = by_language[np.argsort(group_and_draw, kind="stable")]

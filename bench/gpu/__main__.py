@@ -1,11 +1,18 @@
-"""Measures one GPU: products, parity of the kernels, training steps, kernels against each other, runs killed and
-resumed, every command in small, peers, and where the time of a step goes.
+"""Measures one GPU, in sections.
 
     xlme bench gpu [--json] [--out runs/gpu] [--minutes 8] [--sections matmul parity ...] [--device cpu --quick]
 
-Each case has its own process, so that no case sees the memory or the faults of another; products and comparisons share
-one until something fails in it. The next process loads torch before a case is measured. Rows are synthetic, the text of
-commands is written here. Results go to gpu.json and gpu.md after each case.
+    matmul   speed of matrix products
+    parity   errors of model and kernels against float64 on the CPU
+    steps    speed and memory of training steps on synthetic rows
+    kernels  speed of the attention kernels' forms
+    resume   killed and resumed runs against undisturbed ones
+    peers    speed next to other implementations
+    smoke    every GPU command on a small made-up text
+    profile  where the time of a step goes
+
+Each case has its own process, so that no case sees the memory or the faults of another. Only the cases of matmul and
+parity share one, until one of them fails. Results go to gpu.json and gpu.md after each case.
 
 A case that fails, crashes, does not fit or takes longer than --patience minutes is reported, and the next one runs.
 Nothing runs longer than --minutes. The exit code is 1 if a case failed or a kernel differs from its reference.
@@ -30,7 +37,7 @@ SHARED = ("machine", "matmul", "parity")  # sections whose cases share a process
 TIME_LIMITS = {"kernels": 110.0, "resume": 150.0, "smoke": 150.0}  # seconds of a section's case on a GPU
 _NO_TIME = {"left_out": "the time given by --minutes is up"}
 Step = tuple[str, int, Figures]
-"""Recipe, rows of each task in a micro-batch, and settings of the model that differ from the recipe."""
+"""A case of `steps`: recipe, rows of each task in a micro-batch, settings of the model that differ from the recipe."""
 STEPS: tuple[Step, ...] = (
     ("base_zero1", 32, {}),
     ("base_zero1", 64, {}),
@@ -151,7 +158,7 @@ class Bench:
         if worker is None:
             worker, self.next = self.next, Worker("bench.gpu.worker")
         worker.load(self.deadline - time.monotonic())
-        if section not in SHARED:  # measured: a step takes 1.2 times as long while another process loads
+        if section not in SHARED:  # wait, as a step takes 1.2 times as long while another process loads (measured)
             self.next.load(self.deadline - time.monotonic())
         begin, limit = time.monotonic(), min(self.patience, self.deadline - time.monotonic())
         seconds = min(TIME_LIMITS.get(section, limit) if self.common["device"] == "cuda" else limit, limit - 2)

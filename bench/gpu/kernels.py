@@ -28,12 +28,12 @@ from bench.measure import Figures, by_turns
 from xlme_ds.models.attention import item_bounds
 from xlme_ds.models.tiles import TABLE, Tiling
 
-SHAPE = 64, 12, 512, 64  # rows (half hold one item, half hold pairs), heads, tokens, size of a head
-PRODUCT_FLOPS = 2.0 * 64 * 12 * 512**2 * 64  # of Q Kᵀ
+SHAPE = 64, 12, 512, 64  # rows (half hold one item, half several), heads, tokens, size of a head
+PRODUCT_FLOPS = 2.0 * 64 * 12 * 512**2 * 64  # of Q Kᵀ, as if every query saw all keys
 TILES = ((64, 32), (32, 64), (64, 64), (128, 32), (32, 128), (128, 64), (64, 128), (64, 16), (16, 64))
 KERNELS = ("_forward", "_backward_queries", "_backward_keys", "_backward_distances")
 LAUNCHES = 10  # timed together, so that the host's time for a launch does not count
-BOUND = 2e-2  # of (largest error) / (largest number); bf16 rounds several times in a row
+BOUND = 2e-2  # on max|error| / max|reference|; bf16 rounds several times in a row
 
 
 def forms(kernel: str) -> list[Tiling]:
@@ -68,7 +68,7 @@ def inputs(
 
     rng = np.random.default_rng(0)
     segments = np.ones((rows, tokens), dtype=np.int64)
-    for row in segments[rows // 2 :]:  # pairs of about 60 tokens
+    for row in segments[rows // 2 :]:  # several items of about 60 tokens
         row[:] = np.searchsorted(np.cumsum(rng.integers(30, 90, tokens)), np.arange(tokens), side="right") + 1
     first, end = item_bounds(torch.from_numpy(segments).to(device))
     distance = numbers(heads, 2 * tokens - 1)
@@ -87,7 +87,7 @@ class Launch(NamedTuple):
     results: Callable[[Tiling], Sequence[Tensor]]  # in the order of `expected`
 
     def errors(self, form: Tiling, exact: Sequence[Tensor]) -> list[float]:
-        """(Largest error) / (largest number) of each result; NaN if the kernel left a number unwritten."""
+        """max|error| / max|reference| of each result; NaN if the kernel left a number unwritten."""
         for buffer in self.buffers(form):
             buffer.fill_(math.nan)
         self.run(form)

@@ -4,11 +4,12 @@ Texts are duplicates if they have the same normal form (`Vocabulary.normal_forms
 
 1. While a block is encoded, a paragraph (or pair) that repeats an earlier one of the block is dropped. `BlockHashes`
    stores a 64-bit hash (BLAKE2b) and the lengths of each paragraph that stays.
-2. When a language is encoded, the hashes of its blocks are merged, one slice of the range of hashes at a time
+2. After all blocks of a language are encoded, their hashes are merged, one slice of the range of hashes at a time
    (`find_duplicates`): of paragraphs with equal hashes, all but the first are duplicates.
 3. Blocks with duplicates are written again without them (remove_duplicates.py).
 
-Of n different paragraphs, about n²/2^65 are lost because hashes are equal by chance: 0.1 of two billion.
+Of n different paragraphs, about n²/2^65 are lost because hashes are equal by chance. For two billion that is 0.1
+paragraph.
 
     <block>.lengths.npy       for each paragraph in order: its tokens, characters, bytes, and the index of its document
     <block>.hash.npy          the hashes of the paragraphs, sorted
@@ -43,7 +44,7 @@ class BlockHashes:
 
         `forms[side][i]` is a normal form of paragraph or pair i, and only the `candidates` (bool [paragraphs]) count.
         Returns bool [paragraphs], True where a candidate is repeated, and the hash of each paragraph, b"" if it is no
-        candidate.
+        candidate. The hashes are remembered for later batches.
         """
         is_repeated = np.zeros(len(candidates), bool)
         hashes = [b""] * len(candidates)

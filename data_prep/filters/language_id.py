@@ -25,13 +25,13 @@ _NO_FASTTEXT = "filter language needs the package fasttext-community for a model
 
 
 class Identifier(Protocol):
-    """A model that gives a line's probability of being in each language; it calls the languages by `labels`."""
+    """A model that gives a line's probability of being in each language; `labels` are its names for them."""
 
     name: str
     labels: Sequence[str]
 
     def probabilities(self, lines: Sequence[str], labels: Sequence[str], threshold: float) -> list[float]:
-        """For each line the probability that it has one of `labels`, to compare with `threshold`.
+        """For each line the probability that its language is one of `labels`, to compare with `threshold`.
 
         Labels with a probability far below `threshold` may be left out of the sum.
         """

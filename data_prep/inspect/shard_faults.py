@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from xlme_ds.data.schema import BOS, DOCUMENTS, EOS, LAYOUTS, PAD, PAIRS, UNK, Layout, Manifest, row_schema
 
-# Counts of "records", "tokens" and, for encoded text only, "unknown" ids. For training rows also of the items of each
-# language or pair: the key is the sorted tuple of the sides' language indices.
+# Counts of "records", "tokens" and, for encoded text only, "unknown" ids. Training rows also have a count of items for
+# each language or pair. Its key is the sorted tuple of the language indices of an item's sides.
 RecordCounts = Counter[Any]
 Faults = Iterator[tuple[np.ndarray, str]]  # (bool [records], the fault of the records where it is True)
 
@@ -76,7 +76,7 @@ def _pair_faults(batch: pa.RecordBatch, text_end: int) -> Faults:
 def _row_faults(
     batch: pa.RecordBatch, text_end: int, sides: int, languages: int, layout: Layout, packed: bool
 ) -> Faults:
-    """Find faults of training rows. An item has 1 or 2 `sides`; if `packed`, a row may have several items."""
+    """Find faults of training rows. An item has 1 or 2 `sides`. A row that is not `packed` has one item."""
     width = batch.schema.field("tokens").type.list_size
     rows = batch.column("tokens").flatten().to_numpy().reshape(-1, width)
     lengths, item_counts, row_of_item = _flattened(batch.column("lengths"))
@@ -129,7 +129,7 @@ def _item_faults(
     is_first[first] = True
     faulty = _records_with(row_of_item, (flat[first] != layout.opening) | (flat[last] != EOS), len(rows))
     faulty |= ((rows == BOS) & ~is_first.reshape(rows.shape)).any(1)
-    if packed:
+    if packed:  # other rows are slices of text, with a </s> where a document ends
         eos_before = np.concatenate([[0], np.cumsum(flat == EOS)])  # the number of </s> before each position
         expected = len(layout.between) if sides == 2 else 0  # number of </s> inside an item
         faulty |= _records_with(row_of_item, eos_before[last] - eos_before[first + 1] != expected, len(rows))

@@ -55,7 +55,7 @@ def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> 
         )
     if room > len(new):
         raise ValueError(f"--size is {size}, but the sampled text allows no more than {old_ids + len(new)}: take that")
-    # Shrink the vocabulary until it has just `room` new pieces, or keep the last one that has more.
+    # Try ever smaller vocabularies, and keep the smallest of them with at least `room` new pieces.
     next_size = room + len(trained.keys() & old_pieces)  # leaves at least `room` new pieces
     while len(new) >= room:
         candidates = {piece: trained[piece] for piece in new}

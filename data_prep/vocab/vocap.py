@@ -4,10 +4,15 @@ OUT/sentencepiece.model     the merged model, in the same layout as stage `vocab
 OUT/vocap.json, vocap.svg   curves and allocation
 OUT/.curves/<language>/     vocabularies on the curve, removed when the stage is complete
 
-The objective is VoCap's, max Σ_i q_i^β ALP_i(t_i) (Zheng et al., 2021), where language i has the share q_i of the lines
-after `alpha`, t_i pieces, and the mean log-probability ALP_i of a sentence. On concave curves, taking steps in order of
-falling slope is optimal for every Σ t_i. A piece that languages share counts once: steps are taken until the union of
-the languages' pieces has the requested size; the last step is taken in part.
+The objective is VoCap's, max Σ_i q_i^β ALP_i(t_i) (Zheng et al., 2021). For language i:
+
+    q_i         its share of the lines, after the exponent `alpha`
+    t_i         its number of pieces
+    ALP_i(t_i)  the mean log-probability of a sentence with these pieces
+
+On concave curves, taking steps in order of falling slope is optimal for every Σ t_i. A piece that languages share
+counts once: steps are taken until the union of the languages' pieces has the requested size; the last step is taken in
+part.
 
 In the union, a piece's probability is pooled: p(x) = Σ_i w_i p_i(x), with p_i the probabilities of language i's chosen
 pieces and w_i = q_i^β, both scaled to a sum of 1. This is the unigram model of a text drawn with these weights.
@@ -40,8 +45,8 @@ if TYPE_CHECKING:
 
 
 _CURVES = ".curves"
-_RARE_REMOVED_AT = 1.25  # × `largest`: at this size rare pieces are removed, so that enough others are left
-_MIN_OCCURRENCES = 2.0  # expected, of a piece of several characters: one used once memorizes text
+_RARE_REMOVED_AT = 1.25  # × `largest`: prune to this size, then drop rare pieces, so that enough others are left
+_MIN_OCCURRENCES = 2.0  # expected; pieces of several characters with fewer are dropped: one used once memorizes text
 _TRAINING_MEMORY = 900_000_000  # bytes for the training of one language's vocabularies
 _SETTINGS = ("size", "step", "largest", "shrink", "sentences", "alpha", "beta", "seed", "character_coverage")
 _GREY, _BLUE = "#c3cddc", "#1f5fa8"
@@ -56,9 +61,9 @@ class VocapConfig(TextConfig):
     size: int = 524_288
     """Ids of the whole vocabulary as the model counts them, <pad> and <mask> included."""
     step: int = 1000
-    """Most pieces that a language gets in one turn of the allocation; smaller for a small --size."""
+    """Most pieces that a language gets in one turn of the allocation; choose fewer with a small --size."""
     largest: int = 50_000
-    """Most pieces that a language can get; smaller for a small --size or little text."""
+    """Most pieces that a language can get; choose fewer with a small --size or little text."""
     shrink: float = 0.8
     """Ratio of the sizes of neighbouring vocabularies on a language's curve; nearer to 1 gives a finer curve and takes
     more time."""
@@ -134,8 +139,9 @@ def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> d
 def curve(text: WordCounts, largest: int, smallest: int, shrink: float, coverage: float) -> Iterator["Unigrams"]:
     """Yield nested vocabularies of largest × shrink^k pieces, down to `smallest`, and last the characters alone.
 
-    Special pieces do not count. If the text has fewer than `largest` pieces, the first vocabulary has all of them. The
-    paper trains fifty vocabularies from scratch. We prune one repeatedly: each training would prune many seeds anyway.
+    `smallest` is the setting `step`. Special pieces do not count. If the text has fewer than `largest` pieces, the
+    first vocabulary has all of them. The paper trains fifty vocabularies from scratch. We prune one repeatedly: each
+    training would start with many pieces and prune them anyway.
     """
     from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
 
