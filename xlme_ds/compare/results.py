@@ -105,7 +105,7 @@ def scores(folder: Path, tuning_seeds: Sequence[int]) -> tuple[dict[str, float],
     tested). Raises ValueError for a malformed file, and for scores of several models or tests."""
     trained: dict[str, float] = {}
     untrained: dict[str, float] = {}
-    path = folder  # the file that is read, for an error's message
+    path = folder  # named in an error: the file being read, or `folder` before the first
     try:
         for (model_scores, suffix), task in product(((trained, ""), (untrained, UNTRAINED)), ("pos", "ner")):
             files = [path for path in finetune_score_files(folder, task + suffix, tuning_seeds) if path.exists()]
@@ -254,7 +254,7 @@ def _trends_tables(runs: Sequence[RunScores]) -> list[ResultTable]:
 
 
 def _overtaking(trend_of: Mapping[str, Trend], first: str, other: str, higher_is_better: bool) -> str:
-    """A cell that says from how many operations on the system `first` is ahead of `other`, or behind it."""
+    """A cell that says beyond how many operations the system `first` is ahead of `other`, or behind it."""
     if first not in trend_of or other not in trend_of:
         return ""
     point = crossing(trend_of[first], trend_of[other])

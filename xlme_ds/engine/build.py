@@ -44,8 +44,10 @@ def resolve_precision(engine: EngineConfig) -> Literal["bf16", "fp32"]:
 
 
 def resolve_gradient_precision(engine: EngineConfig, precision: str, accumulation: int) -> Literal["bf16", "fp32"]:
-    """The precision in which the gradients of a step's `accumulation` micro-batches are added. `auto` takes bf16 if
-    there is one micro-batch: no bit is lost, because nothing is added, and sums over ranks are in float32.
+    """The precision in which the gradients of a step's `accumulation` micro-batches are added.
+
+    `auto` takes bf16 if ZeRO-1 computes in bf16 without offloading, and a step has one micro-batch. No bit is lost
+    then, because nothing is added, and sums over ranks are in float32.
 
     Raises ValueError for gradients in bf16 of a model in fp32.
     """
@@ -74,7 +76,7 @@ def open_data(
 ) -> Loader:
     """The loader of the rows of `folders` that `rank` of `world` trains on.
 
-    `rows`: how many held-out rows of each task to evaluate; the loader is then of held-out rows, from one folder.
+    `rows`: the held-out rows of each task to evaluate, and their micro-batch; `folders` is then one held-out folder.
     `like`: the loader of the training data, which held-out data must fit (`require_fit`).
     """
     loader_class = Loader if rows is None else HeldOutLoader
@@ -131,9 +133,12 @@ def require_fit(loader: Loader, model: ModelConfig, like: Loader | None = None) 
 
 
 def _require_split(unseen: Loader, trained: Loader) -> None:
-    """Raise ValueError if text of `unseen` may be in the training data: because both were made from the same text, or
-    because `unseen` is one side of a split (`xlme prep encode --split`) and the training data are not the other side.
-    Other folders pass."""
+    """Raise ValueError if text of `unseen` may be in the training data. It checks three things:
+
+    - The two were not made from the same text.
+    - If `unseen` was split (`xlme prep encode --split`), the two are the held-out and the training side of one share.
+    - Such sides were split by the same unit.
+    """
     for (task, store), (phase, folder) in product(
         unseen.stores.items(), zip(trained.phases, trained.folders, strict=True)
     ):
@@ -257,7 +262,8 @@ def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSo
     fill(model, gather_parameter)
     engine = ZeroEngine(model, objective, loader, heldout, config.optimizer, ds_config, gradients == "bf16")
     if zero_stage(config.engine) == 3 and hasattr(model, "any_rank"):
-        model.any_rank = engine.any  # type: ignore[assignment]  # all ranks must gather weights equally often
+        # A forward pass gathers weights from all ranks, so all decode until the last one is done.
+        model.any_rank = engine.any  # type: ignore[assignment]
     return engine
 
 
@@ -306,6 +312,7 @@ def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> 
         "bf16": {"enabled": resolve_precision(engine) == "bf16", "immediate_grad_update": True},
         "data_types": {"grad_accum_dtype": accumulated_in},
         # In bf16 the error of a sum grows with the number of ranks, and changes the loss curve (docs/lab/engines.md).
+        # So sums are in bf16 only if the setting is bf16, not with `auto`.
         "communication_data_type": "bf16" if engine.gradient_precision == "bf16" else "fp32",
         # The optimizer is torch's on every engine, so that their curves agree.
         "zero_force_ds_cpu_optimizer": False,

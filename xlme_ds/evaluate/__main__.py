@@ -83,7 +83,7 @@ def losses(options: _Common, rows: int = 512, seed: int = 1) -> None:
 def perplexity(
     options: _Common, passes: int = 1, seed: int = 1, limit: int | None = None, unigram: Path | None = None
 ) -> None:
-    """Perplexity by language of the tokens that a model predicts in monolingual text: masked ones, or all of them.
+    """Perplexity by language in monolingual text, of the tokens that a model's objective predicts: masked ones, or all.
 
     Its `--data`: data folder that holds mono/, encoded with the models' vocabulary.
 
@@ -102,8 +102,8 @@ def perplexity(
 def words(options: _Encoder) -> None:
     """Words and their translations in the lookup table: cosine, distance, and correlation with human scores.
 
-    Its `--data`: folder with SemEval-2017's en-de.test.data.txt and en-de.test.gold.txt, or dictionaries like
-    en-de.txt, also below it.
+    Its `--data`: folder with SemEval-2017's en-de.test.data.txt and en-de.test.gold.txt, or dictionaries such as
+    en-de.txt. Subfolders are searched too.
     """
     results = lookup_table.words(options.models, options.data, **options.encoder_arguments)
     options.write_and_print(results, lookup_table.word_tables(results))

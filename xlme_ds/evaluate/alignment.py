@@ -288,7 +288,7 @@ def score_tests(
 
 
 def alignment_tables(results: Mapping[str, Any]) -> list[ResultTable]:
-    """For every model a table of the tests, at the layer that tables quote."""
+    """For every model a table of the tests' scores at its layer: `--layer`, by default three quarters of the depth."""
     title = "word alignment (%), AER: less is better"
     note = f"cosines in place of dot products; {results['reading']}"
     cut_note = "pairs were cut: words after the model's longest item have no link"

@@ -15,7 +15,7 @@ from .attention import Gate, ItemBias, RelativePositionTable, shared_bias
 from .masked_head import masked_softmax
 
 _ITEM_LENGTHS = (70, 50, 24, 16)  # tokens of the items of a row; the last is padding
-_TOLERANCE = 3e-2  # largest allowed |difference| / largest |number|; each of several bf16 roundings errs by up to 2^-9
+_TOLERANCE = 3e-2  # bound on max|difference| / max|reference|; each of several bf16 roundings errs by up to 2^-9
 
 
 def check_kernels(cfg: ModelConfig, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:

@@ -1,9 +1,9 @@
 """Machine translation: XLM's, supervised and unsupervised, and with XLM-E Base as encoder.
 
-The languages of each recipe are examples: set your own, the size of your vocabulary, and as --start.folder a run whose
-encoder has the recipe's shape. `xlm_mt` reads pairs mixed with --layout xlm --row-tokens 256, and `xlm_umt` sentences
-mixed with --sentences. The paper trains until validation stops improving. So the schedule here has no end, and a run
-can be made longer.
+The languages of each recipe are examples: set your own, and the size of your vocabulary. Set --start.folder to a run
+whose encoder has the recipe's shape. `xlm_mt` reads pairs mixed with --layout xlm --row-tokens 256, and `xlm_umt`
+sentences mixed with --sentences. The paper trains until validation stops improving. So the schedule of the learning
+rate has no end here, and a run can be made longer.
 """
 
 from dataclasses import replace

@@ -30,7 +30,7 @@ XLMR_BASE = ModelConfig(
 
 
 def xlmr() -> RunConfig:
-    """XLM-R Base in XLM-E's setup: masked language modelling on text alone (fits a GPU of 24 GB)."""
+    """XLM-R Base in XLM-E's setup: masked language modelling on monolingual rows only (fits a GPU of 24 GB)."""
     return RunConfig(
         name="xlmr",
         model=XLMR_BASE,
