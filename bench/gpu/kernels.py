@@ -102,7 +102,7 @@ def launches(tensors: dict[str, Any]) -> dict[str, Launch]:
     qkv, gate, bounds = tensors["qkv"], tensors["gate"], (tensors["skewed"], tensors["first"], tensors["end"])
     heads, tokens = qkv.shape[3], qkv.shape[1]
 
-    def near(form: Tiling) -> int:
+    def largest_offset(form: Tiling) -> int:  # of a tile from the diagonal
         return -(-tokens // form.queries) - 1
 
     out = kernels._empty_outputs(qkv, gate[0])
@@ -112,7 +112,7 @@ def launches(tensors: dict[str, Any]) -> dict[str, Launch]:
 
     @functools.cache
     def shares(form: Tiling) -> tuple[Tensor, ...]:
-        return kernels._empty_gradients(qkv, gate[0], bounds[0], near(form), form)
+        return kernels._empty_gradients(qkv, gate[0], bounds[0], largest_offset(form), form)
 
     def forward(form: Tiling) -> None:
         kernels._launch(kernels._forward, qkv, *gate, *bounds, *out, form=form)
@@ -120,14 +120,14 @@ def launches(tensors: dict[str, Any]) -> dict[str, Launch]:
     def queries(form: Tiling) -> None:
         _, _, of_far, of_gates, of_scale = shares(form)
         tensors = qkv, *gate, *bounds, out[0], *passed, delta, grad_qkv, of_gates, of_scale, of_far
-        kernels._launch(kernels._backward_queries, *tensors, near=tokens, form=form)
+        kernels._launch(kernels._backward_queries, *tensors, near=tokens, form=form)  # no key is far
 
     def keys(form: Tiling) -> None:
         kernels._launch(kernels._backward_keys, qkv, *bounds, *passed, delta, grad_qkv, gated=True, form=form)
 
     def distances(form: Tiling) -> None:
         tensors = qkv, *bounds, *passed, delta, shares(form)[1]
-        kernels._launch(kernels._backward_distances, *tensors, gated=True, near=near(form), form=form)
+        kernels._launch(kernels._backward_distances, *tensors, gated=True, near=largest_offset(form), form=form)
 
     def of_queries(form: Tiling) -> Sequence[Tensor]:
         *_, of_gates, of_scale = shares(form)
@@ -135,7 +135,7 @@ def launches(tensors: dict[str, Any]) -> dict[str, Launch]:
 
     def of_distances(form: Tiling) -> Sequence[Tensor]:
         of_d = shares(form)[1].sum(0)
-        return (kernels._by_distance(of_d, of_d.new_zeros(heads, 2), near(form), tokens),)
+        return (kernels._by_distance(of_d, of_d.new_zeros(heads, 2), largest_offset(form), tokens),)
 
     return {
         "_forward": Launch(forward, lambda form: out, lambda form: out[:1]),

@@ -98,22 +98,22 @@ def find_duplicates(blocks: Sequence[Path], slice_number: int, slices: int, out:
     returns the entries of the files."""
     lowest = np.uint64(slice_number * 2**64 // slices)
     highest = np.uint64((slice_number + 1) * 2**64 // slices - 1)  # inclusive: 2**64 is no uint64
-    hashes, positions = [np.zeros(0, "<u8")], [np.zeros(0, "<u4")]  # np.concatenate needs an array
+    hash_parts, position_parts = [np.zeros(0, "<u8")], [np.zeros(0, "<u4")]  # np.concatenate needs an array
     for block in blocks:
         all_hashes = _load(block.with_suffix(".hash.npy"))
         in_slice = slice(np.searchsorted(all_hashes, lowest), np.searchsorted(all_hashes, highest, side="right"))
-        hashes.append(np.array(all_hashes[in_slice]))
-        positions.append(np.array(_load(block.with_suffix(".position.npy"))[in_slice]))
-    block_of = np.repeat(np.arange(len(blocks), dtype=np.uint32), [len(part) for part in hashes[1:]])
-    position = np.concatenate(positions)
-    is_duplicate = np.ones(len(position), bool)
+        hash_parts.append(np.array(all_hashes[in_slice]))
+        position_parts.append(np.array(_load(block.with_suffix(".position.npy"))[in_slice]))
+    block_of = np.repeat(np.arange(len(blocks), dtype=np.uint32), [len(part) for part in hash_parts[1:]])
+    positions = np.concatenate(position_parts)
+    is_duplicate = np.ones(len(positions), bool)
     # np.unique gives the first index of each hash: its first occurrence in the input, because the blocks are in input
     # order and no block has a hash twice.
-    is_duplicate[np.unique(np.concatenate(hashes), return_index=True)[1]] = False
+    is_duplicate[np.unique(np.concatenate(hash_parts), return_index=True)[1]] = False
     ends = np.cumsum(np.bincount(block_of[is_duplicate], minlength=len(blocks)))
     return (
         _save(out.with_suffix(".ends.npy"), ends, root),
-        _save(out.with_suffix(".duplicates.npy"), position[is_duplicate], root),
+        _save(out.with_suffix(".duplicates.npy"), positions[is_duplicate], root),
     )
 
 

@@ -135,8 +135,9 @@ def _item_faults(
         faulty |= _records_with(row_of_item, eos_before[last] - eos_before[first + 1] != expected, len(rows))
         faulty |= _records_with(row_of_item, (flat[first + 1] == EOS) | (flat[last - 1] == EOS), len(rows))
     if sides == 2:
-        separator = np.append(np.flatnonzero(flat == EOS), flat.size)[eos_before[first + 1]]  # </s> after the start
-        last_separator = np.minimum(separator + len(layout.between) - 1, flat.size - 1)
+        # In `flat`, the first </s> after each item's first token.
+        first_separator = np.append(np.flatnonzero(flat == EOS), flat.size)[eos_before[first + 1]]
+        last_separator = np.minimum(first_separator + len(layout.between) - 1, flat.size - 1)
         faulty |= _records_with(row_of_item, flat[last_separator] != EOS, len(rows))
     return faulty
 

@@ -197,10 +197,10 @@ def _read_pieces(stage: Stage, code: str, size: int) -> Pieces:
     return parse(_curve_file(stage, code, size).read_bytes())
 
 
-def _scored_pieces(stage: Stage, code: str, curve: Curve, pieces: Sequence[str]) -> Pieces:
+def _scored_pieces(stage: Stage, code: str, points: Curve, pieces: Sequence[str]) -> Pieces:
     """The first pieces of a language's order, with their log-probabilities in the smallest vocabulary that has them
     all."""
-    vocabulary = _read_pieces(stage, code, min(size for size, _ in curve if size >= len(pieces)))
+    vocabulary = _read_pieces(stage, code, min(size for size, _ in points if size >= len(pieces)))
     return {piece: vocabulary[piece] for piece in pieces}
 
 

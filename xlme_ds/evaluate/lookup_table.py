@@ -196,8 +196,8 @@ def similarity(model: TrainedEncoder, test: JudgedPairs) -> dict[str, Any]:
     of the two, or 0 unless both are positive."""
     first_ND, second_ND, unknown = _pair_vectors(model, test.pairs)
     cosines = (unit_length(first_ND) * unit_length(second_ND)).sum(1)
-    judged = np.array(test.scores)
-    pearson, spearman = correlation(cosines, judged), correlation(ranks(cosines), ranks(judged))
+    human_scores = np.array(test.scores)
+    pearson, spearman = correlation(cosines, human_scores), correlation(ranks(cosines), ranks(human_scores))
     score = 2 * pearson * spearman / (pearson + spearman) if min(pearson, spearman) > 0 else 0.0
     return {"pearson": pearson, "spearman": spearman, "score": score, "pairs": len(test.pairs), "unknown": unknown}
 
@@ -212,9 +212,11 @@ def translations(model: TrainedEncoder, pairs: Sequence[WordPair]) -> dict[str, 
     for word, translation in pairs:
         translations_of.setdefault(word, set()).add(translation)
     targets = sorted({translation for _, translation in pairs})
-    words_ND, targets_ND = (unit_length(word_vectors(model, texts)[0]) for texts in (list(translations_of), targets))
-    blocks = np.split(words_ND, range(1024, len(words_ND), 1024))  # bounds the memory of the cosines
-    nearest = np.concatenate([(block @ targets_ND.T).argmax(1) for block in blocks])
+    unit_words_ND, unit_targets_ND = (
+        unit_length(word_vectors(model, texts)[0]) for texts in (list(translations_of), targets)
+    )
+    blocks = np.split(unit_words_ND, range(1024, len(unit_words_ND), 1024))  # bounds the memory of the cosines
+    nearest = np.concatenate([(block @ unit_targets_ND.T).argmax(1) for block in blocks])
     right = [targets[index] in allowed for index, allowed in zip(nearest, translations_of.values(), strict=True)]
     return {
         "cosine": float((unit_length(sources_ND) * unit_length(translations_ND)).sum(1).mean()),
