@@ -288,7 +288,7 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Execution of the model; changes speed and memory, never the loss curve."""
+    """Execution of the model. It changes speed and memory; the loss curve stays the same, but for `precision`."""
 
     kind: Literal["deepspeed", "pipeline", "plain"] = "deepspeed"
     """deepspeed: data parallel with ZeRO; pipeline: stages of layers, with data parallelism and ZeRO-1; plain: torch

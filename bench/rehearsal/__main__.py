@@ -1,6 +1,6 @@
 """Rehearses data preparation and training on a synthetic corpus of any size, as Slurm jobs that it kills.
 
-    xlme bench rehearsal --gigabytes N [--source FOLDER] [--out FOLDER] [--no-kills] [-- SBATCH_OPTION...]
+    xlme bench rehearsal --gigabytes N --source FOLDER [--out FOLDER] [--no-kills] [-- SBATCH_OPTION...]
 
 Text, vocap, vocab, encode, mix, verify, stats, and 20 steps of training that are interrupted: each stage is a job of
 `slurm/stage.sh` or `slurm/pretrain_base.sh`, with the options of sbatch after `--`. While a stage runs that can resume,
@@ -50,7 +50,7 @@ class Rehearsal:
     """Settings of a rehearsal."""
 
     gigabytes: float  # text before compression
-    source: Path = ROOT.parent / "shared/data/corpus"  # real text: mono/, para/
+    source: Path  # folder of real text, with mono/ and para/, that the synthetic text resembles
     out: Path = Path("runs/rehearsal")  # folder, on a file system of all nodes
     ids: int = 524_288  # ids of vocap's vocabulary; 0.06 GB fill no more than 240,000
     rows: int = 10_000_000  # rows of each task to mix

@@ -54,9 +54,9 @@ class MixConfig:
     out: Path
     """Output folder: mono/, para/ and vocab/."""
     mono_rows: int = 0
-    """Monolingual rows to write, exactly; 0 leaves the task out. A run that needs more rows reads these again."""
+    """All monolingual rows to write, exactly; 0 leaves the task out. A run that needs more rows reads these again."""
     para_rows: int = 0
-    """Rows of packed translation pairs to write, exactly; 0 leaves the task out."""
+    """All rows of packed translation pairs to write, exactly; 0 leaves the task out."""
     row_tokens: int = 512
     """Tokens of a row, special tokens included; at most the model's `max_positions`."""
     alpha: float = 0.7

@@ -368,6 +368,9 @@ def test_mistakes_end_in_one_sentence_and_exit_code_2(
     assert "there is no test 'pair': did you mean pairs?" in fault("pair", *data)
     assert "no model is named: " in fault("tatoeba", *data)
     assert "has no config.json" in fault("tatoeba", "--model", str(tmp_path), *data)
+    assert "nowhere does not exist: name the folder of a run" in fault("tatoeba", "--model", "nowhere", *data)
+    missing = fault("losses", "--model", str(run), "--data", str(tmp_path / "none"))
+    assert "none does not exist: name a data folder that `xlme prep mix` wrote" in missing
     assert " layer 3 does not exist in" in fault("tatoeba", "--model", str(run), "--layer", "3", *data)
     assert "have the same name" in fault("tatoeba", "--model", str(run), "--model", str(run), *data)
     assert "it must be at least 5" in fault("pairs", "--model", str(run), "--limit", "4", *data)

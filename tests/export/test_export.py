@@ -344,7 +344,7 @@ def test_refusals(run: Path, exported: Path, tmp_path: Path, capsys: pytest.Capt
     no = tmp_path / "no"
     assert "either --run DIR or --from-hf DIR" in refusal(capsys, no)
     assert "either --run DIR or --from-hf DIR" in refusal(capsys, no, "--run", str(run), "--from-hf", str(run))
-    assert "has no config.json" in refusal(capsys, no, "--run", str(tmp_path / "missing"))
+    assert "missing does not exist: name" in refusal(capsys, no, "--run", str(tmp_path / "missing"))
     assert "does not belong to a run" in refusal(capsys, no, "--run", str(exported))
     said = refusal(capsys, no, "--run", str(run), "--layer", "4")
     assert said.startswith("layer 4 does not exist: the model has layers 1 to 3")

@@ -344,6 +344,14 @@ def printed_days(days: float) -> str:
     return f"{days:.3g} days" if days >= 1 else f"{hours} h {round(days * 24 * 60) % 60:02} min"
 
 
+def test_the_printed_command_has_each_flag_of_a_layout_once(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--model.activation-checkpointing", "--data.micro-batch", "4", "--engine.offload-optimizer=cpu"]
+    lines = printed(capsys, "--recipe", "base", "--gpus", "8", "--gpu", "h100", *given)
+    (command,) = (line for line in lines if line.startswith("  xlme launch"))
+    flags = [word.removeprefix("--model.no-").removeprefix("--model.") for word in command.split() if "--" in word]
+    assert len(flags) == len(set(flags)) and "--model.no-activation-checkpointing" in command, command
+
+
 def test_micro_batches_that_are_equally_fast_are_one_layout(capsys: pytest.CaptureFixture[str]) -> None:
     layouts = plan(recipe("base"), 8, gpu_of("h100"), layouts=1000)["layouts"]
     ways = distinct(layouts)

@@ -533,7 +533,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "to": ("--to xx", "--to xx is no language of {run}: choose one of de en"),
     "model": ("--model {mlm}", "{mlm} was trained for mlm and has no decoder: name a run of objective.name mt"),
     "export": ("--model {folder}/encoder", "{folder}/encoder is an export without a decoder: name a run of objective"),
-    "no model": ("--model {folder}/none", "{folder}/none has no config.json"),
+    "no model": ("--model {folder}/none", "{folder}/none does not exist: name the folder of a run"),
     "no source": ("--source {folder}/none", "{folder}/none: No such file"),
     "bytes": ("--source {folder}/bytes", "{folder}/bytes is not UTF-8 at byte 3: convert it"),
     "penalty": ("--length-penalty nan", "length_penalty is nan: it must be from -10 to 10, such as 1"),

@@ -148,7 +148,7 @@ def average(models: Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.a
     Compare it with its parts by `xlme evaluate losses`.
 
     Args:
-        models: A run, one of its checkpoints (RUN@STEP), or an export; all of one kind and shape, each once.
+        models: A run, a checkpoint (RUN@STEP) or an export; repeat it for each model, all of one kind and shape.
         out: Folder to make.
     """
     if len(models) < 2 or len(set(models)) < len(models):

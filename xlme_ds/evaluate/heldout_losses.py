@@ -16,6 +16,7 @@ from ..cli import progress
 from ..config import ObjectiveConfig
 from ..data.rows import TASKS
 from ..data.shards import RowStore
+from ..io.folders import require_folder
 from .compared_models import Models, Predictor, load_predictors, trained_on, trained_on_note
 from .output import ResultTable
 from .predicted_tokens import check_seed, require_readable
@@ -31,6 +32,7 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
     if rows < 1:
         raise ValueError(f"rows {rows} leaves nothing to read: it must be at least 1")
     check_seed(seed)
+    require_folder(folder, "name a data folder that `xlme prep mix` wrote")
     if not tasks:
         raise ValueError(f"{folder} has neither mono/ nor para/: name a data folder that `xlme prep mix` wrote")
     results = []

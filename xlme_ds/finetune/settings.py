@@ -35,7 +35,7 @@ _TRAIN_DEFAULTS = TrainConfig(log_every=20, eval_every=0, save_every=500, keep_l
 
 @dataclass(frozen=True)
 class TuningConfig:
-    """Settings of one run; 0 takes the task's first published value (XLM-E, Table 11)."""
+    """Settings of one run; where an option says so, 0 takes the task's first published value (XLM-E, Table 11)."""
 
     learning_rate: NotNegative[float] = 0.0
     """Peak learning rate; 0: the task's first published one. Small models want a higher one (5e-4 at width 128)."""

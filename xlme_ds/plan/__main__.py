@@ -13,7 +13,7 @@ import tyro
 from ..cli import fail, parse, program, without
 from ..config import RunConfig
 from .budget import affordable_model
-from .planner import check_numbers, plan
+from .planner import LAYOUT_FLAGS, check_numbers, plan
 from .printed import print_budget, print_details, print_plan
 from .speed import UTILISATION, gpu_of
 
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
     if "--budget" in flags and not flags & {"--recipe", "--config"}:
         arguments = ["--recipe", "base", *arguments]
     planner_flags = (f"--{field.name.replace('_', '-')}" for field in fields(PlanSettings))
-    recipe_flags = shlex.join(without(arguments, *planner_flags))  # for the command that the plan prints
+    recipe_arguments = without(arguments, *planner_flags)  # for the command that is printed
     try:
         settings = parse(program("plan"), PlanSettings, DESCRIPTION, arguments)
         _check(settings)
@@ -61,7 +61,8 @@ def main(arguments: list[str] | None = None) -> None:
         if settings.budget is not None:
             assert settings.dollars_per_hour is not None
             budget, price = settings.budget, settings.dollars_per_hour
-            result = affordable_model(settings.run, recipe_flags, budget, price, gpu, settings.utilisation)
+            flags_of_recipe = shlex.join(recipe_arguments)
+            result = affordable_model(settings.run, flags_of_recipe, budget, price, gpu, settings.utilisation)
         else:
             # `print_plan` first merges equally fast layouts, so it needs all of them.
             listed = settings.layouts if settings.json else _ALL_LAYOUTS
@@ -73,6 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
     elif settings.budget is not None:
         print_budget(result)
     else:
+        recipe_flags = shlex.join(without(recipe_arguments, *LAYOUT_FLAGS))
         print_plan(result, recipe_flags, settings.layouts, settings.dollars_per_hour)
         if settings.details:
             print_details(result)

@@ -43,6 +43,13 @@ _LAYOUT_SETTINGS = (
     "offload_optimizer",
     "offload_parameters",
 )
+LAYOUT_FLAGS = (
+    *(f"--engine.{name.replace('_', '-')}" for name in ("kind", "deepspeed", *_LAYOUT_SETTINGS)),
+    "--data.micro-batch",
+    "--model.activation-checkpointing",
+    "--model.no-activation-checkpointing",
+)
+"""The flags that a plan chooses itself, whatever the command line says."""
 
 
 def plan(

@@ -35,9 +35,10 @@ def read_config(folder: Path) -> dict[str, Any]:
             raise ValueError(f"{folder} is not a run and has no steps: leave out @{step}")
         return content
     except (FileNotFoundError, NotADirectoryError):
-        hub = "" if folder.exists() else f"; a model on the Hub is fetched by `hf download {folder} --local-dir DIR`"
-        message = f"{folder} has no {CONFIG_FILE}: name the folder of a run or of an export{hub}"
-        raise ValueError(message) from None
+        fault = f"has no {CONFIG_FILE}" if folder.exists() else "does not exist"
+        may_be_on_hub = not folder.exists() and not folder.is_absolute()
+        hub = f"; a model on the Hub is fetched by `hf download {folder} --local-dir DIR`" if may_be_on_hub else ""
+        raise ValueError(f"{folder} {fault}: name the folder of a run or of an export{hub}") from None
 
 
 def is_export(folder: Path) -> bool:
