@@ -139,11 +139,14 @@ def test_one_source_of_settings(tmp_path: Path) -> None:
         ("--steps", "there is no --steps: did you mean --train.steps?"),
         ("--mono_rows=8", "there is no --mono_rows: did you mean --data.mono-rows?"),
         ("--lr", "there is no --lr: did you mean --optimizer.learning-rate?"),
+        ("--train.step", "there is no --train.step: did you mean --train.steps?"),
+        ("--model.no-activation-checkpoint", "did you mean --model.activation-checkpointing?"),
     ],
 )
-def test_a_setting_without_its_section(flag: str, message: str) -> None:
+def test_a_setting_by_almost_its_name(flag: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         settings("--recipe", "base", flag, "8")
+    assert not settings("--recipe", "base", "--model.no-activation-checkpointing").model.activation_checkpointing
 
 
 def test_help_shows_the_settings_that_people_set() -> None:

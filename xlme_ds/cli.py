@@ -8,6 +8,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -146,8 +147,11 @@ def parse(
 
 
 def require_sections(arguments: Sequence[str], *commands: type) -> None:
-    """Raise ValueError for the flag of a setting without its section: --steps, or --lr, in place of --train.steps and
-    --optimizer.learning-rate. `commands`: the dataclasses whose fields are flags or sections."""
+    """Raise ValueError, naming the nearest setting, for the flag of a setting without its section (--steps, or --lr for
+    --optimizer.learning-rate) or with a mistake (--train.step).
+
+    `commands`: the dataclasses whose fields are flags or sections.
+    """
     hints = {name: hint for command in commands for name, hint in get_type_hints(command).items()}
     settings = [f"{name}.{field.name}" for name, hint in hints.items() if is_dataclass(hint) for field in fields(hint)]
     for argument in arguments:
@@ -157,9 +161,13 @@ def require_sections(arguments: Sequence[str], *commands: type) -> None:
             for setting in settings:
                 name = setting.partition(".")[2]
                 if key in (name, "".join(word[0] for word in name.split("_"))):
-                    near.append(f"--{setting.replace('_', '-')}")
+                    near.append(setting)
+            positive = key.replace(".no_", ".")  # --model.no-activation-checkpointing
+            if "." in key and positive not in settings:
+                near = get_close_matches(positive, settings, n=1, cutoff=0.8)
             if near:
-                raise ValueError(f"there is no {argument.partition('=')[0]}: did you mean {' or '.join(near)}?")
+                flags = " or ".join(f"--{setting.replace('_', '-')}" for setting in near)
+                raise ValueError(f"there is no {argument.partition('=')[0]}: did you mean {flags}?")
 
 
 def _settings_of(path: Path) -> RunConfig:
