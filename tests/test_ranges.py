@@ -54,6 +54,9 @@ def test_numbers_at_and_beyond_the_end_of_a_range(name: str) -> None:
         changed = replace(settings, **{key: (1, value) if several else value})
         with pytest.raises(ValueError, match=rf"{name} is .*{'each' if several else 'it'} must "):
             validate(replace(config, **{section: changed}) if section else changed)
+    for value in ("1", True, *([2.0] if plain is int else [])):
+        with pytest.raises(ValueError, match=rf"{name} .* be a (whole )?number"):
+            check_ranges(replace(settings, **{key: (value,) if several else value}), f"{section}." if section else "")
     last = min(allowed.most, 1e9) if allowed.contains(min(allowed.most, 1e9)) else None
     if last is not None:
         check_ranges(replace(settings, **{key: (plain(last),) if several else plain(last)}))

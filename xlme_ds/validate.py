@@ -73,9 +73,12 @@ def _check_value(name: str, value: Any, hint: Any) -> None:
         raise ValueError(f"{name} {value} is not known: choose one of {', '.join(get_args(hint))}")
     is_tuple = get_origin(hint) is tuple
     problem = f"{name} is {value}: {'each' if is_tuple else 'it'} must"
-    metadata = getattr(get_args(hint)[0] if is_tuple else hint, "__metadata__", ())
-    for allowed in (entry for entry in metadata if isinstance(entry, Range)):
+    hint = get_args(hint)[0] if is_tuple else hint
+    for allowed in (entry for entry in getattr(hint, "__metadata__", ()) if isinstance(entry, Range)):
+        whole = get_args(hint)[0] is int
         for number in value if is_tuple else (value,):
+            if isinstance(number, bool) or not isinstance(number, int if whole else int | float):
+                raise ValueError(f"{problem} be a {'whole ' if whole else ''}number")
             if not allowed.contains(number):
                 raise ValueError(f"{problem} {allowed.wording}")
             if number > allowed.most:
