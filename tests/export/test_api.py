@@ -19,7 +19,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoToke
 
 import xlme_ds as xlme
 from tests.launch import ROOT
-from xlme_ds.api import ScoredPiece, TextModel
+from xlme_ds.api import ScoredPiece, TextModel, pretrain
 from xlme_ds.config import RunConfig
 from xlme_ds.data.schema import read_manifest, write_manifest
 from xlme_ds.evaluate.__main__ import main as evaluate
@@ -128,7 +128,7 @@ def test_what_the_package_shows() -> None:
         with pytest.raises(ValueError, match=words):
             xlme.plan.run(config)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=words):
-            xlme.pretrain(config, "data", "run")  # type: ignore[arg-type]
+            pretrain(config, "data", Path("run"))  # type: ignore[arg-type]
 
 
 def test_colleagues_can_read_what_is_written(run: Path, exported: Path) -> None:

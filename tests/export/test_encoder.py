@@ -399,7 +399,7 @@ def test_tuple_and_wrong_inputs(folder: Path) -> None:
 
 
 def test_tables_take_the_number_of_blocks_that_the_settings_name() -> None:
-    tables = {"embedding_": torch.randn(10, 4), "difference_": torch.randn(10, 4)}
+    tables = {"embedding_": torch.arange(40.0).view(10, 4), "difference_": torch.arange(40.0, 80.0).view(10, 4)}
     two = {f"{name}{n}": block for name, table in tables.items() for n, block in enumerate(table.split(5))}
     three = in_blocks(two, ModelConfig(vocabulary=10, vocabulary_blocks=3))
     assert len(three) == 6
