@@ -80,6 +80,17 @@ def test_languages() -> None:
     assert set(written) == {1, 4, 7} and all(one != own for one, own in zip(written, text.languages, strict=True))
 
 
+def test_fraction_and_language_are_independent() -> None:
+    """Each of four fractions with each of two other languages, within 4 standard deviations of a chance of 1/8."""
+    text = sentences(*[20] * 800, width=40)
+    text.languages[:] = 0
+    batch = opened(text)
+    open_positions = ((batch.tokens_BT == PAD) & (batch.segments_BT > 0)).sum(1).tolist()
+    drawn = Counter(zip(open_positions, batch.languages_BT.max(1).values.tolist(), strict=True))
+    assert len(drawn) == 8
+    assert all(count == pytest.approx(100, abs=4 * (800 * 7 / 64) ** 0.5) for count in drawn.values()), drawn
+
+
 def test_every_fraction_is_drawn_as_often() -> None:
     batch = opened(sentences(*[20] * 1000, width=40))
     places = Counter(((batch.tokens_BT == PAD) & (batch.segments_BT > 0)).sum(1).tolist())
