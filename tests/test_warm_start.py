@@ -215,6 +215,12 @@ def test_weights_are_not_read_by_another_computation(take: str, name: str, value
         started(take, source, **{name: value})
 
 
+def test_without_a_table_of_positions_rows_may_be_longer(tmp_path: Path) -> None:
+    source = load_run(write_run(tmp_path / "run", absolute_positions=False))
+    state = started("all", source, max_positions=2 * source.model.max_positions)
+    assert all(torch.equal(state[name], value) for name, value in source.state.items())
+
+
 TWO = dict(name="mt", language_embeddings=("de", "en"))
 DRAWN = ("languages", "cross_attention", "cross_norm")  # what no encoder of the source has
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,10 +10,13 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
+from tests.rows import write_data
 from tests.small import SMALL, batch_of, item, lively, model, usual_batch
 from xlme_ds.config import DataConfig, ObjectiveConfig, OptimizerConfig, RunConfig
 from xlme_ds.data.batch import Batch
+from xlme_ds.data.collate import Purpose
 from xlme_ds.data.schema import PAD, UNK
+from xlme_ds.data.shards import RowStore
 from xlme_ds.models.electra import ElectraOutput
 from xlme_ds.objectives import objective_of
 from xlme_ds.objectives.electra import ElectraObjective, area_under_curve
@@ -258,3 +262,12 @@ def test_the_table_of_objectives_builds_models() -> None:
     assert sum(p.numel() for p in objective_of(ObjectiveConfig()).build(SMALL).parameters()) == sum(
         p.numel() for p in model().parameters()
     )
+
+
+def test_random_fakes_are_for_training_alone(tmp_path: Path) -> None:
+    objective = objective_of(ObjectiveConfig("electra", random_fakes=("0:1", "8:0")))
+    store = RowStore(write_data(tmp_path / "mixed", 8) / "mono")
+    purposes: tuple[Purpose, ...] = ("train", "evaluate", "compare", "show")
+    for purpose in purposes:
+        batch = objective.batches(store, purpose)([(0, store.read(np.arange(4)), np.arange(4))], 1, 0.15, 2)
+        assert ("random_1" in batch.added) == (purpose == "train"), purpose
