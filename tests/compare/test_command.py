@@ -16,7 +16,7 @@ from tests.launch import python
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.compare.__main__ import plan_systems
 from xlme_ds.compare.results import RunScores, heldout_losses, join_runs, passes, read_results, scores, write_results
-from xlme_ds.compare.scoring import _tests, data_sha256, left_to_test
+from xlme_ds.compare.scoring import _has_scores, _tests, data_sha256, left_to_test
 from xlme_ds.compare.settings import CompareSettings
 from xlme_ds.compare.systems import Budget, own_settings, plan_system
 from xlme_ds.data.schema import TASKS, Manifest, Shard, write_manifest
@@ -383,6 +383,12 @@ def test_which_tests_the_untrained_models_have(tmp_path: Path) -> None:
         if task in tuned:
             assert command[-5:] == ["--seeds", "1", "2", "--tuning.epochs", "2"]
             assert command[command.index("--out") + 1].endswith(f"seed1/scores/{name}")
+    system = plan_system("xlme", 1, Budget(1e18, 8, 512), ["--optimizer.warmup-steps", "0"], {}, tmp_path)
+    for seed in (1, 2):
+        assert not _has_scores(system, "pos", settings), "until all seeds are scored"
+        (folder := system.model / f"scores/pos/seed{seed}").mkdir(parents=True)
+        (folder / "scores.json").write_text("{}")
+    assert _has_scores(system, "pos", settings)
     settings = replace(settings, pairs=tmp_path / "other")
     assert str(tmp_path / "other") in asked(1e18, 1)["pairs"] and str(data["heldout"]) in asked(1e18, 1)["losses"]
 
