@@ -288,6 +288,11 @@ def test_rows_become_longer(
     objective = objective_of(modern.objective)
     five = pretrain(replace(modern, train=replace(modern.train, save_every=5)), [data[0], longer], tmp_path / "five")
     assert weights(five) == weights(run) and load_run(Path(f"{five}@5")).model.rotary_base == 50.0
+    uninterrupted = weights(five)
+    for folder in (five / "checkpoints/step_00000008", five / "model"):
+        shutil.rmtree(folder)
+    pretrain(replace(modern, train=replace(modern.train, save_every=5)), [data[0], longer], five)
+    assert weights(five) == uninterrupted, "resumed where the phase begins"
     losses = {}
     for base in (50.0, 5e3):
         whole = objective.build(replace(model, rotary_base=base)).eval()
