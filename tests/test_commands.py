@@ -74,6 +74,12 @@ def test_gpus_goes_with_no_other_choice_of_processes(flag: str) -> None:
         assert "--num_gpus" not in command([*words, "pretrain"]) or flag == "--num_gpus"
 
 
+def test_a_hostfile_may_have_the_name_of_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("gpus").write_text("a slots=2\n")
+    assert "gpus" in command(["--hostfile", "gpus", "pretrain"])
+
+
 def test_a_launch_of_two_processes(tmp_path: Path) -> None:
     data = tmp_path / "data"
     vocabulary = train_vocabulary(data / "vocab")

@@ -38,7 +38,7 @@ def command(argv: list[str]) -> list[str]:
     chosen = next((word for word in options if word.partition("=")[0] in _CHOOSE_PROCESSES), None)
     if gpus is not None and chosen:
         raise ValueError(f"--gpus and {chosen} both choose processes: leave one out")
-    for flag in (word.partition("=")[0] for word in options):
+    for flag in (word.partition("=")[0] for word in options if word.startswith("-")):
         if flag not in _CHOOSE_PROCESSES and get_close_matches(flag, ["--gpus"], cutoff=0.8):
             raise ValueError(f"there is no {flag}: did you mean --gpus?")
     return launch(f"xlme_ds.{argv[index]}", int(gpus) if gpus else None, argv[index + 1 :], options)

@@ -57,7 +57,7 @@ def check_class(config: Any) -> None:
 
 
 def check_ranges(settings: Any, prefix: str = "") -> None:
-    """Check each setting of a dataclass against the choices or the range in its type. `prefix`: stands before the
+    """Check each setting of a dataclass against the choices or the range in its type. `prefix` precedes the
     setting's name in an error, such as `model.`."""
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         _check_value(f"{prefix}{name}", getattr(settings, name), hint)

@@ -350,6 +350,9 @@ def test_the_printed_command_has_each_flag_of_a_layout_once(capsys: pytest.Captu
     (command,) = (line for line in lines if line.startswith("  xlme launch"))
     flags = [word.removeprefix("--model.no-").removeprefix("--model.") for word in command.split() if "--" in word]
     assert len(flags) == len(set(flags)) and "--model.no-activation-checkpointing" in command, command
+    replaced = "--data.micro-batch, --engine.offload-optimizer, --model.activation-checkpointing"
+    assert f"These layouts replace your {replaced}; --details prints the layout with yours." in lines
+    assert not any("replace your" in line for line in printed(capsys, "--recipe", "base", "--gpus", "8"))
 
 
 def test_micro_batches_that_are_equally_fast_are_one_layout(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,7 @@ class PlanSettings:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    flags = {argument.partition("=")[0] for argument in arguments}
+    flags = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
     if "--budget" in flags and not flags & {"--recipe", "--config"}:
         arguments = ["--recipe", "base", *arguments]
     planner_flags = (f"--{field.name.replace('_', '-')}" for field in fields(PlanSettings))
@@ -76,6 +76,8 @@ def main(arguments: list[str] | None = None) -> None:
     else:
         recipe_flags = shlex.join(without(recipe_arguments, *LAYOUT_FLAGS))
         print_plan(result, recipe_flags, settings.layouts, settings.dollars_per_hour)
+        if replaced := sorted(flags.intersection(LAYOUT_FLAGS)):
+            print(f"\nThese layouts replace your {', '.join(replaced)}; --details prints the layout with yours.")
         if settings.details:
             print_details(result)
         else:

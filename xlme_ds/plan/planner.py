@@ -49,7 +49,7 @@ LAYOUT_FLAGS = (
     "--model.activation-checkpointing",
     "--model.no-activation-checkpointing",
 )
-"""The flags that a plan chooses itself, whatever the command line says."""
+"""The flags that each layout of a plan sets itself, in place of those on the command line."""
 
 
 def plan(
