@@ -7,6 +7,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import runpy
 import select
 import signal
@@ -142,6 +143,16 @@ class Python:
 def python(*arguments: str, **variables: object) -> "subprocess.CompletedProcess[str]":
     """`python ARGUMENTS` to its end."""
     return Python(arguments, **variables).completed()
+
+
+def catches(process: int, number: signal.Signals) -> bool:
+    """Whether the process has set a handler for the signal."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    found = re.search(r"SigCgt:\s*(\w+)", status)
+    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
 
 def run_ranks(world: int, arguments: list[str], timeout: float = 600) -> list["subprocess.CompletedProcess[str]"]:

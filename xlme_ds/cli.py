@@ -3,6 +3,7 @@ the lines that commands print."""
 
 import os
 import shlex
+import signal
 import sys
 import textwrap
 import time
@@ -23,6 +24,7 @@ from .settings_file import help_of, read, with_values
 Command = TypeVar("Command")
 Item = TypeVar("Item")
 _PROGRESS_SECONDS = 10.0  # between two lines of `progress`
+_RANK_0_SECONDS = 30.0  # within which rank 0 should have read its command line
 _HELP_FLAGS = {"-h", "--help", "--help-all"}
 _RECIPES = f"Recipes: {', '.join(RECIPES)}."
 _CONFIG_HELP = "Settings of a file in place of a recipe: of `xlme config`, or a run's config.json."
@@ -262,15 +264,29 @@ def without(arguments: Sequence[str], *flags: str) -> list[str]:
 
 
 def fail(program: str, error: Exception) -> None:
-    """Print a user's mistake as one line and exit with code 2. Only rank 0 prints, unless the error sets `prints`."""
-    note(f"{program}: error: {in_words(error)}", getattr(error, "prints", False))
+    """Print a user's mistake as one line and exit with code 2. Only rank 0 prints, unless the error sets `prints`.
+
+    Before the ranks have met (the error is no SharedError), the other ranks wait first: a launcher ends all ranks once
+    one has failed, and rank 0 may have started later. A rank that outlives the wait prints the mistake, which rank 0
+    may not have.
+    """
+    prints = getattr(error, "prints", None)
+    if prints is None and not _on_rank_0():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the launcher's; there is nothing to save
+        time.sleep(_RANK_0_SECONDS)
+        prints = True
+    note(f"{program}: error: {in_words(error)}", bool(prints))
     sys.exit(2)
 
 
 def note(text: str, here: bool = False) -> None:
     """Print a remark for the user on stderr: on rank 0 only, or with `here` on this rank too."""
-    if here or os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+    if here or _on_rank_0():
         print(text, file=sys.stderr, flush=True)
+
+
+def _on_rank_0() -> bool:
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
 def progress(

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.launch import ROOT, environment, free_port, python
+from tests.launch import ROOT, Python, catches, environment, free_port, python
+from tests.slurm.cluster import wait_until
 from xlme_ds.cli import fail
 from xlme_ds.engine.ranks import SharedError, _device, first_host, rendezvous
 
@@ -128,6 +129,39 @@ def command(**variables: object) -> str:
 
 def test_the_command_says_it_in_a_sentence() -> None:
     assert command(**SCRIPT).startswith("xlme pretrain: error: this job has 4 tasks, but srun did not")
+
+
+MISSPELT = "xlme pretrain: error: there is no --train.stepz: did you mean --train.steps?"
+
+
+def test_rank_0_prints_a_mistake_though_another_rank_found_it_first() -> None:
+    """srun and DeepSpeed's launcher end all ranks as soon as one has failed."""
+    words = ["-m", "xlme_ds.pretrain", "--recipe", "quickstart", "--data", "a", "--out", "b", "--train.stepz", "3"]
+    first = Python(words, RANK=1, SLURM_PROCID=1)
+    wait_until(
+        lambda: first.poll() or (catches(first.pid, signal.SIGUSR1) and not catches(first.pid, signal.SIGTERM)),
+        "rank 1 to wait",
+    )
+    rank_0 = python(*words, RANK=0)
+    assert (rank_0.returncode, rank_0.stderr.strip()) == (2, MISSPELT) and first.poll() is None
+    first.send_signal(signal.SIGTERM)
+    assert first.wait() == -signal.SIGTERM and not first.communicate()[1]
+
+
+def test_a_mistake_that_rank_0_does_not_have(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file of settings that another node lacks."""
+    monkeypatch.setenv("RANK", "1")
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    with pytest.raises(SystemExit) as left:
+        fail("xlme pretrain", ValueError("no such file"))
+    said = capsys.readouterr().err
+    assert (left.value.code, said, len(waited)) == (2, "xlme pretrain: error: no such file\n", 1)
+    with pytest.raises(SystemExit):
+        fail("xlme pretrain", SharedError("all ranks have it"))
+    assert not capsys.readouterr().err and len(waited) == 1
 
 
 def test_a_port_in_use() -> None:

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.finetune.tasks import write_base, write_entities
-from tests.launch import ROOT, environment
+from tests.launch import ROOT, catches, environment
 from tests.slurm.cluster import SLURM_CONF, SMALL, Cluster, Job, slurm, wait_until
 from xlme_ds.recipes import RECIPES
 from xlme_ds.run_commands import environment as run_environment
@@ -97,16 +97,6 @@ def processes(out: Path, module: str = "xlme_ds.pretrain") -> list[int]:
         if module.encode() in arguments and str(out).encode() in arguments and b"srun" not in arguments[0]:
             found.append(int(entry.name))
     return found
-
-
-def catches(process: int, number: signal.Signals) -> bool:
-    """Whether the process has set a handler for the signal."""
-    try:
-        status = Path(f"/proc/{process}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    found = re.search(r"SigCgt:\s*(\w+)", status)
-    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
 
 def caches(**given: str) -> list[Path]:
