@@ -374,7 +374,7 @@ def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) ->
     [
         ("finetune", "--task --model --data --out"),
         ("translate", "--model --source --from --to"),
-        ("export", "--to"),
+        ("export", "--out"),
         ("compare", "--recipes --budgets --data --heldout --out"),
         ("prep mix", "--encoded --vocab --out"),
         ("prep encode", "--vocab --out"),

@@ -90,7 +90,7 @@ def test_commands_of_a_wheel(wheel: Path, tmp_path: Path) -> None:
 
     listed = xlme()
     assert all(f"\n  {name}" in listed for name in ("quickstart", "pretrain", "export"))
-    assert "env.sh" in xlme("slurm", "--to", ".") and (tmp_path / "slurm/pretrain_xl.sh").stat().st_size
+    assert "env.sh" in xlme("slurm", "--out", ".") and (tmp_path / "slurm/pretrain_xl.sh").stat().st_size
     assert "2,398,715,713" in xlme("plan", "--recipe", "xl_zero3", "--details")
 
 

@@ -1,4 +1,4 @@
-"""`xlme slurm --to DIR`: the job scripts of the package, to be changed for a site."""
+"""`xlme slurm --out DIR`: the job scripts of the package, to be changed for a site."""
 
 import shutil
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ _FOLDERS = (Path(__file__).parent / "slurm", Path(__file__).parents[1] / "slurm"
 class SlurmSettings:
     """Write the job scripts to the folder slurm/. What differs between sites is in slurm/env.sh."""
 
-    to: Path = Path(".")
+    out: Path = Path(".")
     """Folder in which slurm/ is made, and from which jobs are submitted."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Copy the scripts and print their names; a user's mistake ends in one line on stderr and exit code 2."""
-    to = read_command(SlurmSettings, program("slurm"), arguments).to / "slurm"
+    folder = read_command(SlurmSettings, program("slurm"), arguments).out / "slurm"
     source = next(folder for folder in _FOLDERS if folder.is_dir())
     try:
-        if to.exists():
-            raise ValueError(f"{to} exists already: remove it, or choose another --to")
-        shutil.copytree(source, to, ignore=shutil.ignore_patterns("__pycache__"))
+        if folder.exists():
+            raise ValueError(f"{folder} exists already: remove it, or choose another --out")
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns("__pycache__"))
     except (ValueError, OSError) as error:
         fail("xlme slurm", error)
-    print(f"{to}: {', '.join(sorted(path.name for path in to.iterdir()))}")
+    print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ def next_steps(out: Path) -> list[list[str]]:
     relative = os.path.relpath(sys.executable)
     python = relative if relative.startswith(".venv") else sys.executable
     judge = f'import xlme_ds as xlme; print(xlme.load({str(out)!r}).judge("{JUDGED_SENTENCE}"))'
-    export = ["export", "--run", str(out), "--to", str(out.with_name(f"{out.name}-export"))]
+    export = ["export", "--run", str(out), "--out", str(out.with_name(f"{out.name}-export"))]
     return [[python, "-c", judge], [python, "-m", "xlme_ds", *export]]
 
 

@@ -139,7 +139,7 @@ def _waves(data: Path, out: Path, quick: bool) -> list[dict[str, list[str]]]:
         "finetune": f"finetune {tuning} --model {out}/xlme --data {text}/tags --out {out}/pos",
         "evaluate pairs": f"evaluate pairs --model {out}/xlme --data {heldout} --out {out}/pairs",
         "evaluate losses": f"evaluate losses --model {out}/xlme --data {heldout} --out {out}/losses",
-        "export": f"export --run {out}/xlme --to {out}/export",
+        "export": f"export --run {out}/xlme --out {out}/export",
     }  # fmt: skip
     translate = (
         f"translate --model {out}/mt --source {text}/source --from de --to en --out {out}/translated "

@@ -108,7 +108,7 @@ def test_a_checkpoint_holds_the_model(folder: Path) -> None:
 
 
 def test_export_and_evaluation(folder: Path, tmp_path: Path) -> None:
-    done = python("-m", "xlme_ds.export", "--run", str(folder / "alone"), "--to", str(tmp_path / "export"))
+    done = python("-m", "xlme_ds.export", "--run", str(folder / "alone"), "--out", str(tmp_path / "export"))
     assert done.returncode == 0, done.stderr
     config = json.loads((tmp_path / "export/config.json").read_text())
     assert config["architectures"] == ["XLMEForMaskedLM"] and not (tmp_path / "export/generator").exists()
@@ -197,7 +197,7 @@ def test_other_models_start_from_it(folder: Path, tmp_path: Path) -> None:
         known("all", "electra")
     with pytest.raises(ValueError, match="was trained for mlm and has no discriminator: name encoder"):
         known("discriminator", "mlm")
-    words = ["--run", str(folder / "alone"), "--to", str(tmp_path / "export")]
+    words = ["--run", str(folder / "alone"), "--out", str(tmp_path / "export")]
     assert python("-m", "xlme_ds.export", *words).returncode == 0
     found = known("encoder", "mlm", tmp_path / "export")
     assert torch.equal(found["masked_head.bias"], state["masked_head.bias"])  # an export keeps its head

@@ -31,7 +31,7 @@ TEXT = "kalo mi ter un dorin"
 @pytest.fixture(scope="module")
 def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     to = tmp_path_factory.mktemp("api") / "export"
-    export(["--run", str(run), "--to", str(to)])
+    export(["--run", str(run), "--out", str(to)])
     return to
 
 

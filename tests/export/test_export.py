@@ -62,7 +62,7 @@ TOKENS = torch.tensor([[0, 11, 12, 13, 17, 19, 2], [0, 21, 2, 1, 1, 1, 1]])
 @pytest.fixture(scope="module")
 def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     to = tmp_path_factory.mktemp("export") / "deep" / "folder"
-    main(["--run", str(run), "--to", str(to)])
+    main(["--run", str(run), "--out", str(to)])
     return to
 
 
@@ -154,7 +154,7 @@ def test_changed_settings_of_a_finished_run_are_found(run: Path, tmp_path: Path)
 
 def test_the_head_of_a_causal_model_is_no_masked_one(tmp_path: Path) -> None:
     run = write_run(tmp_path / "clm", objective="clm")
-    main(["--run", str(run), "--to", str(tmp_path / "exported")])
+    main(["--run", str(run), "--out", str(tmp_path / "exported")])
     assert json.loads((tmp_path / "exported/config.json").read_text())["architectures"] == ["XLMEModel"]
     assert not [name for name in load_file(tmp_path / "exported/model.safetensors") if "head" in name]
     with pytest.raises(ValueError, match="was not trained with masked language modelling"):
@@ -164,8 +164,8 @@ def test_the_head_of_a_causal_model_is_no_masked_one(tmp_path: Path) -> None:
 def test_an_export_knows_which_encoder_it_has(run: Path, exported: Path, tmp_path: Path) -> None:
     """`--which` refuses another as the run does, and `--random` has the depth of the encoder."""
     mlm, alone = tmp_path / "mlm", tmp_path / "alone"
-    main(["--run", str(write_run(tmp_path / "run", objective="mlm")), "--to", str(mlm)])
-    main(["--run", str(run), "--to", str(alone), "--which", "generator"])
+    main(["--run", str(write_run(tmp_path / "run", objective="mlm")), "--out", str(mlm)])
+    main(["--run", str(run), "--out", str(alone), "--which", "generator"])
     for folder, there, not_there in ((mlm, "encoder", "discriminator"), (alone, "generator", "discriminator")):
         trained, untrained = load_encoders(folder, None, True, there)
         assert trained.encoder.state_dict().keys() == untrained.encoder.state_dict().keys()
@@ -181,8 +181,8 @@ def test_an_export_knows_which_encoder_it_has(run: Path, exported: Path, tmp_pat
 
 
 def test_the_card_of_a_generator_has_no_figures_of_the_discriminator(run: Path, tmp_path: Path) -> None:
-    main(["--run", str(run), "--to", str(tmp_path / "whole")])
-    main(["--run", str(run), "--to", str(tmp_path / "alone"), "--which", "generator"])
+    main(["--run", str(run), "--out", str(tmp_path / "whole")])
+    main(["--run", str(run), "--out", str(tmp_path / "alone"), "--which", "generator"])
     whole, alone = ((tmp_path / name / "README.md").read_text() for name in ("whole", "alone"))
     assert "## Sentence retrieval" in whole and "alone." not in whole
     assert "This is the generator alone." in alone and "## Sentence retrieval" not in alone
@@ -211,7 +211,7 @@ def test_sentence_transformers_gives_the_mean_of_the_last_layer(
 ) -> None:
     if layer is not None:
         exported = tmp_path / "cut"
-        main(["--run", str(run), "--to", str(exported), "--layer", str(layer)])
+        main(["--run", str(run), "--out", str(exported), "--layer", str(layer)])
         assert not (exported / "generator").exists()
     encoder, vocabulary = load_encoder(run)
     expected = sentence_vectors(encoder, [vocabulary.encode(text) for text in SENTENCES])[layer or -1]
@@ -251,7 +251,7 @@ def test_a_fine_tuned_run(tmp_path: Path, task: str, shape: str) -> None:
     scores = {"split": "test", "metric": ["f1", "em"], "languages": {"de": {"f1": 61.25, "em": 50.0}}, "settings": 9}
     scores["dev"] = {"languages": {"en": {}, "fr": {}}, "mean": {"f1": 71.25, "em": 60.0}, "held_out": task == "ner"}
     (tuned / "scores.json").write_text(json.dumps({"format": 1, **scores}))
-    main(["--run", str(tuned), "--to", str(tmp_path / "out")])
+    main(["--run", str(tuned), "--out", str(tmp_path / "out")])
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"Fine-tuned on {task}, languages en." in card
     assert "| language | f1 | em |\n|---|---|---|\n| de | 61.2 | 50.0 |\n" in card
@@ -306,7 +306,7 @@ def test_the_card_tells_of_the_run(run: Path, exported: Path, tmp_path: Path) ->
     last = terms | {"step": 2, "unigram_nll_mono": 7.125, "unigram_nll_para": 7.25}
     (copy / "heldout.jsonl").write_text(f'{{"step": 1, "mlm": 9.0}}\n{json.dumps(last)}\n')
     (copy / "metrics.jsonl").write_text('{"step": 1, "tokens": 1024}\n{"step": 2, "tokens": 2048}\n')
-    main(["--run", str(copy), "--to", str(tmp_path / "out")])
+    main(["--run", str(copy), "--out", str(tmp_path / "out")])
     card = (tmp_path / "out" / "README.md").read_text()
     assert yaml.safe_load(card.split("---")[1])["language"] == ["de", "en", "hi", "sw", "zh"]
     assert r"# a\|b \[x\](y) \<b\> \# z" in card.splitlines()
@@ -334,7 +334,7 @@ def test_the_card_tells_of_the_run(run: Path, exported: Path, tmp_path: Path) ->
 def refusal(capsys: pytest.CaptureFixture[str], to: Path, *arguments: str) -> str:
     before = sorted(to.parent.iterdir())
     with pytest.raises(SystemExit) as stop:
-        main([*arguments, "--to", str(to)])
+        main([*arguments, "--out", str(to)])
     assert stop.value.code == 2 and sorted(to.parent.iterdir()) == before
     (line,) = capsys.readouterr().err.splitlines()
     return line.removeprefix("xlme export: error: ")
@@ -527,7 +527,7 @@ def test_another_vocabulary_of_the_same_size_is_refused(
 def test_what_a_killed_export_left_is_in_nobodys_way(run: Path, tmp_path: Path) -> None:
     lock(tmp_path / "out.partial").close()
     (tmp_path / "out.partial" / "model.safetensors").write_bytes(b"half")
-    main(["--run", str(run), "--to", str(tmp_path / "out")])
+    main(["--run", str(run), "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out.partial").exists() and len(load_file(tmp_path / "out" / "model.safetensors")) > 10
 
 

@@ -26,7 +26,7 @@ def write(path: Path, lines: list[str]) -> None:
 def test_accuracies_are_those_of_our_retrieval(tmp_path: Path) -> None:
     """Tatoeba's files from their language into English, and the same sentences as FLORES's files, both ways."""
     data, exported, out = (str(tmp_path / name) for name in ("data", "exported", "out"))
-    export(["--run", str(write_run(tmp_path / "run", layers=3)), "--to", exported])
+    export(["--run", str(write_run(tmp_path / "run", layers=3)), "--out", exported])
     for code, lines in (("eng", ENGLISH), ("deu", GERMAN), ("swh", SWAHILI)):
         write(Path(data) / "flores200" / "devtest" / f"{code}_Latn.devtest", lines)
     write_tatoeba(Path(data) / "laser", "deu", ENGLISH, GERMAN)

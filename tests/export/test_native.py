@@ -73,7 +73,7 @@ def masked(form: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, P
     """A run of masked language modelling with one encoder, and its export."""
     root = tmp_path_factory.mktemp("masked")
     run = write_run(root / "run", objective="mlm", vocabulary_blocks=3, norm_epsilon=1e-6, **SHAPES[form])
-    main(["--run", str(run), "--to", str(root / "export")])
+    main(["--run", str(run), "--out", str(root / "export")])
     return run, root / "export"
 
 
@@ -82,7 +82,7 @@ def two(form: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path
     """A run of replaced token detection with two encoders, and its export."""
     root = tmp_path_factory.mktemp("two")
     run = write_run(root / "run", objective="electra", embedding_sharing="gdes", **SHAPES[form])
-    main(["--run", str(run), "--to", str(root / "export")])
+    main(["--run", str(run), "--out", str(root / "export")])
     return run, root / "export"
 
 
@@ -225,7 +225,7 @@ def test_an_encoder_loads_without_a_report(masked: tuple[Path, Path], two: tuple
     assert "REPORT" not in reported(AutoModel, two[1])
     assert "REPORT" not in reported(AutoModelForMaskedLM, two[1], subfolder="generator")
     gated = write_run(tmp_path / "run")
-    main(["--run", str(gated), "--to", str(tmp_path / "export")])
+    main(["--run", str(gated), "--out", str(tmp_path / "export")])
     for auto, part in ((AutoModel, "."), (AutoModel, "generator"), (AutoModelForPreTraining, ".")):
         assert "REPORT" not in reported(auto, tmp_path / "export" / part, trust_remote_code=True)
     tagger = reported(AutoModelForTokenClassification, tmp_path / "export", trust_remote_code=True)
@@ -382,11 +382,11 @@ def test_another_shape_is_written_as_ours_or_fails(
 ) -> None:
     run = write_run(tmp_path / "run", objective="mlm", **changes)
     with pytest.raises(SystemExit) as stop:
-        main(["--run", str(run), "--to", str(tmp_path / "no"), "--model-type", "xlm-roberta"])
+        main(["--run", str(run), "--out", str(tmp_path / "no"), "--model-type", "xlm-roberta"])
     assert stop.value.code == 2 and sorted(path.name for path in tmp_path.iterdir()) == ["run"]
     (line,) = capsys.readouterr().err.splitlines()
     assert told in line and "leave out model_type xlm-roberta" in line
-    main(["--run", str(run), "--to", str(tmp_path / "x")])
+    main(["--run", str(run), "--out", str(tmp_path / "x")])
     assert json.loads((tmp_path / "x/config.json").read_text())["model_type"] == "xlme"
 
 

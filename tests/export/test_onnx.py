@@ -47,7 +47,7 @@ def compare(folder: Path, auto: Any, names: tuple[str, ...], **inputs: Tensor) -
 
 
 def test_the_gated_bias(tmp_path: Path) -> None:
-    main(["--run", str(write_run(tmp_path / "run")), "--to", str(tmp_path / "x"), "--onnx"])
+    main(["--run", str(write_run(tmp_path / "run")), "--out", str(tmp_path / "x"), "--onnx"])
     compare(tmp_path / "x", AutoModel, ("last_hidden_state",))
     assert not (tmp_path / "x/generator/model.onnx").exists()
 
@@ -71,7 +71,7 @@ def test_the_head_of_a_task(tmp_path: Path, shape: dict[str, Any]) -> None:
     whole = lively(TaskModel(load_run(run).model, TASKS["xquad"].kind, 2))
     save_weights(whole.state_dict(), tuned / "model/model.safetensors")
     shutil.copy(run / "model/sentencepiece.model", tuned / "model")
-    main(["--run", str(tuned), "--to", str(tmp_path / "x"), "--onnx"])
+    main(["--run", str(tuned), "--out", str(tmp_path / "x"), "--onnx"])
     compare(tmp_path / "x", AutoModelForQuestionAnswering, ("start_logits", "end_logits"))
 
 

@@ -54,7 +54,7 @@ def test_every_pair_with_english_is_read(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    export(["--run", str(write_run(tmp_path / "run")), "--to", str(tmp_path / "exports/base")])
+    export(["--run", str(write_run(tmp_path / "run")), "--out", str(tmp_path / "exports/base")])
     english, german = write_pairs(tmp_path / "pairs")
     write_pairs(tmp_path / "heldout")  # the same pairs: xlme must find what sentence-transformers finds
     code, command = recipe()

@@ -68,7 +68,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     run = write_run(at / "run", objective="mt", language_embeddings=CODES, **FORMS[request.param])
     folder, weights = at / "export", run / "model/model.safetensors"
     save_file(livelier(load_file(weights), ENDS[request.param]), weights)
-    main(["--run", str(run), "--to", str(folder)])
+    main(["--run", str(run), "--out", str(folder)])
     theirs = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float64)
     return Both(run, folder, load_translator(run).model.double(), theirs)
 
@@ -185,7 +185,7 @@ def test_unknown_languages_are_refused(both: Both) -> None:
 
 def test_the_encoder_of_the_folder(both: Both, tmp_path: Path) -> None:
     """Everything that reads an encoder reads that of the export; `--which encoder` writes it alone."""
-    main(["--run", str(both.run), "--to", str(tmp_path / "encoder"), "--which", "encoder"])
+    main(["--run", str(both.run), "--out", str(tmp_path / "encoder"), "--which", "encoder"])
     assert json.loads((tmp_path / "encoder/config.json").read_text())["architectures"] == ["XLMEModel"]
     assert not list((tmp_path / "encoder").glob("*translation*"))
     expected = load_encoder(both.run).encoder.state_dict()

@@ -48,7 +48,7 @@ def test_same_outputs(theirs: Any, folder: Path, tmp_path: Path, vocabulary: Voc
     if pickled:
         (folder / "model.safetensors").unlink()
         torch.save(theirs.state_dict(), folder / "pytorch_model.bin")
-    main(["--from-hf", str(folder), "--to", str(tmp_path / "ours")])
+    main(["--from-hf", str(folder), "--out", str(tmp_path / "ours")])
     encoder, words = load_encoder(tmp_path / "ours")
     assert words.sha256 == vocabulary.sha256 and encoder.cfg.max_positions == 32
     assert encoder.cfg.norm_epsilon == theirs.config.layer_norm_eps
@@ -70,7 +70,7 @@ def test_same_outputs(theirs: Any, folder: Path, tmp_path: Path, vocabulary: Voc
 
 
 def test_cut_after_a_layer(theirs: Any, folder: Path, tmp_path: Path) -> None:
-    main(["--from-hf", str(folder), "--to", str(tmp_path / "ours"), "--layer", "2"])
+    main(["--from-hf", str(folder), "--out", str(tmp_path / "ours"), "--layer", "2"])
     expected = theirs(TOKENS, INSIDE.long(), output_hidden_states=True).hidden_states[2]
     found = load_encoder(tmp_path / "ours").encoder(TOKENS, *one_item_a_row(TOKENS))
     torch.testing.assert_close(found[INSIDE], expected[INSIDE], rtol=0, atol=1e-5)
@@ -107,7 +107,7 @@ def test_the_head_of_every_form_comes_along(masked: tuple[Any, Path], tmp_path: 
         for file in set(places.values()):
             save({name: state[name] for name in names if places[name] == file}, folder / file)
         (folder / f"{base}.{suffix}.index.json").write_text(json.dumps({"weight_map": places}))
-    main(["--from-hf", str(folder), "--to", str(tmp_path / "ours")])
+    main(["--from-hf", str(folder), "--out", str(tmp_path / "ours")])
     again = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
     torch.testing.assert_close(
         again(TOKENS, INSIDE.long()).logits[INSIDE], theirs(TOKENS, INSIDE.long()).logits[INSIDE]
@@ -149,7 +149,7 @@ def test_no_head_is_lost_without_a_word(
     folder = masked[1]
     state = {name: value for name, value in (weights(folder) | change).items() if value is not None}
     save_file(state, folder / "model.safetensors", {"format": "pt"})
-    main(["--from-hf", str(folder), "--to", str(tmp_path / "ours")])
+    main(["--from-hf", str(folder), "--out", str(tmp_path / "ours")])
     error = capsys.readouterr().err
     assert (told in error) if told else not error
     kept = "lm_head.bias" in load_file(tmp_path / "ours" / "model.safetensors")
@@ -158,7 +158,7 @@ def test_no_head_is_lost_without_a_word(
 
 def refusal(capsys: pytest.CaptureFixture[str], folder: Path, to: Path) -> str:
     with pytest.raises(SystemExit) as stop:
-        main(["--from-hf", str(folder), "--to", str(to)])
+        main(["--from-hf", str(folder), "--out", str(to)])
     assert stop.value.code == 2 and not to.exists() and not list(to.parent.glob("*.partial"))
     (line,) = capsys.readouterr().err.splitlines()
     return line

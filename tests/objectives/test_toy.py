@@ -61,7 +61,7 @@ def test_it_shows_itself(tmp_path: Path) -> None:
     page = (tmp_path / "run/report.html").read_text()
     assert all(f"<figcaption>{title} (nats a token)" in page for title in TITLES) and "a toy of the tests" in page
     assert f"{TITLES[0]}</" in page, "the first term has a key figure"
-    run("xlme_ds.export", "--run", out, "--to", export)
+    run("xlme_ds.export", "--run", out, "--out", export)
     card = (tmp_path / "export/README.md").read_text()
     assert all(f"| {title} in nats a token, monolingual text |" in card for title in TITLES)
     assert "Pre-trained for a toy of the tests" in card and "unigram model, monolingual text" in card

@@ -15,39 +15,39 @@ __all__ = ["from_hf", "run"]
 
 def run(
     folder: Path | str,
-    to: Path | str,
+    out: Path | str,
     *,
     layer: int | None = None,
     which: "EncoderName | None" = None,
     model_type: "ModelType | None" = None,
     onnx: bool = False,
 ) -> Path:
-    """Write the model of a run (RUN@STEP: of a checkpoint) as the folder `to`, and return `to`.
+    """Write the model of a run (RUN@STEP: of a checkpoint) as the folder `out`, and return `out`.
 
     `which`: write only this encoder; `layer`: cut the encoder after this layer. `model_type`: by default `xlm-roberta`
     or `modernbert` for a model of that shape, else `xlme`. `onnx`: write model.onnx too.
 
-    Raises ValueError when the folder holds no model, and when `to` exists.
+    Raises ValueError when the folder holds no model, and when `out` exists.
     """
     from .__main__ import export_run
 
-    export_run(Path(folder), Path(to), layer, which, model_type, onnx)
-    return Path(to)
+    export_run(Path(folder), Path(out), layer, which, model_type, onnx)
+    return Path(out)
 
 
 def from_hf(
     folder: Path | str,
-    to: Path | str,
+    out: Path | str,
     *,
     layer: int | None = None,
     model_type: "ModelType | None" = None,
     onnx: bool = False,
 ) -> Path:
-    """Write the XLM-R model in `folder`, which has Hugging Face's form, as the folder `to`; see `run`."""
+    """Write the XLM-R model in `folder`, which has Hugging Face's form, as the folder `out`; see `run`."""
     from .__main__ import export_xlm_roberta
 
-    export_xlm_roberta(Path(folder), Path(to), layer, model_type, onnx)
-    return Path(to)
+    export_xlm_roberta(Path(folder), Path(out), layer, model_type, onnx)
+    return Path(out)
 
 
 def __dir__() -> list[str]:

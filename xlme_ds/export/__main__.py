@@ -1,4 +1,4 @@
-"""`xlme export --run DIR --to DIR` writes a trained model as a Hugging Face folder.
+"""`xlme export --run DIR --out DIR` writes a trained model as a Hugging Face folder.
 
 `--from-hf DIR` in place of `--run` exports an XLM-R that Hugging Face stored. Commands that read a run folder also read
 an export.
@@ -36,10 +36,10 @@ _FINETUNED: dict[Kind, Architecture] = {
 class ExportSettings:
     """Write a trained model as a folder for Hugging Face transformers.
 
-    xlme export --run runs/base --to exports/base
+    xlme export --run runs/base --out exports/base
     """
 
-    to: Path
+    out: Path
     """Folder to make."""
     run: Path | None = None
     """Folder of a run, pre-trained or fine-tuned. RUN@STEP names a checkpoint of pre-training; a run that is not
@@ -67,17 +67,17 @@ def main(arguments: list[str] | None = None) -> None:
         if config.which is not None and config.from_hf is not None:
             raise ValueError("--which is for --run: XLM-R has one encoder, leave it out")
         if config.run is not None:
-            export_run(config.run, config.to, config.layer, config.which, config.model_type, config.onnx)
+            export_run(config.run, config.out, config.layer, config.which, config.model_type, config.onnx)
         elif config.from_hf is not None:
-            export_xlm_roberta(config.from_hf, config.to, config.layer, config.model_type, config.onnx)
-        print(config.to)
+            export_xlm_roberta(config.from_hf, config.out, config.layer, config.model_type, config.onnx)
+        print(config.out)
     except (ValueError, OSError) as error:
         fail("xlme export", error)
 
 
 def export_run(
     folder: Path,
-    to: Path,
+    out: Path,
     layer: int | None = None,
     which: EncoderName | None = None,
     model_type: ModelType | None = None,
@@ -104,7 +104,7 @@ def export_run(
     chosen_type = _choose_model_type(main, model_type, onnx)
     other = exported_name if exported_name != main_name else None
     card = run_card(run_and_step(folder)[0], main, chosen_type, layer, run.step, generator is not None, other)
-    write_folder(to, main, run.vocabulary, card, generator, chosen_type, onnx)
+    write_folder(out, main, run.vocabulary, card, generator, chosen_type, onnx)
 
 
 def _choose_model_type(model: Exported, model_type: ModelType | None, onnx: bool) -> ModelType:
@@ -132,7 +132,7 @@ def _choose_model_type(model: Exported, model_type: ModelType | None, onnx: bool
 
 
 def export_xlm_roberta(
-    folder: Path, to: Path, layer: int | None = None, model_type: ModelType | None = None, onnx: bool = False
+    folder: Path, out: Path, layer: int | None = None, model_type: ModelType | None = None, onnx: bool = False
 ) -> None:
     """Export XLM-R; with its masked language modelling head if it has one and `layer` is None."""
     encoder, vocabulary = read_xlm_roberta(folder)
@@ -143,7 +143,7 @@ def export_xlm_roberta(
     chosen_type = _choose_model_type(main, model_type, onnx)
     about = "The weights of an XLM-R model, converted: `{}`.".format(folder.resolve().name.replace("`", ""))
     card = render_card(folder.resolve().name, main, chosen_type, about)
-    write_folder(to, main, vocabulary, card, None, chosen_type, onnx)
+    write_folder(out, main, vocabulary, card, None, chosen_type, onnx)
 
 
 def cut(encoder: TextEncoder, layer: int) -> TextEncoder:

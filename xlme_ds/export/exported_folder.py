@@ -41,7 +41,7 @@ _HEADS = {
 
 
 def write_folder(
-    to: Path,
+    out: Path,
     main: Exported,
     vocabulary: Vocabulary,
     card: str,
@@ -49,12 +49,12 @@ def write_folder(
     model_type: ModelType = "xlme",
     onnx: bool = False,
 ) -> None:
-    """Write the folder `to`, which must not exist, in float32, with the model card `card` (Markdown). With `onnx`,
+    """Write the folder `out`, which must not exist, in float32, with the model card `card` (Markdown). With `onnx`,
     write `main` as model.onnx too.
 
     Raises ValueError if it cannot be written; then the folder does not exist.
     """
-    with atomic_folder(to) as partial:
+    with atomic_folder(out) as partial:
         _write_encoder(partial, main, vocabulary, model_type)
         _write_sentence_transformers(partial, main)
         (partial / "README.md").write_text(card, encoding="utf-8")
