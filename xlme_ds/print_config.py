@@ -1,4 +1,4 @@
-"""`xlme config --recipe base > base.toml`: all settings of a run as a file for `--config`, each with its help."""
+"""`xlme config --recipe base > base.toml` prints all settings of a run as TOML for `--config`, each below its help."""
 
 import sys
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class PrintedSettings:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print the file; a user's mistake ends in one sentence and exit code 2."""
+    """Print the settings as TOML; if the user made a mistake, print one sentence on stderr and exit with code 2."""
     argv = sys.argv[1:] if arguments is None else arguments
     try:
         print(to_toml(validate(parse(program("config"), PrintedSettings, __doc__ or "", argv).run)), end="")

@@ -1,7 +1,7 @@
-"""Train a small model on sample text: corpus, data preparation, pre-training, report. `make pretrain` calls it.
+"""Train a small model on sample text: fetch text, prepare it, pre-train, draw the report. `make pretrain` calls it.
 
-Every step is a command that a large run uses; data/prepare.log has the commands and what they print. Finished steps
-are skipped.
+Every step is a command that a large run uses, too; data/prepare.log has the commands of data preparation and their
+output. Finished steps are skipped.
 """
 
 import os
@@ -20,16 +20,17 @@ from .train.run_folder import fixed_settings
 
 RUN = recipe("quickstart")
 ROW_TOKENS = RUN.model.max_positions
-# Every row is read once. The corpus is small, so a sentence is in many rows, next to other text and with other masks.
+# Training reads every row once. The corpus is small, so a sentence is in many rows, each time next to other text and
+# with other masks.
 MONO_ROWS = RUN.train.steps * RUN.data.mono_rows
 PARA_ROWS = RUN.train.steps * RUN.data.para_rows
 _MARK = ".quickstart"  # an empty file in every run folder that the quickstart made
-_TRIAL_SECONDS = 3.0  # a third trial step is run if the first two took less
+_TRIAL_SECONDS = 3.0  # a third trial step is run if the first two together took less than this
 _OVERHEAD = 1.2  # time of training / time of its forward and backward passes; measured (docs/lab/quickstart.md)
 _LOG = "prepare.log"  # in data/: the commands of data preparation and their output
 JUDGED_SENTENCE = "Everyone has the right to life, liberty and Recht of person."
 MASKED_SENTENCE = "Everyone has the <mask> to education."
-HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS = 192, 280  # every held-out document and pair, about once
+HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS = 192, 280  # these rows have every held-out document and pair about once
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,13 @@ class Quickstart:
     out: Path
     """Run folder; the prepared data go into its subfolder data/."""
     fresh: bool = False
-    """Delete what is in the run folder first; an error for a folder that the quickstart did not make."""
+    """Delete what is in the run folder first; this is an error if the quickstart did not make the folder."""
     processes: int = 2
-    """Training processes, and workers of data preparation."""
+    """Number of training processes, and of workers that prepare the data."""
 
 
 def preparation(folder: Path, processes: int) -> list[list[str]]:
-    """Arguments of `python -m data_prep` for every stage, in order."""
+    """The arguments of `python -m data_prep`, one list per stage, in the order of the stages."""
     data = shlex.quote(str(folder))
     vocab, train, encoded = f"{data}/vocab", f"{data}/corpus/train", f"{data}/encoded"
 
@@ -77,9 +78,10 @@ def training(data: Path, out: Path, processes: int) -> list[str]:
 
 
 def begin(out: Path, fresh: bool) -> None:
-    """Mark the locked folder `out` as made by the quickstart if it is empty; with `fresh`, empty it first.
+    """Prepare the locked folder `out`: with `fresh`, empty it; if it is empty, mark it as made by the quickstart.
 
-    Raises ValueError if `fresh` would delete a folder without this mark, and for a run with other settings.
+    Raises ValueError if `fresh` would empty a folder that lacks the mark, if `out` has a run but no mark, or if its run
+    has other settings than the quickstart.
     """
     content = {path for path in out.iterdir() if path.name != LOCK}
     if fresh and content:
@@ -93,13 +95,13 @@ def begin(out: Path, fresh: bool) -> None:
     if not content:
         (out / _MARK).touch()
     if (out / "config.json").exists():
-        from .trained.settings import read_run_config  # it loads torch
+        from .trained.settings import read_run_config  # imported only here, because it loads torch
 
         if not (out / _MARK).exists():
             raise ValueError(f"{out} has a run that the quickstart did not make (no {_MARK}): name another --out")
         theirs = fixed_settings(read_run_config(out))
         ours = fixed_settings(RUN)
-        del ours["engine.precision"]  # it depends on the CPU
+        del ours["engine.precision"]  # the run's value depends on the CPU
         changed = next((key for key, value in ours.items() if theirs.get(key) != value), None)
         if changed is not None:
             raise ValueError(
@@ -109,8 +111,8 @@ def begin(out: Path, fresh: bool) -> None:
 
 
 def trial_seconds() -> float:
-    """Seconds of the forward and backward pass of a training step on this machine, with all cores, on random tokens:
-    the fastest of two or three. The first one is slow because it allocates memory."""
+    """Seconds that the forward and backward pass of a training step take on this machine, with all cores and random
+    tokens. Two or three steps are timed and the fastest counts: the first is slow, because it allocates memory."""
     import numpy as np
 
     from .data.collate import collate
@@ -162,7 +164,7 @@ def run_stage(stage: list[str], data: Path, settings: dict[str, str]) -> None:
             raise
         log.seek(stage_start)
         printed = [line.partition(f"{data}/") for line in log.read().decode(errors="replace").splitlines()]
-    # Of each output line that names a file in data/, print the part from that name on.
+    # Of each output line that begins with a path in data/, or with `open` and such a path, print what follows data/.
     print("; ".join(line for before, _, line in printed if line and before in ("", "open ")), flush=True)
 
 
@@ -175,7 +177,7 @@ def show_model(out: Path) -> None:
 
     model = load(out)
     console = Console(highlight=False)
-    judged_words: list[tuple[str, float]] = []  # a word, and the highest probability of its pieces
+    judged_words: list[tuple[str, float]] = []  # (word, highest probability of any of its pieces)
     for piece in model.judge(JUDGED_SENTENCE):
         new_word = piece.text.startswith("▁") or not judged_words
         word_start, highest = ("", 0.0) if new_word else judged_words.pop()
@@ -238,7 +240,7 @@ def main(arguments: list[str] | None = None) -> None:
     variables |= {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"}
     print(f"[{len(stages) + 1}/{len(stages) + 1}] ", end="")
     run(training(data, out, options.processes), variables)
-    if not finished.exists():  # stopped, or the launcher was killed, which no exit code shows
+    if not finished.exists():  # the run was stopped, or its launcher was killed; neither shows in an exit code
         sys.exit(1)
     show_model(out)
     print("What to try next:", *map(shlex.join, next_steps(out)), sep="\n  ")

@@ -1,13 +1,13 @@
 """Recipes: published runs by name. Each recipe is a function that returns the complete settings of a run.
 
-xlme.recipes.SUMMARIES  # a dictionary: the names, with a line about each
+xlme.recipes.SUMMARIES  # a dictionary: name of a recipe -> one line about it
 """
 
 from ..config import RunConfig
 from ..io.errors import no_such
 from . import ernie_m, modern, quickstart, translation, xlm, xlme, xlmr
 
-# In the order in which commands list them.
+# In the order in which commands list the recipes.
 _FUNCTIONS = (
     quickstart.quickstart,
     *(xlme.base, xlme.large, xlme.xl),
@@ -25,7 +25,8 @@ SUMMARIES = {function.__name__: (function.__doc__ or "").partition("\n")[0] for 
 
 
 def recipe(name: str) -> RunConfig:
-    """The settings of the recipe `name`. Raises ValueError, with the nearest name or all names, if there is none."""
+    """The settings of the recipe `name`. Raises ValueError for an unknown name; the error suggests the nearest name or
+    lists all."""
     if name not in RECIPES:
         raise no_such("recipe", name, RECIPES)
     return RECIPES[name]

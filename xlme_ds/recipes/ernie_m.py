@@ -1,9 +1,9 @@
 """ERNIE-M (Ouyang et al., 2021; its Table 10), which trains in two stages.
 
 The first stage continues from an XLM-R of the same shape: name it by --start.folder, and mix the data with --alpha 0.1.
-The second stage, on text alone, continues from a run of the first. The paper gives only one number of steps; here both
-stages have it. The paper does not mention gradient clipping; here it is XLM-E's. In the first stage half of the 2,048
-rows of a step are pairs.
+In this stage half of the 2,048 rows of a step are pairs. The second stage reads monolingual text alone and continues
+from a run of the first. The paper gives only one number of steps; here each stage has that number. The paper does not
+mention gradient clipping; here gradients are clipped as in XLM-E.
 """
 
 from dataclasses import replace

@@ -22,7 +22,7 @@ MODERN_BASE = ModelConfig(
 
 
 def modern_base() -> RunConfig:
-    """XLM-E's objective with ModernBERT's body, the generator a third as deep (fits a GPU of 40 GB)."""
+    """XLM-E's objective with ModernBERT's body; the generator has a third of the layers (fits a GPU of 40 GB)."""
     return RunConfig(
         name="modern_base",
         model=MODERN_BASE,

@@ -1,9 +1,9 @@
-"""Machine translation: XLM's, supervised and unsupervised, and with XLM-E Base as encoder.
+"""Machine translation: as in XLM, trained on pairs or on monolingual text, and with XLM-E Base as encoder.
 
 The languages of each recipe are examples: set your own, and the size of your vocabulary. Set --start.folder to a run
-whose encoder has the recipe's shape. `xlm_mt` reads pairs mixed with --layout xlm --row-tokens 256, and `xlm_umt`
-sentences mixed with --sentences. The paper trains until validation stops improving. So the schedule of the learning
-rate has no end here, and a run can be made longer.
+whose encoder has the recipe's shape. `xlm_mt` reads pairs that were mixed with --layout xlm --row-tokens 256. `xlm_umt`
+reads sentences that were mixed with --sentences in addition. The paper trains until the validation score stops
+improving. So the learning rates here do not depend on train.steps, and a run can be made longer.
 """
 
 from dataclasses import replace
@@ -33,7 +33,7 @@ def xlm_mt() -> RunConfig:
 
 
 def xlm_umt() -> RunConfig:
-    """XLM's translation without pairs: denoising, which fades, and back-translation (fits a GPU of 24 GB)."""
+    """XLM's translation without pairs: back-translation, and denoising that fades out (fits a GPU of 24 GB)."""
     supervised = xlm_mt()
     return replace(
         supervised,

@@ -1,8 +1,8 @@
-"""XLM (Conneau and Lample, 2019) as it was trained for XNLI: twelve layers, the fifteen languages of that test.
+"""XLM (Conneau and Lample, 2019) as it was trained for XNLI, with twelve layers and the fifteen languages of that test.
 
-Mix the data with --layout xlm --row-tokens 256. Settings that the paper leaves open are those of the published code:
-attention dropout, the norms' epsilon, the prediction layer, betas, clipping. The number of steps was not published:
-here it and the schedule are XLM-E's.
+Mix the data with --layout xlm --row-tokens 256. The paper does not give the attention dropout, the norms' epsilon, the
+prediction layer, the betas and the gradient clipping: these are taken from the published code. The number of steps was
+not published: here the number of steps and the schedule are those of XLM-E.
 """
 
 from dataclasses import replace
@@ -33,11 +33,12 @@ def xlm() -> RunConfig:
             masked_head="linear",
         ),
         objective=ObjectiveConfig("mlm"),
-        # 64 rows on each of 64 GPUs are 2^20 tokens a step, as many as XLM-E's.
+        # A step reads 4,096 rows of one task, 64 on each of 64 GPUs. These have 2^20 tokens, as many as a step of XLM-E
+        # reads of each task.
         data=DataConfig(mono_rows=4096, para_rows=4096, micro_batch=64, alternate=True),
         optimizer=OptimizerConfig(learning_rate=1e-4, beta2=0.999, epsilon=1e-8, weight_decay=0.0, clip=5.0),
         engine=EngineConfig(deepspeed="zero1"),
-        train=TrainConfig(log_every=11),  # odd: tasks alternate, and an even number would always show the same one
+        train=TrainConfig(log_every=11),  # odd: tasks alternate, and an even interval would always log the same task
     )
 
 

@@ -1,9 +1,9 @@
 """XLM-E as published (Tables 8 to 10) in three sizes, and its ablations (Table 2).
 
-`base`, `large` and `xl` run on any number of GPUs of 80 GB; the number determines the ZeRO stage. On 8, 64 and 512
-A100s they are within 3% of the fastest layout that the planner finds. Recipes with an engine in their names
-(`large_zero2`) use less memory, with smaller micro-batches: `zero` partitions the training state, `pipe` divides the
-model into stages.
+`base`, `large` and `xl` run on any number of GPUs of 80 GB; the number of GPUs determines the ZeRO stage. On 8, 64 and
+512 A100s their predicted speed is within 3% of that of the fastest layout that the planner finds. Recipes with an
+engine in their names (`large_zero2`) have smaller micro-batches and need less memory: `zero` partitions the training
+state over the GPUs, `pipe` divides the model into stages.
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 
 BASE = ModelConfig(
-    vocabulary=250_002,  # XLM-R's
+    vocabulary=250_002,  # the size of XLM-R's vocabulary
     width=768,
     heads=12,
     feed_forward=3072,

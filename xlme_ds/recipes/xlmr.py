@@ -1,7 +1,8 @@
 """XLM-R as the baseline of XLM-E (Table 2), trained on the rows that XLM-E reads; and XLM-E continued from XLM-R.
 
-`continue_xlmr` and `continue_xlmr_large` turn an XLM-R into an XLM-E of the same shape, with the gated bias. They read
-the folder xlm-roberta-base or xlm-roberta-large in the current folder, or --start.folder. No paper has these two.
+`continue_xlmr` and `continue_xlmr_large` turn an XLM-R into an XLM-E of the same shape, and add the gated relative
+position bias. They read XLM-R from xlm-roberta-base or xlm-roberta-large in the current folder, or from --start.folder.
+No paper has these two recipes.
 """
 
 from dataclasses import replace
