@@ -1,4 +1,5 @@
-"""The text that a stage reads: folders of files by language or pair, and corpora that a TOML file describes."""
+"""Find the text that a stage of data preparation reads: folders with files for each language or pair, and corpora that
+TOML files describe."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,17 +29,18 @@ class TextConfig:
     """Folder of <lang>.txt[.xz|.gz|.bz2|.zst] (a paragraph per line, an empty line between documents), <lang>.jsonl[…]
     or <lang>.parquet (a document per record, its text in the field `text`)."""
     para: Path | None = None
-    """Folder of a-b.txt.zip (OPUS), or of X.a-b.a and X.a-b.b; each side is text of its language."""
+    """Folder of translation pairs: a-b.txt.zip (OPUS), or X.a-b.a and X.a-b.b, aligned line by line."""
     corpus: UseAppendAction[tuple[str, ...]] = ()
     """Corpus description: a .toml file, or the name of a ready one such as cc100; may be given several times."""
     where: UseAppendAction[tuple[str, ...]] = ()
-    """NAME=PLACE, the folder or URI of a described corpus instead of the description's; may be given several times."""
+    """NAME=PLACE: read the corpus NAME from the folder or URI PLACE instead of the one in its description; may be given
+    several times."""
     allow_missing: bool = False
     """Continue when files of a description's languages are missing; a warning names them."""
 
     @property
     def names_text(self) -> bool:
-        """Whether any text is named."""
+        """Whether any of the flags names text."""
         return self.mono is not None or self.para is not None or bool(self.corpus)
 
 
@@ -46,7 +48,8 @@ class TextConfig:
 class Sources:
     """The inputs of one task (mono or para), sorted by name; inputs of the same name are in the order given.
 
-    `settings`: values of the inputs' descriptions that a stage's output depends on, so no names of files and places.
+    `settings` holds the values of the corpus descriptions on which a stage's output depends. The names of files and
+    places are left out: the output does not depend on them.
     """
 
     inputs: tuple[Input, ...]
@@ -54,9 +57,10 @@ class Sources:
 
 
 def find_sources(text: TextConfig) -> dict[str, Sources]:
-    """The sources of each task that has text. Only file names and the listings of zip files are read.
+    """The sources of each task that has text, found by file names, file sizes and the listings of zip files.
 
-    Raises ValueError when no text is named, and for names that cannot work.
+    Only files of one language or pair that have the same size are read, to warn of copies. Raises ValueError if no text
+    is named, or if a description, a file or its name cannot be used.
     """
     if not text.names_text:
         raise ValueError("neither --mono nor --para nor --corpus is given: name at least one corpus")
@@ -84,13 +88,14 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
             _warn_of_unknown_languages(inputs)
             _check_named_once(inputs)
             _warn_of_copies(inputs)
-            inputs.sort(key=lambda source: source.name)  # stable, so the order given stays
+            inputs.sort(key=lambda source: source.name)  # a stable sort: equal names stay in the order given
             sources[task] = Sources(tuple(inputs), settings)
     return sources
 
 
 def _language_model(inputs: list[Input], model: str) -> str:
-    """The name of the model of filter `language`. Warns of the inputs' languages that the model does not know."""
+    """The name of the model that the filter `language` uses. Warns of the inputs' languages that the model does not
+    know."""
     languages = sorted({language for source in inputs for language in source.languages})
     if unknown := [language for language in languages if not labels_of(language, model)]:
         warn(f"filter language leaves {', '.join(unknown)} as they are: its model does not know them")
@@ -98,7 +103,8 @@ def _language_model(inputs: list[Input], model: str) -> str:
 
 
 def _warn_of_unknown_languages(inputs: list[Input]) -> None:
-    """Warn of languages that CC-100 does not have: they may be typing errors, and filter `script` ignores them."""
+    """Warn of languages that CC-100 does not have: their codes may be typing errors. Warn of them again if they have
+    the filter `script`, which keeps all their text, because it does not know their scripts."""
     unknown = sorted({language for source in inputs for language in source.languages} - set(LANGUAGES))
     if unknown:
         warn(f"not among CC-100's languages: {', '.join(unknown)}; text is read under these codes, check the spelling")
@@ -108,20 +114,20 @@ def _warn_of_unknown_languages(inputs: list[Input]) -> None:
 
 
 def _check_named_once(inputs: list[Input]) -> None:
-    """Raise ValueError if a file is named twice for a language or pair, or a text is named for two of them."""
-    origin_of: dict[tuple[str, ...], str] = {}  # by name and files
-    name_of: dict[tuple[object, ...], str] = {}  # by text
+    """Raise ValueError if a file is named twice for one language or pair, or a text for two languages or pairs."""
+    origin_of: dict[tuple[str, ...], str] = {}  # (language or pair, files) -> the flag or corpus that named them
+    name_of: dict[tuple[object, ...], str] = {}  # text -> the language or pair for which it was named first
     for source in inputs:
         origin = f"corpus {source.corpus}" if source.corpus else "--mono or --para"
         files = sorted(map(_file_identity, source.paths))
         key = (source.name, *files)
-        # The same files hold another text in other members, columns or rows.
+        # Other members, columns or rows of the same files are another text. The filter `column` chooses rows.
         text = (*files, source.members, source.columns, repr(source.filters.get("column")))
         first_name = name_of.setdefault(text, source.name)
         if first_name != source.name and not READERS[source.format].says_languages:
             raise ValueError(
-                f"{source.paths[0]} is named for {first_name} and for {source.name}, which cannot both be right: let "
-                "files name one for each"
+                f"{source.paths[0]} is named for {first_name} and for {source.name}, which cannot both be right: name "
+                "another file for one of them"
             )
         if key in origin_of:
             raise ValueError(
@@ -152,7 +158,7 @@ def _warn_of_copies(inputs: list[Input]) -> None:
 
 
 def _file_identity(place: Place) -> str:
-    """A string that is the same for all names of a file: a local file may have symbolic and hard links."""
+    """A string that is the same for all names of a file, because a local file may have symbolic and hard links."""
     path = place.local
     if path is None or not path.exists():
         return str(path or place)
@@ -161,10 +167,11 @@ def _file_identity(place: Place) -> str:
 
 
 def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> list[Input]:
-    """The inputs of a described corpus. Only file names and the listings of zip files are read.
+    """The inputs of a described corpus, found by file names and the listings of zip files. Warns of files of the
+    corpus's folder that are no input.
 
-    Raises ValueError when files of listed languages are missing, unless `allow_missing`, and when no file name fits.
-    Warnings name the files that are not read.
+    Raises ValueError if no file name fits the description, or if a language or pair that it lists has no file. With
+    `allow_missing` such a language or pair only gives a warning.
     """
     places = {place.name: place for place in files_in(corpus.where, deep=any("/" in name for name in corpus.files))}
     listed = _listed_spellings(corpus)
@@ -217,16 +224,18 @@ def _input(corpus: CorpusDescription, codes: Codes, places: tuple[Place, ...]) -
 
 
 def _check_cache(place: Place, corpus: CorpusDescription) -> None:
-    """Raise ValueError for a cache file, a copy of the data by Hugging Face's `map` or `filter` in the same folder."""
+    """Raise ValueError for a cache file: a copy of the data that `map` or `filter` of Hugging Face's datasets wrote
+    into the same folder."""
     if corpus.format.startswith("arrow") and place.name.rpartition("/")[2].startswith("cache-"):
         raise ValueError(
-            f"{place} is a cache of Hugging Face's datasets, so its text would count twice: let files name "
-            "data-*.arrow alone, or save the dataset by save_to_disk and read that folder"
+            f"{place} is a cache of Hugging Face's datasets, so its text would count twice: set files to "
+            "data-*.arrow, or save the dataset by save_to_disk and read that folder"
         )
 
 
 def _listed_spellings(corpus: CorpusDescription) -> list[list[Codes]] | None:
-    """The spellings of each language or pair that the description lists; None if it takes any."""
+    """For each language or pair that the description lists, its possible spellings; None if the description takes
+    any."""
     if corpus.codes is None:
         return None
     if corpus.task == "para":
@@ -235,7 +244,7 @@ def _listed_spellings(corpus: CorpusDescription) -> list[list[Codes]] | None:
 
 
 def _warn_of_unread(corpus: CorpusDescription, names: FileNames, inputs: Sequence[Input]) -> None:
-    """Warn of the languages or pairs whose files are not read, and of all other files that are not read."""
+    """Warn of languages or pairs of which no file is read, and of each other file that is not read."""
     read = {place.name for source in inputs for place in source.paths}
     languages = {source.languages for source in inputs}
     other_files, other_codes = [], set[str]()

@@ -1,8 +1,8 @@
-"""Corpus files: places that `pyarrow.fs` reaches, and their bytes as blocks and lines in bounded memory.
+"""Find corpus files wherever `pyarrow.fs` reaches, and read their bytes as blocks or lines in bounded memory.
 
-A file is at a local path or a URI such as s3://, gs://, hdfs:// or file://, plain, compressed or in a zip file. Only LF
-ends a line. No byte of a compressed file is skipped: each is data, or padding that the format allows. A damaged or
-truncated file raises a ValueError that names the file, the last line read and the byte where the damage was met.
+A file has a local path or a URI such as s3://, gs://, hdfs:// or file://. It may be plain, compressed or a zip file.
+Only LF ends a line. No byte of a compressed file is skipped: each is data, or padding that the format allows. A damaged
+or truncated file raises a ValueError that names the file, the last line read and the byte where the damage was found.
 """
 
 import errno
@@ -25,17 +25,17 @@ from pyarrow import fs
 from data_prep.readers.decompress import CHUNK, ENDINGS, decompressed
 from data_prep.store import unfinished
 
-MAX_LINE = 100_000  # bytes
-MAX_ROW = 500_000  # bytes of a row of a .tsv file: rows also hold the URLs of pages
-WINDOW = 1_000_000  # bytes after a block's wanted size in which it may end at a boundary
-_WINDOW_TOO_LARGE = "requires too much memory"  # part of libzstd's error message
+MAX_LINE = 100_000  # bytes: readers cut a longer line of a document, and drop a pair with a longer line
+MAX_ROW = 500_000  # bytes: a longer row of a table is dropped. Rows also hold the URLs of pages
+WINDOW = 1_000_000  # bytes: a block is this much longer than wanted, at most, to end at a boundary
+_OUT_OF_MEMORY = "requires too much memory"  # part of libzstd's error message
 _READ_ERRORS = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, pa.ArrowException)
 
 
 @dataclass(frozen=True)
 class Place:
-    """A file: its `name`, which may begin with subfolders, in `folder`, a local path or a URI. It holds no connection,
-    so it can be pickled."""
+    """The file `name` in `folder`. `name` may begin with subfolders; `folder` is a local path or a URI. A place holds
+    no connection, so it can be pickled."""
 
     folder: str
     name: str
@@ -57,7 +57,7 @@ class Place:
             info = system.get_file_info(f"{root}/{self.name}")
             if info.type != fs.FileType.File:
                 raise ValueError(
-                    f"{self} is a folder or not there, where a file must be: remove it, or restore the file"
+                    f"{self} must be a file, but is a folder or does not exist: remove the folder, or restore the file"
                 )
             return int(info.size)
         try:
@@ -76,7 +76,7 @@ class Place:
 
     @property
     def is_folder(self) -> bool:
-        """Whether this is a folder, which `files_in` lists too."""
+        """Whether this is a folder: `files_in` lists folders too."""
         if self.local is not None:
             return self.local.is_dir()
         system, root = filesystem(self.folder)
@@ -97,8 +97,8 @@ class Place:
 
 @cache
 def filesystem(folder: str) -> tuple[fs.FileSystem, str]:
-    """The file system of a folder, given by URI or path, and the folder's path in it. Raises ValueError if the file
-    system cannot be reached."""
+    """Returns (file system, path): the file system of a folder, which is a URI or a local path, and the folder's path
+    in it. Raises ValueError if the file system cannot be reached."""
     try:
         if "://" in folder:
             system, path = fs.FileSystem.from_uri(folder)
@@ -116,7 +116,7 @@ def files_in(folder: str, deep: bool = False) -> list[Place]:
     begin with a dot, are left out.
 
     Named pipes, broken links and subfolders are listed too; `Place.size` raises an error for entries that cannot be
-    read. Raises ValueError when `folder` is no folder, and for the output of a `minhash` that did not finish.
+    read. Raises ValueError if `folder` is no folder, or if the stage `minhash` was writing it and did not finish.
     """
     system, root = filesystem(folder)
     try:
@@ -140,9 +140,9 @@ def files_in(folder: str, deep: bool = False) -> list[Place]:
 
 
 def _local_names(root: str, deep: bool) -> Iterator[str]:
-    """Yield the names in a local folder and, if `deep`, in its subfolders, relative to the folder. Links to folders are
-    followed, except to a folder on the path to the link or to a parent of such a folder."""
-    # folder -> the real paths of the folders on the way to it, and its own
+    """Yield the names in a local folder and, if `deep`, in its subfolders, relative to the folder. A link to a folder
+    is followed, unless it leads back to a folder that contains the link, which would never end."""
+    # folder -> the real path of each folder from the root to it, itself included
     paths_to: dict[str, tuple[str, ...]] = {root: (os.path.realpath(root),)}
 
     def refuse(error: OSError) -> None:
@@ -158,14 +158,16 @@ def _local_names(root: str, deep: bool) -> Iterator[str]:
         passed = paths_to.pop(parent)
         real = {name: os.path.realpath(os.path.join(parent, name)) for name in folders}
         circular = {name for name in folders for path in passed if os.path.commonpath([real[name], path]) == real[name]}
-        # os.walk continues with the folders that stay in its list
+        # os.walk visits only the folders that stay in this list.
         folders[:] = [name for name in folders if deep and name[0] != "." and name not in circular]
         paths_to |= {os.path.join(parent, name): (*passed, real[name]) for name in folders}
 
 
 def read_text(place: Place, member: str | None = None) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a file, or of a member of a zip file, in pieces. Raises ValueError on a damaged
-    file."""
+    """Yield the decompressed bytes of a file, or of a member of a zip file, in pieces.
+
+    Raises ValueError if the file is damaged, OSError if it cannot be read for another reason.
+    """
     lines_read = 0
     try:
         for piece in _pieces(place, member):
@@ -179,7 +181,7 @@ def read_text(place: Place, member: str | None = None) -> Iterator[bytes]:
         if isinstance(error, OSError) and error.errno is not None:
             raise OSError(error.errno, error.strerror, error.filename or name) from None
         advice = "it is truncated or damaged, fetch it again"
-        if _WINDOW_TOO_LARGE in str(error):
+        if _OUT_OF_MEMORY in str(error):
             advice = "its window is over 128 MiB, pack it again without zstd's --long or with --long=27"
         raise ValueError(f"{name} cannot be read after line {lines_read} ({error}): {advice}") from None
     check_unchanged(place)
@@ -219,26 +221,26 @@ def _pieces(place: Place, member: str | None) -> Iterator[bytes]:
 
 
 def clip_lines(parts: Iterable[bytes], limit: int) -> Iterator[bytes]:
-    """Yield a text's `parts` with every line cut after `limit` + 1 bytes: readers still see that it is over `limit`.
+    """Yield the `parts` of a text, with every longer line cut to `limit` + 1 bytes: readers still see that such a line
+    is over `limit`.
 
-    Each part must have fewer than `limit` bytes.
+    Each part must have fewer than `limit` bytes, so that only the first line in it can become too long.
     """
     open_bytes = 0  # bytes so far of the line that continues in the next part
     for part in parts:
         end = part.find(b"\n")
-        first_line_bytes = len(part) if end < 0 else end  # only a part's first line can be too long
+        first_line_bytes = len(part) if end < 0 else end
         room = max(limit + 1 - open_bytes, 0)
         yield part if first_line_bytes <= room else part[:room] + part[first_line_bytes:]
         open_bytes = open_bytes + len(part) if end < 0 else len(part) - part.rfind(b"\n") - 1
 
 
 def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Yield the bytes of `parts` in blocks that end at the first `boundary` after `size` bytes; with each block,
-    whether it was cut where no boundary is.
+    """Yield (block, is_cut): the bytes of `parts` in blocks that end at the first `boundary` after `size` bytes.
 
-    If no boundary is in the WINDOW bytes after `size`, the block is cut after the last line that ends in them; if no
-    line ends there either, at `cut_point`. The blocks depend on the bytes alone, not on how they are divided into
-    parts.
+    If the WINDOW bytes after `size` have no boundary, the block is cut after the last line that ends in them, and
+    `is_cut` is true. If no line ends in them, it is cut at the `cut_point` of the line. The blocks depend on the bytes
+    alone, not on how they are divided into parts.
     """
     buffer, limit = bytearray(), size + WINDOW
     for part in chain(parts, [None]):  # None: the text has ended
@@ -257,13 +259,14 @@ def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -
             block = bytes(memoryview(buffer)[:end])
             del buffer[:end]
             yield block, is_cut
-            del block  # it is large: free it as soon as the caller does
+            del block  # a block is large: its memory is free as soon as the caller also drops it
 
 
 def split_lines(parts: Iterable[bytes], limit: int) -> Iterator[bytes]:
     """Yield lines without LF. A line over `limit` bytes may lose its end, but stays recognizably over `limit`."""
     open_line: list[bytes] = []  # the pieces so far of a line that continues in the next part
-    open_bytes, is_yielded = 0, False  # of the open line; it is yielded early if it is over `limit`
+    open_bytes = 0  # bytes so far of that line
+    is_yielded = False  # whether that line was yielded already, because it is over `limit`
     for part in parts:
         first, *others = part.split(b"\n")
         if not is_yielded:
@@ -294,8 +297,8 @@ def cut_line(line: bytes) -> list[bytes]:
 
 
 def cut_point(line: bytes | bytearray) -> int:
-    """The position where a line over MAX_LINE bytes is cut: after the last space or tab in its first MAX_LINE bytes or,
-    if there is none, after the last whole character in them."""
+    """The position where a line over MAX_LINE bytes is cut: after the last space or tab in its first MAX_LINE bytes. If
+    they have none, the cut is after the last complete character in them."""
     end = max(line.rfind(b" ", 0, MAX_LINE), line.rfind(b"\t", 0, MAX_LINE)) + 1
     # In UTF-8 a byte of the form 10xxxxxx continues a character.
     return end or next((i for i in range(MAX_LINE, MAX_LINE - 4, -1) if line[i] & 0xC0 != 0x80), MAX_LINE)

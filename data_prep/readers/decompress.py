@@ -30,8 +30,8 @@ class _GzipMember:
     unused_data = property(lambda self: self._inflate.unused_data)
 
 
-# File ending -> the first bytes of a stream, its decompressor, and the unit of padding in bytes: zero bytes after a
-# stream are padding if their count is a multiple of the unit; 0: no padding is allowed.
+# File ending -> (first bytes of a stream, its decompressor, unit of padding in bytes). Zero bytes after a stream are
+# padding if their count is a multiple of the unit. A unit of 0 means that the format has no padding.
 _FORMATS: dict[str, tuple[bytes, Callable[[], Any], int]] = {
     ".xz": (b"\xfd7zXZ\0", partial(lzma.LZMADecompressor, lzma.FORMAT_XZ), 4),
     ".gz": (b"\x1f\x8b", _GzipMember, 1),
@@ -41,7 +41,8 @@ ENDINGS = {*_FORMATS, ".zst"}
 
 
 class _CountingFile:
-    """Counts the bytes `taken` from a binary file. pyarrow closes this object, but the file stays open."""
+    """A binary file that counts the bytes read from it in `taken`. pyarrow closes this object, but the file inside
+    stays open."""
 
     def __init__(self, file: IO[bytes]):
         self.file, self.taken, self.closed = file, 0, False
@@ -71,10 +72,10 @@ def _all_streams(
 
     `lzma.open` and `bz2.open` would end silently where bytes after the first stream are damaged.
     """
-    data = b""  # taken from the file, not yet decompressed
+    data = b""  # bytes read from the file but not yet decompressed
     may_pad = False  # padding is allowed only after a stream
     while True:
-        zeros = 0
+        zeros = 0  # bytes of padding before the next stream
         while True:  # skip the padding, and take at least len(magic) bytes of the next stream
             unpadded = data.lstrip(b"\0") if may_pad else data
             zeros += len(data) - len(unpadded)
@@ -84,7 +85,7 @@ def _all_streams(
             data += more
         start = source.taken - len(data)
         if zeros and zeros % padding_unit:
-            raise _Damage(f"{zeros} zero bytes before byte {start} are no padding, which comes in fours")
+            raise _Damage(f"{zeros} zero bytes before byte {start} are no padding, which is a multiple of 4")
         if not data:
             return
         if not data.startswith(magic):
@@ -92,11 +93,13 @@ def _all_streams(
         stream = new_decompressor()
         while not stream.eof:
             if stream.needs_input and not data and not (data := source.read(CHUNK)):
-                raise _Damage(f"it ends at byte {source.taken}, inside of the stream from byte {start} on")
+                raise _Damage(f"it ends at byte {source.taken}, inside the stream that begins at byte {start}")
             try:
                 piece = stream.decompress(data, CHUNK)
             except (lzma.LZMAError, zlib.error, OSError) as error:
-                raise _Damage(f"{error}, before byte {source.taken} in the stream from byte {start} on") from None
+                raise _Damage(
+                    f"{error}, before byte {source.taken} in the stream that begins at byte {start}"
+                ) from None
             data = b""
             if piece:
                 yield piece

@@ -3,19 +3,21 @@
 name = "cc100"                  the corpus's name in `--where NAME=PLACE` and in messages
 where = "s3://bucket/cc100"     a folder or a pyarrow.fs URI; a relative path is relative to the current folder
 format = "cc100"                one of readers.READERS
-files = "{lang}.txt.xz"         or a list of names: all are read, but of a text in several compressions only the first;
-                                for pairs with {src}, {tgt} and {side}; * is any part of a name
-languages = ["af", "zh|zh_CN"]  as the files spell them; a|b: the first spelling that has a file; "any": all languages
-                                in the file names
-pairs = ["en-hi"]               as `languages`, for a corpus of pairs
-columns = ["score", "source", "target"]     wikimatrix_tsv, ccaligned_tsv: all columns, left to right; filters may use
-                                the other names
-                                jsonl, parquet, arrow: the one column that has the text
-                                tsv: {source = 1, target = 2, score = 3}, column numbers
-                                pairs in records: {source = …, target = …, score = …}, column names, in which {src} and
-                                {tgt} are replaced by the codes
-line_end = '\\n'                 text that ends a line inside a record, besides a line feed
-[filters.length]                filters/clean.py lists the filters
+files = "{lang}.txt.xz"         a file name, with {lang} for the language's code; pairs have {src} and {tgt} for both
+                                codes, and {side} for the code of the side that a file holds; * matches any text.
+                                Of a list of names, the files of all are read; but if a text comes in several
+                                compressions, only the file of the earliest name
+languages = ["af", "zh|zh_CN"]  the codes as the files spell them; "zh|zh_CN" takes the first spelling that has a file;
+                                languages = "any" takes all languages in the file names
+pairs = ["en-hi"]               in place of `languages`, for a corpus of pairs
+columns = ["score", "source", "target"]     wikimatrix_tsv, ccaligned_tsv: the names of all columns from left to right;
+                                filters may use names of your own
+                                jsonl, parquet, arrow: a list of one name, the column that has the text
+                                tsv: column numbers, as in {source = 1, target = 2, score = 3}
+                                pairs in records: column names, as in {source = "text.{src}", target = "text.{tgt}"};
+                                {src} and {tgt} are replaced by the codes; `score` is optional
+line_end = '\\n'                 a text that ends a line inside a record, as a line feed does
+[filters.length]                settings of a filter; filters/clean.py describes the filters
 min_characters = 10
 """
 
@@ -39,9 +41,10 @@ _KEYS = {"name", "where", "format", "files", "languages", "pairs", "columns", "f
 
 @dataclass(frozen=True)
 class CorpusDescription:
-    """A checked description of a corpus, of task mono or para.
+    """A checked description of a corpus. `task` is mono or para.
 
-    `path`: its name in error messages. `codes`: languages or pairs as the files spell them; None for any.
+    `path` names the description in error messages. `codes` are the languages or pairs as the files spell them; None
+    takes any.
     """
 
     path: str
@@ -62,10 +65,10 @@ def ready_descriptions() -> list[str]:
 
 
 def read_corpora(descriptions: Sequence[str], where: Sequence[str]) -> list[CorpusDescription]:
-    """Read descriptions, each a file or the name of a ready one. An entry NAME=PLACE of `where` replaces the place in
-    the description of that name.
+    """Read descriptions; each is given as a .toml file or as the name of a ready one. For an entry NAME=PLACE of
+    `where`, the corpus NAME is read from PLACE instead of the place in its description.
 
-    Raises ValueError for a description that cannot work, naming its file and key.
+    Raises ValueError for a description that cannot work; the message names its file and key.
     """
     places = dict(entry.partition("=")[::2] for entry in where)
     if len(places) < len(where):
@@ -112,7 +115,7 @@ def _read(description: str, places: dict[str, str]) -> CorpusDescription:
     line_end = values.get("line_end", "")
     if line_end and not (isinstance(line_end, str) and isinstance(reader, RecordDocuments)):
         raise ValueError(
-            f"{label}: line_end is {line_end!r}: it is a string, of a format that has records of documents"
+            f"{label}: line_end is {line_end!r}: it must be a string, and only jsonl, parquet and arrow have it"
         )
     patterns = [values["files"]] if isinstance(values["files"], str) else values["files"]
     _check_files(patterns, key, codes == "any", values["format"], label)
@@ -159,7 +162,8 @@ def _check_codes(codes: Sequence[str], label: str) -> None:
 
 
 def _check_files(patterns: Sequence[str], key: str, any_code: bool, file_format: str, label: str) -> None:
-    """Raise ValueError for a pattern that cannot work. `key` is languages or pairs; `any_code`: its value is "any"."""
+    """Raise ValueError for a pattern that cannot work. `key` is "languages" or "pairs", and `any_code` tells whether
+    the description sets it to "any"."""
     placeholders = ("{lang}",) if key == "languages" else ("{src}", "{tgt}")
     for pattern in patterns:
         if any_code and not all(placeholder in pattern for placeholder in placeholders):
@@ -172,7 +176,7 @@ def _check_files(patterns: Sequence[str], key: str, any_code: bool, file_format:
             )
         if "*{" in pattern:
             raise ValueError(
-                f"{label}: files are {pattern!r}: * could take letters of the code after it, write a sign between"
+                f"{label}: files are {pattern!r}: * could take letters of the code after it, put a sign between them"
             )
         if "*" in pattern and "{side}" in pattern:
             raise ValueError(f"{label}: files are {pattern!r}: * and {{side}} cannot be in one name, list the names")

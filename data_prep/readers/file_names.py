@@ -1,5 +1,5 @@
-"""The languages of a described corpus's files, read from their names: a pattern has {lang}, or {src} and {tgt}, in
-place of the codes.
+"""Read the languages of a corpus's files from their names. A corpus description gives patterns of the names, with
+{lang}, or {src} and {tgt}, in place of the language codes.
 
 Codes are not cut short: `frr1` has the code frr, not fr; `ru_Latn_0` has ru_Latn, not ru. If a name can be read in
 several ways, codes that languages.py lists come first (en and pt_br before en_pt and br).
@@ -16,10 +16,10 @@ from data_prep.readers.corpus_files import Place
 from data_prep.readers.reader import same_text_error, without_compression
 
 Codes = tuple[str, ...]  # the code of a language, or both codes of a pair, as a file name spells them
-_Inputs = dict[Codes, list[tuple[str, ...]]]  # by codes: for each input the names of its files
+_Inputs = dict[Codes, list[tuple[str, ...]]]  # codes -> the inputs with these codes, each as the names of its files
 _SPECIAL_PART = re.compile(r"(\*|\{(?:lang|src|tgt|side)\})")
 _PLACEHOLDERS = ("{lang}", "{src}", "{tgt}", "{side}")
-_STAR_AFTER_CODE = "}*"  # a star after a code: its text begins with no letter, which would belong to the code
+_STAR_AFTER_CODE = "}*"  # a star right after a code: its text begins with no letter, which the code would include
 _STARS = ("*", _STAR_AFTER_CODE)
 _MAX_CODE = 12  # characters
 
@@ -31,11 +31,12 @@ class _Code(NamedTuple):
     text: str
 
 
-_Reading = dict[str, _Code]  # one way to read a name: the code of each placeholder (without its braces)
+_Reading = dict[str, _Code]  # one way to read a name: placeholder (without its braces) -> the code in its place
 
 
 class _CodesInName(NamedTuple):
-    """The codes in a name: of `every` way to read it by a pattern, and of the ways that cut no code short (`whole`)."""
+    """The codes in a name. `every` holds those of each way to read the name by a pattern. `whole` holds the likely ones
+    among them, which cut no code short (see `_whole_codes`)."""
 
     every: list[Codes]
     whole: list[Codes]
@@ -44,8 +45,9 @@ class _CodesInName(NamedTuple):
 class FileNames:
     """The files of a corpus by language or pair.
 
-    `places`: all files of the corpus's folder, by name. `wanted`: the codes whose files are read; None takes all codes
-    of CC-100 languages in the names, and raises ValueError for a name that may be of several languages or pairs.
+    `places` are all files of the corpus's folder, by name. `wanted` are the codes whose files are read. None takes all
+    codes of CC-100 languages in the names, and then raises ValueError for a name that may be of several languages or
+    pairs.
     """
 
     def __init__(self, patterns: Sequence[str], places: Mapping[str, Place], wanted: Sequence[Codes] | None):
@@ -60,14 +62,16 @@ class FileNames:
             taken.update(*chain.from_iterable(self.inputs[pattern].values()))
 
     def readings(self, name: str) -> list[Codes]:
-        """The codes in a name, by the first pattern that it fits; several if the name is ambiguous."""
+        """The codes in a name, by the first pattern that it fits. The list has several entries if the name is
+        ambiguous, and none if the name fits no pattern."""
         return next(filter(None, (self.codes[pattern][name].whole for pattern in self.patterns)), [])
 
     def files_of(self, codes: Codes) -> list[tuple[str, ...]]:
-        """The inputs of a language or pair by all patterns, each as the names of its files: one, or two with {side}.
+        """The inputs of a language or pair by all patterns, each as the names of its files: two for a pattern with
+        {side}, one for any other.
 
         If a text comes in several compressions, the file that fits the earliest pattern is read. Raises ValueError if
-        several fit the same pattern, and for a pair that has files in both directions.
+        several of them fit the same pattern, or if a pair has files in both directions.
         """
         by_text: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {}
         for pattern, inputs in self.inputs.items():
@@ -109,10 +113,10 @@ class FileNames:
     def _starred(self, pattern: str, taken: Collection[str]) -> _Inputs:
         """The inputs of a pattern with *: one for each file that is not `taken`.
 
-        A wanted code also gets the files with a longer code of its language that begins with it (en gets en_US_0),
-        unless the longer code is wanted too.
+        A file also belongs to a wanted code if the code in its name is longer, begins with the wanted code and is of
+        the same language: `en_US_0` belongs to en. It does not if the longer code is wanted too.
         """
-        wanted: dict[Codes, list[Codes]] = {}  # by the codes that the pattern has placeholders for
+        wanted: dict[Codes, list[Codes]] = {}  # the codes that the pattern has placeholders for -> all wanted codes
         for codes in self.wanted:
             in_name = tuple(code for key, code in zip(_keys(codes), codes, strict=True) if f"{{{key}}}" in pattern)
             wanted.setdefault(in_name, []).append(codes)
@@ -136,7 +140,7 @@ def filled(pattern: str, codes: Codes) -> str:
 
 
 def _keys(codes: Codes) -> tuple[str, ...]:
-    """The placeholders (without their braces) of the code of a language, or of both codes of a pair."""
+    """The placeholders, without their braces, of a language's one code or of a pair's two codes."""
     return ("lang",) if len(codes) == 1 else ("src", "tgt")
 
 
@@ -153,7 +157,7 @@ def _reversed_names(pattern: str, names: tuple[str, ...], codes: Codes) -> tuple
 
 @cache
 def _in_cc100(codes: Codes) -> bool:
-    """Whether all codes are of languages of CC-100, and of different ones."""
+    """Whether all codes are of languages of CC-100, each of a different one."""
     try:
         return len(set(map(canonical, codes))) == len(codes)
     except ValueError:
@@ -175,7 +179,7 @@ def _codes(reading: _Reading) -> Codes:
 
 
 def _codes_in(pattern: str, name: str, listed: frozenset[str]) -> _CodesInName:
-    """The codes in `name` by `pattern`; `listed`: strings that are codes even if no language is known by that code."""
+    """The codes in `name` by `pattern`. The strings in `listed` count as codes even if no language is known by them."""
     readings = _readings(pattern, name, listed)
     return _CodesInName(list(dict.fromkeys(map(_codes, readings))), _whole_codes(readings))
 
@@ -190,7 +194,8 @@ def _parts(pattern: str) -> tuple[str, ...]:
 
 
 def _readings(pattern: str, name: str, listed: frozenset[str]) -> list[_Reading]:
-    """Every way to read a name by a pattern, each once: by a search over the pattern's parts, from left to right."""
+    """Every way to read a name by a pattern, without repeats. The search goes through the pattern's parts from left to
+    right."""
     parts, readings = _parts(pattern), list[_Reading]()
     # A state: the index of the next part, the position in the name where it begins, and the codes before it.
     todo: list[tuple[int, int, tuple[tuple[str, _Code], ...]]] = [(0, 0, ())]
@@ -215,7 +220,7 @@ def _ends_of_part(
 ) -> Iterator[tuple[int, tuple[tuple[str, _Code], ...]]]:
     """Yield the positions where a part that begins at `start` may end, each with the code that the part reads, if any.
 
-    `codes` are those before the part: a placeholder that occurs again must match the same code again.
+    `codes` are the codes of the parts before it: a placeholder that occurs again must match the same code again.
     """
     key = part[1:-1] if part in _PLACEHOLDERS else ""
     if part in _STARS:
@@ -245,9 +250,11 @@ def _ends_of_star(next_parts: tuple[str, ...], name: str, start: int) -> Iterato
 
 
 def _whole_codes(readings: Sequence[_Reading]) -> list[Codes]:
-    """The codes of the readings that cut no code short, the longest first; several if the name is ambiguous.
+    """The likely codes of a name: those of the readings that cut no code short, the longest first.
 
-    CC-100's languages go before others, and codes that languages.py lists before other spellings.
+    If some have only languages of CC-100, most of the others are left out (see `_may_be_meant`). If all that remain are
+    of one language or pair, only the first is returned. If not, but the longest ones that languages.py lists are of one
+    language or pair, the first of these is returned. Else the name is ambiguous, and all that remain are returned.
     """
     uncut = [reading for reading in readings if not any(_is_cut_short(reading, other) for other in readings)]
     candidates = sorted(dict.fromkeys(map(_codes, uncut)), key=_length, reverse=True)
@@ -268,14 +275,15 @@ def _length(codes: Codes) -> int:
 
 
 def _may_be_meant(codes: Codes) -> bool:
-    """Whether codes that are not all in CC-100 may be right although another reading of the name is in CC-100: all are
-    known codes, and those outside CC-100 have a language of two letters (se_no, not foo_br)."""
+    """Whether codes that are not all in CC-100 may be right although another reading of the name is in CC-100. This
+    holds if all are known codes and those outside CC-100 have a language of two letters (se_no, but not foo_br)."""
     others = [code for code in codes if not _in_cc100((code,))]
     return bool(others) and languages_of(codes) != codes and all(len(re.split("[-_]", code)[0]) == 2 for code in others)
 
 
 def _is_cut_short(reading: _Reading, other: _Reading) -> bool:
-    """Whether each code of `reading` begins the same code of the `other` reading, and at least one is shorter."""
+    """Whether each code of `reading` is the beginning of the code that the `other` reading has for that placeholder,
+    and at least one is shorter."""
     begin_alike = all(
         other[key].start == code.start and other[key].text.startswith(code.text) for key, code in reading.items()
     )

@@ -36,13 +36,13 @@ from data_prep.readers.reader import (
     pieces,
 )
 
-_NO_LINE = b"\n"  # in place of the lines that the shorter side lacks; a line itself holds no LF
+_NO_LINE = b"\n"  # fills up the shorter side; no line of a file is equal to it, because lines come without LF
 _ZIP = re.compile(r"(?P<pair>[^.]+-[^.]+)\.txt\.zip")
 _SIDE = re.compile(rf"(?P<stem>(?:.+\.)?(?P<pair>[^.]+-[^.]+))\.(?P<code>[^.]+?){COMPRESSED}")
 _HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.(?!\.?/)")  # files that operating systems add, such as __MACOSX/._X.en-de.de
 # A zip file's last record: its signature, and the number of bytes between signature and comment.
 _END_SIGNATURE, _END_FIELD_BYTES = b"PK\5\6", 18
-_MAX_COLUMNS = 1000  # of a numbered table
+_MAX_COLUMNS = 1000  # largest number of a column of a `NumberedTable`
 _FILE_NAMES = "a-b.txt.zip or X.a-b.a and X.a-b.b"
 
 
@@ -73,7 +73,7 @@ class MosesZip(Moses):
     """Two line-aligned members of a zip file, one for each side."""
 
     def members(self, place: Place, codes: tuple[str, ...]) -> tuple[str, ...]:
-        """The members X.a-b.a and X.a-b.b. Raises ValueError if a side has none or several."""
+        """The names of the members X.a-b.a and X.a-b.b. Raises ValueError if a side has no member or several."""
         if place.size == 0:
             raise ValueError(f"{place} is empty: fetch it again")
         try:
@@ -99,11 +99,11 @@ class MosesZip(Moses):
 
 
 def _member(archive: zipfile.ZipFile, place: Place, ending: str) -> str:
-    """The name of the only member with this ending. Raises an error if there is none or several, or it cannot be
-    opened."""
+    """The name of the only member with this ending. Raises ValueError if not exactly one member has it, and zipfile's
+    error if the member cannot be opened."""
     names = [name for name in archive.namelist() if name.endswith(ending) and not _HIDDEN.match(name)]
     if len(names) != 1:
-        raise ValueError(f"{place} has {len(names)} members named X{ending}: it must have one a side")
+        raise ValueError(f"{place} has {len(names)} members named X{ending}: it must have exactly one")
     archive.open(names[0]).close()
     return names[0]
 
@@ -118,7 +118,8 @@ class TableReader(PairReader):
         self.columns = columns
 
     def read_columns(self, given: Any) -> tuple[str, ...]:
-        """The names of all columns. Raises ValueError if source or target is missing, or one is named twice."""
+        """The names of all columns. Raises ValueError if source or target is missing, or if source, target or score is
+        named twice."""
         are_names = isinstance(given, list | tuple) and all(isinstance(name, str) for name in given)
         if not are_names or not {"source", "target"} <= set(given):
             raise ValueError(f"columns are {given}: 'source' and 'target' must be among them")
@@ -131,11 +132,11 @@ class TableReader(PairReader):
         return columns
 
     def has_column(self, columns: tuple[str, ...], name: str) -> bool:
-        """Whether one column has this name."""
+        """Whether exactly one column has this name."""
         return columns.count(name) == 1
 
     def row_filters(self, source: Input) -> tuple[ColumnFilter, ...]:
-        """The filters on columns that `scored` applies."""
+        """The filters by a column's value that `scored` applies to each row."""
         return column_filters(source.filters)
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
@@ -145,8 +146,8 @@ class TableReader(PairReader):
             yield TextBlock((data,))
 
     def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
-        """Yield the pairs of a block with their scores, None without a column `score`. Rows that give no pair are
-        counted in `counts.dropped`."""
+        """Yield (source, target, score) for each pair of a block; `score` is None if the table has no such column.
+        Rows that give no pair are counted in `counts.dropped`."""
         roles, filters = self.roles(source.columns), self.row_filters(source)
         for piece in pieces(block.sides[0]):
             rows = zip(clean_lines(piece, counts.repaired), piece.removesuffix(b"\n").split(b"\n"), strict=True)
@@ -161,7 +162,7 @@ class TableReader(PairReader):
     def _pair(
         self, row: str, raw: bytes, roles: tuple[str, ...], filters: tuple[ColumnFilter, ...]
     ) -> ScoredPair | str:
-        """Both sides and the score of a row, or the reason to drop it. `row` is the cleaned text of the bytes `raw`."""
+        """(source, target, score) of a row, or the reason to drop it. `row` is the cleaned text of the bytes `raw`."""
         cells = row.split("\t")
         if len(cells) <= raw.count(b"\t"):  # cleaning strips tabs at the ends of the row, and so loses empty cells
             cells = [clean_line(cell, Counter()) for cell in raw.split(b"\t")]

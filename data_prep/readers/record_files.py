@@ -25,32 +25,33 @@ _PARQUET_ROWS = 64  # rows read in one step; few, because a text may be long
 _SHORT_FLOATS = {pa.FloatScalar: np.float32, pa.HalfFloatScalar: np.float16}
 _ARROW_FILE_START, _ARROW_STREAM_END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
 
-# A record's values: in the columns of text, and in the other columns that were asked for.
+# One record: its values in the columns of text, and its values in the other columns that were asked for.
 Record = tuple[list[str], list[Any]]
 
 
 class RecordFile(ABC):
-    """A file format of records. `file_names`: the endings of the files' names, as a regular expression and for
-    messages."""
+    """A file format of records. `file_names` describes the endings of the files' names twice: as a regular expression,
+    and as error messages show them."""
 
     file_names: tuple[str, str]
 
     @abstractmethod
     def records(self, place: Place, texts: Sequence[str], others: Sequence[str] = ()) -> Iterator[Record]:
-        """Yield each record's values in the columns `texts`, which must be strings, and `others`, None for no value.
+        """Yield each record's values in the columns `texts`, which must be strings, and in the columns `others`, where
+        None means that the record has no value.
 
-        Raises ValueError where a column is missing or a text is no string, and on a damaged file.
+        Raises ValueError if a column is missing, a text is no string or the file is damaged.
         """
 
 
 class JsonLines(RecordFile):
-    """JSON Lines: an object a line; empty lines are skipped."""
+    """JSON Lines: one object per line; empty lines are skipped."""
 
     file_names = (rf"\.jsonl{COMPRESSED}", ".jsonl[.xz|.gz|.bz2|.zst]")
 
     def records(self, place: Place, texts: Sequence[str], others: Sequence[str] = ()) -> Iterator[Record]:
         """Yield the fields of each object; a column `a.b` is a field of a nested object."""
-        # The error message for each column of `others` that a record lacked: an error only if all records lack it.
+        # Column of `others` -> the error message for the first record without it. Raised only if all records lack it.
         absent = dict[str, str]()
         columns_seen = set[str]()
         for line_number, line in enumerate(split_lines(read_text(place), _MAX_JSON_LINE), 1):
@@ -58,7 +59,7 @@ class JsonLines(RecordFile):
                 continue
             where = f"{place}, line {line_number}"
             if len(line) > _MAX_JSON_LINE:
-                raise ValueError(f"{where} has over {_MAX_JSON_LINE:,} bytes: is it JSON Lines, an object a line?")
+                raise ValueError(f"{where} has over {_MAX_JSON_LINE:,} bytes: is it JSON Lines, one object per line?")
             try:
                 record = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_json_object)
             except UnicodeDecodeError as error:
@@ -68,7 +69,7 @@ class JsonLines(RecordFile):
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{where} is JSON that cannot be read ({error}): {_REPAIR_LINE}") from None
             if not isinstance(record, dict):
-                raise ValueError(f"{where} is not a JSON object: JSON Lines have one a line, with the text in a field")
+                raise ValueError(f"{where} is not a JSON object: each line must be one, with the text in a field")
             values: list[Any] = []
             for column in others:
                 try:
@@ -84,7 +85,8 @@ class JsonLines(RecordFile):
 
 
 class _AmbiguousObject(dict[str, Any]):
-    """A JSON object with `repeated` field names, which are an error only if a column has one of these names."""
+    """A JSON object in which the field names `repeated` occur more than once. This is an error only if a column that is
+    read has one of these names."""
 
     def __init__(self, fields: Sequence[tuple[str, Any]]):
         super().__init__(fields)
@@ -97,9 +99,9 @@ def _json_object(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _field(record: dict[str, Any], column: str, where: str) -> Any:
-    """The value of a column. Raises KeyError if the record lacks it, ValueError if an object has its field twice."""
+    """The value of a column. Raises KeyError if the record lacks it, ValueError if the field occurs twice."""
     current: Any = record
-    path = column  # the part of the name that leads on from `current`
+    path = column  # the rest of the column's name, to look up in `current`
     while isinstance(current, dict):
         is_field = path in current  # a field's own name may have dots
         name, _, rest = (path, "", "") if is_field else path.partition(".")
@@ -123,18 +125,18 @@ def _text(record: dict[str, Any], column: str, where: str) -> str:
 
 
 class Tables(RecordFile):
-    """A file with a schema and rows in parts: row groups in Parquet, record batches in Arrow."""
+    """A file that has a schema, and its rows in parts: row groups in Parquet, record batches in Arrow."""
 
-    part_name: str  # for messages
-    why_no_pipe: str  # why a named pipe cannot be read, for messages
+    part_name: str  # what messages call a part
+    why_no_pipe: str  # the reason that messages give why a named pipe cannot be read
 
     @abstractmethod
     def open(self, stream: Any) -> tuple[pa.Schema, Any]:
-        """Read the schema. Returns it, and an object that `parts` reads from."""
+        """Returns (schema, file); `file` is the object from which `parts` reads."""
 
     @abstractmethod
     def parts(self, file: Any, names: list[str]) -> Iterator[Iterable[pa.RecordBatch]]:
-        """Yield the parts in order, each as batches with at least the columns `names`."""
+        """Yield the parts in order, each as batches of rows that have at least the columns `names`."""
 
     def records(self, place: Place, texts: Sequence[str], others: Sequence[str] = ()) -> Iterator[Record]:
         """Yield the values of each row, part by part."""
@@ -168,14 +170,14 @@ class Tables(RecordFile):
 
 
 class Parquet(Tables):
-    """A record a row, row group by row group."""
+    """Parquet, read by row groups. Each row is a record."""
 
     file_names = (r"\.parquet", ".parquet")
     part_name, why_no_pipe = "row group", "a Parquet file's index is at its end"
 
     def open(self, stream: Any) -> tuple[pa.Schema, Any]:
-        """The schema, and the file."""
-        # Read through a buffer, so that a whole row group need not fit in memory.
+        """Returns (schema, file)."""
+        # A buffer instead of pre_buffer, so that memory need not hold a whole row group.
         file = parquet.ParquetFile(stream, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
         return file.schema_arrow, file
 
@@ -187,13 +189,13 @@ class Parquet(Tables):
 
 
 class Arrow(Tables):
-    """A record a row, of an Arrow stream such as Hugging Face's `save_to_disk` writes, or of an Arrow file."""
+    """An Arrow stream, such as Hugging Face's `save_to_disk` writes, or an Arrow file. Each row is a record."""
 
     file_names = (r"\.arrow", ".arrow")
     part_name, why_no_pipe = "record batch", "an Arrow file is read from its end"
 
     def open(self, stream: Any) -> tuple[pa.Schema, Any]:
-        """The schema, and the reader of a stream or file. Raises ArrowInvalid if the end of a stream is missing."""
+        """Returns (schema, reader of the stream or file). Raises ArrowInvalid if the end of a stream is missing."""
         is_file = stream.read(len(_ARROW_FILE_START)) == _ARROW_FILE_START
         if not is_file:
             stream.seek(max(stream.seek(0, 2) - len(_ARROW_STREAM_END), 0))
@@ -204,14 +206,17 @@ class Arrow(Tables):
         return reader.schema, reader
 
     def parts(self, file: Any, names: list[str]) -> Iterator[Iterable[pa.RecordBatch]]:
-        """The record batches, each as one batch."""
+        """The record batches, each in a list of its own."""
         if isinstance(file, pa.RecordBatchFileReader):
             return ([file.get_batch(index)] for index in range(file.num_record_batches))
         return ([batch] for batch in file)
 
 
 def _path(schema: pa.Schema, column: str, place: Place, is_text: bool) -> tuple[str, ...]:
-    """The names of the fields that lead to `column`, from the outermost one to the column itself."""
+    """The names of the nested fields that lead to `column`, from the outermost one to the column itself.
+
+    Raises ValueError if the column is missing or ambiguous, or if `is_text` and it has no strings.
+    """
     outer, fields, rest = tuple[str, ...](), list(schema), column
     while True:
         types = {field.name: field.type for field in fields}
@@ -231,8 +236,8 @@ def _path(schema: pa.Schema, column: str, place: Place, is_text: bool) -> tuple[
 
 
 def _check_offsets(column: pa.Array) -> None:
-    """Raise ArrowInvalid for an offset that points outside the column's memory, before any value is read. Invalid UTF-8
-    passes: the conversion of its row to Python raises an error that names the row."""
+    """Raise ArrowInvalid if an offset points outside the column's memory, before any value is read. Invalid UTF-8
+    passes here: its error comes when the row is converted to Python, and then names the row."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -249,7 +254,7 @@ def _value(scalar: pa.Scalar) -> Any:
 
 
 def _rows(batches: Iterable[pa.RecordBatch], paths: Sequence[tuple[str, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Yield each row's scalars, one for each of the `paths` (see `_path`)."""
+    """Yield for each row its Arrow scalars, one for each of the `paths` (see `_path`)."""
     for batch in batches:
         for column in batch.columns:
             _check_offsets(column)

@@ -1,4 +1,5 @@
-"""Files of records, each a document with its text in one column, or a pair with its sides in two."""
+"""Readers of files of records. Each record is a document, with its text in one column, or a pair, with its sides in two
+columns."""
 
 import re
 from collections import Counter
@@ -12,8 +13,8 @@ from data_prep.readers.plain_pairs import TableReader
 from data_prep.readers.reader import CC100, Input, TextBlock
 from data_prep.readers.record_files import RecordFile
 
-# Lines inside a text that are empty once they are cleaned. A match begins with the LF before the first of them and ends
-# before the LF of the last one.
+# Lines inside a text that cleaning would leave empty. A match begins with the LF before the first empty line and ends
+# before the LF at the end of the last one.
 _EMPTY_LINES = re.compile(
     "(?:\n[\ufeff\x00-\x09\x0b-\x20\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*)+(?=\n)"
 )
@@ -21,7 +22,7 @@ _TABS_OR_LINE_ENDS = re.compile("[\t\n]+")
 
 
 class RecordDocuments(CC100):
-    """Records with the text in one column. A record is a document and is never cut, so a long one makes a large
+    """Records that are documents, with the text in one column. A record is never cut, so a long one makes a large
     block."""
 
     columns = ("text",)
@@ -30,7 +31,7 @@ class RecordDocuments(CC100):
         self.files, self.file_names = files, files.file_names
 
     def read_columns(self, given: Any) -> tuple[str, ...]:
-        """The column that has the text. Raises ValueError for none or several."""
+        """The column that has the text, as the only entry. Raises ValueError unless `given` lists one name."""
         if not isinstance(given, list | tuple) or len(given) != 1 or not isinstance(given[0], str):
             raise ValueError(f"columns are {given}: name the one that has the text")
         return tuple(given)
@@ -54,7 +55,7 @@ class RecordDocuments(CC100):
         for (text,), values in self.files.records(source.paths[0], columns, [rule.column for rule in filters]):
             text = text.replace(source.line_end, "\n") if source.line_end else text
             if reason := first_reason(filters, values):
-                if text.strip():  # a record without text is no document, so none is dropped
+                if text.strip():  # a record without text is no document, so it does not count as dropped
                     dropped[reason] += 1
                 continue
             documents.append(_EMPTY_LINES.sub(remove, text).encode(errors="surrogatepass"))
@@ -77,7 +78,8 @@ class RecordPairs(TableReader):
         self.files = files
 
     def read_columns(self, given: Any) -> tuple[str, ...]:
-        """The columns of source, target and, if there is one, score. Raises ValueError for other entries."""
+        """The names of the columns that hold source, target and, if it is given, score. Raises ValueError if `given`
+        has another key, or lacks a side."""
         names = given if isinstance(given, dict) else {}
         if not {"source", "target"} <= set(names) <= set(self.columns) or not all(
             isinstance(name, str) for name in names.values()
@@ -89,7 +91,7 @@ class RecordPairs(TableReader):
         return tuple(names[role] for role in self.columns if role in names)
 
     def roles(self, columns: tuple[str, ...]) -> tuple[str, ...]:
-        """Source, target and, for a third column, score."""
+        """The role of each column: source, target and, if there is a third one, score."""
         return self.columns[: len(columns)]
 
     def has_column(self, columns: tuple[str, ...], name: str) -> bool:
@@ -97,11 +99,11 @@ class RecordPairs(TableReader):
         return True
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
-        """Yield blocks of whole pairs as rows of a table; tabs and line ends inside a side become a space."""
+        """Yield blocks of whole pairs as rows of a table. Tabs and line ends inside a side become spaces."""
         rows: list[bytes] = []
         block_bytes, dropped = 0, Counter[str]()
         filters = column_filters(source.filters)
-        side_columns, score_columns = source.columns[:2], source.columns[2:]  # one score or none
+        side_columns, score_columns = source.columns[:2], source.columns[2:]  # one column of scores, or none
         others = [*score_columns, *(rule.column for rule in filters)]
         for texts, values in self.files.records(source.paths[0], side_columns, others):
             a, b = map(_cell, texts)
@@ -125,7 +127,7 @@ class RecordPairs(TableReader):
             yield TextBlock((b"".join(rows),), dropped)
 
     def row_filters(self, source: Input) -> tuple[()]:
-        """Empty, because `blocks` applies the column filters."""
+        """No filters: `blocks` has already applied them, because its rows lack the columns to filter by."""
         return ()
 
 

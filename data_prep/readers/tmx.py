@@ -1,8 +1,9 @@
-"""TMX read as a stream: from each translation unit the segments of two languages, in bounded memory.
+"""Read TMX as a stream, in bounded memory: from each translation unit, the segments of two languages.
 
-We handle the events of the XML parser expat, because a tree of elements would grow with the unit. Expat opens no other
-files. A file that is not XML or declares entities is an error. Bytes that are invalid in the file's encoding and
-characters that XML forbids are repaired and counted: some tools write them, and expat would fail on the whole file.
+We handle the events of the XML parser expat, because a tree of elements would need memory for a whole unit, however
+large. Expat opens no other files. A file that is not XML or declares entities is an error. Bytes that are invalid in
+the file's encoding and characters that XML forbids are repaired and counted: some tools write them, and expat would
+fail on the whole file.
 """
 
 import codecs
@@ -45,9 +46,9 @@ class Tmx(AlignedReader):
     says_languages = True
 
     def units(self, source: Input, repaired: Counter[str]) -> Iterator[Unit]:
-        """Yield the units of a TMX file: the first segment of each language, without tags.
+        """Yield the units of a TMX file, each as the first segment of either language, without tags.
 
-        Units that lack a language or have an unknown entity are dropped as malformed, units with a long segment as
+        A unit that lacks a language or has an unknown entity is dropped as malformed, and one with a long segment as
         long_line. Raises ValueError for a file that cannot be read.
         """
         name = str(source.paths[0])
@@ -87,14 +88,14 @@ class _UnitHandler:
         self.languages = languages
         self.units: list[Unit] = []
         self.open_tags: list[str] = []
-        # The depths of the open <seg> and of the outermost element in <seg> whose text is skipped; 0 if none is open.
-        # A segment in another language is skipped from its <seg> on.
+        # Number of open tags from <tmx> to the open <seg>, and from <tmx> to the outermost open element whose text is
+        # skipped; 0 if there is no such element. In a segment of another language, <seg> itself is skipped.
         self.segment_depth = self.skipped_depth = 0
-        self.language = ""
+        self.language = ""  # the language of the latest <tuv>; empty for an unknown one
         self.segments: dict[str, str] = {}  # segments of the open unit, by language
         self.text: list[str] = []  # text of the open segment; cut soon after MAX_LINE characters
         self.length = 0  # characters of `text`
-        self.valid = True
+        self.valid = True  # false if the open unit has an unknown entity
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         if not self.open_tags and tag != "tmx":
@@ -155,23 +156,24 @@ class _UnitHandler:
 
 @lru_cache(1000)
 def _language(tag: str) -> str:
-    """The code (`language_of`) of a language tag in BCP 47: `de` for de-DE and de-CH-1901, `zh-Hant` for zh-Hant-TW;
-    empty for a tag without a known code."""
+    """The code (see `language_of`) of a language tag of BCP 47: `de` for de-DE and de-CH-1901, `zh-Hant` for
+    zh-Hant-TW. Returns "" for a tag without a known code."""
     parts = re.split("[-_]", tag.strip())
-    # An extension is left out: a single letter and all after it, as in de-u-co-phonebk and de-x-mine.
+    # Leave out extensions: the first single letter and all that follows it, as in de-u-co-phonebk and de-x-mine.
     parts = parts[: next((i for i, part in enumerate(parts) if i and len(part) == 1), len(parts))]
     while parts:
         try:
             return language_of("-".join(parts))
         except ValueError:
             last = parts.pop()
-            if len(last) == 4 and last.isalpha():  # a script: without it the code would mean the usual one
+            if len(last) == 4 and last.isalpha():  # a script: without it, the code means the language's usual script
                 break
     return ""
 
 
 def _texts(place: Place, repaired: Counter[str]) -> Iterator[str]:
-    """Yield the file's text, repaired to be legal in XML; no piece ends inside a numeric character reference."""
+    """Yield the file's text in pieces, repaired to be legal in XML. No piece ends inside a numeric character
+    reference, so that the repair sees each one complete."""
     chunks = read_text(place)
     head = b""
     while len(head) < _HEAD_BYTES and (chunk := next(chunks, b"")):
@@ -197,7 +199,8 @@ def _legal_reference(reference: re.Match[str]) -> str:
 
 
 def _encoding(head: bytes, place: Place) -> str:
-    """The encoding of a file, by its first bytes or else its declaration. Raises ValueError for an unknown one."""
+    """The encoding of a file, by its first bytes or else by its XML declaration; without either, UTF-8. Raises
+    ValueError if the declared encoding is unknown."""
     for start, encoding in _STARTS.items():
         if head.startswith(start):
             return encoding
@@ -205,8 +208,8 @@ def _encoding(head: bytes, place: Place) -> str:
     encoding = declared[1].decode("ascii", "replace") if declared else "utf-8"
     try:
         codec = codecs.lookup(encoding)
-        # `_ENCODING_DECLARATION` matches one byte a character. So a file in which it declares UTF-16 or UTF-32 was
-        # converted later, most likely to UTF-8.
+        # The pattern of the declaration matches only text with one byte per character. So a file that declares UTF-16
+        # or UTF-32 in this way was converted later, most likely to UTF-8.
         return codec.name if not re.match(r"utf-?(16|32)", codec.name) and codec._is_text_encoding else "utf-8"
     except LookupError:
         raise ValueError(f"{place} declares the encoding {encoding!r}, which is unknown: convert it to UTF-8") from None
@@ -216,7 +219,7 @@ _replaced: list[int] = []  # positions of bytes that are invalid in the encoding
 
 
 def _replace(error: UnicodeError) -> tuple[str, int]:
-    """Error handler for decoders: U+FFFD in place of the invalid bytes."""
+    """Error handler for decoders: writes U+FFFD in place of the invalid bytes, and notes their position."""
     assert isinstance(error, UnicodeDecodeError)
     _replaced.append(error.start)
     return "\ufffd", error.end

@@ -787,7 +787,7 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         (
             {"line_end": "|"},
             'pairs = "any"',
-            "line_end is '|': it is a string, of a format that has records of documents",
+            "line_end is '|': it must be a string, and only jsonl, parquet and arrow have it",
         ),
         ({}, 'pairs = "any"\n[filters.score]', "filter score needs a column 'score'"),
         ({}, "pairs = any", "cannot be read"),
