@@ -1,8 +1,8 @@
-"""The first weights that a run takes from another model (`start.folder`): a run, an export, or XLM-R.
+"""The first weights that a run takes from another model (`start.folder`). That model is a run, an export, or XLM-R.
 
-A vocabulary may grow: the data's vocabulary may begin with all pieces of the model's vocabulary and have more. Each new
-piece is then segmented into old pieces, and its embedding starts as the mean of their embeddings. If the run has a
-relative bias and the other model has none, the bias starts at 0, so that at first it changes nothing.
+A vocabulary may grow: the data's vocabulary may begin with all pieces of the other model's vocabulary and have more.
+Each new piece is then segmented into old pieces, and its embedding starts as the mean of their embeddings. If the run
+has a relative position bias and the other model has none, the bias starts at 0, so that at first it changes nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,15 +31,16 @@ from .trained.weights import read_weights
 
 # Exported settings in which a run and the model that it starts from may differ.
 _MAY_DIFFER = ("discriminator_layers", "init_std", "layout", "language_embeddings")
-_BODY = ("body", "local_window", "global_every", "local_rotary_base")  # without `rotary_base`, which may be raised
+# Settings of the layers. `rotary_base` is not among them, because a run may raise it.
+_BODY = ("body", "local_window", "global_every", "local_rotary_base")
 # Settings in which a run must be equal to the model that it starts from.
 SHAPE = [*_BODY, *(name for name in EXPORTED_SETTINGS if name not in _MAY_DIFFER)]
-# Prefixes of the parameters that have a row for every id.
+# Prefixes of the parameters that have a row for every token id.
 _TOKEN_PARAMETERS = ("embedding_", "difference_", "masked_head.bias", "token_head.bias")
 
 
 class _SourceEncoder(NamedTuple):
-    """An encoder of another model."""
+    """An encoder of the other model, with its heads and its vocabulary."""
 
     encoder: TextEncoder
     heads: Mapping[str, Tensor]  # the parameters of the encoder's heads, by name
@@ -49,16 +50,18 @@ class _SourceEncoder(NamedTuple):
 class _Start(NamedTuple):
     """First values for a run's model."""
 
-    values: dict[str, Tensor]  # by name of the parameter
-    models: dict[str, ModelConfig]  # for each part of the run's model, settings of the model from which the part starts
+    values: dict[str, Tensor]  # parameter name -> value
+    # Name of a part of the run's model, such as `generator` -> settings of the model from which this part starts.
+    models: dict[str, ModelConfig]
 
 
 def starting_weights(config: RunConfig, vocabulary: Vocabulary, sources: Sequence[Path] = ()) -> InitialValues | None:
-    """A function from a parameter's name to its first value, or to None if the parameter starts at random. Instead
-    of a function, the result is None if `config.start` names no folder or the engine loads the weights later.
+    """Returns a function from a parameter's name to its first value. For a parameter that starts at random, the
+    function returns None. If `config.start` names no folder, or if the engine loads the weights later, there is no
+    function and the result is None.
 
-    `vocabulary`: the data's; `sources`: what `pin_step` returns for each of `source_folders`. Raises ValueError
-    for a model of another shape, or with a vocabulary that is not the beginning of the data's.
+    `vocabulary` is that of the data. `sources` has what `pin_step` returns for each of `source_folders`. Raises
+    ValueError for a model of another shape, or with a vocabulary that is not the beginning of the data's.
     """
     folders = source_folders(config)
     take = config.start.take
@@ -80,7 +83,7 @@ def starting_weights(config: RunConfig, vocabulary: Vocabulary, sources: Sequenc
 
 
 def source_folders(config: RunConfig) -> list[Path]:
-    """The folders that a run starts from: first that of embedding and heads, then those of other parts."""
+    """The folders of the models that a run starts from. The first one gives the embedding and the heads."""
     if not config.start.folder:
         return []
     parts = objective_of(config.objective).first_weights(config.start, config.model)
@@ -90,15 +93,17 @@ def source_folders(config: RunConfig) -> list[Path]:
 def _from_encoders(
     folders: Mapping[Path, Path], take: EncoderName, config: RunConfig, vocabulary: Vocabulary
 ) -> _Start:
-    """Embedding and heads of the encoder that `take` names, and the encoder that each part of the run's model takes.
+    """First values if `start.take` names an encoder. The embedding and the heads come from the encoder `take`, and each
+    part of the run's model starts from the encoder that the objective chooses for it.
 
-    `folders`: for each source folder, what `pin_step` returns.
+    `folders` maps each source folder to what `pin_step` returned for it.
     """
     objective = objective_of(config.objective)
     main_folder = Path(config.start.folder)
 
     def read(folder: Path, which: EncoderName | None) -> tuple[_SourceEncoder, dict[str, Tensor], ModelConfig]:
-        """An encoder, and its state and settings with rows for all pieces of the data's vocabulary."""
+        """Returns (encoder, state, settings). The state and the settings have rows for all pieces of the data's
+        vocabulary."""
         source = _source_encoder(folders[folder], which)
         state, cfg = _with_new_pieces(source.encoder.state_dict(), source.encoder.cfg, source.vocabulary, vocabulary)
         _check_start(folders[folder], cfg, config, source.vocabulary, vocabulary)
@@ -124,7 +129,7 @@ def _from_encoders(
 
 
 def _table(state: Mapping[str, Tensor]) -> Tensor:
-    """The token embedding of an encoder's state as one tensor."""
+    """The token embedding of an encoder's state as one tensor; the state may hold it in several blocks."""
     return torch.cat([state[name] for index in range(len(state)) if (name := f"embedding_{index}") in state])
 
 
@@ -222,7 +227,7 @@ def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
         return run
     objective = objective_of(config.objective)
     has_generator = (folder / GENERATOR_FOLDER).is_dir()
-    exported = read_config(folder).get(WHICH)  # which encoder the export is of
+    exported = read_config(folder).get(WHICH)  # name of the encoder that was exported, if the file says it
     instead = f"set start.take to {'discriminator or generator' if has_generator else 'encoder'}"
     missing = [
         part
@@ -241,7 +246,8 @@ def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
             )
         state |= head_values
         state |= {f"{which}.{name}": value for name, value in source.encoder.encoder.state_dict().items()}
-    discriminator, generator = sources[0].encoder, sources[-1].encoder  # both are the only encoder if there is one
+    # If the model has only one encoder, both names mean it.
+    discriminator, generator = sources[0].encoder, sources[-1].encoder
     layers = generator.cfg.discriminator_layers
     if replace(discriminator.cfg, discriminator_layers=layers) != generator.cfg:
         raise ValueError(f"{folder / GENERATOR_FOLDER} is of another model than {folder}: export the run again")
@@ -262,17 +268,19 @@ def _whole_export(folder: Path, config: RunConfig) -> TrainedRun:
 def _with_new_pieces(
     state: Mapping[str, Tensor], cfg: ModelConfig, old: Vocabulary, new: Vocabulary
 ) -> tuple[dict[str, Tensor], ModelConfig]:
-    """`state` and `cfg` with rows for all pieces of `new`, if `new` begins with the pieces of `old`; else unchanged."""
+    """Returns (state, cfg) with rows for all pieces of `new`. If `new` does not extend `old`, both are unchanged."""
     if new.size <= old.size or not new.begins_with(old):
         return dict(state), cfg
-    # `<mask>` has the last id. For each new piece, the ids of the old pieces into which it is segmented:
+    # `<mask>` has the last id of a vocabulary, so the new pieces have the ids from `old.mask` on. For each new piece,
+    # `old_ids` has the ids of the old pieces into which it is segmented.
     old_ids = old.segment_pieces([new.piece(token) for token in range(old.mask, new.mask)])
     ids = torch.from_numpy(np.concatenate(old_ids)).long()
     sizes = torch.tensor(list(map(len, old_ids)))
-    new_pieces = torch.arange(len(old_ids)).repeat_interleave(sizes)  # index of the new piece of each of `ids`
+    new_pieces = torch.arange(len(old_ids)).repeat_interleave(sizes)  # for each of `ids`, the index of its new piece
 
     def with_new_rows(rows: Tensor) -> Tensor:
-        """`rows`, and before the row of `<mask>` a row for each new piece: the mean of its old pieces' rows."""
+        """`rows` with a row for each new piece inserted before the row of `<mask>`. A new piece's row is the mean of
+        its old pieces' rows."""
         sums = rows.new_zeros(len(old_ids), *rows.shape[1:]).index_add_(0, new_pieces, rows[ids])
         means = sums / sizes.view(-1, *(1 for _ in rows.shape[1:]))
         return torch.cat([rows[: old.mask], means, rows[old.mask :]])
@@ -311,13 +319,14 @@ def _check_layout(folder: Path, source: ModelConfig, config: RunConfig) -> None:
     if objective_of(objective).starts_in_layout and source.layout != layout:
         raise ValueError(
             f"the model in {folder} has layout {source.layout}, model.layout is {layout}, and objective.name "
-            f"{objective.name} needs the same: set it to {source.layout}, and mix the data with --layout so"
+            f"{objective.name} needs the same: set it to {source.layout}, and mix the data with --layout "
+            f"{source.layout}"
         )
 
 
 def _check_shape(folder: Path, source: ModelConfig, config: RunConfig, instead: str = "") -> None:
-    """Raise ValueError if `source` and the model of `config` differ in a setting of the objective's shape; `instead`
-    ends the message."""
+    """Raise ValueError if `source` and the model of `config` differ in a setting that gives the objective's model its
+    shape. The message ends with `instead`, another remedy."""
     objective = objective_of(config.objective)
     theirs = objective.shape(source)
     for name, ours in objective.shape(config.model).items():

@@ -1,4 +1,4 @@
-"""`xlme slurm --out DIR`: the job scripts of the package, to be changed for a site."""
+"""`xlme slurm --out DIR` copies the package's job scripts to DIR/slurm, where a user adapts them to a cluster."""
 
 import shutil
 from dataclasses import dataclass

@@ -11,14 +11,15 @@ from .run_commands import LAUNCHED, environment, launch
 
 USAGE = f"""usage: xlme launch [--gpus N] [DEEPSPEED OPTIONS] COMMAND --flags
 
-Run COMMAND ({" or ".join(LAUNCHED)}) on N processes of this machine, one a GPU, or on N of each machine of a hostfile.
-It is `deepspeed --num_gpus N --module xlme_ds.COMMAND --flags`.
+Run COMMAND ({" or ".join(LAUNCHED)}) on N processes of this machine, one per GPU, or on N of each machine that a
+hostfile lists. It is `deepspeed --num_gpus N --module xlme_ds.COMMAND --flags`.
 
-  --gpus N           processes of a machine; by default one for each GPU that it has; without a GPU they use its cores
+  --gpus N           processes per machine (default: one per GPU); on a machine without GPUs they run on its CPU cores
   DEEPSPEED OPTIONS  those of `deepspeed --help`: --hostfile FILE, --include HOST:GPU,GPU, --master_port PORT, ...;
-                     without ssh on each machine --no_ssh --node_rank N --master_addr HOST"""
+                     if there is no ssh, start this command on each machine with --no_ssh --node_rank N
+                     --master_addr HOST"""
 
-# Options that choose processes: next to --gpus none may be given, nor a second --gpus.
+# Options that choose processes. --gpus excludes all of them, and also a second --gpus.
 _CHOOSE_PROCESSES = ("--gpus", "--num_gpus", "--num_accelerators", "--include", "-i", "--exclude", "-e")
 
 

@@ -1,7 +1,7 @@
-"""An encoder with the head of a task, and the objective of fine-tuning: the mean cross-entropy over the labelled words,
-the pairs, or the windows of contexts in the global batch.
+"""The model and the objective of fine-tuning. The model is an encoder with the head of a task. The loss is the mean
+cross-entropy over the labelled words, the pairs of texts, or the windows of questions' contexts in the global batch.
 
-B rows, T tokens, D width.
+Letters of shapes: B inputs in a batch, T tokens of an input, D width of the encoder.
 """
 
 import re
@@ -22,7 +22,7 @@ from .downstream_tasks import Kind
 from .features import IGNORED, TaskBatch
 
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
-_INPUT_PREFIXES = (  # of the names of the parameters before the first layer
+_INPUT_PREFIXES = (  # a parameter that is used before the first layer has a name with one of these prefixes
     "encoder.embedding_",
     *(f"encoder.encoder.{name}" for name in ("positions", "languages", "relative", "input_norm")),
 )
@@ -32,8 +32,8 @@ class TaskModel(nn.Module):
     """An encoder and a head. The head reads every token; for pairs, only the first token.
 
     The head is XLM-R's: linear for tokens and spans; dense, tanh and linear for pairs. After an encoder of `model.body
-    modern` the head is ModernBERT's: dense, GELU, norm and linear. The encoder is trained too, with `dropout` instead
-    of the rate of pre-training, and without dropout of attention weights.
+    modern` the head is ModernBERT's: dense, GELU, norm and linear. It has `labels` outputs. The encoder is trained too:
+    `dropout` replaces its dropout rate, and attention weights get no dropout.
     """
 
     def __init__(self, cfg: ModelConfig, kind: Kind, labels: int, dropout: float = 0.0):
@@ -50,7 +50,8 @@ class TaskModel(nn.Module):
         self.dropout = dropout
 
     def forward(self, batch: TaskBatch) -> Tensor:
-        """float32 logits: [B, T, labels] of tokens, [B, labels] of pairs, [B, T, 2] of spans (first and last token)."""
+        """Returns float32 logits. For tokens: [B, T, labels]. For pairs: [B, labels]. For spans: [B, T, 2], where the
+        last dimension is (the answer begins at this token, the answer ends at this token)."""
         hidden_BTD = self.encoder(
             batch.tokens_BT, batch.positions_BT, batch.segments_BT, batch.languages_BT, batch.keys_B
         )
@@ -62,7 +63,8 @@ class TaskModel(nn.Module):
 
 
 class TaskObjective(Objective):
-    """The objective of fine-tuning. A span is two predictions, of its first and its last token; each counts half."""
+    """The objective of fine-tuning. A span consists of two predictions, one of its first token and one of its last
+    token, and each of the two counts half."""
 
     terms: tuple[str, ...] = ("loss",)
     statistics_shape: tuple[int, ...] = (1,)
@@ -74,8 +76,9 @@ class TaskObjective(Objective):
         self.weights = torch.ones(1, dtype=torch.float64)
 
     def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
-        """Each parameter's factor of the learning rate (ERNIE-M, Tables 11 and 12): layer_decay ** depth. The depth is
-        0 after the last layer, 1 in the last layer, 2 in the layer before, and so on down to the embedding."""
+        """The factor that multiplies each parameter's learning rate: layer_decay ** depth (ERNIE-M, Tables 11 and 12).
+        The depth is 0 for the parameters after the last layer, 1 in the last layer, 2 in the layer before it, and so
+        on. The embedding is one deeper than the first layer."""
         layer_of = {name: int(match[1]) for name in names if (match := _LAYER.search(name))}
         layers = 1 + max(layer_of.values(), default=-1)
         depths = {name: layers - layer for name, layer in layer_of.items()}
@@ -87,28 +90,29 @@ class TaskObjective(Objective):
         return TaskModel(cfg, self.kind, self.labels, self.dropout)
 
     def counts(self, batch: TaskBatch) -> Tensor:
-        """float64 [1]: the number of labelled words, pairs or windows."""
+        """float64 [1]: the number of labelled words, pairs or windows in the batch."""
         count = (batch.labels != IGNORED).sum() if self.kind == "tokens" else torch.tensor(len(batch.labels))
         return count.double().view(1).to(batch.labels.device)
 
     def sums(self, output: Tensor, batch: TaskBatch) -> Tensor:
-        """float32 [1]: the summed cross-entropy, with its gradient."""
+        """float32 [1]: the cross-entropy, summed over the batch; it carries the gradient."""
         logits, labels = self._flat(output, batch)
         loss = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
         return (loss / 2 if self.kind == "span" else loss).view(1)
 
     def statistics(self, output: Tensor, batch: TaskBatch) -> Tensor:
-        """float64 [1]: the number of right predictions."""
+        """float64 [1]: the number of right predictions in the batch. Each right end of a span counts 1/2."""
         logits, labels = self._flat(output, batch)
         right = (logits.argmax(-1) == labels).sum().double()
         return (right / 2 if self.kind == "span" else right).view(1)
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
-        """`loss` and `accuracy` of a global batch."""
+        """`loss` and `accuracy` of a global batch, from the totals of `sums`, `counts` and `statistics` over it."""
         return {"loss": float(sums / counts.clamp(min=1)), "accuracy": float(statistics / counts.clamp(min=1))}
 
     def _flat(self, output: Tensor, batch: TaskBatch) -> tuple[Tensor, Tensor]:
-        """Logits [N, classes] and labels [N]. A span is two predictions, whose classes are the positions."""
+        """Returns (logits [N, classes], labels [N]) of N predictions. A span consists of two predictions, and the
+        classes of each are the T token positions."""
         if self.kind == "span":
             return output.transpose(1, 2).flatten(0, 1), batch.labels.flatten()
         return output.flatten(0, -2), batch.labels.flatten()

@@ -1,9 +1,10 @@
-"""Predict the labels or answers of a file, and score them: F1 of entities and of tags, accuracy, F1 and exact match of
-answers.
+"""Predict the tags, labels or answers of a task file, and score them. Entities are scored by F1, parts of speech by F1
+and accuracy, pairs of texts by accuracy, and answers by F1 and exact match.
 
-The answer to a question is the best of the spans in all windows of its context. SQuAD v1.1 compares lower-cased words
-without English articles and ASCII punctuation. MLQA (Lewis et al., 2020) also drops Unicode's punctuation and the
-articles of the text's language, and cuts Chinese into characters.
+A context that is longer than the model's input is read in several windows. The answer to a question is the best span in
+all of them. To compare answers, SQuAD v1.1 lower-cases them and drops English articles and ASCII punctuation. MLQA
+(Lewis et al., 2020) drops the articles of the text's own language instead, and all punctuation of Unicode, and splits
+Chinese into characters.
 """
 
 import re
@@ -23,10 +24,10 @@ from .features import Feature, collate_features
 from .objective import TaskModel
 from .task_files import Example, Question, Sentence, TextPair
 
-Predictions = list[list[str]] | list[str]  # for each example: the tags of its words, or one label, or one answer
+Predictions = list[list[str]] | list[str]  # one entry per example: the list of its words' tags, a label, or an answer
 WordSplitter = Callable[[str, str], list[str]]  # (text, language) -> words
 
-# Both values are those of SQuAD's usual baselines and of XTREME.
+# SQuAD's usual baselines and XTREME use these two values, too.
 N_BEST = 20  # number of candidates in a window for an answer's first token, and for its last token
 LONGEST_ANSWER = 30  # tokens
 
@@ -41,10 +42,12 @@ _ARTICLES = {  # patterns from MLQA's evaluation, by language
 
 @torch.no_grad()
 def logits_of(model: TaskModel, features: Sequence[Feature], batch: int = 32) -> list[np.ndarray]:
-    """The float32 logits of each feature: [tokens, labels], or [labels] of pairs."""
+    """The float32 logits of each feature, in the order of `features`. The shape of each array is [labels] for pairs,
+    and [tokens, labels] for the other kinds. `batch`: the number of features that the model reads at once."""
     model.eval()
     device = next(model.parameters()).device
-    order = sorted(range(len(features)), key=lambda i: len(features[i].ids))  # little padding inside a batch
+    # Batches of similar lengths need little padding.
+    order = sorted(range(len(features)), key=lambda i: len(features[i].ids))
     all_logits: list[np.ndarray] = [np.empty(0)] * len(features)
     for start in range(0, len(order), batch):
         indices = order[start : start + batch]
@@ -60,7 +63,7 @@ def predict(
     """The model's tags, labels or answers, one entry for each example."""
     logits = logits_of(model, features)
     if task.kind == "pair":
-        return [task.labels[int(of_pair.argmax())] for of_pair in logits]
+        return [task.labels[int(pair_logits.argmax())] for pair_logits in logits]
     features_of_example: dict[int, list[int]] = {}  # index of an example -> indices of its features
     for i, feature in enumerate(features):
         features_of_example.setdefault(feature.example, []).append(i)
@@ -78,11 +81,12 @@ def predict(
 
 
 def best_answer(question: Question, windows: Sequence[Feature], logits: Sequence[np.ndarray]) -> str:
-    """The text of the best span in all windows of a question: the span with the largest sum of the logits of its first
-    and last token. `logits`: [tokens, 2] (first and last) for each window."""
+    """The text of the best span in all windows of a question. The best span has the largest sum of two logits: that its
+    first token begins the answer, and that its last token ends it. `logits` has an array [tokens, 2] of these two
+    logits for each window."""
     best_score, answer = -np.inf, ""
     for window, scores in zip(windows, logits, strict=True):
-        positions = np.flatnonzero(window.characters[:, 0] >= 0)  # of the context's tokens in the window
+        positions = np.flatnonzero(window.characters[:, 0] >= 0)  # where the window has tokens of the context
         firsts, lasts = (positions[np.argsort(-scores[positions, end], kind="stable")[:N_BEST]] for end in (0, 1))
         for first in firsts:
             for last in lasts:
@@ -94,31 +98,32 @@ def best_answer(question: Question, windows: Sequence[Feature], logits: Sequence
 
 
 def squad_words(text: str, language: str = "en") -> list[str]:
-    """The words that SQuAD compares, the same in every `language`."""
+    """The words of a text as SQuAD compares them. `language` has no effect: English articles are always dropped."""
     text = "".join(character for character in text.lower() if character not in string.punctuation)
     return re.sub(_ARTICLES["en"], " ", text).split()
 
 
 def mlqa_words(text: str, language: str) -> list[str]:
-    """The words that MLQA compares."""
+    """The words of a text as MLQA compares them."""
     text = "".join(c for c in text.lower() if c not in string.punctuation and unicodedata.category(c)[0] != "P")
     if language in _ARTICLES:
         text = re.sub(_ARTICLES[language], " ", text)
-    if language == "zh":  # Chinese characters one by one, text between them split at white space
+    if language == "zh":  # every Chinese character is a word, and text between them is split at white space
         return re.findall(r"[\u4e00-\u9fa5]|[^\s\u4e00-\u9fa5]+", text)
     return text.split()
 
 
 def compare(prediction: str, answers: Sequence[str], language: str, words: WordSplitter) -> tuple[float, float]:
-    """(F1 over words, exact match) of a predicted answer, each from 0 to 1. With several right `answers`, the best
-    value counts. `words` splits a text."""
+    """Returns (F1 over words, exact match) of a predicted answer, each from 0 to 1. If there are several right
+    `answers`, each value is the best one over them. `words` splits a text into words."""
     predicted, right = words(prediction, language), [words(answer, language) for answer in answers]
     f1 = max((_f1(predicted, answer) for answer in right), default=0.0)
     return f1, float(predicted in right)
 
 
 def _f1(first: list[str], second: list[str]) -> float:
-    """The harmonic mean of precision and recall of the words that two texts share."""
+    """The F1 of two texts, given as lists of words. Precision and recall are the fractions of each text's words that
+    the other text has, too; F1 is their harmonic mean."""
     common = sum((Counter(first) & Counter(second)).values())
     return 2 * common / (len(first) + len(second)) if common else 0.0
 
@@ -126,8 +131,11 @@ def _f1(first: list[str], second: list[str]) -> float:
 def score(
     name: str, task: DownstreamTask, examples: Sequence[Example], predictions: Predictions, language: str
 ) -> dict[str, float]:
-    """The scores of predictions in per cent, by metric; `name` is the task's. For tags, F1 is seqeval's: it counts
-    whole entities with their types (CoNLL); for parts of speech it counts runs of equal tags, as XTREME does."""
+    """The scores of predictions in per cent, by metric. `name` is the name of the task.
+
+    seqeval computes the F1 of tags: a predicted entity is right if all its words and its type are right (CoNLL). For
+    parts of speech seqeval takes each run of equal tags as an entity, as in XTREME.
+    """
     pairs = zip(examples, predictions, strict=True)
     if task.kind == "span":
         splitter = mlqa_words if name == "mlqa" else squad_words
@@ -145,23 +153,24 @@ def score(
 
     tags = [sentence.tags for sentence in examples if isinstance(sentence, Sentence)]
     measures = {"f1": f1_score, "accuracy": accuracy_score}
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # that parts of speech lack B- and I-
+    # seqeval warns about parts of speech, because these tags do not begin with B- or I-.
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
         return {metric: 100 * float(measures[metric](tags, predictions)) for metric in task.metrics}
 
 
 def predictions_file(task: DownstreamTask, split: str, language: str) -> Path:
-    """The path of a language's predictions in a run's folder, below `predictions/` as XTREME's evaluation wants it:
-    `xnli/test-de.tsv`, `mlqa/test-de.json`."""
+    """The path of a language's predictions, relative to the run's folder. The files in `predictions/` have the names
+    that XTREME's evaluation expects, such as `xnli/test-de.tsv` and `mlqa/test-de.json`."""
     return Path("predictions", task.folders[0], f"{split}-{language}.{'json' if task.kind == 'span' else 'tsv'}")
 
 
 def write_predictions(path: Path, examples: Sequence[Example], predictions: Predictions) -> None:
-    """Write one label a line, or one tag a line with an empty line after each sentence, or JSON of answers by question
-    id."""
+    """Write the predictions of a file. Labels are written one per line. Tags are written one per line, with an empty
+    line after each sentence. Answers are written as a JSON object that maps a question's id to its answer."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(examples[0], Question):
         pairs = zip(examples, predictions, strict=True)
         write_json(path, {question.id: answer for question, answer in pairs if isinstance(question, Question)})
     else:
-        texts = [one if isinstance(one, str) else "".join(f"{tag}\n" for tag in one) for one in predictions]
+        texts = [entry if isinstance(entry, str) else "".join(f"{tag}\n" for tag in entry) for entry in predictions]
         write_text(path, "".join(f"{text}\n" for text in texts))

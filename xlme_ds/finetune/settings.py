@@ -40,14 +40,15 @@ class TuningConfig:
     learning_rate: NotNegative[float] = 0.0
     """Peak learning rate; 0: the task's first published one. Small models want a higher one (5e-4 at width 128)."""
     batch: NotNegative[int] = 0
-    """Examples that one step reads (windows, for questions); 0: the task's."""
+    """Examples per step; for questions, windows of contexts per step; 0: the task's first published number."""
     epochs: NotNegative[int] = 0
     """Times that the training examples are read; 0: the task's first published number."""
     warmup: NotNegative[float] | None = None
-    """Share of the steps in which the learning rate rises; by default the task's published one, a tenth, or XNLI's
-    12,500 steps."""
+    """Fraction of the steps in which the learning rate rises. By default the task's published value: a tenth of the
+    steps, but 12,500 steps for XNLI."""
     layer_decay: UpToOne = 1.0
-    """Factor by which the learning rate falls from each layer to the one below it (ERNIE-M: 0.8 or 0.9); 1: none."""
+    """The learning rate of each layer is this factor times that of the layer above it (ERNIE-M: 0.8 or 0.9); 1: all
+    layers have the same."""
     dropout: BelowOne = 0.1
     """Dropout of the embedded tokens, of each sublayer's output and of the head's input."""
     weight_decay: NotNegative[float] = 0.0
@@ -55,12 +56,12 @@ class TuningConfig:
     clip: PositiveOrInfinite = 1.0
     """Largest global gradient norm; larger gradients are scaled down to it."""
     max_tokens: NotNegative[int] = 0
-    """Longest input in tokens; 0: the task's (128, for questions 384), or the model's longest if that is less."""
+    """Longest input in tokens; 0: the task's (384 for questions, else 128). The model's longest input is the limit."""
     stride: Count = 128
-    """Tokens from the start of one window over a long context to the next, at most half a window; fewer make more
-    windows."""
+    """Tokens between the starts of two successive windows of a long context, at most half of `max_tokens`. A smaller
+    stride makes more windows."""
     question_tokens: NotNegative[int] = 64
-    """Tokens of a question that are kept, at most a quarter of `max_tokens`."""
+    """Longest question in tokens, at most a quarter of `max_tokens`; the rest of a longer question is cut off."""
     micro_batch: Count = 32
     """Examples that one process runs at once; lower it if memory runs out, the result stays the same."""
     train_languages: tuple[str, ...] = ("en",)
@@ -68,11 +69,12 @@ class TuningConfig:
     train_examples: NotNegative[int] = 0
     """Read only this many training examples of each language, from the start, for a quick try; 0: all."""
     held_out: bool = False
-    """Train on nine tenths and use the rest as dev set; --grid does so if --data has no dev set to choose on."""
+    """Train on nine tenths of the training examples and use the rest as dev set. If --data has no dev set on which
+    settings can be chosen, --grid turns this on."""
 
     def completed(self, task: DownstreamTask, model: ModelConfig) -> Self:
-        """These settings with the task's values in place of zeros, and lengths that `model` can read. Raises ValueError
-        for an input too short for text."""
+        """These settings with the task's values in place of zeros, and with lengths that `model` can read. Raises
+        ValueError if the longest input is too short for text."""
         longest = min(self.max_tokens or task.max_tokens, model.max_positions)
         if longest < 16:
             raise ValueError(f"tuning.max_tokens {longest} leaves no room for text: raise it to at least 16")
@@ -108,20 +110,21 @@ class FinetuneSettings:
     model: Path
     """Folder of a pre-training run (RUN@STEP: of one of its checkpoints), or of an export."""
     data: tuple[Path, ...]
-    """Folders with the task's files by XTREME's names, such as train-en.tsv and test-de.tsv of `ner`. With two folders
-    for a task of questions, one holds the training files."""
+    """Folders with the task's files, which have XTREME's names, such as train-en.tsv and test-de.tsv for `ner`. The
+    training files of a task of questions may be in a folder of their own."""
     out: Path
-    """Folder for scores, predictions and weights; one below it for each run if there are several. Give it again to
-    resume."""
+    """Folder for scores, predictions and weights. If there are several runs, each has its own folder below it. Give it
+    again to resume."""
     random: bool = False
-    """Start from random weights in the model's shape, drawn from its run's seed if it has one, to show what
-    pre-training gains."""
+    """To measure what pre-training gains, start from random weights in the model's shape. If the model is that of a
+    run, the run's seed draws them."""
     seeds: tuple[Seed, ...] = (1,)
     """Seeds of the head's weights, the order of examples and dropout; one run for each."""
     grid: bool = False
-    """Run every published setting of the task (XLM-E, Table 11) that --tuning does not fix."""
+    """Run every combination of the task's published settings (XLM-E, Table 11); a setting that --tuning gives stays as
+    given."""
     number: int | None = None
-    """Do only this run of the list, counted from 0: one job of an array."""
+    """Do only the run at this index, from 0, of the runs that --list prints; a job array gives each job its own."""
     list: Annotated[bool, tyro.conf.arg(name="list")] = False
     """Print the folders of the runs and end."""
     tuning: TuningConfig = field(default_factory=TuningConfig)
@@ -142,8 +145,8 @@ _NARROWED_SETTINGS = {  # name of a setting with fewer values than in pre-traini
 
 @_REGISTRY.struct_rule
 def _section_without_pretraining(section: StructTypeInfo) -> StructConstructorSpec | None:
-    """Make tyro build the engine and train sections without the settings that only pre-training reads. None for other
-    types, which tyro builds as usual."""
+    """Make tyro build the engine and train sections without the settings that only pre-training reads. Returns None for
+    other types, which tyro builds as usual."""
     if section.type not in (EngineConfig, TrainConfig):
         return None
     default = section.default if isinstance(section.default, section.type) else section.type()
@@ -214,8 +217,8 @@ def run_config(
     features: int,
     base: str,
 ) -> FinetuneConfig:
-    """The configuration of a run that trains on `features` inputs. `tuning` must be completed; `base`: the SHA-256 of
-    the weights that it starts from. Raises ValueError."""
+    """The configuration of a run that trains on `features` inputs. `tuning` must be what `completed` returned. `base`
+    is the SHA-256 of the weights that the run starts from. Raises ValueError for settings that `validate` refuses."""
     steps = ceil(features * tuning.epochs / tuning.batch)
     # A short run warms up for half of its steps at most.
     warmup = min(TASKS[task].warmup_steps, steps // 2) if tuning.warmup is None else int(steps * tuning.warmup)
@@ -223,7 +226,7 @@ def run_config(
         FinetuneConfig(
             name=f"{model.width}x{model.discriminator_layers}-{task}",
             seed=seed,
-            model=replace(model, compile="none"),  # batches differ in length, and each needs new code
+            model=replace(model, compile="none"),  # batches differ in length, and each length would be compiled anew
             data=DataConfig(tuning.batch, 0, tuning.micro_batch),
             optimizer=OptimizerConfig(
                 learning_rate=tuning.learning_rate,
@@ -244,7 +247,8 @@ def run_config(
 
 
 def grid(task: str, tuning: TuningConfig) -> list[TuningConfig]:
-    """Every combination of the task's published learning rates, batches and epochs; what `tuning` sets stays fixed."""
+    """Every combination of the task's published learning rates, batches and epochs. A value that `tuning` sets replaces
+    the published ones."""
     published = TASKS[task]
     choices = product(
         (tuning.learning_rate,) if tuning.learning_rate else published.learning_rates,

@@ -1,7 +1,8 @@
 """Find the files of a task, sort them by purpose (to train, to score, to choose settings), and read their examples.
 
-A line has a word and its tag, or two texts and a label; questions are in SQuAD's JSON. The tests in XTREME's download
-have no labels: a line is a bare word or two texts, and a question has empty answers.
+In files of tagged words, a line has one word and its tag. In files of pairs, a line has two texts and a label.
+Questions are in SQuAD's JSON. The test sets in XTREME's download have no labels: a line has only the word or the two
+texts, and the answers to a question are empty.
 """
 
 import hashlib
@@ -17,9 +18,9 @@ from .downstream_tasks import DownstreamTask
 from .settings import TuningConfig
 
 _CONLL_LANGUAGES = {"eng": "en", "deu": "de", "esp": "es", "ned": "nl"}
-_SPLITS = {"testa": "dev", "testb": "test", "": "test"}  # XQuAD's files, which are tests, name no split
+_SPLITS = {"testa": "dev", "testb": "test", "": "test"}  # XQuAD has only test sets, whose names contain no split
 NO_LABEL = ""  # in place of a missing tag or label; a question without a label has an empty list of answers
-HELD_OUT_EVERY = 10  # one in this many training examples is held out, if any
+HELD_OUT_EVERY = 10  # if a run holds out training examples, it holds out one in this many
 
 
 class Sentence(NamedTuple):
@@ -38,7 +39,7 @@ class TextPair(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A question about a text, which contains the answer."""
+    """A question about a text (the context), which contains the answer."""
 
     id: str
     question: str
@@ -50,16 +51,17 @@ Example = Sentence | TextPair | Question
 
 
 class TaskFile(NamedTuple):
-    """A file of a task."""
+    """A file with examples for a task."""
 
     path: Path
     language: str
     split: str  # "train", "dev" or "test"
-    own: bool  # whether the file is from the task's own dataset, not from another one that the task is trained on
+    own: bool  # False for a file of another dataset that the task is trained on, such as SQuAD for MLQA
 
     @property
     def may_lack_labels(self) -> bool:
-        """Whether the file is a test of the task: files to train on or to choose settings by must have labels."""
+        """Whether the examples may have no labels. Only those of the task's test sets may: training and the choice of
+        settings need labels."""
         return self.own and self.split == "test"
 
 
@@ -67,14 +69,15 @@ class TaskSets(NamedTuple):
     """The files of a run by their purpose."""
 
     train: list[TaskFile]
-    test: list[TaskFile]  # scored: tests, or dev sets if the task has no test
-    # To choose settings by: the dev sets of the languages that are trained on or, if `held_out`, the training files.
+    test: list[TaskFile]  # files to score: the test sets, or the dev sets if no language has a test set
+    # Files by which settings are chosen: the dev sets of the languages that are trained on. If `held_out` is True, they
+    # are the training files.
     dev: list[TaskFile]
     held_out: bool  # whether a tenth of each training file is not trained on, but serves as dev set
-    unused: list[str]  # languages with a dev set and no test, if other languages have a test
+    unused: list[str]  # languages that have a dev set and no test set, if another language has a test set
 
     def fingerprints(self) -> dict[str, str]:
-        """SHA-256 of the files that are scored, by name."""
+        """The SHA-256 of each test set and dev set, by file name."""
         return fingerprints([*self.test, *(source for source in self.dev if source.split == "dev")])
 
 
@@ -91,7 +94,7 @@ def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]
     for folder in folders:
         require_folder(folder, "name the folder of the task's files")
     for folder in folders:
-        # The task's own folders where `folder` is XTREME's download, else `folder` itself.
+        # If `folder` is XTREME's download, only the task's own folders in it are searched.
         searched_folders = [folder / name for name in task.folders if (folder / name).is_dir()] or [folder]
         for path in (path for searched in searched_folders for path in files_below(searched)):
             for pattern, own in patterns:
@@ -117,10 +120,10 @@ def find_task_files(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]
 def choose_sets(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of_several: bool) -> TaskSets:
     """Sort the files of the task `name` by their purpose.
 
-    `of_several`: whether the run is one of several, the best of which is chosen. The dev set of a language is the
-    task's own or, if the task has none, that of the other dataset it is trained on. Settings are never chosen on a file
-    that is scored: without another dev set, every tenth training example is held out. Raises ValueError if there is
-    nothing to train on or to score.
+    `of_several`: whether the command runs several settings, of which the best are chosen. The dev set of a language is
+    the task's own. If the task has none, it is that of the other dataset that the task is trained on. Settings are
+    never chosen on a file that is scored. If there are several settings and no other dev set, every tenth training
+    example is held out. Raises ValueError if there is nothing to train on or to score.
     """
     wanted = tuning.train_languages
     train_files = {source.language: source for source in sources if source.split == "train"}
@@ -139,7 +142,7 @@ def choose_sets(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of
     train_languages = {source.language for source in train}
     dev = {
         source.language: source
-        for source in sorted(sources, key=lambda source: source.own)  # the task's own come last, to replace others
+        for source in sorted(sources, key=lambda source: source.own)  # the task's own dev sets come last and win
         if source.split == "dev" and source not in test and source.language in train_languages
     }
     unused = sorted({source.language for source in own_dev} - {source.language for source in test})
@@ -148,8 +151,8 @@ def choose_sets(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of
 
 
 def read_examples(source: TaskFile, task: DownstreamTask) -> list[Example]:
-    """All examples of a file. Raises ValueError, naming file and line (or question), for a malformed example, and for a
-    test where some examples have labels and others have none."""
+    """All examples of a file. Raises ValueError for a malformed example, naming the file and the line or question, and
+    for a test set where some examples have labels and others have none."""
     reader = {"tokens": _sentences, "pair": _pairs, "span": _questions}[task.kind]
     examples = list(reader(source, task))
     if not examples:
@@ -158,7 +161,7 @@ def read_examples(source: TaskFile, task: DownstreamTask) -> list[Example]:
 
 
 def have_labels(examples: Sequence[Example]) -> bool:
-    """Whether the examples of a file have labels: all or none, so the first one tells."""
+    """Whether the examples of a file have labels. Either all have them or none has, so the first one tells."""
     first = examples[0]
     if isinstance(first, Sentence):
         return first.tags[0] != NO_LABEL
@@ -166,19 +169,19 @@ def have_labels(examples: Sequence[Example]) -> bool:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    """(line number from 1, line without its end) of every line of a file."""
+    """Returns (number from 1, text without the line end) for every line of a file."""
     return [(number, line.rstrip("\r")) for number, line in enumerate(_text(path).split("\n"), 1)]
 
 
 def _text(path: Path) -> str:
-    """The text of a UTF-8 file. A file other than .tsv is read as Latin-1 if most lines that are not ASCII are not
-    UTF-8 either."""
+    """The text of a UTF-8 file. A file other than .tsv is read as Latin-1 if most of its non-ASCII lines are not valid
+    UTF-8."""
     content = path.read_bytes()
     require_line_feeds(content, path)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # The original files of CoNLL-2002 and 2003 are Latin-1; a file that is mostly UTF-8 is damaged.
+        # The original files of CoNLL-2002 and 2003 are Latin-1. But a file whose lines are mostly UTF-8 is damaged.
         beyond_ascii = [line for line in content.split(b"\n") if not line.isascii()]
         if path.suffix != ".tsv" and 2 * sum(map(_is_utf8, beyond_ascii)) < len(beyond_ascii):
             return content.decode("latin-1")
@@ -195,21 +198,21 @@ def _is_utf8(line: bytes) -> bool:
 
 
 def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
-    """The sentences of a file with a word and its tag on a line, or, in a test, a bare word."""
+    """The sentences of a file with one word and its tag per line. A test set may have only the word."""
     path, lines = source.path, _lines(source.path)
     full_lines = [line for _, line in lines if line.strip()]
     lines_with_tag = sum(" " in line and line.rpartition(" ")[2] in task.labels for line in full_lines)
-    # PAN-X as published, before XTREME's scripts, has the language before every word: de:Berlin.
+    # The published PAN-X has the language before every word (de:Berlin); XTREME's scripts remove it.
     prefix = f"{source.language.partition('-')[0]}:"
     prefix = prefix if all(line.startswith(prefix) for line in full_lines) else ""
-    # Most lines decide, because a bare word may have a space in it and end like a tag: Malcolm X.
+    # The majority of the lines decides, because a bare word may contain a space and end like a tag: Malcolm X.
     bare = (
         source.may_lack_labels and not any("\t" in line for line in full_lines) and 2 * lines_with_tag < len(full_lines)
     )
     words: list[str] = []
     tags: list[str] = []
     for number, line in [*lines, (0, "")]:  # an empty line ends the last sentence, too
-        # A bare word may consist of another kind of space, such as a no-break space.
+        # A bare word may be a space of another kind, such as a no-break space, and is then no empty line.
         if not (line.strip(" \t") if bare else line.strip()) or line.startswith("-DOCSTART-"):
             if words:
                 yield Sentence(words, tags)
@@ -225,13 +228,14 @@ def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
 
 
 def _pairs(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
-    """The pairs of a file with two texts and their label on a line, or, in a test, two texts."""
+    """The pairs of a file with two texts and their label per line. A test set may have only the two texts."""
     path, column_count = source.path, 0
     for number, line in _lines(path):
         if not line:
             continue
         columns = line.split("\t")
-        column_count = column_count or (2 if source.may_lack_labels and len(columns) == 2 else 3)  # by the first line
+        # The first line decides for all.
+        column_count = column_count or (2 if source.may_lack_labels and len(columns) == 2 else 3)
         if len(columns) != column_count:
             wanted = "text, text and label" if column_count == 3 else "two as in the lines before, which have no label"
             raise ValueError(f"{path}, line {number}: {len(columns)} columns, expected {wanted}")
@@ -254,7 +258,7 @@ def _questions(source: TaskFile, task: DownstreamTask) -> Iterable[Example]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not in SQuAD's JSON format: {error!r}") from None
     questions = [_question(path, context, entry) for context, entry in entries]
-    # In a test, the first question tells whether all have answers.
+    # In a test set, the first question tells whether all must have answers or none may.
     must_have_answers = not source.may_lack_labels or any(question.answers for question in questions[:1])
     ids: set[str] = set()
     for question in questions:
@@ -270,7 +274,7 @@ def _questions(source: TaskFile, task: DownstreamTask) -> Iterable[Example]:
 
 
 def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
-    """The question in an entry of "qas". Empty answers are left out, because in tests they mean "no label"."""
+    """The question in an entry of "qas". Empty answers are left out, because in test sets they mean "no label"."""
     try:
         answers = [(answer["text"], int(answer["answer_start"])) for answer in entry["answers"]]
         question = Question(
@@ -290,14 +294,16 @@ def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
 def training_examples(
     source: TaskFile, task: DownstreamTask, tuning: TuningConfig, held_out: bool = False
 ) -> list[Example]:
-    """The examples of a training file that a run trains on; with `held_out`, the tenth that the run does not train on.
+    """The examples of a training file that a run trains on; if `held_out`, the tenth that the run does not train on.
 
-    Questions on one context are either all held out or all trained on.
+    Questions on one context are either all held out or all trained on. If `tuning` holds nothing out, the run trains on
+    all examples.
     """
     examples = read_examples(source, task)[: tuning.train_examples or None]
     if not tuning.held_out:
         return examples
-    groups: dict[object, int] = {}  # context of a question, or index of another example -> index of the group
+    # Group indices by what the examples of a group share: a question's context, or the index of any other example.
+    groups: dict[object, int] = {}
     group_of = [
         groups.setdefault(example.context if isinstance(example, Question) else index, len(groups))
         for index, example in enumerate(examples)

@@ -1,4 +1,4 @@
-"""Errors as one sentence; errors of the operating system with advice."""
+"""Writes an error as one sentence, and adds advice to errors of the operating system."""
 
 import errno
 from collections.abc import Iterable
@@ -36,8 +36,8 @@ def in_words(error: Exception) -> str:
 
 
 def no_such(kind: str, name: str, choices: Iterable[str], prefix: str = "") -> ValueError:
-    """The error for a `name` that is none of `choices`: it suggests the nearest choice, or lists all. `prefix`: what
-    precedes the name and its suggestion, such as the section of a setting."""
+    """The error for a `name` that is none of `choices`. It suggests a similar choice, or lists all if none is similar.
+    `prefix` is written before the name and the suggestion, such as the section of a setting."""
     near = get_close_matches(name, choices := list(choices), n=1)
     advice = f"did you mean {prefix}{near[0]}?" if near else f"choose one of {', '.join(choices)}"
     return ValueError(f"there is no {kind} {prefix + name!r}: {advice}")

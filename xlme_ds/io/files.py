@@ -24,9 +24,9 @@ def replacing(path: Path, flush: bool = True) -> Iterator[IO[bytes]]:
     """Yield a binary file with a temporary name. When the block ends, the file is flushed to the disk, unless `flush`
     is false, and renamed to `path`.
 
-    After an error, such as a full disk, `path` is unchanged, and an OSError names it. A crash may undo the rename until
-    `to_disk` is called on the folder. Files that a manifest lists need that call; the marker of a finished task does
-    not: if it is lost, only this task runs again.
+    After an error, such as a full disk, `path` is unchanged. An OSError then names `path`. A crash of the machine may
+    undo the rename until `to_disk` is called on the folder. Files that a manifest lists need that call. The marker of a
+    finished task does not need it: if the marker is lost, only this task runs again.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -94,7 +94,8 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def write_signed(path: Path, value: Mapping[str, Any], context: str = "", flush: bool = True) -> None:
-    """Write a JSON object: `value`, the key `format`, and a checksum of both and of `context`."""
+    """Write a JSON object: `value`, the key `format`, and a checksum of both and of `context`. The file does not hold
+    `context`, and only readers that give the same one accept the file."""
     content = {"format": FORMAT, **value}
     write_json(path, content | {_CHECKSUM_KEY: _checksum(content, context)}, flush)
 
@@ -159,7 +160,8 @@ def require_line_feeds(data: bytes, name: object) -> None:
 
 
 def files_below(folder: Path, pattern: str = "*") -> list[Path]:
-    """Sorted paths below `folder` whose name fits `pattern`. Paths with a part that starts with a dot are left out."""
+    """The sorted paths below `folder` whose names fit `pattern`. Hidden files, and files in hidden folders (whose names
+    start with a dot), are left out."""
     paths = (path for path in folder.rglob(pattern) if path != folder)
     return sorted(path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 

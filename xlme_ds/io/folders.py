@@ -34,7 +34,7 @@ def require_folder(folder: Path, advice: str) -> None:
 
 
 def in_use(folder: Path) -> bool:
-    """Whether a process holds the lock of `folder`. No file is written."""
+    """Whether a process holds the lock of `folder`. This makes no lock file."""
     try:
         with open(folder / LOCK, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -128,17 +128,18 @@ def user_cache() -> Path:
 
 
 def use_private_caches() -> None:
-    """Make compilers cache machine code where nobody else can write. If XLME_CACHE names a folder (on a disk of the
-    node), torch, numba and Triton use it; otherwise only torch's cache is moved, to the user's cache folder."""
+    """Make compilers cache machine code where nobody else can write. XLME_CACHE may name a folder, for example on a
+    disk of the node: torch, numba and Triton then use it. Otherwise only torch's cache is moved, to the user's cache
+    folder. An environment variable that is set already stays."""
     chosen = os.environ.get("XLME_CACHE")
-    subfolders = {"TORCHINDUCTOR_CACHE_DIR": "inductor"}  # by environment variable
+    subfolders = {"TORCHINDUCTOR_CACHE_DIR": "inductor"}  # environment variable -> subfolder
     if chosen is not None:
         subfolders |= {"NUMBA_CACHE_DIR": "numba", "TRITON_CACHE_DIR": "triton"}
     if all(variable in os.environ for variable in subfolders):
         return
     try:
         folder = user_cache() if chosen is None else private_folder(Path(chosen))
-    except OSError:  # no home, or one that cannot be written
+    except OSError:  # the user has no home folder, or it cannot be written
         folder = Path(tempfile.mkdtemp(prefix="xlme-"))
     for variable, subfolder in subfolders.items():
         os.environ.setdefault(variable, str(folder / subfolder))
@@ -149,8 +150,8 @@ def atomic_folder(to: Path) -> Iterator[Path]:
     """Yield a temporary folder to write into. When the block ends, the folder is flushed to the disk and renamed to
     `to`; after an error it is removed.
 
-    Raises ValueError if `to` exists, or if the temporary folder's name is taken by something that
-    no killed process left.
+    Raises ValueError if `to` exists, or if the temporary name is taken. A temporary folder that a killed process left
+    is no error: it is emptied.
     """
     if os.path.lexists(to):
         raise ValueError(f"{to} exists already: choose another output folder")

@@ -1,4 +1,5 @@
-"""Makes tyro's `--help` readable: the usage names the required flags, and {None} and empty defaults are left out."""
+"""Makes tyro's `--help` readable: the usage line names the required flags, and the help leaves out the value {None} and
+empty defaults."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +25,9 @@ from .arguments import prepare_tyro
 
 Command = TypeVar("Command")
 READABLE = ConstructorRegistry()
-"""In `with READABLE:`, help names an option's value once, and leaves out a default that is nothing."""
-_LONGEST_USAGE = 80  # characters; tyro abbreviates a usage of this length to [OPTIONS]
+"""In a `with READABLE:` block, tyro's help names an option's value once, and leaves out a default that is None or
+empty."""
+_LONGEST_USAGE = 80  # characters; tyro abbreviates the options of a usage line to [OPTIONS] from this length on
 _inner_calls: list[StructTypeInfo] = []
 
 
@@ -37,10 +39,10 @@ def read_command(
     config: Sequence[Any] = (),
     **options: Any,
 ) -> Command:
-    """Parse `arguments` (default: those of the process) and return what `command` makes of them.
+    """Parse `arguments` (if None, those of the process), call `command` with them, and return the result.
 
-    `command` is a dataclass or a function. The usage that --help prints names the required flags, and the help has no
-    --no-FLAG. `config` and `options` are tyro's.
+    `command` is a dataclass or a function. The usage line that --help prints names the required flags, and the help has
+    no --no-FLAG. `config` and `options` are passed on to `tyro.cli`.
     """
     prepare_tyro()
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -53,7 +55,7 @@ def read_command(
 
 
 def _flags(command: Callable[..., Any]) -> Iterator[str]:
-    """The flags, each with a name for its value; one with a default is in brackets."""
+    """The flags of `command` as the usage line shows them, such as `--out PATH`; with a default, in brackets."""
     hints = get_type_hints(command, include_extras=True)
     for name, parameter in signature(command).parameters.items():
         kind, marks = _split(hints[name])
@@ -66,13 +68,13 @@ def _flags(command: Callable[..., Any]) -> Iterator[str]:
 
 
 def _split(hint: Any) -> tuple[Any, list[Any]]:
-    """The type in a hint, and what annotates it."""
+    """Returns (type, annotations) of a type hint, which may be Annotated."""
     kind, *marks = get_args(hint) if get_origin(hint) is Annotated else [hint]
     return kind, marks
 
 
 def _value_name(kind: Any, marks: Sequence[Any] = ()) -> str:
-    """The name of an option's value: PATH, {a,b} or, of several, PATH [PATH ...]."""
+    """The name of an option's value in the help, such as PATH or {a,b}; PATH [PATH ...] if it takes several values."""
     parts = [part for part in get_args(kind) if part not in (NoneType, Ellipsis)]
     if get_origin(kind) in (tuple, list):
         name = _value_name(*_split(parts[0]))
@@ -112,8 +114,8 @@ def _readable(section: StructTypeInfo) -> StructConstructorSpec | None:
 
 
 def readable(option: StructFieldSpec) -> StructFieldSpec:
-    """`option` with a value's name without {None} and brackets, without a default that is nothing, and marked as
-    required if it can be given several times and has no default."""
+    """A copy of `option` for the help. The name of its value has no {None} and no brackets, and a default that is None
+    or empty is not shown. An option that can be given several times and has no default is marked as required."""
     kind, marks = _split(option.type)
     hint, several = None, get_origin(kind) in (tuple, list)
     if not several and NoneType not in get_args(kind) and option.default != "":

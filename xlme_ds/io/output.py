@@ -13,8 +13,8 @@ def open_output() -> None:
     terminal, are printed as `\\u2581`.
 
     A stdout that the shell closed (`>&-`) becomes /dev/null. Otherwise the next file that is opened would get stdout's
-    descriptor, and with it the output. A second call changes nothing, and a stdout with which a test has replaced
-    Python's stays.
+    descriptor, and with it the output. A second call changes nothing. If a test has replaced `sys.stdout`, its
+    replacement stays.
     """
     stdout, is_replaced = sys.stdout, sys.stdout is not sys.__stdout__
     if stdout is None:
