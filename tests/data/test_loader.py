@@ -259,7 +259,7 @@ def test_a_folder_without_the_rows_of_a_task(tmp_path: Path, lost: str, content:
     first, second = (write_data(tmp_path / name, 16) for name in ("first", "second"))
     shutil.rmtree(second / lost)
     with pytest.raises(
-        ValueError, match=rf"second has no {content}: set data\.{lost}_rows to 0, or give data that have some"
+        ValueError, match=rf"second has no {content}: set data\.{lost}_rows to 0, or name a folder that has some"
     ):
         Loader([first, second], replace(DATA, phase_steps=(2,)), 7, 0.15)
     Loader(second, replace(DATA, **{f"{lost}_rows": 0}), 7, 0.15)

@@ -324,7 +324,7 @@ def test_rows_become_longer(
     with pytest.raises(SharedError, match=r"data.phase_rotary_bases is for rotary positions, and model.body xlme has"):
         pretrain(replace(config, data=phases), data, tmp_path / "none")
     two = replace(phases, phase_rotary_bases=(50.0, 60.0))
-    with pytest.raises(SharedError, match=r"data.phase_rotary_bases has 2 numbers, data.phase_steps 1: it needs one"):
+    with pytest.raises(SharedError, match=r"data.phase_rotary_bases has 2 numbers, but data.phase_steps has 1"):
         pretrain(replace(modern, data=two), [data[0], longer], tmp_path / "none")
 
 
@@ -475,9 +475,9 @@ def test_operations_are_the_mean_of_the_phases(config: RunConfig) -> None:
 def test_what_cannot_be(
     config: RunConfig, data: tuple[Path, Path], stable: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SharedError, match=r"data.phase_steps 5 are of 2 folders, data names 1"):
+    with pytest.raises(SharedError, match=r"data.phase_steps 5 is for 2 folders, but 1 are named"):
         pretrain(config, data[0], tmp_path / "one")
-    with pytest.raises(SharedError, match=r"data.phase_mask_fractions has 2 numbers, data.phase_steps are of 1"):
+    with pytest.raises(SharedError, match=r"data.phase_mask_fractions has 2 numbers, but data.phase_steps is for 1"):
         pretrain(replace(config, data=replace(config.data, phase_steps=())), data[0], tmp_path / "one")
     with pytest.raises(SharedError, match=r"has no checkpoint of step 7, it has 3, 6, 8: name one"):
         pretrain(branched(stable.with_name("stable@7")), data, tmp_path / "one")

@@ -1,6 +1,7 @@
-"""The input of one forward pass: rows of both tasks, the masked positions and the uniforms for sampling tokens.
+"""The input of one forward pass: rows of both tasks, the masked positions, and a random number for each of them, with
+which the generator samples a token.
 
-B rows, T tokens, M masked positions of the batch, N values.
+B rows, T tokens, M masked positions of the batch, N values to add up.
 """
 
 from collections.abc import Sequence
@@ -16,14 +17,17 @@ class Batch(NamedTuple):
     """A micro-batch. Integers are int64. All randomness of a forward pass comes from `keys_B` and `uniforms_M`."""
 
     tokens_BT: Tensor  # original ids, padded with PAD
-    positions_BT: Tensor  # position in the item, from 0 (XLM's layout: again from 0 on the second side); 0 at padding
+    # The position in the item, from 0. In XLM's layout the second side starts at 0 again. Padding has 0.
+    positions_BT: Tensor
     segments_BT: Tensor  # 1 + the index of the item in its row; 0 at padding
     sides_BT: Tensor  # 1 on the second side of a pair, else 0
-    languages_BT: Tensor  # index of the language in the data's list; 0 at padding
+    languages_BT: Tensor  # index of the language in the list of the data's languages; 0 at padding
     task_B: Tensor  # index into rows.TASKS
-    keys_B: Tensor  # 64 random bits from which a row's dropout is drawn, a function of seed, task and row number
+    # 64 random bits, a function of seed, task and row number: the row's dropout is drawn from them.
+    keys_B: Tensor
     masked_M: Tensor  # masked positions, as ascending indices into the flattened tokens
-    # Float32 in [0, 1): the generator's sample at a masked position is the inverse of its CDF at this value.
+    # Random numbers, float32 in [0, 1). At each masked position the generator samples the first token at which its
+    # cumulative probability exceeds this number.
     uniforms_M: Tensor
     # Tensors that an objective adds for its model, by name (`objectives.protocol.Pretraining.batches`).
     added: dict[str, Tensor] = {}  # noqa: RUF012 - never written to
@@ -33,7 +37,7 @@ class Batch(NamedTuple):
         return self.task_B[self.masked_M // self.tokens_BT.shape[1]]
 
     def with_added(self, **tensors: Tensor) -> "Batch":
-        """A copy with more added tensors."""
+        """A copy of the batch that also has these added tensors."""
         return self._replace(added=self.added | tensors)
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -42,13 +46,13 @@ class Batch(NamedTuple):
 
     @classmethod
     def of_tensors(cls, tensors: Sequence[Tensor], added: Sequence[str] = ()) -> Self:
-        """The batch of `tensors`. `added`: names of the tensors that an objective may have added; `tensors` has all of
-        these or none."""
+        """The batch of `tensors`, in the order of the method `tensors`. `added`: names of the tensors that an objective
+        may have added; `tensors` ends with all of them or has none of them."""
         fields = len(cls._fields) - 1
         return cls._make([*tensors[:fields], dict(zip(added, tensors[fields:], strict=False))])
 
     def to(self, device: torch.device) -> "Batch":
-        """A copy on `device`; to a GPU through pinned memory, so that the host does not wait for the copy."""
+        """A copy on `device`. A copy to a GPU goes through pinned memory, so that the host does not wait for it."""
 
         def moved(tensor: Tensor) -> Tensor:
             return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
@@ -59,9 +63,11 @@ class Batch(NamedTuple):
 def sum_by_language(
     values_N: Tensor, counted_N: Tensor, term_N: Tensor, language_N: Tensor, terms: int, languages: int
 ) -> Tensor:
-    """For each term and language the sum of the values and their count, float64 [2, terms, languages].
+    """Returns float64 [2, terms, languages]: for each term of the loss and each language, the sum of its values, and
+    their count.
 
-    `counted_N` is 1 for a value that counts and 0 for one that does not. `term_N` and `language_N` are indices.
+    `counted_N` is 1 for a value that counts and 0 for one that does not. `term_N` and `language_N`: the index of each
+    value's term, and of its language.
     """
     both_2N = torch.stack([values_N * counted_N, counted_N]).double()
     sums = torch.zeros(2, terms * languages, dtype=torch.float64, device=values_N.device)
@@ -69,5 +75,6 @@ def sum_by_language(
 
 
 def sum_by_task(values_N: Tensor, task_N: Tensor, tasks: int = len(TASKS)) -> Tensor:
-    """The sum of the values of each task, [tasks]. `task_N` may hold any other index below `tasks` instead."""
+    """The sum of the values of each task, [tasks]. `task_N`: the index of each value's task, or any other index below
+    `tasks`, by which the sums are then separated."""
     return torch.stack([(values_N * (task_N == task)).sum() for task in range(tasks)])

@@ -1,4 +1,5 @@
-"""Compiles loops over rows to machine code, with numba. The first import of a module compiles; the code is cached."""
+"""Compiles loops over rows to machine code, with numba. The first import of a module compiles its functions; later
+imports load the cached code."""
 
 import hashlib
 import tempfile
@@ -11,7 +12,7 @@ import numpy as np
 
 from ..io.folders import use_private_caches, user_cache
 
-use_private_caches()  # numba reads the variable when it is loaded
+use_private_caches()  # it may set NUMBA_CACHE_DIR, which numba reads when it is imported
 
 from numba import njit, types  # noqa: E402
 from numba.core import config  # noqa: E402
@@ -21,7 +22,8 @@ Kernel = Callable[..., Any]
 
 
 def reads(dtype: Type, dimensions: int = 1) -> Type:
-    """The numba type of a contiguous array that the function only reads. (One that it writes to has `dtype[::1]`.)"""
+    """The numba type of a contiguous array that a compiled function only reads. (The type of an array that it writes to
+    is `dtype[::1]`.)"""
     return types.Array(dtype, dimensions, "C", readonly=True)
 
 
@@ -31,13 +33,13 @@ def compiled(signature: Any) -> Callable[[Kernel], Kernel]:
 
     The machine code is cached in NUMBA_CACHE_DIR, else next to the module or in the user's cache folder. Numba compiles
     again only when the function's file changes. But the code also contains constants that this file imports, so the
-    name of the cache folder has a hash of them. And a compiled function may call only functions of its own file:
-    changes in other files go unnoticed.
+    name of the cache folder has a hash of these constants. A compiled function may call only functions of its own file,
+    because numba does not notice that another file has changed.
     """
 
     def compile_one(function: Kernel) -> Kernel:
         folder = _cache_folder(function)
-        if folder is None:  # every start compiles, which takes seconds
+        if folder is None:  # without a cache: every process compiles, which takes seconds
             return njit(signature, nogil=True)(function)
         previous = config.CACHE_DIR
         config.CACHE_DIR = str(folder)
@@ -52,7 +54,7 @@ def compiled(signature: Any) -> Callable[[Kernel], Kernel]:
 def _cache_folder(function: Kernel) -> Path | None:
     """The folder for a function's machine code; None if no folder can be written to."""
     preferred = Path(config.CACHE_DIR or Path(function.__code__.co_filename).parent / "__pycache__")
-    for parent in (lambda: preferred, lambda: user_cache() / "numba"):  # `user_cache` may fail: called only if needed
+    for parent in (lambda: preferred, lambda: user_cache() / "numba"):  # `user_cache` may fail, so it is called last
         with suppress(OSError):
             folder = parent() / f"numba-{constants_hash(function)}"
             folder.mkdir(parents=True, exist_ok=True)

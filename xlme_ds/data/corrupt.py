@@ -1,8 +1,8 @@
-"""Draws the masked positions of rows, and the uniforms with which tokens are sampled, from (seed, task, row number)
-alone.
+"""Draws the masked positions of rows, and for each of them a uniform: the random number in [0, 1) with which a token is
+sampled there. Both depend on (seed, task, row number) alone.
 
-The random numbers are counter-based (Philox4x32-10; Salmon et al. 2011). Every token has a counter of its own, so the
-corruption of a row is the same on any rank, at any time and in any batch. B rows, T tokens, M masked positions.
+The random numbers are counter-based (Philox4x32-10; Salmon et al. 2011). Every token has a counter of its own, so a row
+gets the same masks and uniforms on any rank, at any time and in any batch. B rows, T tokens, M masked positions.
 """
 
 import numpy as np
@@ -13,23 +13,23 @@ from .compiled import compiled, reads
 from .rows import EOS, TASKS, UNK, Rows
 
 Array = np.ndarray
-Word = np.uint64  # mostly holds 32 bits
-# For every task: its index, its rows, and their row numbers (int64 [B]; see `order.py`).
+Word = np.uint64  # holds one of Philox's words of 32 bits, or 64 bits (a seed, a key)
+# One entry per task: the task's index, its rows, and their row numbers (int64 [B]; see `order.py`).
 TaskRows = list[tuple[int, Rows, np.ndarray]]
 TOO_LONG = "the items of a row are empty or longer than the row: mix the data again"
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)  # x & _LOW and x >> _HALF: the halves of 64 bits
-_MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)  # of Philox
+_MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)  # Philox multiplies the counter by these in each round
 _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)  # Philox adds these to the key in each round
-_TO_24_BITS = np.uint64(8)  # the shift from 32 bits
+_TO_24_BITS = np.uint64(8)  # a shift to the right by this leaves the top 24 of 32 bits
 _MONO = TASKS.index("mono")
-# A token's bucket is the top 7 bits of its key; special tokens are in bucket 128.
+# A token's key is 64 random bits, and its bucket is the top 7 of them. Special tokens are in bucket 128.
 _TO_BUCKET, _SPECIAL_BUCKET = np.uint64(32 - 7), np.uint64(1 << 7)
 
 
 @njit(inline="always")
 def philox(c0: Word, c1: Word, c2: Word, c3: Word, seed: Word) -> tuple[Word, Word, Word, Word]:
-    """Four random 32-bit words from the counter (c0, c1, c2, c3), 32 bits each, with the 64 bits of `seed` as the key.
-    All are uint64."""
+    """Returns four random words for the counter (c0, c1, c2, c3); the key is the 64 bits of `seed`. Words and counters
+    have 32 bits each, in uint64."""
     k0, k1 = seed & _LOW, seed >> _HALF
     for _ in range(10):
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
@@ -40,7 +40,8 @@ def philox(c0: Word, c1: Word, c2: Word, c3: Word, seed: Word) -> tuple[Word, Wo
 
 @njit(inline="always")
 def masked_count(ordinary: int, fraction: float) -> int:
-    """Positions to mask in an item with n `ordinary` tokens: max(1, round(fraction · n)), at most n."""
+    """The number of positions to mask in an item with n = `ordinary` ordinary tokens: max(1, round(fraction · n)), at
+    most n."""
     return min(max(1, int(np.floor(fraction * ordinary + 0.5))), ordinary)
 
 
@@ -51,9 +52,9 @@ def _choose(
     """Write the columns to mask of the item [start, stop) to `chosen`, ascending, from index `end` on. Returns the
     index after the last one.
 
-    The masked tokens are those with the smallest keys. First all tokens of the lowest buckets are chosen, as few
-    buckets as give enough tokens. Then the tokens with the largest keys are removed until the number is right. `sizes`:
-    a buffer for the number of tokens in each bucket.
+    The masked tokens are those with the smallest keys. First all tokens of buckets 0 … b − 1 are chosen, with the
+    smallest b that gives enough tokens. Then the chosen tokens with the largest keys are removed until the count is
+    right. `sizes`: a buffer for the number of tokens in each bucket.
     """
     sizes[:] = 0
     for column in range(start, stop):
@@ -65,7 +66,7 @@ def _choose(
         buckets += 1
     begin = end
     for column in range(start, stop):
-        chosen[end] = column  # overwritten if not chosen; a branch would be mispredicted
+        chosen[end] = column  # overwritten later if it is not chosen; an `if` would be slower, as it is unpredictable
         end += buckets_T[column] < buckets
     for _ in range(available - count):
         surplus, largest = begin, np.uint64(0)
@@ -101,8 +102,8 @@ def _corrupt(
     """Write the masked positions of the rows of one task, and their uniforms, to `masked` and `uniforms` from index
     `end` on. Returns the index after the last one.
 
-    `first_row`: index of the first row in the batch. `masked` and `uniforms` are one longer than the batch's tokens,
-    because `_choose` writes one column too many.
+    `first_row`: index of the first row in the batch. `masked` and `uniforms` have one element more than the batch has
+    tokens, because `_choose` may write a column that it does not choose after the last chosen one.
     """
     batch, width = tokens_BT.shape
     keys_T, draws_T = np.empty(width, dtype=np.uint64), np.empty(width, dtype=np.uint64)
@@ -120,8 +121,9 @@ def _corrupt(
             stop = start + lengths[item]
             if not start < stop <= width:
                 raise ValueError(TOO_LONG)
-            # For causal models </s> gets an ordinary bucket, so that it is chosen too; but not the first token, and not
-            # the last </s> of monolingual text, which marks where the row was cut, not the end of a sentence.
+            # The fraction 1 is for causal models, which also predict </s>: it gets an ordinary bucket, so that it is
+            # chosen. Two are not: a </s> that opens the item, and the last </s> of monolingual text, because it marks
+            # where the row was cut and not the end of a sentence.
             if fraction == 1.0:
                 for column in range(start + 1, stop - (task == _MONO)):
                     if tokens_BT[row, column] == EOS:
@@ -146,13 +148,14 @@ def _row_bits(row_numbers_B: Array, seed: Word, task: Word, column: Word) -> Arr
 
 
 def corrupt(task_rows: TaskRows, seed: int, fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """Masked positions (ascending indices into the batch's flattened tokens, int64 [M]) and their uniforms (float32 [M]
-    in [0, 1)).
+    """Returns (masked, uniforms): the masked positions, as ascending indices into the batch's flattened tokens, int64
+    [M], and their uniforms, float32 [M] in [0, 1).
 
-    Of each item, max(1, round(fraction · n)) of its n ordinary tokens are chosen without replacement, every set equally
-    likely (XLM-E section 3.1: uniform masking): the tokens with the smallest keys of 64 random bits, ties by position.
-    A fraction of 1, for causal models, also chooses every `</s>` of an item except a `</s>` that opens it and the last
-    one of monolingual text. Raises ValueError for items that are empty, or longer than their row.
+    An item with n ordinary tokens gets max(1, round(fraction · n)) masked positions. All sets of so many ordinary
+    tokens are equally likely (XLM-E section 3.1: uniform masking), because every token has a key of 64 random bits and
+    the tokens with the smallest keys are masked; of equal keys the earlier one counts as smaller. A fraction of 1, for
+    causal models, also masks every `</s>` of an item except a `</s>` that opens it and the last one of monolingual
+    text. Raises ValueError for items that are empty, or longer than their row.
     """
     positions = sum(rows.tokens.size for _, rows, _ in task_rows)
     masked, uniforms = np.empty(positions + 1, dtype=np.int64), np.empty(positions + 1, dtype=np.float32)
@@ -165,8 +168,8 @@ def corrupt(task_rows: TaskRows, seed: int, fraction: float) -> tuple[np.ndarray
 
 
 def row_bits(row_numbers: np.ndarray, seed: int, task: int, column: int) -> np.ndarray:
-    """64 random bits for every row, uint64 [B]: words 0 (low) and 1 (high) that `philox` makes from the counter of one
-    column."""
+    """64 random bits for every row, uint64 [B]. The low half is word 0 of `philox` for the counter of `column` in that
+    row, the high half is word 1."""
     return _row_bits(row_numbers, _unsigned(seed), np.uint64(task), np.uint64(column))
 
 

@@ -1,4 +1,5 @@
-"""Batches of a step for one rank, from data folders. The step number alone determines the rows."""
+"""Reads the micro-batches of one rank in each step from data folders. The step number alone determines a step's
+rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -18,7 +19,8 @@ from .shards import RowStore, unigram_costs
 
 
 class Loader:
-    """Reads the rows of one of `world` ranks. `folders` has one folder for each phase, with a subfolder for each task.
+    """Reads the rows of one of `world` ranks. `folders` has one folder per phase (see `order.py`), with a subfolder for
+    each task.
 
     `plan`, `stores` and `row_tokens` belong to the first phase. `languages`: see `RowStore`. `maker` makes the batches,
     by default `RowBatches`. Raises ValueError for folders that do not fit each other or the phases.
@@ -41,13 +43,13 @@ class Loader:
         self.rank, self.seed = rank, seed
         self.folders = [Path(folders)] if isinstance(folders, str | Path) else [Path(folder) for folder in folders]
         self.phases = phases(data, mask_fraction)
-        self._stores = self._open(data, languages)  # of each phase
+        self._stores = self._open(data, languages)  # one dict per phase
         self.stores = self._stores[0]
         reference = next(iter(self.stores.values()))
         self.vocabulary_sha256 = reference.manifest.vocabulary_sha256
         self.vocabulary_size = reference.manifest.vocabulary_size
         self.layout = reference.manifest.layout
-        self.row_lengths = [_row_tokens(reference, list(stores.values())) for stores in self._stores]  # of each phase
+        self.row_lengths = [_row_tokens(reference, list(stores.values())) for stores in self._stores]  # one per phase
         self.row_tokens = self.row_lengths[0]
         self._plans = phase_plans(self.phases, self.plan, self.row_lengths)
         batch_maker = maker or RowBatches()
@@ -64,7 +66,7 @@ class Loader:
         steps = " ".join(map(str, data.phase_steps))
         if phase_count != folder_count:
             raise ValueError(
-                f"data.phase_steps {steps} are of {phase_count} folders, data names {folder_count}: it needs one "
+                f"data.phase_steps {steps} is for {phase_count} folders, but {folder_count} are named: name one "
                 "folder more than data.phase_steps has numbers"
             )
         for folder in self.folders:
@@ -72,7 +74,7 @@ class Loader:
             for task, content in enumerate(("monolingual text", "pairs")):
                 if self.plan.rows[task] and any(has_task) and not has_task[task]:
                     raise ValueError(
-                        f"{folder} has no {content}: set data.{TASKS[task]}_rows to 0, or give data that have some"
+                        f"{folder} has no {content}: set data.{TASKS[task]}_rows to 0, or name a folder that has some"
                     )
         opened = {
             folder: {
@@ -90,7 +92,7 @@ class Loader:
         return self.fingerprints_until(None)
 
     def fingerprints_until(self, steps: int | None) -> dict[str, str]:
-        """`fingerprints` of the phases that begin in the first `steps` steps; None: of all."""
+        """`fingerprints` of only the phases that begin in the first `steps` steps; of all phases if `steps` is None."""
         fingerprints = {}
         for phase, stores in zip(self.phases, self._stores, strict=True):
             if steps is None or phase.first_step < max(steps, 1):
@@ -106,7 +108,7 @@ class Loader:
         return sorted({settings["encoded"] for settings in mix_settings if "encoded" in settings})
 
     def _batch(self, step: int, task_rows: TaskRows) -> Batch:
-        """The batch of these rows, with the masks and settings of `step`."""
+        """The batch of these rows, masked as in the phase of `step`."""
         phase = phase_index(self.phases, step)
         return self._collate[phase](task_rows, self.seed, self.phases[phase].mask_fraction, step)
 
@@ -134,7 +136,8 @@ class Loader:
         ]
 
     def describe_rows(self, step: int, micro_batch: int | None = None) -> str:
-        """The row numbers of a micro-batch of this rank, or of the whole step, such as `mono 328-335, para 164-167`."""
+        """A text such as `mono 328-335, para 164-167`: the row numbers of a micro-batch of this rank, or of the whole
+        step if `micro_batch` is None."""
         ranges = []
         for task in self.stores:
             row_numbers = (
@@ -148,7 +151,8 @@ class Loader:
         return ", ".join(ranges)
 
     def probe(self) -> Batch:
-        """The first row of every task, corrupted as in step 0: equal on all ranks and for any world size."""
+        """A batch of the first row of every task, masked as in step 0. It is equal on all ranks and for any world
+        size."""
         return self._probe
 
     @cached_property
@@ -156,8 +160,8 @@ class Loader:
         return self.first_rows(1)
 
     def first_rows(self, count: int) -> Batch:
-        """The first `count` rows of every task, or all if there are fewer, corrupted as in step 0: equal on all
-        ranks."""
+        """A batch of the first `count` rows of every task, or all if there are fewer, masked as in step 0. It is equal
+        on all ranks."""
         task_rows = []
         for task, store in self.stores.items():
             row_numbers = np.arange(min(count, store.rows))
@@ -186,12 +190,13 @@ class _HeldOutRows(NamedTuple):
 
 
 class HeldOutLoader(Loader):
-    """Reads the first `data.mono_rows` and `data.para_rows` rows in every step, for any world size and micro-batch.
+    """Reads the same rows in every step, whatever the world size and the micro-batch: the first `data.mono_rows`
+    monolingual rows and the first `data.para_rows` rows of pairs.
 
-    The engine's collectives need the same number of micro-batches, with the same sizes, on all ranks. So a micro-batch
-    has rows of one task. Rows of a rank that do not fill a micro-batch become micro-batches of one row each. If rows
-    are left over, the first ranks read one more row each; the other ranks read the task's row 0 again, as a micro-batch
-    that does not count.
+    The engine's collectives need the same number of micro-batches, with the same sizes, on all ranks. So each
+    micro-batch has rows of one task only, and all ranks have equally many. A rank's rows that do not fill a micro-batch
+    become micro-batches of one row each. If the rows of a task do not divide equally among the ranks, the first ranks
+    read one row more; each other rank reads the task's row 0 again, in a micro-batch that does not count.
     """
 
     purpose: Purpose = "evaluate"
@@ -230,8 +235,8 @@ class HeldOutLoader(Loader):
 
 
 def _row_tokens(reference: RowStore, stores: Sequence[RowStore]) -> int:
-    """The tokens of a row of one phase, whose tasks have these `stores`. Raises ValueError if they have rows of
-    different lengths, or another vocabulary or layout than `reference`."""
+    """The number of tokens of a row in a phase whose tasks have these `stores`. Raises ValueError if the stores have
+    rows of different lengths, or another vocabulary or layout than `reference`."""
     expected = reference.manifest
     for store in stores:
         manifest, folders = store.manifest, f"{store.folder} and {reference.folder}"
@@ -250,8 +255,8 @@ def _row_tokens(reference: RowStore, stores: Sequence[RowStore]) -> int:
 def unigram_by_language(
     train: RowStore | Mapping[RowStore, float], heldout: RowStore, task: int, rows: int
 ) -> np.ndarray:
-    """Sum and count of the losses of a unigram model by language, float64 [2, languages]: a baseline for the
-    masked-token losses.
+    """Returns float64 [2, languages]: the sum and the count of a unigram model's losses in each language, a baseline
+    for the masked-token losses.
 
     The losses are −log p (nats, `unigram_costs` of `train`) of the ordinary tokens in the first `rows` held-out rows of
     a task.

@@ -26,26 +26,26 @@ class Phase(NamedTuple):
 
     first_step: int
     mask_fraction: float  # share of the tokens that are predicted
-    rotary_base: float | None  # in place of `model.rotary_base`; None: no replacement
+    rotary_base: float | None  # replaces `model.rotary_base` in this phase, unless it is None
 
 
 def phases(data: DataConfig, mask_fraction: float) -> list[Phase]:
     """The phases of a run. `mask_fraction` holds for all phases if `data` does not set one for each.
 
-    Raises ValueError if the number of shares or rotary bases does not fit the number of phases.
+    Raises ValueError if the number of mask fractions or rotary bases does not fit the number of phases.
     """
     starts = [0, *accumulate(data.phase_steps)]
     fractions = data.phase_mask_fractions or (mask_fraction,) * len(starts)
     if len(fractions) != len(starts):
         raise ValueError(
-            f"data.phase_mask_fractions has {len(fractions)} numbers, data.phase_steps are of {len(starts)} folders: "
-            "it needs one for each"
+            f"data.phase_mask_fractions has {len(fractions)} numbers, but data.phase_steps is for {len(starts)} "
+            "folders: give one number per folder"
         )
     bases = data.phase_rotary_bases or (None,) * len(data.phase_steps)
     if len(bases) != len(data.phase_steps):
         raise ValueError(
-            f"data.phase_rotary_bases has {len(bases)} numbers, data.phase_steps {len(data.phase_steps)}: it needs one "
-            "for each, and the last folder is read with model.rotary_base"
+            f"data.phase_rotary_bases has {len(bases)} numbers, but data.phase_steps has {len(data.phase_steps)}: give "
+            "one number per folder except the last, which is read with model.rotary_base"
         )
     return [Phase(*phase) for phase in zip(starts, fractions, (*bases, None), strict=True)]
 
@@ -65,17 +65,17 @@ def phase_index(run_phases: Sequence[Phase], step: int) -> int:
 class StepPlan:
     """The split of a step's rows into micro-batches over `world` ranks, in one phase of a run."""
 
-    rows: tuple[int, ...]  # rows of each task in a step
-    micro: tuple[int, ...]  # rows of each task in a micro-batch
-    accumulation: int  # micro-batches of a rank in a step
+    rows: tuple[int, ...]  # number of rows of each task in a step
+    micro: tuple[int, ...]  # number of rows of each task in a micro-batch
+    accumulation: int  # number of micro-batches of a rank in a step
     world: int
     alternate: bool = False  # whether even steps read only monolingual rows, and odd ones only pairs
-    first_step: int = 0  # first step of the phase
+    first_step: int = 0  # the phase's first step
     read: tuple[int, ...] = (0,) * len(TASKS)  # number of rows of each task that earlier phases read
 
     @property
     def micro_rows(self) -> int:
-        """Rows of a micro-batch."""
+        """The number of rows of a micro-batch."""
         return max(self.micro) if self.alternate else sum(self.micro)
 
     def step_rows(self, step: int, task: int) -> range:
@@ -134,8 +134,8 @@ def plan_step(data: DataConfig, world: int) -> StepPlan:
 
 
 def phase_plans(run_phases: Sequence[Phase], plan: StepPlan, row_lengths: Sequence[int]) -> list[StepPlan]:
-    """The plan of each phase. `plan`: of the first phase; `row_lengths`: tokens of a row in each phase. Raises
-    ValueError if a step or micro-batch of a later phase would not have a whole number of rows."""
+    """The plan of each phase. `plan`: the plan of the first phase. `row_lengths`: the number of tokens of a row in each
+    phase. Raises ValueError if a step or micro-batch of a later phase would not have a whole number of rows."""
     plans = [plan]
     for phase, (previous_length, length) in zip(run_phases[1:], pairwise(row_lengths), strict=True):
         plans.append(plans[-1].followed_by(phase.first_step, Fraction(length, previous_length)))

@@ -1,7 +1,7 @@
 """Pseudo-parallel rows: open positions after the sentence of a monolingual row (ERNIE-M, section 3.1: BTMLM).
 
-`<s> x </s>` becomes `<s> x </s> y </s>`. Until the model fills them, the positions y hold `<pad>`, which no other item
-contains. If the row has no room for y, the end of x is removed. B rows, T tokens, P open positions.
+`<s> x </s>` becomes `<s> x </s> y </s>`. Until the model fills them, the positions y hold `<pad>`, which occurs nowhere
+else inside an item. If the row has no room for y, the end of x is removed. B rows, T tokens, P open positions.
 """
 
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)  # x & _LOW and x >> _HALF: t
 class PseudoSides:
     """Opens a random number of positions after each sentence, which the model fills with text in a random language."""
 
-    fractions: tuple[float, ...]  # open positions per token of x; each row draws one of these
-    languages: tuple[int, ...]  # languages of the rows; each row draws one for y, not the language of x
+    fractions: tuple[float, ...]  # open positions per token of x: each row draws one of these numbers
+    languages: tuple[int, ...]  # indices of the rows' languages: each row draws one for y, other than the language of x
 
     def collate(self, task_rows: TaskRows, seed: int, mask_fraction: float) -> Batch:
-        """The batch of monolingual rows of one item, with open positions as the second side; only tokens of x are
-        masked.
+        """The batch of monolingual rows, of one item each, with open positions as the second side; only tokens of x
+        are masked.
 
         The batch has the added tensor `open_P`: the open positions, as ascending indices into the flattened tokens.
         """
@@ -42,11 +42,12 @@ class PseudoSides:
         return batch._replace(sides_BT=second_BT.long(), languages_BT=languages_BT).with_added(open_P=open_P)
 
     def append(self, rows: Rows, row_numbers: np.ndarray, seed: int) -> tuple[Rows, np.ndarray]:
-        """The rows with open positions, and the language of y in each row, int64 [B].
+        """Returns (rows, languages): the rows with open positions, and the language of y in each row, int64 [B].
 
-        The first n tokens of x are kept, as many as leave room for max(1, round(fraction · n)) positions, which are
-        opened. Fraction and language are a function of (seed, row number): they are drawn from the counter of the row's
-        first token, which is never masked.
+        The first n tokens of x are kept: all, but at most (T − 3) / (1 + fraction). After them max(1, round(fraction ·
+        n)) positions are opened, or as many as the row has left. Fraction and language are a function of (seed, row
+        number). They are drawn from the random numbers of the row's first token, which masking does not use, because
+        this token is never masked.
         """
         count, width = rows.tokens.shape
         bits = row_bits(row_numbers, seed, TASKS.index("mono"), column=0)

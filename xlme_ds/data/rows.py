@@ -1,4 +1,5 @@
-"""Training rows in plain numpy: special token ids, the tasks, layouts of items, and rows as arrays."""
+"""Training rows in plain numpy: special token ids, the tasks, layouts of items, and rows as arrays. An item is one text
+or one translation pair, with its special tokens."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -7,7 +8,7 @@ import numpy as np
 
 # XLM-R's id layout: four special tokens, the SentencePiece pieces, and `<mask>` as the last id of the vocabulary.
 BOS, PAD, EOS, UNK = 0, 1, 2, 3
-PIECE_OFFSET = 1  # a piece's XLM-R id − its SentencePiece id: SentencePiece has no <pad> and starts <unk>, <s>, </s>
+PIECE_OFFSET = 1  # a piece's XLM-R id − its SentencePiece id: SentencePiece's first ids are <unk>, <s>, </s>, no <pad>
 
 TASKS = ("mono", "para")  # monolingual text, translation pairs
 
@@ -30,7 +31,7 @@ class Layout:
         return np.concatenate([[self.opening], *sides, [EOS]]).astype(np.int32)
 
 
-# The layouts of `xlme prep mix --layout` and `model.layout`. In xlm, positions restart on the second side.
+# The layouts of `xlme prep mix --layout` and `model.layout`. In the layout xlm, positions restart on the second side.
 LAYOUTS = {"xlme": Layout(BOS, (EOS,)), "xlm": Layout(EOS, (EOS, EOS))}
 
 

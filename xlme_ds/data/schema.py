@@ -57,7 +57,7 @@ class Shard:
     name: str  # path relative to the manifest
     rows: int  # number of records
     bytes: int  # size of the file
-    sha256: str  # of the file
+    sha256: str  # checksum of the file
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Manifest:
     written last."""
 
     stage: str
-    settings: dict[str, Any]  # all that the files' bytes depend on
+    settings: dict[str, Any]  # everything that the files' bytes depend on
     vocabulary_size: int
     vocabulary_sha256: str
     languages: tuple[str, ...]  # codes; rows hold indices into them
@@ -91,7 +91,8 @@ class Manifest:
         return next((unit for unit in ("sentences", "documents") if self.settings.get(unit)), "")
 
     def shares_text(self, other: "Manifest") -> bool:
-        """Whether both were mixed from the same encoded text, or have a shard with the same bytes."""
+        """Whether this manifest's files and the other's were mixed from the same encoded text, or include a shard with
+        the same bytes."""
         encoded, other_encoded = self.settings.get("encoded"), other.settings.get("encoded")
         common = {shard.sha256 for shard in self.shards} & {shard.sha256 for shard in other.shards}
         return bool(common) or (encoded is not None and encoded == other_encoded)
@@ -104,7 +105,7 @@ class Manifest:
 _MANIFEST_TYPES = {"stage": str, "settings": dict, "vocabulary_size": int, "vocabulary_sha256": str, "languages": list,
                    "shards": list, "counts": dict}  # fmt: skip
 _SHARD_TYPES = {"name": str, "rows": int, "bytes": int, "sha256": str}
-_MIX_COUNTS = ("share_before", "share_after", "repeat")  # numbers in the manifest for each language
+_MIX_COUNTS = ("share_before", "share_after", "repeat")  # numbers that mix writes into the manifest for each language
 _TYPE_WORDS = {str: "a text", dict: "an object", list: "a list", int: "a whole number"}
 
 
@@ -122,7 +123,7 @@ def _require_manifest(fields: Any) -> None:
         raise ValueError("its languages are not different codes")
     by_language = fields["counts"].get("by_language", {})
     if type(by_language) is not dict or not all(type(counts) is dict for counts in by_language.values()):
-        raise ValueError("its counts by language are no objects")
+        raise ValueError("its counts by language are not JSON objects")
     if fields["stage"] == "mix":
         _require_types("settings", fields["settings"], {"row_tokens": int, "layout": str})
         _require_types("counts", fields["counts"], {"by_language": dict})
@@ -139,7 +140,7 @@ def _require_types(subject: str, values: Any, types: Mapping[str, type]) -> None
     """Raise ValueError unless `values` is a dict that has each name in `types`, with a value of that type; integers
     must be 0 or more. `subject`: the dict's name in the error."""
     if type(values) is not dict:
-        raise ValueError(f"{subject} is no object")
+        raise ValueError(f"{subject} is not a JSON object")
     for name, expected in types.items():
         value: Any = values.get(name)
         fits = isinstance(value, expected) and not isinstance(value, bool)  # a bool is an int in Python
@@ -148,7 +149,8 @@ def _require_types(subject: str, values: Any, types: Mapping[str, type]) -> None
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Mark `folder` as complete, after the directory entries of its shards are flushed to the disk."""
+    """Write the manifest, which marks `folder` as complete, after the directory entries of its shards are flushed to
+    the disk."""
     for parent in sorted({(folder / shard.name).parent for shard in manifest.shards}):
         to_disk(parent)
     write_signed(folder / "manifest.json", asdict(manifest))
@@ -162,7 +164,7 @@ def read_manifest(folder: Path, writer: str = "`xlme prep mix`") -> Manifest:
     path = Path(folder) / "manifest.json"
     if not path.exists():
         require_folder(Path(folder).parent, f"name the folder that {writer} wrote")
-        raise ValueError(f"{path} does not exist: name the folder that {writer} wrote, or run that to its end first")
+        raise ValueError(f"{path} does not exist: name the folder that {writer} wrote, or let that command finish")
     try:
         fields = read_signed(path)
         _require_manifest(fields)

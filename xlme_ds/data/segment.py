@@ -17,14 +17,14 @@ from .rows import PIECE_OFFSET, UNK
 
 Array = np.ndarray
 Paths = tuple[Array, Array, Array, Array]
-_SPECIAL_PIECES = 3  # SentencePiece's special pieces have its first ids
-_UNKNOWN_PENALTY = 10.0  # nats from the least likely piece down to an unknown character, as in SentencePiece
-_BASE, _PARENT, _ID, _SCORE = range(4)  # columns of a unit of the trie
+_SPECIAL_PIECES = 3  # the number of SentencePiece's special pieces, which have the first ids
+_UNKNOWN_PENALTY = 10.0  # an unknown character scores 10 nats less than the least likely piece, as in SentencePiece
+_BASE, _PARENT, _ID, _SCORE = range(4)  # columns of the trie's array, in which a row is called a unit
 _FREE, _ROOT = -1, -2  # in the column _PARENT: the unit is unused, or is the root
-_CACHED_WORDS = 1 << 17  # words in a full cache, which is then emptied
-_LONGEST_CACHED = 32  # bytes of a cached word; longer words, as in languages without spaces, rarely occur again
-_OFFSET_BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # of the hash FNV-1a
-# Columns of a cached word: its hash, start and count of its bytes, start and count of its ids, and `_reach`.
+_CACHED_WORDS = 1 << 17  # number of words at which the cache is full; it is then emptied
+_LONGEST_CACHED = 32  # a cached word has at most so many bytes: longer ones (text without spaces) rarely occur again
+_OFFSET_BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # constants of the hash FNV-1a
+# Columns of a cached word: its hash, start and count of its bytes, start and count of its ids, the result of `_reach`.
 _COLUMNS = _HASH, _BYTES_START, _BYTE_COUNT, _IDS_START, _ID_COUNT, _REACH = range(6)
 
 
@@ -33,13 +33,14 @@ def _double_array(letters: Array, starts: Array, ids: Array, scores: Array) -> A
     """A trie of pieces as a double array (Aoe, 1989), int32 [units, 4]. Piece i has the bytes
     `letters[starts[i] : starts[i + 1]]`; pieces are sorted.
 
-    The child of unit u for a byte is unit v = base(u) ^ byte if the parent of v is u; else there is none. A unit in
-    which a piece ends has the piece's id (else 0) and its score (the bits of a float32).
+    The child of unit u for a byte is unit v = base(u) ^ byte if the parent of v is u; else u has no such child. A unit
+    in which a piece ends has the piece's id and score (the bits of a float32); in all others the id is 0.
     """
     units = np.zeros((2 * len(letters) + 1024, 4), np.int32)
     units[:, _PARENT] = _FREE
     units[0, _PARENT] = _ROOT
-    # For each node of the trie, breadth first: its pieces are `low` to `high` − 1; its unit; its depth in bytes.
+    # Nodes of the trie are numbered breadth first. Node n has the pieces low[n] to high[n] − 1, the unit unit_of[n] and
+    # the depth depth_of[n] in bytes.
     low, high = np.empty(len(letters) + 1, np.int64), np.empty(len(letters) + 1, np.int64)
     unit_of, depth_of = np.zeros(len(letters) + 1, np.int64), np.zeros(len(letters) + 1, np.int64)
     low[0], high[0] = 0, len(starts) - 1
@@ -61,8 +62,8 @@ def _double_array(letters: Array, starts: Array, ids: Array, scores: Array) -> A
         if count:
             while units[first_free, _PARENT] != _FREE:
                 first_free += 1
-            # The unit of the first child. Several children rarely fit among units far before `top`, so the search skips
-            # these.
+            # The search tries one unit after the other for the first child. Several children rarely fit among units far
+            # before `top`, so it skips these.
             candidate, fits = first_free if count == 1 else max(first_free, top - 4096), False
             while not fits:  # until the units of all children are free
                 if candidate | 255 >= len(units) - 1:
@@ -94,7 +95,7 @@ def _best_path(
     `total`: the score of the line before the word. Sums are rounded to float32, as in SentencePiece. `log_probs`: the
     memory of `units` as float32. `unknown`: score of an unknown character. `paths` are four buffers. The first three
     hold, for each byte where a path may end, the best score, the id of the last piece, and the byte where that piece
-    begins (−1: no path yet). The ids of the best path are written to the end of the fourth.
+    begins (−1: no path yet). The ids of the best path are written to the end of the fourth buffer.
     """
     best, last, starts, ids = paths
     for at in range(size + 1):
@@ -138,12 +139,12 @@ def _best_path(
 
 @njit(inline="always")
 def _reach(margin: float, characters: int, total: float, unknown: float) -> int:
-    """A limit r for a cached segmentation of a word: it is right if the score of the line before the word is above −r.
+    """Returns a limit r: a word's cached segmentation is right wherever the line's score before the word is above −r.
 
     The segmentation was found after the score `total`; `margin` is the smallest difference between compared scores. The
-    further a sum is below 0, the more coarsely float32 rounds it. At −r the rounding of sums of up to `characters`
-    terms could outweigh the margin; r is −1 if it could at any score. The word adds at least `word_score` to a line's
-    score, whatever its segmentation.
+    further a sum is below 0, the more coarsely float32 rounds it. At −r the rounding errors of sums of up to
+    `characters` terms could exceed the margin; r is −1 if they could at any score. Whatever the segmentation of the
+    word, it adds at least `word_score`, a negative number, to the line's score.
     """
     word_score = unknown * characters
     safe_margin = margin + characters * (word_score + total) * 2.0**-23
@@ -152,8 +153,8 @@ def _reach(margin: float, characters: int, total: float, unknown: float) -> int:
 
 @njit(inline="always")
 def _slot(key: np.uint64, text: Array, begin: int, size: int, table: Array, rows: Array, letters: Array) -> int:
-    """The slot of a word in the hash table, or a free slot if the word is not there. The word is `size` bytes of `text`
-    from `begin` on; `key` is its hash."""
+    """The index of a word's slot in the hash table, or of a free slot if the word is not there. The word is `size`
+    bytes of `text` from `begin` on; `key` is its hash."""
     mask = np.uint64(len(table) - 1)
     slot = (key ^ key >> np.uint64(32)) & mask
     while table[slot]:
@@ -187,8 +188,9 @@ def _segment(
     """Write the ids of all lines to `ids`, and the number of ids of each line to `id_counts`. Returns the number of all
     ids.
 
-    `scores`: log probabilities by id. `cache`: the hash table, whose slots hold 1 + the row of a word, or 0 if free;
-    the rows, the bytes and the ids of the words; and how much of each of these three is in use.
+    `scores`: log probabilities by id. `cache` has five arrays: the hash table, in which a slot holds 1 + the index of a
+    word's row, or 0 if it is free; the rows of the words (`_COLUMNS`); the words' bytes; the words' ids; and the
+    numbers of rows, bytes and ids in use.
     """
     table, rows, letters, cached_ids, used = cache
     longest, start_of_line = 0, 0
@@ -196,7 +198,7 @@ def _segment(
         longest, start_of_line = max(longest, end - start_of_line), end
     integers = np.empty((3, longest + 1), np.int32)
     paths = np.empty(longest + 1, np.float32), integers[0], integers[1], integers[2]
-    at, done = 0, 0  # bytes of `text` and ids so far
+    at, done = 0, 0  # number of bytes read from `text`, and of ids written
     for line in range(len(id_counts)):
         first, stop, total, previous_id = done, ends_of_lines[line], np.float32(0.0), 0
         while at < stop:
@@ -244,7 +246,7 @@ class Segmenter:
         pieces = [piece.encode() for piece in processor.id_to_piece(ordinary)]
         order = np.array(sorted(range(len(ordinary)), key=pieces.__getitem__))
         scores = np.array(processor.get_score(ordinary), np.float32)
-        first_id = _SPECIAL_PIECES + PIECE_OFFSET  # of the ordinary pieces
+        first_id = _SPECIAL_PIECES + PIECE_OFFSET  # the id of the first ordinary piece
         self._scores = np.zeros(first_id + len(ordinary), np.float32)  # by id
         self._scores[first_id:] = scores
         self._scores[UNK] = scores.min() - np.float32(_UNKNOWN_PENALTY)

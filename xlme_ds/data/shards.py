@@ -37,7 +37,7 @@ from .rows import PAD, UNK, Rows
 from .schema import Manifest, read_manifest
 
 _MOST_OPEN_SHARDS = 16
-GROUP = 4  # rows with one checksum
+GROUP = 4  # number of rows that share a checksum
 Array = np.ndarray
 _LOW, _HALF, _MULTIPLIER = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(0x9E3779B97F4A7C15)  # for the checksum
 SUFFIX = ".index"
@@ -66,8 +66,8 @@ def _mix(check: np.uint64, number: int) -> np.uint64:
 def _checks(
     tokens: Array, width: int, group: int, item_at: Array, lengths: Array, side_at: Array, languages: Array
 ) -> Array:
-    """The checksum of each `group` rows. Row n has `tokens` from n · width to (n + 1) · width − 1, `lengths` from
-    item_at[n] to item_at[n + 1] − 1, and `languages` from side_at[n] to side_at[n + 1] − 1."""
+    """The checksum of every `group` consecutive rows, uint64. Row n has `tokens` from n · width to (n + 1) · width − 1,
+    `lengths` from item_at[n] to item_at[n + 1] − 1, and `languages` from side_at[n] to side_at[n + 1] − 1."""
     rows = len(item_at) - 1
     checks = np.empty((rows + group - 1) // group, dtype=np.uint64)
     for index in range(len(checks)):
@@ -91,7 +91,7 @@ def _readonly(array: np.ndarray) -> np.ndarray:
 
 
 def index_of(path: Path, sha256: str, checks: Sequence[np.ndarray]) -> bytes:
-    """The index of the shard at `path`. `checks`: the `group_checks` of its record batches."""
+    """The content of the index file of the shard at `path`. `checks`: the `group_checks` of each record batch."""
     with pa.memory_map(str(path)) as mapped:
         start, reader = mapped.read_buffer().address, pa.ipc.open_file(mapped)
         batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
@@ -113,11 +113,11 @@ def _addresses(batch: pa.RecordBatch) -> list[int]:
 
 
 class IndexedShard:
-    """A shard that is read with its index, and compared with its checksums. Raises ValueError or OSError if a file
-    cannot be read, or differs from the expected file."""
+    """A shard that is read with its index; what is read is compared with its checksums. Raises ValueError or OSError if
+    a file cannot be read, or differs from the expected file."""
 
     def __init__(self, path: Path, rows: int, row_tokens: int, size: int, sha256: str, scattered: bool):
-        """`size`: bytes of the shard; `scattered`: whether reads skip rows, so that reading ahead is no use."""
+        """`size`: number of bytes of the shard. `scattered`: reads skip rows, so the system should not read ahead."""
         self.row_tokens = row_tokens
         if not path.with_suffix(SUFFIX).exists():
             raise ValueError(f"its index {path.with_suffix(SUFFIX).name} does not exist")
@@ -150,16 +150,17 @@ class IndexedShard:
                 os.close(descriptor)
 
     def prefetch(self, first: int, stop: int) -> None:
-        """Make the system fetch the ids of rows `first` … `stop` − 1, which are read next. If the range ends in the
-        next record batch, ids of that batch may be missed: this is only a hint."""
+        """Ask the system to fetch the ids of rows `first` … `stop` − 1, which are read next. If the range ends in the
+        next record batch, ids of that batch may be missed, which only makes the read slower."""
         batch, row = divmod(first, self._batch_rows)
         row_bytes = 4 * self.row_tokens
         at = int(self._offsets[batch][0]) + row * row_bytes
         os.posix_fadvise(self._file, at, (stop - first) * row_bytes, os.POSIX_FADV_WILLNEED)
 
     def read(self, first: int, stop: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
-        """Rows `first` … `stop` − 1, but none after the record batch of row `first`: the ids of these N rows, int32
-        [N, T], and (offsets [N + 1], values) of their lengths and of their languages."""
+        """Read the N rows `first` … `stop` − 1, without those after the record batch of row `first`. Returns (tokens,
+        lists): the ids, int32 [N, T], and two pairs (offsets [N + 1], values), for the rows' lengths and for their
+        languages."""
         batch, wanted = divmod(first, self._batch_rows)
         rows_before = batch * self._batch_rows
         count = min(self._batch_rows, self._rows - rows_before)
@@ -173,7 +174,7 @@ class IndexedShard:
         lists: list[np.ndarray] = []  # offsets and values of the lengths, then of the languages
         for offsets_at, values_at in zip(lists_at[::2], lists_at[1::2], strict=True):
             offsets = self._array(self._file, np.int32, end - begin + 1, offsets_at + 4 * begin)
-            # An item has a token or more, and at most two languages: so no list is longer than twice the tokens.
+            # An item has at least one token and at most two languages, so a list has at most two values per token.
             if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] - offsets[0] > 2 * tokens.size:
                 raise ValueError("it is not the file that the manifest lists, its bytes changed")
             values = self._array(self._file, np.int16, offsets[-1] - offsets[0], values_at + 2 * int(offsets[0]))
@@ -183,7 +184,7 @@ class IndexedShard:
         checks = self._array(self._index, np.uint64, len(groups), self._checks_at + 8 * groups_before)
         if (_checks(tokens, self.row_tokens, self._group, *lists) != checks).any():
             raise ValueError("its bytes changed since its index was written")
-        low, high = wanted - begin, wanted_end - begin  # among the rows that were read
+        low, high = wanted - begin, wanted_end - begin  # the wanted rows' indices among the rows that were read
         columns = [
             (offsets[low : high + 1] - offsets[low], values[offsets[low] : offsets[high]])
             for offsets, values in zip(lists[::2], lists[1::2], strict=True)
@@ -192,7 +193,7 @@ class IndexedShard:
 
     @staticmethod
     def _array(file: int, dtype: type, count: int, at: int) -> np.ndarray:
-        """`count` numbers from byte `at` of an open file."""
+        """`count` numbers of an open file, from byte `at` on."""
         size = int(count) * np.dtype(dtype).itemsize
         content = os.pread(file, size, at)
         if len(content) != size:
@@ -226,7 +227,7 @@ class RowStore:
                 f"{self.folder} has text in {', '.join(missing)}, which model.language_embeddings does not name: "
                 f"set it to {' '.join(self.manifest.languages)}"
             )
-        # Index in `languages` for each index in the manifest's list.
+        # For each index into the manifest's languages, the index of that language in `self.languages`.
         self._language_indices = np.array([self.languages.index(code) for code in self.manifest.languages])
         self._starts = [0, *accumulate(shard.rows for shard in self.manifest.shards)]  # first record of each shard
         self._open: dict[int, IndexedShard] = {}  # by index in the manifest, in the order of opening
@@ -244,8 +245,8 @@ class RowStore:
         return concatenated(pieces)
 
     def prefetch(self, first: int, last: int) -> None:
-        """Make the system fetch records `first` to `last`, which are read next, if they are in one shard. An unreadable
-        shard is an error only in `read`: the run may end before it needs the shard."""
+        """Ask the system to fetch records `first` to `last`, which are read next, if they are in one shard. An
+        unreadable shard is an error only in `read`: the run may end before it needs the shard."""
         shard = self._shard_of(first)
         if first <= last and shard == self._shard_of(last):
             with suppress(ValueError, OSError):
@@ -307,8 +308,8 @@ def _rows_of(tokens: np.ndarray, lists: Sequence[tuple[np.ndarray, np.ndarray]])
 def _is_valid(
     tokens_BT: Array, items_B: Array, lengths: Array, languages: Array, vocabulary: int, language_count: int
 ) -> bool:
-    """Whether all ids, lengths and language indices of the rows are possible: another program may have written wrong
-    rows with right checksums."""
+    """Whether all ids, lengths and language indices of the rows are possible. They are checked because another program
+    may have written wrong rows with right checksums."""
     batch, width = tokens_BT.shape
     item, ok = 0, True
     for row in range(batch):

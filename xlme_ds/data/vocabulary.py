@@ -33,8 +33,8 @@ _REQUIRED_SETTINGS = {
 
 
 class Vocabulary:
-    """A SentencePiece model with XLM-R's ids. `model` is a file (XLM-R's fits too), or a folder with the file
-    `sentencepiece.model`.
+    """A SentencePiece model with XLM-R's ids. `model` is a model file (XLM-R's own can be used too), or a folder with
+    the file `sentencepiece.model`.
 
     Raises ValueError for a model that the tokenizer of an export could not reproduce, and for a file that differs from
     the checksum in the manifest that `data_prep` wrote next to it.
@@ -98,7 +98,7 @@ class Vocabulary:
 
     def normal_forms(self, lines: list[str]) -> list[bytes]:
         """Each line as SentencePiece normalises it, in UTF-8."""
-        # Not `normalize`, which calls this function for each line: bytes in and out save time here.
+        # `_Normalize` is the private function that `normalize` calls; taking and returning bytes, it saves time here.
         return list(map(self.processor._processor._Normalize, map(str.encode, lines)))  # type: ignore[attr-defined]
 
     def encode_normal(self, forms: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
@@ -112,8 +112,8 @@ class Vocabulary:
         return Segmenter(self.processor)
 
     def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of `text`, int32, and the characters of `text` that each id covers, as [start, end) in int64
-        [ids, 2]; white space before these is left out."""
+        """Returns (ids, offsets): the ids of `text`, int32, and for each id the [start, end) of the characters of
+        `text` that it covers, int64 [ids, 2], without white space at their start."""
         pieces = self.processor.encode(text, return_type="proto").pieces
         character_at = np.zeros(len(text.encode("utf-8")) + 1, np.int64)  # index of the character that starts at a byte
         character_at[np.cumsum([0, *(len(character.encode("utf-8")) for character in text)])] = np.arange(len(text) + 1)
@@ -161,14 +161,14 @@ def _require_exportable(path: Path) -> None:
             value = getattr(getattr(model, spec), name)
             if value != expected:
                 raise ValueError(
-                    f"{path} was trained with {name} {value}, and no export could give its ids: take a unigram model "
-                    f"with {name} {expected}, as XLM-R's"
+                    f"{path} was trained with {name} {value}, so the tokenizer of an export would give other ids: take "
+                    f"a unigram model with {name} {expected}, such as XLM-R's"
                 )
     ordinary = proto.ModelProto.SentencePiece.NORMAL
     for piece in model.pieces[3:]:  # without <unk>, <s>, </s>
         if piece.type != ordinary or "▁" in piece.piece[1:]:
             fault = "no ordinary one" if piece.type != ordinary else "longer than a word"
             raise ValueError(
-                f"{path} has the piece {piece.piece!r}, which is {fault}, and no export could give its ids: train it "
-                "without"
+                f"{path} has the piece {piece.piece!r}, which is {fault}, so the tokenizer of an export would give "
+                "other ids: train a model without such pieces"
             )

@@ -31,8 +31,8 @@ _PIECE_SIZES = {"cpu": 2**19, "cuda": 2**26}
 
 
 def cut_groups(optimizer: torch.optim.Optimizer, module: nn.Module, size: float) -> None:
-    """Cut the optimizer's groups into groups of at most `size` elements or one parameter, in the order in which the
-    backward pass completes them: from the last layer to the first.
+    """Cut the optimizer's groups into smaller ones, which have at most `size` elements or only one parameter. They are
+    in the order in which the backward pass completes them: from the last layer to the first.
 
     The groups of the vocabulary tables come last and are marked `late`, as the tables get gradients at both ends of the
     model.
@@ -115,7 +115,7 @@ class _GradientSums:
         self.sent += 1
         arrived = optimizer.fp32_groups_has_gradients[group]
         for index in self.with_gradients[group]:
-            if not arrived[index]:  # its buffer still holds the gradient of the step before
+            if not arrived[index]:  # the parameter's buffer still holds the gradient of the step before
                 optimizer.fp32_groups_gradients[group][index].zero_()
         arrived[:] = [True] * len(arrived)
         if self.replicas == 1:
@@ -163,7 +163,7 @@ def _halve_buffers(optimizer: BF16_Optimizer) -> None:
         optimizer.fp32_groups_gradients[group].clear()
         flat = torch.zeros_like(weights)
         sizes = [parameter.numel() for parameter in optimizer.bf16_groups[group]]
-        numel = optimizer.fp32_groups_flat_partition[group].numel()  # of this rank's part
+        numel = optimizer.fp32_groups_flat_partition[group].numel()  # the size of this rank's part
         start = dist.get_rank(optimizer.real_dp_process_group[group]) * numel
         optimizer.fp32_groups_gradients_flat[group] = optimizer.non_expert_gradients[group] = flat
         optimizer.fp32_groups_gradients[group][:] = optimizer._split_flat_tensor(flat, sizes)

@@ -46,8 +46,8 @@ class Bucket:
 
     @contextmanager
     def opened(self, to_write: bool) -> Iterator[dict[str, Tensor]]:
-        """Context that yields the flat buffers by kind, and `step`. `to_write`: the caller changes them; without it,
-        changes of buffers on a disk are lost."""
+        """Context that yields a dict: the flat buffers by kind, and the tensor `step`. `to_write`: the caller changes
+        the buffers; without it, changes of buffers on a disk are lost."""
         states = self.optimizer.state
         state = states[self.master] = states[self.master] or first_state(self.kinds[1:], self.master)
         buffers = {kind: state[kind].view(-1) for kind in self.kinds[1:]}
