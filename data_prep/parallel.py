@@ -1,7 +1,8 @@
 """Independent tasks on all processor cores: over MPI ranks under mpiexec or srun, else over local processes.
 
-An error ends the whole run on every rank: with a sentence where the user can act on it, else with a traceback. Nothing
-hangs: after an error, local processes are ended at once, and an MPI rank finishes its task and begins no other.
+An error ends the whole run, on every rank. If the user can act on it, it is printed as one sentence, else as a
+traceback. Nothing hangs: after an error, local processes are ended at once, and each MPI rank finishes the task that it
+is working on and begins no other.
 """
 
 import ctypes
@@ -26,7 +27,7 @@ from xlme_ds.io.errors import ADVICE, in_words
 T = TypeVar("T")
 R = TypeVar("R")
 
-_STOP_TAG = 1  # of the message that another rank has failed
+_STOP_TAG = 1  # tag of the MPI message by which a rank that failed stops the others
 _PR_SET_PDEATHSIG = 1  # Linux's prctl: choose the signal that this process gets when its parent dies
 
 # A launcher sets these for its processes. SLURM_NTASKS is not among them: it is also set in a batch script, where no
@@ -66,9 +67,9 @@ def explain(error: BaseException) -> UserError | RetryError | None:
 
 
 @contextmanager
-def on_all_ranks() -> Iterator[None]:
-    """Wrap code that needs no communication and has the same result or error on every rank. A ValueError in it becomes
-    a UserError, which is printed only once."""
+def same_on_all_ranks() -> Iterator[None]:
+    """Wrap code that every rank runs, without communication and with the same result or error. A ValueError in it
+    becomes a UserError, the error that every rank raises and only the root prints."""
     try:
         yield
     except ValueError as error:
@@ -101,10 +102,10 @@ def run_tasks(
 ) -> list[R]:
     """Apply `function` to every task; returns the values in task order, on every rank.
 
-    `sizes` (of each task, in any unit) are used to balance the work and, if `visible`, to show progress. The tasks run
-    in `processes` local processes (1: in this process); under MPI each rank runs its share of the tasks. `function`
-    must be picklable. If tasks fail, the error of the first failed task in task order is raised: a UserError or
-    RetryError where `explain` has a sentence, else a TaskError.
+    `sizes` has the size of each task, in any unit. It is used to balance the work and, if `visible`, to show progress.
+    The tasks run in `processes` local processes (1: in this process); under MPI each rank runs its share of the tasks.
+    `function` must be picklable. If tasks fail, the error of the first failed task in task order is raised: the
+    UserError or RetryError that `explain` returns, or else a TaskError.
     """
     assert len(tasks) == len(sizes)
     if processes < 1:
@@ -252,7 +253,8 @@ def abort(code: int) -> None:
 
 @cache
 def world_size() -> int:
-    """The number of MPI ranks of this run. It is 1 without a launcher and in a worker process; neither imports MPI.
+    """The number of MPI ranks of this run. It is 1 without a launcher and in a worker process; in both cases MPI is not
+    imported.
 
     Raises ValueError when the launcher started several processes that MPI does not connect.
     """
@@ -263,7 +265,7 @@ def world_size() -> int:
     if size == 1:
         raise ValueError(
             f"the launcher started {launched} processes but MPI sees each alone: start them with the mpiexec or srun "
-            "that belongs to the MPI library mpi4py loads"
+            "that belongs to the MPI library that mpi4py loads"
         )
     return size
 
@@ -275,8 +277,8 @@ def launched_rank() -> int:
 
 def communicator() -> Any:
     """MPI.COMM_WORLD. Raises ValueError where there is no MPI."""
-    # With UCX, the mpich wheel sends Slurm its address followed by stray memory. That can make the line longer than
-    # Slurm reads at once, and then no rank starts. With OFI the line is short.
+    # With its network module UCX, the mpich wheel sends Slurm a line that holds the rank's address and then some
+    # uninitialised memory. If the line is longer than Slurm reads at once, no rank starts. With OFI the line is short.
     if os.environ.get("SLURM_STEP_NUM_TASKS") and any(distributions(name="mpich")):
         os.environ.setdefault("MPIR_CVAR_CH4_NETMOD", "ofi")
     try:

@@ -1,9 +1,11 @@
-"""Shares of languages and pairs in the sampled examples: by temperature, by --share, and bounded by repeats."""
+"""The shares of languages and pairs in the sampled examples: set by temperature and --share, bounded by
+--max-repeats."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
 
 _SUM_TOLERANCE = Fraction(1, 1000)  # error allowed in the sum of --share: three times 0.333 counts as 1
 
@@ -22,11 +24,12 @@ def temperature_shares(examples: Sequence[int], alpha: float) -> list[Fraction]:
 
 
 def apportion(total: int, shares: Sequence[Fraction]) -> list[int]:
-    """Divide `total` into integers, each `total * share` rounded down or up, by the largest-remainder method.
+    """Divide `total` into one integer per share: `total * share`, rounded down or up so that all sum to `total`.
 
-    Equal remainders go to the earlier entry.
+    The products with the largest remainders are rounded up, the earlier of two equal ones first (largest-remainder
+    method).
     """
-    assert sum(shares) == 1, "there is something to share"
+    assert sum(shares) == 1, "the shares do not sum to 1"
     exact = [total * share for share in shares]
     quotas = [int(value) for value in exact]
     by_remainder = sorted(range(len(shares)), key=lambda j: (quotas[j] - exact[j], j))
@@ -37,14 +40,15 @@ def apportion(total: int, shares: Sequence[Fraction]) -> list[int]:
 
 @dataclass(frozen=True)
 class Sampling:
-    """The settings that give each language (or pair) its share of the examples that are sampled.
+    """The settings that give each language (or pair) its share of the sampled examples.
 
-    A line of `share` is NAME=SHARE or NAME+NAME=SHARE: these languages together have this share of all examples, and
-    divide it by temperature `alpha`. The languages in no line divide the rest by `alpha`.
+    An entry of `share` is NAME=SHARE or NAME+NAME=SHARE. Together, the languages that it names get this share of all
+    examples, which is divided among them by temperature `alpha`. The languages that no entry names divide the rest by
+    `alpha`.
 
-    With `max_repeats` r above 0, a language of m examples gives at most ⌊r · m⌋ examples. The rest of its share is
-    divided among the languages of its line that can give more, in proportion to their shares; if none can, among the
-    languages in no line that can; if none of these can either, among all languages that can.
+    With `max_repeats` r above 0, a language of m examples gives at most ⌊r · m⌋ examples. The rest of its share goes to
+    languages that are below their own limits, in proportion to their shares. The first of these groups that has such
+    languages gets all of it: the languages of the same entry, the languages that no entry names, all languages.
     """
 
     alpha: float
@@ -52,58 +56,61 @@ class Sampling:
     max_repeats: float = 0.0
 
     def set_shares(self) -> dict[tuple[str, ...], Fraction]:
-        """The names in each line of `share`, and their common share. Raises ValueError for a line of another form, and
-        for a repeated name."""
+        """The share of each entry, by the names in the entry. Raises ValueError for an entry of another form, and for a
+        repeated name."""
         shares: dict[tuple[str, ...], Fraction] = {}
-        for line in self.share:
-            names, _, number = line.rpartition("=")
+        for entry in self.share:
+            names, _, number = entry.rpartition("=")
             try:
                 share = Fraction(number)
+                is_valid = all(names.split("+")) and 0 <= share <= 1
             except (ValueError, ZeroDivisionError):
-                share = Fraction(-1)
-            if not all(names.split("+")) or not 0 <= share <= 1:
-                raise ValueError(f"--share {line}: write languages or pairs and a share from 0 to 1, as in sw+yo=0.02")
+                is_valid = False
+            if not is_valid:
+                raise ValueError(f"--share {entry}: write languages or pairs and a share from 0 to 1, as in sw+yo=0.02")
             shares[tuple(names.split("+"))] = share
-        for name, times in Counter(name for line in self.share for name in line.rpartition("=")[0].split("+")).items():
+        names_of_entries = (entry.rpartition("=")[0].split("+") for entry in self.share)
+        for name, times in Counter(chain.from_iterable(names_of_entries)).items():
             if times > 1:
                 raise ValueError(f"--share names {name} {times} times: name it once")
         return shares
 
     def limits(self, examples: Sequence[int]) -> list[int] | None:
-        """The most examples that each language may give, repeats included; None without a bound."""
+        """The most examples that each language may give, from its count in `examples`; None if `max_repeats` is 0."""
         bound = Fraction(str(self.max_repeats))
         return [int(bound * count) for count in examples] if bound else None
 
     def shares(self, names: Sequence[str], examples: Sequence[int], total: int | None = None) -> list[Fraction]:
-        """Each language's share of `total` examples; without a total, `max_repeats` is not applied.
+        """The share of each language in `names`, from the number of its `examples`. `max_repeats` is applied only if
+        the `total` of sampled examples is given.
 
-        Raises ValueError where the lines of `share` leave too little or too much for the other languages, and where
-        `total` exceeds all limits together.
+        Raises ValueError if the entries of `share` leave too little or too much for the other languages, and if `total`
+        is larger than the sum of all limits.
         """
-        set_shares = self.set_shares()
-        number_of = {name: number for number, line_names in enumerate(set_shares, 1) for name in line_names}
-        line_numbers = [number_of.get(name, 0) for name in names]  # 0: in no line
-        set_total = sum(set_shares.values(), Fraction(0))
-        has_others = any(count and not number for count, number in zip(examples, line_numbers, strict=True))
-        if not has_others and abs(set_total - 1) <= _SUM_TOLERANCE:
-            set_shares = {line_names: share / set_total for line_names, share in set_shares.items()}
-            set_total = Fraction(1)
+        entries = self.set_shares()
+        entry_of = {name: number for number, entry_names in enumerate(entries, 1) for name in entry_names}
+        entry_numbers = [entry_of.get(name, 0) for name in names]  # 0: no entry names the language
+        sum_of_entries = sum(entries.values(), Fraction(0))
+        has_others = any(count and not number for count, number in zip(examples, entry_numbers, strict=True))
+        if not has_others and abs(sum_of_entries - 1) <= _SUM_TOLERANCE:
+            entries = {entry_names: share / sum_of_entries for entry_names, share in entries.items()}
+            sum_of_entries = Fraction(1)
         shares = [Fraction(0)] * len(names)
-        for number, (line_names, line_share) in enumerate([((), 1 - set_total), *set_shares.items()]):
-            members = [j for j in range(len(names)) if line_numbers[j] == number]
+        for number, (entry_names, entry_share) in enumerate([((), 1 - sum_of_entries), *entries.items()]):
+            members = [j for j in range(len(names)) if entry_numbers[j] == number]
             divided = temperature_shares([examples[j] for j in members], self.alpha)
-            _check_line(line_names, line_share, bool(sum(divided)))
+            _check_entry(entry_names, entry_share, bool(sum(divided)))
             for j, share in zip(members, divided, strict=True):
-                shares[j] = line_share * share
+                shares[j] = entry_share * share
         limits = self.limits(examples)
         if limits is None or not total:
             return shares
-        return bound_shares(total, shares, limits, line_numbers, self.max_repeats)
+        return bound_shares(total, shares, limits, entry_numbers, self.max_repeats)
 
 
-def _check_line(names: tuple[str, ...], share: Fraction, has_text: bool) -> None:
-    """Raise ValueError where the languages of a --share line cannot have their share. Empty `names`: the languages in
-    no line."""
+def _check_entry(names: tuple[str, ...], share: Fraction, has_text: bool) -> None:
+    """Raise ValueError if the languages of an entry of --share cannot have its share. `names` is empty for the
+    languages that no entry names; `has_text`: at least one of the languages has examples."""
     if not names and has_text and share <= 0:
         raise ValueError(
             f"the shares of --share sum to {float(1 - share):.10g}, which leaves nothing for the other languages: "
@@ -118,20 +125,22 @@ def _check_line(names: tuple[str, ...], share: Fraction, has_text: bool) -> None
 
 
 def bound_shares(
-    total: int, shares: Sequence[Fraction], limits: Sequence[int], line_numbers: Sequence[int], max_repeats: float
+    total: int, shares: Sequence[Fraction], limits: Sequence[int], entry_numbers: Sequence[int], max_repeats: float
 ) -> list[Fraction]:
-    """Shares of `total` such that no language j has more than `limits[j]` examples; `Sampling` says who gets the rest.
+    """The `shares` changed so that no language j has more than `limits[j]` of `total` examples. `Sampling` says which
+    languages get the rest.
 
-    `line_numbers[j]` is the number of the --share line that names language j, 0 if none does. Raises ValueError where
-    the limits of all languages that have a share sum to less than `total`; the message names `max_repeats`.
+    `entry_numbers[j]` is the number of the entry of --share that names language j, from 1, or 0 if none does. Raises
+    ValueError if the limits of all languages that have a share sum to less than `total`; the message quotes
+    `max_repeats`.
     """
     amounts, full = [total * share for share in shares], set[int]()
     while over := [j for j, amount in enumerate(amounts) if amount > limits[j]]:
         full.update(over)
         free = [k for k, share in enumerate(shares) if share and k not in full]
         for j in over:
-            same_line = [k for k in free if line_numbers[k] == line_numbers[j]]
-            takers = same_line or [k for k in free if line_numbers[k] == 0] or free
+            same_entry = [k for k in free if entry_numbers[k] == entry_numbers[j]]
+            takers = same_entry or [k for k in free if entry_numbers[k] == 0] or free
             if not takers:
                 sum_of_limits = sum(limit for limit, share in zip(limits, shares, strict=True) if share)
                 raise ValueError(

@@ -328,8 +328,8 @@ def _check_shape(folder: Path, source: ModelConfig, config: RunConfig, instead: 
     """Raise ValueError if `source` and the model of `config` differ in a setting that gives the objective's model its
     shape. The message ends with `instead`, another remedy."""
     objective = objective_of(config.objective)
-    theirs = objective.shape(source)
-    for name, ours in objective.shape(config.model).items():
+    theirs = objective.shape_settings(source)
+    for name, ours in objective.shape_settings(config.model).items():
         if theirs[name] != ours:
             raise ValueError(f"{folder} has model.{name} {theirs[name]}, this run has {ours}: set it to that{instead}")
 

@@ -2,9 +2,10 @@
 
     xlme bench peers.mteb --model EXPORT --data FOLDER [--out FOLDER]
 
-mteb downloads its data from a hub; here its tasks read the published text files anywhere below the folder, without a
-network: LASER's tatoeba.deu-eng.deu with tatoeba.deu-eng.eng, and FLORES-200's deu_Latn.devtest, a file a language. The
-tasks, the search and the scores are mteb's own. A task without files is left out, and pairs that mteb's does not have.
+mteb itself downloads its data from a hub. This command needs no network: it reads the published text files in FOLDER
+and its subfolders. LASER publishes two files per pair of Tatoeba: tatoeba.deu-eng.deu and tatoeba.deu-eng.eng.
+FLORES-200 has one file per language, such as deu_Latn.devtest. The tasks, the search and the scores are mteb's own. A
+task without files is left out, and so is a pair of languages that mteb's task does not have.
 """
 
 import os
@@ -30,14 +31,14 @@ class Bitext:
     model: Path
     """Folder of `xlme export`, or of a SentenceTransformer that was trained from one."""
     data: Path
-    """Folder with the test sets, also below it."""
+    """Folder with the test sets; its subfolders are searched, too."""
     out: Path | None = None
-    """Folder for mteb's results, a JSON file a task."""
+    """Folder for mteb's results, one JSON file per task."""
 
 
 def tasks_of(folder: Path) -> list[Any]:
-    """mteb's tasks with the data in `folder` in place of their own, for the language pairs that both mteb and `folder`
-    have.
+    """mteb's tasks, which read the data in `folder` in place of their own. They have the pairs of languages that both
+    mteb's tasks and `folder` have.
 
     Raises ValueError for a damaged file, naming it, and for a folder without files of the tasks.
     """
@@ -46,7 +47,7 @@ def tasks_of(folder: Path) -> list[Any]:
 
     tatoeba, flores = (mteb.get_task(name) for name in ("Tatoeba", "FloresBitextMining"))
     tatoeba.dataset = {}
-    for path in sorted(folder.rglob("tatoeba.*-eng.eng")):  # English second
+    for path in sorted(folder.rglob("tatoeba.*-eng.eng")):  # the files of the second sentences, in English
         pair = path.name.split(".")[1]
         first, second = read_sentence_pairs(path.with_suffix(f".{pair.removesuffix('-eng')}"), path)
         tatoeba.dataset[pair] = {"test": Dataset.from_dict({"sentence1": first, "sentence2": second})}
@@ -75,7 +76,7 @@ def table(model: Path, results: list[Any]) -> ResultTable:
         pairs = [pair_scores for split in result.scores.values() for pair_scores in split]
         means = [percent(fmean(pair_scores[measure] for pair_scores in pairs)) for measure in ("accuracy", "f1")]
         rows.append([result.task_name, str(len(pairs)), *means])
-    note = "first language to second by cosine; mteb's main score is F1"
+    note = "each sentence is matched with the other language's nearest one by cosine; mteb's main score is F1"
     columns = ["task", "pairs of languages", "accuracy", "F1"]
     return ResultTable(f"{model}: mteb's bitext mining (%)", columns, rows, [note])
 

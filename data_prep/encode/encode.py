@@ -30,7 +30,7 @@ from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, HeldOutText
 from data_prep.encode.remove_duplicates import is_final, remove_duplicates
 from data_prep.encode.shared_work import SharedWork
 from data_prep.filters.clean import add_counts, text_warnings
-from data_prep.parallel import on_all_ranks, on_root, run_tasks, world_size
+from data_prep.parallel import on_root, run_tasks, same_on_all_ranks, world_size
 from data_prep.progress import say, warn
 from data_prep.readers.corpus import TextConfig, find_sources
 from data_prep.store import Stage
@@ -70,7 +70,7 @@ class EncodeConfig(TextConfig):
 
 def run(config: EncodeConfig) -> None:
     """Encode the inputs that are not encoded yet. Raises ValueError on bad input, or for a folder of other settings."""
-    with on_all_ranks():
+    with same_on_all_ranks():
         if config.max_pair_tokens < 2 or config.block_bytes < 1:
             raise ValueError("--max-pair-tokens must be at least 2 and --block-bytes at least 1")
         if not 0 < config.heldout_share < 1:

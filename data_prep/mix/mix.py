@@ -28,7 +28,7 @@ from data_prep.mix.mixed_rows import (
     write_shard,
 )
 from data_prep.mix.packed_amount import enough_examples, fill_rows
-from data_prep.parallel import on_all_ranks, on_root, run_tasks
+from data_prep.parallel import on_root, run_tasks, same_on_all_ranks
 from data_prep.progress import say, warn
 from data_prep.sampling import Order
 from data_prep.shares import Sampling
@@ -231,7 +231,7 @@ def _mix_task(config: MixConfig, task: str, rows: int, encoded: Manifest, langua
     on_root(stage.begun)
     plan = None
     if not on_root((stage.folder / "manifest.json").exists):  # plan before `open`, so that an error leaves no folder
-        with on_all_ranks():
+        with same_on_all_ranks():
             plan = _plan(config, task, rows, encoded, languages)
     with stage.open():
         if stage.finished(config.processes):

@@ -79,7 +79,7 @@ def test_errors_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.M
     translating = write_run(
         tmp_path / "mt", objective="mt", decoder="xlm", language_embeddings=("de", "en"), relative_bias="none"
     )
-    with pytest.raises(ValueError, match="this model has a decoder: set which to encoder"):
+    with pytest.raises(ValueError, match=r"this model has a decoder: export its encoder alone \(--which encoder\)"):
         xlme.export.run(translating, tmp_path / "no", onnx=True)
     monkeypatch.setattr(onnx_model, "_PACKAGES", ("onnx", "onnx_that_is_missing"))
     words = "onnx needs onnx_that_is_missing: pip install onnx_that_is_missing"

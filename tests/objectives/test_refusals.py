@@ -100,7 +100,7 @@ def test_no_sample_of_a_probe_depends_on_rounding(name: str) -> None:
     """The generator samples token 0, and open places hold an ordinary one; no other objective samples or writes."""
     batch = open_batch([20, 37], 40, (0.1,)) if name == "btmlm" else usual_batch()
     objective = objective_of(of(name).objective)
-    probe = objective.probe(batch)
+    probe = objective.as_probe(batch)
     if name in GENERATORS:
         shown = lively(objective.build(SMALL))(probe).corrupted_BT.flatten()
         assert not shown[batch.masked_M].any() and (batch.uniforms_M > 0).all()

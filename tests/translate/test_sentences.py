@@ -135,7 +135,7 @@ def test_the_probe_is_no_translation_where_it_is_anything_else(tmp_path: Path) -
 
     def added(rows: DataConfig, *points: tuple[str, ...]) -> list[str]:
         objective = translation(*points)
-        return list(objective.probe(Loader(folder, rows, 3, 1.0, 0, 1, (), objective).probe()).added)
+        return list(objective.as_probe(Loader(folder, rows, 3, 1.0, 0, 1, (), objective).probe()).added)
 
     assert added(DataConfig(8, 0, 8), ("0:1",), ("0:1",)) == ["noised_BT"]
     assert not added(DataConfig(8, 8, 8), (), ("0:1",))

@@ -18,9 +18,11 @@ from .rows import EOS, TASKS
 if TYPE_CHECKING:  # this file runs where there is no pyarrow
     from .shards import RowStore
 
-# What batches are for. train: they may depend on the step. evaluate: as train, but equal in every step. compare: they
-# have only tokens of the data, none that a model writes, so that all models read the same. show: as compare, with only
-# one kind of corruption.
+# What a batch is for.
+# train: it may depend on the step.
+# evaluate: it is made as in training, but is the same in every step.
+# compare: it has only tokens of the data, and none that a model writes, so that all models read the same tokens.
+# show: it is as in `compare`; and if the objective corrupts text in several ways, the batch is corrupted in only one.
 Purpose = Literal["train", "evaluate", "compare", "show"]
 # A function that makes a batch from rows, seed, share of masked tokens, and step.
 Collate = Callable[[TaskRows, int, float, int], Batch]
@@ -37,23 +39,24 @@ class RowBatches:
     """Makes batches with `collate` alone."""
 
     def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
-        """`collate`, in every step."""
+        """`collate`, which ignores purpose and step."""
         return lambda task_rows, seed, mask_fraction, step: collate(task_rows, seed, mask_fraction)
 
     def check_rows(self, rows: "RowStore", purpose: Purpose) -> None:
         """Accept all rows."""
 
 
-_KEY_COLUMN = 0xFFFFFFFF  # the column number under which a row's key is drawn; no row is this long
+# `row_bits` draws a row's key as if for a token in this column. No row is long enough to have a token there.
+_KEY_COLUMN = 0xFFFFFFFF
 _MISSING_SIDE = "a row has a pair without two sides, or a side without a language: mix the data again"
 
 
 def collate(task_rows: TaskRows, seed: int, mask_fraction: float) -> Batch:
     """One batch of the rows of all tasks.
 
-    The masked positions, uniforms and keys of a row are a function of the row and of (seed, task, row number). Raises
-    ValueError for an item that is longer than its row, for a pair without a second side, and for a side without a
-    language.
+    A row's masked positions, their uniforms and the row's key (see `Batch`) depend only on the row itself and on (seed,
+    task, row number). Raises ValueError for an item that is empty or longer than its row, for a pair without a second
+    side, and for a side without a language.
     """
     batch_rows, width = sum(len(rows.tokens) for _, rows, _ in task_rows), task_rows[0][1].tokens.shape[1]
     text_5BT = np.empty((5, batch_rows, width), dtype=np.int64)
@@ -70,8 +73,8 @@ def collate(task_rows: TaskRows, seed: int, mask_fraction: float) -> Batch:
 
 
 def languages_of_text(rows: "RowStore") -> tuple[int, ...]:
-    """Indices into `rows.languages` of the languages of monolingual `rows`; for other rows, or if the manifest has no
-    counts, of all its languages."""
+    """The languages that monolingual `rows` hold text of, as indices into `rows.languages`. If `rows` are pairs, or if
+    the manifest has no counts by language, the indices of all languages in the manifest."""
     counts = rows.manifest.counts["by_language"] if rows.folder.name == "mono" else {}
     codes = [code for code in rows.manifest.languages if not counts or counts.get(code, {}).get("used")]
     return tuple(rows.languages.index(code) for code in codes)
@@ -82,7 +85,7 @@ def _lay_out(
     tokens_BT: Array, items_B: Array, lengths: Array, languages: Array, pairs: bool, text_5BT: Array, first_row: int
 ) -> None:
     """Write tokens, positions, segments, sides and languages (see `Batch`) to the five arrays of `text_5BT`, from row
-    `first_row` on. `lengths` and `languages` as in `Rows`; `pairs`: whether an item has two sides.
+    `first_row` on. `lengths` and `languages` are those of `Rows`; `pairs` is true if each item has two sides.
 
     The first side of a pair ends with the first `</s>` after the item's first token. If the first token is itself a
     `</s>`, the rows have XLM's layout, and positions restart on the second side.

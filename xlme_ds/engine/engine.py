@@ -218,7 +218,7 @@ class Engine:
 
     def probe_loss(self) -> float:
         """Loss of the probe batch, whose rows never change: equal under any engine and number of ranks."""
-        batch = self.objective.probe(on_all_ranks(self.loader.probe))
+        batch = self.objective.as_probe(on_all_ranks(self.loader.probe))
         totals = self._evaluate([batch])
         # Every rank evaluates this batch, so sums and counts are both multiplied by the number of ranks.
         means = totals["sums"] / totals["counts"].clamp(min=1)

@@ -1,8 +1,8 @@
 """Losses of whole models on held-out rows, comparable between all runs.
 
-The terms are those that a run reports while it trains, but all models have the same masks: 15% of the tokens are
-predicted, each replaced by `<mask>`, whatever the run's own fraction. An objective that predicts every token in
-training predicts every token here, too.
+The terms are those that a run reports while it trains. All models that mask tokens have the same masks, whatever
+fraction their runs masked: 15% of the tokens are predicted, and each of these is replaced by `<mask>`. A model that was
+trained to predict every token predicts every token here, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,15 +49,16 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
 
 @torch.no_grad()
 def _losses(model: Predictor, stores: Mapping[int, RowStore], rows: int, seed: int) -> dict[str, Any]:
-    """`overall`: the values that a run reports, over all rows; `languages`: each term's loss by language. `stores`: the
-    rows of each task, by the task's index."""
+    """Returns {"overall": the values that a run reports, over all rows; "languages": the loss of each term, by
+    language}. The argument `stores` has the rows of each task, by the task's index."""
     objective, device = model.objective, next(model.model.parameters()).device
     # Every model that masks has the same share of masked tokens, as in `perplexity`.
     fraction = 1.0 if objective.mask_fraction == 1.0 else ObjectiveConfig().mask_fraction
     max_languages = max(len(store.languages) for store in stores.values())
-    counts = sums = torch.zeros(len(objective.terms), dtype=torch.float64)
+    sums = torch.zeros(len(objective.terms), dtype=torch.float64)
+    counts = torch.zeros_like(sums)
     statistics = torch.zeros(objective.statistics_shape, dtype=torch.float64)
-    by_language = torch.zeros(2, len(objective.terms), max_languages, dtype=torch.float64)  # 2: sum and count
+    by_language = torch.zeros(2, len(objective.terms), max_languages, dtype=torch.float64)  # sums, then counts
     for task, store in stores.items():
         objective.check_rows(store, "compare")
         collate = objective.batches(store, "compare")
@@ -66,8 +67,8 @@ def _losses(model: Predictor, stores: Mapping[int, RowStore], rows: int, seed: i
             records = np.arange(start, min(start + _ROWS_PER_BATCH, rows, store.rows))
             batch = collate([(task, store.read(records), records)], seed, fraction, 0).to(device)
             output = model.model(batch)
-            sums = sums + objective.sums(output, batch).double().cpu()
-            counts = counts + objective.counts(batch).cpu()
+            sums += objective.sums(output, batch).double().cpu()
+            counts += objective.counts(batch).cpu()
             statistics += objective.statistics(output, batch).cpu()
             by_language += objective.by_language(output, batch, max_languages).cpu()
     if not counts.sum():
@@ -76,7 +77,8 @@ def _losses(model: Predictor, stores: Mapping[int, RowStore], rows: int, seed: i
             f"({', '.join(objective.terms)}): name other data"
         )
     losses_by_term: dict[str, dict[str, float]] = {}
-    for term, loss_sums, token_counts in zip(objective.terms, *by_language.numpy(), strict=True):
+    language_sums, language_counts = by_language.numpy()
+    for term, loss_sums, token_counts in zip(objective.terms, language_sums, language_counts, strict=True):
         task = TASKS.index(objective.quantities[term].task)
         if task in stores:
             losses_by_term[term] = {
@@ -99,7 +101,10 @@ def loss_tables(results: Mapping[str, Any]) -> list[ResultTable]:
         losses_by_model = [model["languages"].get(term, {}) for model in models]
         languages = sorted({language for of_model in losses_by_model for language in of_model})
         tables.append(_table(f"{term} by language", "language", languages, losses_by_model, names))
-    tables[0].notes.append("losses in nats a token; every model reads the same rows with the same masks, 15% or all")
+    tables[0].notes += [
+        "losses in nats a token",
+        "all models read the same rows; those that mask tokens mask the same 15%, the others predict every token",
+    ]
     tables[0].notes += trained_on_note(models)
     return tables
 

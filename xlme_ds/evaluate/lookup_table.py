@@ -1,8 +1,8 @@
 """Test of the word embeddings in a model's lookup table across languages (XLM; Conneau and Lample, 2019).
 
 The tests are word pairs whose similarity people judged (SemEval-2017 Task 2, Camacho-Collados et al., 2017) and
-translations (MUSE's dictionaries, Conneau et al., 2018). A word's vector is the mean of its pieces' token embeddings,
-without positions or norms. N words, D width.
+translations (MUSE's dictionaries, Conneau et al., 2018). A word's vector is the mean of the token embeddings of its
+pieces; position embeddings and norms are not applied. N words, D width.
 """
 
 import math
@@ -25,12 +25,22 @@ from .vectors import unit_length
 
 WordPair = tuple[str, str]
 
-_PAIRS_ENDING, _SCORES_ENDING = ".data.txt", ".gold.txt"  # of SemEval's files
+_PAIRS_ENDING, _SCORES_ENDING = ".data.txt", ".gold.txt"  # endings of the names of SemEval's files
 _DICTIONARY = re.compile(r"[a-z]{2,3}-[a-z]{2,3}(\.\d+-\d+)?\.txt")
 _UNKNOWN_NOTE = "unknown: words with a piece that the vocabulary lacks"
-# Kind of test -> for its table: title, title of the first column, {column's title: (key of the score, format)}, notes.
+
+
+class _TableForm(NamedTuple):
+    """The titles and columns of the table of one kind of test."""
+
+    title: str
+    row_title: str  # title of the first column, which names the test
+    columns: dict[str, tuple[str, str]]  # title of the column -> (key of the score, format)
+    notes: list[str]
+
+
 _TABLES = {
-    "similarity": (
+    "similarity": _TableForm(
         "Word similarity: cosines against people's scores",
         "test",
         {
@@ -42,7 +52,7 @@ _TABLES = {
         },
         [_UNKNOWN_NOTE],
     ),
-    "dictionaries": (
+    "dictionaries": _TableForm(
         "Translations in the lookup table",
         "dictionary",
         {
@@ -55,7 +65,8 @@ _TABLES = {
             "unknown": ("unknown", "d"),
         },
         [
-            "P@1: among the target words of the dictionary; identical: pairs of one spelling, whose cosine is 1",
+            "P@1 searches all target words of the dictionary; identical: pairs of two words that are spelled the same, "
+            "so that their cosine is 1",
             _UNKNOWN_NOTE,
         ],
     ),
@@ -125,7 +136,8 @@ def _by_name(paths: Iterable[Path], ending: str) -> dict[str, Path]:
 
 
 def _read_judged(path: Path) -> JudgedPairs:
-    """The pairs in the file `path`, with the scores in its key: a file next to it or, as published, in ../keys."""
+    """The pairs in the file `path` and their scores. SemEval's file of scores, the key, is next to `path` or, as
+    published, in ../keys."""
     name = path.name.removesuffix(_PAIRS_ENDING) + _SCORES_ENDING
     key = next((file for file in (path.with_name(name), path.parent.parent / "keys" / name) if file.is_file()), None)
     if key is None:
@@ -150,7 +162,7 @@ def _read_judged(path: Path) -> JudgedPairs:
 
 
 def _read_pairs(path: Path, separator: str | None) -> list[WordPair]:
-    """The two words of every line, which `separator` divides; None is any white space."""
+    """The two words of every line. `separator` is what divides them; None means any white space."""
     pairs = []
     for line_number, line in enumerate(split_lines(path.read_bytes(), path), start=1):
         fields = [word.strip() for word in line.split(separator)]
@@ -177,14 +189,14 @@ def word_vectors(model: TrainedEncoder, texts: Sequence[str]) -> tuple[np.ndarra
     with torch.no_grad():
         tokens = torch.from_numpy(used_ids).long().to(model.encoder.table[0].device)
         table = model.encoder.embed(tokens).double().cpu().numpy()
-    starts = np.cumsum(sizes) - sizes  # of each word's pieces in `ids`
+    starts = np.cumsum(sizes) - sizes  # index in `ids` of each word's first piece
     vectors_ND = np.add.reduceat(table[index], starts) / sizes[:, None]
     return vectors_ND, int(np.maximum.reduceat(ids == UNK, starts).sum())
 
 
 def _pair_vectors(model: TrainedEncoder, pairs: Sequence[WordPair]) -> tuple[np.ndarray, np.ndarray, int]:
-    """The vectors of the first words and of the second words, [N, D] each; the number of words with an unknown
-    piece."""
+    """Returns (vectors of the first words [N, D], vectors of the second words [N, D], number of words with an unknown
+    piece)."""
     first_words, second_words = zip(*pairs, strict=True)
     first_ND, first_unknown = word_vectors(model, first_words)
     second_ND, second_unknown = word_vectors(model, second_words)
@@ -192,8 +204,8 @@ def _pair_vectors(model: TrainedEncoder, pairs: Sequence[WordPair]) -> tuple[np.
 
 
 def similarity(model: TrainedEncoder, test: JudgedPairs) -> dict[str, Any]:
-    """Correlation of the cosines with human scores: Pearson, Spearman, and the task's score, which is the harmonic mean
-    of the two, or 0 unless both are positive."""
+    """Correlations of the cosines with the human scores (Pearson and Spearman), and the task's score: the harmonic mean
+    of the two correlations if both are positive, else 0."""
     first_ND, second_ND, unknown = _pair_vectors(model, test.pairs)
     cosines = (unit_length(first_ND) * unit_length(second_ND)).sum(1)
     human_scores = np.array(test.scores)
@@ -217,11 +229,11 @@ def translations(model: TrainedEncoder, pairs: Sequence[WordPair]) -> dict[str, 
     )
     blocks = np.split(unit_words_ND, range(1024, len(unit_words_ND), 1024))  # bounds the memory of the cosines
     nearest = np.concatenate([(block @ unit_targets_ND.T).argmax(1) for block in blocks])
-    right = [targets[index] in allowed for index, allowed in zip(nearest, translations_of.values(), strict=True)]
+    is_right = [targets[index] in allowed for index, allowed in zip(nearest, translations_of.values(), strict=True)]
     return {
         "cosine": float((unit_length(sources_ND) * unit_length(translations_ND)).sum(1).mean()),
         "distance": float(np.linalg.norm(sources_ND - translations_ND, axis=1).mean()),
-        "precision": float(np.mean(right)),
+        "precision": float(np.mean(is_right)),
         "words": len(translations_of),
         "candidates": len(targets),
         "pairs": len(pairs),
@@ -247,12 +259,13 @@ def ranks(values: np.ndarray) -> np.ndarray:
 def word_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     """A table of the similarity tests and one of the dictionaries, if there are any: a row for each test and model."""
     tables, models = [], results["models"]
-    for kind, (title, row_title, columns, notes) in _TABLES.items():
+    for kind, form in _TABLES.items():
         rows = [
-            [name, model["model"], *(format(model[kind][name][key], spec) for key, spec in columns.values())]
+            [name, model["model"], *(format(model[kind][name][key], spec) for key, spec in form.columns.values())]
             for name in models[0][kind]
             for model in models
         ]
         if rows:
-            tables.append(ResultTable(title, [row_title, "model", *columns], rows, list(notes)))
+            columns = [form.row_title, "model", *form.columns]
+            tables.append(ResultTable(form.title, columns, rows, list(form.notes)))
     return tables

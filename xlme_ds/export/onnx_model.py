@@ -14,7 +14,9 @@ from ..trained.native import FORMATS
 from .exported_model import Architecture, Exported, ModelType
 
 ONNX_FILE = "model.onnx"
-_MAX_BYTES = 1900 * 2**20  # of parameters in model.onnx, whose limit is 2 GiB; more are put into model.onnx.data
+# Parameters of up to this size are put into model.onnx itself, which cannot be larger than 2 GiB. Larger ones are put
+# into model.onnx.data.
+_MAX_BYTES = 1900 * 2**20
 _PACKAGES = ("transformers", "onnx", "onnxscript")
 # The outputs of fine-tuned models; all other models give the encoder's last hidden states.
 _OUTPUTS: dict[Architecture, tuple[str, ...]] = {
@@ -30,7 +32,10 @@ def require_onnx(model: Exported) -> None:
     if missing:
         raise ValueError(f"onnx needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     if model.whole:
-        raise ValueError(f"onnx writes an encoder, and this model has {model.whole.extra_part}: set which to encoder")
+        raise ValueError(
+            f"onnx writes an encoder alone, and this model has {model.whole.extra_part}: export its encoder alone "
+            "(--which encoder)"
+        )
 
 
 class _Graph(nn.Module):
@@ -50,10 +55,10 @@ class _Graph(nn.Module):
 
 
 def write_onnx(folder: Path, model: Exported, model_type: ModelType) -> None:
-    """Write `model.onnx` into the exported `folder`; inputs `input_ids`, `attention_mask` [B, T] and, for a model with
-    language embeddings, `language_ids` [B]."""
+    """Write `model.onnx` into the exported `folder`. Its inputs are `input_ids` and `attention_mask`, both [B, T], and
+    for a model with language embeddings `language_ids` [B]."""
     loaded, outputs = _loaded(folder, model, model_type), _OUTPUTS.get(model.architecture, ("last_hidden_state",))
-    tokens = torch.tensor([[BOS, UNK, UNK, EOS]] * 2)  # an example; torch.export would fix a size of 1
+    tokens = torch.tensor([[BOS, UNK, UNK, EOS]] * 2)  # two rows: torch.export would make a size of 1 a constant
     batch, length = torch.export.Dim("batch"), torch.export.Dim("tokens")
     inputs, shapes = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}, {0: batch, 1: length}
     dynamic_shapes: dict[str, Any] = dict.fromkeys(inputs, shapes)
@@ -61,7 +66,8 @@ def write_onnx(folder: Path, model: Exported, model_type: ModelType) -> None:
         inputs["language_ids"] = torch.zeros(len(tokens), dtype=torch.long)
         dynamic_shapes["language_ids"] = {0: batch}
     parameters = sum(parameter.numel() for parameter in loaded.parameters())
-    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)  # torchvision is missing
+    # This logger warns if torchvision, which is not needed, is not installed.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         torch.onnx.export(

@@ -124,7 +124,7 @@ class BackTranslation(MaskedLanguageModelling):
         sides = PseudoSides(self.fractions, languages_of_text(rows))
         return lambda task_rows, seed, mask_fraction, step: sides.collate(task_rows, seed, mask_fraction)
 
-    def probe(self, batch: Batch) -> Batch:
+    def as_probe(self, batch: Batch) -> Batch:
         """`batch` with the same ordinary token in all open positions: rounding could change the most likely token."""
         tokens = batch.tokens_BT.flatten().index_fill(0, batch.added["open_P"], UNK + 1)
         return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT), added={})

@@ -88,7 +88,7 @@ class ElectraObjective(RowBatches, Pretraining):
         """For each name `optimizer.discriminator_rate` if only the discriminator has the parameter, else 1."""
         return [cfg.discriminator_rate if _DISCRIMINATOR.search(name) else 1.0 for name in names]
 
-    def probe(self, batch: Batch) -> Batch:
+    def as_probe(self, batch: Batch) -> Batch:
         """`batch` with uniforms of 0, so that the generator samples token 0: rounding could change any other sample."""
         return batch._replace(uniforms_M=batch.uniforms_M * 0)
 

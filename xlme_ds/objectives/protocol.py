@@ -1,4 +1,4 @@
-"""The interfaces of an objective and of its data: engines and the training loop use `Objective` and `BatchSource`, the
+"""The interfaces of an objective and of its data. Engines and the training loop use `Objective` and `BatchSource`; the
 rest of the program uses `Pretraining`.
 
 B rows, T tokens, M masked positions. Tasks are in the order of data.rows.TASKS: mono, para.
@@ -23,55 +23,57 @@ if TYPE_CHECKING:  # models and engines run where there is no pyarrow
 
 
 class Objective(Protocol):
-    """A pre-training task. The loss is Σ weight · sum / count over the terms, where sums and counts are added up over
-    the micro-batches of the global batch."""
+    """The loss that a model is trained with. It is Σ weight · sum / count over the terms. Before the division, sums and
+    counts are added up over the micro-batches of the global batch."""
 
-    terms: tuple[str, ...]  # their names
-    statistics_shape: tuple[int, ...]  # of the tensor that `statistics` returns
-    weights: Tensor  # float64 [terms]
+    terms: tuple[str, ...]  # the names of the terms
+    statistics_shape: tuple[int, ...]  # the shape of the tensor that `statistics` returns
+    weights: Tensor  # the weight of each term, float64 [terms]
 
     def at(self, step: int) -> Self:
         """This objective with the weights of `step`; by default all steps have the same weights."""
         return self
 
     def build(self, cfg: ModelConfig) -> nn.Module:
-        """The model that this objective trains, uninitialised; its input is a batch."""
+        """The model that this objective trains, with uninitialised parameters. Its input is a batch."""
 
     def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
-        """For each parameter in `names` the factor of the step's learning rate; by default 1."""
+        """The factor by which the step's learning rate is multiplied, for each parameter in `names`; by default 1."""
         return [1.0] * len(names)
 
-    def probe(self, batch: Any) -> Any:
-        """`batch` changed so that its loss, which checkpoints store, is the same with another processor or kernel:
-        rounding must not change what the model samples or predicts. By default `batch` itself."""
+    def as_probe(self, batch: Any) -> Any:
+        """`batch` prepared for the probe loss; by default unchanged. Checkpoints store this loss, and a resumed run
+        compares it with its own, perhaps on another processor. So rounding must not decide which tokens the model
+        samples."""
         return batch
 
     def counts(self, batch: Any) -> Tensor:
-        """The divisor of each term's sum, float64 [terms]."""
+        """The number by which each term's sum is divided, float64 [terms]."""
 
     def sums(self, output: Any, batch: Any) -> Tensor:
         """The summed loss of each term, float32 [terms]; carries the gradient."""
 
     def statistics(self, output: Any, batch: Any) -> Tensor:
-        """More numbers for the metrics, float64; the statistics of several batches are added up."""
+        """The other numbers from which metrics are computed, float64 `statistics_shape`. The statistics of several
+        batches are added up."""
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
-        """The metrics by name, `loss` among them, from the sums, counts and statistics of a global batch."""
+        """The metrics by name, from the sums, counts and statistics of a global batch. One of them is `loss`."""
 
 
 class BatchSource(Protocol):
     """The batches that an engine trains on. `loader.Loader` implements it for data folders."""
 
     plan: StepPlan
-    row_tokens: int  # tokens of a row; the mean where rows differ
+    row_tokens: int  # tokens of a row; the mean number if rows differ in length
 
     @property
     def phases(self) -> Sequence[Phase]:
-        """The phases of the run."""
+        """The phases of the run, in order. A phase is a range of steps that read one data folder."""
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Checksums of the data by name; a run resumes only with the same ones."""
+        """Checksums of the data by name. A run resumes only if none of them has changed."""
 
     def step(self, step: int) -> Sequence[Any]:
         """All micro-batches of this rank in step `step`."""
@@ -86,23 +88,27 @@ class BatchSource(Protocol):
 class Quantity(NamedTuple):
     """A metric as the report page and the model card show it."""
 
-    title: str  # of the figure; quantities with the same title share a figure
+    title: str  # the title of its figure; quantities with the same title share one figure
     unit: str = ""
-    task: str = ""  # the task it is measured on; empty: on each task, as metrics `auc_mono` and `auc_para` of `auc`
-    unigram: bool = False  # whether it is −log p of a task's tokens, comparable with a unigram model's
+    # The task that it is measured on. A quantity that is measured on both has no task here and two metrics: `auc` has
+    # `auc_mono` and `auc_para`.
+    task: str = ""
+    unigram: bool = False  # whether it is the −log p of a task's tokens, which can be compared with a unigram model's
 
 
 class FirstWeights(NamedTuple):
-    """The encoder of another model from which a part of this model starts."""
+    """The encoder of another model from whose weights a part of this model starts."""
 
-    folder: str  # of the other model
-    which: EncoderName | None  # the encoder there; None: its main one
-    layers: int  # the part takes this many layers of that encoder
-    remedy: str  # which setting to change if that encoder has fewer layers, for the error
-    convert: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict  # that encoder's parameters to the part's
+    folder: str  # the other model's folder
+    which: EncoderName | None  # the name of the encoder in the other model; None: its main encoder
+    layers: int  # how many of the encoder's layers the part takes, from the first on
+    remedy: str  # what the error message advises if the encoder has fewer layers, such as "lower model.decoder_layers"
+    # Turns the parameters of the encoder into those of the part.
+    convert: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict
 
 
-# Settings that only some objectives read (`Pretraining.reads`); with other objectives they must have their defaults.
+# Settings that only the objectives with their names in `Pretraining.reads` read. With other objectives they must have
+# their default values.
 OBJECTIVE_SETTINGS = (
     *("objective.discriminator_weight", "objective.generator_temperature", "objective.generator_keep_fraction"),
     *("objective.random_fakes", "objective.random_fraction", "objective.keep_fraction", "objective.z_loss"),
@@ -112,26 +118,29 @@ OBJECTIVE_SETTINGS = (
 
 
 class Pretraining(Objective, Protocol):
-    """An objective of pre-training: one file, and one line in `OBJECTIVES`.
+    """An objective of pre-training. Each has a file of its own and is named in `OBJECTIVES`.
 
-    The rest of the program uses only what is declared here. If an objective predicts tokens, its first term is their
-    −log p (nats), on monolingual text, or on pairs if it reads only pairs; the term's quantity has `unigram` set.
+    The rest of the program uses only the members that are declared here. If an objective predicts tokens, its first
+    term must be the −log p of these tokens, in nats. The tokens are those of monolingual text, or of pairs if the
+    objective reads only pairs. The term's quantity must have `unigram` set.
     """
 
-    description: str  # one sentence without its full stop, for report, model card and plan
-    # The metrics by name, terms included. A metric of each task is listed once, without `_mono` and `_para`.
+    description: str  # one sentence without its full stop, shown in the report, the model card and the plan
+    # The metrics by name, including the terms. If a metric is measured on both tasks, the key is its name without
+    # `_mono` or `_para`.
     quantities: Mapping[str, Quantity]
     mask_fraction: float  # share of an item's ordinary tokens that are predicted
-    # The encoders of its model: the name that starts an encoder's parameter names, and the prefix of the parameters of
-    # its head. The first encoder is split into pipeline stages, evaluated, fine-tuned and exported. The blocks of the
-    # token embedding are the parameters `embedding_n`.
+    # The encoders of the model. The key is an encoder's name, with which the names of its parameters begin; the value
+    # is the prefix of its head's parameters. The first encoder is split into pipeline stages, evaluated, fine-tuned and
+    # exported. The token embedding belongs to no encoder: its blocks are the model's `embedding_0`, `embedding_1`, ….
     encoders: Mapping[EncoderName, str]
-    reads: tuple[str, ...] = ()  # the settings in OBJECTIVE_SETTINGS that it reads
-    # The class of `export/remote` of its exported model; empty: each encoder is exported with the class for its head.
+    reads: tuple[str, ...] = ()  # the settings in OBJECTIVE_SETTINGS that the objective reads
+    # The class in `export/remote` with which the whole model is exported. If it is empty, each encoder is exported
+    # alone, with the class for its head.
     export_class: str = ""
-    reads_whole_rows: bool = True  # whether its first encoder reads whole rows of a batch, not one side of a pair
+    reads_whole_rows: bool = True  # whether the first encoder reads whole rows; if not, it reads one side of a pair
     may_start_random: bool = False  # whether `start.take` may name an encoder while `start.folder` is empty
-    starts_in_layout: bool = False  # whether `model.layout` must equal that of the model it starts from
+    starts_in_layout: bool = False  # whether `model.layout` must equal the layout of the model that it starts from
 
     def __init__(self, cfg: ObjectiveConfig): ...
 
@@ -142,8 +151,8 @@ class Pretraining(Objective, Protocol):
         """Raise ValueError for rows of one task that the objective cannot read."""
 
     def check(self, run: RunConfig) -> None:
-        """Raise ValueError for settings with which it cannot train; by default for settings in OBJECTIVE_SETTINGS that
-        it does not read and that differ from their defaults."""
+        """Raise ValueError for settings with which the objective cannot train. By default these are the settings in
+        OBJECTIVE_SETTINGS that the objective does not read and that differ from their defaults."""
         defaults = RunConfig(name="")
         for name in OBJECTIVE_SETTINGS:
             value, default = attrgetter(name)(run), attrgetter(name)(defaults)
@@ -154,29 +163,31 @@ class Pretraining(Objective, Protocol):
                 )
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> nn.Module:
-        """The model, or the stage that runs one `part` of it in a pipeline (`models/pipeline.py`)."""
+        """The model, or the stage of a pipeline that runs one `part` of it (`models/pipeline.py`)."""
 
     def flops(self, cfg: ModelConfig, row_tokens: int) -> Flops:
         """Operations per token of a forward pass on full rows of `row_tokens` tokens."""
 
     def passes(self, batch: MicroBatch) -> list[MicroBatch]:
-        """The size of the input of each forward pass before a micro-batch's backward pass, the largest first."""
+        """The sizes of the forward passes that come before a micro-batch's one backward pass, the largest first. By
+        default there is one pass, which has the micro-batch's own size."""
         return [batch]
 
     def by_language(self, output: Any, batch: Batch, languages: int) -> Tensor:
-        """`sums` and `counts` of each language's tokens, float64 [2, terms, languages]."""
+        """`sums` (index 0) and `counts` (index 1) of each language's tokens, float64 [2, terms, languages]."""
 
     def predicted_positions(self, batch: Batch) -> Tensor:
         """The predicted positions [M], as ascending indices into the flattened tokens; by default the masked ones."""
         return batch.masked_M
 
     def shown(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """For the report page: the tokens with the model's own at the predicted positions, [B, T]; and the
-        probability of each token that it was replaced, [B, T], or None if the model does not predict it."""
+        """Returns (tokens [B, T], probabilities [B, T]) for the report page. The tokens are the batch's, with the
+        model's own tokens at the predicted positions. The probabilities are the model's that a token was replaced; they
+        are None if the model does not predict that."""
 
     def first_weights(self, start: StartConfig, cfg: ModelConfig) -> dict[str, FirstWeights]:
-        """The encoder that each part of the model starts from, by the prefix of the part's parameters; by default each
-        encoder starts from `start.take`."""
+        """The weights that each part of the model starts from, by the prefix of the part's parameters. By default every
+        encoder starts from the encoder `start.take`."""
         weights = dict[str, FirstWeights]()
         for name in self.encoders:
             setting = "generator_layers" if name == "generator" else "discriminator_layers"
@@ -184,23 +195,26 @@ class Pretraining(Objective, Protocol):
             weights[name] = FirstWeights(start.folder, cast(EncoderName, start.take), layers, f"lower model.{setting}")
         return weights
 
-    def shape(self, cfg: ModelConfig) -> dict[str, Any]:
-        """Settings by name that must be equal in two models if one starts from all parameters of the other. Settings
-        that must be equal for a single encoder are not among them."""
+    def shape_settings(self, cfg: ModelConfig) -> dict[str, Any]:
+        """The settings, by name, that must be equal in two models if one starts from all parameters of the other. The
+        settings that must be equal even if it starts from one encoder are `first_weights.SHAPE`."""
         names = ["generator_layers", "embedding_sharing"] if len(self.encoders) > 1 else []
         return {name: getattr(cfg, name) for name in (*names, "discriminator_layers")}
 
 
 def require_masks(run: RunConfig) -> None:
-    """Raise ValueError if no tokens or all tokens are masked."""
+    """Raise ValueError if `objective.mask_fraction` masks no tokens or all tokens."""
     fraction = run.objective.mask_fraction
     if not 0.0 < fraction < 1.0:
         raise ValueError(f"objective.mask_fraction is {fraction}: it must be between 0 and 1")
 
 
 def require_sentences(rows: "RowStore", needed: bool) -> None:
-    """Raise ValueError unless monolingual rows hold several sentences (`mix --sentences`) if `needed`, else one text
-    each."""
+    """Raise ValueError if monolingual rows were mixed in another way than the objective reads; pairs are accepted.
+
+    If sentences are `needed`, each row must hold several (`mix --sentences`). If not, each must be a slice of text
+    (mixed without `--sentences` or `--documents`).
+    """
     packed, expected = rows.manifest.packed, "sentences" if needed else ""
     if rows.folder.name == "mono" and packed != expected:
         mixed, must_be = (f"with --{unit}" if unit else "without --sentences" for unit in (packed, expected))

@@ -85,7 +85,7 @@ class RandomTokenSubstitution(ElectraObjective):
                 "leaves to it: set it to tied"
             )
 
-    def probe(self, batch: Batch) -> Batch:
+    def as_probe(self, batch: Batch) -> Batch:
         """`batch` unchanged: no sample depends on rounding."""
         return batch
 

@@ -94,7 +94,7 @@ class MachineTranslation(MaskedLanguageModelling):
 
         return with_sentences
 
-    def probe(self, batch: Batch) -> Batch:
+    def as_probe(self, batch: Batch) -> Batch:
         """`batch` without back-translation if it has another term. Back-translation may differ between devices: if two
         tokens are almost equally likely, rounding decides which one the model writes."""
         has_pairs = bool((batch.task_B == TASKS.index("para")).any())
@@ -175,9 +175,9 @@ class MachineTranslation(MaskedLanguageModelling):
             return {"decoder": of_decoder}
         return weights if start.into == "encoder" else weights | {"decoder": of_decoder}
 
-    def shape(self, cfg: ModelConfig) -> dict[str, Any]:
+    def shape_settings(self, cfg: ModelConfig) -> dict[str, Any]:
         """The decoder's form and layers, in addition to the settings of other objectives."""
-        return {"decoder": cfg.decoder, "decoder_layers": decoder_layers(cfg), **super().shape(cfg)}
+        return {"decoder": cfg.decoder, "decoder_layers": decoder_layers(cfg), **super().shape_settings(cfg)}
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> TranslationModel:  # type: ignore[override]
         """The whole model; `part` is ignored, as no pipeline splits this model."""
