@@ -1,4 +1,5 @@
-"""Running commands as steps of a larger one: the environment, DeepSpeed's launcher, and passing on signals."""
+"""Runs commands as steps of a larger command: makes their environment, starts them, if need be by DeepSpeed's launcher,
+and passes signals on to them."""
 
 import os
 import shlex
@@ -13,17 +14,19 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-# torchrun sets it so that its processes meet at its own store; a process that it did not start would wait for ever.
+# torchrun sets this variable so that the processes that it starts meet at torchrun's own store. A process that torchrun
+# did not start would wait at that store for ever.
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-TORCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # a launcher sets them per process
+# A launcher sets these for each process that it starts.
+TORCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 LAUNCHED = ("pretrain", "finetune")  # the commands that a launcher starts
 _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 def environment() -> dict[str, str]:
     """The environment for a command that this process runs: its own environment without a launcher's variables. PATH
-    begins with this Python's folder. PYTHONPATH has our packages, and PYTHONSAFEPATH excludes the current folder,
-    where a module may have the name of one that we import."""
+    begins with this Python's folder. PYTHONPATH contains the folder of our packages. PYTHONSAFEPATH keeps Python from
+    importing modules of the current folder, which may have the name of a module that we import."""
     our_folder = str(Path(__file__).resolve().parents[1])
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if our_folder not in (*folders, *map(os.path.realpath, site.getsitepackages())):
@@ -37,7 +40,7 @@ def environment() -> dict[str, str]:
 def launch(module: str, processes: int | None, arguments: Sequence[str], options: Sequence[str] = ()) -> list[str]:
     """The command that runs `module` under DeepSpeed's launcher, or, for one process, without it.
 
-    `processes`: None for one per GPU; `options`: further options of the launcher.
+    `processes`: number of processes, None for one per GPU; `options`: further options of the launcher.
     """
     if processes == 1 and not options:
         return [sys.executable, "-W", "ignore", "-m", module, *arguments]
@@ -54,9 +57,9 @@ def run(
 ) -> None:
     """Print `command` and run it; if it fails, exit with its code.
 
-    Ctrl-C reaches the command itself, which saves and ends. Other signals to stop (SIGTERM, SIGUSR1, SIGHUP) are passed
-    on to the command, and this program exits after it. `log`: a file for the command's stdout and stderr, and for what
-    is printed; `quiet`: drop stdout.
+    Ctrl-C reaches the command directly, which saves and ends. Other signals to stop (SIGTERM, SIGUSR1, SIGHUP) are
+    passed on to the command, and this program exits once the command has ended. `log`: a file that gets the command's
+    stdout and stderr, and the printed command, in place of the terminal; `quiet`: drop the command's stdout.
     """
     line = f"$ {shlex.join(command)}\n"
     if log is None:
@@ -67,8 +70,8 @@ def run(
     output = log or (subprocess.DEVNULL if quiet else None)
     errors = subprocess.STDOUT if log else None
     received: list[int] = []
-    unsent: deque[int] = deque()  # of the signals in `received`, those that the command has not got
-    started: list[subprocess.Popen[bytes]] = []  # the command, once it runs
+    unsent: deque[int] = deque()  # the signals in `received` that have not been sent to the command yet
+    started: list[subprocess.Popen[bytes]] = []  # has the command's process once it runs
 
     def pass_on() -> None:
         while started and unsent:
@@ -83,7 +86,7 @@ def run(
     former_handlers = {number: signal.signal(number, receive) for number in handled}
     try:
         started.append(subprocess.Popen(command, env=environment, stdout=output, stderr=errors))
-        pass_on()  # signals that came before the command had started
+        pass_on()  # sends the signals that came before the command had started
         former_handlers[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
         code = started[0].wait()
     finally:
@@ -92,4 +95,4 @@ def run(
     if received:
         sys.exit(128 + received[0])
     if code:
-        sys.exit(code if code > 0 else 128 - code)  # below 0: killed by signal -code
+        sys.exit(code if code > 0 else 128 - code)  # a code below 0: the signal -code killed the command

@@ -1,4 +1,4 @@
-"""Settings in a file: TOML with each setting's help as comments, or the config.json of a run."""
+"""Reads settings from TOML, JSON or a run's config.json, and writes TOML with the help of each setting as a comment."""
 
 import json
 import math
@@ -21,7 +21,7 @@ def read(path: Path) -> dict[str, Any]:
             return tomllib.loads(path.read_text(encoding="utf-8-sig"))
         values: dict[str, Any] = read_json(path, dict)
         if "config" in values:
-            values = dict(read_object(path)["config"])  # of a run: `read_object` also checks the format version
+            values = dict(read_object(path)["config"])  # a run's file: `read_object` also checks its format version
         return values
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
@@ -36,7 +36,8 @@ def read(path: Path) -> dict[str, Any]:
 def with_values(settings: Settings, values: Mapping[str, Any], path: Path, section: str = "") -> Settings:
     """`settings` changed by `values`, which were read from the file `path`.
 
-    Raises ValueError for an unknown setting, with the nearest one in the message, and for a value of the wrong type.
+    `section`: the beginning of the settings' names in messages, such as `model.`. Raises ValueError for a value of the
+    wrong type and for an unknown setting; the latter error names the nearest setting.
     """
     hints = get_type_hints(type(settings))
     changed = {}

@@ -19,7 +19,7 @@ tl Tagalog, tr Turkish, ug Uyghur, uk Ukrainian, ur Urdu, uz Uzbek, vi Vietnames
 """
 NAMES: dict[str, str] = dict(entry.split(maxsplit=1) for entry in _NAMES.strip().split(","))
 _VARIANTS = {"rom": "romanized", "zaw": "Zawgyi", "Hans": "simplified", "Hant": "traditional"}
-_CHARTS_SHOWN = 24  # half for the best languages, half for the worst; all other charts are folded away
+_CHARTS_SHOWN = 24  # half of them of the best languages, half of the worst; the page folds away all other charts
 
 
 def language_name(code: str) -> str:
@@ -33,7 +33,8 @@ def language_name(code: str) -> str:
 
 
 def tag(code: str) -> str:
-    """BCP 47 tag of a CC-100 code, for fonts and hyphenation: `bn-Latn` of `bn_rom`, `my` of `my_zaw`."""
+    """The BCP 47 tag of a CC-100 code, by which browsers choose font and hyphenation: `bn-Latn` for `bn_rom`, `my` for
+    `my_zaw`."""
     language, _, variant = code.partition("_")
     return f"{language}-Latn" if variant == "rom" else language
 
@@ -41,12 +42,13 @@ def tag(code: str) -> str:
 def heldout_languages(
     records: Sequence[Mapping[str, Any]], quantities: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any] | None:
-    """The held-out losses by language for the page: `tasks`, a table for each task, best language first; `charts`, a
-    small chart for each language.
+    """The held-out losses by language: `tasks` has one table per task (`_summary`), `charts` has one small chart per
+    language (`_charts`). None if no record has such a loss.
 
-    A task's loss is the quantity that can be compared with a unigram model. None if no record has such a loss.
+    `records`: the lines of heldout_languages.jsonl. The loss of a task is the one among its `quantities` that can be
+    compared with a unigram model.
     """
-    terms = {quantity["task"]: term for term, quantity in quantities.items() if quantity["unigram"]}
+    terms = {quantity["task"]: term for term, quantity in quantities.items() if quantity["unigram"]}  # task -> its loss
     tables = {}
     for task, term in terms.items():
         others = [name for name, quantity in quantities.items() if quantity["task"] == task and name != term]
@@ -57,8 +59,11 @@ def heldout_languages(
 
 
 def _rows(records: Sequence[Mapping[str, Any]], task: str, term: str, others: Sequence[str]) -> list[dict[str, Any]]:
-    """A row for each language in the last record of `term`. The gain is the unigram model's loss minus the model's; the
-    largest is first, languages without a unigram loss are last."""
+    """One row per language in the last record that has the loss `term`.
+
+    `gain`: the unigram model's loss minus the model's loss; `change`: the loss minus the language's first one. The row
+    with the largest gain is first; languages without a unigram loss are last. `others`: the task's other quantities.
+    """
     records = [record for record in records if record["terms"].get(term)]
     if not records:
         return []
@@ -84,7 +89,7 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "best": ranked[:count],
         "worst": ranked[::-1][:count],
         "median": median(row["gain"] for row in ranked) if ranked else None,
-        "behind": sum(row["gain"] <= 0 for row in ranked),
+        "behind": sum(row["gain"] <= 0 for row in ranked),  # number of languages in which the unigram model is as good
         "ranked": len(ranked),
         "tokens": sorted(row["tokens"] for row in rows),
     }
@@ -93,13 +98,14 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def _charts(
     records: Sequence[Mapping[str, Any]], terms: Mapping[str, str], tables: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """For each language a chart of the loss minus the unigram model's loss over steps, as SVG points in a box of 100 by
+    """One chart per language: the loss minus the unigram model's loss over the steps, as SVG points in a box of 100 by
     50. All charts have the same axes.
 
-    Languages are sorted by their gain in the first task; one without a gain there, by the next task's.
+    Languages are sorted by their gain in the first task, the largest first. A language without a gain in that task is
+    sorted by its gain in the next task.
     """
     gains = {task: {row["code"]: row["gain"] for row in table["rows"]} for task, table in tables.items()}
-    first_gains: dict[str, float] = {}
+    first_gains: dict[str, float] = {}  # language -> its gain in the first task that has one
     for task_gains in gains.values():
         first_gains = {code: gain for code, gain in task_gains.items() if gain is not None} | first_gains
     order = sorted(first_gains, key=lambda code: (-first_gains[code], code))
@@ -135,7 +141,7 @@ def _charts(
         }
         for code, by_task in curves.items()
     ]
-    groups = {"": charts}
+    groups = {"": charts}  # heading -> charts
     if len(charts) > _CHARTS_SHOWN:
         half = _CHARTS_SHOWN // 2
         worst_first = charts[::-1]

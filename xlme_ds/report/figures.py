@@ -1,8 +1,8 @@
-"""The figures of the report: functions from records to `<svg>`. The page gives the SVG its colours and font, so that
-one picture serves the light and the dark page.
+"""The figures of the report: functions that draw records as `<svg>`. The page gives the SVG its colours and font, so
+that one figure fits both the light and the dark style of the page.
 
-Logged quantities are grouped by title: `auc_mono` and `auc_para` share one panel. A name that neither the objective nor
-this file knows gets a panel of its own, so a new metric needs no change here.
+Logged quantities with the same title share a panel, such as `auc_mono` and `auc_para`. A logged name that neither the
+objective nor this file knows gets a panel of its own, so a new metric needs no change here.
 """
 
 import io
@@ -34,19 +34,19 @@ _TITLES = {
     "data_wait": "Waiting for data (share of a step)",
     "memory_gib": "Largest memory of a process (GiB)",
 }
-_UNIGRAM = "unigram_nll"  # key of a unigram model's loss: a dashed line in the panel of the loss it is compared with
-_CHANCE_AUC = 0.5  # of a random guess
+_UNIGRAM = "unigram_nll"  # prefix of the keys of a unigram model's losses, which are dashed lines in the loss's panel
+_CHANCE_AUC = 0.5  # the AUC of random guesses
 _NOT_DRAWN = {"step", "tokens", "skipped_steps", "seconds_left"}
 _MOST_POINTS = 500  # a longer curve is averaged down to this many points
 
-# Colour in a figure -> the template's variable. Figures use no other colours.
+# Colour in a figure -> CSS variable of the template. Figures use no other colours.
 INK, MUTED, GRID, SURFACE = "#1f2430", "#6b7280", "#e3e6eb", "#fefefe"
 MONO, PARA, TOTAL = "#2f6fdb", "#d9622b", "#5b5f97"
 _VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", SURFACE: "surface", MONO: "mono", PARA: "para", TOTAL: "total"}
 # Colours of the runs that one page compares, in order.
 RUN_COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
 _VARIABLES |= {colour: f"run{index}" for index, colour in enumerate(RUN_COLOURS)}
-_COLOURS = {"mono": MONO, "para": PARA, "all": TOTAL}
+_COLOURS = {"mono": MONO, "para": PARA, "all": TOTAL}  # by series (see `panel_and_series`)
 # Parts to remove from matplotlib's SVG; its <style> would apply to the whole page.
 _UNUSED = re.compile(
     r"<metadata>.*?</metadata>|<style.*?</style>| font-family: [^;]*;"
@@ -86,8 +86,8 @@ class Panel(NamedTuple):
 
 
 def panel_and_series(key: str, quantities: Quantities) -> tuple[str, str]:
-    """The title of the panel that shows a logged key, and the key's series there: `mono`, `para`, or `all` if it has no
-    task."""
+    """Returns (title of the panel that shows the logged `key`, the key's series in that panel). The series is `mono`,
+    `para`, or `all` for a key without a task."""
     suffix = key.rpartition("_")[2]
     name = key.removesuffix("_" + suffix) if suffix in ("mono", "para") else key
     quantity = quantities.get(key) or quantities.get(name)
@@ -110,11 +110,12 @@ def curves(
     borders: Sequence[int] = (),
     separate: Container[str] = (),
 ) -> dict[str, Panel]:
-    """The panels of all logged quantities, by title: raw values thin, smoothed ones thick, held-out text as points.
+    """The panels of all logged quantities, by title. Raw values are thin lines, smoothed values thick lines, and values
+    on held-out text points.
 
     The page puts the panels whose titles are in `separate` in another section. A panel that is alone in its section is
-    wide. The loss comes first, then the objective's `quantities`, the keys of `_TITLES`, and the rest in the order of
-    their first record. A vertical line marks each of the steps `borders`, where the data change.
+    wide. The loss comes first, then the objective's `quantities`, then the keys of `_TITLES`, then all other keys in
+    the order of their first record. A vertical line marks each step in `borders`, from which other data are read.
     """
     keys_of: dict[str, dict[str, str]] = {  # title of a panel -> its logged keys, by series
         panel_and_series(key, quantities)[0]: {} for key in ("loss", *quantities, *_TITLES)
@@ -134,8 +135,8 @@ def curves(
 
 
 def compared_curves(key: str, runs: Sequence[tuple[Records, Records]], title: str) -> Markup:
-    """A figure of one quantity of several `runs`, each (metrics records, held-out records) and in its own colour. It
-    has the held-out points of a run or, if there are none, the smoothed curve of its metrics."""
+    """A figure that compares the quantity `key` of several runs, each in its own colour. Each of the `runs` is (metrics
+    records, held-out records). A run is drawn by its held-out values, or by its smoothed metrics if it has none."""
     axes = _new_axes()
     for colour, (metrics, heldout) in zip(RUN_COLOURS, runs, strict=False):
         steps, values = points(heldout, key)
@@ -191,8 +192,8 @@ def _panel(
 
 
 def dimensions_by_layer(records: Records) -> Markup:
-    """A figure over steps: in how many dimensions each layer's token states vary, the embedding dashed, the last layer
-    thick."""
+    """A figure of the number of dimensions in which each layer's token states vary, over the steps. The line of the
+    embedding is dashed, the line of the last layer is thick."""
     axes = _new_axes()
     layers = [key for key in records[-1] if key != "step"]
     for key in layers:
@@ -205,14 +206,14 @@ def dimensions_by_layer(records: Records) -> Markup:
 
 
 def points(records: Records, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """(steps, values), float64, from the records that have a number under `key`."""
+    """Returns (steps, values), both float64, from the records that have a number under `key`."""
     pairs = [(record["step"], record[key]) for record in records if isinstance(record.get(key), int | float)]
     table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
     return table[:, 0], table[:, 1]
 
 
 def thin(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The curve with at most `_MOST_POINTS` points, each the mean of neighbouring ones."""
+    """Returns (steps, values) of at most `_MOST_POINTS` points; each is the mean of a group of neighbouring points."""
     group_size = -(-len(steps) // _MOST_POINTS)  # rounded up
     if group_size <= 1:
         return steps, values
@@ -224,8 +225,8 @@ def thin(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 def smooth(values: np.ndarray) -> np.ndarray:
     """Moving average over a 25th of the curve; values that are not finite are left out.
 
-    Near the start, where curves are steep, the window shrinks on both sides and stays centred: the average does not
-    lag. Near the end it shrinks on one side only.
+    Near the start, where curves are steep, the window shrinks on both sides and stays centred, so that the average does
+    not lag behind the curve. Near the end it shrinks on the right side only.
     """
     finite = np.isfinite(values)
     # Sum and count of the finite values before each index. A window's sum is sums[end] - sums[start].
@@ -239,7 +240,8 @@ def smooth(values: np.ndarray) -> np.ndarray:
 
 
 def retrieval_by_layer(retrieval: Mapping[str, Any]) -> Markup:
-    """Retrieval accuracy of every layer, both directions, before and after training, and the chance level."""
+    """A figure of the retrieval accuracy at every layer, in both directions, before and after training; a dashed line
+    is the chance level."""
     axes = _new_axes()
     for when in ("before", "after"):
         for direction, colour in (("en_xx", MONO), ("xx_en", PARA)):
@@ -255,7 +257,7 @@ def retrieval_by_layer(retrieval: Mapping[str, Any]) -> Markup:
 
 
 def nats(value: float | None) -> str:
-    """A loss, or a difference of losses, to a hundredth; a dash for none."""
+    """A loss, or a difference of losses, as text with two decimals; a dash for None."""
     return "–" if value is None else f"{value:.2f}".replace("-", "\N{MINUS SIGN}")
 
 

@@ -11,8 +11,8 @@ from ..io.folders import require_folder
 
 
 class RunFiles:
-    """The content of the files in the run folder `run`. A JSON file that the run did not write is None, a JSON Lines
-    file an empty list.
+    """The content of the files in the run folder `run`. For a file that the run did not write, the attribute is None
+    (a JSON file) or an empty list (a JSON Lines file).
 
     Raises ValueError if `run` is not a folder or a file in it is damaged.
     """
@@ -33,21 +33,21 @@ class RunFiles:
 
     @property
     def objective(self) -> dict[str, Any]:
-        """The description and the quantities of the run's objective (see `objectives.describe`); both empty after
-        fine-tuning."""
+        """`description` and `quantities` of the run's objective (see `objectives.describe`); None and {} for a run of
+        fine-tuning, which has no objective."""
         return {"description": None, "quantities": {}} | dict((self.config or {}).get("objective", {}))
 
 
 def read_optional(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file of this package, or None if there is no file. Raises ValueError for other content."""
+    """The object in a JSON file of this package, or None if there is no file. Raises ValueError if the file holds
+    anything else."""
     return read_object(path) if path.exists() else None
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSON Lines file in step order. If a step was logged twice (by a resumed run), the later one
-    counts.
+    """The records of a JSON Lines file in step order. If a resumed run logged a step again, the later record counts.
 
-    A last line without a line feed is left out: the run is still writing it, or was killed while it did.
+    A last line without a line feed is left out: the run is still writing it, or was killed while it wrote it.
     """
     records: dict[int, dict[str, Any]] = {}
     lines = path.read_bytes().split(b"\n") if path.exists() else [b""]

@@ -80,7 +80,7 @@ def _page_of(run: RunFiles) -> str:
 
 
 def started(config: Mapping[str, Any]) -> str:
-    """A line that says when the run was started, and its command; empty if `config` has no time."""
+    """A line with the time at which the run was started, and its command; empty if `config` has no such time."""
     command = f": {config['command']}" if config.get("command") else ""
     return f"Started {config['started']} UTC{command}" if config.get("started") else ""
 
@@ -94,7 +94,8 @@ def _scores(scores: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked(file: str, build: Callable[[], Any]) -> Any:
-    """The result of `build`. Raises ValueError, naming `file`, where `build` fails because of the file's content."""
+    """Returns what `build` returns. If `build` fails because of the content of `file`, raises ValueError that names the
+    file."""
     try:
         return build()
     except KeyError as error:
@@ -106,8 +107,8 @@ def checked(file: str, build: Callable[[], Any]) -> Any:
 
 
 def _progress(run: RunFiles, settings: Mapping[str, int]) -> dict[str, int] | None:
-    """Of an unfinished run the newest `step`, the number of `steps` in all, and the step of the sentences on the page,
-    `shown` (0: there are none). None for a finished run."""
+    """The progress of an unfinished run; None for a finished one. `step`: the newest step; `steps`: number of steps of
+    the whole run; `shown`: the step of the sentences on the page, 0 if there are none yet."""
     step = run.metrics[-1]["step"] if run.metrics else 0
     if run.finished or step >= settings.get("steps", 0):
         return None
@@ -116,7 +117,8 @@ def _progress(run: RunFiles, settings: Mapping[str, int]) -> dict[str, int] | No
 
 
 def _gaps(run: RunFiles, settings: Mapping[str, Any]) -> dict[str, str]:
-    """By file, a text of the steps at which the settings ask for a record and there is none."""
+    """File -> a text that lists the steps of which it lacks a record that the settings ask for. Files that lack none
+    are left out."""
     files = {"metrics.jsonl": (run.metrics, "log_every"), "heldout.jsonl": (run.heldout, "eval_every")}
     last = max((record["step"] for records, _ in files.values() for record in records), default=0)
     gaps = {}
@@ -127,7 +129,8 @@ def _gaps(run: RunFiles, settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
-    """Yield the key figures at the head of the page that the run logged, as (label, value, note)."""
+    """Yield (label, value, note) for each key figure at the head of the page; figures that were not logged are left
+    out."""
     for task, task_name in _TASKS.items():
         values = points(run.heldout, f"auc_{task}")[1]
         if len(values):
@@ -149,9 +152,9 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         note = "median of the logged steps" + (f"; {_operations(median_high(flops))}" if len(flops) else "")
         yield "Throughput", f"{number(median_high(rate))} tokens/s", note
     if len(rate) and len(rate) == len(tokens):
-        inherited_steps = first_step_of((run.config or {}).get("config", {}))  # trained by the parent of a branch
+        inherited_steps = first_step_of((run.config or {}).get("config", {}))  # steps that a branch's parent trained
         inherited_tokens = tokens[0] * inherited_steps / run.metrics[0]["step"]
-        new_tokens = np.diff(tokens, prepend=inherited_tokens)  # of each record, since the record before
+        new_tokens = np.diff(tokens, prepend=inherited_tokens)  # tokens between each record and the one before it
         seconds = float(np.sum(new_tokens[rate > 0] / rate[rate > 0]))
         yield "Training time", duration(seconds), "tokens over throughput: from the first step to the last"
     phases = _phases((run.config or {}).get("config", {}))
@@ -165,14 +168,15 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
 
 
 def _phases(settings: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """(first step, share of tokens that is predicted) of every phase of the data."""
+    """One (first step, share of the tokens that is predicted) for each phase of the data."""
     data, default = settings.get("data", {}), settings.get("objective", {}).get("mask_fraction", 0.0)
     starts = list(accumulate(data.get("phase_steps", []), initial=0))
     return list(zip(starts, data.get("phase_mask_fractions") or [default] * len(starts), strict=True))
 
 
 def _language_shares(languages: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For each task a chart of the languages' sampling shares: logarithmic axis, largest language first."""
+    """One chart per task of each language's share of the examples before and after the data were rebalanced. The axis
+    is logarithmic, and the largest language is first."""
     charts = []
     for task in _TASKS:
         if table := languages.get(task):
@@ -197,21 +201,24 @@ def _language_shares(languages: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _dumbbells(
     before: Mapping[str, float], after: Mapping[str, float], low: float | None = None
 ) -> list[dict[str, Any]]:
-    """A row for each language in `after`: the positions, 0 to 100, of its two values on an axis that begins at `low`
-    or, if that is None, at the smallest value. A language may lack the value before."""
+    """One row per language in `after`: the positions of its values in `before` and `after` on an axis from 0 to 100.
+
+    The axis begins at the value `low`; None: at the smallest value. Without a value in `before`, the position is None.
+    """
     values = [*before.values(), *after.values()]
     start = min(values, default=0.0) if low is None else low
     width = (max(values, default=0.0) - start) or 1.0
 
-    def position(values: Mapping[str, float], code: str) -> float | None:
-        return round(100 * (values[code] - start) / width, 1) if code in values else None
+    def position(by_code: Mapping[str, float], code: str) -> float | None:
+        return round(100 * (by_code[code] - start) / width, 1) if code in by_code else None
 
     return [{"code": code, "before": position(before, code), "after": position(after, code)} for code in after]
 
 
 def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The retrieval section from the content of retrieval.json: both figures, and a row for each language with the
-    accuracies before and after training, each at the best layer."""
+    """The section on retrieval from `values`, the content of retrieval.json: both figures, and one row per language
+    with its accuracies before and after training. Both times they are the accuracies at the layer with the best mean,
+    which may be another layer after training than before."""
     overall = {when: _mean_of_directions(values[when]["overall"]) for when in ("before", "after") if values.get(when)}
     best = {when: int(np.argmax(by_layer)) for when, by_layer in overall.items()}
     best_means = {when: overall[when][layer] for when, layer in best.items()}
@@ -247,17 +254,18 @@ def best_retrieval(values: Mapping[str, Any]) -> float:
 
 
 def _mean_of_directions(scores: Mapping[str, list[float]]) -> Any:
-    """The mean accuracy of both directions, an array by layer."""
+    """The mean accuracy of both directions at each layer, float64 [layers]."""
     return (np.array(scores["en_xx"]) + np.array(scores["xx_en"])) / 2
 
 
 def _sentences(samples: Sequence[Mapping[str, Any]], languages: Mapping[str, Any]) -> dict[str, Any]:
-    """The section of sentences with the model's tokens in the masked positions and, if the model judges tokens, its
-    verdict on each. English comes first, then German, then the languages with the largest shares in `languages`.
+    """The section of sentences: each has the model's tokens in the masked positions and, if the model judges tokens,
+    its verdict on every token. English comes first, then German, then the languages with the largest shares in
+    `languages`.
 
     A token is flagged if its score is at least the `threshold`: the N-th highest score of all samples, where N is the
     count of replaced tokens. So every model, good or bad, flags as many tokens as were replaced. A threshold of 0.5
-    would flag almost none, because replaced tokens are rare. Tokens without a score (null) were not judged.
+    would flag almost none, because replaced tokens are rare. Tokens whose score is None were not judged.
     """
     tokens = [token for sample in samples for token in sample["tokens"]]
     judged = [token for token in tokens if token["score"] is not None and token["original"] not in _SPECIAL]
@@ -275,15 +283,16 @@ def _sentences(samples: Sequence[Mapping[str, Any]], languages: Mapping[str, Any
 
 
 def _sort_key(language: str, shares: Mapping[str, Any]) -> tuple[int, float]:
-    """The sort key of a sentence on the page. A pair with English sorts as its other language; `shares` is a task's
-    part of languages.json."""
+    """The sort key of a sentence on the page. A pair with English is sorted as its other language. `shares`: the entry
+    of the sentence's task in languages.json."""
     codes = [code for code in language.split("–") if code != "en"] or ["en"]
     share = next((shares[key]["share"] for key in (language, language.replace("–", "-")) if key in shares), 0.0)
     return {"en": 0, "de": 1}.get(codes[0], 2), -share
 
 
 def _with_verdicts(sample: Mapping[str, Any], threshold: float) -> dict[str, Any]:
-    """A sample for the page: its sides as (writing direction, BCP 47 tag, tokens), and counts of its verdicts."""
+    """A sample for the page: `sides` has a (writing direction, BCP 47 tag, tokens) per sentence, `counts` the number of
+    tokens with each verdict."""
     sides: list[list[dict[str, Any]]] = [[]]
     for token in sample["tokens"]:
         if token["original"] == "</s>":

@@ -1,6 +1,7 @@
 """Gather the scores of fine-tuned models and of retrieval and alignment tests from their folders.
 
-If a task was fine-tuned with several settings, the one with the best mean over seeds on the dev sets counts.
+If a task was fine-tuned with several settings, the runs with one of them count: the one with the best score on the dev
+sets, averaged over seeds.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from ..io.folders import require_folder
 ENGLISH = "en"
 METRICS = ("f1", "em", "accuracy")
 FILES = ("scores.json", "tatoeba.json", "align.json")
-ALONE = "each sentence read alone"  # the reading of `evaluate align --apart`
+ALONE = "each sentence read alone"  # the value of `reading` in the align.json that `evaluate align --apart` writes
 _UNTRAINED = ", untrained"  # suffix of a model's name
 
 
@@ -31,15 +32,15 @@ class TaskRun:
     seed: int
     split: str
     metrics: tuple[str, ...]
-    languages: dict[str, tuple[float, ...]]  # by language, percentages in the order of `metrics`
+    languages: dict[str, tuple[float, ...]]  # language -> its scores in percent, in the order of `metrics`
     weights: str = ""  # SHA-256 of the model that the run started from
     training: str = ""  # hash of the training set
-    files: str = ""  # hash of the tests
-    unlabelled: tuple[str, ...] = ()  # languages whose tests have no labels: predicted, not scored
+    files: str = ""  # hash of the test sets
+    unlabelled: tuple[str, ...] = ()  # languages whose test sets have no labels, so that they have no scores
     setting: str = ""  # the tuning settings that affect the result, as text
-    settings: int = 1  # how many different settings the command was to run
-    dev: float | None = None  # mean over languages of the first metric, on the data that settings are chosen on
-    dev_name: str = ""  # `dev en`, or `held-out en` if the data are held-out training examples
+    settings: int = 1  # how many different tuning settings the command was to run
+    dev: float | None = None  # score on the dev sets, by which a setting is chosen: first metric, mean over languages
+    dev_name: str = ""  # name of the dev sets, such as `dev en`; `held-out en` if they are held-out training examples
 
 
 @dataclass(frozen=True)
@@ -53,21 +54,21 @@ class TaskScores:
 
 @dataclass
 class Model:
-    """The scores in a row of the tables, of one model that was fine-tuned in one way."""
+    """The scores in one row of the tables: those of one model that was fine-tuned in one way."""
 
     name: str
-    results: dict[str, TaskScores] = field(default_factory=dict)  # by task
-    tatoeba: dict[str, Any] | None = None
-    align: dict[str, Any] | None = None
+    results: dict[str, TaskScores] = field(default_factory=dict)  # task -> its scores
+    tatoeba: dict[str, Any] | None = None  # the model's entry in a tatoeba.json
+    align: dict[str, Any] | None = None  # the model's entry in an align.json
 
 
 def gather(folders: Iterable[Path]) -> list[Model]:
     """The models in all result files in `folders` and below them, sorted by name.
 
     A model is named after the last part of its path, or after the whole path if two models have the same last part.
-    What else distinguishes it follows: "untrained" if it started from random weights, and the languages that it was
-    fine-tuned on, unless that is English alone. Raises ValueError, naming the file, for a damaged file, and for scores
-    that exclude each other.
+    The name ends with what else distinguishes the model, such as "untrained" if it started from random weights, or the
+    languages that it was fine-tuned on, unless that is English alone. Raises ValueError, which names the file, for a
+    damaged file, and for several files with scores for the same cells of the tables.
     """
     paths = {path.resolve(): path for folder in folders for path in _result_files(folder)}
     contents = {path: read_object(path) for path in sorted(paths.values())}
@@ -95,7 +96,9 @@ def gather(folders: Iterable[Path]) -> list[Model]:
                     name += f", {ALONE}"
                 model = models.setdefault(name, Model(name))
                 if getattr(model, path.stem) is not None:
-                    raise ValueError(f"{path} has scores of {model.name}, and so has a file before it: name one")
+                    raise ValueError(
+                        f"{path} has scores of {model.name}, and so has a file before it: name only one of them"
+                    )
                 setattr(model, path.stem, scores)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} lacks {error} or has another form: write it again or leave it out") from None
@@ -122,7 +125,8 @@ def _names(contents: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _all_scores(contents: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """The scores of each model: the content of a scores.json, or an entry of another file's `models`."""
+    """Yield every mapping that may hold a model's scores: the content of each file, because a scores.json is about one
+    model, and each entry of `models`, which the other files have."""
     for content in contents:
         yield content
         if isinstance(models := content.get("models"), list):
@@ -130,7 +134,7 @@ def _all_scores(contents: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, 
 
 
 def _shape_folders(contents: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
-    """By an untrained model's name, the folders of the trained models whose shape it has."""
+    """Name of an untrained model -> the folders of the trained models whose shape it has."""
     folders: dict[str, set[str]] = defaultdict(set)
     for scores in _all_scores(contents):
         if "model" in scores and not _model_path(scores):
@@ -139,19 +143,20 @@ def _shape_folders(contents: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]
 
 
 def _model_path(scores: Mapping[str, Any]) -> str:
-    """The path of the model with these scores; empty if the scores have only a name, like an untrained model's."""
+    """The path of the model with these scores; empty if they give only its name, as for an untrained model."""
     name, folder = str(scores.get("model", "")), str(scores.get("folder", ""))
-    if "task" in scores:  # of fine-tuning, where `model` is the path
+    if "task" in scores:  # these are scores of fine-tuning, whose `model` is the path
         return os.path.normpath(name)
     if not folder or name not in (folder, Path(folder).name):
         return ""
-    step = scores.get("step")  # of a run that was not finished
+    step = scores.get("step")  # step of the checkpoint, if the run was not finished
     ending = "" if step is None or folder.endswith(f"@{step}") else f"@{step}"
     return os.path.normpath(folder) + ending
 
 
 def _weights(contents: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
-    """By a model's path, with a suffix if it is untrained, the SHA-256 of each version of its weights with scores."""
+    """Path of a model, with a suffix if it is untrained -> the SHA-256 of each version of its weights that has
+    scores."""
     weights: dict[str, set[str]] = defaultdict(set)
     for scores in _all_scores(contents):
         if path := _model_path(scores):
@@ -160,13 +165,13 @@ def _weights(contents: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
 
 
 def _name_suffix(title: str, sha256: str, all_sha256: set[str]) -> str:
-    """The end of a row's name, with the beginning of `sha256`, which tells it from rows with others of `all_sha256`;
-    empty if there are no others."""
+    """The end of a row's name: `title` and the first digits of `sha256`, which distinguish it from rows with other
+    hashes in `all_sha256`; empty if there are no others."""
     return f", {title} {sha256[:8] or 'unknown'}" if len(all_sha256) > 1 else ""
 
 
 def _by_row(name: str, task: str, runs: list[TaskRun]) -> dict[str, list[TaskRun]]:
-    """The runs by the name of their row: one row for each training set and each version of the tests."""
+    """Name of a row -> its runs. Runs with different training sets or different test sets are in different rows."""
     rows: dict[str, list[TaskRun]] = defaultdict(list)
     training_sets, tests = {run.training for run in runs}, {run.files for run in runs}
     for run in runs:
@@ -176,13 +181,13 @@ def _by_row(name: str, task: str, runs: list[TaskRun]) -> dict[str, list[TaskRun
 
 
 def _digest(content: Mapping[str, Any], key: str) -> str:
-    """SHA-256 of the names and hashes of files under `key`; empty if there are none."""
+    """One SHA-256 of the names and hashes of all files that `content` lists under `key`; empty if it lists none."""
     hashes = content.get(key)
     return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest() if hashes else ""
 
 
 def _trained_on(languages: Iterable[str]) -> str:
-    """The part of a row's name that has the languages of fine-tuning; empty for English alone."""
+    """The part of a row's name that gives the languages of fine-tuning; empty for English alone."""
     codes = sorted(languages)
     if codes == [ENGLISH]:
         return ""
@@ -190,10 +195,10 @@ def _trained_on(languages: Iterable[str]) -> str:
 
 
 def _read_run(path: Path, content: Mapping[str, Any]) -> TaskRun:
-    """The run in a scores.json. Raises ValueError for one without scores, and for a score that is no percentage."""
+    """The run that a scores.json describes. Raises ValueError if it has no scores, or a score that is no percentage."""
     metrics = tuple(metric for metric in METRICS if metric in content["metric"])
     if content["task"] == "pos":
-        metrics = ("f1",)  # XTREME's
+        metrics = ("f1",)  # XTREME's metric for this task
     languages = {
         language: tuple(float(scores[metric]) for metric in metrics)
         for language, scores in content["languages"].items()
@@ -201,7 +206,7 @@ def _read_run(path: Path, content: Mapping[str, Any]) -> TaskRun:
     unlabelled = tuple(sorted(content.get("unlabelled", ())))
     if not (languages or unlabelled) or not metrics:
         raise ValueError(f"{path} has scores of no language: write it again or leave it out")
-    if not all(0 <= score <= 100 for scores in languages.values() for score in scores):  # nor a NaN
+    if not all(0 <= score <= 100 for scores in languages.values() for score in scores):  # also refuses NaN
         raise ValueError(f"{path} has a score that is no percentage: write it again or leave it out")
     dev, dev_name = None, ""
     if dev_scores := content.get("dev"):
@@ -235,18 +240,18 @@ def _choose_setting(task: str, runs: list[TaskRun]) -> TaskScores:
                 raise ValueError(f"{run.path} has another {name} than {first.path}: average runs of one kind only")
         if run.languages.keys() != first.languages.keys() or run.unlabelled != first.unlabelled:
             raise ValueError(
-                f"{run.path} has scores of other languages than {first.path}: score the same for every seed"
+                f"{run.path} has scores of other languages than {first.path}: score the same languages for every seed"
             )
     by_setting: dict[str, dict[int, TaskRun]] = defaultdict(dict)
     for run in runs:
         if (other := by_setting[run.setting].setdefault(run.seed, run)) is not run:
-            raise ValueError(f"{run.path} and {other.path} are both {task} with seed {run.seed}: name the chosen one")
+            raise ValueError(f"{run.path} and {other.path} are both {task} with seed {run.seed}: name only one of them")
     for by_seed in by_setting.values():
         if by_seed.keys() != by_setting[first.setting].keys():
             folder = next(iter(by_seed.values())).path.parent
             raise ValueError(
                 f"{folder} has other settings of {task} than {first.path.parent} and other seeds: "
-                "finish every seed of all settings, or name the runs of one"
+                "finish every seed of all settings, or name the runs of one setting"
             )
     compared = len(by_setting)
     if compared == 1:
@@ -255,7 +260,7 @@ def _choose_setting(task: str, runs: list[TaskRun]) -> TaskScores:
         if run.dev is None:
             raise ValueError(
                 f"{run.path} has no score on a dev set, which {compared} settings of {task} are chosen on: "
-                "name the runs of one"
+                "name the runs of one setting"
             )
         if run.dev_name != first.dev_name:
             raise ValueError(

@@ -1,5 +1,5 @@
-"""Tables of our scores below published ones, in the layouts of XLM-E's Tables 1, 5, 6 and 7 and by language; as HTML,
-Markdown and CSV.
+"""Tables of published scores with our scores below them, as HTML, Markdown and CSV. They have the layouts of XLM-E's
+Tables 1, 5, 6 and 7; further tables give the scores of a task by language.
 
 Published scores and the layouts are in xtreme_published.toml.
 """
@@ -25,7 +25,7 @@ TASKS = {
     "xnli": ("XNLI", 15), "pawsx": ("PAWS-X", 7),
 }  # fmt: skip
 _METRICS = {"f1": "F1", "em": "EM", "accuracy": "Acc."}
-_GROUPS = {  # uses parallel text -> heading above the rows of such systems
+_GROUPS = {  # whether a system uses parallel text -> heading above the rows of such systems
     False: "Pre-training on multilingual corpus",
     True: "Pre-training on both multilingual corpus and parallel corpus",
 }
@@ -45,8 +45,8 @@ class SystemRow:
     """The scores of a system."""
 
     system: str
-    source: str  # where they were published; empty for ours
-    cells: Mapping[str, Cell]  # by column
+    source: str  # where the scores were published; empty for our own scores
+    cells: Mapping[str, Cell]  # key of a column -> cell
     group: str = ""  # heading above all rows of the same group
 
 
@@ -63,7 +63,7 @@ class XtremeTable:
 
 
 def write_xtreme(runs: list[Path], out: Path) -> Path:
-    """Write the XTREME tables, ours next to published ones: xtreme.html, xtreme.md and a CSV file for every table.
+    """Write the XTREME tables, our scores below published ones: xtreme.html, xtreme.md and a CSV file for every table.
 
     Args:
         runs: Folders with, at any depth, the scores.json of fine-tuning and the tatoeba.json and align.json of
@@ -71,10 +71,10 @@ def write_xtreme(runs: list[Path], out: Path) -> Path:
         out: Folder to write into.
 
     Returns:
-        The page.
+        The path of xtreme.html.
 
     Raises:
-        ValueError: result files are damaged or exclude each other; then nothing is written.
+        ValueError: a result file is damaged, or several have scores for the same cells; then nothing is written.
     """
     all_tables = tables(gather(runs))
     files = {f"xtreme_{table.name}.csv": to_csv(table) for table in all_tables}
@@ -94,8 +94,8 @@ def published() -> dict[str, Any]:
 
 
 def tables(models: list[Model]) -> list[XtremeTable]:
-    """All tables. Those of retrieval, alignment and scores by language are left out if no model has such scores."""
-    # Table -> our rows: system -> column -> cell.
+    """All tables. Those of retrieval, of alignment and by language are left out if no model has such scores."""
+    # Our rows: name of the table -> name of the system -> key of the column -> cell.
     rows: dict[str, dict[str, dict[str, Cell]]] = {"table1": {}, "table7": {}, "table5": {}, "table6": {}}
     for model in models:
         rows["table1"][model.name] = _task_cells(model)
@@ -118,7 +118,7 @@ def _at_layer(model: Model, scores: Mapping[str, Any]) -> str:
 
 
 def _table(name: str, ours: Mapping[str, dict[str, Cell]]) -> XtremeTable:
-    """The table `name`: its published rows, then our rows, whose additional columns are appended."""
+    """The table `name`: its published rows, then our rows. Columns that only our rows have come last."""
     layout = published()["layouts"][name]
     columns = {key: (heading, tuple(headings)) for key, (heading, *headings) in layout["columns"].items()}
     rows = []
@@ -149,7 +149,8 @@ def _task_cells(model: Model) -> dict[str, Cell]:
 
 
 def _gap_cells(model: Model) -> dict[str, Cell]:
-    """Our row of Table 7: English minus the mean of the other languages, in exact match if the task has it."""
+    """Our row of Table 7: the English score minus the mean score of the other languages. The score is exact match if
+    the task has it, else the task's first metric."""
     cells = {}
     for task in published()["layouts"]["table7"]["columns"]:
         gaps = []
@@ -164,7 +165,7 @@ def _gap_cells(model: Model) -> dict[str, Cell]:
 
 
 def _retrieval_cells(test: Mapping[str, Any]) -> dict[str, Cell]:
-    """Our row of Table 5, at the layer that the test's tables quote. A column is named by its count of languages."""
+    """Our row of Table 5, at the layer `test["layer"]`. The name of a column is its number of languages."""
     cells = {}
     for name, scores in test["sets"].items():
         values = tuple(100 * scores[direction][test["layer"]] for direction in ("en_xx", "xx_en"))
@@ -173,7 +174,7 @@ def _retrieval_cells(test: Mapping[str, Any]) -> dict[str, Cell]:
 
 
 def _alignment_cells(model: str, test: Mapping[str, Any]) -> dict[str, Cell]:
-    """Our row of Table 6, at the layer that the test's tables quote. en-de and de-en are one test."""
+    """Our row of Table 6, at the layer `test["layer"]`. en-de and de-en are names of the same test."""
     cells = {}
     pairs = [column for column in published()["layouts"]["table6"]["columns"] if column != "average"]
     for name, scores in test["tests"].items():
@@ -219,23 +220,23 @@ def _language_table(task: str, models: list[Model]) -> XtremeTable:
 
 
 def _means(tuples: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
-    """The mean of each metric over several tuples with a value for each metric."""
+    """The mean of each metric over `tuples`, each of which has one value per metric."""
     return tuple(map(fmean, zip(*tuples, strict=True)))
 
 
 def _over_seeds(task: str, result: TaskScores, seeds: Sequence[tuple[float, ...]]) -> Cell:
-    """The mean and the standard deviation of each metric over `seeds`, which has a tuple of metrics for each seed."""
+    """The mean and the standard deviation of each metric over `seeds`, which has one tuple of metrics per seed."""
     spreads = tuple(stdev(values) if len(values) > 1 else None for values in zip(*seeds, strict=True))
     return Cell(_means(seeds), _marks(task, result), spreads)
 
 
 def _shortfall(count: int, total: int, unit: str) -> tuple[str, ...]:
-    """The mark of a mean over fewer units than there are, such as `5 of 40 languages`; empty for a mean over all."""
+    """The mark of a mean over `count` of `total` units, such as `5 of 40 languages`; empty for a mean over all."""
     return () if count >= total else (f"{count} of {total} {unit}",)
 
 
 def _marks(task: str, result: TaskScores) -> tuple[str, ...]:
-    """The remarks on the scores of a task: missing languages, and those on its runs."""
+    """The remarks on the scores of a task: on missing languages, then those on its runs (`_run_marks`)."""
     first = result.runs[0]
     if not first.languages:
         return ("no labels: predictions alone",)
@@ -244,7 +245,7 @@ def _marks(task: str, result: TaskScores) -> tuple[str, ...]:
 
 
 def _run_marks(result: TaskScores) -> tuple[str, ...]:
-    """The remarks on a task's runs: missing labels, seeds, split, and choice of settings."""
+    """The remarks on a task's runs: on missing labels, seeds, split, and the choice of a setting."""
     first = result.runs[0]
     tried = str(result.settings) if result.compared == result.settings else f"{result.compared} of {result.settings}"
     choice = f"best of {tried} settings on {first.dev_name}" if result.compared > 1 else f"{tried} settings"
@@ -258,7 +259,7 @@ def _run_marks(result: TaskScores) -> tuple[str, ...]:
 
 
 def show(cell: Cell | None, decimals: int) -> str:
-    """A cell as text, such as `68.7 / 50.2` or `61.20 ± 0.40 [5 of 40 languages, 3 seeds]`; empty for no cell."""
+    """A cell as text, such as `68.7 / 50.2` or `61.20 ± 0.40 [5 of 40 languages, 3 seeds]`; empty for None."""
     if cell is None:
         return ""
     values = [
