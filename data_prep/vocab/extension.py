@@ -1,8 +1,8 @@
 """Add languages to a vocabulary that models were trained with: old pieces keep their ids and scores, new ones follow.
 
-A vocabulary is trained on the new languages' text alone. Those of its pieces that are not old ones are added. A new
-piece gets a hundredth of its probability in that text. Even so it is far likelier than the two or more old pieces that
-it replaces, and text of the old languages is segmented almost as before (docs/lab/tokenizer.md).
+A second vocabulary is trained on the new languages' text alone. Its pieces that the old vocabulary lacks are added. An
+added piece gets a hundredth of its probability in that text. Even so it is far likelier than the two or more old pieces
+that it replaces, and text of the old languages is segmented almost as before (docs/lab/tokenizer.md).
 """
 
 import math
@@ -16,7 +16,7 @@ from sentencepiece import sentencepiece_model_pb2 as proto
 from data_prep.vocab.word_counts import count_words
 
 _PROBABILITY_FACTOR = 0.01  # a new piece's probability in the extended vocabulary / in the new text alone
-_SHRINK = 0.95  # size of the new text's vocabulary that is tried next / size tried before
+_SHRINK = 0.95  # ratio of two sizes of the new text's vocabulary that are tried one after the other
 _COUNTED_LINES = 10_000  # `segmentation` counts tokens in a language's first lines
 
 
@@ -34,8 +34,8 @@ def room_for_pieces(path: Path, size: int) -> int:
 def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> bytes:
     """Extend the SentencePiece model at `path` to `size` ids with pieces of `sentences`; returns the new model file.
 
-    `coverage`: share of the text's characters that get a piece. Raises ValueError as `room_for_pieces` does, and if the
-    text has too few pieces or too many characters for `size`.
+    `coverage` is the share of the text's characters that get a piece. Raises ValueError as `room_for_pieces` does, and
+    if the text has too few pieces or too many characters for `size`.
     """
     from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
 
@@ -63,7 +63,7 @@ def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> 
             break
         trained = vocabularies.at(next_size).pieces
         new, next_size = trained.keys() - old_pieces, int(next_size * _SHRINK)
-    # All new characters, then the likeliest longer pieces.
+    # Choose all new characters, then the likeliest longer pieces.
     chosen = sorted(candidates.items(), key=lambda item: (len(item[0]) > 1, -item[1], item[0]))[:room]
     for piece, score in sorted(chosen, key=lambda item: (-item[1], item[0])):
         model.pieces.add(piece=piece, score=score + math.log(_PROBABILITY_FACTOR))

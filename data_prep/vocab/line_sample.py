@@ -1,6 +1,6 @@
-"""A sample of lines of the text, by quotas over languages.
+"""Sample lines from the text: of each language, as many as its quota.
 
-The sample is uniform, without replacement: every distinct line of a language is hashed, and the lines with the
+The sample of a language is uniform and without replacement: every distinct line is hashed, and the lines with the
 smallest hashes are chosen, so the sample does not depend on the number of processes. A line is a paragraph, or one side
 of a pair, that passes the filters of its corpus. Equal lines of a language count once, because pairs repeat text: the
 English of one corpus may be in a hundred others. Filters that count tokens need a vocabulary and are left out here.
@@ -32,9 +32,10 @@ from data_prep.store import Stage, is_whole, new_file
 from xlme_ds.data.schema import Shard
 
 SAMPLE = ".sample"  # folder of the chosen lines, <language>.txt, and of the candidates, <language>/<input>.txt
-# The most candidates an input may have: _COUNTED_HASHES + _CANDIDATE_FACTOR × its share of the bytes × lines wanted.
+# The lines with the N smallest hashes of an input are candidates. For each language, N is _COUNTED_HASHES +
+# _CANDIDATE_FACTOR × lines wanted × the input's share of the bytes; the second term is at most the largest quota.
 _CANDIDATE_FACTOR = 8
-_COUNTED_HASHES = 1000  # number of an input's smallest hashes, which give an estimate of its distinct lines
+_COUNTED_HASHES = 1000  # of each input, this many smallest hashes serve to estimate the number of distinct lines
 _MAX_HASH = (1 << 64) - 1
 _UPPER_HALF = np.uint64(0xFFFFFFFF << 32)
 _LINE_CHARACTERS = 1000  # a longer line is cut: the rest would change a vocabulary little
@@ -42,7 +43,8 @@ _BLOCK_BYTES = 1 << 18  # bytes of text read and filtered in one step
 
 
 def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]:
-    """The inputs that lines are sampled from, and the settings of a stage that say which text these are.
+    """Returns (inputs, settings): the inputs from which lines are sampled, and values that identify this text among the
+    settings of a stage.
 
     Raises ValueError for names that cannot work, and for a named pipe.
     """
@@ -74,30 +76,30 @@ def sample_lines(
     seed: int,
     processes: int,
 ) -> tuple[dict[str, int], dict[str, int], dict[str, Path]]:
-    """Choose lines of each language. `quotas` takes the numbers of distinct lines by language and returns the numbers
-    of lines to choose, each at most `max_quota`.
+    """Choose lines of each language. `quotas` takes the number of distinct lines of each language and returns the
+    number of lines to choose from each, at most `max_quota`.
 
-    Returns, by language, the number of distinct lines, the number chosen, and the file of the chosen lines in input
-    order. Raises ValueError when the inputs have no text.
+    Returns three dicts by language: the number of distinct lines, the number of chosen lines, and the file of the
+    chosen lines, which are in input order. Raises ValueError if the inputs have no text.
     """
     indices, sizes = range(len(inputs)), [source.size for source in inputs]
     bounds = _first_bounds(inputs, quotas, max_quota)
     while True:
         read = partial(_read_lines, stage, inputs, bounds, seed)
         results = run_tasks(read, indices, sizes, processes, "read lines")
-        lines = _distinct_lines(results)
-        if not lines:
+        distinct = _distinct_lines(results)
+        if not distinct:
             raise ValueError(f"there is no text in {inputs[0].paths[0].folder}: a vocabulary needs some lines")
-        quota = quotas(lines)
+        quota = quotas(distinct)
         choose = partial(_choose_lines, stage, results, quota)
         numbers_chosen, missing = zip(
-            *run_tasks(choose, list(lines), list(lines.values()), processes, "choose lines"), strict=True
+            *run_tasks(choose, list(distinct), list(distinct.values()), processes, "choose lines"), strict=True
         )
         if not any(missing):
             on_root(partial(_remove_candidates, stage))
-            chosen = dict(zip(lines, numbers_chosen, strict=True))
-            return lines, chosen, {code: _sample_file(stage, code) for code in lines}
-        # Rarely, an input wrote too few candidates, or a file is damaged: read such inputs again.
+            chosen = dict(zip(distinct, numbers_chosen, strict=True))
+            return distinct, chosen, {code: _sample_file(stage, code) for code in distinct}
+        # In rare cases an input wrote too few candidates, or a file is damaged. Read these inputs again.
         unread = set(chain.from_iterable(missing))
         bounds = [{code: max(bound, quota.get(code, 0)) for code, bound in by_code.items()} for by_code in bounds]
         on_root(partial(stage.forget_tasks, map(_read_task, unread)))
@@ -106,7 +108,8 @@ def sample_lines(
 def _first_bounds(
     inputs: Sequence[Input], quotas: Callable[[dict[str, int]], dict[str, int]], max_quota: int
 ) -> list[dict[str, int]]:
-    """For each input: how many candidates it may write of each language, estimated from its bytes."""
+    """For each input, by language: the number of its smallest hashes whose lines are candidates. It is estimated from
+    the bytes of the inputs."""
     sizes = [source.size // len(source.languages) + 1 for source in inputs]
     total: Counter[str] = Counter()
     for source, size in zip(inputs, sizes, strict=True):
@@ -122,18 +125,18 @@ def _first_bounds(
 
 
 def _distinct_lines(results: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """The number of distinct lines of each language: exact if every input has fewer than `_COUNTED_HASHES` of them,
-    else estimated from the share of repeats among the lines with the smallest hashes."""
-    lines = sum((Counter(result["lines"]) for result in results), Counter[str]())
-    for code, line_count in lines.items():
+    """The number of distinct lines of each language. It is exact if every input has fewer than `_COUNTED_HASHES` of
+    them. Else it is estimated from the share of repeats among the lines with the smallest hashes."""
+    line_counts = sum((Counter(result["lines"]) for result in results), Counter[str]())
+    for code, line_count in line_counts.items():
         smallest = [result["least"][code] for result in results if code in result["lines"]]
         # Up to this hash the lists of all inputs are complete.
         limit = min((hashes[-1] for hashes, _ in smallest if len(hashes) == _COUNTED_HASHES), default=_MAX_HASH)
         occurrences = Counter[int]()
         for hashes, counts in smallest:
             occurrences.update({value: count for value, count in zip(hashes, counts, strict=True) if value <= limit})
-        lines[code] = round(line_count * len(occurrences) / occurrences.total())
-    return dict(sorted(lines.items()))
+        line_counts[code] = round(line_count * len(occurrences) / occurrences.total())
+    return dict(sorted(line_counts.items()))
 
 
 def _remove_candidates(stage: Stage) -> None:
@@ -150,8 +153,8 @@ def read_lines(paths: Sequence[Path]) -> Iterator[str]:
 
 
 def filtered_lines(source: Input, read: Counts) -> Iterator[tuple[list[str], ...]]:
-    """Yield the cleaned lines of each block that pass the filters: a list for each side. `read` counts what was read,
-    before the filters."""
+    """Yield, for each block, the cleaned lines that pass the filters, as a list for each side. `read` counts the text
+    as it was before the filters."""
     task = "mono" if len(source.languages) == 1 else "para"
     filters, reader = make_filters(source.filters, task, source.corpus).text, READERS[source.format]
     for block in reader.blocks(source, _BLOCK_BYTES):
@@ -180,9 +183,9 @@ def _sample_file(stage: Stage, language: str) -> Path:
 def _read_lines(
     stage: Stage, inputs: Sequence[Input], bounds: Sequence[dict[str, int]], seed: int, index: int
 ) -> dict[str, Any]:
-    """Read input `index`, and write its candidates and their hashes. Returns, by language, the number of `lines`, the
-    hash up to which all lines are candidates (`limits`), the files of the `candidates`, and the smallest distinct
-    hashes with their numbers of occurrences (`least`)."""
+    """Read input `index`, and write its candidates and their hashes. Returns four dicts by language: `lines` is the
+    number of lines, `limits` the hash up to which all lines are candidates, and `candidates` the files of the
+    candidates and of their hashes. `least` holds the smallest distinct hashes, and how often each occurs."""
     result = stage.task_result(_read_task(index))
     if result is not None:
         return result
@@ -220,8 +223,8 @@ def _read_lines(
 
 
 def _line_hashes(key: np.uint64, lines: Sequence[str], limit: np.uint64) -> np.ndarray:
-    """uint64 hash of each line. The upper half is made by CRC-32, the lower half by BLAKE2b, which is slow: it stays 0
-    where the upper half alone is over `limit`."""
+    """uint64 hash of each line: its upper half by CRC-32, its lower half by BLAKE2b. BLAKE2b is slow, so the lower half
+    stays 0 where the upper half alone is over `limit`."""
     texts = [line.encode() for line in lines]
     hashes = hashed(key, np.fromiter(map(crc32, texts), np.uint64, len(texts))) & _UPPER_HALF
     for i in np.flatnonzero(hashes <= limit).tolist():
@@ -232,8 +235,11 @@ def _line_hashes(key: np.uint64, lines: Sequence[str], limit: np.uint64) -> np.n
 def _choose_lines(
     stage: Stage, results: Sequence[dict[str, Any]], quota: dict[str, int], code: str
 ) -> tuple[int, list[int]]:
-    """Write the chosen lines of a language; returns their number and an empty list. If candidates are missing or
-    damaged, nothing is written: returns 0 and the indices of the inputs to read again."""
+    """Write the chosen lines of a language. Returns (number of chosen lines, []).
+
+    If there are too few candidates, or their files are damaged, nothing is written. Then it returns (0, indices of the
+    inputs to read again).
+    """
     result = stage.task_result(f"chosen-{code}")
     if result is not None:
         return result["lines"], []

@@ -1,4 +1,4 @@
-"""SentencePiece model files of unigram vocabularies, written and read."""
+"""Write and read the SentencePiece model files of unigram vocabularies."""
 
 from collections.abc import Mapping
 
@@ -11,11 +11,11 @@ SPECIALS = ("<unk>", "<s>", "</s>")  # ids 0, 1 and 2
 
 
 def serialize(pieces: Mapping[str, float]) -> bytes:
-    """The bytes of a model file: <unk>, <s>, </s>, then `pieces` in their order, with the logarithms of their
-    probabilities."""
+    """The bytes of a model file that has <unk>, <s> and </s>, then `pieces` in their order. `pieces` maps each piece to
+    the logarithm of its probability."""
     model = proto.ModelProto()
     model.ParseFromString(spm.SentencePieceNormalizer(rule_name=NORMALIZATION).serialized_model_proto())
-    # The normaliser's model has flags of a tool that only normalises. Set those of a trained model.
+    # The normaliser's model has the flags of a tool that only normalises. Set those that a trained model has.
     model.normalizer_spec.MergeFrom(
         proto.NormalizerSpec(add_dummy_prefix=True, remove_extra_whitespaces=True, escape_whitespaces=True)
     )

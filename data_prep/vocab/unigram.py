@@ -2,11 +2,11 @@
 
 Training begins with the characters and about a million frequent substrings as pieces. As in SentencePiece, rounds of
 expectation maximisation set the pieces' probabilities, and pruning drops the pieces whose removal lowers the text's
-likelihood least. Every vocabulary on this path is a subset of the vocabulary before. Each distinct word is trained on
-once, weighted by its occurrences. The pieces that occur in it are looked up once; pruning only deletes some of these.
+likelihood least. So every vocabulary is a subset of the vocabulary before. Each distinct word is trained on once,
+weighted by its occurrences. The pieces that occur in a word are looked up once; pruning only deletes some of these.
 
-Pieces have numbers from 1 on: first the characters, by falling frequency, then the longer pieces, of two characters and
-more. Number 0 is the unknown character.
+Pieces have numbers from 1 on: first the characters, by falling frequency, then the longer pieces, which have two
+characters or more. Number 0 is the unknown character.
 """
 
 import unicodedata
@@ -35,21 +35,23 @@ from data_prep.vocab.unigram_loops import (
 )
 from data_prep.vocab.word_counts import SPACE, WordCounts
 
-UNKNOWN_PENALTY = 10.0  # nats below the least likely piece, as in SentencePiece
+# Nats by which the unknown character's log-probability is below that of the least likely piece, as in SentencePiece.
+UNKNOWN_PENALTY = 10.0
 # Training begins with max(_SEEDS, _SEEDS_PER_PIECE × size of the largest vocabulary) pieces, the seeds. The first
 # expectation maximisation drops half of them.
 _SEEDS = 1_000_000
 _SEEDS_PER_PIECE = 4
-_SEED_CHARACTERS = 20_000_000  # of the most frequent distinct words, in all: seeds are substrings of these words
-# SentencePiece has the same values of the next three constants and of _SEEDS.
+# Seeds are substrings of the most frequent distinct words, which together have at most this many characters.
+_SEED_CHARACTERS = 20_000_000
+# SentencePiece has the same values for the next three constants and for _SEEDS.
 _SHRINK = 0.75  # share of the pieces that a round of pruning keeps
 _ROUNDS = 2  # rounds of expectation maximisation after each pruning
-_MIN_EXPECTED = 0.5  # a longer piece of fewer expected occurrences is dropped
+_MIN_EXPECTED = 0.5  # a longer piece with fewer expected occurrences is dropped
 
 
 @dataclass
 class _Words:
-    """Distinct words, each as the numbers of its characters.
+    """Distinct words, stored as the numbers of their characters.
 
     Word w is `characters[starts[w] : starts[w + 1]]` and occurs `counts[w]` times. `reach[i]` is the length of the
     longest piece that could begin at `characters[i]` (`find_reach`).
@@ -95,8 +97,9 @@ class UnigramPath:
     def __init__(self, text: WordCounts, coverage: float, largest: int = 0):
         """Train on the words of `text`. Raises ValueError if it has none.
 
-        `coverage`: the most frequent characters that make up this share of all occurrences are in the vocabulary, the
-        others are unknown. `largest`: size of the largest vocabulary that will be asked for.
+        The vocabulary has the most frequent characters, which make up the share `coverage` of all occurrences of
+        characters; other characters are unknown. `largest` is the size of the largest vocabulary that will be asked
+        for.
         """
         if not len(text.words):
             raise ValueError("the sampled lines have nothing but white space and invisible characters: take more text")
@@ -113,7 +116,7 @@ class UnigramPath:
         trie = insert(characters, starts, self.characters)
         self._text = _find_pieces(trie, words.characters, words.starts, words.reach)
         to_end = np.repeat(starts[1:], np.diff(starts)) - np.arange(len(characters))  # characters to the piece's end
-        # The pieces in each longer piece: where a piece is removed, such pieces replace it.
+        # The pieces that occur in each longer piece: when it is removed, some of them replace it in the text.
         self._nested = _find_pieces(trie, characters, starts, to_end.astype(np.uint8))
         self._scores = np.log(np.append(1.0, occurrences) / occurrences.sum())
         self._reestimate()
@@ -125,8 +128,8 @@ class UnigramPath:
 
     def at(self, size: int, min_expected: float = 0.0) -> Unigrams:
         """The vocabulary of `size` pieces, or of all that are left if these are fewer. All characters stay, even if
-        they are more than `size`. Finally, longer pieces of fewer than `min_expected` expected occurrences are dropped.
-        """
+        they are more than `size`. In the end, longer pieces with fewer than `min_expected` expected occurrences are
+        dropped, so that the vocabulary may be smaller."""
         while self.size > max(size, self.characters):
             self._prune(max(size, self.characters, int(self.size * _SHRINK)), size)
             self._reestimate(_MIN_EXPECTED if self.size > size else 0.0, size)
@@ -138,7 +141,7 @@ class UnigramPath:
     def _reestimate(self, min_expected: float = _MIN_EXPECTED, min_size: int = 0) -> None:
         """Set the scores by rounds of expectation maximisation, and find the best segmentations.
 
-        Longer pieces of fewer than `min_expected` expected occurrences are dropped; at least `min_size` pieces stay.
+        Longer pieces with fewer than `min_expected` expected occurrences are dropped; at least `min_size` pieces stay.
         """
         for _ in range(_ROUNDS):
             expected = np.zeros(len(self._scores))
@@ -147,7 +150,8 @@ class UnigramPath:
             by_expected = np.argsort(-expected[self._first_longer :], kind="stable")
             to_keep[self._first_longer + by_expected[: max(min_size - self.characters, 0)]] = True
             expected = np.maximum(self._keep(to_keep, expected)[1:], _MIN_EXPECTED)
-            scores = _digamma(expected) - _digamma(expected.sum()[None])  # favours frequent pieces, as in SentencePiece
+            # Digamma instead of the logarithm favours frequent pieces, as in SentencePiece.
+            scores = _digamma(expected) - _digamma(expected.sum()[None])
             self._scores = np.append(scores.min() - UNKNOWN_PENALTY, scores)
         self._frequencies = np.zeros(len(self._scores))
         self._score = segment(*self._lattice(), self._frequencies)
@@ -189,12 +193,12 @@ class UnigramPath:
 
 
 def _starts(sizes: Numbers) -> Numbers:
-    """int64: where sequences of these sizes start when they are concatenated, and where the last one ends."""
+    """int64: the positions where sequences of these sizes start when they are concatenated, and where the last ends."""
     return np.append(0, np.cumsum(sizes, dtype=np.int64))
 
 
 def _digamma(x: Numbers) -> Numbers:
-    """ψ(x), the derivative of ln Γ(x): by ψ(x) = ψ(x + 1) - 1/x until x >= 7, then by the asymptotic series."""
+    """ψ(x), the derivative of ln Γ(x). ψ(x) = ψ(x + 1) - 1/x is applied until x >= 7, then the asymptotic series."""
     recurrence = np.zeros_like(x)
     for _ in range(7):
         small = x < 7
@@ -205,10 +209,10 @@ def _digamma(x: Numbers) -> Numbers:
 
 
 def _read_words(words: WordCounts, coverage: float) -> _Words:
-    """The words, with a space before each, as numbers of characters. Words over LONGEST_WORD characters are cut, and
+    """The words, each with a space before it, as numbers of characters. Words over LONGEST_WORD characters are cut, and
     consecutive unknown characters become one.
 
-    The alphabet is the most frequent characters, until they make up the share `coverage` of all occurrences.
+    The alphabet holds the most frequent characters, up to the share `coverage` of all occurrences of characters.
     """
     separator, space = (pa.scalar(text, pa.large_string()) for text in ("", SPACE))
     spaced = pc.binary_join_element_wise(space, words.words, separator)
@@ -219,7 +223,7 @@ def _read_words(words: WordCounts, coverage: float) -> _Words:
     occurrences = np.zeros(0x110000)  # by code point
     count_characters(codes, _starts(sizes), counts, occurrences)
     ranked = np.argsort(-occurrences, kind="stable")[: np.count_nonzero(occurrences)]
-    before = np.cumsum(occurrences[ranked]) - occurrences[ranked]  # of all more frequent characters
+    before = np.cumsum(occurrences[ranked]) - occurrences[ranked]  # occurrences of all more frequent characters
     alphabet = ranked[before < coverage * occurrences.sum()]
     number_of = np.zeros(0x110000, np.int32)
     number_of[alphabet] = np.arange(1, 1 + len(alphabet))
@@ -230,7 +234,7 @@ def _read_words(words: WordCounts, coverage: float) -> _Words:
         sizes = np.full(parts.sum(), LONGEST_WORD)
         sizes[np.cumsum(parts) - 1] = last_sizes
         counts = np.repeat(counts, parts)
-    if len(characters) and characters.min() == 0:  # of consecutive unknown characters only the first stays
+    if len(characters) and characters.min() == 0:  # keep only the first of consecutive unknown characters
         to_keep = characters > 0
         to_keep[1:] |= characters[:-1] > 0
         word_starts = _starts(sizes)[:-1]
@@ -242,7 +246,8 @@ def _read_words(words: WordCounts, coverage: float) -> _Words:
 
 
 def _scripts(alphabet: list[str]) -> Numbers:
-    """int8, indexed by the character's number (0: unknown): script, ANY or MARK. Digits and signs share script 0."""
+    """int8: for each character's number, its script, ANY or MARK. The unknown character, number 0, has ANY. Digits and
+    signs share script 0."""
     scripts = script_numbers()[[ord(character) for character in alphabet]].astype(np.int8)
     scripts[scripts == 1 + SCRIPTS.index("Kana")] = 1 + SCRIPTS.index("Han")  # Japanese words mix the two
     for i, character in enumerate(alphabet):
@@ -254,16 +259,17 @@ def _scripts(alphabet: list[str]) -> Numbers:
 
 
 def _seeds(text: _Words, max_pieces: int) -> tuple[list[str], Numbers]:
-    """The longer pieces that training begins with, by falling score, and first guesses at the occurrences of all
-    pieces, characters first. Together with the characters there are at most `max_pieces`.
+    """Returns (pieces, occurrences). `pieces` are the longer pieces with which training begins, by falling score; with
+    the characters there are at most `max_pieces`. `occurrences` holds a first guess for every piece, characters first:
+    a character's occurrences, and a longer piece's score.
 
     The score is occurrences × length. Candidates are the substrings that occur at least twice and do not always have
     the same character after them (SentencePiece takes the inner nodes of a suffix tree).
     """
     words = _most_frequent(text)
     single = np.bincount(text.characters, np.repeat(text.counts, np.diff(text.starts)))[1:]
-    # Of the substrings of `length - 1`: the id at each position; by id, the occurrences and a position. `length` goes
-    # up to LONGEST + 1, because a candidate of LONGEST characters is judged by the characters after it.
+    # These describe the substrings of `length - 1` characters: `ids` by position, the other two by id. `length` goes up
+    # to LONGEST + 1, because the characters after a substring of LONGEST characters decide whether it is a candidate.
     ids, occurrences, positions = words.characters, np.append(0.0, single), np.zeros(0, np.int64)
     candidates: list[tuple[Numbers, Numbers, Numbers]] = []
     for length in range(2, LONGEST + 2):
@@ -288,7 +294,7 @@ def _seeds(text: _Words, max_pieces: int) -> tuple[list[str], Numbers]:
 
 
 def _most_frequent(text: _Words) -> _Words:
-    """The most frequent words, at most _SEED_CHARACTERS characters in all."""
+    """The most frequent words, which have at most _SEED_CHARACTERS characters in all."""
     sizes = np.diff(text.starts)
     if sizes.sum() <= _SEED_CHARACTERS:
         return text
@@ -301,8 +307,9 @@ def _most_frequent(text: _Words) -> _Words:
 
 
 def _find_pieces(trie: tuple[Numbers, ...], characters: Numbers, starts: Numbers, reach: Numbers) -> _Lattice:
-    """Look up the pieces of the trie that begin at each character."""
+    """The lattice of the texts in `characters`, made by looking up the pieces of the trie. No piece that begins at
+    character i is longer than `reach[i]`."""
     fan = np.empty(len(characters), np.uint8)
-    # Large enough for all arcs. The operating system allocates its memory only as it is filled.
+    # The array has room for all possible arcs. The operating system allocates its memory only as it is filled.
     arcs = np.empty(int(np.clip(reach, 1, LONGEST).sum(dtype=np.int64)), np.int32)
     return _Lattice(starts, fan, arcs[: look_up(*trie, characters, reach, fan, arcs)])

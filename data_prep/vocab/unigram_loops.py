@@ -2,9 +2,9 @@
 pieces up, and segmenting words.
 
 `characters` holds the numbers of the characters of all words, one word after the other: word w is
-`characters[starts[w] : starts[w + 1]]`, and 0 is the unknown character. The lattice of a text says which pieces begin
-at each character: `fan[i]` is how many begin at character i; `arcs` holds their numbers, character by character, the
-shortest piece first. For piece n, `lengths[n]` is its number of characters and `scores[n]` its log-probability.
+`characters[starts[w] : starts[w + 1]]`, and 0 is the unknown character. The lattice of a text tells which pieces begin
+at each character: `fan[i]` is their number for character i, and `arcs` holds their piece numbers, character by
+character, the shortest piece first. Piece n has `lengths[n]` characters and the log-probability `scores[n]`.
 """
 
 import numpy as np
@@ -15,8 +15,9 @@ from xlme_ds.data.compiled import compiled, reads
 
 Numbers = np.ndarray
 LONGEST = 16  # characters of a piece, as in SentencePiece
-LONGEST_WORD = 1024  # characters; a longer one is cut
-# In place of a script: ANY may come before every script, MARK has the script of the character before it.
+LONGEST_WORD = 1024  # characters; a longer word is cut
+# Values in place of a script. In a piece, a character with ANY may come before a character of any script. A character
+# with MARK takes the script of the character before it.
 ANY, MARK = -1, -2
 _EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # the key of an empty slot in a hash table
 
@@ -31,8 +32,8 @@ def count_characters(codes: Numbers, starts: Numbers, counts: Numbers, occurrenc
 
 @compiled(uint8[::1](int32[::1], int64[::1], int8[::1]))
 def find_reach(characters: Numbers, starts: Numbers, scripts: Numbers) -> Numbers:
-    """uint8: the length of the longest piece that could begin at each character, at most LONGEST + 1 (`extend` counts
-    substrings that long).
+    """uint8: the length of the longest piece that could begin at each character. It is at most LONGEST + 1, because
+    `extend` also counts substrings of that length.
 
     A piece lies in one word, has no unknown characters, and has letters of one script. `scripts[n]` is the script of
     character number n.
@@ -63,7 +64,7 @@ def _slot(keys: Numbers, key: np.uint64) -> np.uint64:
 
 @njit
 def _grown(keys: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
-    """The hash table, copied into twice as many slots."""
+    """Copy the hash table into twice as many slots. Returns (keys, values)."""
     new_keys, new_values = np.full(2 * len(keys), _EMPTY), np.empty(2 * len(keys), np.int32)
     for i in range(len(keys)):
         if keys[i] != _EMPTY:
@@ -88,9 +89,9 @@ def extend(
 ) -> tuple[Numbers, ...]:
     """Give an id to every distinct substring of `length` characters.
 
-    Returns, by position, the id of the substring that begins there (-1: none); and, by id, its occurrences, the id of
-    its prefix (all but the last character), and its first position. `ids` (by position) and `occurrences` (by id)
-    belong to the prefixes; a prefix that occurs less than twice is not extended.
+    Returns four arrays. The first has, by position, the id of the substring that begins there, or -1. The others have,
+    by id, the substring's occurrences, the id of its prefix (all but the last character) and its first position. `ids`
+    and `occurrences` are such arrays of the prefixes; a prefix that occurs less than twice is not extended.
     """
     keys, values = np.full(1 << 16, _EMPTY), np.empty(1 << 16, np.int32)  # (prefix, last character) -> id
     longer_ids = np.full(len(ids), np.int32(-1))
@@ -123,10 +124,11 @@ def extend(
 
 @compiled(Tuple((uint64[::1], int32[::1], int32[::1]))(int32[::1], int64[::1], int64))
 def insert(characters: Numbers, starts: Numbers, singles: int) -> tuple[Numbers, Numbers, Numbers]:
-    """Build a trie of the longer pieces. There are `singles` characters, so the first longer piece is `singles` + 1.
+    """Build a trie of the longer pieces. `singles` is the number of pieces of one character, so the first longer piece
+    has the number `singles` + 1.
 
-    Returns the keys and values of a hash table from (node, character) to the next node, and for each node the number of
-    the piece that ends there (0: none). The root is node 0.
+    Returns (keys, values, ends). `keys` and `values` are a hash table from (node, character) to the next node;
+    `ends[node]` is the number of the piece that ends at the node, or 0. The root is node 0.
     """
     keys, values = np.full(1 << 16, _EMPTY), np.empty(1 << 16, np.int32)
     ends = np.zeros(1 << 15, np.int32)
@@ -159,7 +161,7 @@ def look_up(
     fan: Numbers,
     arcs: Numbers,
 ) -> int:
-    """Fill `fan` and `arcs` with the pieces that begin at each character; returns how many arcs there are.
+    """Fill `fan` and `arcs` with the pieces that begin at each character; returns the number of arcs.
 
     `keys`, `values` and `ends` are the trie that `insert` returns.
     """
@@ -183,7 +185,8 @@ def look_up(
 
 @compiled(int64(uint8[::1], int32[::1], int32[::1]))
 def thin(fan: Numbers, arcs: Numbers, numbers: Numbers) -> int:
-    """Give piece n of a lattice the number `numbers[n]`, or drop it if this is negative; returns how many arcs stay."""
+    """In a lattice, replace each piece number n by `numbers[n]`, or drop the arc if this is negative. Returns the
+    number of arcs that stay."""
     arc_count = arc = 0
     for i in range(len(fan)):
         first_arc = arc_count
@@ -213,8 +216,8 @@ def _best_path(
     """Fill `best[j]` with the score of the best segmentation of a word's first j characters, and `back[j]` with the
     last piece of this segmentation.
 
-    The word begins at character `begin` and arc `arc`; the piece `avoided` (-1: none) is not used. Returns the next
-    word's first arc.
+    The word begins at character `begin`; its first arc has the index `arc`. The piece `avoided` is not used; -1 avoids
+    none. Returns the index of the next word's first arc.
     """
     best[: size + 1] = -np.inf
     best[0] = 0.0
@@ -263,11 +266,13 @@ def expect(
     """Add the expected occurrences of each piece, over all segmentations of the words, to `expected`.
 
     `forward[j]` is the sum of the probabilities of all segmentations of a word's first j characters, divided by the
-    probability of the best of them, so that sums neither vanish nor overflow.
+    probability of the best of them, so that sums neither vanish nor overflow. `backward[j]` is such that the expected
+    occurrences of an arc from character j to `end` are forward[j] × ratio × backward[end].
     """
     best, back = np.empty(LONGEST_WORD + 1), np.empty(LONGEST_WORD + 1, np.int32)
     forward, backward = np.empty(LONGEST_WORD + 1), np.empty(LONGEST_WORD + 1)
-    ratios = np.empty(LONGEST_WORD * LONGEST)  # by arc: P(best path that ends with the arc) / P(best path to its end)
+    # For each arc of the word: P(best path that ends with this arc) / P(best path to the end of this arc).
+    ratios = np.empty(LONGEST_WORD * LONGEST)
     next_arc = 0
     for word in range(len(counts)):
         begin, size, first_arc = starts[word], starts[word + 1] - starts[word], next_arc
@@ -303,11 +308,12 @@ def find_losses(
     frequencies: Numbers,
     first_longer: int,
 ) -> Numbers:
-    """float64: how far the text's log-probability falls without each longer piece, as in SentencePiece.
+    """float64: for each longer piece, how far the text's log-probability per piece falls when it is removed, estimated
+    as in SentencePiece.
 
-    A removed piece's occurrences (`frequencies`) go to the pieces of its best other segmentation. -inf for a piece that
-    does not occur, or whose best other segmentation has a higher score than the piece. The words of the lattice are the
-    longer pieces; `first_longer` is the number of the first one.
+    The occurrences of a removed piece (`frequencies`) go to the pieces of its best other segmentation. The loss is -inf
+    if the piece does not occur, or if its best other segmentation has a higher score than the piece. The words of the
+    lattice are the longer pieces; `first_longer` is the number of the first one.
     """
     best, back = np.empty(LONGEST + 1), np.empty(LONGEST + 1, np.int32)
     losses = np.full(len(starts) - 1, -np.inf)

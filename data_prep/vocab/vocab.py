@@ -32,20 +32,19 @@ class VocabConfig(TextConfig):
     out: Path
     """Output folder: sentencepiece.model and manifest.json."""
     model: Path | None = None
-    """An existing SentencePiece model, such as XLM-R's, to take instead of training one; with text, to extend: its
-    pieces keep their ids, and new ones of the text follow up to --size."""
+    """An existing SentencePiece model, such as XLM-R's. Without text, it is taken over as it is. With text, it is
+    extended up to --size: its pieces keep their ids, and new pieces from the text follow."""
     compare: Path | None = None
     """Folder of text in the old languages, laid out as for --mono: shows how much the extended --model changes their
     segmentation."""
     size: int = 250002
-    """Ids of the whole vocabulary as the model counts them, <pad> and <mask> included; smaller for small models and
-    corpora."""
+    """Number of ids in the whole vocabulary, <pad> and <mask> included; choose fewer for a small model or corpus."""
     alpha: float = 0.7
-    """Exponent of the sampling over languages: 1 takes text as it is, 0 gives every language the same; less helps small
-    languages."""
+    """Exponent of the sampling over languages: 1 keeps the shares of the text, 0 samples every language equally; a
+    smaller exponent helps small languages."""
     sentences: int = 10_000_000
-    """Lines to sample over all languages; a language with fewer than its quota gives all it has. Equal lines of a
-    language count once, as English in many pairs. Fewer need less memory."""
+    """Number of lines to sample from all languages together; fewer lines need less memory. Equal lines of a language,
+    such as English in many pairs, count once. A language with fewer lines than its quota gives all of them."""
     seed: int = 0
     """Seed of the sample."""
     character_coverage: float = 0.9995
@@ -101,21 +100,24 @@ def _train(config: VocabConfig) -> None:
     stage = Stage(config.out, "vocab", settings)
 
     def quotas(lines: dict[str, int]) -> dict[str, int]:
-        """Lines to sample of each language: in proportion to m^alpha for m distinct lines, and at most m."""
+        """The number of lines to sample from each language: in proportion to m^alpha for m distinct lines, and at most
+        m."""
         unbounded = apportion(config.sentences, temperature_shares(list(lines.values()), config.alpha))
         return {code: min(quota, lines[code]) for code, quota in zip(lines, unbounded, strict=True)}
 
     with stage.open():
         if not stage.finished(config.processes):
-            lines, chosen, files = sample_lines(stage, inputs, quotas, config.sentences, config.seed, config.processes)
+            distinct, chosen, files = sample_lines(
+                stage, inputs, quotas, config.sentences, config.seed, config.processes
+            )
             by_language = {
                 code: {
                     "lines": count,
                     "sampled": chosen[code],
-                    "share_before": count / sum(lines.values()),
+                    "share_before": count / sum(distinct.values()),
                     "share_after": chosen[code] / sum(chosen.values()),
                 }
-                for code, count in lines.items()
+                for code, count in distinct.items()
             }
             sentences = read_lines(list(files.values()))
             if old is None:
@@ -133,8 +135,8 @@ def _write_extended(
     compared: Sequence[Input],
     by_language: Mapping[str, Any],
 ) -> None:
-    """Write the extended vocabulary. Print, for the sampled lines and those of --compare, how the old vocabulary
-    segments them and how the extended one does."""
+    """Write the extended vocabulary. Print how the old and the extended vocabulary segment the sampled lines and those
+    of --compare."""
     model = extend(old.path, read_lines(list(files.values())), config.size, config.character_coverage)
     old_model, changes = old.path.read_bytes(), {}
     readers = {code: partial(read_lines, [path]) for code, path in files.items()}
@@ -198,7 +200,8 @@ def finish_vocabulary(
 
 
 def discard_work(stage: Stage, *folders: str) -> None:
-    """Remove `folders` of working files of a finished stage; first the tasks' markers, which list these files."""
+    """Remove the working files of a finished stage, which are in `folders`. The tasks' markers, which list these files,
+    are removed first."""
     stage.forget_tasks(path.stem for path in (stage.folder / "tasks").glob("*.json"))
     for folder in folders:
         shutil.rmtree(stage.folder / folder, ignore_errors=True)

@@ -1,21 +1,22 @@
-"""Stage `vocap`: a vocabulary whose capacity is allocated to languages by how much each gains (VoCap).
+"""Stage `vocap`: a vocabulary whose pieces are allocated to languages by how much each language gains (VoCap).
 
 OUT/sentencepiece.model     the merged model, in the same layout as stage `vocab` writes
 OUT/vocap.json, vocap.svg   curves and allocation
-OUT/.curves/<language>/     vocabularies on the curve, removed when the stage is complete
+OUT/.curves/<language>/     the vocabularies of the language's curve, removed when the stage is complete
 
 The objective is VoCap's, max Σ_i q_i^β ALP_i(t_i) (Zheng et al., 2021). For language i:
 
     q_i         its share of the lines, after the exponent `alpha`
     t_i         its number of pieces
-    ALP_i(t_i)  the mean log-probability of a sentence with these pieces
+    ALP_i(t_i)  the mean log-probability of a sentence with these pieces; as a function of t_i, the language's curve
 
-On concave curves, taking steps in order of falling slope is optimal for every Σ t_i. A piece that languages share
-counts once: steps are taken until the union of the languages' pieces has the requested size; the last step is taken in
-part.
+A step gives a language more pieces along its curve. If the curves are concave, taking steps in order of falling gain,
+q_i^β × slope, is optimal for every Σ t_i. A piece that languages share counts once: steps are taken until the union of
+the languages' pieces has the requested size, so the last step may end early.
 
-In the union, a piece's probability is pooled: p(x) = Σ_i w_i p_i(x), with p_i the probabilities of language i's chosen
-pieces and w_i = q_i^β, both scaled to a sum of 1. This is the unigram model of a text drawn with these weights.
+The probability of a piece x in the union is pooled: p(x) = Σ_i w_i p_i(x). Here p_i are the probabilities of language
+i's chosen pieces and w_i = q_i^β, both scaled to a sum of 1. This is the unigram model of a text drawn with these
+weights.
 """
 
 import math
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
 
 
 _CURVES = ".curves"
-_RARE_REMOVED_AT = 1.25  # × `largest`: prune to this size, then drop rare pieces, so that enough others are left
-_MIN_OCCURRENCES = 2.0  # expected; pieces of several characters with fewer are dropped: one used once memorizes text
+_RARE_REMOVED_AT = 1.25  # rare pieces are dropped at this size / `largest`, so that enough others are left
+_MIN_OCCURRENCES = 2.0  # a longer piece with fewer expected occurrences is rare: a piece used once memorizes text
 _TRAINING_MEMORY = 900_000_000  # bytes for the training of one language's vocabularies
 _SETTINGS = ("size", "step", "largest", "shrink", "sentences", "alpha", "beta", "seed", "character_coverage")
 _GREY, _BLUE = "#c3cddc", "#1f5fa8"
@@ -54,12 +55,12 @@ _GREY, _BLUE = "#c3cddc", "#1f5fa8"
 
 @dataclass(frozen=True)
 class VocapConfig(TextConfig):
-    """Make a vocabulary by VoCap: a curve a language, greedy allocation, one merged model."""
+    """Make a vocabulary by VoCap: a curve for each language, greedy allocation, one merged model."""
 
     out: Path
     """Output folder: sentencepiece.model, manifest.json, vocap.json and vocap.svg."""
     size: int = 524_288
-    """Ids of the whole vocabulary as the model counts them, <pad> and <mask> included."""
+    """Number of ids in the whole vocabulary, <pad> and <mask> included."""
     step: int = 1000
     """Most pieces that a language gets in one turn of the allocation; choose fewer with a small --size."""
     largest: int = 50_000
@@ -70,9 +71,10 @@ class VocapConfig(TextConfig):
     sentences: int = 1_000_000
     """Most lines to sample from a language; fewer need less time."""
     alpha: float = 0.7
-    """Exponent of the language distribution q over the numbers of lines: 1 natural, 0 uniform."""
+    """Exponent that turns the languages' numbers of lines into their shares q: 1 keeps the shares of the text, 0 makes
+    all shares equal."""
     beta: float = 0.7
-    """Exponent of q in the objective Σ q^β ALP: 0 counts every language the same, 1 by its lines."""
+    """Exponent of q in the objective Σ q^β ALP: 0 weights every language the same, 1 by its share q."""
     seed: int = 0
     """Seed of the choice of lines."""
     character_coverage: float = 0.9995
@@ -109,17 +111,19 @@ def run(config: VocapConfig) -> None:
 
     with stage.open():
         if not stage.finished(config.processes):
-            lines, chosen, files = sample_lines(stage, inputs, quotas, config.sentences, config.seed, config.processes)
+            distinct, chosen, files = sample_lines(
+                stage, inputs, quotas, config.sentences, config.seed, config.processes
+            )
             write = partial(_write_curve, stage, config)
             results = run_tasks(write, list(files.items()), list(chosen.values()), config.processes, "curves")
-            on_root(lambda: _merge(stage, config, lines, dict(zip(lines, results, strict=True))))
+            on_root(lambda: _merge(stage, config, distinct, dict(zip(distinct, results, strict=True))))
         on_root(lambda: discard_work(stage, SAMPLE, _CURVES))
     on_root(lambda: say_size(config.out))
 
 
 def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> dict[str, Any]:
-    """Write the vocabularies of one language; `task` is (code, file of lines). Returns the task's result, which has the
-    `curve` from the smallest vocabulary to the largest."""
+    """Write the vocabularies of one language; `task` is (language code, file of its lines). Returns the task's result,
+    which has the `curve` from the smallest vocabulary to the largest."""
     code, path = task
     task_name = f"path-{code}"
     result = stage.task_result(task_name)
@@ -137,19 +141,20 @@ def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> d
 
 
 def curve(text: WordCounts, largest: int, smallest: int, shrink: float, coverage: float) -> Iterator["Unigrams"]:
-    """Yield nested vocabularies of largest × shrink^k pieces, down to `smallest`, and last the characters alone.
+    """Yield nested vocabularies of largest × shrink^k pieces, down to `smallest`, and finally one of the characters
+    alone.
 
     `smallest` is the setting `step`. Special pieces do not count. If the text has fewer than `largest` pieces, the
-    first vocabulary has all of them. The paper trains fifty vocabularies from scratch. We prune one repeatedly: each
-    training would start with many pieces and prune them anyway.
+    first vocabulary has all of them. The paper trains fifty vocabularies from scratch. We prune one repeatedly, because
+    each training from scratch would also start with many pieces and prune them.
     """
     from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
 
     vocabularies = UnigramPath(text, coverage, largest)
     if vocabularies.characters >= largest:
         raise ValueError(
-            f"--largest is too small for a language with {vocabularies.characters} characters: take more, or lower "
-            "--character-coverage"
+            f"--largest is too small for a language with {vocabularies.characters} characters: take a larger one, or "
+            "lower --character-coverage"
         )
     vocabularies.at(round(largest * _RARE_REMOVED_AT), _MIN_OCCURRENCES)
     first = min(largest, vocabularies.size)
@@ -165,12 +170,13 @@ def _curve_file(stage: Stage, code: str, size: int) -> Path:
     return stage.folder / _CURVES / code / f"{size}.model"
 
 
-def _merge(stage: Stage, config: VocapConfig, lines: dict[str, int], results: dict[str, dict[str, Any]]) -> None:
-    """Allocate pieces to the languages, and write the merged model, vocap.json and vocap.svg."""
+def _merge(stage: Stage, config: VocapConfig, distinct: dict[str, int], results: dict[str, dict[str, Any]]) -> None:
+    """Allocate pieces to the languages, and write the merged model, vocap.json and vocap.svg. `distinct` is the number
+    of distinct lines of each language."""
     curves: dict[str, Curve] = {code: result["curve"] for code, result in results.items() if result["curve"]}
     if not curves:
         raise ValueError(f"there is no text in the inputs of {stage.folder}: a vocabulary needs some words")
-    shares = dict(zip(lines, map(float, temperature_shares(list(lines.values()), config.alpha)), strict=True))
+    shares = dict(zip(distinct, map(float, temperature_shares(list(distinct.values()), config.alpha)), strict=True))
     orders = {code: piece_order([_read_pieces(stage, code, size) for size, _ in curves[code]]) for code in curves}
     weights = {code: shares[code] ** config.beta for code in curves}
     union_size = config.size - len(SPECIALS) - 2  # <pad> and <mask> are ids of the vocabulary, not pieces
@@ -179,9 +185,9 @@ def _merge(stage: Stage, config: VocapConfig, lines: dict[str, int], results: di
     owner_counts = Counter(piece for pieces in chosen.values() for piece in pieces)
     by_language = {
         code: {
-            "lines": lines[code],
+            "lines": distinct[code],
             "sampled": results[code]["sentences"],
-            "share_before": lines[code] / sum(lines.values()),
+            "share_before": distinct[code] / sum(distinct.values()),
             "share_after": shares[code],
             "pieces": len(chosen[code]),
             "own_pieces": sum(owner_counts[piece] == 1 for piece in chosen[code]),
@@ -198,16 +204,17 @@ def _read_pieces(stage: Stage, code: str, size: int) -> Pieces:
 
 
 def _scored_pieces(stage: Stage, code: str, points: Curve, pieces: Sequence[str]) -> Pieces:
-    """The first pieces of a language's order, with their log-probabilities in the smallest vocabulary that has them
-    all."""
+    """`pieces`, the first ones in a language's order, with their log-probabilities in the smallest vocabulary of its
+    curve that has them all."""
     vocabulary = _read_pieces(stage, code, min(size for size, _ in points if size >= len(pieces)))
     return {piece: vocabulary[piece] for piece in pieces}
 
 
 def plot(curves: Mapping[str, Curve], by_language: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """Plot the languages' curves with the chosen sizes, and sizes against lines: an SVG image, the same bytes for the
-    same input."""
-    with svg_figure((9.6, 4.2), "vocap", "none") as (figure, image):  # "none": text, not paths: a third of the size
+    """Plot the languages' curves with the chosen sizes, and the sizes against the numbers of lines. Returns an SVG
+    image, whose bytes are the same for the same input."""
+    # "none" stores letters as text, not as paths, so that the file has a third of the size.
+    with svg_figure((9.6, 4.2), "vocap", "none") as (figure, image):
         left, right = figure.subplots(1, 2)
         lines = [by_language[code]["lines"] for code in curves]
         pieces = [by_language[code]["pieces"] for code in curves]

@@ -1,4 +1,4 @@
-"""The distinct normalised words of lines of text, with their occurrences. A unigram vocabulary is trained on them.
+"""Count the distinct normalised words in lines of text. A unigram vocabulary is trained on these words and counts.
 
 No piece crosses white space. So training on words and their counts equals training on the lines, and a line's best
 segmentation consists of its words' best segmentations. In a language written without spaces, a word is a whole line.
@@ -17,13 +17,14 @@ import sentencepiece as spm
 NORMALIZATION = "nmt_nfkc"
 SPACE = "▁"  # SentencePiece writes it before every word
 _BATCH_LINES = 20_000  # normalised in one step
-_WORD_BYTES, _CHARACTER_BYTES = 60, 45  # memory of training per word and per character, a little more than measured
+# Memory of training in bytes, per distinct word and per character of these words; a little more than measured.
+_WORD_BYTES, _CHARACTER_BYTES = 60, 45
 
 
 @dataclass(frozen=True)
 class WordCounts:
-    """Distinct words, sorted by code points, and how often each occurs (`counts`, int64) in `sentences` lines with
-    text."""
+    """Distinct words, sorted by code points. Word i occurs `counts[i]` times (int64) in `sentences` lines that are not
+    empty."""
 
     words: pa.LargeStringArray
     counts: np.ndarray
@@ -33,9 +34,9 @@ class WordCounts:
 def count_words(
     lines: Iterable[str], memory: float = math.inf, normalize: Callable[[list[str]], list[str]] | None = None
 ) -> WordCounts:
-    """Normalise lines of text, by default as the models that we train do, and count their words.
+    """Normalise lines of text and count their words. The default normaliser is that of the vocabularies that we train.
 
-    Raises MemoryError when training on the words would take more than `memory` bytes.
+    Raises MemoryError if training on the words would take more than `memory` bytes.
     """
     normalize = normalize or spm.SentencePieceNormalizer(rule_name=NORMALIZATION).normalize
     tables = [_count_table(pa.array([], pa.large_string()), np.zeros(0, np.int64))]
@@ -46,7 +47,7 @@ def count_words(
         counted = pc.value_counts(pc.list_flatten(pc.split_pattern(texts, SPACE)))
         tables.append(_count_table(counted.field("values"), counted.field("counts")))
         new_rows += len(counted)
-        if new_rows > tables[0].num_rows:  # merge when the rows have doubled: each word is merged only a few times
+        if new_rows > tables[0].num_rows:  # the rows have doubled: by merging only now, few merges are needed
             tables, new_rows = [_merged_table(tables)], 0
             _check_memory(tables[0], memory)
     table = _merged_table(tables)
@@ -78,7 +79,7 @@ def _count_table(words: pa.Array, counts: pa.Array | np.ndarray) -> pa.Table:
 
 
 def _merged_table(tables: list[pa.Table]) -> pa.Table:
-    """One row for each word of the tables, with the sum of its counts."""
+    """Merge the tables into one that has a row for each word, with the sum of its counts."""
     rows = pa.concat_tables(tables)
     rows = rows.filter(pc.greater(pc.binary_length(rows["word"]), 0))
     grouped = rows.group_by("word", use_threads=False).aggregate([("count", "sum")])
