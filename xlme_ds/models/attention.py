@@ -33,7 +33,8 @@ from .tiles import HEAD_SIZES
 
 @functools.cache
 def _borders(half: int, max_distance: int) -> tuple[int, ...]:
-    """The smallest distance of each of the `half` buckets of one sign, except for the first, which begins at 0."""
+    """The smallest distance in each bucket of one sign, which has `half` buckets. The first bucket is left out: it
+    begins at 0."""
     exact = half // 2
     logarithmic = half - exact
     borders, distance = list(range(1, exact + 1)), exact
@@ -46,13 +47,14 @@ def _borders(half: int, max_distance: int) -> tuple[int, ...]:
 
 
 def bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
-    """T5's bidirectional buckets: one half of them for each sign. In each half the first buckets hold one distance
-    each; the ranges of the others grow logarithmically up to `max_distance`.
+    """The bucket of each distance j − i, as in T5's bidirectional attention. Each sign has half of the buckets. Among
+    these, the first half hold one distance each, and each further one has a wider range than the one before, up to
+    `max_distance`.
 
-    `distance` is j − i, integers of any shape. Returns the index of the bucket, int64, in that shape.
+    `distance` has integers in any shape. Returns the indices of the buckets, int64, in the same shape.
     """
     half = buckets // 2
-    # Made on the CPU: creating the borders on the GPU would make the host wait for all queued work.
+    # The borders are made on the CPU: creating them on the GPU would make the host wait for all queued work.
     borders = torch.tensor(_borders(half, max_distance)).to(distance.device, non_blocking=True)
     return torch.bucketize(distance.abs(), borders, right=True) + half * (distance > 0).long()
 
@@ -67,14 +69,14 @@ class RelativePositionTable(nn.Module):
 
     def forward(self, tokens: int) -> Tensor:
         """d for the distances 1−T to T−1 in a row of T = `tokens` tokens, float32 or float64 [H, W]."""
-        # Not in bf16: the gradient of each bucket is a long sum, which bf16 would round too often.
+        # The lookup is not in bf16: the gradient of each bucket is a long sum, which bf16 would round too often.
         distances = torch.arange(1 - tokens, tokens, device=self.weight.device)
         weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         return weight[bucket(distances, self.weight.shape[0], self.max_distance)].t()
 
 
 def spread(distance_HW: Tensor) -> Tensor:
-    """Values by query i and key j, [H, T, T], from values by distance j − i, [H, W]."""
+    """A table by query i and key j, [H, T, T], from a table by distance j − i, [H, W]."""
     tokens = (distance_HW.shape[1] + 1) // 2
     position_T = torch.arange(tokens, device=distance_HW.device)
     return distance_HW[:, position_T[None, :] - position_T[:, None] + tokens - 1]
@@ -102,11 +104,12 @@ class AttentionBias(NamedTuple):
     allowed_B1TT: Tensor | None  # bool, whether query i may see key j; None: it may if their `segments_BT` are equal
     distance_HTT: Tensor | None  # d_{j−i}, or None without a relative bias
     segments_BT: Tensor | None = None  # the item of each position, for the kernels on the CPU
-    row_tokens: int | None = None  # tokens of a full row, which dropout's choice depends on; None: rows here are full
+    # The number of tokens in a full row, which decides which weights dropout drops. None: the rows here are full.
+    row_tokens: int | None = None
 
     def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, keys_B: Tensor | None) -> Tensor:
-        """Attention, [B, T, H, K]. `keys_B`: random bits that choose the share `dropout` of weights to drop; None: drop
-        none."""
+        """Returns the attention output, [B, T, H, K]. A fraction `dropout` of the weights is dropped. The random bits
+        `keys_B` decide which ones; if `keys_B` is None, no weight is dropped."""
         dropping = keys_B is not None and dropout > 0
         kernel = fused_attend if qkv_BT3HK.is_cuda else plain_attend
         qkv = qkv_BT3HK.permute(2, 0, 3, 1, 4)
@@ -129,10 +132,11 @@ class ItemBias(NamedTuple):
     end_BT: Tensor  # int32: one after the item's last position
     distance_HW: Tensor | None  # float32: d by distance j − i, from 1−T to T−1; the gradient goes to this tensor
     skewed: Tensor | None  # `attention_triton.skew` of `distance_HW`, in the type of the queries
-    near: int  # `attention_triton.near_tiles`: farther than this many tiles from the diagonal, d is constant
+    near: int  # from `attention_triton.near_tiles`; farther from the diagonal than this many tiles, d is constant
 
     def attend(self, qkv_BT3HK: Tensor, gate: "Gate | None", dropout: float, keys_B: Tensor | None) -> Tensor:
-        """Attention, [B, T, H, K]. `dropout` and `keys_B` are not used: `takes_triton` excludes attention dropout."""
+        """Returns the attention output, [B, T, H, K]. `dropout` and `keys_B` are not used: `takes_triton` excludes
+        attention dropout."""
         weights = None if gate is None else (gate.update, gate.reset, gate.scale)
         return _triton_kernels().attend(
             qkv_BT3HK, weights, self.distance_HW, self.skewed, self.first_BT, self.end_BT, self.near
@@ -140,7 +144,7 @@ class ItemBias(NamedTuple):
 
 
 def item_bounds(segments_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """`first_BT` and `end_BT` of `ItemBias`, int32 [B, T]; items are contiguous."""
+    """Returns (`first_BT`, `end_BT`) of `ItemBias`, int32 [B, T]. Each item must be contiguous in its row."""
     position_T = torch.arange(segments_BT.shape[1], dtype=torch.int32, device=segments_BT.device)
     is_border = segments_BT[:, 1:] != segments_BT[:, :-1]
     first_BT = torch.where(F.pad(is_border, (1, 0), value=True), position_T, 0).cummax(1).values
@@ -155,8 +159,8 @@ def causal_mask(segments_BT: Tensor) -> Tensor:
 
 
 def takes_triton(cfg: ModelConfig, allowed: Callable[[Tensor], Tensor], on_gpu: bool, half: bool) -> bool:
-    """Whether attention runs in the Triton kernels if Triton is installed. `half`: whether the model computes in a
-    16-bit type."""
+    """Whether attention runs in the Triton kernels if Triton is installed. `allowed` is the function that makes the
+    attention mask. `half`: whether the model computes in a 16-bit type."""
     if cfg.width // cfg.heads not in HEAD_SIZES or cfg.attention_dropout or allowed is not item_mask:
         return False
     if cfg.kernels == "triton":  # on a CPU only in Triton's interpreter
@@ -172,10 +176,11 @@ def shared_bias(
     allowed: Callable[[Tensor], Tensor] = item_mask,
     row_tokens: int | None = None,
 ) -> AttentionBias | ItemBias:
-    """Mask and bias that all layers share in one pass, in the form that the chosen kernels need.
+    """The mask and the bias that all layers share in one pass, in the form that the chosen kernels need.
 
-    `allowed` makes the attention mask, bool [B, 1, T, T], from `groups_BT`. `distance_HW`: d, None without a relative
-    bias. `dtype`: of the queries. `row_tokens`: see `AttentionBias`.
+    `groups_BT` has a number for every position, such as the index of its item. `allowed` makes the attention mask, bool
+    [B, 1, T, T], from these. `distance_HW` is d, or None without a relative bias. `dtype` is the type of the queries.
+    `row_tokens` is explained in `AttentionBias`.
     """
     half = dtype in (torch.bfloat16, torch.float16)
     # With kernels triton a missing package is an error, in `_triton_kernels`.
@@ -195,7 +200,7 @@ def shared_bias(
 def plain_attend(
     q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: AttentionBias
 ) -> Tensor:
-    """softmax(q kᵀ / sqrt(K) + gate · d, inside items) v, [B, H, T, K], on the CPU."""
+    """softmax(q kᵀ / sqrt(K) + gate · d) v over the keys that each query may see, [B, H, T, K], on the CPU."""
     q_BHTK, k_BHTK, v_BHTK = q_BHTK.contiguous(), k_BHTK.contiguous(), v_BHTK.contiguous()
     return attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias.distance_HTT, bias.allowed_B1TT, bias.segments_BT)
 
@@ -203,7 +208,7 @@ def plain_attend(
 def fused_attend(
     q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: AttentionBias
 ) -> Tensor:
-    """`plain_attend` by torch's kernels for the GPU, which never store all scores."""
+    """The same as `plain_attend`, by torch's kernels for the GPU, which never store all scores."""
     added = q_BHTK.new_zeros(()) if bias.distance_HTT is None else bias.distance_HTT
     if gate_BHT1 is not None:
         added = added * gate_BHT1
@@ -224,8 +229,8 @@ def dropping_attend(
     rate: float,
     keys_B: Tensor,
 ) -> Tensor:
-    """`plain_attend` on any device, with the share `rate` of weights dropped, chosen by `keys_B`; it stores all
-    scores."""
+    """The same as `plain_attend` on any device, but a fraction `rate` of the weights is dropped; `keys_B` decide which
+    ones. It stores all scores."""
     scores_BHTT = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHTK.mT
     if bias.distance_HTT is not None:
         scores_BHTT = scores_BHTT + (bias.distance_HTT if gate_BHT1 is None else bias.distance_HTT * gate_BHT1)

@@ -1,8 +1,8 @@
 """Attention with the gated relative position bias on the CPU, where torch's fused kernel has no gradient for a bias.
 
-It computes one tile of scores at a time, as large as fits in the cores' caches. A tile is one or several whole rows,
-or, where every position sees its whole item, a single long item. No scores or weights are saved for the backward pass,
-which computes the weights again (as FlashAttention does; Dao et al. 2022, section 3.1).
+The scores are computed one tile at a time. A tile is as large as fits in the cores' caches, and covers one or several
+whole rows. If every position sees its whole item, a tile may cover a single long item instead. No scores or weights are
+saved for the backward pass, which computes the weights again (as FlashAttention does; Dao et al. 2022, section 3.1).
 
 B rows, H heads, T tokens, K head size. A tile has R rows, S tokens of each row, and N pairs of a row and a head.
 """
@@ -20,14 +20,15 @@ TILE = 2**21  # bytes of a tile's scores for each thread
 _TILE_COST = 60_000  # overhead of a tile: a thread computes this many scores in the same time
 _MASK_COST = 0.1  # time to mask a score / time to compute it
 
-Items = Sequence[tuple[int, int, int]]  # for every item its row, its first token, and one after its last
+Items = Sequence[tuple[int, int, int]]  # (row, first token, one after the last token) of every item
 _WHOLE_ROW = slice(None)
-# The rows, heads and tokens of a tile: the tokens of one item or of whole rows, and all heads or some.
+# (rows, heads, tokens) of a tile. The tokens are those of one item or of whole rows; the heads are all or some.
 Tile = tuple[slice, slice, slice]
 
 
 def items_of(segments_BT: Tensor) -> Items:
-    """Every item and every run of padding, as (row, first token, one after the last); items are contiguous."""
+    """Every item and every run of padding, as (row, first token, one after the last token). Each item must be
+    contiguous in its row."""
     tokens = segments_BT.shape[1]
     is_first_BT = F.pad(segments_BT[:, 1:] != segments_BT[:, :-1], (1, 0), value=True)
     starts = [*is_first_BT.flatten().nonzero().flatten().tolist(), is_first_BT.numel()]
@@ -42,8 +43,8 @@ def item_mask(segments_BT: Tensor) -> Tensor:
 
 class _Attend(torch.autograd.Function):
     """softmax(q kᵀ / sqrt(K) + gate · d) v, [B, H, T, K], over the keys that a query may see. `allowed_B1TT` says which
-    these are; if it is None, they are the keys whose number in `segments_BT` is the query's. The arguments are the same
-    as for `_output`; q, k, v and gate must be contiguous."""
+    these are. If it is None, they are the keys that have the query's number in `segments_BT`. The arguments are the
+    same as for `_output`; q, k, v and gate must be contiguous."""
 
     @staticmethod
     def forward(ctx, *tensors):  # type: ignore[no-untyped-def]
@@ -70,7 +71,7 @@ def _output(
     allowed_B1TT: Tensor | None,
     segments_BT: Tensor | None,
 ) -> Tensor:
-    """See `_Attend`. d is `distance_HTT`; without it nothing is added to the scores."""
+    """The output of `_Attend`. d is `distance_HTT`; if it is None, nothing is added to the scores."""
     tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, segments_BT)
     out_BHTK = torch.empty_like(q_BHTK)
     for tile in tiles.all:
@@ -88,7 +89,8 @@ def _gradients(
     allowed_B1TT: Tensor | None,
     segments_BT: Tensor | None,
 ) -> list[Tensor]:
-    """Gradients of q, k, v, and of gate and d if given."""
+    """Returns the gradients of q, k and v, then of the gate and of d if these are given. `grad_BHTK` is the gradient of
+    the output."""
     tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, segments_BT)
     grad_q, grad_k, grad_v = (torch.empty_like(q_BHTK) for _ in range(3))
     grad_gate = None if gate_BHT1 is None else torch.empty_like(gate_BHT1)
@@ -130,7 +132,8 @@ _gradients_operator.register_fake(
 
 
 class _Tiles:
-    """The tiles of a batch's scores (`all`), and the attention weights of each; arguments as for `_output`."""
+    """The tiles of a batch's scores (`all`), and the attention weights of each tile. The arguments are the same as for
+    `_output`."""
 
     def __init__(
         self,
@@ -170,7 +173,8 @@ class _Tiles:
     def weights(self, tile: Tile) -> Tensor:
         """Attention weights of a tile, [N, S, S]."""
         scores = self.scratch(tile)
-        bias_RHSS = scores.view(*self.q[tile].shape[:3], -1)  # the same memory: first the bias, then scores are added
+        # This view shares the memory of `scores`. The bias is written there first, then the scores are added to it.
+        bias_RHSS = scores.view(*self.q[tile].shape[:3], -1)
         if self.distance is None:
             bias_RHSS.zero_()
         elif self.gate is None:
@@ -184,10 +188,10 @@ class _Tiles:
 
 
 def _items_and_rows(items: Items, rows: int, heads: int, tokens: int, capacity: int) -> tuple[Items, list[int]]:
-    """The items that get tiles of their own, and the rows that are computed whole: for each row, whichever is faster.
-    If there are no items, all rows are computed whole."""
+    """Returns (items that get tiles of their own, indices of rows that are computed whole). For each row, the faster
+    way is chosen. If `items` is empty, all rows are computed whole."""
     tile_cost = _TILE_COST * torch.get_num_threads()
-    # Of a row that is computed whole: its scores, and its share of a tile's overhead.
+    # The cost of a row that is computed whole: its scores with their mask, plus its share of a tile's overhead.
     row_cost = (1 + _MASK_COST) * heads * tokens**2 + tile_cost / max(1, capacity // (heads * tokens**2))
     separate_items: list[tuple[int, int, int]] = []
     for _, group in groupby(items, key=itemgetter(0)):
@@ -198,8 +202,8 @@ def _items_and_rows(items: Items, rows: int, heads: int, tokens: int, capacity: 
 
 
 def _row_tiles(rows: Sequence[int], heads: int, tokens: int, capacity: int) -> Iterator[Tile]:
-    """Yield tiles that cover `rows`: of as many neighbouring rows as fit or, if one row does not fit, of some of its
-    heads."""
+    """Yield tiles that cover `rows`. Each tile has as many neighbouring rows as fit. If not even one row fits, each
+    tile has some of the row's heads."""
     tile_rows = max(1, capacity // (heads * tokens**2))
     for some_heads in _heads(heads, tokens, capacity):
         for _, group in groupby(enumerate(rows), key=lambda pair: pair[1] - pair[0]):
@@ -228,5 +232,5 @@ def _scaled_product(out: Tensor, a: Tensor, b: Tensor, scale: float, beta: int =
 
 
 def _flat(tile_RHSK: Tensor) -> Tensor:
-    """Rows and heads of a tile as one, [N, S, K]; a view."""
+    """A view [N, S, K] of a tile, with rows and heads in one dimension."""
     return tile_RHSK.view(-1, *tile_RHSK.shape[2:])

@@ -3,7 +3,8 @@ keys have no item in common are skipped, and the gate is computed from the queri
 
 B rows, H heads, T tokens, K head size, W distances, M queries and N keys of a tile. For one head, in the notation of
 FlashAttention-2 (Dao 2023, algorithms 1 and 2), where d alone is the distance bias, and d before a name means the
-gradient of it (dd: the gradient of d). The code uses exp and log to base 2:
+gradient of it (dd: the gradient of d). The gate's vector v of `attention.py` is called r here, and V are the values.
+The code uses exp and log to base 2:
 
     g_i = 1 + α_i + (1 − α_i) w ρ_i with α_i = σ(q_i·u), ρ_i = σ(q_i·r)
     S = Q Kᵀ / √K + g_i d_{j−i} where i and j share an item, else −∞       L_i = log Σ_j exp S_ij
@@ -14,14 +15,14 @@ gradient of it (dd: the gradient of d). The code uses exp and log to base 2:
 Q, K and V are the output of one projection, [B, T, 3, H, K], and their gradients have this shape too. A tile of d is
 loaded from the table that `skew` makes. Row r of the table is d shifted by r distances, so each row of a tile is
 contiguous and aligned there, and is copied 16 bytes at a time. Tiles inside one item need no mask. dd has its own
-kernel: a program adds up the tiles of one head and a few rows at one distance from the diagonal, and then sums the
-result along its diagonals. Every sum has a fixed order and nothing is added atomically: the same inputs give the same
-bits.
+kernel. Each of its programs takes one head and a few rows. It adds up the tiles at one distance from the diagonal, and
+then sums the result along its diagonals. Every sum has a fixed order and nothing is added atomically: the same inputs
+give the same bits.
 
 In the kernels `i` and `j` are positions of queries and keys, `first` and `end` the bounds of a position's item, `lse`
 is L, `grad` is dO, `delta` is Δ, `factor` is 1/√K, and EVEN means that no tile passes the end of a row. u, r and w are
-the weights `update`, `reset` and `scale` of the gate. `inputs`, `outputs` and `vectors` are the offsets of a row's
-data for one head in the projection, in O and dO, and in tensors [B, H, T].
+the weights `update`, `reset` and `scale` of the gate. Three offsets say where the data of one row and head begin:
+`inputs` in the projection, `outputs` in O and dO, and `vectors` in tensors [B, H, T].
 """
 
 from typing import Any
@@ -60,8 +61,9 @@ def _store_rows(x, values, start, stride, tokens, TILE: tl.constexpr, K: tl.cons
 
 @triton.jit
 def _item_bounds(first, end, start, tokens, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """`first` and `end` of each position of a tile; then the range [low, high) of positions that any of them sees, and
-    the range [inner, inner_end) that all of them see. Positions past the row's end change neither range."""
+    """Returns (firsts, ends, low, high, inner, inner_end) of a tile: `first` and `end` of each position, the range
+    [low, high) of positions that at least one of them sees, and the range [inner, inner_end) that all of them see.
+    Positions past the row's end change neither range."""
     at = start + tl.arange(0, TILE)
     firsts, ends = tl.load(first + at, at < tokens, other=0), tl.load(end + at, at < tokens, other=2147483647)
     last = tl.minimum(start + TILE, tokens) - 1
@@ -70,15 +72,15 @@ def _item_bounds(first, end, start, tokens, TILE: tl.constexpr):  # type: ignore
 
 @triton.jit
 def _load_bias(skewed, start, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """d of a tile, float32 [ROWS, COLUMNS]. `start`: the position of its first column − the position of its first
-    row."""
+    """d of a tile, float32 [ROWS, COLUMNS]. `start` is the position of the tile's first column minus the position of
+    its first row."""
     at = skewed + tl.arange(0, ROWS)[:, None] * width + (width // 2 + start + tl.arange(0, COLUMNS))[None, :]
     return tl.load(at).to(tl.float32)
 
 
 @triton.jit
 def _gates(q_i, update, reset, K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """α and ρ of a tile of queries, and the vectors u and r, all float32."""
+    """Returns (α, ρ, u, r), all float32. α and ρ have a value for each query of a tile."""
     q_i, k = q_i.to(tl.float32), tl.arange(0, K)
     u, r = tl.load(update + k).to(tl.float32), tl.load(reset + k).to(tl.float32)
     return tl.sigmoid(tl.sum(q_i * u[None, :], 1)), tl.sigmoid(tl.sum(q_i * r[None, :], 1)), u, r
@@ -91,7 +93,7 @@ def _forward(  # type: ignore[no-untyped-def]
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
     SKEWED: tl.constexpr,
 ):  # fmt: skip
-    """Write O [B, T, H, K], L and g [B, H, T] of a tile of queries."""
+    """Write O [B, T, H, K], and L and g [B, H, T], for a tile of queries."""
     start, bh = tl.program_id(0) * M, tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
     i = start + tl.arange(0, M)
@@ -133,9 +135,10 @@ def _backward_queries(  # type: ignore[no-untyped-def]
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
     SKEWED: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """Write Δ [B, H, T] and dQ of a tile of queries, and the tile's summands of du and dr [B, H, tiles, 2, K] and of dw
-    [B, H, tiles]. `grad_far` [B, H, tiles, 2]: its summands of dd from keys more than `near` tiles of SIDE positions
-    before (index 0) or after (1) the diagonal."""
+    """Write Δ [B, H, T] and dQ for a tile of queries, and what the tile adds to the gradients of the gate: to du and dr
+    [B, H, tiles, 2, K], and to dw [B, H, tiles]. Write to `grad_far` [B, H, tiles, 2] what the tile adds to dd for keys
+    that are far from it. A far key is more than `near` tiles of SIDE positions before the diagonal (index 0) or after
+    it (index 1)."""
     start, bh = tl.program_id(0) * M, tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
     i = start + tl.arange(0, M)
@@ -201,7 +204,7 @@ def _backward_keys(  # type: ignore[no-untyped-def]
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
     SKEWED: tl.constexpr,
 ):  # fmt: skip
-    """Write dK and dV of a tile of keys. The scores are transposed: they have a row for each key."""
+    """Write dK and dV for a tile of keys. The scores are transposed: they have a row for each key."""
     start, bh = tl.program_id(0) * N, tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
     outputs, vectors, stride = (b * tokens * heads + h) * K, bh * tokens, 3 * heads * K
@@ -238,7 +241,7 @@ def _backward_keys(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _load_vector(x, at, tokens, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The numbers of the tokens `at`; 0 past the row's end."""
+    """The values of the tokens at the positions `at`; 0 past the row's end."""
     if EVEN:
         return tl.load(x + at)
     return tl.load(x + at, at < tokens, other=0.0)
@@ -250,7 +253,7 @@ def _distance_tile(  # type: ignore[no-untyped-def]
     factor, tokens, heads, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, EVEN: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """g_i dS_ij of a tile, [N, N]: queries from `start` on, keys from `begin` on."""
+    """g_i dS_ij of a tile, [N, N], whose queries begin at the position `start` and whose keys begin at `begin`."""
     i, j = start + tl.arange(0, N), begin + tl.arange(0, N)[None, :]
     q_i = _load_rows(q, start, 3 * heads * K, tokens, N, K, EVEN)
     k_j = _load_rows(q + heads * K, begin, 3 * heads * K, tokens, N, K, EVEN)
@@ -276,8 +279,9 @@ def _backward_distances(  # type: ignore[no-untyped-def]
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
     SKEWED: tl.constexpr, SUMMED_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write to `grad_d` [batches, H, offsets, 2 N] the summands of dd from one batch of SUMMED_ROWS rows, in the tiles
-    whose keys begin `offset` tiles after their queries: sums along the diagonals of a tile, from distance 1 − N on."""
+    """Write to `grad_d` [batches, H, offsets, 2 N] what SUMMED_ROWS rows (a batch here) add to dd in the tiles whose
+    keys begin `offset` tiles after their queries. These tiles are added up, and then summed along their diagonals; the
+    first sum is for the distance 1 − N inside a tile."""
     tiles, h, batch = tl.cdiv(tokens, N), tl.program_id(1), tl.program_id(2).to(tl.int64)
     offset = tl.program_id(0) - tl.num_programs(0) // 2
     c = tl.arange(0, N)
@@ -345,11 +349,11 @@ def attend(
     end_BT: Tensor,
     near: int,
 ) -> Tensor:
-    """O [B, T, H, K] of bf16, fp16 or fp32 inputs. Products are of numbers in this type, sums in fp32; K is 16, 32, 64
-    or 128.
+    """Returns O [B, T, H, K]. The inputs are bf16, fp16 or fp32. Numbers are multiplied in this type and summed in
+    fp32. K must be 16, 32, 64 or 128.
 
-    `gate`: u [K], r [K] and w [H]. The other arguments are the fields of `attention.ItemBias`. d is read from `skewed`;
-    its gradient goes to `distance_HW`.
+    `gate` is (u [K], r [K], w [H]). The other arguments are the fields of `attention.ItemBias`. d is read from
+    `skewed`, but its gradient goes to `distance_HW`.
     """
     assert gate is None or distance_HW is not None
     weights = gate or (None,) * 3
@@ -379,9 +383,9 @@ class _Attend(torch.autograd.Function):
 
 
 def _by_distance(grad_d: Tensor, grad_far: Tensor, near: int, tokens: int) -> Tensor:
-    """The gradient of d, [H, W]. `grad_d` [H, offsets, 2 N]: the sums of `_backward_distances`; the upper half of an
-    offset has the same distances as the lower half of the next offset. `grad_far` [H, 2]: the sums of farther tiles;
-    each goes to the largest distance of its sign."""
+    """The gradient of d, [H, W]. `grad_d` [H, offsets, 2 N] has the sums of `_backward_distances`; the upper half of an
+    offset has the same distances as the lower half of the next offset. `grad_far` [H, 2] has the sums of the farther
+    tiles before and after the diagonal; each is added to the largest distance on its side."""
     side = grad_d.shape[2] // 2
     lower, upper = grad_d.unflatten(2, (2, -1)).unbind(2)
     sums = (F.pad(lower, (0, 0, 0, 1)) + F.pad(upper, (0, 0, 1, 0))).flatten(1)  # from distance 1 − (near + 1) · N on
@@ -396,7 +400,7 @@ def _outputs(
     qkv_BT3HK: Tensor, update_K: Tensor | None, reset_K: Tensor | None, scale_H: Tensor | None,
     skewed: Tensor | None, first_BT: Tensor, end_BT: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """O [B, T, H, K], L and g [B, H, T]; without a gate, g is empty."""
+    """Returns (O [B, T, H, K], L [B, H, T], g [B, H, T]). Without a gate, g is empty."""
     out = _empty_outputs(qkv_BT3HK, update_K)
     _launch(_forward, qkv_BT3HK, update_K, reset_K, scale_H, skewed, first_BT, end_BT, *out)
     return out
@@ -407,8 +411,9 @@ def _gradients(
     qkv_BT3HK: Tensor, update_K: Tensor | None, reset_K: Tensor | None, scale_H: Tensor | None, skewed: Tensor | None,
     first_BT: Tensor, end_BT: Tensor, out_BTHK: Tensor, lse_BHT: Tensor, gate_BHT: Tensor, grad_BTHK: Tensor, near: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """dQ, dK and dV as one tensor [B, T, 3, H, K], and the summands of dd [batches, H, offsets, 2 N] and
-    [B, H, tiles, 2], of du and dr [B, H, tiles, 2, K] and of dw [B, H, tiles]."""
+    """Returns (grad_qkv, grad_d, grad_far, grad_gates, grad_scale). grad_qkv [B, T, 3, H, K] is dQ, dK and dV. The
+    others are summands: grad_d [batches, H, offsets, 2 N] and grad_far [B, H, tiles, 2] of dd, grad_gates
+    [B, H, tiles, 2, K] of du and dr, and grad_scale [B, H, tiles] of dw."""
     gradients = _empty_gradients(qkv_BT3HK, update_K, skewed, near)
     grad_qkv, grad_d, grad_far, grad_gates, grad_scale = gradients
     gate, bias = (update_K, reset_K, scale_H), (skewed, first_BT, end_BT)
@@ -464,8 +469,8 @@ def _tiling_for(kernel: Any, qkv_BT3HK: Tensor) -> Tiling:
 def _launch(
     kernel: Any, *tensors: Any, gated: bool | None = None, near: int | None = None, form: Tiling | None = None
 ) -> None:
-    """Run `kernel`. `tensors` begins with the queries, keys and values; if `gated` is None, the gate's three weights
-    follow. `form`: the tiling, by default `_tiling_for` the kernel."""
+    """Run `kernel`. `tensors` begins with the projection of queries, keys and values. If `gated` is None, the gate's
+    three weights follow it. `form` is the tiling, by default that of `_tiling_for`."""
     rows, tokens, _, heads, size = tensors[0].shape
     skewed = tensors[4 if gated is None else 1]
     gated = tensors[1] is not None if gated is None else gated

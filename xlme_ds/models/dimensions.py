@@ -1,7 +1,7 @@
-"""The effective number of dimensions of the token states after each layer; a small number means that states differ in
-few directions.
+"""The effective number of dimensions of the token states after each layer. A small number means that the states differ
+in few directions.
 
-B rows, T tokens, D width, N tokens of a batch.
+B rows, T tokens of a row, D width, N tokens of a batch that count.
 """
 
 import math
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 
 def effective_rank(products_DD: np.ndarray) -> float:
-    """exp(−Σ p log p), where p are the eigenvalues of `products_DD` divided by their sum (Roy and Vetterli 2007); 1 if
-    all vectors are on a line.
+    """exp(−Σ p log p), where p are the eigenvalues of `products_DD` divided by their sum (Roy and Vetterli 2007).
 
-    `products_DD`: Σ x xᵀ over the vectors x. NaN if a number in it is not finite.
+    `products_DD` is Σ x xᵀ over the vectors x. If all vectors are on one line, the result is 1. If a number in
+    `products_DD` is not finite, it is NaN.
     """
     if not np.isfinite(products_DD).all():
         return math.nan
@@ -30,8 +30,9 @@ def effective_rank(products_DD: np.ndarray) -> float:
 
 @contextmanager
 def token_products(model: nn.Module, encoder: str, included_BT: Tensor) -> Iterator[dict[int, np.ndarray]]:
-    """Yield a dict that forward passes in the `with` block fill: Σ x xᵀ [D, D] over the centred token states x after
-    each layer of `encoder` that `model` holds. Key 0 is the input of the first layer, key n + 1 the output of layer n.
+    """Yield a dict that a forward pass in the `with` block fills for the encoder named `encoder`. For each of its
+    layers that `model` holds, the dict gets Σ x xᵀ [D, D], where x are the token states minus their mean. Key 0 is for
+    the input of the first layer, and key n + 1 for the output of layer n.
 
     `included_BT`: bool, whether a token counts.
     """
@@ -54,6 +55,6 @@ def token_products(model: nn.Module, encoder: str, included_BT: Tensor) -> Itera
             if index == 0:
                 hooks.enter_context(layer.register_forward_pre_hook(lambda _layer, inputs: keep(0, inputs[0])))
         for match, norm in matches:
-            if not match[1] and norm is not None:  # pre-LN: heads read the last layer through this norm
+            if not match[1] and norm is not None:  # with pre-LN, heads read the last layer's output through this norm
                 hooks.enter_context(norm.register_forward_hook(partial(keep_output, max(layers) + 1)))
         yield products

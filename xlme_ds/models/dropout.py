@@ -26,8 +26,9 @@ def derive(keys_B: Tensor, place: int) -> Tensor:
 
 
 def drop(x_BTD: Tensor, rate: float, keys_B: Tensor | None) -> Tensor:
-    """`x_BTD` with the share `rate` of its elements set to 0, as `keys_B` decide, and the others multiplied by
-    1 / (1 − rate); unchanged without keys. `rate` is rounded to a multiple of 2^-16."""
+    """A copy of `x_BTD` in which a fraction `rate` of the elements is set to 0 and the others are multiplied by
+    1 / (1 − rate). `keys_B` decide which elements; if it is None, `x_BTD` itself is returned. `rate` is rounded to a
+    multiple of 2^-16."""
     threshold = round(rate * (1 << _BITS))
     if keys_B is None or not threshold:
         return x_BTD
@@ -37,8 +38,8 @@ def drop(x_BTD: Tensor, rate: float, keys_B: Tensor | None) -> Tensor:
 
 
 def drop_weights(weights_BHTS: Tensor, rate: float, keys_B: Tensor, row_tokens: int) -> Tensor:
-    """Attention weights with the share `rate` dropped. They are of the first T queries and S keys in rows of
-    `row_tokens` tokens; T and S do not change which weights are dropped."""
+    """Attention weights of which a fraction `rate` is dropped. The weights are those of the first T queries and the
+    first S keys in rows of `row_tokens` tokens. T and S do not change which weights are dropped."""
     threshold = round(rate * (1 << _BITS))
     dropped_BHTS = _dropped(keys_B, *weights_BHTS.shape[1:], row_tokens, row_tokens, threshold)
     return weights_BHTS.masked_fill(dropped_BHTS, 0.0) * ((1 << _BITS) / ((1 << _BITS) - threshold))
@@ -48,13 +49,14 @@ def drop_weights(weights_BHTS: Tensor, rate: float, keys_B: Tensor, row_tokens: 
 def _dropped(
     keys_B: Tensor, groups: int, tokens: int, width: int, all_tokens: int, all_width: int, threshold: int
 ) -> Tensor:
-    """Whether each element is dropped, bool [B, groups, tokens, width]: it is if its 16 random bits, as a signed
-    number, are below `threshold` − 2^15.
+    """Whether each element is dropped, bool [B, groups, tokens, width]. An element is dropped if its 16 random bits, as
+    a signed number, are below `threshold` − 2^15.
 
-    The result is the start of a mask [B, groups, all_tokens, all_width]; the rest of this mask is not computed.
+    The result is the beginning, in tokens and width, of a mask [B, groups, all_tokens, all_width], whose rest is not
+    computed.
     """
     device, words_per_token = keys_B.device, -(-all_width // _PER_WORD)
-    words = -(-width // _PER_WORD)  # computed words of a token
+    words = -(-width // _PER_WORD)  # number of words that are computed for a token
     group_offsets = torch.arange(groups, device=device)[:, None, None] * (all_tokens * words_per_token)
     token_offsets = torch.arange(tokens, device=device)[:, None] * words_per_token
     counter_GTW = group_offsets + token_offsets + torch.arange(1, words + 1, device=device)

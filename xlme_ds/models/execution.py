@@ -15,7 +15,8 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def resolve_compile(model: nn.Module, cfg: ModelConfig, on_gpu: bool) -> str:
-    """The setting `model.compile`; auto becomes `layers` on a GPU if no encoder is `ragged`, else `none`."""
+    """The setting `model.compile`, where auto becomes `layers` or `none`. It becomes `layers` on a GPU if no encoder is
+    `ragged`, that is, if all batches of an encoder have rows of one length."""
     if cfg.compile != "auto":
         return cfg.compile
     return "layers" if on_gpu and not any(encoder.ragged for encoder in _encoders(model)) else "none"
@@ -26,8 +27,8 @@ def _encoders(model: nn.Module) -> list[Encoder]:
 
 
 def wrap_layers(model: Model, cfg: ModelConfig, on_gpu: bool = False) -> Model:
-    """`model`, changed so that its layers are compiled and checkpointed by `cfg.compile` and
-    `cfg.activation_checkpointing`. Parameters, names and hooks stay as they are."""
+    """Change `model` so that its layers are compiled and checkpointed as `cfg.compile` and
+    `cfg.activation_checkpointing` say, and return it. Parameters, names and hooks stay as they are."""
     compile_as = resolve_compile(model, cfg, on_gpu)
     for encoder in _encoders(model):
         if cfg.activation_checkpointing:
@@ -35,7 +36,7 @@ def wrap_layers(model: Model, cfg: ModelConfig, on_gpu: bool = False) -> Model:
         if compile_as != "none" and not encoder.ragged:
             for layer in encoder.layers.values():
                 layer.forward = functools.partial(_compiled_in_training, layer, compile_as)
-    if cfg.compile == "graphs":  # a micro-batch may overwrite the CUDA graphs' memory of the micro-batch before
+    if cfg.compile == "graphs":  # tells torch that a micro-batch may overwrite the CUDA graphs' memory of the last one
         model.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
     return model
 
@@ -46,19 +47,21 @@ def _checkpointed(layer: nn.Module, *inputs: Any) -> Tensor:
 
 
 def _compiled_in_training(layer: nn.Module, compile_as: str, *inputs: Any) -> Tensor:
-    """The layer's output; compiled code runs only in training, because evaluations have batches of any shape."""
+    """The layer's output. Compiled code runs only in training, because evaluations have batches of any shape, and each
+    shape would be compiled anew."""
     forward = type(layer).forward
     return (compiled(forward, compile_as) if layer.training else forward)(layer, *inputs)
 
 
 @functools.cache
 def compiled(function: Callable[..., Any], how: str) -> Callable[..., Any]:
-    """`function` compiled as one graph for each shape of its inputs; torch raises an error for more than eight shapes
+    """`function`, compiled as one graph for each shape of its inputs. torch raises an error for more than eight shapes
     in a process.
 
-    If `how` is `graphs`, it is also replayed as a CUDA graph. `deterministic` forbids Inductor to choose the order of a
-    sum by timing, so that a resumed run is bit-identical. Code that was compiled for an aligned parameter is used for
-    unaligned ones without a check (pytorch#193054), so engines align all parameters (`engine/placement.py`).
+    If `how` is `graphs`, the compiled code is also replayed as a CUDA graph. `deterministic` forbids Inductor to choose
+    the order of a sum by timing, so that a resumed run is bit-identical. Code that was compiled for an aligned
+    parameter is used for unaligned ones without a check (pytorch#193054), so engines align all parameters
+    (`engine/placement.py`).
     """
     return torch.compile(
         function,

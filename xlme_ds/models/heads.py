@@ -1,5 +1,5 @@
-"""The heads between an encoder and its loss: the masked language model's, which ends in the softmax over the vocabulary
-(`masked_head.py`), and the discriminator's.
+"""The heads between an encoder and its loss. The masked language model's head ends in the softmax over the vocabulary
+(`masked_head.py`); the discriminator's tells replaced tokens from original ones.
 
 B rows, T tokens, M masked positions, V vocabulary, D width.
 """
@@ -16,7 +16,8 @@ from ..data.rows import UNK
 from .layers import norm_of
 from .masked_head import MaskedTokens, masked_softmax
 
-_EXCLUDED_LOGIT = -1e30  # of tokens that must not be predicted: probability exactly 0; −inf could give a NaN
+# Logit of tokens that must not be predicted: their probability is exactly 0. A logit of −inf could give a NaN.
+_EXCLUDED_LOGIT = -1e30
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class MaskedLanguageModelHead(nn.Module):
         uniforms_M: Tensor | None,
         ordinary: bool = False,
     ) -> MaskedTokens:
-        """Loss, sample and prediction at the masked positions; samples are drawn by `uniforms_M` if given.
+        """Returns the losses, samples and predictions at the masked positions. Samples are drawn with `uniforms_M`,
+        uniform random numbers, if these are given.
 
         `ordinary`: predict only ordinary tokens, because the predictions become part of the text. The loss is then
         meaningless.
@@ -67,7 +69,7 @@ class MaskedLanguageModelHead(nn.Module):
         return masked_softmax(*inputs, self.chunk, self.kernels, self.temperature, self.z_loss)
 
     def logits(self, hidden_MD: Tensor, blocks: Sequence[Tensor]) -> Tensor:
-        """All logits of a few positions, [M, V]; `blocks`: of the tied embedding."""
+        """All logits of a few positions, [M, V]. `blocks` are the blocks of the tied embedding."""
         hidden_MD = self._before_softmax(hidden_MD)
         return torch.cat([hidden_MD @ block.t() for block in blocks], dim=1) + self.bias
 
@@ -78,7 +80,8 @@ class MaskedLanguageModelHead(nn.Module):
 
 
 class ReplacedTokenHead(nn.Module):
-    """Dense layer, GELU, and a linear map to one logit a token; positive means that the token was replaced."""
+    """Dense layer, GELU, and a linear map to one logit per token. A positive logit means that the head takes the token
+    for a replaced one."""
 
     def __init__(self, cfg: ModelConfig):
         super().__init__()

@@ -17,14 +17,15 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-# From a parameter's name to its initial value, float32; None: use the scheme.
+# A function from a parameter's name to its initial value, float32. For None, the parameter is filled by the scheme.
 InitialValues = Callable[[str], torch.Tensor | None]
-# A context in which a partitioned parameter is complete, on every rank or on one; at its end, ranks store their parts.
+# A function that returns a context. Inside it a partitioned parameter is complete, on every rank or on one. At its end
+# each rank stores its part.
 GatherParameter = Callable[[nn.Parameter], AbstractContextManager[object]]
 
 
 def has_weight_decay(parameter_dim: int) -> bool:
-    """Whether a parameter with this number of dimensions gets weight decay: biases, norms and other vectors do not."""
+    """Whether a parameter with this number of dimensions gets weight decay. Biases, norms, other vectors get none."""
     return parameter_dim >= 2
 
 
@@ -41,7 +42,7 @@ def initialise(
     """
     for name, parameter in model.named_parameters():
         with nullcontext() if gather_parameter is None else gather_parameter(parameter), torch.no_grad():
-            if parameter.numel() == 0:  # partitioned, and complete on another rank
+            if parameter.numel() == 0:  # the parameter is partitioned, and another rank fills it
                 continue
             leaf = name.rsplit(".", 1)[-1]  # the name inside its module
             value = None if initial_values is None else initial_values(name)

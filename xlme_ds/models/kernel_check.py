@@ -15,11 +15,12 @@ from .attention import Gate, ItemBias, RelativePositionTable, shared_bias
 from .masked_head import masked_softmax
 
 _ITEM_LENGTHS = (70, 50, 24, 16)  # tokens of the items of a row; the last is padding
-_TOLERANCE = 3e-2  # bound on max|difference| / max|reference|; each of several bf16 roundings errs by up to 2^-9
+# Bound on max|difference| / max|reference|. A result is rounded to bf16 several times, each time by up to 2^-9 of it.
+_TOLERANCE = 3e-2
 
 
 def check_kernels(cfg: ModelConfig, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Raise ValueError if the kernels are wrong on `device`; do nothing for a model that uses none."""
+    """Raise ValueError if the Triton kernels give wrong results on `device`; do nothing for a model that uses none."""
     if cfg.kernels == "torch":
         return
     reference = replace(cfg, kernels="torch"), torch.device("cpu"), torch.float64
@@ -44,7 +45,8 @@ def random_numbers(shape: tuple[int, ...], seed: int, std: float, device: torch.
 
 
 def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Output and gradients by name, for two heads of the model's size; empty if attention runs in other kernels."""
+    """The output and the gradients by name, for two heads of the model's head size. The dict is empty if attention runs
+    in other kernels than Triton's."""
     size, tokens = cfg.width // cfg.heads, sum(_ITEM_LENGTHS)
     small = replace(cfg, width=2 * size, heads=2)
     segments_BT = torch.repeat_interleave(torch.tensor([1, 2, 3, 0]), torch.tensor(_ITEM_LENGTHS))[None].to(device)
@@ -64,7 +66,8 @@ def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> di
 
 
 def _head(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Losses and gradients by name, for 200 positions and 1,000 ids, with hidden states as wide as the model's."""
+    """The losses and the gradients by name, for 200 positions and 1,000 token ids. Hidden states are as wide as the
+    model's."""
     inputs = {
         "hidden": random_numbers((200, cfg.width), 0, 1.0, device, dtype),
         "table": random_numbers((1000, cfg.width), 1, 2 * cfg.width**-0.5, device, dtype),
@@ -79,8 +82,8 @@ def _head(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[st
 
 
 def with_gradients(outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`outputs` and the gradients of `inputs`, by name. They are the gradients of a weighted sum of all numbers in
-    `outputs`, in which each number of an output has another weight."""
+    """`outputs` and the gradients of `inputs`, by name. The gradients are those of a weighted sum of all numbers in
+    `outputs`, in which all numbers of one output have different weights."""
     total = torch.zeros((), dtype=torch.float64, device=next(iter(outputs.values())).device)
     for value in outputs.values():
         weights = torch.linspace(0.5, 2.0, value.numel(), dtype=torch.float64, device=value.device)

@@ -15,14 +15,14 @@ FLOAT = 4  # bytes of a float32
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The sizes of a micro-batch on one device, and the kernels that its attention runs in."""
+    """The sizes of a micro-batch on one device, and the kernels in which its attention runs."""
 
-    rows: int  # rows of both tasks
-    row_tokens: int  # positions of a row
-    tokens: int  # positions of all rows
+    rows: int  # number of rows of both tasks
+    row_tokens: int  # number of positions in a row
+    tokens: int  # number of positions in all rows
     element: int  # bytes of a weight or activation
-    fused: bool  # attention runs in fused kernels on a GPU, torch's or Triton's
-    triton: bool  # attention runs in the Triton kernels
+    fused: bool  # whether attention runs in fused kernels on a GPU, torch's or Triton's
+    triton: bool  # whether attention runs in the Triton kernels
     pairs: int  # number of rows that hold translation pairs
 
 
@@ -37,9 +37,9 @@ def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
 
     Eight tensors [B, T, D] are saved: the inputs and outputs of both norms, the input of the output projection, and q,
     k and v. With torch's fused kernel the gate saves two more, because it copies q for each of its two products.
-    Dropout saves two masks with a byte for each element. Attention with dropout, which no fused kernel computes, saves
-    one more tensor, the scaled q. For each token and head the gate saves five numbers, or one in the Triton kernels,
-    and a fused kernel saves the log of the softmax's sum.
+    Attention with dropout, which no fused kernel computes, saves one more instead, the scaled q. Dropout of the
+    sublayers' outputs saves two masks with a byte for each element. For each token and head the gate saves five
+    numbers (in the Triton kernels, one), and a fused kernel saves the log of the softmax's sum.
     """
     tokens, gated, dropping = batch.tokens, cfg.relative_bias == "gated", cfg.attention_dropout > 0
     gate_copies = gated and batch.fused and not batch.triton
@@ -71,8 +71,8 @@ def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     """Saved bytes that all layers of an encoder share.
 
     The Triton kernels save where each token's item begins and ends, and a table of the distance bias d. The other
-    kernels save a mask, a byte for each query and key of every row, and, once for all rows, d and its index for each
-    query and key.
+    kernels save a mask, which has a byte for each query and key of every row. They also save d and an index into it for
+    each query and key; all rows share these.
     """
     saved = batch.tokens * (2 * FLOAT if batch.triton else batch.row_tokens)
     if cfg.relative_bias == "none":
@@ -93,7 +93,7 @@ def backward_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     elif batch.fused or cfg.attention_dropout:
         heads = cfg.heads if cfg.relative_bias != "none" or cfg.attention_dropout else 1
         scores = 3 * batch.tokens * batch.row_tokens * heads * batch.element
-        scores -= feed_forward  # saved by the feed-forward network, whose backward pass comes first and frees it
-    else:  # scores of one row, at most a thread's tile, and gradients of q, k and v
+        scores -= feed_forward  # the backward pass of the feed-forward network comes first and frees its saved tensors
+    else:  # three tensors of the scores of one row, at most a thread's tile, and the gradients of q, k and v
         scores = 3 * min(batch.row_tokens**2 * cfg.heads * batch.element, TILE) + 3 * hidden
     return max(feed_forward, scores) + 2 * hidden

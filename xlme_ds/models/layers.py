@@ -1,7 +1,7 @@
 """The Transformer layer, post-LN (Base) or pre-LN (Large and XL), and functions that count its operations and bytes.
 
 `layer_class` chooses the class of an encoder's layers: `TransformerLayer` or `modern.ModernLayer`. B rows, H heads, T
-tokens, D width, K head size; of a linear map N tokens, I inputs, O outputs.
+tokens, D width, K head size. A linear map has N tokens, I inputs and O outputs.
 """
 
 import pkgutil
@@ -16,10 +16,10 @@ from . import layer_costs
 from .attention import AttentionBias, Gate, ItemBias, shared_bias
 from .dropout import derive, drop
 
-# Smallest size and largest number of `_Linear`'s pieces of tokens. Few pieces, because adding one rounds the sum to
-# bf16.
+# `_Linear` divides the tokens of a batch into at most `_MOST_PIECES` pieces of at least `_PIECE_TOKENS` tokens. There
+# are few pieces because each time one is added, the sum is rounded to bf16.
 _PIECE_TOKENS, _MOST_PIECES = 512, 8
-_NORM_TOKENS = 128  # tokens whose gradients `_LayerNorm` sums at a time, so that they stay in the cache
+_NORM_TOKENS = 128  # number of tokens whose gradients `_LayerNorm` sums at a time, so that they stay in the cache
 
 
 class Linear(nn.Linear):
@@ -33,8 +33,8 @@ class Linear(nn.Linear):
 
 
 class _Linear(torch.autograd.Function):
-    """x Wᵀ + b, whose backward pass adds up the weight's gradient over pieces of the tokens: for many tokens at once,
-    oneDNN takes twice as long for this product as for others of its size."""
+    """x Wᵀ + b. The backward pass computes the weight's gradient piece by piece over the tokens and adds the results:
+    for many tokens at once, oneDNN takes twice as long for this product as for others of its size."""
 
     @staticmethod
     def forward(ctx, x, weight_OI, bias_O):  # type: ignore[no-untyped-def]
@@ -108,7 +108,7 @@ class Attention(nn.Module):
         self.gate = Gate(cfg.heads, cfg.width // cfg.heads) if cfg.relative_bias == "gated" else None
 
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
-        """Attention output, [B, T, D]; `keys_B`: random bits for dropout of attention weights."""
+        """The attention output, [B, T, D]. `keys_B` has the random bits for dropout of attention weights."""
         rows, tokens, width = x_BTD.shape
         qkv_BT3HK = self.qkv(x_BTD).view(rows, tokens, 3, self.heads, -1)
         return self.output(bias.attend(qkv_BT3HK, self.gate, self.dropout, keys_B).reshape(rows, tokens, width))
@@ -144,12 +144,12 @@ class TransformerLayer(nn.Module):
 
     @classmethod
     def build(cls, cfg: ModelConfig, index: int) -> nn.Module:
-        """Build the layer with this index in an encoder; here all layers are alike."""
+        """Build the layer with this index in an encoder. In this class all layers are alike."""
         return cls(cfg)
 
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
-        """The layer's output, [B, T, D]; `keys_B`: random bits for dropout of attention weights and sublayer
-        outputs."""
+        """The layer's output, [B, T, D]. `keys_B` has the random bits for dropout of attention weights and of the
+        sublayers' outputs."""
         weight_keys_B = None if keys_B is None else derive(keys_B, 2)
         x_BTD = self._add(x_BTD, self.attention_norm, lambda x: self.attention(x, bias, weight_keys_B), keys_B, 0)
         return self._add(x_BTD, self.feed_forward_norm, self._feed_forward, keys_B, 1)

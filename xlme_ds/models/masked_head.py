@@ -47,8 +47,8 @@ class _Tile(NamedTuple):
     size: int
 
     def local(self, ids_M: Tensor) -> tuple[Tensor, Tensor]:
-        """(whether each id is in this tile, its offset in the tile), both [M, 1]; ids outside the tile get a valid
-        offset without meaning."""
+        """Returns (whether each id is in this tile, its offset in the tile), both [M, 1]. For ids outside the tile, the
+        offset is valid but has no meaning."""
         offset_M1 = (ids_M - self.start).unsqueeze(1)
         return (offset_M1 >= 0) & (offset_M1 < self.size), offset_M1.clamp(0, self.size - 1)
 
@@ -78,11 +78,12 @@ def _logits(hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, tile: _
 
 
 def choose(weights_MN: Tensor, thresholds_M1: Tensor) -> tuple[Tensor, Tensor]:
-    """For each row of weights (float64, any N): the first index at which the cumulative sum is above the threshold,
-    int64 [M, 1], and the sum of the weights before this index, [M, 1].
+    """Returns (index, sum before) for each row of weights, which are float64 with any N. The index, int64 [M, 1], is
+    the first one at which the cumulative sum is above the threshold. The sum before, [M, 1], is that of the weights
+    before the index.
 
-    The weight at the index is never 0: if rounding puts the threshold above the total, the last index with a weight
-    above 0 is returned.
+    The weight at the index is never 0: if rounding puts the threshold above the total, the index is the last one with a
+    weight above 0.
     """
     cumulated_MN = weights_MN.cumsum(1)
     last_M1 = weights_MN.shape[1] - 1 - (weights_MN > 0).flip(1).byte().argmax(1, keepdim=True)
@@ -91,20 +92,20 @@ def choose(weights_MN: Tensor, thresholds_M1: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Groups(NamedTuple):
-    """For each position the group with its sample and the group with its most likely token; all [M, 1]."""
+    """The groups that are computed again for each position, and what is needed to find the sample; all [M, 1]."""
 
     sampled: Tensor  # index of the group with the sample
-    best: Tensor  # index of the group with the highest logit
+    best: Tensor  # index of the group with the highest logit, whose id is the most likely one
     maximum: Tensor  # the highest logit
-    # float64: the sample is the first id of its group at which the running sum of exp((logit − maximum) / temperature)
-    # is above this.
+    # float64. The sample is the first id of its group at which the cumulative sum of
+    # exp((logit − maximum) / temperature) over the group is above this threshold.
     threshold: Tensor
 
 
 def _choose_groups(
     temperature: float, highest_MG: Tensor, sums_MG: Tensor, uniforms_M: Tensor | None = None
 ) -> _Groups:
-    """The groups to compute again. Without uniforms, the group of the highest logit is also the sample's."""
+    """The groups to compute again. Without uniforms, the most likely id is also the sample, and its group is both."""
     maximum_M1, best_M1 = highest_MG.max(1, keepdim=True)
     if uniforms_M is None:
         return _Groups(best_M1, best_M1, maximum_M1, torch.zeros_like(maximum_M1).double())
@@ -123,8 +124,8 @@ def _sample(
     temperature: float,
     samples: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The inverse-CDF sample and the most likely id at M positions, int64 [M]; without `samples`, the most likely id
-    twice. `borders`: the first id of each group, and one after its last."""
+    """Returns (inverse-CDF samples, most likely ids) at M positions, both int64 [M]. If `samples` is false, both are
+    the most likely ids. `borders` is (first id of each group, one after its last id)."""
     starts_G, ends_G = borders
     groups_MW = torch.cat([groups.sampled, groups.best], dim=1) if samples else groups.best  # two groups, or one
     ids_MWK = starts_G[groups_MW].unsqueeze(-1) + torch.arange(GROUP, device=starts_G.device)
@@ -153,9 +154,9 @@ def _all_samples(
     chunk: int,
     temperature: float,
 ) -> list[Tensor]:
-    """(samples, most likely ids) of all positions, from `_sample` for some of them at a time. `arrays`: highest_MG,
-    sums_MG and, to draw samples, uniforms_M."""
-    borders: list[tuple[int, int]] = []  # first id of every group, and one after its last
+    """Returns [samples, most likely ids] of all positions. `_sample` computes them for some positions at a time.
+    `arrays` has highest_MG, sums_MG and, to draw samples, uniforms_M."""
+    borders: list[tuple[int, int]] = []  # (first id, one after the last id) of every group
     for tile in _tiles(blocks, chunk):
         end = tile.start + tile.size
         borders += [(start, min(start + GROUP, end)) for start in range(tile.start, end, GROUP)]
@@ -177,10 +178,10 @@ def _all_samples(
 def _group_sums(
     hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, targets_M: Tensor, temperature: float, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The highest logit h of each group [M, G], the sums of exponentials relative to it [S, M, G], and the targets'
-    logits [M]; float32.
+    """Returns (highest logit h of each group [M, G], sums of exponentials relative to h [S, M, G], targets' logits
+    [M]), all float32.
 
-    The first sum is of exp(logit − h). If the temperature t is not 1, there is a second: of exp((logit − h) / t).
+    The first sum adds up exp(logit − h). If the temperature t is not 1, a second sum adds up exp((logit − h) / t).
     """
     highest: list[Tensor] = []
     sums: list[Tensor] = []
@@ -209,9 +210,11 @@ def _gradient(
     softmax: tuple[Tensor, Tensor, Tensor],
     z_loss: float,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of a tile's logits [M, C], in the type of the hidden states, and its sum over positions [C].
+    """Returns (gradient of a tile's logits [M, C], its sum over positions [C]). The gradient has the type of the hidden
+    states.
 
-    `softmax`: targets_M; lse_M, the log of the sum of all exponentials; and grad_M, the gradient of nll_M.
+    `softmax` is (targets_M, lse_M, grad_M), where lse_M is the log of the sum of all exponentials, and grad_M the
+    gradient of nll_M.
     """
     targets_M, lse_M, grad_M = softmax
     grad_MC = _logits(hidden_MD, blocks, bias_V, tile).sub_(lse_M[:, None]).exp_()
@@ -224,8 +227,8 @@ def _gradient(
 
 
 class _MaskedSoftmax(torch.autograd.Function):
-    """Computes the fields of `MaskedTokens` from the arguments of `masked_softmax`; `kernels` is a module or None, and
-    `open_gradients` has the method of each block, or None."""
+    """Computes the fields of `MaskedTokens` from the arguments of `masked_softmax`. `kernels` is the module of the
+    Triton kernels, or None. `open_gradients` has for each block its method `open_gradient`, or None."""
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
@@ -242,7 +245,7 @@ class _MaskedSoftmax(torch.autograd.Function):
         lse_M = lse_M1.squeeze(1)
         arrays = (highest_MG, sums_SMG[-1]) if uniforms_M is None else (highest_MG, sums_SMG[-1], uniforms_M)
         if kernels:
-            group_bytes = 32  # that `choose` needs at most
+            group_bytes = 32  # memory that `choose` needs at most for one group at one position
             positions_at_once = max(_SUMS_BYTES // (group_bytes * highest_MG.shape[1]), 1)
             pieces = zip(*(array.split(positions_at_once) for array in arrays), strict=True)
             chosen = [_choose_groups(temperature, *piece) for piece in pieces]
@@ -260,7 +263,8 @@ class _MaskedSoftmax(torch.autograd.Function):
         hidden_MD, bias_V, targets_M, lse_M, *blocks = ctx.saved_tensors
         grad_hidden = torch.zeros_like(hidden_MD, dtype=torch.promote_types(hidden_MD.dtype, torch.float32))
         grad_bias = torch.empty_like(bias_V)
-        # For each block the function that adds a product to the engine's gradient, or None.
+        # For each block: the function that adds a product to the engine's gradient, or None if the block has no such
+        # gradient.
         adders: list[Any] = [None if open_gradient is None else open_gradient() for open_gradient in ctx.open_gradients]
         grad_blocks = [
             torch.empty_like(block) if add is None else None for add, block in zip(adders, blocks, strict=True)
@@ -319,15 +323,15 @@ def masked_softmax(
 ) -> MaskedTokens:
     """Softmax over the vocabulary at M positions, `chunk` ids at a time (rounded up to a multiple of 128).
 
-    `blocks`: the blocks of the tied embedding, V rows in all. `targets_M`: int64. `uniforms_M`: float32 in [0, 1); None
-    for no samples. `kernels`: the setting `model.kernels`. Torch's operators need extra memory for a little more than
-    one float32 [M, `chunk`]; the Triton kernels need one [M, `chunk`] in the type of the hidden states, and only in the
-    backward pass.
+    `blocks` are the blocks of the tied embedding, which have V rows in all. `targets_M` is int64. `uniforms_M` is
+    float32 in [0, 1), or None to draw no samples. `kernels` is the setting `model.kernels`. Torch's operators need
+    extra memory for a little more than one float32 tensor [M, `chunk`]. The Triton kernels need one tensor [M, `chunk`]
+    in the type of the hidden states, and only in the backward pass.
 
     The samples are drawn from softmax(logits / `temperature`). The loss has the value −log p, but the gradient of
     −log p + `z_loss` · log² Z, where Z is the sum of the logits' exponentials (PaLM, section 5).
     """
-    if len(hidden_MD) == 0:  # rows of padding only; `zero` keeps the parameters in the graph
+    if len(hidden_MD) == 0:  # nothing is masked; `zero` keeps the parameters in the graph
         empty, zero = targets_M.new_empty(0), sum(0 * parameter.sum() for parameter in (bias_V, *blocks))
         return MaskedTokens((hidden_MD.sum(1) + zero).float(), empty, empty)
     chunk = -(-chunk // GROUP) * GROUP

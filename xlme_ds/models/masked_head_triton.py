@@ -1,13 +1,13 @@
 """The masked head's vocabulary softmax (`masked_head.py`) as Triton kernels: logits exist only in registers.
 
-A program computes the logits X Wᵀ + b, [BM, K], of BM positions and the K = GROUP ids of one group, in float32, BK
-columns of D at a time. Neighbouring programs have the same group, so the table's rows for it are read from memory once;
-the hidden states stay in the L2 cache. Each number is written by one program, and every sum has a fixed order: the same
-inputs give the same bits.
+A program computes the logits X Wᵀ + b, [BM, K], of BM positions and the K = GROUP ids of one group, in float32. It
+reads BK of the D columns of X and W at a time. Neighbouring programs have the same group, so the embeddings of its ids
+are read from memory once; the hidden states X stay in the L2 cache. Each number is written by one program, and every
+sum has a fixed order: the same inputs give the same bits.
 
 M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width. A comment above each operator counts its
-FLOPs (a multiply-add is two) and the bytes that it moves (if each input is read from memory once; e: bytes of a
-number).
+FLOPs (a multiply-add is two) and the bytes that it moves if each input is read from memory once. e is the number of
+bytes of a hidden state's element.
 """
 
 from typing import Any
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from .tiles import GROUP
 
-# BM, and compiler options with which two programs fit on a multiprocessor and no register spills
-# (tests/models/test_masked_head_kernels.py).
+# POSITIONS is the BM of all kernels. With it and these compiler options, two programs fit on a multiprocessor and no
+# register spills (tests/models/test_masked_head_kernels.py).
 POSITIONS = 128
 TILE_OPTIONS = {"num_warps": 8, "num_stages": 3, "maxnreg": 128}
 SAMPLE_OPTIONS = {"num_warps": 4, "num_stages": 2}
@@ -31,8 +31,8 @@ NOT_SPECIALISED = ["positions", "size", "first_id", "first_group", "groups"]
 
 @triton.jit
 def _logits(x, table, bias, start, group, positions, size, BM: tl.constexpr, BK: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The logits of one group at positions `start` … `start` + BM − 1, float32 [BM, K]. Past the last id they are −inf;
-    past the last position they repeat the last position's."""
+    """The logits of one group at positions `start` … `start` + BM − 1, float32 [BM, K]. For ids past the last one they
+    are −inf. For positions past the last one they are those of the last position."""
     row = tl.minimum(tl.arange(0, BM), positions - start - 1)[:, None]
     n = tl.arange(0, K)
     last = size - group * K - 1
@@ -52,8 +52,9 @@ def _group_sums(  # type: ignore[no-untyped-def]
     positions, size, first_id, first_group, groups, inverse,
     TEMPERED: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Write to `highest` the highest logit h [M, G], to `sums` the sum of exp(logit − h) [M, G], then, if `TEMPERED`,
-    the sum of exp((logit − h) · `inverse`) [M, G], and to `at_target` the target's logit [M] if it is in this group."""
+    """Write the numbers of one group at BM positions: to `highest` [M, G] the highest logit h, and to `sums` the sum of
+    exp(logit − h) [M, G]. If `TEMPERED`, the sum of exp((logit − h) · `inverse`) [M, G] follows it in `sums`. Write the
+    target's logit to `at_target` [M] if the target is in this group."""
     tiles = tl.cdiv(positions, BM)
     start, group = tl.program_id(0) % tiles * BM, tl.program_id(0) // tiles
     logits = _logits(x, table, bias, start, group, positions, size, BM, BK, D)
@@ -64,8 +65,8 @@ def _group_sums(  # type: ignore[no-untyped-def]
     tl.store(sums + at, tl.sum(tl.exp(logits - top[:, None]), 1), m < positions)
     if TEMPERED:
         at = (m.to(tl.int64) + positions) * groups + first_group + group
-        # Not (logits − top) · inverse: a tile of differences that both sums need would make registers spill. The
-        # minimum: rounding could give more than 0.
+        # This is (logits − top) · inverse, but registers would spill if both sums needed a tile of these differences.
+        # The minimum is needed because the rounded result may be above 0.
         scaled = tl.minimum(logits * inverse - (top * inverse)[:, None], 0.0)
         tl.store(sums + at, tl.sum(tl.exp(scaled), 1), m < positions)
     offset = tl.load(targets + m, m < positions, other=-1) - first_id - group * K
@@ -93,12 +94,14 @@ def _sample(  # type: ignore[no-untyped-def]
             acc += tl.load(table_at).to(tl.float32) * tl.load(x_at).to(tl.float32)[None, :]
             x_at, table_at = x_at + BK, table_at + BK
         logits = tl.sum(acc, 1) + tl.load(bias + group * K + n, n <= last, other=float("-inf")).to(tl.float32)
-        if which == 0:  # as masked_head.choose; tl.cumsum adds in a tree: a sum may be rounded below the one before
+        # The sample is found as in masked_head.choose. tl.cumsum adds in a tree, so a sum may be rounded to less than
+        # the one before it: the first one above the threshold is taken.
+        if which == 0:
             weights = tl.exp((logits - tl.load(maximum + m)) * inverse).to(tl.float64)
             passed = (weights > 0) & (tl.cumsum(weights, 0) > tl.load(threshold + m))
             offset = tl.minimum(tl.min(tl.where(passed, n, K), 0), tl.max(tl.where(weights > 0, n, 0), 0))
         else:
-            offset = tl.minimum(tl.argmax(logits, 0), last)  # if there are NaNs, argmax may be any number
+            offset = tl.minimum(tl.argmax(logits, 0), last)  # if there are NaNs, argmax may return any number
         tl.store(ids + which * positions + m, first_id + group * K + offset)
 
 
@@ -108,8 +111,8 @@ def _gradient(  # type: ignore[no-untyped-def]
     positions, size, width, first_id, twice_z,
     PENALISED: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Write to `part` (exp(logit − lse) − 1[id is the target]) · grad, [M, `width`], and to `sums` its sum over the
-    program's positions; both are 0 past the last id. If `PENALISED`, the exponential is multiplied by
+    """Write (exp(logit − lse) − 1[id is the target]) · grad to `part` [M, `width`], and the sum of this over the
+    program's positions to `sums`. Both are 0 past the last id. If `PENALISED`, the exponential is multiplied by
     1 + `twice_z` · lse."""
     tiles = tl.cdiv(positions, BM)
     start, group = tl.program_id(0) % tiles * BM, tl.program_id(0) // tiles
@@ -133,7 +136,7 @@ def _gradient(  # type: ignore[no-untyped-def]
 def group_sums(
     hidden_MD: Tensor, blocks: list[Tensor], bias_V: Tensor, targets_M: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `masked_head._group_sums`."""
+    """The same as `masked_head._group_sums`, for all blocks."""
     out = _empty_sums(hidden_MD, blocks, temperature)
     first_id = first_group = 0
     for block in blocks:
@@ -158,7 +161,8 @@ def sample(
     threshold_M: Tensor,
     temperature: float,
 ) -> Tensor:
-    """The samples and the most likely ids, int64 [2, M]. The tensors [M] are the fields of `masked_head._Groups`."""
+    """The samples (row 0) and the most likely ids (row 1), int64 [2, M]. The arguments of shape [M] are the fields of
+    `masked_head._Groups`."""
     chosen_2M = torch.stack([sampled_M, best_M])
     ids_2M = torch.empty_like(chosen_2M)
     first_id = first_group = 0
@@ -182,8 +186,8 @@ def _gradients(
     first_id: int,
     z_loss: float,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of a tile's logits, [M, C], and its sums over blocks of POSITIONS positions, [⌈M / POSITIONS⌉, C]. C
-    is rounded up to whole groups, with zeros."""
+    """Returns (gradient of a tile's logits [M, C], its sums over each POSITIONS positions [⌈M / POSITIONS⌉, C]). Here C
+    is rounded up to whole groups; the values past the tile's last id are 0."""
     part_MC, sums_NC = _empty_gradients(hidden_MD, rows_CD)
     tensors = hidden_MD, rows_CD, bias_C, targets_M, lse_M, grad_M, part_MC, sums_NC
     scalars = len(hidden_MD), len(rows_CD), part_MC.shape[1], first_id, 2 * z_loss
@@ -200,7 +204,7 @@ def gradient(
     softmax: tuple[Tensor, Tensor, Tensor],
     z_loss: float,
 ) -> tuple[Tensor, Tensor]:
-    """See `masked_head._gradient`."""
+    """The same as `masked_head._gradient`."""
     bias_C = bias_V[tile.start : tile.start + tile.size]
     targets_M, lse_M, grad_M = softmax
     rows_CD = blocks[tile.block][tile.rows]
@@ -228,12 +232,12 @@ _gradients.register_fake(lambda hidden_MD, rows_CD, *others: _empty_gradients(hi
 
 
 def columns(width: int) -> int:
-    """BK for a width: the largest size that divides it."""
+    """BK for a width of hidden states: the largest of three sizes that divides it."""
     return next(size for size in (64, 32, 16) if width % size == 0)
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], *inputs: Any, **options: int) -> None:
-    """Run `kernel`; `inputs` begins with the hidden states."""
+    """Run `kernel`. The first of `inputs` must be the hidden states."""
     width = inputs[0].shape[1]
     assert all(tensor.is_contiguous() for tensor in inputs if isinstance(tensor, Tensor))
     kernel[grid](*inputs, D=width, BK=columns(width), **options)

@@ -1,9 +1,9 @@
 """The layer of ModernBERT (Warner et al., 2024, section 2.1): pre-LN without biases, rotary positions, GeGLU, and
 attention that is global in every third layer and otherwise local.
 
-B rows, H heads, T tokens, D width, F feed-forward size, K head size; S windows of all rows, C tokens of a window. In a
-local layer a position sees C/2 tokens on each side of it, so the C queries of a window need 2C keys: the layer's cost
-per token does not depend on the length of rows.
+B rows, H heads, T tokens, D width, F feed-forward size, K head size, C tokens of a window. S is the number of windows:
+of a row in shapes that begin with B, else of all rows. In a local layer a position sees C/2 tokens on each side of it,
+so the C queries of a window need 2C keys: the layer's cost per token does not depend on the length of rows.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from .attention_cpu import item_mask
 from .layer_costs import FLOAT, MicroBatch
 from .layers import Linear, TransformerLayer
 
-# The only value that the layer supports, for these settings of ModelConfig.
+# Settings of ModelConfig for which this layer supports only one value, and that value.
 SHAPE: dict[str, Any] = {
     "norm": "pre",
     "embedding_norm": True,
@@ -36,18 +36,17 @@ SHAPE: dict[str, Any] = {
 
 
 class Windows(NamedTuple):
-    """Local attention by torch's kernels, one window of queries at a time. (The Triton kernels need no windows: in
-    local layers their `ItemBias` has narrower bounds.)"""
+    """Local attention by torch's kernels, which treat each window of queries like a row of a batch. (The Triton kernels
+    need no windows: in local layers their `ItemBias` has narrower bounds.)"""
 
-    # [S, 1, C, 2C] in the type of the queries: 0 if query and key are in one item and at most C/2 apart, else −inf. A
-    # bool mask would be converted to such numbers in every layer, and each layer would save them.
+    # [S, 1, C, 2C] in the type of the queries. It is 0 if query and key are in one item and at most C/2 apart, else
+    # −inf. A bool mask would be converted to such numbers in every layer, and each layer would save them.
     bias_S1CC: Tensor
 
     @classmethod
     def of(cls, groups_BT: Tensor, window: int, dtype: torch.dtype) -> "Windows":
-        """The windows of all rows, with C = `window` tokens each. `groups_BT`: the index of each position's item.
-        Padding tokens see padding, and tokens that fill up the last window see each other, so that every query has a
-        key."""
+        """The windows of all rows, with C = `window` tokens each. `groups_BT` has the number of each position's item.
+        Every query has a key: padding sees padding, and the positions that fill up the last window see each other."""
         queries_BSC, keys_BSC = _cut(F.pad(groups_BT, (0, -groups_BT.shape[1] % window), value=-1), window, value=-1)
         column = torch.arange(2 * window, device=groups_BT.device)  # the keys begin C/2 before the queries
         near_CC = (column - window // 2 - column[:window, None]).abs() <= window // 2
@@ -56,7 +55,7 @@ class Windows(NamedTuple):
         return cls(bias_BSCC.flatten(0, 1)[:, None])
 
     def attend(self, qkv_BT3HK: Tensor, gate: Gate | None, dropout: float, keys_B: Tensor | None) -> Tensor:
-        """Attention, [B, T, H, K]; `gate`, `dropout` and `keys_B` are not used (see `SHAPE`)."""
+        """The attention output, [B, T, H, K]. `gate`, `dropout` and `keys_B` are not used (see `SHAPE`)."""
         rows, tokens, _, heads, size = qkv_BT3HK.shape
         window = self.bias_S1CC.shape[2]
         padded_BT3HK = F.pad(qkv_BT3HK, (0, 0, 0, 0, 0, 0, 0, -tokens % window))
@@ -72,8 +71,9 @@ class Windows(NamedTuple):
 
 
 def _cut(x_BT: Tensor, window: int, value: float = 0.0) -> tuple[Tensor, Tensor]:
-    """(queries, keys) of the S windows of each row of [B, T, …], where T is a multiple of C. Queries [B, S, C, …] are
-    the values of the window; keys [B, S, 2C, …] also have the C/2 values on each side, and `value` beyond the row."""
+    """Returns (queries, keys) of the S windows in each row of `x_BT` [B, T, …], where T is a multiple of C. Queries
+    [B, S, C, …] are the values in the window. Keys [B, S, 2C, …] also have the C/2 values on each side of it; beyond
+    the row's ends these are `value`."""
     half_on_each_side = (0, 0) * (x_BT.dim() - 2) + (window // 2, window // 2)
     padded_BT = F.pad(x_BT, half_on_each_side, value=value)
     halves_BSC = [half.unflatten(1, (-1, window)) for half in (padded_BT[:, :-window], padded_BT[:, window:])]
@@ -88,7 +88,7 @@ class Rotated(NamedTuple):
     kernel: AttentionBias | ItemBias | Windows
 
     def attend(self, qkv_BT3HK: Tensor, gate: Gate | None, dropout: float, keys_B: Tensor | None) -> Tensor:
-        """Attention, [B, T, H, K]."""
+        """The attention output of `kernel` after the rotation, [B, T, H, K]."""
         cos, sin = self.cos_BTK[:, :, None, None], self.sin_BTK[:, :, None, None]
         q_and_k = qkv_BT3HK[:, :, :2]
         wide = q_and_k.to(torch.promote_types(q_and_k.dtype, torch.float32))
@@ -106,8 +106,8 @@ class GlobalAndLocal(NamedTuple):
 
 
 def rotations(positions_BT: Tensor, size: int, base: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of the angles position · base^(−2i/K), float32 [B, T, K], where K is `size`: for i from 0 to K/2 − 1,
-    and then for the same i again."""
+    """Returns (cos, sin) of the angles position · base^(−2i/K), float32 [B, T, K], where K is `size`. The last
+    dimension has the angles for i = 0 to K/2 − 1, and then the same angles again."""
     exponents = torch.arange(0, size, 2, dtype=torch.float32, device=positions_BT.device) / size
     angles = positions_BT[..., None].float() * (1.0 / base**exponents)
     angles_BTK = torch.cat([angles, angles], dim=-1)
@@ -122,7 +122,8 @@ def shared_by_kind(
     allowed: Callable[[Tensor], Tensor] = item_mask,
     row_tokens: int | None = None,
 ) -> GlobalAndLocal:
-    """The attention of global and of local layers; positions count from the start of every item.
+    """The attention of global and of local layers. The positions by which they rotate count from the start of each
+    item.
 
     The arguments are the same as for `attention.shared_bias`, which chooses the kernels of global layers.
     """
@@ -160,8 +161,8 @@ def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
     """`layer_costs.saved_bytes` as the mean over global and local layers.
 
     Five tensors [B, T, D] are saved: the inputs and outputs of the two norms, and the input of the output projection.
-    Then q, k and v; k and v are twice as large in a local layer with torch's kernels, as windows overlap. The
-    feed-forward network saves four tensors [B, T, F], and attention the log of the softmax's sum.
+    q, k and v are saved too. In a local layer with torch's kernels k and v are twice as large, because the windows'
+    keys overlap. The feed-forward network saves four tensors [B, T, F], and attention the log of the softmax's sum.
     """
     wide_tensors = (5 + _mean(cfg, 3, 3 if batch.triton else 5)) * batch.tokens * cfg.width
     feed_forward = 4 * batch.tokens * cfg.feed_forward
@@ -174,16 +175,17 @@ def saved_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
 
 
 def shared_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
-    """Saved bytes that all layers of an encoder share: cos and sin (float32) of both rotations, the bounds or masks of
-    the windows, and what global attention reads."""
+    """Saved bytes that all layers of an encoder share. They hold cos and sin (float32) of both rotations, the bounds or
+    biases of the local attention, and what `layer_costs.shared_bytes` counts for the global attention."""
     rotated = 2 * 2 * batch.tokens * (cfg.width // cfg.heads) * FLOAT
     windows = batch.tokens * 2 * (FLOAT if batch.triton else cfg.local_window * batch.element)
     return rotated + windows + layer_costs.shared_bytes(cfg, batch)
 
 
 def backward_bytes(cfg: ModelConfig, batch: MicroBatch) -> float:
-    """Bytes of the gradients that the backward pass of one layer holds at its peak: for the four tensors [B, T, F], or
-    for q, k, v and, with torch's kernels, the windows' keys and values."""
+    """Bytes of the gradients that the backward pass of one layer holds at its peak. The peak is in the feed-forward
+    network (four tensors [B, T, F]), in local attention (q, k, v and, with torch's kernels, the windows' keys and
+    values), or in global attention (`layer_costs.backward_bytes`)."""
     local = (3 if batch.triton else 3 + 5) * batch.tokens * cfg.width * batch.element
     feed_forward = 4 * batch.tokens * cfg.feed_forward * batch.element
     return max(feed_forward, local, layer_costs.backward_bytes(cfg, batch))
@@ -225,7 +227,7 @@ class ModernLayer(TransformerLayer):
         return cls(cfg, index)
 
     def forward(self, x_BTD: Tensor, bias: GlobalAndLocal, keys_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        """The layer's output, [B, T, D]; `keys_B`: random bits for dropout of sublayer outputs."""
+        """The layer's output, [B, T, D]. `keys_B` has the random bits for dropout of the sublayers' outputs."""
         return super().forward(x_BTD, bias.full if self.is_global else bias.local, keys_B)  # type: ignore[arg-type]
 
     def _feed_forward(self, x_BTD: Tensor) -> Tensor:

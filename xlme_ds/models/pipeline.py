@@ -24,13 +24,13 @@ from .text_encoder import LanguageModel, LanguageModelOutput
 class Part:
     """Consecutive layers of an encoder that one stage of a pipeline holds. The first part may hold none."""
 
-    layers: range
-    first: bool = True  # holds everything before the layers
-    last: bool = True  # holds everything after them
+    layers: range  # indices of the layers
+    first: bool = True  # whether the part holds everything before the layers
+    last: bool = True  # whether the part holds everything after the layers
 
 
 class PipelineStage(nn.Module):
-    """One part of a model, as a function of plain tensors. A subclass inherits also from the class of the model.
+    """One part of a model, as a function of plain tensors. Each subclass also inherits from the class of its model.
 
     The tensors that stages send have shapes that do not depend on the number of masked tokens. Floating-point tensors
     come first: DeepSpeed 0.19.8 pairs the n-th gradient with the n-th tensor sent, though integer tensors have no
@@ -40,16 +40,17 @@ class PipelineStage(nn.Module):
     removed.
     """
 
-    cut_encoder: str  # the encoder whose layers are split
-    # Prefixes of the names of modules and parameters, in this encoder and the model: `before` the layers (in the first
-    # part alone) and `after` them (in the last part alone).
+    cut_encoder: str  # name of the encoder whose layers are split
+    # Modules and parameters of the model and of this encoder whose names have these prefixes: only the first part holds
+    # those that are used `before` the layers, and only the last part holds those that are used `after` them.
     before: tuple[str, ...] = ("embedding_", "difference_", "positions", "languages", "relative", "input_norm")
     after: tuple[str, ...] = ("output_norm",)
     ties = False  # whether the last part reads the embedding, which the first part owns
-    # The blocks of the embedding for the last part. The engine puts them here, and sends their gradients to the first
-    # part.
+    # The blocks of the embedding that the last part reads. The engine puts them here, and sends their gradients to the
+    # first part.
     borrowed: Sequence[Tensor] = ()
-    # Whether a batch needs two passes: `second_pass` makes the batch of the second one from predictions of the first.
+    # Whether a batch needs two passes. If so, the method `second_pass` makes the batch of the second pass from the
+    # predictions of the first.
     two_passes = False
     added: tuple[str, ...] = ()  # names of the tensors that a batch may have in `Batch.added`
 
@@ -77,10 +78,14 @@ class PipelineStage(nn.Module):
 class ElectraStage(PipelineStage, Electra):
     """The part of `Electra` that one stage runs.
 
-    A stage sends, in this order: the generator's −log p [B, T] of the original tokens, float32, for the loss; d where
-    there is a relative bias; the last hidden states [B, T, D], or from the last stage the discriminator's logits
-    [B, T]; and as int64 the segments, the rows with the generator's samples, and its most likely tokens, each [B, T],
-    and keys [B]. −log p and the most likely token are 0 where nothing is masked.
+    A stage sends these tensors in this order:
+
+    - the generator's −log p of the original tokens, float32 [B, T], 0 where nothing is masked; the loss needs them;
+    - d, if the model has a relative bias;
+    - the hidden states after its layers, [B, T, D]; the last stage sends the discriminator's logits [B, T] instead;
+    - int64 [B, T]: the segments, the tokens after replacement by the generator's samples, and the generator's most
+      likely tokens, which are 0 where nothing is masked;
+    - the keys of dropout, int64 [B].
     """
 
     cut_encoder = "discriminator"
@@ -89,12 +94,12 @@ class ElectraStage(PipelineStage, Electra):
     after = (*PipelineStage.after, "replaced_head")
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """The tensors that the stage sends. `tensors`: in the first stage the tensors of a `Batch`, else what the stage
-        before sent."""
+        """The tensors that the stage sends. In the first stage `tensors` are those of a `Batch`; in the others, those
+        that the stage before sent."""
         if self.part.first:
             tensors = self._start(Batch.of_tensors(tensors, self.added))
-        # The hidden states are the last floating-point tensor: DeepSpeed runs a backward pass for each floating-point
-        # tensor, and only the last pass frees its graph. The graph of the hidden states is the large one.
+        # The hidden states must be the last floating-point tensor, because their graph is the large one: DeepSpeed runs
+        # a backward pass for each floating-point tensor, and only the last pass frees its graph.
         *others, hidden_BTD = (tensor for tensor in tensors if tensor.is_floating_point())
         segments_BT, *received, keys_B = tensors[len(others) + 1 :]
         distance_HW = None if self.cfg.relative_bias == "none" else others[-1]
@@ -104,7 +109,7 @@ class ElectraStage(PipelineStage, Electra):
 
     def finish(self, hidden_BTD: Tensor, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The tensors that the last stage sends instead of hidden states; the discriminator's logits come last.
-        `received`: the tensors that the stage received between segments and keys."""
+        `received` are the tensors that the stage got between the segments and the keys."""
         return (self.replaced_head(hidden_BTD),)
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -115,8 +120,8 @@ class ElectraStage(PipelineStage, Electra):
         return nll_BT, *sent, predicted_BT, keys_B
 
     def read(self, batch: Batch, corrupted_BT: Tensor) -> tuple[Tensor, ...]:
-        """The input of the discriminator's first layer, in the order in which stages send it: d, if any, hidden states,
-        segments, corrupted tokens, keys."""
+        """Returns (d, hidden states, segments, corrupted tokens, keys), the input of the discriminator's first layer in
+        the order in which stages send it. Without a relative bias, d is left out."""
         embedded_BTD = self.embed_for_discriminator(corrupted_BT)
         hidden_BTD = self.discriminator.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
         distance_HW = self.discriminator.distances(batch.tokens_BT.shape[1])
@@ -133,8 +138,13 @@ class ElectraStage(PipelineStage, Electra):
 class LanguageModelStage(PipelineStage, LanguageModel):
     """The part of `LanguageModel` that one stage runs.
 
-    A stage sends, in this order: d where there is a relative bias; hidden states [B, T, D]; groups [B, T] (see
-    `Masking`); targets [B, T], int64, which are the original tokens at masked positions and 0 elsewhere; keys [B].
+    A stage sends these tensors in this order:
+
+    - d, if the model has a relative bias;
+    - the hidden states after its layers, [B, T, D];
+    - the groups of `Masking`, int64 [B, T];
+    - the targets, int64 [B, T], which are the original tokens at masked positions and 0 elsewhere;
+    - the keys of dropout, int64 [B].
     """
 
     cut_encoder = "encoder"
@@ -142,8 +152,9 @@ class LanguageModelStage(PipelineStage, LanguageModel):
     ties = True
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """The tensors that the stage sends. `tensors`: in the first stage the tensors of a `Batch`, else what the stage
-        before sent. The last stage returns −log p and the most likely tokens, [B, T], 0 where nothing is masked."""
+        """The tensors that the stage sends. In the first stage `tensors` are those of a `Batch`; in the others, those
+        that the stage before sent. The last stage returns (−log p, most likely tokens), each [B, T] and 0 where nothing
+        is masked."""
         if self.part.first:
             tensors = self._start(Batch.of_tensors(tensors, self.added))
         *relative, hidden_BTD, groups_BT, targets_BT, keys_B = tensors
@@ -151,8 +162,8 @@ class LanguageModelStage(PipelineStage, LanguageModel):
         hidden_BTD = self.encoder.body(hidden_BTD, groups_BT, distance_HW, self.masking.allowed, keys_B)
         if not self.part.last:
             return *relative, hidden_BTD.contiguous(), groups_BT, targets_BT, keys_B
-        # The prediction is made here, though the loss has `masked_M`, because DeepSpeed 0.19.8 loses gradients of bf16
-        # weights that the loss uses.
+        # Tokens are predicted here and not in the loss function, which has `masked_M`, because DeepSpeed 0.19.8 loses
+        # the gradients of bf16 weights that the loss function uses.
         masked_M = targets_BT.flatten().nonzero().squeeze(1)
         output = self.predict(hidden_BTD, masked_M, targets_BT.flatten()[masked_M], self.table)
         return tuple(scatter(values_M, masked_M, targets_BT) for values_M in output)
@@ -177,7 +188,7 @@ def scatter(values_M: Tensor, masked_M: Tensor, like_BT: Tensor) -> Tensor:
 
 
 def parts(balance: Sequence[int]) -> list[Part]:
-    """The parts of an encoder. `balance`: the number of layers in each part."""
+    """The parts of an encoder. `balance` has the number of layers of each part."""
     ends = torch.tensor(balance).cumsum(0).tolist()
     return [
         Part(range(end - layers, end), first=n == 0, last=n == len(balance) - 1)
@@ -203,7 +214,8 @@ class Flops:
     head: float = 0.0  # any other head, in the last part
     first_pass_layer: float = 0.0  # one layer in an additional first pass, without gradient
     first_pass_softmax: float = 0.0  # the masked head in the additional first pass, in the last part
-    predicted_last: float = 0.0  # share of positions at which `softmax_last` predicts; 0 means `mask_fraction`
+    # Fraction of positions at which the masked head of `softmax_last` predicts; 0: the setting `mask_fraction`.
+    predicted_last: float = 0.0
 
     @property
     def softmax(self) -> float:
@@ -227,16 +239,16 @@ def encoder_forward(cfg: ModelConfig, layers: int, row_tokens: int) -> float:
 
 
 def masked_head_forward(cfg: ModelConfig, mask_fraction: float) -> float:
-    """Operations per token of the masked head and its vocabulary softmax in a forward pass. `mask_fraction`: the share
-    of tokens at which it predicts."""
+    """Operations per token of the masked head and its vocabulary softmax in a forward pass. The head predicts at a
+    fraction `mask_fraction` of the tokens."""
     dense = cfg.width**2 if cfg.masked_head == "dense" else 0
     return 2.0 * mask_fraction * (dense + cfg.width * cfg.vocabulary)
 
 
 def stage_costs(flops: Flops, balance: Sequence[int], checkpointing: bool) -> list[float]:
-    """Operations per token that each part executes, forward and backward, recomputation included. `balance`: the number
-    of layers of each part."""
-    # A backward pass counts as two forward passes. Softmaxes and checkpointed layers repeat their forward pass in it.
+    """Operations per token that each part executes in its forward and backward passes, recomputation included.
+    `balance` has the number of layers of each part."""
+    # A backward pass counts as two forward passes. In it, softmaxes and checkpointed layers repeat the forward pass.
     passes = 4.0 if checkpointing else 3.0
     costs = [(passes * flops.layer + flops.first_pass_layer) * count for count in balance]
     costs[0] += passes * flops.generator + 4.0 * flops.softmax_first
@@ -245,15 +257,15 @@ def stage_costs(flops: Flops, balance: Sequence[int], checkpointing: bool) -> li
 
 
 def pipeline_balance(engine: EngineConfig, flops: Flops, checkpointing: bool) -> tuple[int, ...]:
-    """The number of layers in each part: `engine.balance`, or the split that minimises the largest cost of a
-    process."""
+    """The number of layers in each part. It is `engine.balance` if that is set, else the split that minimises the
+    largest cost of a process."""
     if engine.balance:
         return engine.balance
     balance = [0] + [1] * (engine.pipeline_parts - 1)  # the first part may have no layers
-    for _ in range(flops.layers - sum(balance)):  # each further layer goes where the process is then cheapest
+    for _ in range(flops.layers - sum(balance)):  # each further layer goes to the part whose process is then cheapest
 
         def cost_if_added(part: int) -> tuple[float, float]:
-            """The cost of the part's process, and of the part, if this part had one layer more."""
+            """Returns (cost of the part's process, cost of the part) if this part had one layer more."""
             grown_balance = list(balance)
             grown_balance[part] += 1
             costs = stage_costs(flops, grown_balance, checkpointing)

@@ -1,5 +1,5 @@
-"""One encoder with its token embedding: `TextEncoder` for evaluation, fine-tuning and export; `LanguageModel`, which
-has a masked-token head, to train XLM, XLM-R and ERNIE-M.
+"""One encoder with its token embedding. `TextEncoder` is for evaluation, fine-tuning and export. `LanguageModel` also
+has a masked-token head, and trains XLM, XLM-R and ERNIE-M.
 
 B rows, T tokens, M masked positions of the batch, D width.
 """
@@ -24,7 +24,7 @@ EncoderName = Literal["encoder", "discriminator", "generator"]
 
 
 class TextEncoder(nn.Module):
-    """From tokens to hidden states. It has `cfg.discriminator_layers` layers and ignores the generator's settings."""
+    """Maps tokens to hidden states. It has `cfg.discriminator_layers` layers and ignores the generator's settings."""
 
     def __init__(self, cfg: ModelConfig):
         super().__init__()
@@ -50,11 +50,11 @@ class TextEncoder(nn.Module):
         languages_BT: Tensor | None = None,
         keys_B: Tensor | None = None,
     ) -> Tensor:
-        """Last hidden states, [B, T, D]; the arguments are tensors of `Batch`. A token sees the tokens with the same
-        segment.
+        """The last hidden states, [B, T, D]. The arguments are tensors of `Batch`. A token sees the tokens of its row
+        with the same segment.
 
-        `languages_BT` (indices into `cfg.language_embeddings`) is needed by models with language embeddings, `keys_B`
-        for dropout.
+        Models with language embeddings need `languages_BT` (indices into `cfg.language_embeddings`). Dropout needs
+        `keys_B`.
         """
         return self.encoder(self.embed(tokens_BT), positions_BT, segments_BT, languages_BT, keys_B)
 
@@ -66,7 +66,7 @@ class TextEncoder(nn.Module):
 
 
 class LanguageModelOutput(NamedTuple):
-    """Result of a forward pass, from which the objective computes the losses."""
+    """The result of a forward pass, from which the objective computes the losses."""
 
     nll_M: Tensor  # float32, −log p of the original token
     predicted_M: Tensor  # int64, the most likely token
@@ -79,16 +79,17 @@ class Masking:
     Subclasses have another attention mask, or predict from other positions.
     """
 
-    random: float  # share of the masked positions that show a random token
-    keep: float  # share that show the original token
+    random: float  # fraction of the masked positions that show a random token
+    keep: float  # fraction of the masked positions that show the original token
 
     def apply(self, batch: Batch, vocabulary: int) -> Tensor:
-        """The tokens that the model reads, [B, T]. A masked position shows the original if its uniform is below `keep`,
-        a random token below `keep` + `random`, and else `<mask>`."""
+        """The tokens that the model reads, [B, T]. Each masked position has a uniform random number u in
+        `uniforms_M`. It shows the original token if u < `keep`, else a random token if u < `keep` + `random`, else
+        `<mask>`."""
         targets_M = batch.tokens_BT.flatten()[batch.masked_M]
         uniforms_M = batch.uniforms_M.double()
         first, count = UNK + 1, vocabulary - UNK - 2  # the first ordinary id, and the number of ordinary ids
-        # A uniform has one of 2^24 values; those from `keep` to `keep` + `random` are spread over all ordinary ids.
+        # u is one of 2^24 values. The values from `keep` to `keep` + `random` are spread over all ordinary ids.
         offset_M = (uniforms_M - self.keep) * (count / self.random if self.random else 0.0)
         random_M = first + offset_M.long().clamp(0, count - 1)
         changed_M = torch.where(uniforms_M < self.keep + self.random, random_M, vocabulary - 1)
@@ -100,11 +101,12 @@ class Masking:
         return masked_M
 
     def groups(self, batch: Batch) -> Tensor:
-        """A number for every position, int64 [B, T], from which `allowed` makes the attention mask; here the
-        segment."""
+        """A number for every position, int64 [B, T], from which `allowed` makes the attention mask. In this class it is
+        the segment."""
         return batch.segments_BT
 
-    # From the groups to an attention mask, bool [B, 1, T, T]; here a query sees the keys of its item.
+    # A function from the groups to an attention mask, bool [B, 1, T, T]. In this class a query sees the keys of its
+    # item.
     allowed = staticmethod(item_mask)
 
 
@@ -119,7 +121,7 @@ class LanguageModel(TextEncoder):
         self.masked_head = MaskedLanguageModelHead(cfg, z_loss)
 
     def forward(self, batch: Batch) -> LanguageModelOutput:  # type: ignore[override]
-        """Mask and predict."""
+        """Mask the batch and predict the masked tokens."""
         table = read_whole(self.table)
         embedded_BTD = lookup(self.masking.apply(batch, self.cfg.vocabulary), self.table, sparse=True)
         distance_HW, groups_BT = self.encoder.distances(batch.tokens_BT.shape[1]), self.masking.groups(batch)
@@ -130,24 +132,24 @@ class LanguageModel(TextEncoder):
     def predict(
         self, hidden_BTD: Tensor, masked_M: Tensor, targets_M: Tensor, table: list[Tensor]
     ) -> LanguageModelOutput:
-        """Predict the masked tokens from the last hidden states; `table`: the blocks of the tied embedding."""
+        """Predict the masked tokens from the last hidden states. `table` has the blocks of the tied embedding."""
         hidden_MD = hidden_BTD.flatten(0, 1)[self.masking.predicted_from(masked_M)]
         predicted = self.masked_head(hidden_MD, TiedTable(table), targets_M, None, self.writing)
         return LanguageModelOutput(predicted.nll_M, predicted.predicted_M)
 
 
 def one_item_a_row(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """`positions_BT` and `segments_BT` of `Batch` for rows that hold one item each, then padding."""
+    """Returns (`positions_BT`, `segments_BT`) of `Batch` for rows that hold one item each, then padding."""
     segments_BT = (tokens_BT != PAD).long()
     positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device) * segments_BT
-    if LAYOUTS["xlm"].opening == tokens_BT[0, 0]:  # in XLM's rows positions restart on the second side
+    if LAYOUTS["xlm"].opening == tokens_BT[0, 0]:  # in XLM's layout, positions restart at the second text of a pair
         second_BT = second_sides(tokens_BT) * segments_BT
         positions_BT = torch.where(second_BT > 0, second_BT.cumsum(1) - 1, positions_BT)
     return positions_BT, segments_BT
 
 
 def second_sides(tokens_BT: Tensor) -> Tensor:
-    """1 on the second side of each row's only item and at the padding after it, else 0; int64 [B, T]."""
+    """int64 [B, T]: 1 in the second text of each row's only item and in the padding after it, else 0."""
     is_end_BT = (tokens_BT == EOS).long()
     is_end_BT[:, 0] = 0  # in XLM's layout `</s>` opens the item
     ends_before_BT = is_end_BT.cumsum(1) - is_end_BT
@@ -155,10 +157,8 @@ def second_sides(tokens_BT: Tensor) -> Tensor:
 
 
 def language_index(cfg: ModelConfig, code: str) -> int:
-    """Index of a language in `cfg.language_embeddings` (`zh` also finds `zh-Hans`); 0 for a model without them.
-
-    Raises ValueError for a language that the model does not have.
-    """
+    """The index of a language in `cfg.language_embeddings` (`zh` also finds `zh-Hans`). For a model without language
+    embeddings it is 0. Raises ValueError for a language that the model does not have."""
     codes = cfg.language_embeddings
     if not codes:
         return 0
@@ -173,7 +173,8 @@ def language_index(cfg: ModelConfig, code: str) -> int:
 
 
 def languages_of(cfg: ModelConfig, codes: Sequence[tuple[str, ...]], tokens_BT: Tensor) -> Tensor:
-    """`languages_BT` of `Batch` for rows of one item each; `codes`: for each row, the language of each side."""
+    """`languages_BT` of `Batch` for rows of one item each. `codes` has for each row the language of its text, or the
+    two languages of its pair."""
     indices = [[language_index(cfg, code) for code in (row_codes[0], row_codes[-1])] for row_codes in codes]
     first_B, second_B = torch.tensor(indices, device=tokens_BT.device).unbind(1)
     languages_BT = torch.where(second_sides(tokens_BT) > 0, second_B[:, None], first_B[:, None])
