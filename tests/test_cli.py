@@ -340,7 +340,7 @@ def test_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys
 
 def test_a_pipeline_runs_with_zero_1() -> None:
     validate(RunConfig("x", engine=EngineConfig("pipeline", "zero1")))
-    with pytest.raises(ValueError, match="zero3 is ZeRO-3, a pipeline runs with ZeRO-1: set it to pipe_zero1"):
+    with pytest.raises(ValueError, match="zero3 is ZeRO-3, but a pipeline runs only with ZeRO-1: set engine"):
         validate(RunConfig("x", engine=EngineConfig("pipeline", "zero3")))
 
 

@@ -36,7 +36,7 @@ _ALLOWED = (
     "tensorboard",
     "wall_clock_breakdown",
 )
-_LOSSY = (  # these round what ranks send to each other
+_LOSSY = (  # these round the numbers that ranks send each other
     "zero_quantized_weights",
     "zero_quantized_nontrainable_weights",
     "zero_quantized_gradients",
@@ -73,7 +73,7 @@ def _fault(settings: dict[str, Any], zero: dict[str, Any]) -> str:
     if zero.get("stage") not in (1, 2, 3):
         return "must set zero_optimization.stage to 1, 2 or 3"
     if any(not isinstance(zero[key], dict) for key in ("offload_optimizer", "offload_param") if key in zero):
-        return "sets an offload_* of zero_optimization that is no object: leave it out"
+        return "sets an offload_* of zero_optimization that is no object: give a JSON object, or leave it out"
     for key, value in zero.items():
         if value == "auto":
             return (
@@ -84,12 +84,10 @@ def _fault(settings: dict[str, Any], zero: dict[str, Any]) -> str:
         if key in _DECIDED_BY_THE_RECIPE:
             return f"sets {key}, which the recipe decides: remove it there and use the recipe's own setting"
         if key not in _ALLOWED:
-            return (
-                f"sets {key}, which may change the loss curve: remove it, only {', '.join(_ALLOWED)} leave it as it is"
-            )
+            return f"sets {key}, which may change the loss curve: remove it (the file may set {', '.join(_ALLOWED)})"
     for key in _LOSSY:
         if zero.get(key):
-            return f"sets zero_optimization.{key}, which rounds what ranks send to each other: remove it"
+            return f"sets zero_optimization.{key}, which rounds the numbers that ranks send each other: remove it"
     return ""
 
 
@@ -120,18 +118,20 @@ def check_engine_file(config: Training) -> None:
     bf16_gradients = engine.gradient_precision == "bf16"
     file = f"engine.deepspeed {engine.deepspeed} is ZeRO-{stage}"
     if engine.kind == "pipeline" and stage != 1:
-        raise ValueError(f"{file}, a pipeline runs with ZeRO-1: set it to pipe_zero1")
+        raise ValueError(f"{file}, but a pipeline runs only with ZeRO-1: set engine.deepspeed to pipe_zero1")
     if stage == 3 and config.model.compile == "graphs":
         raise ValueError(
-            f"{file}, which gathers the weights at another place each time, and model.compile graphs reads them at a "
-            "fixed one: set it to layers"
+            f"{file}, which gathers the weights at other addresses each time, but model.compile graphs reads them at "
+            "fixed ones: set model.compile to layers"
         )
     if stage == 2 and bf16_gradients:
-        raise ValueError(f"{file}, engine.gradient_precision bf16 needs ZeRO-1 or ZeRO-3: set it to zero1 or zero3")
+        raise ValueError(
+            f"{file}, but engine.gradient_precision bf16 needs ZeRO-1 or ZeRO-3: set engine.deepspeed to zero1 or zero3"
+        )
     if stage == 1 and bf16_gradients and engine.offload_optimizer != "none":
         raise ValueError(
             "engine.gradient_precision bf16 needs ZeRO-3 where engine.offload_optimizer is set: set engine.deepspeed "
             "to zero3"
         )
     if stage != 3 and (engine.offload_parameters != "none" or engine.offload_optimizer == "nvme"):
-        raise ValueError(f"{file}, which offloads the optimizer to cpu and nothing else: set it to zero3")
+        raise ValueError(f"{file}, which can offload only the optimizer and only to cpu: set engine.deepspeed to zero3")

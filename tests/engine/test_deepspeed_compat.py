@@ -22,7 +22,7 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(
-        SharedError, match=f"0.19.5.local is installed, .* proven with {TESTED_VERSION}.*deepspeed=={TESTED_VERSION}"
+        SharedError, match=f"0.19.5.local is installed, .* tested with {TESTED_VERSION}.*deepspeed=={TESTED_VERSION}"
     ):
         start_process_group(EngineConfig(deepspeed="zero1"))
 
@@ -37,7 +37,7 @@ def test_a_changed_signature_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_part_that_is_gone_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"engine:DeepSpeedEngine.gone takes \(self\), here it is \(missing\)"):
+    with pytest.raises(ValueError, match=r"engine:DeepSpeedEngine.gone takes \(self\), not \(missing\) as here"):
         check_deepspeed({"runtime.engine:DeepSpeedEngine.gone": "self"})
 
 

@@ -106,5 +106,5 @@ def test_gradients_are_in_bf16_where_no_bit_is_lost(
     if expected:
         assert resolve_gradient_precision(engine, precision, micro_batches) == expected
     else:
-        with pytest.raises(ValueError, match=r"gradient_precision bf16 needs computing in bf16, .* set it to auto"):
+        with pytest.raises(ValueError, match=r"bf16 needs a run that computes in bf16, .* set it to auto"):
             resolve_gradient_precision(engine, precision, micro_batches)

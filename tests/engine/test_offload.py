@@ -37,10 +37,10 @@ def test_a_setting_that_no_engine_runs(engine: dict[str, object], words: str) ->
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
-        ({"offload_parameters": "cpu"}, "is ZeRO-1, which offloads the optimizer to cpu and nothing else"),
+        ({"offload_parameters": "cpu"}, "is ZeRO-1, which can offload only the optimizer and only to cpu"),
         (
             {"gradient_precision": "bf16", "precision": "bf16", "deepspeed": "zero2"},
-            "bf16 needs ZeRO-1 or ZeRO-3: set it to zero1",
+            "bf16 needs ZeRO-1 or ZeRO-3: set engine.deepspeed to zero1",
         ),
         (
             {"gradient_precision": "bf16", "precision": "bf16", "offload_optimizer": "cpu"},

@@ -141,7 +141,7 @@ def test_graphs_exclude_other_settings() -> None:
             validate(RunConfig("test", model=graphs, engine=engine))
     zero3 = RunConfig("test", model=graphs, engine=EngineConfig(deepspeed="zero3"))
     validate(replace(zero3, model=ModelConfig(compile="layers")))
-    with pytest.raises(ValueError, match=r"zero3 is ZeRO-3, .* model.compile graphs .*: set it to layers"):
+    with pytest.raises(ValueError, match=r"zero3 is ZeRO-3, .* model.compile graphs .*: set model.compile to layers"):
         validate(zero3)
     if not on_gpu():
         with pytest.raises(SharedError, match=r"graphs needs a GPU that computes in bf16: set it to layers or none"):

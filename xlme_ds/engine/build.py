@@ -28,7 +28,7 @@ from .engine import Engine
 from .optimizer import build_optimizer
 from .ranks import SharedError, on_all_ranks, on_gpu
 
-# Gives every parameter of a model its first value, inside a `GatherParameter` if there is one.
+# Gives every parameter of a model its initial value, inside a `GatherParameter` context if there is one.
 Fill = Callable[[nn.Module, GatherParameter | None], None]
 
 
@@ -46,14 +46,15 @@ def resolve_precision(engine: EngineConfig) -> Literal["bf16", "fp32"]:
 def resolve_gradient_precision(engine: EngineConfig, precision: str, accumulation: int) -> Literal["bf16", "fp32"]:
     """The precision in which the gradients of a step's `accumulation` micro-batches are added.
 
-    `auto` takes bf16 if ZeRO-1 computes in bf16 without offloading, and a step has one micro-batch. No bit is lost
-    then, because nothing is added, and sums over ranks are in float32.
+    `auto` takes bf16 if ZeRO-1 computes in bf16 without offloading, and a step has one micro-batch. Then no bit is
+    lost: a single micro-batch's gradients are added to nothing, and sums over ranks are in float32.
 
-    Raises ValueError for gradients in bf16 of a model in fp32.
+    Raises ValueError if the setting is bf16 and the run computes in fp32.
     """
     if engine.gradient_precision == "bf16" and precision == "fp32":
         raise ValueError(
-            "engine.gradient_precision bf16 needs computing in bf16, and this run computes in fp32: set it to auto"
+            "engine.gradient_precision bf16 needs a run that computes in bf16, but this one computes in fp32: set it "
+            "to auto"
         )
     if engine.gradient_precision != "auto":
         return engine.gradient_precision
@@ -74,10 +75,11 @@ def open_data(
     rows: DataConfig | None = None,
     like: Loader | None = None,
 ) -> Loader:
-    """The loader of the rows of `folders` that `rank` of `world` trains on.
+    """The loader with which `rank` of `world` reads its rows of `folders`: training data, or held-out data if `rows` is
+    given.
 
-    `rows`: the held-out rows of each task to evaluate, and their micro-batch; `folders` is then one held-out folder.
-    `like`: the loader of the training data, which held-out data must fit (`require_fit`).
+    `rows`: how many held-out rows of each task are evaluated, and their micro-batch; `folders` is then one held-out
+    folder. `like`: the loader of the training data, which held-out data must fit (`require_fit`).
     """
     loader_class = Loader if rows is None else HeldOutLoader
     objective = objective_of(config.objective)
@@ -98,15 +100,16 @@ def open_data(
 
 
 def require_fit(loader: Loader, model: ModelConfig, like: Loader | None = None) -> None:
-    """Raise ValueError if the data of `loader` do not fit `model`, or cannot be held-out data for the training data of
-    `like`, if that is given. The message names the setting or the folder."""
+    """Raise ValueError if the data of `loader` do not fit `model`. If `like`, the loader of training data, is given,
+    raise it also if the data of `loader` cannot be held-out data for them. The message names the setting or the
+    folder."""
     folder = loader.folders[0]
     with_other_vocabulary = [
         other for other in loader.folders if Vocabulary(other / "vocab").sha256 != loader.vocabulary_sha256
     ]
     if loader.vocabulary_size != model.vocabulary:
         raise ValueError(
-            f"{folder} was encoded with a vocabulary of {loader.vocabulary_size}, the model has "
+            f"{folder} was encoded with a vocabulary of {loader.vocabulary_size}, but the model has "
             f"{model.vocabulary}: set model.vocabulary to {loader.vocabulary_size}"
         )
     longest, longest_folder = max(zip(loader.row_lengths, loader.folders, strict=True))
@@ -126,18 +129,19 @@ def require_fit(loader: Loader, model: ModelConfig, like: Loader | None = None) 
         )
     if like is not None and loader.vocabulary_sha256 != like.vocabulary_sha256:
         raise ValueError(
-            f"{folder} and {like.folders[0]} were encoded with different vocabularies: encode both with one"
+            f"{folder} and {like.folders[0]} were encoded with different vocabularies: encode both with the same"
         )
     if like is not None:
         _require_split(loader, like)
 
 
 def _require_split(unseen: Loader, trained: Loader) -> None:
-    """Raise ValueError if text of `unseen` may be in the training data. It checks three things:
+    """Raise ValueError if text of `unseen` may be in the training data. Three things must hold:
 
     - The two were not made from the same text.
-    - If `unseen` was split (`xlme prep encode --split`), the two are the held-out and the training side of one share.
-    - Such sides were split by the same unit.
+    - If `unseen` was split (`xlme prep encode --split`), it is the held-out side, and the training data are the other
+      side, split with the same --heldout-share.
+    - Then both sides were also split by the same unit (`_split_unit`).
     """
     for (task, store), (phase, folder) in product(
         unseen.stores.items(), zip(trained.phases, trained.folders, strict=True)
@@ -150,27 +154,28 @@ def _require_split(unseen: Loader, trained: Loader) -> None:
             raise ValueError(
                 f"{store.folder} is text of encode --split {split} --heldout-share {share}, and {folder} "
                 f"of --split {trained_split}{f' --heldout-share {trained_share}' if trained_share else ''}: encode the "
-                "training text with --split train and this with --split heldout, of one share"
+                "training text with --split train and this text with --split heldout, with the same --heldout-share"
             )
         if manifest.shares_text(trained_manifest):
             raise ValueError(
-                f"{store.folder} and {folder} have the same text, so it is not held out: name text that is not trained "
-                "on"
+                f"{store.folder} and {folder} have the same text, so it is not held out: name a folder whose text is "
+                "not trained on"
             )
         if split != "all" and _split_unit(manifest) != _split_unit(trained_manifest):
             raise ValueError(
                 f"encode made {store.folder} and {folder} with different --sentences or --block-bytes, so text of one "
-                "may be in the other: encode both alike"
+                "may be in the other: encode both with the same"
             )
 
 
 def _split_side(manifest: Manifest) -> tuple[str, Any]:
-    """Which side of a split a folder's text is (`all`: it was not split), and the held-out fraction of the split."""
+    """Returns (side, share): which side of a split a folder's text is (`all`: it was not split), and the held-out
+    fraction of the split (None: not split)."""
     return manifest.settings.get("split", "all"), manifest.settings.get("heldout_share")
 
 
 def _split_unit(manifest: Manifest) -> str | int:
-    """The unit that a split never divides: sentences, documents, or blocks of so many bytes."""
+    """The unit that a split never divides: `sentences`, `documents`, or the number of bytes of a block."""
     return manifest.counts.get("split_of", "sentences" if manifest.settings.get("sentences") else "documents")
 
 
@@ -180,7 +185,8 @@ def build_engine(
     """The engine of `config`, with its model and optimizer. A parameter without a value in `initial_values` starts at
     random.
 
-    The process group must exist already if the engine needs one. Raises ValueError for settings that do not fit.
+    The process group must exist already if the engine needs one. Raises ValueError for settings that cannot be
+    combined.
     """
     objective = objective_of(config.objective)
     if config.engine.kind == "pipeline":
@@ -210,13 +216,13 @@ def _check_kernels(config: Training) -> None:
         return
     if interpreted and in_bf16:
         raise SharedError(
-            "model.kernels triton under TRITON_INTERPRET on a CPU: the interpreter has no bf16 products: set "
-            "engine.precision to fp32, or unset TRITON_INTERPRET"
+            "model.kernels triton runs on this CPU in Triton's interpreter (TRITON_INTERPRET), but the interpreter has "
+            "no bf16 products: set engine.precision to fp32, or unset TRITON_INTERPRET"
         )
     if find_spec("triton") is None and triton_chosen:
         raise SharedError("model.kernels triton needs the package triton: install it, or set model.kernels to auto")
     if find_spec("triton") is None and config.model.kernels == "auto":
-        print("model.kernels auto: torch's operations, the package triton is not installed", flush=True)
+        print("model.kernels auto: uses torch's operations, because the package triton is not installed", flush=True)
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu() else torch.device("cpu")
     dtype = torch.bfloat16 if in_bf16 else torch.float32
     on_all_ranks(lambda: check_kernels(config.model, device, dtype))
@@ -262,13 +268,13 @@ def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSo
     fill(model, gather_parameter)
     engine = ZeroEngine(model, objective, loader, heldout, config.optimizer, ds_config, gradients == "bf16")
     if zero_stage(config.engine) == 3 and hasattr(model, "any_rank"):
-        # A forward pass gathers weights from all ranks, so all decode until the last one is done.
+        # A forward pass gathers weights from all ranks, so every rank decodes until the last rank is done.
         model.any_rank = engine.any  # type: ignore[assignment]
     return engine
 
 
 def require_engine_file(engine: EngineConfig) -> None:
-    """Raise SharedError for a user's file of settings that DeepSpeed does not accept."""
+    """Raise SharedError if `engine.deepspeed` is a user's file with settings that DeepSpeed does not accept."""
     if engine.kind == "plain" or not engine.deepspeed.endswith(".json"):
         return
     from deepspeed.runtime.zero.config import get_zero_config
@@ -279,11 +285,11 @@ def require_engine_file(engine: EngineConfig) -> None:
     except ValidationError as error:
         first_error = error.errors()[0]
         name = ".".join(map(str, ("zero_optimization", *first_error["loc"])))
-        raise SharedError(f"{engine.deepspeed}: {name}: {first_error['msg']}: correct it there") from None
+        raise SharedError(f"{engine.deepspeed}: {name}: {first_error['msg']}: correct the file") from None
 
 
 def _require_nvme(folder: Path) -> None:
-    """Raise ValueError or OSError where this rank cannot write into the `folder` on its disk."""
+    """Raise ValueError or OSError if this rank cannot write into `folder` on its node's disk."""
     folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK):
         raise ValueError(f"engine.nvme_folder {folder} cannot be written: name a folder on a local disk")
@@ -300,10 +306,10 @@ def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> 
     for key, device in ("offload_optimizer", engine.offload_optimizer), ("offload_param", engine.offload_parameters):
         if device != "none":
             zero[key] = zero.get(key, {}) | {"device": device, **nvme_path}
-    if engine.offload_parameters == "nvme":  # with prefetching DeepSpeed 0.19.8 reads a weight twice, and fails
+    if engine.offload_parameters == "nvme":  # if it prefetches, DeepSpeed 0.19.8 reads a weight twice and fails
         zero["stage3_prefetch_bucket_size"] = 0
-    # Under ZeRO-1 our own code keeps gradients in bf16 (`bf16_gradients.py`). With bf16 in this setting DeepSpeed would
-    # use ZeRO-2's optimizer, and a step would take a third more time (docs/lab/engines.md).
+    # Under ZeRO-1 our own code keeps gradients in bf16 (`bf16_gradients.py`). If grad_accum_dtype were bf16, DeepSpeed
+    # would use ZeRO-2's optimizer, and a step would take a third more time (docs/lab/engines.md).
     accumulated_in = gradients if zero["stage"] == 3 else "fp32"
     return settings | {
         "train_micro_batch_size_per_gpu": loader.plan.micro_rows,
@@ -318,5 +324,5 @@ def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> 
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31,  # never
-        "timers": {"throughput": {"enabled": False}},  # unused here, and waits for the GPU twice a micro-batch
+        "timers": {"throughput": {"enabled": False}},  # not used here; it would wait for the GPU twice per micro-batch
     }

@@ -1,10 +1,10 @@
 """Adapters for DeepSpeed: a check of its version, because we replace private parts of it; the loading of its compiled
 extensions; and the reading of gradients that it keeps on a disk.
 
-While torch compiles or loads an extension, a file `lock` is next to it, and other processes wait until it is gone. A
-killed process leaves that file, and all later processes wait for ever. So our processes compile and load extensions one
-at a time, in our own folder, under a second lock that the system releases when its holder ends. The holder may delete a
-file `lock` in that folder: only a killed process can have left it.
+While torch compiles or loads an extension, a file `lock` lies next to it, and other processes wait until that file is
+gone. A killed process leaves the file, and then all later processes wait for ever. So our processes compile and load
+extensions one at a time, in our own folder, under a second lock that the system releases when its holder ends. The
+holder may delete a file `lock` in that folder: only a killed process can have left it.
 """
 
 import contextlib
@@ -55,17 +55,17 @@ _SIGNATURES = {
 
 def check_deepspeed(signatures: Mapping[str, str] = _SIGNATURES) -> None:
     """Raise ValueError unless DeepSpeed has the tested version and private functions with the expected parameters."""
-    versions = f"deepspeed {deepspeed.__version__} is installed, xlme_ds was proven with {TESTED_VERSION}"
+    versions = f"deepspeed {deepspeed.__version__} is installed, but xlme_ds was tested with {TESTED_VERSION}"
     advice = f"pip install deepspeed=={TESTED_VERSION}"
     if deepspeed.__version__.split("+")[0] != TESTED_VERSION:
-        raise ValueError(f"{versions}, whose private parts it replaces: {advice}")
+        raise ValueError(f"{versions} only and replaces private parts of it: {advice}")
     for name, expected in signatures.items():
         try:
             signature = str(inspect.signature(pkgutil.resolve_name(f"deepspeed.{name}"))).strip("()")
         except (ImportError, AttributeError):
             signature = "missing"
         if signature != expected:
-            raise ValueError(f"{versions}, in which {name} takes ({expected}), here it is ({signature}): {advice}")
+            raise ValueError(f"{versions}, in which {name} takes ({expected}), not ({signature}) as here: {advice}")
 
 
 _load = cpp_extension.load  # torch's own, which `loading_extensions` replaces
@@ -153,7 +153,8 @@ def _compiling(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _own_ninja_first() -> Iterator[None]:
-    """Context with this environment's ninja first in PATH: any other ninja would compile everything anew."""
+    """Context in which PATH begins with the folder of this environment's ninja: another ninja would compile everything
+    anew."""
     before = os.environ.get("PATH", "")
     os.environ["PATH"] = f"{sysconfig.get_path('scripts')}{os.pathsep}{before}"
     try:
@@ -163,10 +164,12 @@ def _own_ninja_first() -> Iterator[None]:
 
 
 def align_gradients(optimizer: Any) -> None:
-    """Make a ZeRO-3 optimizer with its state on a disk read gradients only into aligned memory; leave others unchanged.
+    """Make a ZeRO-3 optimizer whose state is on a disk read gradients only into aligned memory. Other optimizers stay
+    unchanged.
 
     DeepSpeed 0.19.8 reads with direct I/O, which fails if the address in memory is no multiple of 512 bytes. DeepSpeed
-    ignores the failure, and the buffer keeps its old content. A gradient may begin anywhere in its group's buffer.
+    ignores the failure, and the buffer keeps its old content. A gradient may begin at any address in its group's
+    buffer.
     """
     swapper = getattr(optimizer, "optimizer_swapper", None)
     if swapper is not None:
@@ -176,8 +179,9 @@ def align_gradients(optimizer: Any) -> None:
 def _cut_to_alignment(
     swapper: Any, tensors: Sequence[Tensor], offsets: Sequence[int]
 ) -> tuple[list[Tensor], list[int]]:
-    """Cut flat gradients into parts; returns the parts and their offsets. The aligned part goes to the disk, the short
-    parts before and after it stay in memory. Replaces `_adjust_for_misaligned_lengths`, which cuts only at the end."""
+    """Cut flat gradients into parts. Returns (parts, offsets). The aligned part of a gradient goes to the disk, the
+    short parts before and after it stay in memory. Replaces `_adjust_for_misaligned_lengths`, which cuts a gradient
+    only at its end."""
     parts, part_offsets = [], []
     alignment = swapper.numel_alignment
     for tensor, offset in zip(tensors, offsets, strict=True):

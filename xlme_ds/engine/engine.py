@@ -39,7 +39,7 @@ class StepStats:
     gradient_norm: float  # over all parameters, before clipping
     learning_rate: float
     applied: bool = True  # false: the step was skipped
-    suspects: tuple[str, ...] = ()  # of a skipped step: the rows of each micro-batch whose loss is not finite
+    suspects: tuple[str, ...] = ()  # if it was skipped: the rows of each micro-batch whose loss is not finite
 
 
 class Engine:
@@ -60,7 +60,8 @@ class Engine:
         optimizer: Any,
         clip: float = math.inf,
     ):
-        """`optimizer`: torch's, or DeepSpeed's wrapper of it; `clip`: the largest gradient norm, for plain torch."""
+        """`optimizer`: torch's, or DeepSpeed's wrapper of it. `clip`: the norm to which a larger gradient is scaled
+        down in plain torch (DeepSpeed has its own setting for it)."""
         self.module = module
         self.objective = objective
         self.loader = loader
@@ -96,7 +97,7 @@ class Engine:
         return [Bucket([Piece(name, 0, p.numel(), 0)], self.optimizer, p, kinds) for name, p in self.named_parameters()]
 
     def _publish(self) -> None:
-        """Copy the weights that were written into the buckets to the module; collective."""
+        """Copy the weights that `load` wrote into the buckets to the module; collective."""
 
     def _reduce(self, values: Tensor) -> Tensor:
         """Add up `values` over the ranks in place, and return them."""
@@ -138,7 +139,7 @@ class Engine:
                 batches = list(self.loader.step(step))
         except (ValueError, OSError) as failure:
             error = failure
-        # The last element counts failed ranks. Reduced on the host: on the GPU it would wait for the previous step.
+        # The last element counts failed ranks. The sum is taken on the host: a GPU would first finish the last step.
         failed = torch.full((1,), float(error is not None), dtype=torch.float64)
         reduced = self._reduce(torch.cat([self._own_counts(batches, failed.device), failed]))
         if reduced[-1] > 0:
@@ -184,7 +185,7 @@ class Engine:
         own_rows = [
             self.loader.describe_rows(step, micro_batch)
             for micro_batch, batch in enumerate(batches)
-            for loss, copy in context.losses  # in a pipeline, copies of `batches`: compared by their rows' keys
+            for loss, copy in context.losses  # a pipeline has copies of `batches`, so the rows' keys are compared
             if not torch.isfinite(loss) and torch.equal(copy.keys_B, batch.keys_B)
         ]
         suspects = dict.fromkeys(rows for of_rank in gather(own_rows) for rows in of_rank)  # each once, in order
@@ -192,8 +193,8 @@ class Engine:
         return StepStats(metrics, norm, rate, applied=False, suspects=tuple(suspects))
 
     def eval_batch(self, step: int) -> dict[str, Tensor]:
-        """The arguments of `Objective.summarise` for step `step` of the held-out rows (float64, on the CPU), and
-        `by_language`: the loss sums and the counts, [2, terms, languages]."""
+        """Evaluate step `step` of the held-out rows. Returns a dict, float64 on the CPU: the arguments of
+        `Objective.summarise`, and `by_language`, the loss sums and the counts, [2, terms, languages]."""
         heldout = self.heldout
         assert heldout is not None
         languages = max(len(store.languages) for store in heldout.stores.values())
@@ -201,8 +202,9 @@ class Engine:
 
     @torch.no_grad()
     def dimensions(self, rows: int) -> list[float]:
-        """The effective rank (`effective_rank`) of the first encoder's token states, for the embedding and each layer,
-        on the first `rows` held-out rows of each task: equal under any engine and number of ranks."""
+        """The effective rank (`effective_rank`) of the first encoder's token states, one number for the embedding and
+        one per layer. The tokens are those of the first `rows` held-out rows of each task, so the result is the same
+        under any engine and number of ranks."""
         heldout = self.heldout
         assert heldout is not None
         batch = on_all_ranks(lambda: heldout.first_rows(rows)).to(self.device)
@@ -217,7 +219,8 @@ class Engine:
         return [by_layer[layer] for layer in sorted(by_layer)]
 
     def probe_loss(self) -> float:
-        """Loss of the probe batch, whose rows never change: equal under any engine and number of ranks."""
+        """Loss of the probe batch. Its rows never change, so equal weights have an equal loss under any engine and
+        number of ranks."""
         batch = self.objective.as_probe(on_all_ranks(self.loader.probe))
         totals = self._evaluate([batch])
         # Every rank evaluates this batch, so sums and counts are both multiplied by the number of ranks.
@@ -233,7 +236,8 @@ class Engine:
     def _evaluate(
         self, batches: Sequence[Batch], counted: Sequence[bool] = (), languages: int = 0
     ) -> dict[str, Tensor]:
-        """Totals of `batches`. `counted`: a bool for each batch, false to leave it out; empty if all count."""
+        """`_totals` of an evaluation of `batches`. `counted`: a bool for each batch, false to leave it out of the
+        totals; empty if all count."""
         batches = [batch.to(self.device) for batch in batches]
         context = self._evaluation_context(languages=languages)
         self._forward(context, batches)

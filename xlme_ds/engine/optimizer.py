@@ -17,7 +17,8 @@ from .ranks import SharedError
 
 def build_optimizer(module: nn.Module, cfg: OptimizerConfig, objective: Objective | None = None) -> Optimizer:
     """The optimizer that every engine uses; `objective` may scale the learning rates of some parameters. Only this
-    function chooses the update rule: one of torch's, and elementwise, because engines update pieces of parameters.
+    function chooses the update rule. The rule must be one of torch's and elementwise, because engines update pieces of
+    parameters.
 
     Raises SharedError for a rule whose state checkpoints cannot hold.
     """
@@ -38,10 +39,10 @@ def build_optimizer(module: nn.Module, cfg: OptimizerConfig, objective: Objectiv
 
 
 def _probe_state_kinds(rule: Callable[..., Optimizer]) -> tuple[str, ...]:
-    """Names of the tensors in the optimizer's state of a parameter, without `step`; found by one step on a small
-    matrix. Before the first step they are taken to be zeros.
+    """Names of the tensors that the rule keeps for each parameter, without `step`. They are found by one step on a
+    small matrix. `first_state` assumes that they start as zeros.
 
-    Raises SharedError for a rule with any other state, which checkpoints cannot hold.
+    Raises SharedError for a rule that keeps anything else, because checkpoints cannot hold it.
     """
     matrix = nn.Parameter(torch.zeros(2, 3))
     matrix.grad = torch.zeros(2, 3)
@@ -51,8 +52,8 @@ def _probe_state_kinds(rule: Callable[..., Optimizer]) -> tuple[str, ...]:
     names = [name for name in state if name != "step"]
     if "step" not in state or any(getattr(state[name], "shape", None) != matrix.shape for name in names):
         raise SharedError(
-            f"{type(optimizer).__name__} keeps {', '.join(state)} of every parameter, and a checkpoint holds its step "
-            "and tensors of the parameter's shape: choose another rule in engine/optimizer.py"
+            f"{type(optimizer).__name__} keeps {', '.join(state)} of every parameter, but a checkpoint holds only its "
+            "step and tensors of the parameter's shape: choose another rule in engine/optimizer.py"
         )
     return tuple(names)
 

@@ -43,7 +43,8 @@ from .zero import ZeroEngine
 class _PartSpec(LayerSpec):
     """One part of the model, built on the process that holds the part.
 
-    DeepSpeed sees a part as one layer, so that mask and relative bias are computed once for all of its layers.
+    DeepSpeed sees a part as one layer, so that attention mask and relative bias are computed once for all of the part's
+    layers.
     """
 
     def __init__(self, objective: Pretraining, cfg: ModelConfig, part: Part):
@@ -82,7 +83,8 @@ class PipelineEngine(ZeroEngine):
         self._counts_rows = self.engine.is_first_stage()
         self._reads_rows = self.engine.is_first_stage() or self.engine.is_last_stage()
         self._min_micro_batches = 2 * self.engine.num_stages if dualpipev else 1
-        # DualPipeV has as many buffers as training has micro-batches; with more, two would share a buffer (0.19.8).
+        # DeepSpeed 0.19.8 gives DualPipeV as many buffers as training has micro-batches. In an evaluation of more
+        # micro-batches two of them would share a buffer.
         self._max_micro_batches = self.engine.gradient_accumulation_steps() if dualpipev else sys.maxsize
         self._last_part = own_parts[-1]
         self._predicted: list[Tensor] = []  # predictions of the first pass, by micro-batch
@@ -103,7 +105,8 @@ class PipelineEngine(ZeroEngine):
         return Batch.of_tensors(tensors, self._last_part.added)
 
     def enter(self, step: int) -> None:
-        """As `Engine.enter`. A new phase may have rows of another length, and so activations of another shape."""
+        """As `Engine.enter`; also makes DeepSpeed forget the activations' shape where a phase begins, because the new
+        phase may have rows of another length."""
         super().enter(step)
         if any(step == phase.first_step for phase in self.loader.phases):
             self.engine.reset_activation_shape()
@@ -130,7 +133,7 @@ class PipelineEngine(ZeroEngine):
                 filled = self._filled(chunk, micro_batches)
                 self.engine.module.loss_fn = partial(self._scheduled_loss, context)
                 self._evaluate_by_schedule(filled, micro_batches)
-                del context.gathered[gathered_before + len(chunk) :]  # sums of repeated batches
+                del context.gathered[gathered_before + len(chunk) :]  # the sums of repeated batches
         self.engine.reset_activation_shape()
 
     def _evaluate_by_schedule(self, batches: list[Batch], micro_batches: int) -> None:
@@ -147,7 +150,8 @@ class PipelineEngine(ZeroEngine):
     def _filled(self, batches: list[Batch], micro_batches: int) -> list[Batch]:
         """`batches`, with their open positions filled on the process that holds the first part.
 
-        `micro_batches`: how many the schedule runs, equal on all processes. Collective over the stages.
+        `micro_batches`: the number of micro-batches that the schedule runs, equal on all processes. Collective over the
+        stages.
         """
         if not self._last_part.two_passes:
             return batches
@@ -195,14 +199,14 @@ class PipelineEngine(ZeroEngine):
 
 
 class _TiedTable:
-    """The tied embedding on a process that holds `parts`: the process with the first part owns the table; the process
-    with the last part, the borrower, has a copy. On any other process, and if one process has both parts, `blocks` is
-    empty."""
+    """The tied embedding on a process that holds `parts`. The process with the first part owns the table; the process
+    with the last part, the borrower, has a copy. Any other process has nothing to send, so its `blocks` are empty; they
+    are also empty if one process has both parts."""
 
     def __init__(self, engine: Any, parts: Sequence[Any]):
         first, last = parts[0], parts[-1]
-        self.blocks: Sequence[Any] = ()  # of the embedding, sent one by one
-        self.gradients: Sequence[Tensor] = ()  # of the borrowed blocks
+        self.blocks: Sequence[Any] = ()  # the blocks of the embedding, which are sent one by one
+        self.gradients: Sequence[Tensor] = ()  # the gradients of the borrowed blocks
         self.owns = first.part.first
         self.peer = engine.grid.stage_to_global(stage_id=engine.num_stages - 1 if self.owns else 0)
         if first.ties and self.owns and last.part.last:  # DualPipeV: the last part reads the first part's parameters

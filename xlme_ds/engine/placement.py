@@ -1,8 +1,9 @@
 """Alignment of parameters in DeepSpeed's flat buffers: each begins at a multiple of 128 bytes.
 
 DeepSpeed lays the parameters of an optimizer group end to end, so a parameter of odd size (a gate's scale, a head's
-single bias) shifts all later ones to addresses that are no multiples of 16 bytes. There cuBLAS and layer norm choose
-kernels without vector loads: a step of Base took 1.2 times as long on an H200 (docs/results/performance.md).
+single bias) shifts all later ones to addresses that are no multiples of 16 bytes. For such addresses cuBLAS and layer
+norm choose kernels without vector loads: a step of Base took 1.2 times as long on an H200
+(docs/results/performance.md).
 """
 
 from collections.abc import Iterator
@@ -20,8 +21,8 @@ def aligned(module: nn.Module, optimizer: torch.optim.Optimizer, ranks: int, sta
     real parameter is aligned.
 
     Fillers get no gradient, and are removed from `module` afterwards. Under ZeRO 1 and 2 each of the `ranks` owns an
-    equal part of a group, so its size is made a multiple of `ranks` · ALIGNMENT. ZeRO-3 on several ranks gathers every
-    parameter into its own memory, which is aligned anyway.
+    equal part of a group, so the group's size is made a multiple of `ranks` · ALIGNMENT. ZeRO-3 on several ranks
+    gathers every parameter into memory of its own, which is aligned anyway.
     """
     module.fillers = fillers = nn.ParameterList()
     for group in optimizer.param_groups if stage < 3 or ranks == 1 else ():

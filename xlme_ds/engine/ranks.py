@@ -1,7 +1,8 @@
 """The processes of a run: the launcher's variables, the process group, and errors that all ranks raise together.
 
-DeepSpeed's launcher and torchrun set torch's five variables. Plain `srun` sets its own, which are translated. If a
-launch would silently make each process a run of its own, that is an error.
+DeepSpeed's launcher and torchrun set torch's five variables. Plain `srun` sets variables of its own, which are
+translated into torch's. Several processes that do not know of each other would silently become one run each, so that is
+an error.
 """
 
 import datetime
@@ -29,7 +30,7 @@ _FIRST_PORT = 10_000
 _PORT_COUNT = 20_000
 _PORTS_TO_NEXT_TRY = 1_009  # a requeued job takes another port, because its previous one may still be in use
 _DAY = datetime.timedelta(days=1)
-_SLOW_SECONDS = 30.0  # of waiting, after which a message is printed: importing on a busy machine takes less
+_SLOW_SECONDS = 30.0  # a longer wait prints a message; imports on a busy machine take less
 _UNSET_ADVICE = f"the environment has another job's variables: unset {' '.join(TORCH_VARIABLES)}"
 
 
@@ -43,11 +44,11 @@ def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
         missing = [name for name in TORCH_VARIABLES if name not in environment]
         if missing:
             raise ValueError(
-                f"RANK is set, {' and '.join(missing)} not: set all five as a launcher does, or unset RANK"
+                f"RANK is set without {' and '.join(missing)}: set all five as a launcher does, or unset RANK"
             )
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"):
             if not environment[name].isdecimal():
-                raise ValueError(f"{name} is {environment[name]!r}: a launcher sets a number, else unset RANK")
+                raise ValueError(f"{name} is {environment[name]!r}: set a number, or unset RANK to run one process")
         if int(environment["WORLD_SIZE"]) < tasks:
             raise ValueError(
                 f"srun started {tasks} processes, but WORLD_SIZE is {environment['WORLD_SIZE']}: unset RANK and "
@@ -55,7 +56,8 @@ def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
             )
         if int(environment["RANK"]) >= int(environment["WORLD_SIZE"]):
             raise ValueError(
-                f"RANK is {environment['RANK']}, and WORLD_SIZE {environment['WORLD_SIZE']}: ranks count from 0"
+                f"RANK is {environment['RANK']}, but WORLD_SIZE is {environment['WORLD_SIZE']}: set RANK to a number "
+                "from 0 to WORLD_SIZE - 1"
             )
         return {name: environment[name] for name in TORCH_VARIABLES}
     if tasks > 1:
@@ -72,7 +74,7 @@ def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
     if "SLURM_STEP_NUM_TASKS" not in environment and int(environment.get("SLURM_NTASKS") or 1) > 1:
         raise ValueError(
             f"this job has {environment['SLURM_NTASKS']} tasks, but srun did not start this process: put srun before "
-            "python, or srun --ntasks=1 to run on one"
+            "python, or srun --ntasks=1 to run one process"
         )
     launched = max(int(environment.get(name) or 1) for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE"))
     if launched > 1:
@@ -106,7 +108,8 @@ def start_process_group(
 ) -> tuple[int, int]:
     """Join the processes that the launcher started; returns (rank, world), which is (0, 1) without a launcher.
 
-    Collectives time out a minute after the watchdog, so that the watchdog acts first; without a watchdog after a day.
+    Collectives time out a minute later than the watchdog, so that the watchdog acts first. Without a watchdog they time
+    out after a day.
     """
     os.environ.update(on_all_ranks(lambda: rendezvous(os.environ) or _alone()))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -120,7 +123,7 @@ def start_process_group(
     if on_gpu():
         torch.cuda.set_device(_device())
     timeout = datetime.timedelta(minutes=watchdog_minutes + 1) if watchdog_minutes else _DAY
-    # DeepSpeed's engines make groups without a timeout, for which torch takes these defaults (else 30 and 10 minutes).
+    # DeepSpeed's engines make groups and give no timeout, so torch takes these defaults (they were 30 and 10 minutes).
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
@@ -189,7 +192,7 @@ def _device() -> int:
         index = 0
     if index >= visible:
         raise SharedError(
-            f"a node has more processes than the {visible} GPUs that they see: start one process a GPU "
+            f"a node has more processes than the {visible} GPUs that they see: start one process per GPU "
             "(--ntasks-per-node)",
             prints=index == visible,
         )
@@ -198,8 +201,8 @@ def _device() -> int:
 
 
 def data_parallel(engine: EngineConfig, rank: int, world: int) -> tuple[int, int]:
-    """(index, count): the rows are divided into `count` equal parts, and rank `rank` reads part `index`. The stages of
-    one pipeline read the same part."""
+    """Returns (index, count): the rows are divided into `count` equal parts, and rank `rank` reads part `index`. The
+    stages of one pipeline read the same part."""
     replicas = world // engine.processes_per_replica
     return rank % replicas, replicas  # as in DeepSpeed's PipeDataParallelTopology: ranks of one stage are consecutive
 
@@ -222,7 +225,7 @@ def process_group(
             else:
                 os.environ[name] = value
         if dist.is_initialized():
-            from deepspeed import comm  # it knows more groups, which the next run of this process must not use
+            from deepspeed import comm  # it also destroys groups that the next run of this process must not use
 
             (comm if comm.is_initialized() else dist).destroy_process_group()
 
@@ -245,7 +248,7 @@ def on_gpu() -> bool:
 
 
 def broadcast(value: Result) -> Result:
-    """Rank 0's `value`, on every rank."""
+    """Returns rank 0's `value` on every rank; collective."""
     box = [value]
     if dist.is_initialized():
         dist.broadcast_object_list(box, src=0)
@@ -253,7 +256,7 @@ def broadcast(value: Result) -> Result:
 
 
 def gather(value: Result) -> list[Result]:
-    """The values of all ranks in their order, on every rank."""
+    """Returns the values of all ranks, in the order of the ranks, on every rank; collective."""
     if not dist.is_initialized():
         return [value]
     values: list[Result] = [value] * dist.get_world_size()

@@ -13,16 +13,16 @@ from ..objectives.protocol import Objective, Pretraining
 class Gathered(NamedTuple):
     """Sums over one micro-batch, to be added over micro-batches; float64."""
 
-    sums: Tensor  # of the losses, [terms]
-    statistics: Tensor  # of the objective
-    by_language: Tensor | None  # sums and counts, [2, terms, languages]; None: not asked for
+    sums: Tensor  # the sum of the losses of each term, [terms]
+    statistics: Tensor  # the objective's statistics (`Objective.statistics`)
+    by_language: Tensor | None  # the losses' sums and counts, [2, terms, languages]; None: not asked for
 
 
 @dataclass
 class StepContext:
     """The settings of a pass over micro-batches, and its results so far."""
 
-    objective: Objective  # with the weights of the step
+    objective: Objective  # the objective as it is at the step, with its weights
     weights: Tensor  # float32 [terms], on the device: the factor of each term's sum in the loss
     norm_limit: float = math.inf  # a step with a larger gradient norm is not taken
     detailed: bool = True  # whether to gather the numbers that are reported
@@ -32,8 +32,8 @@ class StepContext:
     losses: list[tuple[Tensor, Any]] = field(default_factory=list)  # the loss and the batch, by micro-batch
 
     def loss(self, output: Any, batch: Any) -> Tensor:
-        """The micro-batch's contribution to the step's loss. If it is not finite, its gradient is not finite either:
-        all ranks see the fault in the gradient's norm."""
+        """The micro-batch's contribution to the step's loss. If it is not finite, its gradient is not finite either, so
+        that all ranks see the fault in the gradient's norm."""
         sums = self.objective.sums(output, batch)
         if self.detailed:
             by_language = None
@@ -44,7 +44,8 @@ class StepContext:
         return self.recorded((self.weights * sums).sum(), batch)
 
     def recorded(self, loss: Tensor, batch: Any) -> Tensor:
-        """Record `loss` in training and return it; a loss that is not finite becomes NaN, its gradient too."""
+        """Record `loss`, in training only, and return it. A loss that is not finite becomes NaN, and so does its
+        gradient."""
         if loss.requires_grad:  # not in an evaluation
             self.losses.append((loss.detach(), batch))
         return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)

@@ -62,8 +62,8 @@ class ZeroEngine(Engine):
         self._cpu_group = dist.new_group(backend="gloo") if on_gpu() else None  # its sums do not wait for the GPU
         # A factor of the loss: DeepSpeed divides gradients by the accumulation steps and averages them over the ranks.
         self._loss_factor = engine.dp_world_size * engine.gradient_accumulation_steps()
-        self._context: StepContext | None = None  # of the step that is being taken
-        self._norm = 0.0  # global gradient norm of that step
+        self._context: StepContext | None = None  # the context of the step that is being taken
+        self._norm = 0.0  # the global gradient norm of that step
         # All of DeepSpeed's optimizers call torch's `step`, some of them once for each buffer.
         for inner in (engine.optimizer.optimizer, getattr(engine.optimizer, "backup_optimizer", None)):
             if inner is not None:
@@ -139,7 +139,7 @@ class ZeroEngine(Engine):
 
 
 def _replicas(module: nn.Module) -> int:
-    """The number of ranks that share the optimizer's state of a parameter."""
+    """The number of ranks among which the optimizer's state of a parameter is divided."""
     return module.topology().get_dim("data") if isinstance(module, PipelineModule) else dist.get_world_size()
 
 
