@@ -1,11 +1,11 @@
-"""Compares the loader with that of Hugging Face's `datasets`: rows a second, and the time to the first batch.
+"""Compares our loader with Hugging Face's `datasets` (the peer): rows per second, and the time to the first batch.
 
-    xlme bench loader --data DIR [--quick] [--json]     # DIR: what `xlme prep mix` wrote
+    xlme bench loader --data DIR [--quick] [--json]     # DIR: a folder that `xlme prep mix` wrote
 
-A pass goes from opening the data to its last row, in one process without workers, with one thread of torch and cached
-files. The two run in turns; `bench/peers/loaders.py` says how the peer reads. The peer's rows lie on the disk in
-reading order, which helps it. Ours has masks that are exact and repeatable (15% of each item, without replacement, a
-function of the row's number), and checks every shard's SHA-256 before it is used; the other checks nothing.
+A pass opens the data and reads it to the last row, in one process without workers, with one thread of torch and cached
+files. The two loaders take turns. `bench/peers/loaders.py` says how the peer reads; its rows lie on the disk in reading
+order, which helps it. Our masks are exact (15% of each item, drawn without replacement) and repeatable (they depend on
+the row's index alone). Our loader checks every shard's SHA-256 before it uses the shard; the peer checks nothing.
 """
 
 import os
@@ -40,15 +40,16 @@ OURS, PEER = "ours", "datasets"
 class LoaderSettings:
     """Arguments of the command."""
 
-    data: Path  # a mixed folder; its first rows are read
-    rows: int = 16_384  # of each task
-    rounds: int = 5  # figures are medians of the rounds
-    quick: bool = False  # 2,048 rows of each task, fewer rounds
+    data: Path  # folder that `xlme prep mix` wrote; its first rows are read
+    rows: int = 16_384  # rows of each task in a pass
+    rounds: int = 5  # rounds to measure; each figure is the median over the rounds
+    quick: bool = False  # at most 2,048 rows of each task, three rounds
     json: bool = False  # print JSON
 
 
 def our_batches(data: Path, rows: int, kind: str) -> Iterator[Tensors]:
-    """Open the data, and yield the batches of one pass of our loader; if `kind` is bare, only ids, read directly."""
+    """Open the data, and yield the batches of one pass of our loader. If `kind` is "bare", the batches are read without
+    the loader, and have only ids."""
     if kind == "bare":
         stores = [RowStore(data / task) for task in TASKS]
         for first in range(0, rows, ROWS_PER_TASK):
@@ -70,14 +71,15 @@ def in_training_order(data: Path, rows: int) -> np.ndarray:
 
 
 def race(data: Path, rows: int, rounds: int, scratch: Path) -> Figures:
-    """Run ours and the peer in turns. A ratio is the median of the ratios in each turn."""
+    """Run the passes of our loader and of the peer in turns. A ratio is the median over the rounds of each round's
+    ratio of ours to the peer's."""
     tokens = in_training_order(data, rows)
     checksum = int(tokens.sum(dtype="int64"))
     write_rows(scratch / PEER, tokens)
     batches = {OURS: partial(our_batches, data, rows), PEER: partial(peer_batches, scratch / PEER)}
     contenders = [(OURS, "lean"), (OURS, "bare"), (PEER, "lean"), (PEER, "bare"), (PEER, "customary")]
-    sides = {(name, kind): partial(one_pass, name, batches[name], kind, checksum) for name, kind in contenders}
-    turns = by_turns(sides, rounds)
+    passes = {(name, kind): partial(one_pass, name, batches[name], kind, checksum) for name, kind in contenders}
+    turns = by_turns(passes, rounds)
     medians: Figures = {OURS: {}, PEER: {}}
     for (name, kind), figures in turns[0].items():
         medians[name][kind] = {
@@ -98,8 +100,8 @@ def race(data: Path, rows: int, rounds: int, scratch: Path) -> Figures:
 
 
 def one_pass(name: str, batches: Callable[[str], Iterator[Tensors]], kind: str, checksum: int) -> Figures:
-    """Rows for each second by the clock and for each second of CPU time, milliseconds to the first batch, and masked
-    tokens for each row.
+    """Rows per second of wall time and per second of CPU time, milliseconds to the first batch, and masked tokens per
+    row.
 
     Raises ValueError if the ids of all rows do not add up to `checksum`.
     """
@@ -120,7 +122,7 @@ def one_pass(name: str, batches: Callable[[str], Iterator[Tensors]], kind: str, 
 
 
 def main() -> None:
-    """Measure and print the figures, or JSON."""
+    """Measure, and print the figures as text or JSON."""
     settings = tyro.cli(LoaderSettings, prog="xlme bench loader", description=__doc__)
     rows, rounds = (min(settings.rows, 2048), 3) if settings.quick else (settings.rows, settings.rounds)
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Shared by all benches: measure in turns, read the process's memory, print figures with commit, machine and date."""
+"""Helpers of all benches: they measure in turns, read the process's memory, and print figures with commit and date."""
 
 import json
 import math
@@ -28,7 +28,7 @@ def stamp() -> Figures:
 
 
 def memory(field: str) -> int:
-    """A field of this process's /proc status, in bytes: VmRSS is its resident memory now, VmHWM the peak."""
+    """A field of this process's /proc status, in bytes: VmRSS is its resident memory now, VmHWM its peak."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
@@ -36,25 +36,25 @@ def memory(field: str) -> int:
 
 
 def by_turns(
-    sides: Mapping[Key, Callable[[], Any]], rounds: int, warm_up: int = 1, deadline: float = math.inf
+    contenders: Mapping[Key, Callable[[], Any]], rounds: int, warm_up: int = 1, deadline: float = math.inf
 ) -> list[dict[Key, Any]]:
-    """Results of all sides in each of `rounds` rounds, after `warm_up` rounds that do not count. The sides take turns,
-    so that other work on the machine slows all of them alike. Except for the first, no round begins after `deadline`
-    (time.monotonic)."""
+    """Call each contender once in every round, so that other work on the machine slows all of them alike. Returns one
+    dict per round, from a contender's key to its result. The first `warm_up` rounds do not count; `rounds` more follow.
+    Only the first round may begin after `deadline` (time.monotonic)."""
     turns: list[dict[Key, Any]] = []
     while len(turns) < warm_up + rounds and (not turns or time.monotonic() <= deadline):
-        turns.append({name: side() for name, side in sides.items()})
+        turns.append({key: contender() for key, contender in contenders.items()})
     return turns[warm_up:]
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """A Markdown table of `rows` under the headings `columns`."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
 def listing(figures: Figures, indent: str = "") -> str:
-    """Figures as text, a line with name and value for each; inner dicts are indented."""
+    """Figures as text, one line with name and value per figure; inner dicts are indented."""
     lines = []
     for name, value in figures.items():
         if isinstance(value, dict):

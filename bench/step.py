@@ -2,11 +2,14 @@
 
     xlme bench step [--json] [--quick] [--rounds 5] [--sizes base middle]
 
-Each contender is a process with all cores; ours and one peer take turns, step by step, so that other work on the
-machine slows both alike. All train generator and discriminator of one shape on the same rows, in bf16 with float32
-master weights and AdamW. Operations by the standard count (`xlme_ds.counting`), the same for all; the peak is a bf16
-matrix product of 4096 x 4096 x 4096, measured between the steps. Memory is the growth of a process's largest resident
-set over its size before the model was built. Rows are synthetic: two of text, two of packed pairs, 512 tokens each.
+Each contender is a process that uses all cores. Ours and one peer take turns, step by step, so that other work on the
+machine slows both alike. All contenders train a generator and a discriminator of the same shape on the same rows, in
+bf16 with float32 master weights and AdamW. The rows are synthetic: two of text and two of packed pairs, each with 512
+tokens.
+
+The operations of a step are counted alike for all contenders (`xlme_ds.counting`). Their rate is compared with that of
+a bf16 matrix product of 4096 x 4096 x 4096, measured between the steps. A contender's memory is the peak of its
+process's resident set minus the size of the set before the model was built.
 """
 
 import os
@@ -35,27 +38,28 @@ WARM_UP = 2  # rounds that do not count
 class StepSettings:
     """Arguments of the command."""
 
-    # base: Base with XLM-R's 250,002 pieces; middle: 4 + 8 layers of width 384, 64,000 pieces; tiny: for tests
+    # base: Base with XLM-R's 250,002 pieces; middle: a model of width 384 with 4 + 8 layers and 64,000 pieces; tiny: a
+    # model for tests
     sizes: tuple[Size, ...] = ("base", "middle")
-    rounds: int = 5  # figures are medians of the rounds
-    quick: bool = False  # the middle size alone, three rounds
+    rounds: int = 5  # rounds to measure; each figure is the median over the rounds
+    quick: bool = False  # measure only the middle size, in three rounds
     json: bool = False  # print JSON
 
 
 def sized(size: Size) -> RunConfig:
-    """The run of a size, 4 rows of 512 a step."""
+    """The run of a size. A step has two rows of each task."""
     middle = dict(vocabulary=64_000, width=384, heads=6, feed_forward=1536, discriminator_layers=8)
     return run_config("base_zero1", 2, 2, size == "tiny", **(middle if size == "middle" else {}))
 
 
 def our_step(run: RunConfig) -> Callable[[], object]:
-    """A step of the run's engine, DeepSpeed's ZeRO-1 on one process."""
+    """Build the run's engine, DeepSpeed's ZeRO-1 on one process. Returns a function that takes a step."""
     engine = built(run)
     return lambda: engine.train_batch(0, RATE, detailed=False)
 
 
 def matrix_product(run: RunConfig) -> Callable[[], object]:
-    """A bf16 product of 4096 x 4096 x 4096; its rate is the peak."""
+    """Returns a function that computes a bf16 product of 4096 x 4096 x 4096; its rate serves as the peak."""
     a, b = (torch.randn(4096, 4096).bfloat16() for _ in range(2))
     return lambda: torch.mm(a, b)
 
@@ -80,7 +84,7 @@ def prepare(name: str, size: Size) -> Callable[[object], list[Figures]]:
 
 
 def measure(size: Size, rounds: int) -> Figures:
-    """Measure ours next to one peer at a time: all together would not fit into 24 GB."""
+    """Measure ours with one peer at a time: all contenders together would not fit into 24 GB."""
     run = sized(size)
     flops = flops_per_step(run, run.model.max_positions)
     tokens = step_tokens(run)
@@ -126,7 +130,7 @@ def table(size: str, figures: Figures) -> str:
 
 
 def main() -> None:
-    """Measure, and print tables or JSON; with `--quick` the JSON holds the figures of the middle size."""
+    """Measure, and print tables or JSON. With `--quick`, the JSON holds only the figures of the middle size."""
     settings = tyro.cli(StepSettings, prog="xlme bench step", description=__doc__)
     os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}  # for the contenders
     sizes: tuple[Size, ...] = ("middle",) if settings.quick else settings.sizes

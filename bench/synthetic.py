@@ -1,4 +1,4 @@
-"""Synthetic packed rows in memory, as data preparation would write them: no data folder, no Arrow."""
+"""Makes synthetic packed rows in memory, like those that data preparation writes, so that no data folder is needed."""
 
 import numpy as np
 
@@ -11,8 +11,8 @@ from xlme_ds.data.rows import BOS, EOS, PAD, UNK, Rows
 
 
 def synthetic_rows(rng: np.random.Generator, count: int, row_tokens: int, vocabulary: int, pairs: bool) -> Rows:
-    """`count` rows of ids that follow a Zipf-like law. A row has one item that fills it or, with `pairs`, several
-    pairs, each side about a ninth of the row long."""
+    """Make `count` rows of ids that follow a Zipf-like law. One item fills a row; if `pairs`, a row has several pairs,
+    and each side of a pair is about a ninth of the row long."""
     tokens = np.full((count, row_tokens), PAD, dtype=np.int32)
     items, lengths = np.zeros(count, dtype=np.int64), []
     for row in range(count):
@@ -35,7 +35,8 @@ def synthetic_rows(rng: np.random.Generator, count: int, row_tokens: int, vocabu
 def synthetic_batch(
     rows: tuple[int, int], row_tokens: int, vocabulary: int, seed: int = 0, pseudo_fractions: tuple[float, ...] = ()
 ) -> Batch:
-    """A micro-batch with `rows` of each task, corrupted as in training; `pseudo_fractions` as in `PseudoSides`."""
+    """Make a micro-batch with `rows[task]` rows of each task, masked as in training. With `pseudo_fractions`, the rows
+    have open positions (`PseudoSides`)."""
     rng = np.random.default_rng(seed)
     parts = [
         (task, synthetic_rows(rng, count, row_tokens, vocabulary, pairs=task == 1), np.arange(count))
@@ -47,21 +48,22 @@ def synthetic_batch(
 
 
 class SyntheticSource:
-    """The micro-batches of one process, the same in every step of `run`; a `BatchSource`."""
+    """A `BatchSource` of one process of `run` that gives the same micro-batches in every step."""
 
     phases = (Phase(0, 0.0, None),)
 
     def __init__(self, run: RunConfig, row_tokens: int, world: int = 1):
         self.plan = plan_step(run.data, world)
         self.row_tokens = row_tokens
-        rows = self.plan.micro[0], 0 if run.data.alternate else self.plan.micro[1]  # step 0 of an alternating run
+        # A step of an alternating run has rows of one task only, and all steps here are like step 0.
+        rows = self.plan.micro[0], 0 if run.data.alternate else self.plan.micro[1]
         self.batches = [
             synthetic_batch(rows, row_tokens, run.model.vocabulary, seed, run.objective.pseudo_fractions)
             for seed in range(self.plan.accumulation)
         ]
 
     def step(self, step: int) -> list[Batch]:
-        """All micro-batches."""
+        """The micro-batches of any step."""
         return self.batches
 
     def probe(self) -> Batch:

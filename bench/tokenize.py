@@ -1,12 +1,13 @@
-"""Compares ways from text files to arrays of ids: SentencePiece alone, and our whole stage.
+"""Compares the speed of our whole stage encode with that of SentencePiece alone.
 
     xlme bench tokenize --vocab DIR [--corpus DIR] [--rounds 5] [--json]
 
-* SentencePiece: lines in memory, a call a line, each into an int32 array: the limit.
-* encode: the whole of `xlme prep encode`, from compressed files to shards with their checksums, on one MPI rank and on
-  two, without imports and the loading of the model.
+* SentencePiece encodes lines that are in memory, with one call per line, into int32 arrays: no stage can be faster.
+* encode is the whole of `xlme prep encode`, from compressed files to shards with their checksums, on one MPI rank and
+  on two. The time of imports and of loading the model does not count.
 
-The sides run in turns; a ratio is the median of the turns' ratios. MB are 10^6 bytes of cleaned UTF-8.
+These contenders take turns. A ratio is the median over the rounds of each round's ratio. MB are 10^6 bytes of cleaned
+UTF-8.
 """
 
 import lzma
@@ -42,19 +43,19 @@ _ENDING = ".txt.xz"
 
 
 class Seconds(NamedTuple):
-    """Two times of one piece of work."""
+    """The wall time and the CPU time of one piece of work."""
 
     wall: float
-    cpu: float  # of this process; other work on the machine disturbs it less
+    cpu: float  # CPU time of this process, which other work on the machine disturbs less
 
 
 @dataclass(frozen=True)
 class TokenizeSettings:
     """Arguments of the command."""
 
-    vocab: Path  # folder of `xlme prep vocab`
+    vocab: Path  # folder that `xlme prep vocab` wrote
     corpus: Path = ROOT.parent / "shared/data/corpus"  # folder with mono/<lang>.txt.xz
-    rounds: int = 5  # figures are medians of the rounds
+    rounds: int = 5  # rounds to measure; each figure is the median over the rounds
     json: bool = False  # print JSON
 
 
@@ -66,8 +67,8 @@ def timed(work: Callable[[], Any]) -> Seconds:
 
 
 def read_lines(mono: Path) -> dict[str, list[str]]:
-    """The cleaned lines of a folder's files by language, not read by the reader of stage encode. Raises ValueError if
-    there are none."""
+    """The cleaned lines of a folder's files, by language. The reader of stage encode is not used. Raises ValueError if
+    there are no lines."""
     lines: dict[str, list[str]] = {}
     for path in sorted(mono.glob(f"*{_ENDING}")):
         with lzma.open(path) as file:
@@ -79,7 +80,7 @@ def read_lines(mono: Path) -> dict[str, list[str]]:
 
 
 def encode_stage(vocab: str, mono: str, scratch: str) -> None:
-    """Print the times of stage encode on the MPI ranks of this launch."""
+    """Run stage encode on the MPI ranks of this launch; rank 0 prints its wall and CPU seconds."""
     warm_text, warm_out, encoded = (Path(scratch, name) for name in ("warm", "warmed", "encoded"))
     for code in _WARM_LANGUAGES.split() if is_root() else ():
         warm_text.mkdir(exist_ok=True)
@@ -93,12 +94,13 @@ def encode_stage(vocab: str, mono: str, scratch: str) -> None:
 
 
 def ratio(turns: Sequence[Mapping[str, Seconds]], slower: str, faster: str, clock: str = "wall") -> float:
-    """Median over the turns of the time of one side / the time of another, by `clock`: "wall" or "cpu"."""
+    """Median over the rounds of (time of contender `slower` / time of contender `faster`). `clock` says which time:
+    "wall" or "cpu"."""
     return round(statistics.median(getattr(turn[slower], clock) / getattr(turn[faster], clock) for turn in turns), 3)
 
 
 def measure(settings: TokenizeSettings) -> Figures:
-    """Run all sides in turns. Returns ratios and rates, which are medians over the rounds, and the size of the
+    """Run all contenders in turns. Returns ratios and rates, which are medians over the rounds, and the size of the
     corpus."""
     # This environment's launcher is preferred to others on the path.
     mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
@@ -109,7 +111,7 @@ def measure(settings: TokenizeSettings) -> Figures:
     lines = [line for of_language in by_language.values() for line in of_language]
 
     def encode_seconds(ranks: int) -> Seconds:
-        """The times in the last line that the stage's processes print."""
+        """Run the stage on `ranks` MPI ranks, and return the times that it prints as its last line."""
         with tempfile.TemporaryDirectory() as scratch:
             arguments = [str(settings.vocab.resolve()), str(mono.resolve()), scratch]
             command = [mpiexec, "-n", str(ranks), sys.executable, "-c", _ENCODE, *arguments]
@@ -120,12 +122,12 @@ def measure(settings: TokenizeSettings) -> Figures:
         return Seconds(*map(float, done.stdout.splitlines()[-1].split()))
 
     encode_one = vocabulary.processor.encode
-    sides: dict[str, Callable[[], Seconds]] = {
+    contenders: dict[str, Callable[[], Seconds]] = {
         "sentencepiece": lambda: timed(lambda: [np.array(encode_one(line), dtype=np.int32) for line in lines]),
         "encode, one rank": lambda: encode_seconds(1),
         "encode, two ranks": lambda: encode_seconds(2),
     }
-    turns = by_turns(sides, settings.rounds, warm_up=0)
+    turns = by_turns(contenders, settings.rounds, warm_up=0)
 
     megabytes = sum(len(line.encode()) for line in lines) / 1e6
     return {
@@ -133,7 +135,7 @@ def measure(settings: TokenizeSettings) -> Figures:
         "encode_stage_fraction_in_cpu_time": ratio(turns, "sentencepiece", "encode, one rank", clock="cpu"),
         "two_rank_scaling": ratio(turns, "encode, one rank", "encode, two ranks"),
         "megabytes_per_second": {
-            side: round(statistics.median(megabytes / turn[side].wall for turn in turns), 3) for side in sides
+            name: round(statistics.median(megabytes / turn[name].wall for turn in turns), 3) for name in contenders
         },
         "languages": len(by_language),
         "lines": len(lines),
@@ -144,7 +146,7 @@ def measure(settings: TokenizeSettings) -> Figures:
 
 
 def main() -> None:
-    """Measure and print the figures, or JSON."""
+    """Measure, and print the figures as text or JSON."""
     settings = tyro.cli(TokenizeSettings, prog="xlme bench tokenize", description=__doc__)
     load = round(os.getloadavg()[0], 2)
     try:

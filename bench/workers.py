@@ -1,4 +1,4 @@
-"""Processes that measure case after case. A process receives a case and sends the case's rows, then an empty row."""
+"""Processes that measure one case after another. A process receives a case, sends its rows, and then an empty row."""
 
 import atexit
 import contextlib
@@ -17,7 +17,8 @@ from bench.measure import Figures
 
 
 class Worker:
-    """A process in which `prepare(*arguments)` of a module makes a function from a case to its rows."""
+    """A process that calls `prepare(*arguments)` of a module, and then runs cases with the function that this returned.
+    The function takes a case, and returns an iterable of the case's rows."""
 
     def __init__(self, module: str, *arguments: str):
         self.name = " ".join([module, *arguments])
@@ -26,17 +27,17 @@ class Worker:
         self.process = spawn.Process(target=_serve, args=(theirs, module, arguments))
         self.process.start()
         theirs.close()  # so that reading fails when the process ends
-        atexit.register(self.connection.close)  # ends the process, before Python waits for it
+        atexit.register(self.connection.close)  # so that the process ends before Python waits for its end
         self.loaded = False
 
     def load(self, seconds: float) -> None:
-        """Wait until the process has loaded what it needs, at most `seconds`."""
+        """Wait until `prepare` has returned in the process, at most `seconds`."""
         with contextlib.suppress(EOFError):
             self.loaded = self.loaded or (self.connection.poll(max(seconds, 0)) and self.connection.recv() == {})
 
     def rows(self, case: Any, seconds: float) -> Iterator[Figures]:
-        """The rows of a case as they come. If the process fails or needs more than `seconds`, the last row has
-        `failed`."""
+        """Run a case, and yield its rows as they come. If the process fails or needs more than `seconds`, the last row
+        has `failed`."""
         if not self.loaded:
             yield {"failed": "the process of the case did not load"}
             return
@@ -54,7 +55,8 @@ class Worker:
             yield {"failed": f"the process ended with code {self.process.exitcode}"}
 
     def ask(self) -> Figures:
-        """The row of a case that has only one, and needs no description. Ends the program if the process fails."""
+        """Run a case that needs no description and has one row; returns the row. Ends the program if the process
+        fails."""
         self.load(600)
         (row,) = self.rows(None, 3600)
         if "failed" in row:
@@ -66,16 +68,16 @@ class Worker:
         assert self.process.pid is not None
         self.connection.close()
         self.process.join(0 if kill else 10)
-        with contextlib.suppress(ProcessLookupError):  # it has no group yet, or none is left
+        with contextlib.suppress(ProcessLookupError):  # the process has no group yet, or all of the group have ended
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
         self.process.join()
 
 
 def _serve(connection: Connection, module: str, arguments: tuple[str, ...]) -> None:
-    """Answer each case with its rows, until the other side closes."""
+    """Answer each case with its rows, until the parent closes the connection."""
     os.setsid()
-    os.dup2(2, 1)  # what libraries print goes to the standard error
+    os.dup2(2, 1)  # the prints of libraries go to the standard error
     warnings.simplefilter("ignore")
     rows_of = importlib.import_module(module).prepare(*arguments)
     with contextlib.suppress(EOFError, ConnectionError):

@@ -1,14 +1,14 @@
-"""Takes real steps of a model that is larger than the machine: builds, trains, saves, loads, and trains on.
+"""Takes real steps of a model that is larger than the machine's memory: builds, trains, saves, loads, and trains on.
 
     xlme bench xl_step --out DIR [--data DIR] [--recipe xl_zero3] [--section.key value ...]
 
 Weights and optimizer state are on the disk (ZeRO-3 with NVMe offload), so XL's 2.4B parameters train in less than 20 GB
-of memory. One process takes two steps, saves, and takes a third; a new one loads the checkpoint, compares the loss of
-the probe batch, and takes the same third step. Its loss and gradient norm must be the same within 1e-3. Both print the
-time, the memory in use, its peak and the disk.
+of memory. One process takes two steps, saves, and takes a third step. A new process loads the checkpoint, compares the
+loss of the probe batch with the stored loss, and takes the same third step. The loss and the gradient norm of both
+third steps must agree within 1e-3. Both processes print the time, the memory in use, its peak and the disk in use.
 
-Without `--data` the rows are of the sample corpus. Their vocabulary may be smaller than the model's; the softmax is
-over all of the model's.
+Without `--data` the rows come from the sample corpus. Their vocabulary may be smaller than the model's; the softmax
+covers all ids of the model's vocabulary.
 """
 
 import multiprocessing
@@ -35,9 +35,9 @@ from xlme_ds.validate import validate
 
 STEPS = 3
 SAVED_AFTER = 2
-# 18 in the swap folder (weights, master weights, moments, gradients), 12 in the checkpoint.
+# Bytes on the disk: 18 in the swap folder (weights, master weights, moments, gradients), 12 in the checkpoint.
 _BYTES_PER_PARAMETER = 18 + 12
-_BLOCKS = 16  # of the embedding; XL's blocks are then as large as the buffers of ds_configs/zero3_offload.json
+_BLOCKS = 16  # fewest blocks of the embedding; XL's are then as large as the buffers of ds_configs/zero3_offload.json
 _TOLERANCE = 1e-3  # relative; the published steps agreed in all printed digits (docs/results/performance.md)
 _LEARNING_RATE = 1e-5  # as in step 200 of the published warm-up
 
@@ -46,14 +46,15 @@ _LEARNING_RATE = 1e-5  # as in step 200 of the published warm-up
 class XlStepArguments:
     """Arguments of the command."""
 
-    out: Path  # folder; swap files and checkpoint are in one below it, which is removed at the end
+    out: Path
+    """Folder; swap files and checkpoint are in a folder below it, which is removed at the end."""
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
-    # folder that `xlme prep mix` wrote; without it rows of the sample corpus are made in `out`
     data_folder: Annotated[Path | None, tyro.conf.arg(name="data")] = None
+    """Folder that `xlme prep mix` wrote; without it, rows of the sample corpus are made in --out."""
 
 
 def small(run: RunConfig, folder: Path) -> RunConfig:
-    """`run` with the smallest batch, and weights and state on the disk below `folder`."""
+    """`run` with the smallest batch, and with weights and optimizer state on the disk below `folder`."""
     engine = EngineConfig(
         deepspeed="zero3_offload", precision="bf16", gradient_precision="bf16", offload_optimizer="nvme",
         offload_parameters="nvme", nvme_folder=str(folder / "swap"),
@@ -70,7 +71,7 @@ def small(run: RunConfig, folder: Path) -> RunConfig:
 
 
 def sample_rows(folder: Path, row_tokens: int) -> Path:
-    """Rows of the sample corpus, made as in the quickstart."""
+    """Make rows of the sample corpus as the quickstart does; returns their folder."""
     rows = folder / "rows"
     encoded = f"--encoded {folder}/encoded/train --vocab {folder}/vocab --row-tokens {row_tokens}"
     mix = f"mix {encoded} --mono-rows 16 --para-rows 16 --out {rows}"
@@ -80,7 +81,7 @@ def sample_rows(folder: Path, row_tokens: int) -> Path:
 
 
 def work(config: RunConfig, data: Path, out: Path, first: bool) -> tuple[float, float]:
-    """Take the steps of one process, the `first` or the second; returns loss and gradient norm of the last step."""
+    """Take the steps of the `first` or of the second process. Returns (loss, gradient norm) of the last step."""
     from xlme_ds.checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints
     from xlme_ds.data.loader import Loader
     from xlme_ds.engine.build import build_engine, resolve_precision
@@ -120,8 +121,7 @@ def work(config: RunConfig, data: Path, out: Path, first: bool) -> tuple[float, 
 
 
 def both(run: RunConfig, data: Path, out: Path) -> list[tuple[float, float]]:
-    """Run the two processes one after the other; returns each one's loss and gradient norm of the step that both
-    take."""
+    """Run the two processes one after the other. Returns for each (loss, gradient norm) of the step that both take."""
     parameters = count_parameters(run)["trained_total"]
     needed, free = parameters * _BYTES_PER_PARAMETER, shutil.disk_usage(out).free
     disk = f"{needed / 1e9:.0f} GB of disk needed, {free / 1e9:.0f} free"
@@ -139,7 +139,7 @@ def both(run: RunConfig, data: Path, out: Path) -> list[tuple[float, float]]:
 
 
 def main() -> None:
-    """Take the steps, and compare the third of both processes."""
+    """Take the steps, and compare the third steps of both processes."""
     arguments = sys.argv[1:] if "--recipe" in sys.argv else ["--recipe", "xl_zero3", *sys.argv[1:]]
     os.environ |= {"DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}  # for both processes
     try:

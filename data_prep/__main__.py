@@ -37,9 +37,10 @@ _EXAMPLES = (
 
 
 def main(arguments: list[str]) -> int:
-    """Run one stage; returns the exit code: 0, 2 if the user has to change something first, 1 for any other error.
+    """Run one stage. Returns the exit code: 0 for success, 2 if the user has to change something first, 1 for any other
+    error.
 
-    An error that the user can act on is one line on stderr; a mistake in this program keeps its traceback.
+    An error that the user can act on is printed as one line on stderr; a mistake in this program keeps its traceback.
     """
     open_output()
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -70,8 +71,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _check_arguments(arguments: list[str]) -> None:
-    """Raise ValueError for a folder flag that is given twice, because tyro would ignore the first, and for names that
-    are not UTF-8, because Python reads them as lone surrogates, which neither Arrow nor JSON can hold."""
+    """Raise ValueError if a folder flag is given twice: tyro would ignore the first one. Raise ValueError if an
+    argument is not UTF-8: Python reads it with lone surrogates, which neither Arrow nor JSON can hold."""
     for flag in ("--mono", "--para"):
         if sum(argument.partition("=")[0] == flag for argument in arguments) > 1:
             raise ValueError(f"{flag} is given twice: put the files into one folder, or describe them with --corpus")
@@ -81,7 +82,8 @@ def _check_arguments(arguments: list[str]) -> None:
 
 
 def _check_numbers(config: object) -> None:
-    """Raise ValueError for a number that is too large for any stage. Each stage checks for too small ones itself."""
+    """Raise ValueError if a setting is too large for any stage. Each stage itself checks for numbers that are too
+    small."""
     for name, value in vars(config).items():
         limit = _LIMITS.get(name, _OTHER_LIMIT)
         if isinstance(value, int | float) and value > limit:
@@ -89,11 +91,11 @@ def _check_numbers(config: object) -> None:
 
 
 def _report_error(stage: str, error: BaseException) -> int:
-    """Print an error once, and end the ranks that might wait for this one; returns the exit code."""
+    """Print an error once, end the ranks that might wait for this one, and return the exit code."""
     on_all_ranks = isinstance(error, UserError | RetryError | TaskError)
     try:
         root = is_root()
-    except ValueError:  # MPI does not connect the launched processes: each of them has this error
+    except ValueError:  # MPI does not connect the launched processes, so each process has this error
         on_all_ranks, root = True, launched_rank() == 0
         if not root:
             time.sleep(1)  # rank 0 prints first: when one process fails, the launcher ends the others

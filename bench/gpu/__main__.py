@@ -2,20 +2,22 @@
 
     xlme bench gpu [--json] [--out runs/gpu] [--minutes 8] [--sections matmul parity ...] [--device cpu --quick]
 
-    matmul   speed of matrix products
-    parity   errors of model and kernels against float64 on the CPU
-    steps    speed and memory of training steps on synthetic rows
-    kernels  speed of the attention kernels' forms
-    resume   killed and resumed runs against undisturbed ones
-    peers    speed next to other implementations
-    smoke    every GPU command on a small made-up text
-    profile  where the time of a step goes
+    matmul   measures the speed of matrix products
+    parity   compares model and kernels with float64 on the CPU
+    steps    measures speed and memory of training steps on synthetic rows
+    kernels  finds the fastest form of each attention kernel
+    resume   compares runs that were killed and resumed with undisturbed runs
+    peers    compares our speed with that of other implementations
+    smoke    runs every GPU command on a small made-up text
+    profile  shows where the time of a step goes
 
-Each case has its own process, so that no case sees the memory or the faults of another. Only the cases of matmul and
-parity share one, until one of them fails. Results go to gpu.json and gpu.md after each case.
+A section has one or more cases, for instance one recipe's training step. Each case runs in its own process, so that no
+case sees the memory or the faults of another. Only the cases of matmul and parity share a process, until a case fails.
+The results are written to gpu.json and gpu.md after each case.
 
-A case that fails, crashes, does not fit or takes longer than --patience minutes is reported, and the next one runs.
-Nothing runs longer than --minutes. The exit code is 1 if a case failed or a kernel differs from its reference.
+If a case fails, crashes, does not fit into memory or takes longer than --patience minutes, this is reported, and the
+next case runs. After --minutes the bench stops, and reports the remaining cases as left out. The exit code is 1 if a
+case failed or a kernel differs from its reference.
 """
 
 import argparse
@@ -34,10 +36,10 @@ from bench.workers import Worker
 
 SECTIONS = ("matmul", "parity", "steps", "kernels", "resume", "peers", "smoke", "profile")
 SHARED = ("machine", "matmul", "parity")  # sections whose cases share a process
-TIME_LIMITS = {"kernels": 110.0, "resume": 150.0, "smoke": 150.0}  # seconds of a section's case on a GPU
+TIME_LIMITS = {"kernels": 110.0, "resume": 150.0, "smoke": 150.0}  # seconds that a section's case may use on a GPU
 _NO_TIME = {"left_out": "the time given by --minutes is up"}
 Step = tuple[str, int, Figures]
-"""A case of `steps`: recipe, rows of each task in a micro-batch, settings of the model that differ from the recipe."""
+"""A case of `steps`: (recipe, rows of each task in a micro-batch, model settings that replace the recipe's)."""
 STEPS: tuple[Step, ...] = (
     ("base_zero1", 32, {}),
     ("base_zero1", 64, {}),
@@ -64,7 +66,8 @@ PARITY_ON_A_GPU = ("attention in Triton kernels, twice", "masked head in Triton 
 
 
 def cases(cuda: bool, quick: bool) -> Iterator[tuple[str, Figures]]:
-    """The section and the labels of every case; short and informative cases come first."""
+    """Yield (section, labels) for every case. The labels are the case's parameters; its rows in the report repeat them.
+    Short and informative cases come first."""
     yield "machine", {}
     yield from (("matmul", {"dtype": dtype}) for dtype in ("bf16", "fp32"))
     names = PARITY + (PARITY_ON_A_GPU if cuda else ())
@@ -84,7 +87,7 @@ def _labels(recipe: str, micro_batch: int, settings: Figures) -> Figures:
 
 
 class Report:
-    """The figures so far, also in the files gpu.json and gpu.md."""
+    """The figures measured so far. They are also written to the files gpu.json and gpu.md."""
 
     def __init__(self, folder: Path, settings: Figures):
         self.folder = folder
@@ -104,7 +107,7 @@ class Report:
         print(f"{section}: {', '.join(columns)}", file=sys.stderr, flush=True)
 
     def matmul_tflops(self) -> float:
-        """The highest bf16 rate measured; 0 if none was."""
+        """The highest rate of a bf16 matrix product, in TFLOP/s; 0 if none was measured."""
         rates = [case["tflops"] for case in self.figures["matmul"] if case["dtype"] == "bf16" and "tflops" in case]
         return max(rates, default=0.0)
 
@@ -140,15 +143,15 @@ def _short(value: Any) -> str:
 
 
 class Bench:
-    """Runs the cases, each with a time limit; nothing runs longer than `deadline` (time.monotonic)."""
+    """Runs the cases. Each case may take `patience` seconds, and no case runs past `deadline` (time.monotonic)."""
 
     def __init__(self, report: Report, common: Figures, deadline: float, patience: float):
         self.report, self.common, self.deadline, self.patience = report, common, deadline, patience
-        self.next = Worker("bench.gpu.worker")
-        self.shared: Worker | None = None  # the process of the cases of all sections in `SHARED`
+        self.next = Worker("bench.gpu.worker")  # the process of the next case, which loads its libraries ahead of time
+        self.shared: Worker | None = None  # the process that runs the cases of all sections in `SHARED`
 
     def run(self, section: str, labels: Figures) -> None:
-        """Measure one case, and add its rows."""
+        """Measure one case, and add its rows to the report."""
         if time.monotonic() >= self.deadline:
             return self.report.add(section, labels | _NO_TIME)
         if self.shared is not None and section not in SHARED:
@@ -158,7 +161,7 @@ class Bench:
         if worker is None:
             worker, self.next = self.next, Worker("bench.gpu.worker")
         worker.load(self.deadline - time.monotonic())
-        if section not in SHARED:  # wait, as a step takes 1.2 times as long while another process loads (measured)
+        if section not in SHARED:  # a step takes 1.2 times as long while another process loads (measured): wait for it
             self.next.load(self.deadline - time.monotonic())
         begin, limit = time.monotonic(), min(self.patience, self.deadline - time.monotonic())
         seconds = min(TIME_LIMITS.get(section, limit) if self.common["device"] == "cuda" else limit, limit - 2)
@@ -188,11 +191,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="xlme bench gpu", description=__doc__, formatter_class=layout)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of gpu.json and gpu.md")
-    parser.add_argument("--minutes", type=float, default=8.0, help="nothing runs longer than this")
-    parser.add_argument("--patience", type=float, default=3.0, help="minutes after which a case is given up")
+    parser.add_argument("--minutes", type=float, default=8.0, help="the bench stops after this many minutes")
+    parser.add_argument("--patience", type=float, default=3.0, help="a case is stopped after this many minutes")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS, help="sections to measure")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: does it all run?")
+    parser.add_argument("--quick", action="store_true", help="try that everything runs, with tiny sizes")
     options = parser.parse_args(arguments)
     if options.device == "cpu":
         os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}  # sizes are tiny
@@ -203,7 +206,7 @@ def main(arguments: list[str] | None = None) -> int:
     shutil.rmtree(work, ignore_errors=True)
     common = {"device": options.device, "quick": options.quick, "folder": str(work)}
     report = Report(options.out, settings)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through `finally`
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` below runs
     bench = Bench(report, common, begin + 60 * options.minutes, 60 * options.patience)
     try:
         for section, labels in cases(options.device == "cuda", options.quick):

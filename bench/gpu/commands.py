@@ -15,7 +15,7 @@ from bench.measure import Figures
 from data_prep.__main__ import main as data_prep
 from xlme_ds.run_commands import environment
 
-# Numbers of steps of a killed run: in all, between two checkpoints, before the kill.
+# A killed run has STEPS steps in all, saves a checkpoint every SAVE_EVERY steps, and is killed after STEPS_BEFORE_KILL.
 STEPS, SAVE_EVERY, STEPS_BEFORE_KILL = 60, 20, 33
 RUNS = {  # name of a run that is killed -> recipe and settings
     "default": "--recipe quickstart",
@@ -30,8 +30,9 @@ print(len(model.judge("ba ce di")), model.fill("ba <mask> di", top=2), model.enc
 
 
 def write_text(folder: Path) -> None:
-    """Write 100 documents, 1,000 pairs and some tagged sentences of two made-up languages. A word of "German" is an
-    "English" word spelled backwards; a word's tag follows from its length."""
+    """Write 100 documents in each of two made-up languages, 1,000 sentence pairs, and four files of tagged sentences.
+    A "German" word of documents and pairs is an "English" word spelled backwards. A word's tag follows from its
+    length."""
     rng = random.Random(0)
     syllables = [consonant + vowel for consonant in "bcdfgklmnprst" for vowel in "aeiou"]
     words = ["".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(600)]
@@ -61,8 +62,8 @@ def _row_tokens(quick: bool) -> int:
 
 
 def _settings(rows: int, quick: bool) -> str:
-    """Options of a model (on a GPU with heads of size 64, as in Base), and of steps of one micro-batch with `rows` rows
-    of each task."""
+    """Command-line options of a small model, whose heads have size 64 as in Base, and of steps of one micro-batch with
+    `rows` rows of each task. If `quick`, heads and micro-batches are smaller."""
     width, rows = (32, 2) if quick else (256, rows)
     return (
         f"--model.vocabulary 1000 --model.max-positions {_row_tokens(quick)} --model.width {width} --model.heads 4 "
@@ -72,21 +73,21 @@ def _settings(rows: int, quick: bool) -> str:
 
 
 def prepare(folder: Path, quick: bool) -> None:
-    """Write the text and the rows that all commands read, once."""
+    """Write the text and the packed rows that all commands read, unless `folder` has them already."""
     if (folder / "done").exists():
         return
     write_text(folder / "text")
-    text = f"--mono {folder}/text/mono --para {folder}/text/para"
+    corpora = f"--mono {folder}/text/mono --para {folder}/text/para"
     vocab = f"--vocab {folder}/vocab"
     mix = f"mix {vocab} --row-tokens {_row_tokens(quick)}"
     stages = [
-        f"vocab {text} --size 1000 --sentences 4000 --out {folder}/vocab",
+        f"vocab {corpora} --size 1000 --sentences 4000 --out {folder}/vocab",
         f"encode --mono {folder}/text/mono --sentences {vocab} --out {folder}/encoded/alone",
         f"{mix} --mono-rows 640 --sentences --layout xlm --encoded {folder}/encoded/alone --out {folder}/sentences",
     ]
     for part, rows in (("train", 640), ("heldout", 16)):
         encoded = f"{folder}/encoded/{part}"
-        stages += [f"encode {text} {vocab} --max-pair-tokens 61 --out {encoded} --split {part} --heldout-share 0.1"]
+        stages += [f"encode {corpora} {vocab} --max-pair-tokens 61 --out {encoded} --split {part} --heldout-share 0.1"]
         mixed = f"{mix} --mono-rows {rows} --para-rows {rows} --encoded {encoded}"
         stages += [f"{mixed} --layout {layout} --out {folder}/{layout}_{part}" for layout in ("xlme", "xlm")]
     for stage in stages:
@@ -95,14 +96,15 @@ def prepare(folder: Path, quick: bool) -> None:
 
 
 def _start(arguments: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
-    threads = str(max((os.cpu_count() or 1) // 8, 1))  # few, because several commands run at a time
+    threads = str(max((os.cpu_count() or 1) // 8, 1))  # few, because several commands run at the same time
     env = environment() | dict.fromkeys(("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), threads)
     with log.open("a") as file:
         return subprocess.Popen(arguments, stdout=file, stderr=subprocess.STDOUT, env=env)
 
 
 def _run(arguments: Sequence[str], log: Path, deadline: float) -> Figures:
-    """Run a command, which is killed at `deadline`. Returns its seconds, and the end of its output or how it failed."""
+    """Run a command, and kill it at `deadline` (time.monotonic). Returns its `seconds`, and either `said`, the end of
+    its output, or `failed`, the reason of its failure. If `deadline` is past, returns only `left_out`."""
     begin = time.monotonic()
     if begin > deadline:
         return {"left_out": "the time of this section is up"}
@@ -123,7 +125,8 @@ def _xlme(arguments: str) -> list[str]:
 
 
 def _waves(data: Path, out: Path, quick: bool) -> list[dict[str, list[str]]]:
-    """The arguments of every command by its name, in waves: the commands of a wave read what earlier waves wrote."""
+    """Returns one dict per wave, from a command's name to its arguments. Waves run one after another, because the
+    commands of a wave read what earlier waves wrote."""
     launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "1", "--module", "xlme_ds.pretrain"]
     steps = "--train.steps 20 --train.log-every 9 --train.eval-every 20"
     xlme = f"--recipe quickstart {_settings(8, quick)} {steps} --data {data}/xlme_train --heldout {data}/xlme_heldout"
@@ -157,7 +160,7 @@ def _waves(data: Path, out: Path, quick: bool) -> list[dict[str, list[str]]]:
 
 
 def smoke(folder: Path, seconds: float, quick: bool) -> Iterator[Figures]:
-    """Run every command, those of one wave at the same time; yields the result of each."""
+    """Run every command, and yield a row for each. The commands of one wave run at the same time."""
     deadline, out = time.monotonic() + seconds, folder / "smoke"
     prepare(folder / "data", quick)
     out.mkdir(exist_ok=True)
@@ -172,10 +175,8 @@ def smoke(folder: Path, seconds: float, quick: bool) -> Iterator[Figures]:
 
 
 def resume(folder: Path, seconds: float, runs: Sequence[str], quick: bool) -> Iterator[Figures]:
-    """Compare an undisturbed run with one that is killed and resumed, bit for bit: losses, norms and weights.
-
-    `runs` are names in `RUNS`; all train at the same time.
-    """
+    """Train each of `runs` (names in `RUNS`) twice: undisturbed, and killed and resumed. Yields a row for each, which
+    says whether losses, gradient norms and weights are bitwise equal. All runs train at the same time."""
     deadline = time.monotonic() + seconds
     prepare(folder / "data", quick)
     (folder / "resume").mkdir(parents=True)
@@ -210,7 +211,7 @@ def resume(folder: Path, seconds: float, runs: Sequence[str], quick: bool) -> It
 
 
 def _steps(run: Path) -> list[Figures]:
-    """The steps in a run's log, without the last line if it is not complete."""
+    """The lines of a run's metrics.jsonl, one per step. A last line that is not complete yet is left out."""
     steps = []
     with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
         for line in (run / "metrics.jsonl").read_text().splitlines():
@@ -219,12 +220,13 @@ def _steps(run: Path) -> list[Figures]:
 
 
 def _compared(alone: Path, killed: Path) -> Figures:
-    """Whether the undisturbed run `alone` and the run `killed` have the same losses, norms and weights."""
-    of_alone, of_killed = (
+    """Compare the undisturbed run `alone` with the run `killed`. In the row returned, `ok` says whether they have the
+    same losses, gradient norms and weights."""
+    alone_steps, killed_steps = (
         {line["step"]: (line["loss"], line["grad_norm"]) for line in _steps(run)} for run in (alone, killed)
     )
-    different = [step for step in of_alone if of_alone[step] != of_killed.get(step)]
+    different = [step for step in alone_steps if alone_steps[step] != killed_steps.get(step)]
     weights = [(run / "model" / "model.safetensors").read_bytes() for run in (alone, killed)]
     same_weights = weights[0] == weights[1]
-    return {"steps": len(of_alone), "first_that_differs": min(different, default=None), "same_weights": same_weights,
-            "ok": len(of_alone) == STEPS and not different and same_weights}  # fmt: skip
+    return {"steps": len(alone_steps), "first_that_differs": min(different, default=None), "same_weights": same_weights,
+            "ok": len(alone_steps) == STEPS and not different and same_weights}  # fmt: skip

@@ -1,8 +1,8 @@
-"""A tournament of the attention kernels' forms on one GPU, on Base's shape; Large's and XL's heads have the same size.
+"""Finds the fastest form of each attention kernel on one GPU. A form is a choice of tile, warps and pipeline stages.
 
-A form is a choice of tiles, warps and pipeline stages. Every legal form of each kernel is compared with float64 and
-timed; torch's attention is timed too. The fastest forms are written into a copy of `xlme_ds/models/tilings.json`, as
-the entry of this GPU's compute capability.
+Every legal form of each kernel is compared with a float64 reference and timed, on inputs of Base's shape; the heads of
+Large and XL have the same size. torch's attention is timed too. The fastest forms are written into a copy of
+`xlme_ds/models/tilings.json`, as the entry of this GPU's compute capability.
 """
 
 import functools
@@ -29,19 +29,21 @@ from xlme_ds.models.attention import item_bounds
 from xlme_ds.models.tiles import TABLE, Tiling
 
 SHAPE = 64, 12, 512, 64  # rows (half hold one item, half several), heads, tokens, size of a head
-PRODUCT_FLOPS = 2.0 * 64 * 12 * 512**2 * 64  # of Q Kᵀ, as if every query saw all keys
+PRODUCT_FLOPS = 2.0 * 64 * 12 * 512**2 * 64  # operations of the product Q Kᵀ, as if every query saw all keys
+# (queries, keys) of a tile
 TILES = ((64, 32), (32, 64), (64, 64), (128, 32), (32, 128), (128, 64), (64, 128), (64, 16), (16, 64))
 KERNELS = ("_forward", "_backward_queries", "_backward_keys", "_backward_distances")
-LAUNCHES = 10  # timed together, so that the host's time for a launch does not count
-BOUND = 2e-2  # on max|error| / max|reference|; bf16 rounds several times in a row
+LAUNCHES = 10  # so many launches are timed together, so that the host's time for a launch does not count
+BOUND = 2e-2  # the largest max|error| / max|reference| that passes; the kernels round to bf16 several times in a row
 
 
 def forms(kernel: str) -> list[Tiling]:
-    """The forms of a kernel to try: a tile's scores must fit the registers, and every warp must have rows."""
+    """The forms of a kernel to try. A tile's scores must fit into the registers, and every warp needs at least 16 of
+    the tile's queries (in `_backward_keys`, of its keys)."""
     if kernel == "_backward_distances":
         return [Tiling(64, 64, warps, stages) for warps, stages in itertools.product((4, 8), (2, 3))]
     max_scores_per_warp = 2048 if kernel == "_forward" else 1024
-    max_side = 64 if kernel == "_backward_queries" else 128  # of a tile
+    max_tile_length = 64 if kernel == "_backward_queries" else 128  # in queries, and in keys
     candidates = (
         Tiling(queries, keys, warps, stages)
         for (queries, keys), warps, stages in itertools.product(TILES, (4, 8), (2, 3, 4))
@@ -51,14 +53,15 @@ def forms(kernel: str) -> list[Tiling]:
         for form in candidates
         if 256 <= form.queries * form.keys // form.warps <= max_scores_per_warp
         and (form.keys if kernel == "_backward_keys" else form.queries) >= 16 * form.warps
-        and max(form.queries, form.keys) <= max_side
+        and max(form.queries, form.keys) <= max_tile_length
     ]
 
 
 def inputs(
     device: torch.device, rows: int, heads: int, tokens: int, size: int, half: torch.dtype = torch.bfloat16
 ) -> dict[str, Any]:
-    """Inputs of the kernels: queries, keys and values, gate, distances, items and the gradient of the output."""
+    """The kernels' inputs by name, drawn at random: `qkv`, the gate's three weights, the bias by `distance` and its
+    `skewed` copy, the bounds `first` and `end` of each token's item, and the output's gradient `grad`."""
     from xlme_ds.models.attention_triton import skew
 
     generator = torch.Generator().manual_seed(0)
@@ -80,11 +83,11 @@ def inputs(
 
 
 class Launch(NamedTuple):
-    """A kernel, as three functions of its form."""
+    """A kernel with its inputs, as three functions of its form."""
 
     run: Callable[[Tiling], None]
     buffers: Callable[[Tiling], Sequence[Tensor]]  # the tensors that the kernel writes
-    results: Callable[[Tiling], Sequence[Tensor]]  # in the order of `expected`
+    results: Callable[[Tiling], Sequence[Tensor]]  # the kernel's results, in the order in which `expected` has them
 
     def errors(self, form: Tiling, exact: Sequence[Tensor]) -> list[float]:
         """max|error| / max|reference| of each result; NaN if the kernel left a number unwritten."""
@@ -102,7 +105,7 @@ def launches(tensors: dict[str, Any]) -> dict[str, Launch]:
     qkv, gate, bounds = tensors["qkv"], tensors["gate"], (tensors["skewed"], tensors["first"], tensors["end"])
     heads, tokens = qkv.shape[3], qkv.shape[1]
 
-    def largest_offset(form: Tiling) -> int:  # of a tile from the diagonal
+    def largest_offset(form: Tiling) -> int:  # how many tiles a tile is away from the diagonal, at most
         return -(-tokens // form.queries) - 1
 
     out = kernels._empty_outputs(qkv, gate[0])
@@ -110,43 +113,43 @@ def launches(tensors: dict[str, Any]) -> dict[str, Launch]:
     passed = *out[1:], tensors["grad"]
     delta, grad_qkv = torch.empty_like(out[1]), torch.empty_like(qkv)
 
-    @functools.cache
-    def shares(form: Tiling) -> tuple[Tensor, ...]:
+    @functools.cache  # the parameters' gradients in parts, which different blocks of a kernel write
+    def parts(form: Tiling) -> tuple[Tensor, ...]:
         return kernels._empty_gradients(qkv, gate[0], bounds[0], largest_offset(form), form)
 
     def forward(form: Tiling) -> None:
         kernels._launch(kernels._forward, qkv, *gate, *bounds, *out, form=form)
 
     def queries(form: Tiling) -> None:
-        _, _, of_far, of_gates, of_scale = shares(form)
-        tensors = qkv, *gate, *bounds, out[0], *passed, delta, grad_qkv, of_gates, of_scale, of_far
+        _, _, grad_far, grad_gates, grad_scale = parts(form)
+        tensors = qkv, *gate, *bounds, out[0], *passed, delta, grad_qkv, grad_gates, grad_scale, grad_far
         kernels._launch(kernels._backward_queries, *tensors, near=tokens, form=form)  # no key is far
 
     def keys(form: Tiling) -> None:
         kernels._launch(kernels._backward_keys, qkv, *bounds, *passed, delta, grad_qkv, gated=True, form=form)
 
     def distances(form: Tiling) -> None:
-        tensors = qkv, *bounds, *passed, delta, shares(form)[1]
+        tensors = qkv, *bounds, *passed, delta, parts(form)[1]
         kernels._launch(kernels._backward_distances, *tensors, gated=True, near=largest_offset(form), form=form)
 
-    def of_queries(form: Tiling) -> Sequence[Tensor]:
-        *_, of_gates, of_scale = shares(form)
-        return grad_qkv[:, :, 0], of_gates.sum((0, 1, 2)), of_scale.sum((0, 2))
+    def query_results(form: Tiling) -> Sequence[Tensor]:
+        *_, grad_gates, grad_scale = parts(form)
+        return grad_qkv[:, :, 0], grad_gates.sum((0, 1, 2)), grad_scale.sum((0, 2))
 
-    def of_distances(form: Tiling) -> Sequence[Tensor]:
-        of_d = shares(form)[1].sum(0)
-        return (kernels._by_distance(of_d, of_d.new_zeros(heads, 2), largest_offset(form), tokens),)
+    def distance_results(form: Tiling) -> Sequence[Tensor]:
+        grad_d = parts(form)[1].sum(0)
+        return (kernels._by_distance(grad_d, grad_d.new_zeros(heads, 2), largest_offset(form), tokens),)
 
     return {
         "_forward": Launch(forward, lambda form: out, lambda form: out[:1]),
-        "_backward_queries": Launch(queries, lambda form: (delta, grad_qkv[:, :, 0], *shares(form)[2:]), of_queries),
+        "_backward_queries": Launch(queries, lambda form: (delta, grad_qkv[:, :, 0], *parts(form)[2:]), query_results),
         "_backward_keys": Launch(keys, lambda form: (grad_qkv[:, :, 1:],), lambda form: grad_qkv.unbind(2)[1:]),
-        "_backward_distances": Launch(distances, lambda form: shares(form)[1:2], of_distances),
+        "_backward_distances": Launch(distances, lambda form: parts(form)[1:2], distance_results),
     }
 
 
 def expected(tensors: dict[str, Any]) -> dict[str, list[Tensor]]:
-    """The results of each kernel by the formulas in float64, a row at a time."""
+    """Each kernel's results, computed in float64 from the formulas, one row at a time."""
     names = ("update", "reset", "scale", "distance")
     u, r, w, d = (value.double().requires_grad_() for value in (*tensors["gate"], tensors["distance"]))
     rows, tokens, _, _, size = tensors["qkv"].shape
@@ -162,22 +165,22 @@ def expected(tensors: dict[str, Any]) -> dict[str, list[Tensor]]:
         seen = (position >= tensors["first"][n][:, None]) & (position < tensors["end"][n][:, None])
         scores = torch.where(seen, q @ k.mT / math.sqrt(size) + gate * d[:, distance_index], -math.inf)
         out = (scores.softmax(-1) @ v).transpose(0, 1)
-        *of_parameters, of_qkv = torch.autograd.grad(out, [u, r, w, d, qkv], tensors["grad"][n].double())
-        for gradient_sum, gradient in zip(sums.values(), of_parameters, strict=True):
+        *parameter_gradients, qkv_gradient = torch.autograd.grad(out, [u, r, w, d, qkv], tensors["grad"][n].double())
+        for gradient_sum, gradient in zip(sums.values(), parameter_gradients, strict=True):
             gradient_sum += gradient
         outs.append(out.detach())
-        grads.append(of_qkv)
-    of_q, of_k, of_v = torch.stack(grads).unbind(2)
+        grads.append(qkv_gradient)
+    grad_q, grad_k, grad_v = torch.stack(grads).unbind(2)
     gates = torch.stack([sums["update"], sums["reset"]])
     return {
-        "_forward": [torch.stack(outs)], "_backward_queries": [of_q, gates, sums["scale"]],
-        "_backward_keys": [of_k, of_v], "_backward_distances": [sums["distance"]],
+        "_forward": [torch.stack(outs)], "_backward_queries": [grad_q, gates, sums["scale"]],
+        "_backward_keys": [grad_k, grad_v], "_backward_distances": [sums["distance"]],
     }  # fmt: skip
 
 
 def _compile(kernel: str, form: Tiling) -> Figures:
-    """Compile a form into the cache that all processes share. Returns an empty row, or one that says that the form does
-    not fit or fails."""
+    """Compile a form into the cache that all processes share. Returns an empty dict, or `left_out` with a message if
+    the form needs more than the GPU has, or `failed` with a message after any other error."""
     try:
         torch.set_num_threads(1)
         launches(_process_inputs)[kernel].run(form)
@@ -188,7 +191,7 @@ def _compile(kernel: str, form: Tiling) -> Figures:
     return {}
 
 
-_process_inputs: dict[str, Any] = {}  # made once in each process that compiles
+_process_inputs: dict[str, Any] = {}  # filled once by each process that compiles
 
 
 def _make_inputs() -> None:
@@ -201,16 +204,16 @@ def _launch_repeatedly(run: Callable[[], object]) -> None:
 
 
 def _medians(device: Device, runs: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, float]:
-    """Median milliseconds of one launch of each run, measured in turns."""
+    """Median milliseconds of one launch, for each of `runs`. The runs take turns."""
     launched = {key: partial(device.once, partial(_launch_repeatedly, run)) for key, run in runs.items()}
     turns = by_turns(launched, rounds, warm_up=0)
     return {key: 1000 * float(np.median([turn[key] for turn in turns])) / LAUNCHES for key in runs}
 
 
 def tournament(device: Device, seconds: float, table: Path) -> Iterator[Figures]:
-    """Yield a row for every form, and one for torch's attention; no comparison begins after `seconds`.
+    """Yield a row for every form, and one for torch's attention. After `seconds`, the remaining forms are left out.
 
-    Writes the winners to `table`, if every kernel has one.
+    Writes the winners to `table`, if every kernel has a winner.
     """
     started, tensors = time.monotonic(), inputs(device.torch, *SHAPE)
     candidates = [(kernel, form) for kernel in KERNELS for form in forms(kernel)]
@@ -249,7 +252,7 @@ def _write(winners: dict[str, Tiling], table: Path) -> None:
 
 
 def torch_attention(device: Device, tensors: dict[str, Any]) -> Figures:
-    """Times of torch's own attention kernel without bias and mask."""
+    """Median milliseconds of torch's own attention without bias and mask: forward, and forward with backward."""
     q, k, v = (part.transpose(1, 2).contiguous().requires_grad_() for part in tensors["qkv"].unbind(2))
     grad = tensors["grad"].transpose(1, 2).contiguous()
 

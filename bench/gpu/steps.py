@@ -1,4 +1,4 @@
-"""Training steps on synthetic rows: speed, memory, other libraries' steps, and where the time goes."""
+"""Measures training steps on synthetic rows: speed, memory, other libraries' speed, and where a step's time goes."""
 
 import importlib
 import os
@@ -74,7 +74,7 @@ class Device:
         return statistics.median(self.once(run) for _ in range(rounds))
 
     def once(self, run: Callable[[], object]) -> float:
-        """The seconds of one run; on a GPU, between two events in its stream."""
+        """The seconds of one run. On a GPU this is the time between two events in its stream."""
         if self.kind == "cpu":
             start = time.perf_counter()
             run()
@@ -101,8 +101,8 @@ def matmul(device: Device, dtype: str, shape: tuple[int, int, int], rounds: int)
 
 
 def run_config(name: str, rows: int, micro_batch: int, quick: bool, **settings: Any) -> RunConfig:
-    """A recipe on one process, with `rows` rows of each task in a step. `settings` replace those of its model; `quick`:
-    a tiny model."""
+    """The recipe `name` on one process, with `rows` rows of each task in a step. If `quick`, its model is tiny.
+    `settings` replace settings of the model."""
     run = recipe(name)
     model = run.model
     if quick:
@@ -123,12 +123,13 @@ def built(run: RunConfig) -> Engine:
 
 
 def step(run: RunConfig, device: Device, rounds: int, matmul_tflops: float) -> Figures:
-    """Speed and memory of optimizer steps; operations by the standard count, without recomputation."""
+    """Speed and memory of optimizer steps. `tflops` counts the operations of `flops_per_step`, which leaves
+    recomputation out."""
     row_tokens = run.model.max_positions
-    trained = built(run)
-    seconds = device.seconds(lambda: trained.train_batch(0, RATE, detailed=False), rounds)
-    metrics = trained.train_batch(0, RATE, detailed=True).metrics
-    padding = torch.cat([batch.segments_BT for batch in trained.loader.step(0)]).eq(0).double().mean()
+    engine = built(run)
+    seconds = device.seconds(lambda: engine.train_batch(0, RATE, detailed=False), rounds)
+    metrics = engine.train_batch(0, RATE, detailed=True).metrics
+    padding = torch.cat([batch.segments_BT for batch in engine.loader.step(0)]).eq(0).double().mean()
     tflops = flops_per_step(run, row_tokens) / seconds / 1e12
     return {
         "tokens_per_s": step_tokens(run) / seconds,
@@ -148,20 +149,21 @@ def step_tokens(run: RunConfig) -> int:
 
 
 def peers(device: Device, rounds: int, quick: bool, seconds: float) -> Iterator[Figures]:
-    """Yield tokens/s of ours and of each peer, measured step by step in turns. A peer that fails is reported, and the
-    others run. Raises ModuleNotFoundError without transformers.
+    """Yield a row with the tokens/s of our step, and a row for each peer's step. The steps take turns. If a peer fails,
+    its row says so, and the others run.
 
     Hugging Face's ELECTRA runs with SDPA, and computes logits at masked positions only.
+    Raises ModuleNotFoundError if transformers is not installed.
     """
     importlib.import_module("transformers")
     torch.set_float32_matmul_precision("high")
     deadline = time.monotonic() + seconds
     micro_batch = 1 if quick else 32
     ours, our_run = "ours, by default", run_config("base_zero1", 2 * micro_batch, 2 * micro_batch, quick)
-    trained = built(our_run)
-    steps: dict[str, Callable[[], object]] = {ours: lambda: trained.train_batch(0, RATE, detailed=False)}
+    engine = built(our_run)
+    steps: dict[str, Callable[[], object]] = {ours: lambda: engine.train_batch(0, RATE, detailed=False)}
     tokens = {ours: step_tokens(our_run)}
-    device.seconds(steps[ours], rounds=1)  # compiles
+    device.seconds(steps[ours], rounds=1)  # not measured: it compiles the model
     run = run_config("base_zero1", micro_batch, micro_batch, quick)
     for name, peer in PEERS.items():
         try:
@@ -178,12 +180,13 @@ def peers(device: Device, rounds: int, quick: bool, seconds: float) -> Iterator[
 
 
 def where_time_goes(run: RunConfig, device: Device, top: int = 45) -> Figures:
-    """The slowest kernels of a step (on the CPU: operators), for how long any kernel ran, and where the host waited."""
+    """A profile of one step: its slowest kernels (on the CPU: operators), how long at least one kernel ran (`busy_ms`),
+    the sum of all kernels' times (`total_ms`), and at which lines of code the host waited for the GPU."""
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.kind == "cuda")
-    trained = built(run)
+    engine = built(run)
 
     def one_step() -> None:
-        trained.train_batch(0, RATE, detailed=False)
+        engine.train_batch(0, RATE, detailed=False)
 
     seconds = device.seconds(one_step, rounds=3)
     waits = host_waits(one_step, device)
@@ -192,7 +195,7 @@ def where_time_goes(run: RunConfig, device: Device, top: int = 45) -> Figures:
     times: dict[str, tuple[float, int]] = {}
     spans = []
     for event in recorded.events():
-        if getattr(event, "is_user_annotation", False):  # it spans kernels, which have events of their own
+        if getattr(event, "is_user_annotation", False):  # the kernels in its time range have events of their own
             continue
         if device.kind == "cpu" or event.device_type == torch.autograd.DeviceType.CUDA:
             spent = event.self_cpu_time_total if device.kind == "cpu" else event.time_range.elapsed_us()

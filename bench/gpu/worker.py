@@ -1,4 +1,4 @@
-"""A process of bench.gpu: loads the libraries, then measures the cases that it receives."""
+"""The code of a process of bench.gpu, which loads the libraries and then measures the cases that it receives."""
 
 import contextlib
 import importlib
@@ -16,12 +16,14 @@ from bench.measure import Figures
 
 # (M, K, N) of the products. The last one is Base's feed-forward product on 32 rows of 512.
 SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 768, 3072))
-ROWS = 64  # of each task in a step: the rows of one GPU if 32 GPUs share the published batch
+ROWS = 64  # rows of each task in a step: one GPU's share if 32 GPUs split the published batch
+# Modules that are otherwise imported while a case runs.
 LOADED_EARLY = "xlme_ds.engine.zero", "torch._inductor.compile_fx", "triton"
 
 
 def rows(case: Figures) -> Iterator[Figures]:
-    """The rows of a case. If the case fails, its last row has `failed` or `out_of_memory`."""
+    """Measure a case, and yield its rows of figures. If the case fails, its last row has `failed`, `out_of_memory`, or
+    `left_out` if a library is not installed."""
     try:
         yield from _rows(case, Device(case["device"]), case["quick"])
     except torch.cuda.OutOfMemoryError as error:

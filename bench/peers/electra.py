@@ -1,10 +1,10 @@
 """Trains Hugging Face's ELECTRA in a loop of plain torch like a run of ours, to compare the two.
 
-`xlme bench peers.electra --run RUN --data MIXED --out OUT` reads the settings and first weights of a run of
-`electra` with tied embeddings and no relative bias, loads them into ElectraForMaskedLM and ElectraForPreTraining, and
-trains on the same rows with the same masks and uniforms. It prints the losses of steps, and writes OUT like RUN with
-its own weights: `xlme evaluate` and `xlme finetune` can score the two. Model, losses, gradients and AdamW are the
-peer's; rows, masks, uniforms, first weights and the schedule are ours.
+`xlme bench peers.electra --run RUN --data MIXED --out OUT` reads the settings of RUN, a run of the recipe `electra`
+with tied embeddings and no relative bias. It loads RUN's initial weights into ElectraForMaskedLM and
+ElectraForPreTraining, and trains on the same rows with the same masks and the same uniform random numbers, from which
+replacements are sampled. It prints losses, and writes OUT with RUN's settings and the peer's weights, so that `xlme
+evaluate` and `xlme finetune` can score both. Model, losses, gradients and AdamW are the peer's; all else is ours.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from xlme_ds.trained.runs import MODEL_FOLDER
 from xlme_ds.trained.settings import CONFIG_FILE, read_run_config
 from xlme_ds.trained.weights import WEIGHTS_FILE
 
-SAME_MODEL: dict[str, Any] = {  # the settings of ours with which the two models are the same
+SAME_MODEL: dict[str, Any] = {  # with these settings our model is the same as transformers'
     "embedding_sharing": "tied", "vocabulary_blocks": 1, "norm": "post", "relative_bias": "none",
     "masked_head": "dense", "absolute_positions": True, "language_embeddings": (), "dropout": 0.0,
     "attention_dropout": 0.0,
@@ -41,7 +41,7 @@ SAME_MODEL: dict[str, Any] = {  # the settings of ours with which the two models
 
 
 class Peer(HuggingFacePeer):
-    """transformers' generator and discriminator, with the first weights of a run of ours."""
+    """transformers' generator and discriminator, with the initial weights of a run of ours."""
 
     def __init__(self, run: RunConfig):
         from transformers import ElectraForMaskedLM, ElectraForPreTraining
@@ -55,9 +55,9 @@ class Peer(HuggingFacePeer):
                 "temperature, kept tokens and vocabulary blocks"
             )
         if run.start.folder:
-            raise SystemExit("error: this run began with the weights of another: name one that began with its own")
+            raise SystemExit("error: this run began with another run's weights: name a run without --start.folder")
         self.run = run
-        # With a padding id, that id's row of their embedding would get no gradient.
+        # If it knew the padding id, transformers' embedding would give that id's row no gradient.
         settings = {"layer_norm_eps": cfg.norm_epsilon, "pad_token_id": None}
         self.generator = ElectraForMaskedLM(electra_config(cfg, cfg.generator_layers, **settings))
         self.discriminator = ElectraForPreTraining(electra_config(cfg, cfg.discriminator_layers, **settings))
@@ -70,7 +70,8 @@ class Peer(HuggingFacePeer):
         super().__init__(_by_our_names(self.generator, self.discriminator), our_model.state_dict(), run.optimizer)
 
     def losses(self, batch: Batch) -> list[Tensor]:
-        """Summed losses MLM, TLM, MRTD, TRTD of a micro-batch (XLM-E equations (1) to (5)), with gradients."""
+        """The summed losses [MLM, TLM, MRTD, TRTD] of a micro-batch (XLM-E equations (1) to (5)). They carry
+        gradients."""
         tokens, chosen_M, shape = batch.tokens_BT.flatten(), batch.masked_M, batch.tokens_BT.shape
         other_item_B1TT = (batch.segments_BT[:, None, :, None] != batch.segments_BT[:, None, None, :]).float()
         bias_B1TT = other_item_B1TT * torch.finfo(torch.float32).min
@@ -93,7 +94,7 @@ class Peer(HuggingFacePeer):
         return generator + [replaced_losses[not_padding_N & (task_N == task)].sum() for task in range(len(TASKS))]
 
     def step(self, batches: Sequence[Batch], rate: float) -> list[float]:
-        """Train on a step's micro-batches; returns the means of the four losses."""
+        """Train on a step's micro-batches. Returns the mean losses [MLM, TLM, MRTD, TRTD]."""
         counts = torch.stack([self.objective.counts(batch) for batch in batches]).sum(0).clamp(min=1)
         weight, means = self.run.objective.discriminator_weight, torch.zeros(len(counts))
         for batch in batches:
@@ -105,7 +106,7 @@ class Peer(HuggingFacePeer):
 
 
 def _by_our_names(generator: Any, discriminator: Any) -> PeerParameters:
-    """The peer's parameters by our names, without its token-type embeddings, which are set to 0 and stay 0."""
+    """The peer's parameters by our names. Its token-type embeddings are left out: they are set to 0 and stay 0."""
     parts: PeerParameters = {"embedding_0": [generator.electra.embeddings.word_embeddings.weight]}
     for name, model in (("generator", generator), ("discriminator", discriminator)):
         nn.init.zeros_(model.electra.embeddings.token_type_embeddings.weight)
@@ -119,10 +120,10 @@ def _by_our_names(generator: Any, discriminator: Any) -> PeerParameters:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train, print a JSON object for every K steps, and write the weights."""
+    """Train, print the losses as a JSON object every K steps, and write the weights."""
     parser = argparse.ArgumentParser(prog="xlme bench peers.electra", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="folder of a run of ours")
-    parser.add_argument("--data", type=Path, required=True, help="its data")
+    parser.add_argument("--data", type=Path, required=True, help="data of that run")
     parser.add_argument("--out", type=Path, required=True, help="a new folder")
     parser.add_argument("--every", type=int, default=50, metavar="K", help="steps between printed losses")
     options = parser.parse_args(arguments)

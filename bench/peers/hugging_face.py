@@ -1,4 +1,4 @@
-"""Models of Hugging Face's transformers that train from our weights with torch's AdamW."""
+"""Loads our weights into models of Hugging Face's transformers, and trains them with torch's AdamW."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -11,7 +11,7 @@ from xlme_ds.config import ModelConfig, OptimizerConfig
 from xlme_ds.models.init import has_weight_decay
 
 PeerParameters = dict[str, Sequence[nn.Parameter]]
-"""For the name of each of our parameters, the peer's parameters that, concatenated in this order, equal it."""
+"""Maps the name of each of our parameters to the peer's parameters whose concatenation, in this order, equals it."""
 
 
 def electra_config(cfg: ModelConfig, layers: int, **settings: Any) -> Any:
@@ -30,7 +30,7 @@ class HuggingFacePeer:
 
     def __init__(self, parameters: PeerParameters, weights: Mapping[str, Tensor], optimizer: OptimizerConfig):
         self.parameters, self.clip = parameters, optimizer.clip
-        groups: dict[float, list[nn.Parameter]] = {optimizer.weight_decay: [], 0.0: []}  # by weight decay
+        groups: dict[float, list[nn.Parameter]] = {optimizer.weight_decay: [], 0.0: []}  # weight decay -> parameters
         for name, parts in parameters.items():
             groups[optimizer.weight_decay if has_weight_decay(parts[0].dim()) else 0.0] += parts
             with torch.no_grad():
@@ -41,7 +41,7 @@ class HuggingFacePeer:
             betas=(optimizer.beta1, optimizer.beta2), eps=optimizer.epsilon, fused=True)  # fmt: skip
 
     def state(self) -> dict[str, Tensor]:
-        """The weights under our names."""
+        """The peer's weights under our names."""
         return {name: torch.cat([part.detach() for part in parts]) for name, parts in self.parameters.items()}
 
     def update(self, rate: float) -> None:
@@ -54,18 +54,18 @@ class HuggingFacePeer:
 
 
 def map_modules(parts: PeerParameters, name: str, *modules: nn.Module) -> None:
-    """Record that our `name.weight` and `name.bias` are those of `modules`, concatenated."""
+    """Record that our `name.weight` and `name.bias` are the concatenated weights and biases of `modules`."""
     for kind in ("weight", "bias"):
         parts[f"{name}.{kind}"] = [getattr(module, kind) for module in modules]
 
 
-def map_layers(parts: PeerParameters, side: str, bert: Any) -> None:
-    """Record the parameters of `bert`, an encoder of BERT or ELECTRA, as those of our encoder `side`: positions, input
-    norm and layers, with cross-attention if a layer has it."""
-    parts[f"{side}.positions"] = [bert.embeddings.position_embeddings.weight]
-    map_modules(parts, f"{side}.input_norm", bert.embeddings.LayerNorm)
-    for number, layer in enumerate(bert.encoder.layer):
-        prefix = f"{side}.layers.{number}"
+def map_layers(parts: PeerParameters, encoder: str, bert: Any) -> None:
+    """Record the parameters of `bert`, an encoder of BERT or ELECTRA, under the names of our `encoder`: positions,
+    input norm, and layers with their cross-attention, if they have one."""
+    parts[f"{encoder}.positions"] = [bert.embeddings.position_embeddings.weight]
+    map_modules(parts, f"{encoder}.input_norm", bert.embeddings.LayerNorm)
+    for index, layer in enumerate(bert.encoder.layer):
+        prefix = f"{encoder}.layers.{index}"
         attention = layer.attention
         map_modules(parts, f"{prefix}.attention.qkv", attention.self.query, attention.self.key, attention.self.value)
         map_modules(parts, f"{prefix}.attention.output", attention.output.dense)

@@ -1,9 +1,9 @@
-"""The loader of Hugging Face's `datasets`.
+"""Loads rows with Hugging Face's `datasets`, to compare with our loader.
 
-There are three kinds. *Lean* makes the batch that the model needs with the least work that we could think of: torch's
-generator masks each token with probability 15%, and positions and segments are computed from the ids of a whole batch
-at once. *Customary* reads row by row through torch's DataLoader, and transformers' DataCollatorForLanguageModeling
-masks; it makes no positions and no segments. *Bare* only reads.
+There are three kinds of loading. *Lean* makes the batch that the model needs with the least work that we could think
+of: torch's generator masks each token with probability 15%, and positions and segments are computed from the ids of a
+whole batch at once. *Customary* reads row by row through torch's DataLoader, and masks with transformers'
+DataCollatorForLanguageModeling; it makes no positions and no segments. *Bare* only reads.
 """
 
 from collections.abc import Iterator
@@ -18,15 +18,16 @@ from torch.utils.data import DataLoader
 
 from xlme_ds.data.schema import BOS, EOS, PAD, UNK
 
-ROWS = 32  # in a batch
+ROWS = 32  # rows of a batch
 MASK_FRACTION = 0.15
 Tensors = tuple[Tensor, ...]
-"""All int64: ids [B, T]; masked positions [M], unless bare; positions and segments [B, T], if lean."""
+"""A batch, all int64. Bare: ids [B, T]. Customary: ids, masked positions [M]. Lean: ids, masked positions, positions
+[B, T], segments [B, T]."""
 
 
 @cache
 def collator() -> Any:
-    """transformers' collator, with a tokenizer that only has special tokens."""
+    """transformers' collator. Its tokenizer has only special tokens."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
@@ -38,7 +39,8 @@ def collator() -> Any:
 
 
 def peer_batch(kind: str, rows: Any) -> Tensors:
-    """A batch of `rows`, int32 ids [B, T]. If customary, the ids that the collator replaced are restored."""
+    """Make a batch of `rows`, int32 ids [B, T]. In a customary batch, the ids that the collator replaced are
+    restored."""
     if kind == "customary":
         batch = collator()([{"input_ids": row, "special_tokens_mask": row <= UNK} for row in rows])
         masked = batch["labels"] >= 0
@@ -55,7 +57,7 @@ def peer_batch(kind: str, rows: Any) -> Tensors:
 
 
 def write_rows(folder: Path, tokens: np.ndarray) -> None:
-    """Store the rows [N, T] in reading order."""
+    """Store the rows `tokens` [N, T] in the order in which they will be read."""
     from datasets import Dataset, Features, List, Value
 
     features = Features({"tokens": List(Value("int32"), length=tokens.shape[1])})
@@ -63,7 +65,8 @@ def write_rows(folder: Path, tokens: np.ndarray) -> None:
 
 
 def peer_batches(folder: Path, kind: str) -> Iterator[Tensors]:
-    """Open the rows, and yield one pass over them from front to back: in slices, or row by row if customary."""
+    """Open the stored rows, and yield all of them in order, in batches. Customary batches are read row by row, the
+    others as slices."""
     from datasets import load_from_disk
 
     data = load_from_disk(str(folder)).with_format("numpy")

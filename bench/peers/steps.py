@@ -19,8 +19,8 @@ CPU = torch.device("cpu")
 
 
 class PeerStep(ABC):
-    """The customary training step: weights in float32, bf16 by autocast, torch's fused AdamW. λ and the bound of the
-    gradient norm are the run's."""
+    """The customary training step, with float32 weights, bf16 by autocast, and torch's fused AdamW. The weight λ of the
+    discriminator's loss and the limit of the gradient norm are the run's."""
 
     def __init__(self, run: RunConfig, device: torch.device = CPU):
         self.run, self.device = run, device
@@ -31,18 +31,19 @@ class PeerStep(ABC):
 
     @abstractmethod
     def _build(self, cfg: ModelConfig) -> nn.Module:
-        """Build both networks, initialised."""
+        """Build the networks with initial weights."""
 
     @abstractmethod
     def _generate(self, masked_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of the masked positions [M, V] and the generator's loss; `masked_BT` contains <mask>."""
+        """Returns (logits [M, V] of the masked positions, the generator's loss). `masked_BT` has <mask> at these
+        positions."""
 
     @abstractmethod
     def _discriminate(self, ids_BT: Tensor) -> Tensor:
         """The discriminator's logits [B, T]."""
 
     def loss(self) -> Tensor:
-        """Generator's loss plus λ times the discriminator's."""
+        """The generator's loss plus λ times the discriminator's loss."""
         ids_BT, chosen_M = self.batch.tokens_BT, self.batch.masked_M
         masked_BT = ids_BT.flatten().index_fill(0, chosen_M, self.run.model.vocabulary - 1).view_as(ids_BT)
         logits_MV, loss = self._generate(masked_BT)
@@ -54,7 +55,7 @@ class PeerStep(ABC):
         return loss + weight * F.binary_cross_entropy_with_logits(logits_BT.float(), replaced_BT.float())
 
     def step(self) -> None:
-        """One optimizer step on all rows at once."""
+        """Take an optimizer step on all rows at once."""
         with torch.autocast(self.device.type, torch.bfloat16):
             loss = self.loss()
         loss.backward()
@@ -64,10 +65,8 @@ class PeerStep(ABC):
 
 
 class HuggingFaceStep(PeerStep):
-    """`ElectraForMaskedLM` and `ElectraForPreTraining` with one embedding; tokens attend to their whole row.
-
-    The library computes the logits of all positions.
-    """
+    """`ElectraForMaskedLM` and `ElectraForPreTraining` with one embedding. A token attends to its whole row, and the
+    library computes the logits of all positions."""
 
     def _build(self, cfg: ModelConfig) -> nn.Module:
         from transformers import ElectraForMaskedLM, ElectraForPreTraining
@@ -120,20 +119,20 @@ class ModernBert(HuggingFaceStep):
 
         small: Any = {} if cfg.width == 768 else {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
         settings = ModernBertConfig(attn_implementation="sdpa", sparse_prediction=True, **small)
-        self.masked = settings.vocab_size - 1  # an id of ModernBERT's vocabulary; all ids of text are below it
+        self.mask_id = settings.vocab_size - 1  # serves as <mask>; `loss` makes all other ids smaller
         return ModernBertForMaskedLM(settings)
 
     def loss(self) -> Tensor:
-        """The loss of masked language modelling, with ids modulo ModernBERT's vocabulary."""
-        ids, chosen_M = self.batch.tokens_BT.flatten() % self.masked, self.batch.masked_M
-        masked = ids.index_fill(0, chosen_M, self.masked)
+        """The loss of masked language modelling. Our ids are taken modulo `mask_id`, to fit ModernBERT's vocabulary."""
+        ids, chosen_M = self.batch.tokens_BT.flatten() % self.mask_id, self.batch.masked_M
+        masked = ids.index_fill(0, chosen_M, self.mask_id)
         labels = torch.full_like(ids, -100).index_copy(0, chosen_M, ids[chosen_M])
         shape = self.batch.tokens_BT.shape
         return self.model(input_ids=masked.view(shape), labels=labels.view(shape)).loss
 
 
 class PlainTorchStep(PeerStep):
-    """`nn.TransformerEncoder` twice; logits at the masked positions only, in one matrix product."""
+    """Two `nn.TransformerEncoder`. The logits, at the masked positions only, are one matrix product."""
 
     def _build(self, cfg: ModelConfig) -> nn.Module:
         def encoder(layers: int) -> nn.Module:

@@ -2,11 +2,14 @@
 
     xlme bench rehearsal --gigabytes N --source FOLDER [--out FOLDER] [--no-kills] [-- SBATCH_OPTION...]
 
-Text, vocap, vocab, encode, mix, verify, stats, and 20 steps of training that are interrupted: each stage is a job of
-`slurm/stage.sh` or `slurm/pretrain_base.sh`, with the options of sbatch after `--`. While a stage runs that can resume,
-one of its ranks, or the whole step, is killed with SIGKILL. `bench.rehearsal.checks` checks the results; the first
-difference ends the rehearsal. After an interruption the same command continues: OUT/rehearsal.json records the finished
-stages, and a table is printed at the end.
+The stages are text, vocap, vocab, encode, mix, stats, verify and train. Each stage is a Slurm job, submitted by sbatch
+with the options after `--`; data stages run `slurm/stage.sh`, training runs `slurm/pretrain_base.sh`. While vocap,
+vocab, encode or mix runs, SIGKILL ends one rank or all ranks, and the job restarts. Training has 20 steps; the signal
+that Slurm sends before a time limit interrupts it once. `bench.rehearsal.checks` checks the results, and the first
+difference ends the rehearsal.
+
+OUT/rehearsal.json records the finished stages: the same command continues an interrupted rehearsal. At the end, a table
+of the stages is printed.
 
 Unless --keep is given, text and encoded shards are deleted as soon as nothing needs them.
 """
@@ -36,7 +39,7 @@ from xlme_ds.io.files import write_json
 STOP_AT = 8  # number of training steps before the interruption
 RESUMABLE = ("vocap", "vocab", "encode", "mix")
 END_STATES = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")  # of a job in Slurm
-# Twenty narrow steps of Base's recipe with the whole vocabulary.
+# Options that replace settings of Base's recipe: a narrow model with the whole vocabulary takes 20 steps.
 TRAINING = (
     "--model.width 32 --model.heads 4 --model.feed-forward 64 "
     "--model.generator-layers 1 --model.discriminator-layers 2 "
@@ -49,14 +52,14 @@ TRAINING = (
 class Rehearsal:
     """Settings of a rehearsal."""
 
-    gigabytes: float  # text before compression
+    gigabytes: float  # 10^9 bytes of text before compression
     source: Path  # folder of real text, with mono/ and para/, that the synthetic text resembles
-    out: Path = Path("runs/rehearsal")  # folder, on a file system of all nodes
-    ids: int = 524_288  # ids of vocap's vocabulary; 0.06 GB fill no more than 240,000
-    rows: int = 10_000_000  # rows of each task to mix
-    sentences: int = 1_000_000  # most lines of a language for vocap; vocab samples ten times as many of all
+    out: Path = Path("runs/rehearsal")  # folder on a file system that all nodes share
+    ids: int = 524_288  # size of vocap's vocabulary; from 0.06 GB of text it has at most 240,000 ids
+    rows: int = 10_000_000  # rows of each task that mix writes
+    sentences: int = 1_000_000  # most lines of each language that vocap reads; vocab samples ten times as many in all
     keep: bool = False  # delete neither text nor encoded shards
-    kills: bool = True  # kill jobs
+    kills: bool = True  # kill each stage that can resume, and interrupt training
     # options of sbatch, after --
     options: tyro.conf.Positional[tuple[str, ...]] = (
         "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--mem=0",
@@ -82,30 +85,32 @@ class BatchJob:
         slurm(*step.split(), kill)
 
     def kill_step(self) -> None:
-        """Send SIGKILL to all ranks."""
+        """Send SIGKILL to all ranks of the job."""
         slurm("scancel", "--signal=KILL", f"{self.number}.0")
 
     def save_and_requeue(self) -> None:
-        """Send the signal that comes before a time limit."""
+        """Send the signal that Slurm sends before a time limit: the job saves, and is requeued."""
         slurm("scancel", "--signal=USR1", str(self.number))
 
-    def restart(self, way: Callable[["BatchJob"], None]) -> str:
-        """Disturb the job by calling `way`, and wait until Slurm has requeued it; returns the name of the way."""
+    def restart(self, disturb: Callable[["BatchJob"], None]) -> str:
+        """Call `disturb` on the job, and wait until Slurm has requeued the job. Returns the name of `disturb`, or
+        "none: too late" if the job was not requeued."""
         restarts = int(self.field("Restarts") or 0)
-        way(self)
-        deadline = time.time() + 120  # there is no restart if the rank ended before the signal
+        disturb(self)
+        deadline = time.time() + 120  # if the rank ended before the signal, the job is never requeued
         while time.time() < deadline and self.field("JobState") not in END_STATES:
             if int(self.field("Restarts") or 0) > restarts:
-                return way.__name__
+                return disturb.__name__
             time.sleep(0.2)
         return "none: too late"
 
 
-WAYS = [BatchJob.kill_rank, BatchJob.kill_step]
+WAYS = [BatchJob.kill_rank, BatchJob.kill_step]  # ways to kill a job; the stages use them in turn
 
 
 def slurm(*command: str, **variables: object) -> str:
-    """The output of one of Slurm's commands. Raises ValueError if sbatch fails."""
+    """Run one of Slurm's commands with environment `variables`; returns its output. Raises ValueError if sbatch
+    fails."""
     env = dict(os.environ, PYTHONPATH=os.environ.get("PYTHONPATH", str(ROOT)))
     env |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     env |= {name: str(value) for name, value in variables.items()}
@@ -116,12 +121,12 @@ def slurm(*command: str, **variables: object) -> str:
 
 
 def finished_tasks(out: Path) -> int:
-    """Number of finished tasks in the folder of a stage, by their markers."""
+    """Number of finished tasks of the stage that writes to `out`, counted by their marker files."""
     return sum(not path.name.endswith(".begun.json") for path in out.glob("**/tasks/*.json"))
 
 
 class Jobs:
-    """The jobs and checks of a rehearsal. Each runs once: OUT/rehearsal.json has the results.
+    """The jobs and checks of a rehearsal. Each runs only once, because OUT/rehearsal.json stores its result.
 
     Raises ValueError if that file was written with other settings.
     """
@@ -152,10 +157,10 @@ class Jobs:
         ready: Callable[[], bool] = lambda: True,
         **variables: object,
     ) -> None:
-        """Run a script as a job, and `kill` it once, when it is `ready`. Stores the job's seconds, the number of files
-        in `out`, and the kills.
+        """Run a script as a job with environment `variables`. When `ready()` is true, call `kill` on the job, once.
+        Stores the job's seconds, the number of files in `out`, and the name of the kill.
 
-        Raises ValueError if it fails.
+        Raises ValueError if the job fails.
         """
 
         def work() -> dict[str, Any]:
@@ -175,7 +180,8 @@ class Jobs:
         self.once("stages", name, work)
 
     def stage(self, name: str, *flags: object, out: Path) -> None:
-        """Run a stage of data preparation. A stage that can resume is killed a while after it has finished a task."""
+        """Run a stage of data preparation. A stage that can resume is killed once, a random time after it has finished
+        its first task."""
         stage_index, finished_before = len(self.done["stages"]), finished_tasks(out)
         delay = random.Random(name).random() * min(30 * self.rehearsal.gigabytes, 600)
 
@@ -190,7 +196,7 @@ class Jobs:
         self.job(name, ["slurm/stage.sh", name, *flags, *written], out, way, ready)
 
     def text(self) -> None:
-        """Write the corpus, over all ranks."""
+        """Run the job that writes the corpus; its ranks share the files."""
         text, source = self.out / "text", self.rehearsal.source.resolve()
         flags = ["--gigabytes", self.rehearsal.gigabytes, "--out", text, "--source", source]
         run = shlex.join(map(str, ["-m", "bench.rehearsal.text", *flags]))
@@ -198,7 +204,7 @@ class Jobs:
         self.job("text", [f"--wrap=exec bash -c {shlex.quote(script)}"], text)
 
     def train(self) -> None:
-        """Train; the training is stopped once and resumed."""
+        """Run the training job, which is interrupted once and resumes."""
         out = self.out / "run"
         script = ["--gpus-per-node=1", "slurm/pretrain_base.sh", *TRAINING.split()]
 
@@ -211,7 +217,7 @@ class Jobs:
 
 
 def prepare(rehearsal: Rehearsal) -> Jobs:
-    """Rehearse data preparation, from text to rows."""
+    """Rehearse data preparation, from text to mixed rows. Returns the jobs that have run, to add the training."""
     jobs, out, corpus = Jobs(rehearsal), rehearsal.out, files(rehearsal.gigabytes, rehearsal.source)
     ids, rows, sentences = rehearsal.ids, rehearsal.rows, rehearsal.sentences
     text: list[object] = ["--allow-missing"]

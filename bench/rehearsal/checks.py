@@ -1,4 +1,4 @@
-"""Checks of what a rehearsal made. Each raises ValueError at the first difference."""
+"""Checks of a rehearsal's results. Each check raises ValueError at the first difference."""
 
 import json
 import subprocess
@@ -13,13 +13,13 @@ from xlme_ds.data.schema import read_manifest
 
 # Reasons to drop a line that depend on the vocabulary; such lines are not planted.
 BY_TOKENS = ("length_ratio", "length", "too_long", "no_token")
-# For each corpus: the task, and the manifest's keys for the count of lines and the counts of dropped lines by reason.
+# corpus -> (task, the manifest's key of the number of lines, the manifest's key of the dropped lines by reason)
 TASKS = {"cc100": ("mono", "paragraphs_in", "removed"), "ccaligned": ("para", "pairs_in", "dropped")}
 
 
 def planted(text: Path, files: Sequence[TextFile], encoded: Path) -> dict[str, int]:
-    """Check that encoding counted the planted defects and duplicates of each language and pair, and no others. Returns
-    the totals over all files, by kind."""
+    """Check that stage encode counted the planted defects and duplicates of each language and pair, and no others.
+    Returns the number of planted lines of each kind, over all files."""
     total = Counter[str]()
     for file in files:
         task, lines_key, dropped_key = TASKS[file.corpus]
@@ -39,7 +39,7 @@ def planted(text: Path, files: Sequence[TextFile], encoded: Path) -> dict[str, i
 
 
 def audit(run: Path, mixed: Path) -> str:
-    """The report of `xlme_ds.audit` on the training."""
+    """Run `xlme_ds.audit` on the training, and return its report. Raises ValueError if the audit fails."""
     command = [sys.executable, "-m", "xlme_ds.audit", "--run", str(run), "--data", str(mixed)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -1,14 +1,16 @@
-"""Synthetic text of any size like a small real one, in the layouts of CC-100 and CCAligned.
+"""Writes synthetic text of any size that resembles a small real corpus, in the layouts of CC-100 and CCAligned.
 
     python -m bench.rehearsal.text --gigabytes 50 --source ../shared/data/corpus --out FOLDER --processes 2
 
-Languages, pairs and their shares are those of the source, a folder with mono/<lang>.txt.xz and para/en-<lang>.txt.zip.
-Lines are recombined from its lines, so scripts, lengths and frequencies of words stay real: a third of a real line's
-words are replaced by other words of the language, drawn by their frequency, and a sixth by new forms, the first half of
-one word and the last half of another. The number of a new form is drawn from a power law of exponent 1/0.6, so that the
-number of different forms grows as the number of words to the power of 0.6 (Heaps' law). In scripts without spaces, runs
-of two to five characters are the words. Exact duplicates and damaged lines are planted for the filters of the ready
-corpus descriptions, and counted in planted/FILE.json.
+The source is a folder with mono/<lang>.txt.xz and para/en-<lang>.txt.zip. The synthetic text has its languages and
+pairs, in the same proportions. A synthetic line is a real line in which a third of the words are replaced by other
+words of the language, drawn by their frequency, and a sixth by new forms: the first half of one word and the last half
+of another. So scripts, lengths and frequencies of words stay real. New forms are numbered, and a form's number is drawn
+from a power law of exponent 1/0.6, so that the number of different forms grows as the number of words to the power of
+0.6 (Heaps' law). In scripts without spaces, runs of two to five characters serve as words.
+
+Some lines are exact duplicates or damaged, so that the filters of the ready corpus descriptions drop or repair them.
+planted/FILE.json counts these lines.
 """
 
 import lzma
@@ -33,15 +35,15 @@ from data_prep.progress import say
 from xlme_ds.io.files import replacing, write_json
 
 _SPACELESS = {"zh-Hans", "zh-Hant", "ja", "th", "lo", "km", "my"}
-_MIN_LINE_BYTES = 24  # of a line of a document
-_DOCUMENT_ENDS = 0.1  # share of the lines that end a document
-_DUPLICATES, _DAMAGED = 0.02, 0.001  # shares of the lines
-_OTHER_WORDS, _NEW_FORMS = 1 / 3, 1 / 6  # shares of the words that are replaced by another word, by a new form
+_MIN_LINE_BYTES = 24  # the fewest bytes of a monolingual line
+_DOCUMENT_ENDS = 0.1  # fraction of the lines that end a document
+_DUPLICATES, _DAMAGED = 0.02, 0.001  # fractions of the lines that are duplicates, and that are damaged
+_OTHER_WORDS, _NEW_FORMS = 1 / 3, 1 / 6  # fractions of the words that are replaced by another word, by a new form
 _HEAPS_EXPONENT = 0.6
-_REMEMBERED_LINES = 10_000  # a duplicate repeats one of these last lines
+_REMEMBERED_LINES = 10_000  # a duplicate repeats one of the last 10,000 lines
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ufeff\ufffd]")
-_SPACES = re.compile(r"\s")  # each white space becomes a plain space
+_SPACES = re.compile(r"\s")  # each white-space character becomes a plain space
 _BLOCK = 4_000_000  # bytes of text that are compressed at once
 _REPAIRED = {"invalid_utf8": b"\xff", "control_character": b"\x01"}  # damage that is repaired: the lines stay
 _DAMAGE = {
@@ -66,7 +68,7 @@ class TextFile:
 
 
 def note_of(file: TextFile, out: Path) -> Path:
-    """The path of the note about a file, which has the counts of planted lines."""
+    """The path of the note about a file. The note has the counts of its planted lines."""
     return out / "planted" / f"{file.path}.json"
 
 
@@ -85,10 +87,12 @@ def files(gigabytes: float, source: Path) -> list[TextFile]:
 
 
 class Language:
-    """The words of a language, each with the space after it, and real lines as lists of such words, to recombine."""
+    """The words and real lines of a language, from which `line` makes synthetic lines. A word includes the space after
+    it, and a real line is a list of words."""
 
     def __init__(self, lines: Sequence[str], language: str):
-        """Cut lines into words of at most 64 characters: longer words, such as lists of names, would fill rows."""
+        """Cut lines into words of at most 64 characters: a longer one, such as a list without spaces, could fill a
+        row."""
         language = canonical(language)
         word_pattern = re.compile(r"[ -~]{1,64}|[^ -~]{2,5}" if language in _SPACELESS else r"\S{1,64}\s?")
         split = [word_pattern.findall(_SPACES.sub(" ", _CONTROL.sub("", line))) for line in lines]
@@ -101,14 +105,14 @@ class Language:
         self.occurrences = list(chain.from_iterable(self.lines))
 
     def line(self, rng: random.Random, index: int, min_bytes: int) -> str:
-        """A line like the real line at `index`, of at least `min_bytes` bytes."""
+        """Make a line like the real line at `index`, with at least `min_bytes` bytes."""
         text = "".join(self._word(rng, word) for word in self.lines[index]).strip()
         while len(text.encode()) < min_bytes:
             text = f"{text} {rng.choice(self.occurrences)}".strip()
         return text
 
     def _word(self, rng: random.Random, word: str) -> str:
-        """`word`, another word, or a new form."""
+        """`word` itself, another word, or a new form."""
         draw = rng.random()
         if draw < _OTHER_WORDS:
             return rng.choice(self.occurrences)
@@ -124,18 +128,18 @@ class Planter:
     """Makes lines or pairs, plants duplicates and damage among them, and counts what it plants."""
 
     def __init__(self, rng: random.Random, languages: Sequence[Language], damage: Sequence[str], foreign: str = ""):
-        """`foreign`: the line that is planted as one in another script."""
+        """`foreign` is the line that replaces a line whose damage is "script"."""
         self.rng, self.languages, self.damage, self.foreign = rng, languages, damage, foreign
         self.counts, self.hashes = Counter[str](), array("q")
         self._earlier = deque[list[str]](maxlen=_REMEMBERED_LINES)
 
     def planted(self) -> dict[str, int]:
-        """Counts: lines, exact duplicates, and damaged lines by kind."""
+        """The number of lines, of exact duplicates, and of damaged lines of each kind."""
         duplicates = len(self.hashes) - len(np.unique(np.array(self.hashes)))
         return {**self.counts, "exact_duplicates": duplicates}
 
     def record(self) -> bytes:
-        """The next line, or the next pair as a row of a table."""
+        """Make the next line, or the next pair: its two sides and its score, separated by tabs."""
         draw, damage = self.rng.random(), ""
         if draw < _DUPLICATES and self._earlier:
             sides = self.rng.choice(self._earlier)
@@ -169,7 +173,7 @@ class Planter:
         return sides
 
     def blocks(self, size: int) -> Iterator[list[bytes]]:
-        """Blocks of records, `size` bytes in all; in monolingual text an empty line ends a document."""
+        """Yield blocks of records, `size` bytes in all. In monolingual text, an empty line ends a document."""
         written = 0
         while written < size:
             block, end = [], min(written + _BLOCK, size)
@@ -182,14 +186,14 @@ class Planter:
 
 
 def _read_mono(file: TextFile, max_lines: int) -> list[Language]:
-    """The language, from the first `max_lines` lines of its text."""
+    """Read the first `max_lines` lines of a monolingual file; returns its one language."""
     with lzma.open(file.source, "rt", encoding="utf-8") as stream:
         lines = [line.strip() for line in islice(stream, max_lines)]
     return [Language([line for line in lines if len(line.encode()) > _MIN_LINE_BYTES], file.name)]
 
 
 def _read_pairs(file: TextFile, max_pairs: int) -> list[Language]:
-    """Both languages, from the first `max_pairs` pairs; lines at the same index translate each other."""
+    """Read the first `max_pairs` pairs; returns both languages. Their lines at the same index translate each other."""
     codes = file.name.split("-")
     with zipfile.ZipFile(file.source) as archive:
         names = [next(name for name in archive.namelist() if name.endswith(f".{code}")) for code in codes]
@@ -199,14 +203,14 @@ def _read_pairs(file: TextFile, max_pairs: int) -> list[Language]:
 
 
 def write_text(file: TextFile, out: Path) -> None:
-    """Write a file and its note; the bytes depend on the file and its source alone."""
+    """Write a file and its note. Their bytes depend only on `file` and its source."""
     path, note = out / file.path, note_of(file, out)
     if note.exists():
         return
     for folder in (path.parent, note.parent):
         folder.mkdir(parents=True, exist_ok=True)
     read = _read_mono if file.corpus == "cc100" else _read_pairs
-    languages = read(file, 2_000 + file.text_bytes // 100)  # more lines than a small file repeats
+    languages = read(file, 2_000 + file.text_bytes // 100)  # enough lines that a small file repeats few of them
     foreign = "Это строка на другом языке" if file.name == "th" else "บรรทัดนี้เป็นภาษาอื่น"
     planter = Planter(random.Random(file.path), languages, _DAMAGE[file.corpus], foreign)
     with replacing(path) as stream:
@@ -222,7 +226,7 @@ def write_corpus(gigabytes: float, source: Path, out: Path, processes: int = 1) 
         gigabytes: text in 10⁹ bytes, all files together
         source: folder with mono/<lang>.txt.xz and para/en-<lang>.txt.zip of real text
         out: a folder
-        processes: on this machine; under MPI the ranks work instead
+        processes: number of processes on this machine; under MPI, the ranks do the work instead
     """
     corpus = files(gigabytes, source)
     run_tasks(partial(write_text, out=out), corpus, [file.text_bytes for file in corpus], processes, "text")

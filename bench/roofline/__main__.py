@@ -1,11 +1,11 @@
-"""Counts a training step without a GPU: kernels, bytes and operations of the real engine on fake tensors, and the time
-that they take at least.
+"""Counts the kernels, bytes and operations of a training step, and computes the least time that they take. No GPU is
+needed, because the real engine runs on fake tensors.
 
     xlme bench roofline --recipe NAME [--gpu h200] [--gpus 1] [--json] [--section.key value ...]
 
-The step is DeepSpeed's, of one process of `--gpus`, on `data.micro_batch` synthetic rows of each task.
-`bench/roofline/counted.py` describes the count and its limits. Needs g++ if torch is a build for the CPU, and the
-package triton for the Triton kernels.
+The count is of one of `--gpus` DeepSpeed processes, with `data.micro_batch` synthetic rows of each task in a
+micro-batch. `bench/roofline/counted.py` describes the count and its limits. The bench needs g++ if torch is a build for
+the CPU, and the package triton for the Triton kernels.
 """
 
 import bench.roofline.fake_cuda  # isort: skip  # before torch
@@ -55,11 +55,11 @@ class Settings:
 
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
     gpu: Literal["h200", "h100", "a100"] = "h200"
-    """GPU of the rates."""
+    """GPU whose rates are used."""
     gpus: int = 1
-    """Processes of the run; one of them is counted, without its messages."""
+    """Number of processes of the run; one process is counted, without its communication."""
     micro_batches: int = 1
-    """Micro-batches of a step."""
+    """Number of micro-batches of a process in a step."""
     json: bool = False
     """Print the figures as JSON."""
 
@@ -107,16 +107,16 @@ def _unchanged(module: nn.Module, convert: Any, recurse: bool = True) -> nn.Modu
 
 
 def _fill(model: nn.Module, whole: Any) -> None:
-    """Create the weights as DeepSpeed does."""
+    """Create the weights on the fake GPU in bf16. With ZeRO-3, `whole` is not None: DeepSpeed has created them."""
     for module in model.modules():
         for name, parameter in module._parameters.items():
-            if parameter is not None and whole is None:  # else ZeRO-3 has made the weights
+            if parameter is not None and whole is None:
                 values = torch.empty(parameter.shape, device="cuda", dtype=torch.bfloat16)
                 module._parameters[name] = nn.Parameter(values)
 
 
 def _part(module: str) -> str:
-    """The part of the model, as a row of the table names it, that a module belongs to."""
+    """The name of the table's row in which the operators of `module` are counted."""
     match = re.match(r"(generator|discriminator|encoder)\b(\.layers\.\d+\.(attention|up|down)\b)?", module)
     if match is None:
         return module.split(".")[0].replace("_", " ") or "tables, losses, sums of gradients"
@@ -127,8 +127,8 @@ def _part(module: str) -> str:
 
 
 def _attention(share: Callable[[int], float], backward: bool, args: Any, out: Any) -> tuple[float, float, int, str]:
-    """The cost of attention in the layer that runs. `share(distance)`: the fraction of all (query, key) pairs that lie
-    in computed tiles at most `distance` tiles from the diagonal.
+    """The cost of attention in the layer that runs. `share(distance)` is the fraction of all (query, key) pairs that
+    lie in computed tiles at most `distance` tiles from the diagonal.
 
     The forward pass has two matrix products. The backward pass has seven, in two kernels that both read q, k, v and the
     output's gradient. With a bias a third kernel has two more, for the distances that have a gradient of their own. It
@@ -146,8 +146,8 @@ def _attention(share: Callable[[int], float], backward: bool, args: Any, out: An
 
 
 def _group_sums(args: Any, out: Any) -> tuple[float, float, int, str]:
-    """The cost of hidden states times the table. One kernel for each block of the table writes sums over groups of
-    logits."""
+    """The cost of the hidden states times the embedding table. One kernel for each block of the table writes sums over
+    groups of logits."""
     hidden_MD, blocks = args[:2]
     table_size = sum(block.numel() for block in blocks)
     moved = 2.0 * (hidden_MD.numel() + table_size) + 4.0 * sum(tensor.numel() for tensor in out[:2])
@@ -155,13 +155,14 @@ def _group_sums(args: Any, out: Any) -> tuple[float, float, int, str]:
 
 
 def _sample(args: Any, out: Any) -> tuple[float, float, int, str]:
-    """The cost of the logits of one group of ids for each hidden state."""
+    """The cost of computing, for each hidden state, the logits of one group of ids."""
     multiplications = args[0].numel() * GROUP
     return 4.0 * multiplications, 4.0 * multiplications, len(args[1]), "float32_matmul"
 
 
 def _logit_gradient(args: Any, out: Any) -> tuple[float, float, int, str]:
-    """The cost of hidden states times a tile of the table; writes the gradient of these logits."""
+    """The cost of a kernel that multiplies the hidden states by a tile of the table, and writes the gradient of these
+    logits."""
     hidden_MD, rows_CD = args[:2]
     moved = 2.0 * (hidden_MD.numel() + rows_CD.numel() + out[0].numel()) + 4.0 * out[1].numel()
     return 2.0 * len(hidden_MD) * rows_CD.numel(), moved, 1, "masked_head"
@@ -197,7 +198,7 @@ def formulas(batch: Any, cfg: ModelConfig, module: Callable[[], str]) -> dict[st
         "xlme_ds::masked_head_group_sums": _group_sums,
         "xlme_ds::masked_head_sample": _sample,
         "xlme_ds::masked_head_gradient": _logit_gradient,
-        # SplitMix64 in torch's integer operations, each reading and writing all of its words.
+        # SplitMix64 as integer operations of torch, each of which reads and writes all of its words.
         "xlme_ds::derive": lambda args, out: (0.0, 0.0, 12, "bf16_matmul"),
         "xlme_ds::dropped": lambda args, out: (0.0, 26 * 2.0 * out.numel(), 13, "bf16_matmul"),
     }
@@ -221,8 +222,8 @@ def _pretended(gpus: int) -> Iterator[None]:
 
 
 def count(settings: Settings) -> tuple[OperationCounter, RunConfig, float]:
-    """Count the second step, because the first makes the optimizer's state. Returns the counter, the run, and the
-    seconds that the host needs to call modules under ZeRO-3."""
+    """Count the second step, because the first step also creates the optimizer's state. Returns (counter, run, the
+    seconds that the host needs to call modules under ZeRO-3)."""
     if not bench.roofline.fake_cuda.READY:
         raise ValueError("torch was loaded before bench.roofline: count in a process that imports bench.roofline first")
     run, gpus = settings.run, settings.gpus
@@ -266,7 +267,7 @@ def _name_phases(engine: Engine, counter: OperationCounter) -> None:
 
 
 def figures(settings: Settings) -> dict[str, Any]:
-    """The counted step as numbers."""
+    """Count a step, and return its figures."""
     counter, run, host_seconds = count(settings)
     totals = {key: sum(part[key] for part in counter.parts.values()) for key in TOTALS}
     seconds = max(totals["ms"] / 1e3, host_seconds)
@@ -290,7 +291,7 @@ def figures(settings: Settings) -> dict[str, Any]:
 
 
 def text(counted: dict[str, Any]) -> str:
-    """The figures as a Markdown table, the slowest parts first, and sentences."""
+    """The figures as a Markdown table, whose slowest parts come first, and as sentences."""
     rows = sorted(counted["by_part"].items(), key=lambda item: -item[1]["ms"])
     cells = [
         [name, f"{row['ms']:.2f}", f"{row['ms'] / counted['gpu_milliseconds']:.1%}", f"{row['kernels']:,}",
@@ -311,7 +312,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Count and print; a user's mistake ends it with one sentence and exit code 2."""
     try:
         settings = parse("xlme bench roofline", Settings, __doc__ or "", arguments or sys.argv[1:])
-        with contextlib.redirect_stdout(sys.stderr):  # where DeepSpeed's log goes
+        with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed logs to the standard output
             counted = figures(settings)
     except ValueError as error:
         fail("bench.roofline", error)

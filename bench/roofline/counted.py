@@ -1,12 +1,12 @@
-"""Counts the operations of a step on fake tensors: kernels, bytes, FLOPs, and the time that they take on a GPU.
+"""Counts the kernels, bytes and FLOPs of a step on fake tensors, and computes the time that they take on a GPU.
 
 A dispatch mode sees each call of an operator below autograd, with the shapes of all tensors. An operator counts as one
 kernel that reads its inputs and writes its outputs once; the tables here list the exceptions.
 
     time = max(slowdown · bytes / memory rate, FLOPs / FLOP rate, launch floor) + gap to the next kernel
 
-The rates were measured in profiled training steps. torch.compile is not run: in layers that a run would compile, all
-operators but the matrix products take `_COMPILED_SHARE` of their eager time.
+The rates were measured in profiled training steps. torch.compile is not run. In layers that a run would compile, the
+matrix products take their eager time, and all other operators take `_COMPILED_SHARE` of it.
 
 The count cannot know whether another shape's kernels reach these rates, whether the host can launch as fast as the GPU
 computes, and what other processes cost.
@@ -51,23 +51,24 @@ class Rates:
     sheet_memory: float  # bandwidth of the data sheet
 
     def scaled(self, bf16: float, memory: float) -> "Rates":
-        """The rates of a GPU that was not measured, from the two peaks of its data sheet: each rate is the same
-        fraction of its peak as here."""
+        """The rates of a GPU that was not measured, from the two peaks of its data sheet, `bf16` and `memory`. Each
+        rate is the same fraction of its peak as on this GPU."""
         flops = {name: getattr(self, name) * bf16 / self.sheet_bf16 for name in _FLOP_RATES}
         memory_rate = self.memory * memory / self.sheet_memory
         return replace(self, **flops, memory=memory_rate, sheet_bf16=bf16, sheet_memory=memory)
 
 
 # Rate = counted FLOPs or bytes / measured time of the kernels, in a step of Base on one H200 at commit 104603e (torch
-# 2.11.0+cu130, docs/results/performance.md); for our attention, a profile of its present kernels. Two values are fitted
-# to one measured step each: `torch_attention` to Base with model.kernels torch, `zero3_call` to XL.
+# 2.11.0+cu130, docs/results/performance.md). The rates of our attention come from a later profile, of its present
+# kernels. Two values are fitted to one measured step each: `torch_attention` to a step of Base with model.kernels
+# torch, `zero3_call` to a step of XL.
 _H200 = Rates(
     bf16_matmul=740e12, float32_matmul=50e12, masked_head=490e12, attention_forward=192e12, attention_backward=242e12,
     torch_attention=41e12, memory=4.0e12, floor=3e-6, gap=3e-6, zero3_call=1.13e-3, sheet_bf16=989e12,
     sheet_memory=4.8e12,
 )  # fmt: skip
 GPUS = {"h200": _H200, "h100": _H200.scaled(989e12, 3.35e12), "a100": _H200.scaled(312e12, 2.0e12)}
-# Measured time / (bytes / memory rate): how much slower an operator is than its memory traffic alone.
+# Measured time / (bytes / memory rate): by this factor an operator is slower than its memory traffic alone.
 _SLOWDOWN = {
     "gelu": 1.3, "gelu_backward": 1.2, "native_layer_norm": 2.8, "native_layer_norm_backward": 5.4, "sum": 2.0,
     "add_": 1.6, "_to_copy": 1.2, "copy_": 1.2, "embedding_dense_backward": 3.3,
@@ -94,31 +95,31 @@ _KERNELS = {
 # Operators that make the host wait for the GPU, because their output's shape or value depends on the data.
 _WAITS = {"nonzero", "_unique2", "unique_dim", "masked_select", "bincount", "is_nonzero", "equal"}
 TOTALS = ("kernels", "gigabytes", "tflops", "ms")
-_TENSORS_PER_KERNEL = 50  # in a `_foreach_` operator
+_TENSORS_PER_KERNEL = 50  # tensors that one kernel of a `_foreach_` operator processes
 
 Formula = Callable[[Sequence[Any], Any], tuple[float, float, int, str]]
 """(arguments, output) of one of our own operators → (FLOPs, bytes, kernels, name of its rate in `Rates`)."""
 
 
 class OperationCounter(TorchDispatchMode):
-    """Counts the operators that run inside, by module.
+    """A context manager that counts the operators that run in it, by module.
 
-    An operation of the backward pass belongs to the module that was running when its autograd node was made: the node's
-    sequence number tells which.
+    An operation of the backward pass belongs to the module that was running when its autograd node was made. The node's
+    sequence number tells which module that was.
     """
 
     def __init__(self, rates: Rates, formulas: dict[str, Formula], part_of: Callable[[str], str]):
         super().__init__()
         self.rates, self.formulas, self.part_of = rates, formulas, part_of
-        self.parts: dict[str, dict[str, float]] = {}  # `TOTALS` by part of the model
-        self.waits: dict[str, int] = defaultdict(int)  # how often the host waits for the GPU, by reason and line
+        self.parts: dict[str, dict[str, float]] = {}  # part of the model -> its `TOTALS`
+        self.waits: dict[str, int] = defaultdict(int)  # reason and line -> how often the host waits for the GPU there
         self.module_calls = 0
         self.phase = ""  # "" inside forward and backward passes
         self.counting = True
         self.compiled = False
         self.names: dict[nn.Module, str] = {}
         self._running: list[str] = []
-        # (n, module): the module made the autograd nodes with numbers below n and from the previous entry's n on.
+        # (n, module): the module made the autograd nodes whose numbers are below n, and not below the previous n.
         self._nodes: list[tuple[int, str]] = []
         self._hooks: list[Any] = []
 
@@ -141,7 +142,7 @@ class OperationCounter(TorchDispatchMode):
             hook.remove()
 
     def wait(self, reason: str) -> None:
-        """Count a wait of the host for the GPU, at the innermost line of the stack in xlme_ds or DeepSpeed."""
+        """Count one wait of the host for the GPU, at the innermost line of xlme_ds or DeepSpeed on the stack."""
         if not self.counting:
             return
         frames = [frame for frame in traceback.extract_stack() if re.search(r"/(xlme_ds|deepspeed)/", frame.filename)]
@@ -153,7 +154,7 @@ class OperationCounter(TorchDispatchMode):
         if name == "_local_scalar_dense":
             if args[0].is_cuda:
                 self.wait("a number read")
-            if args[0].dtype == torch.bool:  # fake tensors have no values: a bool is read as False, a number as 0
+            if args[0].dtype == torch.bool:  # a fake tensor has no value: a bool is read as False, a number as 0
                 return False
             return 0.0 if args[0].is_floating_point() else 0
         if name == "_pin_memory":
@@ -186,7 +187,8 @@ class OperationCounter(TorchDispatchMode):
         self.add(name, flops, bytes_moved(name, func, args, kwargs, out), kernels, rate)
 
     def add(self, name: str, flops: float, size: float, kernels: int, rate: str) -> None:
-        """Add an operation of the module that runs: `size` bytes, and FLOPs at the `rate` of that name in `Rates`."""
+        """Add an operator of the module that runs. It moves `size` bytes, and `rate` names the rate of its FLOPs in
+        `Rates`."""
         rates = self.rates
         traffic, compute = _SLOWDOWN.get(name, 1.0) * size / rates.memory, flops / getattr(rates, rate)
         seconds = max(traffic, compute, rates.floor * kernels)
@@ -201,7 +203,7 @@ class OperationCounter(TorchDispatchMode):
         return not self.phase and re.search(r"\blayers\.\d+", self.module()) is not None
 
     def module(self) -> str:
-        """The name of the module that runs, in a forward pass, a recomputed one, or a backward pass."""
+        """The name of the module that runs, in a forward pass, a recomputed forward pass, or a backward pass."""
         node = torch._C._current_autograd_node()
         if node is not None and not self._running:
             index = bisect_right(self._nodes, node._sequence_nr(), key=lambda entry: entry[0])

@@ -1,7 +1,7 @@
-"""Gives a CPU build of torch fake tensors on the device cuda: import this before torch.
+"""Lets a CPU build of torch make fake tensors on the device cuda. Import this module before torch.
 
-Such a build has no guard and no hooks for the device; fake_cuda.cpp registers ones that do nothing. It is compiled with
-g++ at first use, once for a version of torch. A build of torch with CUDA needs neither this nor a GPU.
+A CPU build has no guard and no hooks for the device cuda; fake_cuda.cpp registers a guard and hooks that do nothing. It
+is compiled with g++ at first use, once per version of torch. A build of torch with CUDA needs neither g++ nor a GPU.
 """
 
 import ctypes
@@ -32,7 +32,8 @@ def _compiled(torch: Path) -> Path:
 
 
 def _load() -> bool:
-    if "torch" in sys.modules:  # torch looks for hooks only when it is loaded
+    """Register the guard and the hooks. Returns False if it is too late, because torch is loaded already."""
+    if "torch" in sys.modules:  # torch looks for hooks only while it is loaded
         return False
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.origin is not None

@@ -8,13 +8,13 @@ Texts are duplicates if they have the same normal form (`Vocabulary.normal_forms
    (`find_duplicates`): of paragraphs with equal hashes, all but the first are duplicates.
 3. Blocks with duplicates are written again without them (remove_duplicates.py).
 
-Of n different paragraphs, about n²/2^65 are lost because hashes are equal by chance. For two billion that is 0.1
-paragraph.
+Of n different paragraphs, about n²/2^65 are lost because hashes are equal by chance: for n = 2 billion this is 0.1
+paragraphs.
 
     <block>.lengths.npy       for each paragraph in order: its tokens, characters, bytes, and the index of its document
     <block>.hash.npy          the hashes of the paragraphs, sorted
     <block>.position.npy      in the same order, the paragraphs' positions in the block
-    <slice>.duplicates.npy    positions of the duplicates with a hash in the slice, block by block
+    <slice>.duplicates.npy    positions of the duplicates whose hash is in the slice, block by block
     <slice>.ends.npy          for each block, where its positions end in <slice>.duplicates.npy
 """
 
@@ -32,7 +32,7 @@ _LENGTHS = np.dtype([("tokens", "<u4"), ("characters", "<u4"), ("bytes", "<u4"),
 
 
 class BlockHashes:
-    """Hashes and lengths of the paragraphs (or pairs) of one block that are written."""
+    """The hashes and lengths of one block's paragraphs (or pairs) that are written."""
 
     def __init__(self) -> None:
         self._seen: set[bytes] = set()
@@ -42,9 +42,10 @@ class BlockHashes:
     def repeated(self, forms: Sequence[Sequence[bytes]], candidates: np.ndarray) -> tuple[np.ndarray, list[bytes]]:
         """Find paragraphs or pairs that repeat an earlier one of the block, in this batch or an earlier batch.
 
-        `forms[side][i]` is a normal form of paragraph or pair i, and only the `candidates` (bool [paragraphs]) count.
-        Returns bool [paragraphs], True where a candidate is repeated, and the hash of each paragraph, b"" if it is no
-        candidate. The hashes are remembered for later batches.
+        `forms[side][i]` is the normal form of one side of paragraph or pair i, and `candidates` (bool [paragraphs])
+        says which paragraphs count. Returns (repeated, hashes): `repeated` (bool [paragraphs]) is True where a
+        candidate repeats an earlier one, and `hashes` has each candidate's hash, b"" elsewhere. The hashes are
+        remembered for later batches.
         """
         is_repeated = np.zeros(len(candidates), bool)
         hashes = [b""] * len(candidates)
@@ -72,11 +73,12 @@ class BlockHashes:
 
     @property
     def paragraphs(self) -> int:
-        """Number of paragraphs or pairs that were added."""
+        """Number of paragraphs or pairs that `add` has stored."""
         return len(self._hashes)
 
     def save(self, path: Path, root: Path) -> tuple[Shard, ...]:
-        """Write the block's files next to `path`; returns their entries, with names relative to `root`."""
+        """Write the block's three files next to `path`. Returns their manifest entries, with names relative to
+        `root`."""
         lengths = np.concatenate([np.zeros(0, _LENGTHS), *self._lengths])
         hashes = np.frombuffer(b"".join(self._hashes), "<u8")
         assert len(lengths) == len(hashes)
@@ -94,8 +96,8 @@ def number_of_slices(paragraphs: int) -> int:
 
 
 def find_duplicates(blocks: Sequence[Path], slice_number: int, slices: int, out: Path, root: Path) -> tuple[Shard, ...]:
-    """Write the positions of the duplicates in all `blocks` whose hash is in slice number `slice_number` of `slices`;
-    returns the entries of the files."""
+    """Write the positions of the duplicates in all `blocks` whose hash is in slice `slice_number` (from 0) of `slices`.
+    Returns the manifest entries of the two files."""
     lowest = np.uint64(slice_number * 2**64 // slices)
     highest = np.uint64((slice_number + 1) * 2**64 // slices - 1)  # inclusive: 2**64 is no uint64
     hash_parts, position_parts = [np.zeros(0, "<u8")], [np.zeros(0, "<u4")]  # np.concatenate needs an array
