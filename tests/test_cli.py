@@ -315,7 +315,7 @@ def test_a_start_from_a_model_that_is_not_named(tmp_path: Path) -> None:
     words = f"--recipe ernie_m --data {data} --out {tmp_path}/run --engine.kind plain".split()
     for result in (command(*words), command(*words, "--dry-run")):
         assert result.returncode == 2 and not (tmp_path / "run").exists()
-        assert "start.take encoder is of a model that the run begins with, and start.folder names none" in result.stderr
+        assert "start.take encoder takes the weights of another model, and start.folder names none" in result.stderr
 
 
 def test_what_deepspeed_does_not_take_of_a_file_is_said_before_training(tmp_path: Path) -> None:

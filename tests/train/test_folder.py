@@ -144,7 +144,7 @@ def test_what_to_do_instead_is_said(tmp_path: Path) -> None:
     with closing(claimed(out, config)) as folder:
         folder.begin(config, {}, 1, {})
     (out / "checkpoints" / f"step_{config.train.steps:08d}").mkdir()
-    start = f"another output folder (start.folder {out} has it start from this run's weights)"
+    start = f"another output folder (with start.folder {out}, the new run starts from this run's weights)"
     tuning = Training(**{field.name: getattr(config, field.name) for field in dataclasses.fields(Training)})
 
     def refusal(changed: Training) -> str:
@@ -540,7 +540,7 @@ def test_a_record_that_cannot_be_read_is_named(data: Path, copy: Path) -> None:
 def test_missing_steps_in_words() -> None:
     assert missing_steps([10, 30, 40], 10, 45) == "20"
     assert missing_steps([1, 5, 9], 1, 10) == "2 to 4, 6 to 8, 10"
-    assert missing_steps(range(0, 100, 2), 1, 99).endswith("17, 19 and 40 more stretches")
+    assert missing_steps(range(0, 100, 2), 1, 99).endswith("17, 19 and 40 more ranges")
     assert missing_steps([2, 4], 2, 5) == ""
     assert missing_steps([40], 10, 45, done=7) == "10 to 30" and missing_steps([20], 10, 20, done=10) == ""
 

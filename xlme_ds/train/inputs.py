@@ -1,4 +1,4 @@
-"""Opens the inputs of a pre-training run (data, held-out data, first weights) and derives its `RunInfo`."""
+"""Opens the inputs of a pre-training run (data, held-out data, first weights) and derives the run's `RunInfo`."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +30,8 @@ class RunInfo(NamedTuple):
 
     flops: float  # floating-point operations of one step, by the standard count
     parameters: dict[str, int]  # parameter count of each network
-    vocabulary_sha256: str  # of the data
-    # Returns the metrics of an evaluation from its sums: in total, and by language. None: no held-out data.
+    vocabulary_sha256: str  # SHA-256 of the vocabulary with which the data were encoded
+    # Turns the sums of an evaluation into (metrics over all languages, metrics by language). None: no held-out data.
     evaluation: Callable[..., tuple[dict[str, float], dict[str, Any]]] | None = None
     objective: Mapping[str, Any] | None = None  # `objectives.describe`; None in fine-tuning
     folders: tuple[Path, ...] = ()  # in pre-training: the data, then the held-out data if there is any
@@ -46,9 +46,10 @@ class RunInputs(NamedTuple):
 
 
 def heldout_data(config: RunConfig, folder: Path, row_tokens: int) -> DataConfig:
-    """The DataConfig of an evaluation: it reads the first `train.eval_rows` rows of each task in `folder`.
+    """The DataConfig of an evaluation on the first `train.eval_rows` rows of each task in `folder`.
 
-    A training row has `row_tokens` tokens. A micro-batch has no more tokens than in training, but at least one row.
+    A micro-batch has at least one row, and otherwise no more tokens than a micro-batch in training, where a row has
+    `row_tokens` tokens.
     """
     rows_per_step = (config.data.mono_rows, config.data.para_rows)
     stores = [RowStore(folder / name) if rows else None for name, rows in zip(TASKS, rows_per_step, strict=True)]
@@ -83,8 +84,8 @@ def read_inputs(
     may_be_random = start.take == "all" or objective_of(config.objective).may_start_random
     if not (may_be_random or start.folder or checkpoints_of(folder.path)):
         raise ValueError(
-            f"start.take {start.take} is of a model that the run begins with, and start.folder names none: name "
-            "it, or set start.take to all, for random weights"
+            f"start.take {start.take} takes the weights of another model, and start.folder names none: name one, or "
+            "set start.take to all, for random weights"
         )
     replica, replicas = data_parallel(config.engine, rank, world)
     loader = open_data(config, data, replica, replicas)
@@ -124,8 +125,11 @@ def pretraining_info(
     unigram_means = {task: _means(codes[task], sums, counts)[0] for task, (sums, counts) in unigram.items()}
 
     def evaluation(step: int, by_language: Tensor, **totals: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
-        """`by_language`: [2, terms, languages], the loss sums and the token counts; `totals`: the arguments of
-        `Objective.summarise`."""
+        """Returns (metrics over all languages, metrics by language), with the loss weights of step `step`.
+
+        `by_language`: [2, terms, languages], the loss sums and the token counts; `totals`: the arguments of
+        `Objective.summarise`.
+        """
         means, token_counts = {}, {}
         for term, sums, counts in zip(objective.terms, *by_language.numpy(), strict=True):
             if counts.any():
@@ -137,7 +141,8 @@ def pretraining_info(
 
 
 def _means(codes: Sequence[str], sums: np.ndarray, counts: np.ndarray) -> tuple[dict[str, float], dict[str, int]]:
-    """Means and counts by language code, without languages that have no tokens or a sum that JSON cannot hold."""
+    """Returns (means, counts), both by language code. Languages without tokens are left out, and those whose sum is not
+    finite, because JSON has no infinities and NaN."""
     present = [index for index in range(len(codes)) if counts[index] and math.isfinite(sums[index])]
     means = {codes[index]: float(sums[index] / counts[index]) for index in present}
     return means, {codes[index]: int(counts[index]) for index in present}

@@ -38,15 +38,15 @@ from .stop import StopRequest, Watchdog
 
 
 class Callback:
-    """Called after every step and at the end, on each rank that has it; it may have logs."""
+    """The loop calls its methods after every step and at the end, on each rank that has the callback."""
 
-    logs: Sequence[StepLines] = ()
+    logs: Sequence[StepLines] = ()  # the files of records that the callback writes
 
     def after_step(self, done: int, stats: StepStats) -> None:
-        """`done`: number of finished steps; `stats`: the result of the last finished step."""
+        """Called after every step. `done`: number of finished steps; `stats`: the result of the last of them."""
 
     def close(self, done: int) -> None:
-        """The loop ends after `done` steps, finished or stopped."""
+        """Called at the end of the loop: after `done` steps the run is finished, or was stopped."""
         for log in self.logs:
             log.close()
 
@@ -83,7 +83,7 @@ class Record(Callback):
         self.show = show
         # Steps done, time, and seconds spent reading data, at the last logged step.
         self.last_logged = (start, time.perf_counter(), engine.seconds_reading)
-        self.intervals: deque[tuple[int, float]] = deque(maxlen=_SPEED_INTERVALS)  # steps and seconds of each
+        self.intervals: deque[tuple[int, float]] = deque(maxlen=_SPEED_INTERVALS)  # (steps, seconds) of each interval
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
@@ -114,8 +114,8 @@ class Record(Callback):
 
 
 class Evaluate(Callback):
-    """Evaluates the model on the held-out rows, every `eval_every` steps and after the last one, and writes a line to
-    heldout.jsonl and to heldout_languages.jsonl; collective."""
+    """Evaluates the model on the held-out rows, every `eval_every` steps and after the last step. Writes one line to
+    heldout.jsonl and one to heldout_languages.jsonl. Collective."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Evaluate(Callback):
 
 class Dimensions(Callback):
     """Records the effective dimensions of each layer's token states (`Engine.dimensions`), after the run's first step
-    and at every evaluation; warns once if the last layer has lost most of its dimensions; collective."""
+    and at every evaluation. Warns once if the last layer has lost most of its dimensions. Collective."""
 
     ROWS = 8  # held-out rows of each task
     COLLAPSED = 0.1  # warn below this fraction of the dimensions that the last layer had after the first step
@@ -174,7 +174,7 @@ class Dimensions(Callback):
         self.warned = False
         if console is not None:
             self.logs = (MetricsLog(run, "dimensions", start, tracker),)
-            for line in self.logs[0].path.read_bytes().splitlines():  # written before a resume
+            for line in self.logs[0].path.read_bytes().splitlines():  # lines that were written before a resume
                 values = json.loads(line)
                 if not all(isinstance(value, int | float) for value in values.values()):
                     raise ValueError(
@@ -205,9 +205,9 @@ class Dimensions(Callback):
             return ""
         self.warned = True
         return (
-            f"the layers collapse: the token states of the last one vary in {last:.1f} dimensions, in "
-            f"{self.at_first:.0f} at the start, and fine-tuning has little use for such a model: start again with a "
-            "lower optimizer.learning_rate, with more optimizer.warmup_steps, or from an encoder (start.take encoder); "
+            f"the layers collapse: the token states of the last one vary in {last:.1f} dimensions, at the start they "
+            f"varied in {self.at_first:.0f}, and fine-tuning gains little from such a model: start again with a lower "
+            "optimizer.learning_rate, with more optimizer.warmup_steps, or from an encoder (start.take encoder); "
             "docs/howto/gpus.md says more"
         )
 
@@ -257,7 +257,8 @@ class Profile(Callback):
 class Save(Callback):
     """Saves a checkpoint every `every` steps and at the end; collective.
 
-    Files are written while training continues: a later call completes the checkpoint.
+    A thread writes the files while training continues; a later call of `after_step` or `close` completes the
+    checkpoint.
     """
 
     def __init__(
@@ -307,9 +308,9 @@ class UpdateReport(Callback):
         self.run = run
         self.config = config
         self.checkpoints = checkpoints
-        self.due = False
+        self.due = False  # whether an update waits for the end of a save, or of the update before it
         self.process: subprocess.Popen[bytes] | None = None
-        self.last_reason = ""
+        self.last_reason = ""  # why the page was not updated, as last printed
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
@@ -383,12 +384,12 @@ class Guard(Callback):
 
     @property
     def state(self) -> dict[str, Any]:
-        """The values that a resumed run needs. After a `fault`, the count of bad steps in a row begins at 0 again."""
+        """The values that a resumed run needs. After a `fault`, the resumed run counts bad steps in a row from 0."""
         in_a_row = 0 if self.fault is not None else self.in_a_row
         return {"skipped": self.skipped, "in_a_row": in_a_row, "norms": list(self.norms)}
 
     def norm_limit(self) -> float:
-        """The largest gradient norm that the next step may have."""
+        """The largest gradient norm that the next step may have; infinity if there is no limit."""
         if not self.config.spike_sigma or len(self.norms) < _FEWEST_NORMS:
             return math.inf
         return statistics.fmean(self.norms) + self.config.spike_sigma * statistics.stdev(self.norms)

@@ -68,7 +68,7 @@ def _changed_from_recipe(config: Training) -> list[str]:
         return []
     recipe = RECIPES[config.name]
     ours, theirs = flatten(asdict(config)), flatten(asdict(recipe))
-    # Settings of which `auto` has been replaced by a choice.
+    # Settings whose value `auto` has been replaced by a choice.
     replaced_autos = {"engine.precision"} | ({"engine.deepspeed"} if recipe.engine.deepspeed == "auto" else set())
     return [f"{key} {ours[key]}" for key in ours if ours[key] != theirs.get(key) and key not in replaced_autos]
 
@@ -99,7 +99,7 @@ def write_description(
 
 
 def _relative_path(folder: Path, run: Path) -> str:
-    """The path of a folder relative to the run's, so that both can be moved together."""
+    """The path of `folder` relative to the run folder, so that both folders can be moved together."""
     return os.path.relpath(folder.resolve(), run.resolve())
 
 

@@ -1,5 +1,5 @@
-"""The run's records, which a resumed run continues without gaps or repeats (`metrics.jsonl`, `heldout.jsonl`,
-`dimensions.jsonl`, `faults.jsonl`, TensorBoard events); the rows that every step read; the output in the terminal."""
+"""Writes a run's records (`metrics.jsonl`, `heldout.jsonl`, `dimensions.jsonl`, `faults.jsonl`, TensorBoard events),
+which a resumed run continues without gaps or repeats, the rows that every step read, and the output in the terminal."""
 
 import json
 import math
@@ -31,22 +31,22 @@ from .run_folder import step_of
 class StepLines:
     """Appends lines to a JSON-lines file. Only rank 0 has one.
 
-    The first error of writing is stored in `error`, and nothing more is written. The training loop reads `error` and
+    If a write fails, its error is stored in `error`, and nothing more is written. The training loop reads `error` and
     ends all ranks together.
     """
 
     def __init__(self, run: Path, name: str, steps_done: int):
         """Continue `run/name.jsonl` after `steps_done` steps. Records of later steps, from before a kill, are dropped.
 
-        Lines that are not records are moved to another file and reported. After the last record they are only dropped:
-        the run was killed while it wrote them.
+        Damaged lines (no records, or out of order) are moved to another file and reported. Lines after the last record
+        that are no records are only dropped: the run was killed while it wrote them.
         """
         self.path = run / f"{name}.jsonl"
         self.error: OSError | None = None
         self.steps: list[int] = []  # step of each record that the file already has
         records: list[bytes] = []
-        damaged: dict[int, bytes] = {}  # by line number
-        unreadable: dict[int, bytes] = {}  # by line number, since the last record; damaged if another record follows
+        damaged: dict[int, bytes] = {}  # line number -> line
+        unreadable: dict[int, bytes] = {}  # line number -> line, since the last record; damaged if a record follows
         with naming(self.path):
             lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
         for line_number, line in enumerate(lines, start=1):
@@ -55,7 +55,7 @@ class StepLines:
                 if line.strip():
                     unreadable[line_number] = line
             elif self.steps and step <= self.steps[-1]:
-                damaged[line_number] = line  # a second record of a step, or out of order
+                damaged[line_number] = line  # a second record of its step, or a record out of order
             elif step <= steps_done:
                 records.append(line)
                 self.steps.append(step)
@@ -147,7 +147,7 @@ class Tracker:
     nothing more is sent; training continues."""
 
     def __init__(self, project: str, run: Path, identity: str, settings: dict[str, Any]):
-        """Raises ValueError with what to do when the service cannot be used."""
+        """Raises ValueError, which names a remedy, if the service cannot be used."""
         import wandb
 
         try:
@@ -168,7 +168,7 @@ class Tracker:
         self.failed = False
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Send numbers of a step. After a resume the service ignores numbers of a step that it already has."""
+        """Send the numbers of a step. After a resume, the service ignores the numbers of a step that it already has."""
         self._try(lambda: self.run.log(dict(values), step=step))
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ class Tracker:
 
 
 def product_rate(device: torch.device, precision: str) -> float:
-    """FLOP/s of a large square matrix product, the fastest of six: the peak with which training is compared."""
+    """FLOP/s of the fastest of six products of large square matrices: the peak with which training is compared."""
     size = 8192 if device.type == "cuda" else 1024
     ones = torch.ones(size, size, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
     fastest = math.inf
@@ -292,7 +292,7 @@ def audit_reads(run: Path, loader: Loader, start: int, rank: int, world: int) ->
     if rank >= loader.plan.world:  # a later pipeline stage, which reads the same rows as the first
         return None
     path = folder / f"rank_{rank:05d}.jsonl"
-    loader.on_read = lambda step, read: _record_rows(path, attempt, step, read)
+    loader.on_read = lambda step, micro_batches: _record_rows(path, attempt, step, micro_batches)
     return path
 
 
@@ -321,12 +321,12 @@ def _begin_attempt(folder: Path, start: int, world: int) -> int:
     return attempt
 
 
-def _record_rows(path: Path, attempt: int, step: int, read: list[TaskRows]) -> None:
-    rows: dict[str, list[list[int]]] = {}
-    for parts in read:
-        for task, part, row_indices in parts:
-            rows.setdefault(TASKS[task], []).append([int(row_indices[0]), *row_checksums(part.tokens)])
-    _append_line(path, {"attempt": attempt, "step": step, "rows": rows})
+def _record_rows(path: Path, attempt: int, step: int, micro_batches: list[TaskRows]) -> None:
+    by_task: dict[str, list[list[int]]] = {}
+    for task_rows in micro_batches:
+        for task, rows, row_numbers in task_rows:
+            by_task.setdefault(TASKS[task], []).append([int(row_numbers[0]), *row_checksums(rows.tokens)])
+    _append_line(path, {"attempt": attempt, "step": step, "rows": by_task})
 
 
 def _append_line(path: Path, line: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Resuming a run: chooses and loads the checkpoint, and renames the records of a run that has none."""
+"""Resumes a run: chooses and loads its checkpoint. The records of a run that has no checkpoint yet are renamed."""
 
 import math
 from collections.abc import Callable
@@ -32,8 +32,11 @@ def resume(
     checkpoints: Checkpoints,
     data_of: Callable[[int], dict[str, Any]],
 ) -> tuple[int, dict[str, Any]]:
-    """Load the newest complete checkpoint; returns the number of steps done, 0 for a new run, and the checkpoint's
-    state. `data_of(steps)`: `data_until` for the run's data."""
+    """Load the newest complete checkpoint, or the parent's checkpoint if the run is a branch without one.
+
+    Returns (number of steps done, state of the run's checkpoint); without such a checkpoint the state has only the
+    run's identity, `run`. `data_of(steps)`: `data_until` for the run's data.
+    """
     newest, complaints = checkpoints.newest(engine.rank, engine.world)
     if engine.rank == 0 and complaints:
         print("\n".join(complaints))
@@ -61,9 +64,10 @@ def check_resume(config: RunConfig, loader: Loader, heldout: Loader | None, fold
 
 
 def _require_none_lost(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool = False) -> None:
-    """Raise ValueError if the run has saved checkpoints and none is usable; `damaged`: one is damaged."""
+    """Raise ValueError if the run has saved checkpoints and none is usable. `damaged`: whether a checkpoint is
+    damaged."""
     steps = folder.steps_logged() - (first_step(config) if isinstance(config, RunConfig) else 0)
-    # The setting may have been raised since the run last started.
+    # The setting may have been raised since the run last started, so the smaller of both values counts.
     save_every = min(config.train.save_every, folder.last_started_with("save_every", math.inf))
     if damaged or checkpoints.lost(steps, save_every):
         raise ValueError(
@@ -121,5 +125,5 @@ def _branch(
     comparable = same_rows and all(ours[key] == theirs.get(key, ours[key]) for key in probe_settings)
     start = checkpoints.load(engine, parent, {}, tolerance if comparable else math.inf)
     if engine.rank == 0:
-        print(f"{parent}: its state is taken, with the optimizer's", flush=True)
+        print(f"{parent}: the run begins with its weights and its optimizer state", flush=True)
     return start

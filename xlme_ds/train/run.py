@@ -57,7 +57,7 @@ def train(
     )
     logged = on_all_ranks(lambda: folder.steps_logged() if root else 0)
     if start >= settings.steps:
-        # The settings may now ask for fewer steps than the run has done.
+        # The settings may now ask for fewer steps than the run has logged.
         on_all_ranks(lambda: folder.drop_records(start) if logged > start else None)
         if root:
             print(f"{out}: all {start} steps are done")
@@ -110,8 +110,8 @@ def _callbacks(
     peak: float,
     profiled: int,
 ) -> tuple[Guard, list[Callback], list[Console | Tracker]]:
-    """Make the guard, the callbacks that record the run, and the outputs to close after the run; only rank 0 has a
-    console and files. Raises OSError if a file cannot be written."""
+    """Returns (guard, callbacks that record the run, outputs to close after the run). Only rank 0 has a console and
+    files. Raises OSError if a file cannot be written."""
     root = engine.rank == 0
     settings = config.train
     faults = StepLines(out, "faults", start) if root else None

@@ -1,5 +1,5 @@
-"""The folder of a run: locked while a process works in it, and `config.json` records the run's settings and versions.
-A resume with settings that would change finished steps is an error."""
+"""The folder of a run. It is locked while a process works in it, and its `config.json` records the run's settings and
+versions. A resume with settings that would change finished steps is an error."""
 
 import datetime
 import importlib.metadata
@@ -22,7 +22,7 @@ from ..io.files import read_object, replacing, write_object
 from ..io.folders import LOCK, in_use, lock
 from .schedule import learning_rate
 
-# Settings that do not change the loss curve: a run may be resumed with other values.
+# Prefixes of the settings that do not change the loss curve: a run may be resumed with other values of them.
 _MAY_CHANGE = (
     "train.log_every",
     "train.eval_",
@@ -49,7 +49,7 @@ _PACKAGES = ("torch", "deepspeed", "sentencepiece", "pyarrow", "numpy", "numba")
 
 
 class RunFolder:
-    """The folder that `--out` names. Every rank has one; only the root writes."""
+    """The folder that `--out` names. Every rank has such an object; only that of rank 0 writes."""
 
     def __init__(self, path: Path, root: bool = True, writes: bool = True):
         """`root`: whether this is rank 0, which writes; `writes`: false in a dry run, where no rank writes."""
@@ -62,7 +62,7 @@ class RunFolder:
     def claim(self, config: Training) -> None:
         """Check that the folder belongs to `config`, and keep other runs out of it until this process ends.
 
-        Raises ValueError naming the setting that differs, or when another process works in the folder.
+        Raises ValueError if a setting differs, which the error names, or if another process works in the folder.
         """
         if self.root:
             self._check_usable()
@@ -87,7 +87,7 @@ class RunFolder:
             raise ValueError(f"{nearest} cannot be written: choose another output folder")
 
     def close(self) -> None:
-        """Unlock the folder, as the end of the process does too; remove it if `claim` made it and it is empty."""
+        """Unlock the folder, before the end of the process would; remove it if `claim` made it and it is empty."""
         if self._lock is None:
             return
         if self._created and [path.name for path in self.path.iterdir()] == [LOCK]:
@@ -99,8 +99,8 @@ class RunFolder:
     def identity(self, config: Training, checkpoint: Path | None, saved: Mapping[str, Any]) -> str:
         """The run's identity, a random number that config.json and checkpoints store; a new run gets a new one.
 
-        `saved`: the state of the `checkpoint` from which the run continues. Raises ValueError if another run saved it,
-        or this run with other settings.
+        `saved`: the state of the `checkpoint` from which the run continues. Raises ValueError if another run saved the
+        checkpoint, or if this run saved it with other settings.
         """
         stored = self._stored()
         if checkpoint is None:
@@ -151,7 +151,7 @@ class RunFolder:
         write_object(self.path / "config.json", {key: value for key, value in content.items() if value is not None})
 
     def steps_logged(self) -> int:
-        """The last step of `metrics.jsonl`; 0 without one."""
+        """The step of the last record in `metrics.jsonl`; 0 if there is no record."""
         path = self.path / "metrics.jsonl"
         lines = path.read_bytes().split(b"\n") if path.exists() else []
         return next((step for line in reversed(lines) if (step := step_of(line)) is not None), 0)
@@ -218,7 +218,7 @@ class RunFolder:
         """The user's choices if the setting `key` differs."""
         another = "another output folder"
         if isinstance(config, RunConfig):
-            another += f" (start.folder {self.path} has it start from this run's weights)"
+            another += f" (with start.folder {self.path}, the new run starts from this run's weights)"
         if (self.path / FINISHED).exists():
             return f"the run is finished and stays as it is, choose {another}"
         reason = ""
@@ -230,12 +230,12 @@ class RunFolder:
 
 
 def branched(source: Path, out: Path | None = None) -> RunConfig:
-    """The settings of a branch from `source`, RUN@STEP: the settings of RUN, with that checkpoint as the start. If
-    `out` already has this branch, the settings in `out`; then RUN may be gone.
+    """The settings of a branch from `source`, which is RUN@STEP: those of RUN, with that checkpoint as the start.
 
-    Raises ValueError if `source` names no step, or RUN has no settings.
+    If `out` already has this branch, the settings are read from `out`, because RUN may have been deleted. Raises
+    ValueError if `source` names no step, or RUN has no settings.
     """
-    from ..trained.settings import read_run_config  # here: reports are written where there is no torch
+    from ..trained.settings import read_run_config  # it needs torch, which the other users of this module may lack
 
     run, step = run_and_step(source)
     if step is None:
@@ -280,7 +280,7 @@ def missing_steps(logged: Iterable[int], every: int, last: int, done: int = 0) -
     for _, steps_in_range in groupby(enumerate(missing), key=lambda indexed: indexed[1] - every * indexed[0]):
         steps = [step for _, step in steps_in_range]
         ranges.append(f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}")
-    return ", ".join(ranges[:10]) + (f" and {len(ranges) - 10} more stretches" if len(ranges) > 10 else "")
+    return ", ".join(ranges[:10]) + (f" and {len(ranges) - 10} more ranges" if len(ranges) > 10 else "")
 
 
 def fixed_settings(config: Training) -> dict[str, Any]:
@@ -298,7 +298,7 @@ def _prefixes_that_may_change(theirs: Mapping[str, Any], config: Training, done:
 
     prefixes: list[str] = []
     schedule = ScheduleConfig(theirs["schedule.name"], theirs["schedule.decay_steps"])
-    with suppress(KeyError, TypeError):  # a damaged config.json
+    with suppress(KeyError, TypeError):  # raised if config.json is damaged
         steps = config.train.steps
         if done <= steps and rates(theirs["train.steps"], schedule) == rates(steps, config.schedule):
             prefixes += ["train.steps", "schedule."]

@@ -24,7 +24,8 @@ def _cosine(step: int, steps: int, warmup: int, decay: int) -> float:
 
 
 def _wsd(step: int, steps: int, warmup: int, decay: int) -> float:
-    """1 until the last `decay` steps, then 1 - sqrt(done / decay) (Hägele et al., 2024, section 3)."""
+    """1 until the last `decay` steps, then 1 - sqrt(steps of the decay that are done / `decay`) (Hägele et al., 2024,
+    section 3)."""
     left = steps - step
     return 1.0 if left >= decay else 1 - math.sqrt(1 - left / decay)
 
@@ -34,7 +35,7 @@ def _inverse_sqrt(step: int, steps: int, warmup: int, decay: int) -> float:
     return math.sqrt(max(warmup, 1) / (step + 1))
 
 
-# Each gives learning rate / peak, after the warm-up.
+# Name of a schedule -> function that returns the learning rate / its peak, for a step after the warm-up.
 _SHAPES: Mapping[str, Callable[[int, int, int, int], float]] = {
     "linear": _linear, "cosine": _cosine, "wsd": _wsd, "inverse_sqrt": _inverse_sqrt,
 }  # fmt: skip

@@ -29,10 +29,10 @@ _HEAD_START = 1.0  # the handler may run this many seconds before the listening 
 class StopRequest:
     """Stores a signal to stop until the step is finished; a second SIGINT ends the process at once.
 
-    The end of DeepSpeed's launcher counts as a signal. With `at_once`, a signal raises SystemExit with code 0, because
-    the rest of the work can be repeated. `has_work`: whether there is something to save. Signals are handled only if
-    the object is made in the main thread; signals that were ignored before, such as SIGHUP under nohup, stay ignored.
-    Once the terminal has closed, output is dropped.
+    `received`: the signal's name. The end of DeepSpeed's launcher counts as a signal. If `at_once` is set, a signal
+    raises SystemExit with code 0: the program sets it when the rest of its work can be repeated. `has_work`: whether
+    there is something to save. Signals are handled only if the object is made in the main thread; signals that were
+    ignored before, such as SIGHUP under nohup, stay ignored. Once the terminal has closed, output is dropped.
 
     Python runs a handler between two Python instructions, so never while the main thread waits in C++ for other
     processes. Then a second thread, which reads the numbers of all signals, acts instead of the handler.
@@ -43,7 +43,7 @@ class StopRequest:
         self.at_once = False
         self.has_work = False
         self.interrupts = 0
-        self._handled: dict[int, float] = {}  # time of the last run of a signal's handler
+        self._handled: dict[int, float] = {}  # number of a signal -> time at which its handler last ran
         self._released = False
         in_main = threading.current_thread() is threading.main_thread()
         numbers = [number for number in _STOP_SIGNALS if in_main and signal.getsignal(number) != signal.SIG_IGN]
@@ -120,8 +120,8 @@ class StopRequest:
 
 
 class _Unbreakable(io.FileIO):
-    """Drops output that cannot be written, because the terminal closed, a reader such as tee ended, or a log's disk is
-    full: that must not end a run."""
+    """Drops output that cannot be written because the terminal closed, a reader such as tee ended, or a log's disk is
+    full, so that none of these ends a run."""
 
     def write(self, block: Any, /) -> int:
         try:
@@ -198,7 +198,7 @@ class Watchdog:
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def beat(self, doing: str) -> None:
-        """Report progress; `doing` names what comes next, in words that fit after `while`."""
+        """Report progress; `doing` names what the process does next, in words that fit after `while`."""
         self._doing, self._last = doing, time.monotonic()
         if self.minutes and not self._ended.is_set():
             faulthandler.dump_traceback_later(60 * self.minutes + _GRACE, exit=True, file=_STDERR)
