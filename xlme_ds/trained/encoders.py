@@ -1,4 +1,4 @@
-"""Encoders from any folder that holds a model: a run, one of its checkpoints, or an export."""
+"""Loads encoders from any folder that holds a model: a run, one of its checkpoints, or an export."""
 
 import pkgutil
 from dataclasses import replace
@@ -12,7 +12,7 @@ from .exports import folder_of_encoder, load_export
 from .runs import TrainedEncoder, TrainedRun, load_run, main_encoder
 from .settings import is_export
 
-# Functions that read exports of whole models: each returns a run, or None for any other folder.
+# Functions that read exports of whole models. Each takes a folder and returns a run, or None for any other folder.
 WHOLE_EXPORTS = ("xlme_ds.translate.exports:load_with_decoder",)
 
 
@@ -25,7 +25,7 @@ def load_encoder(folder: Path, which: EncoderName | None = None) -> TrainedEncod
 
 
 def load_encoder_and_step(folder: Path, which: EncoderName | None = None) -> tuple[TrainedEncoder, int | None]:
-    """`load_encoder`'s result, and the step of the checkpoint that was read (see `TrainedRun`)."""
+    """Returns (the encoder, as from `load_encoder`; the step of the checkpoint that was read, as in `TrainedRun`)."""
     if is_export(folder):
         return load_export(folder_of_encoder(folder, which)), None
     run = load_run(folder)
@@ -33,8 +33,8 @@ def load_encoder_and_step(folder: Path, which: EncoderName | None = None) -> tup
 
 
 def initial_encoder(cfg: ModelConfig, objective: str, seed: int, which: EncoderName | None = None) -> TextEncoder:
-    """The randomly initialised encoder that a run of these settings starts with, float32 on the CPU.
-    `cfg.discriminator_layers` is the depth of a generator, too."""
+    """The randomly initialised encoder that a run of these settings starts with, float32 on the CPU. A generator, too,
+    has `cfg.discriminator_layers` layers."""
     pretraining = objective_of(ObjectiveConfig(objective))
     cfg = replace(cfg, generator_layers=cfg.discriminator_layers)
     model = pretraining.build(cfg)
@@ -45,9 +45,10 @@ def initial_encoder(cfg: ModelConfig, objective: str, seed: int, which: EncoderN
 
 
 def load_whole_export(folder: Path) -> TrainedRun | None:
-    """The whole model of an export that holds more than encoders with heads, as a run; None for any other folder.
+    """The whole model of an export that holds more than encoders with heads, in the form of a run; None for any other
+    folder.
 
-    Raises ValueError if its files cannot be read.
+    Raises ValueError if the files of such an export cannot be read.
     """
     runs = (pkgutil.resolve_name(name)(folder) for name in WHOLE_EXPORTS)
     return next((run for run in runs if run is not None), None)

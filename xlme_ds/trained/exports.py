@@ -30,9 +30,10 @@ from .settings import (
 from .weights import WEIGHTS_FILE, read_metadata, read_model, require_settings, shards_of
 
 GENERATOR_FOLDER = "generator"  # a folder in an export: the generator's own export
-PREFIX = f"{MODEL_TYPE}."  # of the names of the encoder's parameters; AutoModel.save_pretrained leaves it out
+PREFIX = f"{MODEL_TYPE}."  # begins the names of the encoder's parameters; AutoModel.save_pretrained leaves it out
 EMBEDDING = "embedding.weight"
-EMBEDDINGS = (EMBEDDING, "word_embeddings.weight", "tok_embeddings.weight")  # in our format and in native ones
+# Endings of the token embedding's name, in our format and in the formats of transformers' own classes (`native.py`).
+EMBEDDINGS = (EMBEDDING, "word_embeddings.weight", "tok_embeddings.weight")
 # The difference between the discriminator's embedding and the generator's (GDES). It has a file of its own: it cannot
 # be computed exactly from the two embeddings, because the discriminator's is a rounded sum.
 DIFFERENCE_FILE = "difference.safetensors"
@@ -69,7 +70,7 @@ class WholeModel(NamedTuple):
     extra_part: str  # name of the first extra part, such as `a decoder`, for messages
     code: str  # the file in `export/remote` that has its class
     auto_class: str  # the class of transformers that loads it
-    parts: tuple[str, ...]  # prefixes of the extra parameters
+    parts: tuple[str, ...]  # prefixes of the extra parameters' names
     config: Callable[[ModelConfig], dict[str, Any]]  # extra settings in config.json
     generation: Callable[[ModelConfig], dict[str, Any]]  # the content of generation_config.json
 
@@ -119,7 +120,7 @@ def load_export(folder: Path) -> TrainedEncoder:
     if encoder.cfg.vocabulary != vocabulary.size:
         raise ValueError(
             f"{folder} has embeddings of {encoder.cfg.vocabulary} tokens, its vocabulary {vocabulary.size}: call "
-            f"resize_token_embeddings({vocabulary.size}) and save it"
+            f"resize_token_embeddings({vocabulary.size}) and save the model"
         )
     return TrainedEncoder(encoder, vocabulary)
 

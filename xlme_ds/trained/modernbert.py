@@ -19,8 +19,8 @@ from .settings import SENTENCEPIECE_FILE, mismatch, read_config, read_vocabulary
 from .weights import REPLACED_HEAD_FILE, WEIGHTS_FILE, read_model, read_weights
 
 MODERNBERT = "modernbert"  # `model_type` in config.json
-MODERNBERT_SHAPE: dict[str, Any] = {"body": "modern", **SHAPE}  # settings of ours that are fixed for it
-_PREFIX = "model."  # of the names of the encoder's parameters, if the file also has a head
+MODERNBERT_SHAPE: dict[str, Any] = {"body": "modern", **SHAPE}  # our settings that have one fixed value for ModernBERT
+_PREFIX = "model."  # begins the names of the encoder's parameters if the file also has a head
 _EMBEDDING = "embeddings.tok_embeddings.weight"
 _SETTINGS = {
     "vocab_size": "vocabulary",
@@ -102,7 +102,8 @@ def read_modernbert(folder: Path) -> tuple[TextEncoder, Vocabulary]:
 
 
 def _setting(config: Mapping[str, Any], name: str) -> Any:
-    """A setting of config.json. Rotary bases are read from `rope_parameters`: transformers writes them only there."""
+    """The setting `name` of ModernBERT in config.json. Rotary bases are read from `rope_parameters`, because
+    transformers writes them only there."""
     kind = {"global_rope_theta": "full_attention", "local_rope_theta": "sliding_attention"}.get(name)
     if kind:
         return config["rope_parameters"][kind]["rope_theta"]
@@ -110,8 +111,8 @@ def _setting(config: Mapping[str, Any], name: str) -> Any:
 
 
 def read_modernbert_heads(folder: Path) -> dict[str, Tensor]:
-    """The parameters of the masked head and of the discriminator's head in `folder`, by our names; an absent head adds
-    none."""
+    """The parameters of the masked head and of the discriminator's head, by our names. If `folder` lacks a head, its
+    parameters are left out."""
     state, masked_names, replaced = _read_state(folder), _HEADS["ForMaskedLM"], folder / REPLACED_HEAD_FILE
     heads = read_weights(replaced) if replaced.exists() else {}
     if masked_names.keys() <= state.keys():
@@ -127,7 +128,7 @@ def _read_state(folder: Path) -> dict[str, Tensor]:
 
 
 def _names(cfg: ModelConfig) -> Iterator[tuple[str, str]]:
-    """ModernBERT's name and our name of every parameter except the embedding."""
+    """Yield (ModernBERT's name, our name) for every parameter except the embedding."""
     yield "embeddings.norm.weight", "encoder.input_norm.weight"
     yield "final_norm.weight", "encoder.output_norm.weight"
     for n in range(cfg.discriminator_layers):

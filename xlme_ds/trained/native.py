@@ -1,5 +1,5 @@
-"""Formats of transformers' own model classes, by `model_type`: which of our models each can hold, and how to write and
-read it."""
+"""The formats of transformers' own model classes, by `model_type`: for each, the settings of the models that it can
+hold, and the functions that write and read it."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -54,6 +54,6 @@ FORMATS = {
 
 
 def native_format(config: Mapping[str, Any]) -> NativeFormat:
-    """The format that `config`, a folder's config.json, names; for an unknown one XLM-R's, whose reader raises
-    ValueError."""
+    """The format that `config`, a folder's config.json, names. For an unknown `model_type` it is XLM-R's format, whose
+    reader then raises ValueError."""
     return FORMATS.get(config.get("model_type", ""), FORMATS[xlm_roberta.XLM_ROBERTA])

@@ -1,5 +1,5 @@
-"""Read the model of a run: the finished model, else that of the newest complete checkpoint; for RUN@STEP, the model of
-the checkpoint of that step."""
+"""Reads the model of a run: the finished model, or the one in the newest complete checkpoint if the run is unfinished.
+RUN@STEP names the model in the checkpoint of that step."""
 
 import json
 from collections.abc import Mapping
@@ -49,12 +49,12 @@ class TrainedRun(NamedTuple):
     """The whole model of a run."""
 
     folder: Path
-    state: dict[str, Tensor]
+    state: dict[str, Tensor]  # the parameters by name
     model: ModelConfig
     vocabulary: Vocabulary
-    task: str  # of fine-tuning; empty after pre-training
-    objective: ObjectiveConfig  # of pre-training
-    step: int | None = None  # of the checkpoint that was read; None: the model of the last step
+    task: str  # name of the fine-tuning task; empty after pre-training
+    objective: ObjectiveConfig  # the objective of pre-training; the default after fine-tuning, where it is not used
+    step: int | None = None  # step of the checkpoint that was read; None: a finished model was read
 
     @property
     def encoders(self) -> Mapping[EncoderName, str]:
@@ -88,12 +88,13 @@ class TrainedRun(NamedTuple):
 
 
 def main_encoder(encoders: Mapping[EncoderName, str]) -> EncoderName:
-    """The encoder that is used after pre-training: the first one, which is the discriminator, not the generator."""
+    """The encoder that is used after pre-training: the first of `encoders`, which is the discriminator if there is a
+    generator."""
     return next(iter(encoders))
 
 
 def load_run(folder: Path) -> TrainedRun:
-    """Weights (float32, on the CPU), settings and vocabulary of a run, or of one of its checkpoints, RUN@STEP.
+    """The weights (float32, on the CPU), settings and vocabulary of a run, or of its checkpoint that RUN@STEP names.
 
     Raises ValueError when the folder holds no run, or the run lacks the checkpoint.
     """
@@ -126,9 +127,9 @@ def _model_after(config: RunConfig, steps: int) -> ModelConfig:
 
 
 def in_blocks(state: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
-    """`state` with the vocabulary tables split into blocks as `model` sets.
+    """`state` with the vocabulary tables split into `model.vocabulary_blocks` blocks.
 
-    Tables with another number of rows than the vocabulary stay as they are.
+    Tables whose number of rows is not the size of the vocabulary stay as they are.
     """
     for first_block in [name for name in state if name.endswith(("embedding_0", "difference_0"))]:
         table = first_block.removesuffix("0")
@@ -196,7 +197,7 @@ def read_checkpoint(folder: Path, settings: RunSettings) -> dict[str, Tensor]:
 
 
 def _load_checkpoint(run: Path, step: int | None, settings: RunSettings) -> tuple[int, dict[str, Tensor]]:
-    """(step, parameters) of the checkpoint that `complete_checkpoint` finds."""
+    """Returns (step, parameters) of the checkpoint that `complete_checkpoint` finds."""
     while True:
         source = complete_checkpoint(run, step)
         try:
@@ -204,7 +205,7 @@ def _load_checkpoint(run: Path, step: int | None, settings: RunSettings) -> tupl
         except (ValueError, OSError):
             if fault_of(source, checksums=False) is None:
                 raise
-            # The run deleted it meanwhile, after it saved a newer one: try again.
+            # The run has saved a newer checkpoint meanwhile and deleted this one: try again.
 
 
 def write_model(folder: Path, model: ModelConfig, state: Mapping[str, Tensor], vocabulary: Path) -> None:

@@ -20,12 +20,13 @@ class RunSettings(NamedTuple):
     """The settings of a run that determine its model."""
 
     model: ModelConfig
-    task: str  # empty for pre-training
-    objective: ObjectiveConfig
+    task: str  # name of the fine-tuning task; empty for pre-training
+    objective: ObjectiveConfig  # the objective of pre-training; the default for fine-tuning
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """`config.json` of a run (also named as RUN@STEP) or an export. Raises ValueError without the file."""
+    """The content of the config.json of a run, which may be named as RUN@STEP, or of an export. Raises ValueError if
+    there is no such file."""
     folder, step = run_and_step(folder)
     try:
         content: dict[str, Any] = read_json(folder / CONFIG_FILE, dict)
@@ -72,7 +73,7 @@ def read_run_config(folder: Path) -> RunConfig:
 
 
 def objective_and_seed(folder: Path) -> tuple[str, int]:
-    """The name of the objective and the seed of the run in `folder`; the defaults for an export, which has neither."""
+    """Returns (name of the objective, seed) of the run in `folder`; the defaults for an export, which has neither."""
     config, defaults = read_config(folder).get("config", {}), RunConfig(name="")
     return config.get("objective", {}).get("name", defaults.objective.name), int(config.get("seed", defaults.seed))
 

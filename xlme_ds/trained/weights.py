@@ -16,7 +16,7 @@ from ..io.files import read_json
 
 WEIGHTS_FILE = "model.safetensors"
 REPLACED_HEAD_FILE = "replaced_head.safetensors"  # the discriminator's head: transformers has no class for it
-# Keys in the metadata of a weights file: the checksum of its tensors, and the settings it was written with, as JSON.
+# Keys in the metadata of a weights file. The values are the checksum of its tensors, and the model's settings as JSON.
 _CHECKSUM = "crc32"
 SETTINGS = "settings"
 

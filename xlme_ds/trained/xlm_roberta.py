@@ -18,7 +18,7 @@ from .settings import CONFIG_FILE, SENTENCEPIECE_FILE, mismatch, read_config, re
 from .weights import REPLACED_HEAD_FILE, WEIGHTS_FILE, read_weights, require_finite, shards_of
 
 XLM_ROBERTA = "xlm-roberta"  # `model_type` in config.json
-_PREFIX = "roberta."  # of the names of the encoder's parameters, if the file also has a head
+_PREFIX = "roberta."  # begins the names of the encoder's parameters if the file also has a head
 _EMBEDDING = "embeddings.word_embeddings.weight"
 _POSITIONS = "embeddings.position_embeddings.weight"
 _TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
@@ -34,7 +34,7 @@ _SETTINGS = {
     "initializer_range": "init_std",
     "layer_norm_eps": "norm_epsilon",
 }
-# Settings of ours that are fixed for XLM-R.
+# Our settings that have one fixed value for XLM-R.
 XLM_ROBERTA_SHAPE: dict[str, Any] = {
     "relative_bias": "none",
     "norm": "post",
@@ -43,7 +43,7 @@ XLM_ROBERTA_SHAPE: dict[str, Any] = {
     "layout": "xlme",
     "language_embeddings": (),
 }
-_PROJECTIONS = "query", "key", "value"  # thirds of our `qkv`
+_PROJECTIONS = "query", "key", "value"  # XLM-R's names of the three thirds of our `qkv`, in their order
 _LAYER = {  # parameters of a layer, without `.weight` and `.bias`
     "attention.output.dense": "attention.output",
     "attention.output.LayerNorm": "attention_norm",
@@ -70,7 +70,8 @@ _HEADS = {
     "ForQuestionAnswering": {"qa_outputs.weight": "head.output.weight", "qa_outputs.bias": "head.output.bias"},
 }
 _MASKED_HEAD = _HEADS["ForMaskedLM"]
-_NOT_HEADS = "embeddings.", "encoder.", "pooler."  # prefixes; the pooler is no head: none of XLM-R's tasks trains it
+# Prefixes of the parameters that belong to no head. The pooler is no head, because none of XLM-R's tasks trains it.
+_NOT_HEADS = "embeddings.", "encoder.", "pooler."
 
 
 def xlm_roberta_config(cfg: ModelConfig) -> dict[str, Any]:
@@ -122,10 +123,10 @@ def read_xlm_roberta(folder: Path) -> tuple[TextEncoder, Vocabulary]:
 
 
 def read_xlm_roberta_heads(folder: Path) -> dict[str, Tensor]:
-    """The parameters of the masked head and the discriminator's head in `folder`, under our names; an absent head adds
-    none.
+    """The parameters of the masked head and of the discriminator's head, by our names. If `folder` lacks a head, its
+    parameters are left out.
 
-    A masked language modelling head that cannot be used is left out, and a note reports it.
+    A masked head that cannot be used is left out as well, and a note reports it.
     """
     path, state = _read_state(folder)
     of_heads = {name: value for name, value in state.items() if not name.startswith(_NOT_HEADS)}
@@ -189,8 +190,8 @@ def _our_state(state: Mapping[str, Tensor], cfg: ModelConfig) -> dict[str, Tenso
 
 
 def _layer_names(cfg: ModelConfig) -> Iterator[tuple[str, str, int | None]]:
-    """Every parameter except the tables: XLM-R's name, our name, and which third of our parameter it is (0, 1 or 2;
-    None for all of it)."""
+    """Yield (XLM-R's name, our name, third) for every parameter except the tables. `third`: which third of our
+    parameter XLM-R's parameter is (0, 1 or 2); None if it is the whole parameter."""
     for kind in ("weight", "bias"):
         yield f"embeddings.LayerNorm.{kind}", f"encoder.input_norm.{kind}", None
         for n in range(cfg.discriminator_layers):
