@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .config import RunConfig
 
 __version__ = "0.1.0"
-_CLASSES = {"RunConfig": "config", "ScoredPiece": "api", "TextModel": "api"}  # by name: the module that has it
+_CLASSES = {"RunConfig": "config", "ScoredPiece": "api", "TextModel": "api"}  # class -> the module that defines it
 __all__ = [
     "RunConfig", "ScoredPiece", "TextModel", "evaluate", "export", "finetune", "load", "plan", "pretrain", "recipe",
     "recipes", "translate",
@@ -31,7 +31,8 @@ __all__ = [
 
 
 def recipe(name: str) -> "RunConfig":
-    """The configuration of a published run; `xlme.recipes.SUMMARIES` has the names, `dataclasses.replace` changes it.
+    """The configuration of a published run. `xlme.recipes.SUMMARIES` lists the names; `dataclasses.replace` makes a
+    changed copy.
 
     from dataclasses import replace
     config = xlme.recipe("quickstart")
@@ -49,13 +50,13 @@ def pretrain(
 ) -> Path:
     """Train `config` on the folder `data`, which `xlme prep mix` wrote, and return the run folder `out`.
 
-    `data`: several folders if the run has phases (`data.phase_steps`). `heldout`: a data folder of text that is not
-    trained on.
+    If the run has phases (`data.phase_steps`), `data` is a list with one folder for each phase. `heldout` is a folder
+    of the same kind, whose text is not trained on.
 
-    This is the command `xlme pretrain` in this process, which may be one of the ranks that DeepSpeed's or torch's
-    launcher started. A second call resumes the run. On a signal to stop, such as SIGTERM, it saves a checkpoint and
-    returns; outside the main thread it does not handle signals. Raises ValueError for a mistake in the settings or the
-    data.
+    This does in this process what the command `xlme pretrain` does. The process may be one of the ranks that
+    DeepSpeed's or torch's launcher started. A second call resumes the run. On a signal to stop, such as SIGTERM, it
+    saves a checkpoint and returns; outside the main thread it does not handle signals. Raises ValueError for a mistake
+    in the settings or the data.
     """
     from . import api
 
@@ -70,8 +71,8 @@ def load(folder: Path | str, device: str = "cpu") -> "TextModel":
     model.fill("Everyone has the <mask> to education.")
     model.judge("Everyone has the right to life, liberty and Recht of person.")
 
-    Of an unfinished run it loads the newest checkpoint; RUN@STEP names another one. Raises ValueError when there is no
-    model.
+    If the run is unfinished, this loads its newest checkpoint; RUN@STEP names another one. Raises ValueError if the
+    folder has no model.
     """
     from .api import TextModel
 
@@ -83,7 +84,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """A module such as `xlme.evaluate`, or a class, imported when it is first named."""
+    """Import a module such as `xlme.evaluate`, or a class, when it is first named."""
     if name not in __all__:
         raise AttributeError(f"module {__name__} has no attribute {name}: choose one of {', '.join(__all__)}")
     if name in _CLASSES:

@@ -55,12 +55,13 @@ def pretrain(
     stop: StopRequest | None = None,
     profiled: int = 0,
 ) -> Path:
-    """Train, then write the report page; collective over the ranks.
+    """Train, then write the report page. Collective: every rank must call it.
 
-    `data`: a folder, or one for each phase of `data.phase_steps`; `stop`: the caller's own `StopRequest`, if it has
-    one; `profiled`: number of steps to profile.
+    `data` is a folder, or a list with one folder for each phase of `data.phase_steps`. `stop` is the caller's own
+    `StopRequest`, if it has one. `profiled` is the number of steps to profile.
     """
-    warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
+    # DeepSpeed 0.19.8 calls collectives that torch 2.13 has renamed.
+    warnings.filterwarnings("ignore", category=FutureWarning)
     config = _validated(config, profiled)
     folders = _folders(data)
 
@@ -91,7 +92,7 @@ def dry_run(
     profiled: int = 0,
 ) -> None:
     """Check everything that could stop `pretrain` at its start, and print the run's memory and operations. Writes
-    nothing; collective over the ranks."""
+    nothing. Collective: every rank must call it."""
     config = _validated(config, profiled)
     with process_group(config.engine, config.train.watchdog_minutes) as (rank, world):
         config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
@@ -124,17 +125,18 @@ def _unicode(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"the text has no Unicode character at place {error.start}: decode it as UTF-8") from None
+        raise ValueError(f"the text has no Unicode character at position {error.start}: decode it as UTF-8") from None
     return text
 
 
 def _folders(data: Path | str | Sequence[Path | str]) -> list[Path]:
-    """The folders that `data` names, one for each phase, as a list."""
+    """The list of the folders that `data` names, one for each phase."""
     return [Path(data)] if isinstance(data, str | Path) else [Path(folder) for folder in data]
 
 
 def _validated(config: RunConfig, profiled: int) -> RunConfig:
-    """`config` as `validate` returns it for the number of processes that were launched. Raises SharedError."""
+    """`config` as `validate` returns it for the number of processes that were launched. Raises SharedError for a
+    mistake in the settings."""
     try:
         config = validate(config, int(rendezvous(os.environ).get("WORLD_SIZE", 1)))
         if profiled < 0:
@@ -198,7 +200,7 @@ class TextModel:
 
     def encode(self, sentences: str | Sequence[str], layer: int = -1, language: str = "") -> np.ndarray:
         """Sentence vectors, float32 [N, D], or [D] for one string: the mean hidden state of `layer` over the tokens
-        (XLM-E section 4.6). Sentences longer than the model reads are cut.
+        (XLM-E section 4.6). A sentence that is too long for the model is cut.
 
         `layer`: 0 is the embedding, -1 the last layer. Fine-tuning on pairs trains the last layer, and
         sentence-transformers reads it from an export. For encoders that are not fine-tuned, `xlme evaluate` reports the
@@ -214,8 +216,8 @@ class TextModel:
 
     @torch.no_grad()
     def fill(self, text: str, top: int = 5, language: str = "") -> list[list[ScoredPiece]]:
-        """For every `<mask>` in `text`, the generator's `top` most likely pieces, the likeliest first, each with its
-        `text` and `probability`.
+        """For every `<mask>` in `text`, a list of the generator's `top` most likely pieces and their probabilities, the
+        likeliest first.
 
         Raises ValueError when there is no `<mask>`, or the model has no masked language model.
         """
@@ -237,9 +239,9 @@ class TextModel:
 
     @torch.no_grad()
     def judge(self, text: str, language: str = "") -> list[ScoredPiece]:
-        """Every token of `text` with the discriminator's `probability` that it was replaced.
+        """The tokens of `text`, each with the discriminator's `probability` that the token was replaced.
 
-        Raises ValueError when the model has no discriminator.
+        Raises ValueError if the model has no discriminator.
         """
         (encoder, vocabulary), head = self._discriminator
         ids = vocabulary.encode(_unicode(text))
@@ -248,17 +250,17 @@ class TextModel:
         return [ScoredPiece(vocabulary.piece(token), score) for token, score in zip(ids, scores[1:-1], strict=True)]
 
     def _with_head(self, prefix: str, head_class: type[Head]) -> tuple[TrainedEncoder, Head]:
-        """The encoder on which a head was trained, and the head; the names of the head's weights begin with `prefix`.
-        Raises ValueError if the model has no such head."""
+        """Returns (encoder, head): the head whose weights have names that begin with `prefix`, and the encoder on which
+        it was trained. Raises ValueError if the model has no such head."""
         run = self._run
         if run is None:
-            # In an export of a whole model, as in a run that exports one, no head belongs to a single encoder.
+            # A model that is exported as a whole has no head of a single encoder, neither in its export nor in its run.
             folders = [] if load_whole_export(self.folder) else [self.folder / name for name in (".", GENERATOR_FOLDER)]
             candidates = [(load_encoder(folder), read_heads(folder)) for folder in folders if folder.is_dir()]
         else:
             heads = {} if objective_of(run.objective).export_class else run.encoders
-            trained = [which for which, head_prefix in heads.items() if head_prefix == prefix]
-            candidates = [(TrainedEncoder(run.encoder(which), run.vocabulary), run.state) for which in trained]
+            names = [name for name, head_prefix in heads.items() if head_prefix == prefix]
+            candidates = [(TrainedEncoder(run.encoder(name), run.vocabulary), run.state) for name in names]
         for model, state in candidates:
             weights = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
             if weights:

@@ -23,11 +23,11 @@ from .train.records import ATTEMPTS, AUDIT_FOLDER, audit_lines, row_checksums
 from .train.run_folder import first_step
 from .trained.settings import read_run_config
 
-_MOST_PRINTED = 10  # of the faults that are found
+_MOST_PRINTED = 10  # the largest number of faults that are printed
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command; exit code 1 when a row is missing, was read twice or with other tokens."""
+    """Run the command. The exit code is 1 if a row was not read, was read twice or was read with other tokens."""
     try:
         faults, summary = read_command(examine, program("audit"), arguments)
     except (ValueError, OSError) as error:
@@ -39,11 +39,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
-    """Check that a run read every row of its data exactly once: a sentence for every fault, and a summary.
+    """Check that a run read every row of its data exactly once. Returns a sentence for every fault, and a summary.
 
     Args:
         run: Run folder.
-        data: The mixed folder that it was trained on, or those of its phases.
+        data: The mixed folder on which it was trained, or one for each of its phases.
     """
     require_folder(run, "name a run folder")
     newest, _ = Checkpoints(run, 1, 0).newest()
@@ -64,7 +64,7 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
     for task_index, task in enumerate(TASKS):
         if rows_per_step[task_index]:
             stores = [RowStore(folder / task) for folder in data]
-            # Of one rank: the rows of a step do not depend on the number of ranks.
+            # The plan is that of a single rank, because the rows of a step do not depend on the number of ranks.
             plan = StepPlan(rows_per_step, rows_per_step, 1, 1, settings.alternate)
             plans = phase_plans(run_phases, plan, [store.row_tokens for store in stores])
             step_rows = {
@@ -79,8 +79,8 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
 
 
 def _last_readings(folder: Path, steps: int) -> dict[str, dict[int, list[tuple[int, int]]]]:
-    """By task and row index, the (step, checksum) of each time the row was read. Of a step's attempts only the last
-    counts."""
+    """By task and row index, a (step, checksum) for each time that the row was read. If a step was attempted several
+    times, only its last attempt counts."""
     last_attempts = np.zeros(steps, dtype=np.int64)  # for each step, the index of the last attempt at it
     for attempt, line in enumerate(audit_lines(folder / ATTEMPTS)):
         last_attempts[line["start"] :] = attempt  # this attempt began again at `start`
@@ -104,8 +104,8 @@ def _compare(
 ) -> list[str]:
     """A sentence for every row of a task that was not read exactly once, in its step, with the tokens of the data.
 
-    `step_rows` and `step_stores`: for each step that reads rows of the task, their indices and the data that hold them;
-    `readings`: the task's, from `_last_readings`.
+    For each step that reads rows of the task, `step_rows` has the rows' indices and `step_stores` the data that hold
+    them. `readings` is the task's entry in the result of `_last_readings`.
     """
     expected_rows = {row for row_range in step_rows.values() for row in row_range}
     faults = [f"{task} row {row} was read though no step asks for it" for row in readings if row not in expected_rows]

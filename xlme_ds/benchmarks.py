@@ -14,8 +14,8 @@ _FOLDER = Path(__file__).parents[1] / "bench"
 
 
 def benchmarks(folder: Path = _FOLDER) -> dict[str, str]:
-    """By NAME of a benchmark (`python -m bench.NAME`), its description: the beginning of the module's docstring, up to
-    the first colon or full stop. Raises ValueError if the folder is missing."""
+    """A dict from the NAME of each benchmark (`python -m bench.NAME`) to its description, which is the beginning of the
+    module's docstring, up to the first colon or full stop. Raises ValueError if the folder has no benchmarks."""
     if not (folder / "step.py").is_file():
         raise ValueError(
             f"there are no benchmarks in {folder}: an installed package has none, run this in a clone of the repository"
@@ -32,7 +32,8 @@ def benchmarks(folder: Path = _FOLDER) -> dict[str, str]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Replace this process by a benchmark, or list them; a user's mistake ends in one sentence and exit code 2."""
+    """Replace this process by a benchmark, or list the benchmarks. A user's mistake ends the command with one sentence
+    and exit code 2."""
     argv = sys.argv[1:] if arguments is None else arguments
     try:
         descriptions = benchmarks()

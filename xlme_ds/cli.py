@@ -23,11 +23,11 @@ from .settings_file import help_of, read, with_values
 
 Command = TypeVar("Command")
 Item = TypeVar("Item")
-_PROGRESS_SECONDS = 10.0  # between two lines of `progress`
-_RANK_0_SECONDS = 30.0  # within which rank 0 should have read its command line
+_PROGRESS_SECONDS = 10.0  # seconds between two lines that `progress` prints
+_RANK_0_SECONDS = 30.0  # other ranks wait this long for rank 0, which by then should have read its command line
 _HELP_FLAGS = {"-h", "--help", "--help-all"}
 _RECIPES = f"Recipes: {', '.join(RECIPES)}."
-_CONFIG_HELP = "Settings of a file in place of a recipe: of `xlme config`, or a run's config.json."
+_CONFIG_HELP = "File of settings in place of a recipe: one that `xlme config` wrote, or a run's config.json."
 _OFTEN_SET = (
     "train.steps",
     "data.mono_rows",
@@ -50,8 +50,8 @@ _OFTEN_SET = (
 def program(command: str) -> str:
     """`xlme COMMAND`, also where `python -m` or a launcher started the command.
 
-    Every command begins with this call, which also prepares stdout and tyro. For a command that no launcher starts, it
-    removes a launcher's variables from the environment: another process left them there, and `note` would print nothing
+    Every command begins with this call, which also prepares stdout and tyro. If no launcher starts the command, it also
+    removes a launcher's variables from the environment. Another process left them there, and `note` would print nothing
     if they named another rank than 0.
     """
     prepare_tyro()
@@ -82,8 +82,8 @@ def run_subcommand(
     description: str | None = None,
     config: Sequence[Any] = (),
 ) -> None:
-    """Call the function that the first argument names, with the other arguments; `config` is tyro's. Raises ValueError
-    for another name, with the word `kind`."""
+    """Call the function that the first argument names, with the other arguments. `config` is passed to tyro. Raises
+    ValueError for a name that is not in `functions`; the message calls it a `kind`."""
     import tyro
 
     from .io.help import read_command
@@ -105,8 +105,8 @@ def parse(
     """The dataclass `command`, filled from `arguments`. Its field `run` has the settings of the --recipe, of the
     --config file or of `base`, changed by the other options.
 
-    A value of the wrong type or an unknown setting ends the program with a message, which names the nearest setting.
-    Raises ValueError for an unknown recipe. `xlme_ds.validate` checks the values later.
+    A value of the wrong type or an unknown setting ends the program with a message. For an unknown setting it names the
+    nearest one. Raises ValueError for an unknown recipe. `xlme_ds.validate` checks the values later.
     """
     import tyro
 
@@ -149,10 +149,10 @@ def parse(
 
 
 def require_sections(arguments: Sequence[str], *commands: type) -> None:
-    """Raise ValueError, naming the nearest setting, for the flag of a setting without its section (--steps, or --lr for
-    --optimizer.learning-rate) or with a mistake (--train.step).
+    """Raise ValueError for a flag that nearly names a setting; the message suggests the right flag. The section may be
+    missing (--steps, or --lr for --optimizer.learning-rate), or the name may have a mistake (--train.step).
 
-    `commands`: the dataclasses whose fields are flags or sections.
+    The fields of the dataclasses `commands` are the flags and the sections.
     """
     hints = {name: hint for command in commands for name, hint in get_type_hints(command).items()}
     settings = [f"{name}.{field.name}" for name, hint in hints.items() if is_dataclass(hint) for field in fields(hint)]
@@ -173,8 +173,8 @@ def require_sections(arguments: Sequence[str], *commands: type) -> None:
 
 
 def _settings_of(path: Path) -> RunConfig:
-    """The settings in a file. A setting that is not in the file comes from the recipe that the file names, or is the
-    default."""
+    """The settings in a file. A setting that is not in the file comes from the recipe that the file names; without a
+    recipe, it has its default."""
     values = read(path)
     named = values.pop("recipe", None)
     base = RunConfig(name=path.stem) if named is None else recipe(str(named))
@@ -266,13 +266,13 @@ def without(arguments: Sequence[str], *flags: str) -> list[str]:
 def fail(program: str, error: Exception) -> None:
     """Print a user's mistake as one line and exit with code 2. Only rank 0 prints, unless the error sets `prints`.
 
-    Before the ranks have met (the error is no SharedError), the other ranks wait first: a launcher ends all ranks once
-    one has failed, and rank 0 may have started later. A rank that outlives the wait prints the mistake, which rank 0
-    may not have.
+    An error that is no SharedError comes before the ranks have met. Then the other ranks wait before they exit, because
+    a launcher ends all ranks once one has failed, and rank 0 may have started later. A rank that is still running after
+    the wait prints the mistake too, because rank 0 may not have found it.
     """
     prints = getattr(error, "prints", None)
     if prints is None and not _on_rank_0():
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the launcher's; there is nothing to save
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a signal of the launcher ends this rank: nothing is to be saved
         time.sleep(_RANK_0_SECONDS)
         prints = True
     note(f"{program}: error: {in_words(error)}", bool(prints))
@@ -292,7 +292,8 @@ def _on_rank_0() -> bool:
 def progress(
     items: Iterable[Item], total: int, unit: str, name: str = "", amount: Callable[[Item], int] = lambda _: 1
 ) -> Iterator[Item]:
-    """Yield `items`, and every ten seconds print to stderr how much of `total` is done: the sum of `amount(item)`."""
+    """Yield `items`. Every ten seconds, print to stderr how much of `total` is done, which is the sum of `amount(item)`
+    over the items so far."""
     done = 0
     last_printed = time.monotonic()
     for item in items:

@@ -18,8 +18,8 @@ from .objectives import objective_of
 
 
 def flops_of(run: RunConfig, row_tokens: int) -> Flops:
-    """Operations per token, forward and training, on full rows of `row_tokens` tokens; the mean over the run's steps,
-    because phases may predict different fractions of the tokens."""
+    """Operations per token, forward and training, on full rows of `row_tokens` tokens. They are means over the run's
+    steps, because phases may predict different fractions of the tokens."""
     objective = run.objective
     if run.data.phase_mask_fractions:
         data_phases = phases(run.data, objective.mask_fraction)
@@ -30,8 +30,11 @@ def flops_of(run: RunConfig, row_tokens: int) -> Flops:
 
 
 def flops_per_step(run: RunConfig, row_tokens: int, row_lengths: Sequence[int] = ()) -> float:
-    """Operations of one optimizer step, forward and backward, on full rows of `row_tokens` tokens. `row_lengths`: the
-    tokens of a row in each phase; operations per token are then the mean over all steps."""
+    """Operations of one optimizer step, forward and backward, on full rows of `row_tokens` tokens.
+
+    `row_lengths` may give the number of tokens in a row for each phase. Operations per token are then the mean over all
+    steps; the tokens of the step are still those of rows of `row_tokens`.
+    """
     tokens = sum(run.data.mean_rows) * row_tokens
     shares = phase_shares(phases(run.data, 0.0), run.train.steps) if row_lengths else [1.0]
     per_token = (flops_of(run, length).training for length in row_lengths or [row_tokens])
@@ -39,8 +42,8 @@ def flops_per_step(run: RunConfig, row_tokens: int, row_lengths: Sequence[int] =
 
 
 def paper_forward_per_token(run: RunConfig, row_tokens: int) -> float:
-    """Operations per token of a forward pass as XLM-E's Table 4 and ELECTRA count them: both encoders and the
-    discriminator's head, no softmax. Base has 252.84 MFLOP a token on rows of 512."""
+    """Operations per token of a forward pass as XLM-E's Table 4 and ELECTRA count them: those of both encoders and of
+    the discriminator's head, without the softmax. Base has 252.84 MFLOP per token on rows of 512."""
     flops = flops_of(run, row_tokens)
     return flops.forward - flops.softmax
 
@@ -49,7 +52,7 @@ def paper_training_flops(run: RunConfig, row_tokens: int) -> dict[str, float]:
     """Operations of a run as Table 4 counts them: a backward pass costs one forward pass, 2^20 tokens are taken as
     1.0e6, and only half of the tokens of pairs count. An additional pass without gradient adds its layers.
 
-    `mono`: monolingual text alone (published for Base: 6.3e19); `both`: with pairs (9.5e19).
+    In the result, `mono` counts monolingual text alone (published for Base: 6.3e19), `both` text and pairs (9.5e19).
     """
     flops = flops_of(run, row_tokens)
     per_token = 2.0 * paper_forward_per_token(run, row_tokens) + flops.layers * flops.first_pass_layer
@@ -77,7 +80,7 @@ def count_parameters(run: RunConfig) -> dict[str, int]:
     def total(*prefixes: str) -> int:
         return sum(size for name, size in sizes.items() if name.startswith(prefixes))
 
-    # One table with GDES too: the discriminator's is `embedding` + `difference`, a sum of two tables of one shape.
+    # With GDES too, only `embedding` counts: the discriminator adds `difference`, a table of the same shape, to it.
     counts = {"embedding": total("embedding_")}
     for index, (encoder, head) in enumerate(objective_of(run.objective).encoders.items()):
         counts[encoder] = total(f"{encoder}.", head) + (counts["embedding"] if index == 0 else 0)

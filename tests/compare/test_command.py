@@ -280,7 +280,7 @@ def test_runs_of_two_places_count_once() -> None:
         ({"tuning": "--tuning.epochs '1"}, "--tuning --tuning.epochs '1: No closing quotation"),
         ({"tuning": "--train.steps 5"}, "--train.steps is for pre-training and has no effect here"),
         ({"tuning": "--tuning.epochs 1"}, "--tuning and --tuning-seeds are for --pos and --ner"),
-        ({"tuning": "--grid"}, "--tuning --grid may have --tuning., --engine. and --train. settings alone"),
+        ({"tuning": "--grid"}, "--tuning --grid may have only settings of --tuning., --engine. and --train."),
     ],
 )
 def test_tests_that_would_fail_are_refused_before_training(

@@ -146,7 +146,7 @@ def test_refusals(model: TextModel, run: Path, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"top is {top}: it must be 1 to {pieces}, the number of pieces"):
             model.fill("<mask>", top=top)
     for read in (model.encode, model.judge, model.fill):
-        with pytest.raises(ValueError, match="the text has no Unicode character at place 2: decode it as UTF-8"):
+        with pytest.raises(ValueError, match="the text has no Unicode character at position 2: decode it as UTF-8"):
             read(os.fsdecode(b"a \xff<mask>"))
     layers = model._encoder.encoder.cfg.discriminator_layers
     assert np.array_equal(model.encode([TEXT], layer=layers), model.encode([TEXT]))

@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def list_checkpoints(run: Path) -> None:
-    """Name every checkpoint of a run with its size and the processes that saved it, or what it lacks.
+    """List the checkpoints of a run. Each has its size and the number of processes that saved it, or its fault.
 
     Args:
         run: Run folder.
@@ -64,8 +64,8 @@ def list_checkpoints(run: Path) -> None:
 
 
 def check(run: Path) -> None:
-    """Compare every file of every checkpoint, and the model of a finished run or an export, with its checksum; exit
-    code 1 if one is damaged.
+    """Compare the files of every checkpoint, and of the model of a finished run or an export, with their checksums. The
+    exit code is 1 if a file is damaged.
 
     Args:
         run: Run folder, or an export.
@@ -96,15 +96,15 @@ def _require_same_files(weights: Path) -> None:
 
 
 def convert(run: Path, out: Path, step: int | None = None) -> None:
-    """Write a checkpoint as one file of whole parameters, whatever ranks saved it.
+    """Write a checkpoint as one file of complete parameters, however many ranks saved it.
 
-    Any engine resumes from it if it is in `checkpoints/` of a run. This needs 0.2 GiB of memory, whatever the size of
-    the model.
+    Any engine resumes from the new checkpoint if it is in `checkpoints/` of a run. The command needs 0.2 GiB of memory,
+    whatever the size of the model.
 
     Args:
         run: Run folder.
         out: Folder to make.
-        step: The checkpoint of this step; without it the newest sound one.
+        step: Step of the checkpoint. Without it, the newest undamaged checkpoint is taken.
     """
     source = complete_checkpoint(run, step)
     if is_checkpoint_name(out.name) and saved_step(out) != saved_step(source):
@@ -116,7 +116,7 @@ def convert(run: Path, out: Path, step: int | None = None) -> None:
         writer = StateWriter(partial / state_file(0, 1), buffer_bytes=0)
         merge_state(StateReader(state_files(source)), writer)
         seal(partial, read_state(source) | {"world": 1}, {writer.path.name: writer.result()})
-    print(f"{out}: {source.name} as whole parameters")
+    print(f"{out}: {source.name} as complete parameters")
 
 
 def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = None) -> None:
@@ -127,8 +127,8 @@ def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = 
     Args:
         run: Run folder of pre-training.
         out: Folder to make.
-        step: The checkpoint of this step; without it the newest sound one.
-        vocab: Folder or file of the vocabulary, where the run has none.
+        step: Step of the checkpoint. Without it, the newest undamaged checkpoint is taken.
+        vocab: Folder or file of the vocabulary, if the run has none.
     """
     settings = read_settings(run)
     if settings.task:
@@ -145,10 +145,11 @@ def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = 
 def average(models: Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.arg(name="model")], out: Path) -> None:
     """Write the mean of the weights of several models as a new model, which every command reads.
 
-    Compare it with its parts by `xlme evaluate losses`.
+    Compare it with these models by `xlme evaluate losses`.
 
     Args:
-        models: A run, a checkpoint (RUN@STEP) or an export; repeat it for each model, all of one kind and shape.
+        models: A run, a checkpoint (RUN@STEP) or an export. Repeat --model for each model; all must be of one kind and
+            shape.
         out: Folder to make.
     """
     if len(models) < 2 or len(set(models)) < len(models):
@@ -235,7 +236,8 @@ def _require_different(models: Sequence[Path], checksums: Sequence[str]) -> None
 
 
 def _mean(paths: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> tuple[dict[str, Tensor], list[str]]:
-    """The mean of the tensors that `read` gives for each path, by name, and a checksum of each path's tensors.
+    """Returns (means, checksums): for each name, the mean of the tensors that `read` gives for the paths; and for each
+    path, a checksum of its tensors.
 
     Memory holds the float64 sums, and the tensors of only one path at a time.
     """

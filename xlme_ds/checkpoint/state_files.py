@@ -1,9 +1,9 @@
 """Training state in files: every rank writes the parts that it owns, and any number of ranks can read them.
 
-A file is in safetensors form and holds flat float32 tensors named `parameter/kind/start`: elements from `start` on of
-the flattened parameter (kind `fp32`, the master weights) or of its optimizer state (the kind is that state's name, for
-example `exp_avg`). Nothing in it depends on the engine. This module also reads and checks checkpoint folders without an
-engine; `checkpoints.py` writes and removes them.
+A file has safetensors' format and holds flat float32 tensors named `parameter/kind/start`. Such a tensor is a part: the
+elements from `start` on of the flattened parameter (kind `fp32`, the master weights) or of its optimizer state (the
+kind is that state's name, for example `exp_avg`). Nothing in a file depends on the engine. This module also reads and
+checks checkpoint folders without an engine; `checkpoints.py` writes and removes them.
 """
 
 import json
@@ -32,7 +32,7 @@ STATE = "state.json"
 # store the table in another number of blocks.
 _BLOCK = re.compile(r"((?:.*\.)?(?:embedding|difference))_(\d+)")
 _MOST_ELEMENTS = 1 << 40  # more elements than any parameter has
-_NO_PARTS = np.zeros((0, 4), np.int64)  # the value of `StateReader._parts` for a tensor that the files do not have
+_NO_PARTS = np.zeros((0, 4), np.int64)  # used where `StateReader._parts` lacks a tensor, because no file has it
 CHUNK = 1 << 24  # elements that are copied, written or read at once: 64 MiB
 
 
@@ -61,8 +61,8 @@ class StateWriter:
         self._thread.start()
 
     def begin(self, sizes: Mapping[str, int], step: int) -> None:
-        """Write the header. `sizes`: the element count of each tensor by name, in the order in which `put` gets them;
-        `step`: optimizer steps taken."""
+        """Write the header. `sizes` has the element count of each tensor by name, in the order in which `put` will get
+        them. `step` is the number of optimizer steps taken."""
         header: dict[str, object] = {"__metadata__": {"step": str(step)}}
         offset = 0
         for name, numel in sizes.items():
@@ -89,9 +89,9 @@ class StateWriter:
         return self._thread.is_alive()
 
     def result(self) -> dict[str, int]:
-        """Wait for the thread; return `bytes` and `crc32` of the file, which is then on the disk.
+        """Wait until the file is on the disk. Returns its `bytes` and its `crc32`.
 
-        Raises OSError when it could not be written, ValueError when a number in it is not finite.
+        Raises OSError if it could not be written, ValueError if a number in it is not finite.
         """
         self._thread.join()
         if self._error is not None:
@@ -135,15 +135,15 @@ class Headers(NamedTuple):
     """The headers of some files of a checkpoint."""
 
     tensors: list[tuple[str, str]]  # (parameter, kind)
-    steps: set[int]
+    steps: set[int]  # the steps that the headers name; a sound checkpoint has only one
     # [parts, 5]: index of the part's tensor in `tensors`, first element, element count, index of the part's file in the
     # checkpoint, and first byte in that file.
     parts: np.ndarray
 
 
 def read_headers(files: Sequence[Path], rank: int = 0, world: int = 1) -> Headers:
-    """The headers of the part of a checkpoint's files that rank `rank` of `world` reads. Raises ValueError for a file
-    that is no state file."""
+    """The headers of those of a checkpoint's `files` that rank `rank` of `world` ranks reads: each rank reads an equal
+    share. Raises ValueError for a file that is no state file."""
     begin = len(files) * rank // world
     end = len(files) * (rank + 1) // world
     tensors: dict[tuple[str, str], int] = {}
@@ -153,10 +153,10 @@ def read_headers(files: Sequence[Path], rank: int = 0, world: int = 1) -> Header
 
 
 def _read_header(path: Path, file_index: int, tensors: dict[tuple[str, str], int]) -> tuple[int, np.ndarray]:
-    """The step in a file's header, and the file's rows of `Headers.parts`.
+    """Returns (step, parts): the step in a file's header, and the file's rows of `Headers.parts`.
 
-    `tensors`: index by (parameter, kind); tensors that it does not have are added. Raises ValueError for a tensor
-    outside the file.
+    `tensors` has the index of each (parameter, kind); those that it lacks are added to it. Raises ValueError if a
+    tensor's bytes are not all in the file.
     """
     try:
         size = path.stat().st_size
@@ -184,8 +184,8 @@ def _read_header(path: Path, file_index: int, tensors: dict[tuple[str, str], int
 
 
 def _block_starts(sizes: Mapping[str, int]) -> dict[str, tuple[str, int]]:
-    """For every block of a vocabulary table, the table's name and the element at which the block begins; `sizes`:
-    element count of every parameter."""
+    """For every block of a vocabulary table, (name of the table, index of the block's first element in the table).
+    `sizes` has the element count of every parameter."""
     blocks = sorted((match[1], int(match[2]), name) for name in sizes if (match := _BLOCK.fullmatch(name)))
     starts: dict[str, tuple[str, int]] = {}
     table_sizes: dict[str, int] = {}
@@ -200,7 +200,8 @@ class StateReader:
     """Reads any part of the state from the files of a checkpoint. Raises ValueError when they do not fit together."""
 
     def __init__(self, files: Sequence[Path], headers: Sequence[Headers] | None = None):
-        """`files`: the state files that the checkpoint's marker lists; `headers`: their headers, if already read."""
+        """`files` are the state files that the checkpoint's marker lists. `headers` are their headers, if these were
+        read already."""
         if not files:
             raise ValueError("the checkpoint lists no state files: resume from another one")
         self.files = files
@@ -215,18 +216,19 @@ class StateReader:
         self.kinds = [WEIGHTS, *sorted(kinds - {WEIGHTS})]
 
     def read(self, parts: Iterable[tuple[str, str, int, Tensor]], sizes: Mapping[str, int] | None = None) -> None:
-        """Fill tensors; every file that is needed is opened once and read in order.
+        """Fill tensors. Every file that is needed is opened once and read in order.
 
-        `parts`: parameter, kind, first element, and the tensor to fill with the elements from there on. The tensor is
-        flat, of any float type, on any device. `sizes`: element count of every parameter of the model to fill, needed
-        if the model may store vocabulary tables in other blocks. Raises ValueError if the files lack a part.
+        Each of `parts` is (parameter, kind, first element, tensor to fill with the elements from there on). The tensor
+        is flat, of any float type, on any device. `sizes` has the element count of every parameter of the model to
+        fill; it is needed if the model may store vocabulary tables in other blocks. Raises ValueError if the files lack
+        elements.
         """
         block_starts = _block_starts(self.sizes if sizes is None else sizes)
-        stretches = [stretch for part in parts for stretch in self._stretches(block_starts, *part)]
-        stretches.sort(key=itemgetter(0, 1))
-        for file_index, file_stretches in groupby(stretches, itemgetter(0)):
+        byte_ranges = [byte_range for part in parts for byte_range in self._byte_ranges(block_starts, *part)]
+        byte_ranges.sort(key=itemgetter(0, 1))
+        for file_index, file_ranges in groupby(byte_ranges, itemgetter(0)):
             with open(self.files[file_index], "rb") as file:
-                for _, offset, out in file_stretches:
+                for _, offset, out in file_ranges:
                     file.seek(offset)
                     for chunk in out.split(CHUNK):
                         values = np.empty(len(chunk), np.float32)
@@ -237,49 +239,50 @@ class StateReader:
                             )
                         chunk.copy_(torch.from_numpy(values))
 
-    def _stretches(
+    def _byte_ranges(
         self, block_starts: Mapping[str, tuple[str, int]], name: str, kind: str, start: int, out: Tensor
     ) -> list[tuple[int, int, Tensor]]:
-        """Byte ranges of files to read into `out`: file index, first byte, and the slice of `out` to fill."""
+        """The byte ranges of files to read into `out`, each as (file index, first byte, slice of `out` to fill)."""
         table, block_start = block_starts.get(name, (name, 0))
         parts = self._parts.get((table, kind), _NO_PARTS)
         begin = block_start + start
         end = begin + out.numel()
-        # Only these parts can overlap [begin, end): the last one that starts at or before `begin`, and all later ones
+        # Only these parts can overlap [begin, end): the last part that starts at or before `begin`, and all later parts
         # that start before `end`.
         first_part = max(int(np.searchsorted(parts[:, 0], begin, "right")) - 1, 0)
         stop_part = np.searchsorted(parts[:, 0], end)
-        done = 0  # elements of `out` that the stretches so far fill
-        stretches = []
+        done = 0  # elements of `out` that the byte ranges so far fill
+        byte_ranges = []
         for part_start, numel, file_index, offset in parts[first_part:stop_part].tolist():
-            skip = begin + done - part_start  # elements of the part before the stretch
+            skip = begin + done - part_start  # elements of the part before the byte range
             count = min(part_start + numel - begin, out.numel()) - done
             if skip >= 0 and count > 0:
-                stretches.append((file_index, offset + 4 * skip, out[done : done + count]))
+                byte_ranges.append((file_index, offset + 4 * skip, out[done : done + count]))
                 done += count
         if done != out.numel():
             raise ValueError(
                 f"{self.folder} has {done} of {out.numel()} elements of {kind} of {name} from {start} on: "
                 "it belongs to another model, resume from another checkpoint"
             )
-        return stretches
+        return byte_ranges
 
 
 def _merge(headers: Sequence[Headers]) -> tuple[dict[str, int], dict[tuple[str, str], np.ndarray]]:
-    """The element count of every parameter; and by (parameter, kind) the rows of `Headers.parts` without the tensor
-    index, sorted by first element. In the second, the blocks of a vocabulary table are joined into one parameter."""
-    indices: dict[tuple[str, str], int] = {}  # of a tensor (parameter, kind) over all headers
+    """Returns (sizes, parts). `sizes` has the element count of every parameter. For each (parameter, kind), `parts` has
+    its rows of `Headers.parts` without the tensor index, sorted by first element. In `parts`, the blocks of a
+    vocabulary table are joined into one parameter."""
+    indices: dict[tuple[str, str], int] = {}  # (parameter, kind) -> index of this tensor over all headers
     reindexed = []
     for tensors, _, parts in headers:
         new_indices = np.array([indices.setdefault(tensor, len(indices)) for tensor in tensors], np.int64)
         reindexed.append(np.column_stack([new_indices[parts[:, 0]], parts[:, 1:]]))
     all_parts = np.concatenate(reindexed)
-    ends = np.zeros(len(indices), np.int64)  # of each tensor, the end of its last part
+    ends = np.zeros(len(indices), np.int64)  # for each tensor, the end of its last part
     np.maximum.at(ends, all_parts[:, 0], all_parts[:, 1] + all_parts[:, 2])
     sizes = {name: int(ends[index]) for (name, kind), index in sorted(indices.items()) if kind == WEIGHTS}
     block_starts = _block_starts(sizes)
     for (name, kind), index in list(indices.items()):
-        if name in block_starts:  # its parts become parts of the table
+        if name in block_starts:  # the parts of this block become parts of the table
             table, start = block_starts[name]
             in_block = all_parts[:, 0] == index
             all_parts[in_block, 0] = indices.setdefault((table, kind), len(indices))
@@ -293,7 +296,8 @@ def _merge(headers: Sequence[Headers]) -> tuple[dict[str, int], dict[tuple[str, 
 
 
 def merge_state(reader: StateReader, writer: StateWriter) -> None:
-    """Write every parameter as one tensor with `writer`, in pieces that need little memory."""
+    """Write every parameter and its optimizer state with `writer`, each as one tensor. They are copied in chunks, which
+    need little memory."""
     tensors = {f"{name}/{kind}/0": size for name, size in reader.sizes.items() for kind in reader.kinds}
     writer.begin(tensors, reader.step)
     for name, size in reader.sizes.items():
@@ -306,8 +310,9 @@ def merge_state(reader: StateReader, writer: StateWriter) -> None:
 
 
 def fault_of(folder: Path, rank: int = 0, world: int = 1, checksums: bool = True) -> str | None:
-    """A sentence about the first fault of a checkpoint, or None. Rank `rank` of `world` checks the sizes and checksums
-    of an equal part of the files; rank 0 also checks the step in the folder's name."""
+    """A sentence about the first fault of a checkpoint, or None if no fault is found. Rank `rank` of `world` checks the
+    sizes and, if `checksums`, the checksums of an equal share of the files. Rank 0 also checks the step in the folder's
+    name."""
     try:
         own_files = list(_read_marker(folder).items())[rank::world]
     except (OSError, ValueError):
@@ -317,7 +322,7 @@ def fault_of(folder: Path, rank: int = 0, world: int = 1, checksums: bool = True
 
 
 def _name_fault(folder: Path) -> str | None:
-    """The fault if a checkpoint's name has another step than its state, or None."""
+    """The fault of a checkpoint whose name has another step than its state; None if the steps are equal."""
     try:
         step = int(read_state(folder)["step"])
     except (OSError, ValueError):
@@ -332,7 +337,7 @@ def state_files(folder: Path) -> list[Path]:
 
 
 def _read_marker(folder: Path) -> dict[str, tuple[int, int]]:
-    """Bytes and CRC-32 of every file of a checkpoint, by name."""
+    """(bytes, CRC-32) of every file of a checkpoint, by the file's name."""
     path = folder / COMPLETE
     try:
         files = {name: (entry["bytes"], entry["crc32"]) for name, entry in sorted(read_object(path).items())}
@@ -345,8 +350,8 @@ def _read_marker(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def _file_fault(path: Path, size: int, crc: int, checksum: bool) -> str | None:
-    """The fault of a file, or None. A read error is returned too: if one rank raised it, the others would wait for
-    ever."""
+    """The fault of a file, or None. A read error is returned too, because if one rank raised it, the other ranks would
+    wait for ever."""
     try:
         if not path.is_file():
             return f"{path.name} is missing"

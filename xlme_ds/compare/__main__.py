@@ -2,10 +2,10 @@
 
 xlme compare --recipes xlme,xlmr+ernie_m --budgets 1e19 3e19 --data mixed --heldout heldout --out runs/compare
 
-Trains every recipe for the same numbers of operations, each with its whole schedule, scores the models, and writes
-compare.md, compare.json and the plot. `A+B` is A for half of a budget, then B from its weights for the other half.
-Settings of `xlme pretrain` after `--` apply to all recipes. Every run and test is a command, printed first; finished
-ones are skipped if their settings and data have not changed.
+Trains every recipe for the same numbers of operations, each time with a complete schedule, scores the models, and
+writes compare.md, compare.json and the plot. `A+B` trains A for half of a budget, then B from A's weights for the other
+half. Settings of `xlme pretrain` after `--` apply to all recipes. Every run and every test is a command, which is
+printed before it starts. Finished runs and tests are skipped if their settings and data have not changed.
 """
 
 import math
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[System]:
     """The systems to train, for all budgets and seeds, after all checks that need no training. `shared_settings` apply
-    to every recipe. Raises ValueError."""
+    to every recipe. Raises ValueError if a check fails."""
     for name in settings.recipes.replace("+", ",").split(","):
         recipe(name)  # raises ValueError for an unknown one
     names, budgets, seed_counts = settings.recipes.split(","), settings.budgets, settings.seeds
@@ -92,7 +92,8 @@ def plan_systems(settings: CompareSettings, shared_settings: list[str]) -> list[
 
 
 def _require_matching(leg: Leg, settings: CompareSettings) -> None:
-    """Raise ValueError if the data do not fit the run, or its folder holds a run of other settings or data."""
+    """Raise ValueError if the data do not fit the run, or if the run's folder holds a run with other settings or
+    data."""
     config = leg.config
     config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
     run_folder, data = RunFolder(leg.folder, writes=False), [settings.data_folder]
@@ -101,7 +102,7 @@ def _require_matching(leg: Leg, settings: CompareSettings) -> None:
         return
     recorded = read_object(leg.folder / "config.json")["data"]
     recorded_and_now = {
-        "--data": (recorded["fingerprints"], loader.fingerprints_until(0)),  # those of the first phase
+        "--data": (recorded["fingerprints"], loader.fingerprints_until(0)),  # fingerprints of the first phase
         "--heldout": (recorded.get("heldout_fingerprints"), heldout and heldout.fingerprints),
     }
     for option, (before, now) in recorded_and_now.items():

@@ -36,7 +36,8 @@ MEASURES = {  # in the order of tables
     "pairs": Measure("retrieval of held-out pairs, accuracy@1"),
     "tatoeba": Measure("Tatoeba, accuracy@1"),
 }
-# Held-out losses in nats; for XLM-E the generator's. Training losses cannot be compared: masks differ by system.
+# Held-out losses in nats; for XLM-E, those of the generator. Training losses cannot be compared, because systems mask
+# different tokens.
 LOSSES = ("mlm", "tlm")
 SCORES = "scores"  # subfolder of a run's folder
 _COLOUR_ORDER = ("xlme", "xlmr_tlm", "xlme_all_tokens", "xlmr", "ernie_m", "xlm")  # as in docs/results/
@@ -53,11 +54,11 @@ class RunScores:
     flops: float
     steps: int
     tokens: float
-    passes: dict[str, float]  # by task: how often training read each example, a mean
-    losses: dict[str, float]  # by term, on held-out text
-    languages: dict[str, dict[str, float]]  # the same by term and language
-    scores: dict[str, float]  # by measure
-    untrained: dict[str, float]  # scores of the untrained model; empty if it was not tested
+    passes: dict[str, float]  # task (mono, para) -> mean number of times that training read an example
+    losses: dict[str, float]  # loss term (mlm, tlm) -> loss on held-out text
+    languages: dict[str, dict[str, float]]  # loss term -> language -> loss on held-out text
+    scores: dict[str, float]  # measure -> score
+    untrained: dict[str, float]  # measure -> score of the untrained model; empty if that was not tested
 
     @classmethod
     def read(cls, system: System, data: Path, tuning_seeds: Sequence[int]) -> Self:
@@ -101,11 +102,12 @@ def finetune_score_files(folder: Path, task: str, seeds: Sequence[int]) -> list[
 
 
 def scores(folder: Path, tuning_seeds: Sequence[int]) -> tuple[dict[str, float], dict[str, float]]:
-    """By measure, the scores of the trained model tested in `folder`, and of the untrained model (empty if it was not
-    tested). Raises ValueError for a malformed file, and for scores of several models or tests."""
+    """Returns (trained, untrained): by measure, the scores in `folder` of the trained model, and of the untrained model
+    (empty if that was not tested). Raises ValueError for a malformed file, and if the files of one fine-tuning task are
+    from several models, settings or tests."""
     trained: dict[str, float] = {}
     untrained: dict[str, float] = {}
-    path = folder  # named in an error: the file being read, or `folder` before the first
+    path = folder  # an error names the file that is being read; before the first file, it names `folder`
     try:
         for (model_scores, suffix), task in product(((trained, ""), (untrained, UNTRAINED)), ("pos", "ner")):
             files = [path for path in finetune_score_files(folder, task + suffix, tuning_seeds) if path.exists()]
@@ -136,8 +138,8 @@ def scores(folder: Path, tuning_seeds: Sequence[int]) -> tuple[dict[str, float],
 
 
 def heldout_losses(folder: Path) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """The held-out losses of the model tested in `folder`: by term, and by term and language. Both are empty for a
-    model that does not predict masked tokens."""
+    """Returns two dicts of the held-out losses in `folder`: by loss term, and by loss term and language. Both are empty
+    for a model that does not predict masked tokens."""
     path = folder / "losses.json"
     try:
         result = _models(path)[0] if path.exists() else {"overall": {}, "languages": {}}
@@ -148,7 +150,7 @@ def heldout_losses(folder: Path) -> tuple[dict[str, float], dict[str, dict[str, 
 
 
 def _malformed(path: Path, error: Exception) -> ValueError:
-    """The error to raise for a score file with another form."""
+    """The error to raise for a score file that does not have the expected form."""
     return ValueError(f"{path} lacks {error} or has another form: delete it, and the same command repeats the test")
 
 
@@ -206,7 +208,7 @@ def _scores_table(runs: Sequence[RunScores]) -> ResultTable:
     losses = [term for term in LOSSES if any(term in run.losses for run in runs)]
     columns = ["operations", "system", "seeds", "tokens, M", "passes over text, pairs"]
     columns += [f"{term}, nats" for term in losses] + [MEASURES[measure].title for measure in measures]
-    table = ResultTable("Scores by budget: means over seeds, least to most", columns)
+    table = ResultTable("Scores by budget: means over seeds (minimum to maximum)", columns)
     for budget in sorted({run.budget for run in runs}):
         for name in _names(runs):
             seeds = [run for run in runs if (run.system, run.budget) == (name, budget)]
@@ -223,7 +225,7 @@ def _scores_table(runs: Sequence[RunScores]) -> ResultTable:
                 cells += _cells(untrained, measures)
                 table.rows.append(cells)
     if any(measure in run.untrained for run in runs for measure in ("pos", "ner")):
-        table.notes.append("Untrained models are fine-tuned for the first seed alone.")
+        table.notes.append("Untrained models are fine-tuned only for the first seed.")
     return table
 
 
@@ -254,7 +256,7 @@ def _trends_tables(runs: Sequence[RunScores]) -> list[ResultTable]:
 
 
 def _overtaking(trend_of: Mapping[str, Trend], first: str, other: str, higher_is_better: bool) -> str:
-    """A cell that says beyond how many operations the system `first` is ahead of `other`, or behind it."""
+    """A table cell with the number of operations beyond which the system `first` is ahead of `other`, or behind it."""
     if first not in trend_of or other not in trend_of:
         return ""
     point = crossing(trend_of[first], trend_of[other])
@@ -275,7 +277,7 @@ def _names(runs: Sequence[RunScores]) -> list[str]:
 
 
 def _points(runs: Sequence[RunScores], measure: str) -> dict[str, list[tuple[float, float]]]:
-    """(operations, score) of every run, by system."""
+    """By system, (operations, score) for each of its runs."""
     return {
         name: [(run.flops, run.scores[measure]) for run in runs if run.system == name and measure in run.scores]
         for name in _names(runs)
@@ -283,12 +285,13 @@ def _points(runs: Sequence[RunScores], measure: str) -> dict[str, list[tuple[flo
 
 
 def _cells(results: Sequence[Mapping[str, float]], names: Sequence[str], decimals: int = 1) -> list[str]:
-    """A cell for each of `names`, with the mean and the range over seeds; `results` has the values of each seed."""
+    """A table cell for each of `names`, with the mean and the range over seeds. `results` has one dict per seed, with
+    the value of each name."""
     return [_mean_and_range([values[name] for values in results if name in values], decimals) for name in names]
 
 
 def _mean_and_range(values: Sequence[float], decimals: int) -> str:
-    """The mean of values and, if there are several, their range; empty if there are none."""
+    """The mean of `values` and, if there are several, their range; an empty text if there are none."""
     if not values:
         return ""
     value_range = f" ({min(values):.{decimals}f} to {max(values):.{decimals}f})" if len(values) > 1 else ""
@@ -314,7 +317,8 @@ def plot(runs: Sequence[RunScores], stem: Path) -> None:
 
 
 def colour_of(name: str, names: Iterable[str]) -> str:
-    """The colour of a system: its index in `_COLOUR_ORDER`; other systems follow in the order of `names`."""
+    """The colour of a system, by its index in `_COLOUR_ORDER`. Systems that are not in this order follow in the order
+    of `names`."""
     order = [*_COLOUR_ORDER, *(other for other in names if other not in _COLOUR_ORDER)]
     return f"C{order.index(name)}"
 

@@ -1,4 +1,5 @@
-"""The tests of a trained model: checks that they can be done, their commands, and which of them are left to do."""
+"""The tests of a trained model: check that they can be done, make their commands, and find those that are left to
+do."""
 
 import hashlib
 import json
@@ -45,16 +46,16 @@ def require_tests(settings: CompareSettings) -> None:
     required = ["--task", "pos", "--model", ".", "--data", ".", "--out", "."]
     prog = program("compare --tuning")
     default, tuned = parse(prog, required), parse(prog, [*required, *options])
-    # Everything outside the three sections must be as without the options.
+    # The options may change only these three sections.
     if replace(tuned, tuning=default.tuning, engine=default.engine, train=default.train) != default:
-        raise ValueError(f"--tuning {settings.tuning} may have --tuning., --engine. and --train. settings alone")
+        raise ValueError(f"--tuning {settings.tuning} may have only settings of --tuning., --engine. and --train.")
     if settings.pos is None and settings.ner is None and (options or settings.tuning_seeds != 1):
         raise ValueError("--tuning and --tuning-seeds are for --pos and --ner: name a folder of one, or leave them out")
 
 
 def require_labels(folder: Path, task: str) -> None:
-    """Raise ValueError if `folder` has no labelled test of `task` in a language other than English: the score is a mean
-    over those languages."""
+    """Raise ValueError if `folder` has no labelled test of `task` in a language other than English, because the score
+    is a mean over such languages."""
     tests = choose_sets(find_task_files(TASKS[task], [folder]), task, TuningConfig(), of_several=False).test
     if not any(have_labels(read_examples(source, TASKS[task])) for source in tests if source.language != "en"):
         raise ValueError(
@@ -63,7 +64,7 @@ def require_labels(folder: Path, task: str) -> None:
 
 
 def tuning_seeds(settings: CompareSettings) -> list[int]:
-    """The seeds that each model is fine-tuned with."""
+    """The seeds with which each model is fine-tuned."""
     return list(range(1, settings.tuning_seeds + 1))
 
 
@@ -71,7 +72,8 @@ def left_to_test(system: System, settings: CompareSettings) -> Iterator[tuple[st
     """Yield (name, [module, *arguments]) of every test whose scores are missing, or come from another command or other
     data.
 
-    The caller runs it. An evaluation is then repeated; fine-tuning fails with an error if its result would differ.
+    The caller runs these commands. An evaluation is simply repeated. A fine-tuning ends with an error if its folder has
+    the result of another command or other data.
     """
     recorded = _recorded(system)
     for name, command in _tests(system, settings):
@@ -115,8 +117,8 @@ def _has_scores(system: System, name: str, settings: CompareSettings) -> bool:
 
 
 def _tests(system: System, settings: CompareSettings) -> Iterator[tuple[str, list[str]]]:
-    """Yield (name, [module, *arguments]) of all tests of a system. At the smallest budget they also test untrained
-    models."""
+    """Yield (name, [module, *arguments]) of all tests of a system. At the smallest budget there are also tests of the
+    untrained model."""
     out = system.model / SCORES
     untrained = ["--random"] if system.budget == min(settings.budgets) else []
     predicts_masked = set(LOSSES) & set(objective_of(system.legs[-1].config.objective).terms)

@@ -12,22 +12,23 @@ class CompareSettings:
     """Arguments of the command."""
 
     recipes: str
-    """Recipes with commas between them; the others are compared with the first. `a+b`: `a`, then `b` from its
-    weights."""
+    """Recipes with commas between them; the first is compared with each of the others. `a+b` trains `a`, then `b` from
+    the weights of `a`."""
     budgets: tuple[float, ...]
-    """Floating-point operations of a run, forward and backward, by the planner's count; every system has a run for
-    each, with a learning rate that ends with it."""
+    """Floating-point operations of a training, forward and backward, by the planner's count. Every system is trained
+    once for each budget, with a learning rate schedule that ends when the budget is spent."""
     data_folder: Annotated[Path, tyro.conf.arg(name="data")]
     """Folder that `xlme prep mix` wrote."""
     heldout: Path
-    """Folder that `xlme prep mix` wrote of text kept out of training, for losses; its pairs test retrieval."""
+    """Folder that `xlme prep mix` wrote from text kept out of training. Losses are measured on it, and its pairs test
+    retrieval."""
     out: Path
     """Folder for runs, scores, tables and plot; give it again to continue."""
     rows: int = 4096
-    """Rows of a step, divided between text and pairs as each recipe divides them."""
+    """Number of rows in a step; each recipe divides them between text and pairs in its own proportion."""
     seeds: tuple[int, ...] = (1,)
-    """With how many seeds (1, 2, …) each system is trained: one number for all budgets, or one for each. Several seeds
-    show how much scores vary by chance."""
+    """Number of seeds (1, 2, …) with which each system is trained: one number for all budgets, or one for each budget.
+    Several seeds show how much scores vary by chance."""
     own: tuple[str, ...] = ()
     """Settings of single recipes, such as "xlme: --optimizer.learning-rate 1e-3"."""
     processes: int = 1
@@ -45,6 +46,6 @@ class CompareSettings:
     tuning: str = ""
     """Settings of fine-tuning in one string, such as `--tuning="--tuning.epochs 1 --tuning.batch 32"`."""
     tuning_seeds: int = 1
-    """How often each model is fine-tuned, with seeds 1, 2, …; the scores are averaged."""
+    """Number of seeds (1, 2, …) with which each model is fine-tuned; the scores are averaged."""
     also: tuple[Path, ...] = ()
-    """Files compare.json of other folders: show their runs too."""
+    """compare.json files of other comparisons, whose runs are shown too."""

@@ -1,6 +1,6 @@
 """The systems of a comparison: recipes, or chains of recipes, each trained to a budget of operations.
 
-Operations are counted by `counting.py`: all that a step computes, with the generator.
+Operations are counted by `counting.py`. They are all operations of a step, including those of the generator.
 """
 
 import shlex
@@ -20,7 +20,7 @@ from ..recipes import recipe
 from ..trained.runs import main_encoder
 from ..validate import validate
 
-# Difference between the seeds of a system's runs: each run reads the rows from the start, so its masks must differ.
+# Difference between the seeds of a system's runs. Each run reads the same rows from the start, so it needs other masks.
 _SEED_STEP = 1000
 _SAVES = 10  # checkpoints of a run: a crash costs at most a tenth of it
 
@@ -31,7 +31,7 @@ class Leg:
 
     config: RunConfig
     folder: Path
-    arguments: tuple[str, ...]  # of `xlme_ds.pretrain`, except data and folders
+    arguments: tuple[str, ...]  # arguments of `xlme_ds.pretrain`, without --data, --heldout and --out
     step_flops: float
     step_tokens: int
 
@@ -40,14 +40,14 @@ class Leg:
 class System:
     """A recipe or a chain of recipes, trained with one budget and one seed."""
 
-    name: str  # on the command line: `a` or `a+b`
+    name: str  # as on the command line: `a` or `a+b`
     budget: float
     seed: int
     legs: tuple[Leg, ...]
 
     @property
     def model(self) -> Path:
-        """Folder of the trained model, which is the last run's."""
+        """Folder of the trained model, which is that of the last run."""
         return self.legs[-1].folder
 
     @property
@@ -57,7 +57,7 @@ class System:
 
     @property
     def tokens(self) -> int:
-        """Row positions that all runs read."""
+        """Number of token positions in the rows that all runs read."""
         return sum(leg.config.train.steps * leg.step_tokens for leg in self.legs)
 
 
@@ -65,20 +65,21 @@ class Budget(NamedTuple):
     """Operations and batch size, equal for all systems."""
 
     flops: float
-    rows: int  # of a step
+    rows: int  # rows per step
     row_tokens: int
 
 
 @dataclass(frozen=True)
 class _LegSettings:
-    """The command line of a run, for tyro: the settings have no prefix."""
+    """The dataclass that tyro fills from the command line of a run. The empty name leaves out the prefix `run.` of all
+    settings."""
 
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
 
 
 def own_settings(entries: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
-    """Settings of single recipes by name, from entries of the form "RECIPE: SETTINGS"; `names`: the systems' names.
-    Raises ValueError."""
+    """The settings of single recipes by name, from entries of the form "RECIPE: SETTINGS". `names` are the names of the
+    systems. Raises ValueError if an entry has another form, or names a recipe of no system or a recipe twice."""
     settings_of: dict[str, list[str]] = {}
     recipes = [part for name in names for part in name.split("+")]
     for entry in entries:
@@ -100,8 +101,9 @@ def plan_system(
     before.
 
     `settings` apply to all recipes, `own` to single ones. Systems that begin with the same runs share these runs'
-    folders, so that the runs are made once. Raises ValueError for an unknown recipe, for rows that do not divide as
-    the recipe's rows do, for settings that follow from the budget, and for a budget smaller than a step.
+    folders, so that the runs are made once. Raises ValueError for an unknown recipe, for a number of rows that cannot
+    be divided in the recipe's proportion, for settings that follow from the budget, and for a budget smaller than a
+    step.
     """
     for flag in ("--train.steps", "--train.save-every", "--seed"):
         if any(without(options, flag) != list(options) for options in (settings, *own.values())):
@@ -117,7 +119,8 @@ def plan_system(
 
 
 def _row_options(name: str, rows: int) -> list[str]:
-    """Options that divide the rows of a step between the tasks as the recipe `name` does. Raises ValueError."""
+    """Options that divide the rows of a step between the tasks in the proportion of the recipe `name`. Raises
+    ValueError if this does not give whole numbers."""
     data = recipe(name).data
     mono, rest = divmod(rows * data.mono_rows, data.mono_rows + data.para_rows)
     if rest:
@@ -129,7 +132,7 @@ def _row_options(name: str, rows: int) -> list[str]:
 
 def _leg(name: str, options: list[str], share: Budget, before: Leg | None, out: Path, seed_folder: str) -> Leg:
     """The run of the recipe `name` that spends `share`. It starts from the weights of the run `before`, if there is
-    one. Raises ValueError."""
+    one. Raises ValueError if `share` is less than a step, or if `before` has another shape."""
     run = validate(parse(program("compare"), _LegSettings, "", options).run)
     step_flops = flops_per_step(run, share.row_tokens)
     steps = round(share.flops / step_flops)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-LEVEL = 0.9  # of all intervals
+LEVEL = 0.9  # confidence level of all intervals
 
 
 class Trend(NamedTuple):
@@ -21,8 +21,8 @@ class Trend(NamedTuple):
 
     at_zero: float
     slope: float
-    covariance: np.ndarray  # of `at_zero` and `slope`, [2, 2]
-    quantile: float  # of Student's t: half an interval over the standard error
+    covariance: np.ndarray  # covariance matrix of `at_zero` and `slope`, [2, 2]
+    quantile: float  # quantile of Student's t: half of an interval is this many standard errors
 
     def at(self, log_flops: float) -> tuple[float, float]:
         """The score of the line at 10^`log_flops` operations, and half of this score's interval."""
@@ -40,9 +40,9 @@ class Crossing(NamedTuple):
     """The point where one line crosses another, in log10 of operations."""
 
     at: float
-    least: float  # ends of the interval
-    most: float
-    overtakes: bool  # the first line is above the other one after the crossing
+    least: float  # lower end of the interval
+    most: float  # upper end of the interval
+    overtakes: bool  # whether the first line is above the other one after the crossing
 
 
 def trends(points: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Trend]:
@@ -50,11 +50,12 @@ def trends(points: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Tre
 
     Empty if there are not more scores than parameters of the lines: then the residual variance is unknown.
     """
-    lines: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # parameters [2], inverse of the normal matrix [2, 2]
+    # system -> (parameters of its line [2], inverse of the normal matrix [2, 2])
+    lines: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     squares, freedom = 0.0, 0
     for name, values in points.items():
         x, y = np.log10([flops for flops, _ in values]), np.array([score for _, score in values])
-        if len(x) == 0 or np.ptp(x) < 0.1:  # equal budgets differ a little: runs end at whole steps
+        if len(x) == 0 or np.ptp(x) < 0.1:  # a single budget; operations differ a little, as runs end at whole steps
             continue
         design = np.stack([np.ones_like(x), x], axis=1)
         parameters, *_ = np.linalg.lstsq(design, y, rcond=None)
