@@ -225,7 +225,7 @@ def _scores_table(runs: Sequence[RunScores]) -> ResultTable:
                 cells += _cells(untrained, measures)
                 table.rows.append(cells)
     if any(measure in run.untrained for run in runs for measure in ("pos", "ner")):
-        table.notes.append("Untrained models are fine-tuned only for the first seed.")
+        table.notes.append("Untrained models are fine-tuned for the first seed alone.")
     return table
 
 
