@@ -1,7 +1,8 @@
 """`xlme evaluate tatoeba|pairs|align|losses|perplexity|words --model DIR --data DIR`.
 
-Sentence retrieval and word alignment with the vectors of every layer, losses and perplexity on held-out text by
-language, and the words of the lookup table. Several models are compared side by side.
+The tests are sentence retrieval and word alignment with the vectors of every layer, losses and perplexity on held-out
+text by language, and a comparison of the lookup table's words with their translations. Several models are compared side
+by side.
 """
 
 from pathlib import Path
@@ -36,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
 def tatoeba(options: _Layers) -> None:
     """Sentence retrieval on the Tatoeba test set, English with every language that `--data` has.
 
-    Its `--data`: folder of LASER's v1 files, tatoeba.xxx-eng.xxx and tatoeba.xxx-eng.eng.
+    `--data` is a folder of LASER's v1 files, tatoeba.xxx-eng.xxx and tatoeba.xxx-eng.eng.
     """
     _output_retrieval(retrieval.tatoeba(options.models, options.data, **options.encoder_arguments), options)
 
@@ -44,11 +45,11 @@ def tatoeba(options: _Layers) -> None:
 def pairs(options: _Layers, limit: int = 1000) -> None:
     """Sentence retrieval on translation pairs kept out of training.
 
-    Its `--data`: data folder that holds para/, or folder of line-aligned text: X.en-de.en with X.en-de.de, or
+    `--data` is a data folder that holds para/, or a folder of line-aligned text: X.en-de.en with X.en-de.de, or
     en-de.txt.zip.
 
     Args:
-        limit: Pairs of a language that are scored: the first ones, after repetitions were left out.
+        limit: How many pairs of each language are scored: the first ones that repeat no sentence of an earlier pair.
     """
     _output_retrieval(retrieval.pairs(options.models, options.data, limit=limit, **options.encoder_arguments), options)
 
@@ -56,10 +57,10 @@ def pairs(options: _Layers, limit: int = 1000) -> None:
 def align(options: _Layers, apart: bool = False) -> None:
     """Word alignment by optimal transport, scored against links made by hand.
 
-    Its `--data`: folder of tests named a-b, each with test.a, test.b and alignv2.txt or align.txt; or one such folder.
+    `--data` is a folder named a-b that has test.a, test.b and alignv2.txt or align.txt, or a folder of such folders.
 
     Args:
-        apart: Read the two sentences of a pair as separate items instead of one.
+        apart: Read the two sentences of a pair as two items instead of as one item.
     """
     results = alignment.align(options.models, options.data, apart=apart, **options.encoder_arguments)
     curves = [Curve(model["model"], model["overall"]["aer"]) for model in results["models"]]
@@ -70,10 +71,10 @@ def align(options: _Layers, apart: bool = False) -> None:
 def losses(options: _Common, rows: int = 512, seed: int = 1) -> None:
     """The losses of pre-training on held-out text, overall and by language, under the same masks for every model.
 
-    Its `--data`: data folder that holds mono/ or para/ or both, encoded with the models' vocabulary.
+    `--data` is a data folder that holds mono/ or para/ or both, encoded with the models' vocabulary.
 
     Args:
-        rows: Rows of each task that are read, from the start.
+        rows: How many rows of each task are read, from the start.
         seed: Seed of the masks.
     """
     results = heldout_losses.losses(options.models, options.data, rows=rows, seed=seed, random=options.random)
@@ -83,15 +84,16 @@ def losses(options: _Common, rows: int = 512, seed: int = 1) -> None:
 def perplexity(
     options: _Common, passes: int = 1, seed: int = 1, limit: int | None = None, unigram: Path | None = None
 ) -> None:
-    """Perplexity by language in monolingual text, of the tokens that a model's objective predicts: masked ones, or all.
+    """Perplexity by language on monolingual text. It counts the tokens that a model's objective predicts: the masked
+    tokens, or all tokens.
 
-    Its `--data`: data folder that holds mono/, encoded with the models' vocabulary.
+    `--data` is a data folder that holds mono/, encoded with the models' vocabulary.
 
     Args:
         passes: How often the rows are read, each time with other masks, which are the same for every model.
         seed: Seed of the masks.
-        limit: Rows of a language that are read, from the start; by default all.
-        unigram: Training data folder that holds mono/: adds a column for a unigram model counted there.
+        limit: How many rows of each language are read, from the start; by default all.
+        unigram: Folder of training data that holds mono/. Adds a column for a unigram model counted on this text.
     """
     results = predicted_tokens.perplexity(
         options.models, options.data, passes=passes, seed=seed, limit=limit, unigram=unigram, random=options.random
@@ -100,9 +102,9 @@ def perplexity(
 
 
 def words(options: _Encoder) -> None:
-    """Words and their translations in the lookup table: cosine, distance, and correlation with human scores.
+    """Compare words with their translations in the lookup table: cosine, distance, and correlation with human scores.
 
-    Its `--data`: folder with SemEval-2017's en-de.test.data.txt and en-de.test.gold.txt, or dictionaries such as
+    `--data` is a folder with SemEval-2017's en-de.test.data.txt and en-de.test.gold.txt, or with dictionaries such as
     en-de.txt. Subfolders are searched too.
     """
     results = lookup_table.words(options.models, options.data, **options.encoder_arguments)

@@ -57,8 +57,8 @@ def align(
     which: EncoderName | None = None,
     random: bool = False,
 ) -> dict[str, Any]:
-    """Word alignment, scored against links made by hand: `data` has folders named a-b, each with test.a, test.b and
-    alignv2.txt or align.txt. `apart`: the two sentences of a pair are read separately."""
+    """Word alignment, scored against links made by hand. `data` has folders named a-b, each with test.a, test.b and
+    alignv2.txt or align.txt, or is such a folder. `apart`: the two sentences of a pair are read as two items."""
     compared, tests = load_encoders(models, layer, random, which), read_gold(Path(data))
     results = [
         model.description | score_tests(model.encoder, model.vocabulary, tests, apart, model.name) for model in compared
@@ -126,7 +126,7 @@ def _read_test(links_file: Path, source_lines: list[str], target_lines: list[str
                     f"{links_file} line {line_number} has {side} word {word}, and sentence {sentence} has {len(words)} "
                     f"{side} words, counted from 1: the folder's name must have the source language first"
                 )
-        if source_word > 0 and target_word > 0:  # a negative word: the other one has no partner
+        if source_word > 0 and target_word > 0:  # a negative number says that the other word has no partner
             pair.possible.add((source_word - 1, target_word - 1))
             if certainty != "P":
                 pair.sure.add((source_word - 1, target_word - 1))
@@ -136,8 +136,8 @@ def _read_test(links_file: Path, source_lines: list[str], target_lines: list[str
 
 
 def error_rates(predicted: list[Links], gold: list[GoldPair]) -> dict[str, float]:
-    """Alignment error rate (`aer`), `precision` (0 where nothing was predicted) and `recall` of a whole test.
-    `predicted` has the links of each pair of `gold`."""
+    """Alignment error rate (`aer`), `precision` (0 if nothing was predicted) and `recall`, over all pairs of a test.
+    `predicted` has the predicted links of each pair of `gold`."""
     pairs = list(zip(predicted, gold, strict=True))
     predicted_count = sum(len(links) for links in predicted)
     sure_count = sum(len(pair.sure) for pair in gold)
@@ -202,7 +202,8 @@ def align_test(
     apart: bool = False,
     languages: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """For each of `_MEASURES` a list of scores by layer, and `cut`: the count of pairs too long for the model.
+    """Returns a dict. For each of `_MEASURES` it has a list of scores, one per layer; `cut` is the number of pairs that
+    were too long for the model.
 
     A pair is read as one item, as in training on pairs: `<s> source </s> target </s>` (or in the model's layout). With
     `apart`, it is read as two items. `languages`: codes of source and target, for models with language embeddings.
@@ -256,7 +257,8 @@ def _vectors(
         for source_item, index in enumerate(indices):
             source_size, target_size = (len(side.ids) for side in pairs[index])
             target_item = source_item + len(indices) if apart else source_item
-            # The position of the target's first subword in its item; the source's is 1, after the start token.
+            # The position of the target's first subword in its item. The source's first subword is at position 1, after
+            # the start token.
             target_start = 1 if apart else 1 + source_size + len(layout.between)
             states_by_layer = zip(states[source_item], states[target_item], strict=True)
             for layer, (source_states, target_states) in enumerate(states_by_layer):
@@ -272,8 +274,8 @@ def _size(pair: tuple[Subwords, Subwords]) -> int:
 def score_tests(
     encoder: TextEncoder, vocabulary: Vocabulary, tests: Mapping[str, list[GoldPair]], apart: bool, name: str
 ) -> dict[str, Any]:
-    """A model's entry in the results: the scores of every test, their means, and how many pairs were read and cut.
-    Lines of progress begin with `name`."""
+    """A model's entry in the results: the scores of every test, their means, the number of pairs of every test, and how
+    many pairs were cut. Lines of progress begin with `name`."""
     scores = {
         languages: align_test(encoder, vocabulary, gold, apart, tuple(languages.split("-", 1)))
         for languages, gold in progress(tests.items(), len(tests), "tests", name)
@@ -288,7 +290,7 @@ def score_tests(
 
 
 def alignment_tables(results: Mapping[str, Any]) -> list[ResultTable]:
-    """For every model a table of the tests' scores at its layer: `--layer`, by default three quarters of the depth."""
+    """One table per model: the tests' scores at the layer `--layer`, by default at three quarters of the depth."""
     title = "word alignment (%), AER: less is better"
     note = f"cosines in place of dot products; {results['reading']}"
     cut_note = "pairs were cut: words after the model's longest item have no link"

@@ -1,5 +1,5 @@
-"""Load the models of a comparison: encoders, or whole models that predict tokens; trained, and untrained of the same
-shape."""
+"""Load the models of a comparison: encoders, or whole models that predict tokens. On request, untrained models of the
+same shapes are added to the trained ones."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ from ..trained.runs import TrainedRun, load_run
 from ..trained.settings import is_export, objective_and_seed, read_config
 from ..trained.weights import weights_sha256
 
-_MASKED_HEAD = "masked_head."  # prefix of the names of its weights
+_MASKED_HEAD = "masked_head."  # the names of the masked language modelling head's weights begin with this
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -55,8 +55,8 @@ class ComparedEncoder(NamedTuple):
 
 
 class Predictor(NamedTuple):
-    """A whole model of a comparison. `objective` puts `<mask>` in place of every token to predict, unless it masks
-    none."""
+    """A whole model of a comparison. `objective` puts `<mask>` in place of every token to predict, unless it is an
+    objective that masks no tokens."""
 
     name: str  # in tables
     folder: Path
@@ -132,8 +132,8 @@ def load_predictors(models: Models, untrained: bool) -> list[Predictor]:
 
 
 def trained_on(model: Compared, store: RowStore) -> dict[str, bool]:
-    """{"trained_on": True}, for the model's entry in the results, if its run read the text in `store`; else empty.
-    Prints a note about it, too."""
+    """Returns {"trained_on": True}, to be added to the model's entry in the results, and prints a note, if the model's
+    run read the text in `store`. Else returns an empty dict."""
     manifest = store.manifest
     run_data: dict[str, Any] = read_config(model.folder).get("data") or {}
     fingerprints_of_run = {
@@ -150,8 +150,8 @@ def trained_on(model: Compared, store: RowStore) -> dict[str, bool]:
 
 
 def trained_on_note(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A table's note that names the models that were trained on the test's text; empty if there are none. `results`:
-    the models' entries in the results."""
+    """A list with one note for a table, which names the models that were trained on the test's text; empty if there are
+    none. `results`: the models' entries in the results."""
     names = [result["model"] for result in results if result.get("trained_on")]
     if not names:
         return []
@@ -159,8 +159,8 @@ def trained_on_note(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _exported_run(folder: Path) -> TrainedRun:
-    """The whole model of an export. If the export has only encoders: the encoder with the masked language modelling
-    head, which is the generator if there are two."""
+    """The whole model of an export. If the export has only encoders, returns the encoder that has the masked language
+    modelling head, with this head. It is the generator if there are two encoders."""
     if run := load_whole_export(folder):
         return run
     which: EncoderName | None = "generator" if (folder / GENERATOR_FOLDER).is_dir() else None
@@ -172,8 +172,8 @@ def _exported_run(folder: Path) -> TrainedRun:
 
 
 def _with_names(models: Models) -> list[tuple[Path, str]]:
-    """(folder, name of its model) for every folder. The name is the last part of the path, or the whole path where two
-    paths have the same last part."""
+    """Returns (folder, name of its model) for every folder. The name is the last part of the folder's path, or the
+    whole path if another path has the same last part."""
     folders = [Path(folder) for folder in ([models] if isinstance(models, Path | str) else models)]
     runs = [run_and_step(folder) for folder in folders]
     last_parts = [run.resolve().name + ("" if step is None else f"@{step}") for run, step in runs]
@@ -194,8 +194,9 @@ def _on_device(model: Model) -> Model:
 
 
 def _untrained_variants(models: Sequence[Compared], suffix: str = "") -> list[tuple[Compared, str, int, str]]:
-    """For each combination of shape, objective, seed and vocabulary among `models`: its first model, the objective's
-    name, the seed, and a name for the untrained model, in which `suffix` follows the word untrained."""
+    """Returns (model, objective, seed, name) for each combination of shape, objective, seed and vocabulary among
+    `models`: the first model that has them, the objective's name, the seed, and a name for the untrained model, in
+    which `suffix` follows the word untrained."""
     first_models: dict[tuple[ModelConfig, str, int, str], Compared] = {}
     for model in models:
         objective, seed = objective_and_seed(model.folder)

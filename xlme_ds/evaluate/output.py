@@ -19,7 +19,7 @@ from typing_extensions import override
 from ..io.files import replacing, write_object, write_text
 from ..models.text_encoder import EncoderName
 
-_MAX_PRINTED_ROWS = 25  # a longer table is printed as its means alone, if it has means and is also in a file
+_MAX_PRINTED_ROWS = 25  # of a longer table only the means are printed, if it has means and is also in a file
 
 
 class Curve(NamedTuple):
@@ -69,7 +69,7 @@ class CommonOptions:
 
     models: Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.arg(name="model")]
     """Folder of a run or of an export; give it several times to compare models. RUN@STEP names a checkpoint of the
-    run; a run that is not finished counts as its newest one."""
+    run; for a run that is not finished, the newest checkpoint is taken."""
     data: Path
     """Data of the test, described above."""
     random: bool = False
@@ -77,8 +77,8 @@ class CommonOptions:
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print the results as JSON instead of tables."""
     out: Path | None = None
-    """Folder for <test>.json, <test>.md and, if the test scores layers, a plot over them: <test>.png and <test>.svg.
-    Tables of more than 25 rows with means are then printed as their means alone."""
+    """Folder for <test>.json, <test>.md and, if the test scores layers, a plot over them: <test>.png and <test>.svg. Of
+    a table that has more than 25 rows and means, only the means are then printed."""
 
     def write_and_print(
         self,
@@ -136,8 +136,8 @@ class LayerOptions(EncoderOptions):
     """Options of the tests that score every layer."""
 
     layer: int | None = None
-    """Layer that the tables quote, 0 for the embeddings; by default three quarters of the depth, the paper's 9 of
-    12."""
+    """Layer whose scores the tables show, 0 for the embeddings; by default three quarters of the depth, as the paper's
+    layer 9 of 12."""
 
     @property
     @override
@@ -159,11 +159,12 @@ def table_at_layer(
     note: str,
     cut_note: str,
 ) -> ResultTable:
-    """A table of the scores at the layer that the tables quote: a row for each `unit` ("language" or "test"), their
-    mean, and a row for each of `means` (name -> scores). `model` is the model's entry in the results.
+    """A table of a model's scores at one layer, which the model's entry in the results, `model`, names as `layer`. It
+    has a row for each `unit` ("language" or "test"), a row with their mean, and a row for each of `means` (name ->
+    scores).
 
-    `measures`: key of a score -> title of its column. An asterisk in a title marks a measure that is not the papers';
-    `note` explains these. `cut_note`: the words after the count of inputs that were cut, if any were.
+    `measures`: key of a score -> title of its column. An asterisk in a title marks a measure that the papers do not
+    have; `note` explains these measures. If inputs were cut, a note has their count and then the words `cut_note`.
     """
     scores_of, layer = model[f"{unit}s"], model["layer"]
     rows = scores_of | {f"mean of {len(scores_of)}": model["overall"]} | means
@@ -180,7 +181,7 @@ def table_at_layer(
 
 
 def _plot(curves: Sequence[Curve], measure: str, stem: Path) -> None:
-    """Write `stem`.png and `stem`.svg: one colour for each name; curves of centred vectors are thin and dashed."""
+    """Write the plot as `stem`.png and `stem`.svg. Each name has one colour; curves of centred vectors are dashed."""
     colours: dict[str, str] = {}
     # The fixed salt makes the ids in an SVG, and so the file, the same each time.
     with matplotlib.rc_context({"svg.hashsalt": "xlme_ds", "axes.spines.top": False, "axes.spines.right": False}):

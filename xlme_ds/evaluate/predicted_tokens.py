@@ -23,7 +23,8 @@ from ..data.vocabulary import Vocabulary
 from .compared_models import Models, Predictor, load_predictors, trained_on, trained_on_note
 from .output import ResultTable
 
-Costs = dict[str, tuple[float, int]]  # by language: mean −log p (nats) of the predicted tokens, count of these tokens
+# For each language (mean, count): the mean −log p (nats) of the predicted tokens, and the number of these tokens.
+Costs = dict[str, tuple[float, int]]
 
 
 def perplexity(
@@ -82,8 +83,8 @@ def open_text(folder: Path, languages: Sequence[str] = ()) -> RowStore:
 def rows_by_language(
     store: RowStore, limit: int | None = None, rows_per_batch: int = 16
 ) -> Iterator[tuple[str, Rows, np.ndarray]]:
-    """Yield the first `limit` rows of every language, in one pass over the store, in batches of one language: language,
-    up to `rows_per_batch` rows, their record numbers."""
+    """Yield (language, rows, record numbers) for batches of up to `rows_per_batch` rows of one language. Together they
+    are the first `limit` rows of every language, read in one pass over the store."""
     pending: dict[str, dict[int, Rows]] = defaultdict(dict)  # by language and record number
     left: dict[str, int] = defaultdict(lambda: store.rows if limit is None else limit)
     for record in range(store.rows):
@@ -103,7 +104,8 @@ def rows_by_language(
 def text_statistics(
     store: RowStore, vocabulary: Vocabulary, limit: int | None = None
 ) -> tuple[dict[str, int], dict[str, float]]:
-    """By language: the count of rows, and ordinary tokens per character of their pieces (a space is a character).
+    """Returns two dicts by language: the number of rows, and the number of ordinary tokens per character, where the
+    characters are those of the tokens' pieces, spaces included.
 
     Raises ValueError for a language without a token to predict: a mean over languages would leave it out.
     """
@@ -125,7 +127,7 @@ def text_statistics(
 
 
 def unigram_costs_by_language(train: RowStore, store: RowStore, limit: int | None = None) -> Costs:
-    """Costs on the text in `store` of a unigram model that is counted on `train`, all languages together.
+    """The costs of a unigram model on the text in `store`. The model is counted on `train`, on all languages together.
 
     Raises ValueError if the two stores have different vocabularies.
     """
@@ -153,7 +155,7 @@ def require_readable(predictor: Predictor, store: RowStore) -> None:
     if manifest.vocabulary_sha256 != predictor.vocabulary.sha256:
         raise ValueError(
             f"{store.folder} was encoded with another vocabulary than that of {predictor.folder}: "
-            "encode held-out text with the model's"
+            "encode held-out text with the model's vocabulary"
         )
     if store.row_tokens > cfg.max_positions:
         raise ValueError(
@@ -172,7 +174,7 @@ def mean_costs(
     predictor: Predictor, store: RowStore, seed: int, total_rows: int, passes: int, limit: int | None
 ) -> Costs:
     """A model's costs on the first `limit` rows of each language. The masks depend only on (seed, pass, row), so they
-    are the same for all models. `total_rows`: the count of rows that the lines of progress show."""
+    are the same for all models. `total_rows`: the number of rows, which the lines of progress show."""
     totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
     device = next(predictor.model.parameters()).device
     # Every model that masks has the same share of masked tokens, whatever share it was trained with.
@@ -195,7 +197,8 @@ def _means(totals: Mapping[str, np.ndarray]) -> Costs:
 
 
 def perplexities(costs: Costs, tokens_per_character: Mapping[str, float]) -> dict[str, Any]:
-    """Scores of one model by language, and `overall`, where every language has the same weight."""
+    """The scores of one model: `languages` has them by language, and `overall` their means, in which every language has
+    the same weight."""
     languages = {
         language: {
             "nll": nll,
@@ -215,7 +218,7 @@ def perplexities(costs: Costs, tokens_per_character: Mapping[str, float]) -> dic
 
 
 def perplexity_tables(results: Mapping[str, Any]) -> list[ResultTable]:
-    """Perplexity and bits per character: a row for each language, a column for each model."""
+    """A table of perplexities and a table of bits per character. Each has a row per language and a column per model."""
     models, row_counts = results["models"], results["rows"]
     tables = []
     columns = ["language", "rows", *(f"{model['model']} ({model['term']})" for model in models)]
@@ -232,6 +235,7 @@ def perplexity_tables(results: Mapping[str, Any]) -> list[ResultTable]:
         tables.append(ResultTable(title, columns, rows, means=1))
     tables[0].notes += trained_on_note(models)
     tables[0].notes.append(
-        "of masked tokens (mlm) a pseudo-perplexity, not to be compared with a causal model's; the mean is geometric"
+        "for masked tokens (mlm) it is a pseudo-perplexity, not to be compared with a causal model's; the mean is "
+        "geometric"
     )
     return tables

@@ -27,13 +27,13 @@ from .output import ResultTable, table_at_layer
 from .text_lines import read_sentence_pairs, require_same_length, split_lines
 from .vectors import sentence_vectors, unit_length
 
-Group = tuple[list[np.ndarray], list[np.ndarray]]  # ids of English sentences and, in the same order, of translations
+Group = tuple[list[np.ndarray], list[np.ndarray]]  # the ids of each English sentence, and of each one's translation
 Groups = Mapping[str, Group]  # by the other language
 
 PIVOT = "en"
 DIRECTIONS = {"en_xx": "en→xx", "xx_en": "xx→en"}  # key in the results -> title in tables
 CENTRED = "_centred"  # suffix of a direction: each side's mean vector is subtracted first, which the papers do not do
-FEWEST_PAIRS = 5  # an accuracy over fewer pairs means nothing: the language is left out
+FEWEST_PAIRS = 5  # a language with fewer pairs is left out, because an accuracy over so few means nothing
 
 # ISO 639-3 codes in file names -> the papers' codes, for XTREME's 36 languages. Other languages keep the three letters.
 XTREME = {
@@ -60,7 +60,7 @@ def tatoeba(
     which: EncoderName | None = None,
     random: bool = False,
 ) -> dict[str, Any]:
-    """Sentence retrieval on the Tatoeba test set: `data` has LASER's files, tatoeba.xxx-eng.xxx and
+    """Sentence retrieval on the Tatoeba test set. `data` is a folder with LASER's files, tatoeba.xxx-eng.xxx and
     tatoeba.xxx-eng.eng."""
     compared, text = load_encoders(models, layer, random, which), read_tatoeba(Path(data))
     results = []
@@ -83,9 +83,9 @@ def pairs(
     which: EncoderName | None = None,
     random: bool = False,
 ) -> dict[str, Any]:
-    """Sentence retrieval on translation pairs kept out of training: `data` is a data folder that holds para/, or has
-    line-aligned text, X.en-de.en with X.en-de.de or en-de.txt.zip. The first `limit` pairs of each language are scored,
-    after repetitions were left out."""
+    """Sentence retrieval on translation pairs kept out of training. `data` is a data folder that holds para/, or a
+    folder of line-aligned text: X.en-de.en with X.en-de.de, or en-de.txt.zip. Of each language the first `limit` pairs
+    are scored that repeat no sentence of an earlier pair."""
     if limit < FEWEST_PAIRS:
         raise ValueError(f"limit {limit} leaves too few pairs for an accuracy: it must be at least {FEWEST_PAIRS}")
     results = []
@@ -106,7 +106,8 @@ def pairs(
 
 
 def read_tatoeba(folder: Path) -> dict[str, tuple[list[str], list[str]]]:
-    """(English sentences, their translations) by language, from files tatoeba.xxx-eng.eng and tatoeba.xxx-eng.xxx.
+    """Returns for each language (English sentences, their translations), from the files tatoeba.xxx-eng.eng and
+    tatoeba.xxx-eng.xxx.
 
     Raises ValueError for a damaged file, with its name and line, and for a folder without such files.
     """
@@ -150,8 +151,8 @@ def heldout_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationP
 
 
 def packed_pairs(store: RowStore) -> Iterator[TranslationPair]:
-    """The pairs of a store of the task para, where an item is a start token, the first side, the separators of the
-    store's layout, the second side, and `</s>`."""
+    """Yield the pairs of a store of the task para. There an item is a start token, the first side, the separators of
+    the store's layout, the second side, and `</s>`."""
     codes, separators = store.languages, len(LAYOUTS[store.manifest.layout].between)
     for start in range(0, store.rows, 256):
         rows = store.read(np.arange(start, min(start + 256, store.rows)))
@@ -168,7 +169,8 @@ def packed_pairs(store: RowStore) -> Iterator[TranslationPair]:
 
 
 def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPair]:
-    """The pairs of line-aligned files. Raises ValueError for damaged files, and for a folder without such files."""
+    """Yield the pairs of line-aligned files. Raises ValueError for damaged files, and for a folder without such
+    files."""
     any_files = False
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         match = _PAIR_FILE.fullmatch(path.name)
@@ -201,7 +203,8 @@ def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPai
 
 
 def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
-    """(name, content) of the English member of an archive, then of the other. Raises ValueError if one is missing."""
+    """Returns (name, content) of an archive's English member, and then of its other member. Raises ValueError if one is
+    missing."""
     sides = []
     try:
         with zipfile.ZipFile(path) as archive:
@@ -221,7 +224,8 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
 
 
 def group_by_language(translation_pairs: Iterable[TranslationPair], fewest: int = FEWEST_PAIRS) -> dict[str, Group]:
-    """Group the pairs with English on one side by the other language: (English sentences, translations).
+    """Group the pairs that have English on one side by the language of the other side. Returns for each language
+    (English sentences, translations).
 
     Languages with fewer than `fewest` pairs are left out, and so are pairs that repeat a sentence of an earlier pair:
     no ranking can distinguish equal candidates.
@@ -246,8 +250,8 @@ def group_by_language(translation_pairs: Iterable[TranslationPair], fewest: int 
 
 
 def accuracies(english_ND: np.ndarray, other_ND: np.ndarray, block: int = 1024) -> tuple[float, float]:
-    """Accuracy@1 from English and to English: the share of sentences whose nearest sentence on the other side, by
-    cosine, has the same index. Of equally near sentences the first one counts as the nearest.
+    """Returns accuracy@1 from English and accuracy@1 to English: the share of sentences whose nearest sentence on the
+    other side, by cosine, has the same index. Of equally near sentences the first one counts as the nearest.
 
     Only `block` rows of the N × N cosines are in memory at a time.
     """
@@ -255,7 +259,7 @@ def accuracies(english_ND: np.ndarray, other_ND: np.ndarray, block: int = 1024) 
     right = np.arange(len(english_ND))  # index of each sentence's translation
     nearest_other = np.empty(len(right), dtype=np.int64)  # index of the nearest translation of each English sentence
     nearest_english = np.zeros(len(right), dtype=np.int64)  # index of the nearest English sentence of each translation
-    best_cosines = np.full(len(right), -np.inf)  # of each translation to that English sentence
+    best_cosines = np.full(len(right), -np.inf)  # the cosine of each translation and that English sentence
     for start in range(0, len(right), block):
         cosines = english_ND[start : start + block] @ other_ND.T
         nearest_other[start : start + block] = cosines.argmax(1)
@@ -266,11 +270,11 @@ def accuracies(english_ND: np.ndarray, other_ND: np.ndarray, block: int = 1024) 
 
 
 def retrieve(encoder: TextEncoder, groups: Groups, centred: bool = False, name: str = "") -> dict[str, Any]:
-    """Retrieval scores. `languages`: by language and direction, a list of accuracies by layer; `overall`: their means
-    over the languages.
+    """Returns a dict of retrieval scores. `languages` has, for each language and direction, a list of accuracies, one
+    per layer. `overall` has, for each direction, the means over the languages.
 
-    `centred` adds the directions with centred vectors, and `dimensions`: the centred vectors' effective rank by layer.
-    Lines of progress begin with `name`.
+    `centred` adds the directions with centred vectors, and `dimensions`: the centred vectors' effective rank in each
+    layer. Lines of progress begin with `name`.
     """
     vectors = (
         (code, sentence_vectors(encoder, [*english, *other], languages=[PIVOT] * len(english) + [code] * len(other)))
@@ -280,9 +284,10 @@ def retrieve(encoder: TextEncoder, groups: Groups, centred: bool = False, name: 
 
 
 def scores_of_vectors(vectors: Iterable[tuple[str, np.ndarray]], centred: bool = False) -> dict[str, Any]:
-    """The result of `retrieve`, from each language's vectors [L, 2N, D], English sentences first."""
+    """The result of `retrieve`, computed from each language's vectors [L, 2N, D]: first the N English sentences, then
+    their N translations."""
     languages: dict[str, dict[str, list[float]]] = {}
-    products: list[np.ndarray] = []  # by layer, the sum of x xᵀ over all centred vectors x: [D, D]
+    products: list[np.ndarray] = []  # for each layer, [D, D]: the sum of x xᵀ over all centred vectors x
     for language, vectors_LND in vectors:
         half = vectors_LND.shape[1] // 2
         variants = {"": [(layer[:half], layer[half:]) for layer in vectors_LND]}
@@ -302,7 +307,7 @@ def scores_of_vectors(vectors: Iterable[tuple[str, np.ndarray]], centred: bool =
 
 
 def mean_over(languages: Mapping[str, Mapping[str, Sequence[float]]], chosen: Sequence[str]) -> dict[str, list[float]]:
-    """The unweighted mean of the scores of the `chosen` languages: by direction, a list by layer."""
+    """The unweighted mean of the scores of the `chosen` languages: for each direction a list, one mean per layer."""
     return {
         direction: np.mean([languages[language][direction] for language in chosen], axis=0).tolist()
         for direction in languages[chosen[0]]
@@ -310,9 +315,9 @@ def mean_over(languages: Mapping[str, Mapping[str, Sequence[float]]], chosen: Se
 
 
 def retrieval_scores(encoder: TextEncoder, groups: Groups, name: str) -> dict[str, Any]:
-    """The result of `retrieve`, with three more keys. `sets`: means over each of the papers' sets of languages, with
-    the number of languages in the set (`of`) and the number of those that the test has (`found`). `cut`: the number of
-    sentences too long for the model. `pairs`: the number of pairs of each language."""
+    """The result of `retrieve`, with three more keys. `sets`: for each of the papers' sets of languages, means over its
+    languages in the test, the number of these (`found`), and the number of languages in the set (`of`). `cut`: the
+    number of sentences too long for the model. `pairs`: the number of pairs of each language."""
     scores = retrieve(encoder, groups, True, name)
     longest = encoder.cfg.max_positions - 2  # without <s> and </s>
     sentences = (sentence for group in groups.values() for side in group for sentence in side)
@@ -341,7 +346,7 @@ def complete_sets(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def retrieval_tables(results: Mapping[str, Any]) -> list[ResultTable]:
-    """For every model a table of accuracies by language, at the layer that tables quote."""
+    """One table per model: the accuracies by language, at the layer that the model's entry names."""
     tables = []
     titles = DIRECTIONS | {direction + CENTRED: f"{title} centred*" for direction, title in DIRECTIONS.items()}
     note = "the mean vector of each side of a language subtracted"

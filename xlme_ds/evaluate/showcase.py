@@ -68,8 +68,8 @@ def shown_step(run: Path) -> int:
 
 
 def _write(run: Path, contents: Mapping[str, Any]) -> None:
-    """Write `contents` into files by name, and the sentences as TensorBoard texts: predictions are bold, and the
-    original follows where it differs."""
+    """Write `contents` into files by name, and the sentences as TensorBoard texts. There a prediction is bold, and the
+    original token follows it in parentheses if it differs."""
     for name, content in contents.items():
         write_object(run / name, content)
     with SummaryWriter(str(run / "tensorboard" / "samples")) as board:
@@ -93,8 +93,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _data_of(run: Path, recorded: Mapping[str, Any]) -> tuple[list[Path], Path | None]:
-    """The data folder of each phase, and the held-out data folder. `recorded`: the entry `data` of `config.json`.
-    Raises ValueError if the content of a folder has changed."""
+    """Returns (data, heldout): the data folder of each phase, and the held-out data folder, if there is one.
+    `recorded`: the entry `data` of `config.json`. Raises ValueError if the content of a folder has changed."""
     if "folder" not in recorded or ("phases" in recorded) != ("phase_folders" in recorded):
         raise ValueError(f"{run / 'config.json'} does not say where its data are: start the run's command again")
     data = [run / folder for folder in recorded.get("phase_folders", [recorded["folder"]])]
@@ -103,7 +103,7 @@ def _data_of(run: Path, recorded: Mapping[str, Any]) -> tuple[list[Path], Path |
     if heldout is not None:
         to_check.append((heldout, recorded.get("heldout_fingerprints") or {}))
     for folder, fingerprints in to_check:
-        # A fingerprint's name is its task's, in a later phase with the step, such as `mono from step 100`.
+        # A fingerprint's name begins with its task; in a later phase the step follows, as in `mono from step 100`.
         for task_folder in sorted({folder / name.split()[0] for name in fingerprints}):
             if not task_folder.is_dir() or read_manifest(task_folder).fingerprint() not in fingerprints.values():
                 raise ValueError(f"{task_folder} does not hold the data of {run} any more: restore them")
@@ -135,7 +135,8 @@ def _contents(
 
 
 def _languages(config: RunConfig, data: Sequence[Path]) -> dict[str, dict[str, dict[str, float]]]:
-    """The content of languages.json, by task and language. Of several phases, each value is the mean over all steps."""
+    """The content of languages.json, by task and language. If a run has several phases, each value is the mean over all
+    steps."""
     weights = phase_shares(phases(config.data, 0.0), config.train.steps)
     languages: dict[str, dict[str, dict[str, float]]] = {}
     for task in TASKS:
@@ -178,7 +179,7 @@ def _retrieval(
 
 def _shown_records(store: RowStore, sides: int) -> list[int]:
     """The record numbers of the rows to show: the first row of each of up to 8 languages (language pairs, if an item
-    has two `sides`). English comes first, then German, then the languages with the most among the first 256 rows."""
+    has two `sides`). English comes first, then German, then the languages with the most rows among the first 256."""
     rows = store.read(np.arange(min(256, store.rows)))
     first_sides = sides * (np.cumsum(rows.items) - rows.items)  # index of each row's first side among all sides
     row_languages = [frozenset(rows.languages[side : side + sides].tolist()) for side in first_sides]
@@ -195,15 +196,15 @@ def _shown_records(store: RowStore, sides: int) -> list[int]:
 def _sample_rows(
     config: RunConfig, objective: Pretraining, model: nn.Module, data: Path, vocabulary: Vocabulary
 ) -> list[dict[str, Any]]:
-    """The first item of a row of each shown language, from every task in `data` that is trained on: the item's tokens
-    with the model's predictions. docs/reference/run-folder.md describes the format."""
+    """The sentences to show, with the model's predictions. For every task in `data` that is trained on, and for each
+    shown language, it is the first item of one row. docs/reference/run-folder.md describes the format."""
     samples = []
     for task, (name, mean_rows) in enumerate(zip(TASKS, config.data.mean_rows, strict=True)):
         if not mean_rows or not (data / name).is_dir():
             continue
         store = RowStore(data / name, config.model.language_embeddings)
         collate = objective.batches(store, "show")
-        sides = 1 if name == "mono" else 2  # of an item
+        sides = 1 if name == "mono" else 2  # number of sides of an item
         for record in _shown_records(store, sides):
             records = np.array([record])
             rows = store.read(records)

@@ -13,7 +13,7 @@ def split_lines(data: bytes, name: object) -> list[str]:
     if not data:
         raise ValueError(f"{name} is empty: fetch it again")
     require_line_feeds(data, name)
-    data = data.removeprefix(codecs.BOM_UTF8)  # some editors write it first, it is no part of the text
+    data = data.removeprefix(codecs.BOM_UTF8)  # some editors write this mark at the start, it is no part of the text
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -25,8 +25,8 @@ def split_lines(data: bytes, name: object) -> list[str]:
 
 
 def read_sentence_pairs(first_path: Path, second_path: Path) -> tuple[list[str], list[str]]:
-    """The lines of two files whose lines n translate each other. Raises ValueError for files of different lengths, for
-    an empty line, and for a damaged or missing file."""
+    """The lines of two files, in which line n of one translates line n of the other. Raises ValueError for files with
+    different numbers of lines, for an empty line, and for a damaged or missing file."""
     first, second = _read_sentences(first_path), _read_sentences(second_path)
     require_same_length(first, first_path, second, second_path)
     return first, second
@@ -38,7 +38,7 @@ def _read_sentences(path: Path) -> list[str]:
         lines = split_lines(path.read_bytes(), path)
     except OSError as error:
         raise ValueError(
-            f"{path} cannot be read ({error.strerror}): a test has a file for each of two languages"
+            f"{path} cannot be read ({error.strerror}): a test needs one file for each of its two languages"
         ) from None
     for line_number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -1,4 +1,5 @@
-"""Hidden states of every layer for many items, and sentence vectors, which are means of them (XLM-E section 4.6).
+"""Hidden states of every layer for many items, and sentence vectors, which are means of hidden states (XLM-E section
+4.6).
 
 B rows, T tokens, D width; layer 0 is the embeddings.
 """
@@ -18,8 +19,9 @@ from ..models.text_encoder import TextEncoder, languages_of, one_item_a_row
 def hidden_states(
     encoder: TextEncoder, items: Sequence[np.ndarray], batch: int = 64, languages: Sequence[tuple[str, ...]] = ()
 ) -> Iterator[tuple[list[int], Tensor, list[Tensor]]]:
-    """Yield, for each batch of `items` (ids with their special tokens): the indices of the batch's items; a mask,
-    [B, T], 1 for tokens and 0 for padding; the states of every layer, float32 [B, T, D].
+    """Yield (indices, mask, states) for batches of `items`, which are ids with their special tokens: the indices of the
+    batch's items; a mask [B, T], 1 for tokens and 0 for padding; and a list with the states of every layer, float32
+    [B, T, D]. `batch`: the number of items in a batch.
 
     `languages`: codes of the sides of every item, for models with language embeddings.
     """
@@ -40,9 +42,9 @@ def sentence_vectors(
 ) -> np.ndarray:
     """The mean vector of each sentence at every layer, float32 [layers, sentences, width].
 
-    `sentences` are ids without special tokens. Each is cut to the longest that the model reads, and read as
-    `<s> ids </s>` (or in the model's layout). The mean includes the special tokens. `languages`: the code of every
-    sentence, for models with language embeddings.
+    `sentences` are ids without special tokens. Each is cut to the model's maximum length, and read as `<s> ids </s>`
+    (or in the model's layout). The mean includes the special tokens. `languages`: the language code of every sentence,
+    for models with language embeddings.
     """
     cfg = encoder.cfg
     items = [LAYOUTS[cfg.layout].item(sentence[: cfg.max_positions - 2]) for sentence in sentences]
