@@ -224,7 +224,7 @@ def test_scores_of_another_run_are_not_returned(base: Path, tmp_path: Path, caps
     found = tune(base, "ner", data, out, **fixed)
     (out / "finished.json").unlink()  # a kill after the scores
     assert tune(base, "ner", data, out, **fixed) == found
-    assert f"{out}/scores.json is there already" in capsys.readouterr().out and (out / "finished.json").exists()
+    assert f"{out}/scores.json exists already" in capsys.readouterr().out and (out / "finished.json").exists()
     assert tune(base, "ner", data, out, micro_batch=8, **fixed) == found, "the cut of a step may change"
     assert f"{out} was started with" in refused(base, "ner", data, out, learning_rate=1e-3, **fixed)
     said = refused(base, "conll", write_conll(tmp_path / "conll"), out, **fixed)
@@ -239,7 +239,7 @@ def test_scores_of_another_run_are_not_returned(base: Path, tmp_path: Path, caps
     assert "was started on other training examples" in refused(base, "ner", data, out, **fixed)
     (data / "train-en.tsv").write_text(text)
     shutil.copy(data / "test-de.tsv", data / "test-sw.tsv")  # a language more: it would be left out without a word
-    assert "is of other test files (test-sw.tsv): remove it" in refused(base, "ner", data, out, **fixed)
+    assert "has scores of other test files (test-sw.tsv): remove it" in refused(base, "ner", data, out, **fixed)
     (data / "test-sw.tsv").unlink()
     (out / "scores.json").write_text('{"task')
     assert "scores.json is damaged: remove it" in refused(base, "ner", data, out, **fixed)
@@ -369,7 +369,7 @@ def test_words_on_two_ranks_and_after_a_stop(base: Path, tmp_path: Path) -> None
     assert scores(tmp_path / "broken")["languages"] == found["languages"]
 
     again = finetune(words(base, "ner", data, tmp_path / "whole", *zero3))
-    assert again.returncode == 0 and "is there already" in again.stdout
+    assert again.returncode == 0 and "exists already" in again.stdout
 
 
 def test_pairs_over_seeds_as_a_job_array_does(base: Path, tmp_path: Path) -> None:
@@ -385,7 +385,7 @@ def test_pairs_over_seeds_as_a_job_array_does(base: Path, tmp_path: Path) -> Non
     more[2:3] = [3, 2]  # two runs one after the other in the same process, and one that is done
     result = finetune(words(base, "pawsx", data, tmp_path / "out", *more))
     assert result.returncode == 0, result.stderr
-    assert "seed2/scores.json is there already" in result.stdout
+    assert "seed2/scores.json exists already" in result.stdout
     assert [scores(tmp_path / "out" / f"seed{seed}")["seed"] for seed in (1, 3)] == [1, 3]
 
 

@@ -6,7 +6,7 @@ xlme.export.run("runs/base", "exports/base")
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # it loads torch
+if TYPE_CHECKING:  # these modules load torch
     from ..models.text_encoder import EncoderName
     from .exported_model import ModelType
 
@@ -22,7 +22,8 @@ def run(
     model_type: "ModelType | None" = None,
     onnx: bool = False,
 ) -> Path:
-    """Write the model of a run (RUN@STEP: of a checkpoint) as the folder `out`, and return `out`.
+    """Write the model of the run in `folder` as the folder `out`, and return `out`. RUN@STEP names a checkpoint of a
+    run.
 
     `which`: write only this encoder; `layer`: cut the encoder after this layer. `model_type`: by default `xlm-roberta`
     or `modernbert` for a model of that shape, else `xlme`. `onnx`: write model.onnx too.
@@ -43,7 +44,8 @@ def from_hf(
     model_type: "ModelType | None" = None,
     onnx: bool = False,
 ) -> Path:
-    """Write the XLM-R model in `folder`, which has Hugging Face's form, as the folder `out`; see `run`."""
+    """Write the XLM-R model in `folder`, a folder in Hugging Face's form, as the folder `out`, and return `out`. The
+    other arguments are those of `run`."""
     from .__main__ import export_xlm_roberta
 
     export_xlm_roberta(Path(folder), Path(out), layer, model_type, onnx)

@@ -42,20 +42,21 @@ class ExportSettings:
     out: Path
     """Folder to make."""
     run: Path | None = None
-    """Folder of a run, pre-trained or fine-tuned. RUN@STEP names a checkpoint of pre-training; a run that is not
-    finished counts as its newest one."""
+    """Folder of a run, pre-trained or fine-tuned. RUN@STEP names a checkpoint of pre-training; for a run that is not
+    finished, the newest checkpoint is taken."""
     from_hf: Path | None = None
     """Folder of an XLM-R model: config.json, model.safetensors or pytorch_model.bin, sentencepiece.bpe.model."""
     layer: int | None = None
     """Cut the encoder after this layer, for sentence vectors (the paper's retrieval reads layer 9 of 12)."""
     which: EncoderName | None = None
-    """This encoder of `--run` alone, without a head; by default the whole model."""
+    """Export only this encoder of `--run`, without a head; by default the whole model is exported."""
     model_type: ModelType | None = None
     """`xlm-roberta` and `modernbert` load everywhere without our code; `xlme` has its code in the folder
     (trust_remote_code). By default `xlm-roberta` for every model of XLM-R's shape: post-LN, learned positions, no
-    relative bias, no languages; `modernbert` for model.body modern."""
+    relative bias, no languages; `modernbert` for model.body modern; `xlme` for all other models."""
     onnx: bool = False
-    """Write model.onnx too: the last hidden states, after fine-tuning the logits. Needs onnx and onnxscript."""
+    """Write model.onnx too. Its output is the last hidden states, or the logits if the model was fine-tuned. Needs onnx
+    and onnxscript."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -83,8 +84,9 @@ def export_run(
     model_type: ModelType | None = None,
     onnx: bool = False,
 ) -> None:
-    """Export a run: its encoder with the head, and the generator if there is one; or its whole model. `which`: export
-    only this encoder, without a head. `layer`: export only the encoder's layers up to this one."""
+    """Export a run. By default the export has the main encoder with its head and the generator, if there is one; or the
+    whole model, if it has more parts (a decoder). `which`: export only this encoder, without a head. `layer`: export
+    only the encoder's layers up to this one, without a head."""
     run = load_run(folder)
     encoder, main_name = run.encoder(which), main_encoder(run.encoders)
     exported_name = None if run.task else which or main_name
@@ -108,7 +110,8 @@ def export_run(
 
 
 def _choose_model_type(model: Exported, model_type: ModelType | None, onnx: bool) -> ModelType:
-    """`model_type`; by default a type of transformers' own if one can hold the model, else `xlme`.
+    """Returns `model_type`. If it is None, returns one of transformers' own types if one can hold the model, else
+    `xlme`.
 
     Raises ValueError for a type that cannot hold the model, and if `onnx` cannot be written.
     """
@@ -134,7 +137,7 @@ def _choose_model_type(model: Exported, model_type: ModelType | None, onnx: bool
 def export_xlm_roberta(
     folder: Path, out: Path, layer: int | None = None, model_type: ModelType | None = None, onnx: bool = False
 ) -> None:
-    """Export XLM-R; with its masked language modelling head if it has one and `layer` is None."""
+    """Export XLM-R. The export has the masked language modelling head if the model has one and `layer` is None."""
     encoder, vocabulary = read_xlm_roberta(folder)
     head = read_xlm_roberta_heads(folder) if layer is None else {}
     encoder = encoder if layer is None else cut(encoder, layer)

@@ -64,11 +64,11 @@ def run_card(
     generator: bool = False,
     other: EncoderName | None = None,
 ) -> str:
-    """The card of the run in `folder`. `step`: the step of the exported checkpoint, None for the run's end; later
-    results are left out. `generator`: whether the export has one. `other`: the encoder, if it is not the run's main
-    one.
+    """The card of the run in `folder`. `step`: the step of the exported checkpoint, None for the run's end; results of
+    later steps are left out. `generator`: whether the export has a generator. `other`: the exported encoder's name, if
+    it is not the run's main encoder.
 
-    Raises ValueError if a file of the run lacks something.
+    Raises ValueError if a file of the run lacks an entry that the card shows.
     """
     run = RunFiles(folder)
     languages = run.languages or {}
@@ -120,7 +120,8 @@ def _render(template: str, **values: Any) -> str:
 
 
 def _metrics(quantities: Mapping[str, Mapping[str, Any]], last_heldout: Mapping[str, Any]) -> dict[str, float]:
-    """The values of the objective's quantities in the last record on held-out text, by description."""
+    """The values of the objective's quantities in the last record on held-out text, each under a description of the
+    quantity."""
     values: dict[str, float] = {}
     for name, quantity in quantities.items():
         title = quantity["title"] + (f" in {quantity['unit']}" if quantity["unit"] else "")
@@ -141,8 +142,9 @@ def _shares(table: Mapping[str, Mapping[str, float]]) -> list[tuple[str, float]]
 
 
 def _retrieval(values: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The table's `rows`, a layer each: (layer, accuracies), with the accuracies en → xx, xx → en and both before
-    training. Also the number of `languages` and the mean number of `candidates`."""
+    """Returns a dict, or None without `values`. It has `rows`, (layer, accuracies) for each layer: the accuracies en →
+    xx and xx → en after training, then the same two before training. It also has the number of `languages` and the mean
+    number of `candidates`."""
     if not values:
         return None
     before, after = values["before"]["overall"], values["after"]["overall"]

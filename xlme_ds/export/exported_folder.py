@@ -33,7 +33,7 @@ from .tokenizer import tokenizer_files
 REMOTE = Path(__file__).parent / "remote"
 CODE = ("configuration_xlme.py", "modeling_xlme.py")
 
-# Prefixes of the head's parameters by class of pre-training; all other classes have a `head`.
+# For each class of pre-training, the prefixes of its head's parameters. In all other classes the prefix is `head.`.
 _HEADS = {
     "XLMEForPreTraining": ("replaced_head.",),
     "XLMEForMaskedLM": ("masked_head.",),
@@ -49,10 +49,10 @@ def write_folder(
     model_type: ModelType = "xlme",
     onnx: bool = False,
 ) -> None:
-    """Write the folder `out`, which must not exist, in float32, with the model card `card` (Markdown). With `onnx`,
-    write `main` as model.onnx too.
+    """Write the folder `out`, which must not exist, with weights in float32 and the model card `card` (Markdown). With
+    `onnx`, write `main` as model.onnx too.
 
-    Raises ValueError if it cannot be written; then the folder does not exist.
+    Raises ValueError if the folder cannot be written; then no part of it stays.
     """
     with atomic_folder(out) as partial:
         _write_encoder(partial, main, vocabulary, model_type)
@@ -70,7 +70,7 @@ def _write_encoder(folder: Path, model: Exported, vocabulary: Vocabulary, model_
     cfg = model.encoder.cfg
     if vocabulary.size != cfg.vocabulary:
         raise ValueError(
-            f"{vocabulary.path} has {vocabulary.size} ids, the model {cfg.vocabulary}: name the vocabulary of its data"
+            f"{vocabulary.path} has {vocabulary.size} ids, the model {cfg.vocabulary}: name the model's vocabulary"
         )
     layout = LAYOUTS[cfg.layout]
     if model.separators:
@@ -81,7 +81,8 @@ def _write_encoder(folder: Path, model: Exported, vocabulary: Vocabulary, model_
     native = FORMATS.get(model_type)
     config, state = _as_native(folder, model, native) if native else _as_xlme(folder, model)
     write_json(folder / CONFIG_FILE, _common_settings(model) | config | {"vocabulary_sha256": vocabulary.sha256})
-    # These files need no checksum here: settings are compared one by one, and weights have their own checksums.
+    # Two files need no checksum here: a reader compares the settings in config.json with those in the metadata, and the
+    # head's file has checksums of its own.
     without_checksum = CONFIG_FILE, REPLACED_HEAD_FILE
     files = (path for path in folder.iterdir() if path.name not in without_checksum and not path.name.startswith("."))
     checksums = {path.name: file_sha256(path) for path in files if path.is_file()}
@@ -93,7 +94,7 @@ def _write_encoder(folder: Path, model: Exported, vocabulary: Vocabulary, model_
 
 
 def _as_xlme(folder: Path, model: Exported) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Settings and parameters for the classes in `remote/`, whose code is copied to `folder`."""
+    """Returns (settings, parameters) for the classes in `remote/`, and copies their code to `folder`."""
     for name in (*CODE, model.whole.code) if model.whole else CODE:
         shutil.copyfile(REMOTE / name, folder / name)
     if model.whole:
@@ -102,8 +103,8 @@ def _as_xlme(folder: Path, model: Exported) -> tuple[dict[str, Any], dict[str, T
 
 
 def _as_native(folder: Path, model: Exported, native: NativeFormat) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Settings and parameters for a class of transformers. A discriminator's head is written to its own file, because
-    transformers has no class for it."""
+    """Returns (settings, parameters) for a class of transformers. A discriminator's head is not among the parameters
+    but is written to its own file, because transformers has no class for it."""
     ending, head = model.architecture.removeprefix("XLME"), _head(model)
     if ending == "ForPreTraining":
         _write_state(head, folder / REPLACED_HEAD_FILE)

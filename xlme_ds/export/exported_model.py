@@ -28,7 +28,7 @@ class Exported:
     """One encoder with the head that was trained on it, or with the extra parts of a whole model.
 
     `architecture`: the class in `remote/` that loads the export. `state`: the head's parameters, under the names of
-    that class (`head.weight`, …); other entries are ignored. `labels`: names of the classes that the head predicts.
+    that class (`head.weight`, …); other entries are ignored. `labels`: the labels that the head predicts.
     `separators`: number of `</s>` between two texts, 2 for XLM-R; 0: as in the model's layout. `which`: the encoder's
     name in the pre-trained model.
     """

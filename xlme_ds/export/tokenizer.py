@@ -1,9 +1,9 @@
 """The vocabulary as Hugging Face's fast tokenizer: the same ids as SentencePiece's.
 
 The ids may differ in three cases. `<s>`, `<pad>`, `</s>`, `<unk>` and `<mask>` in a text are special tokens to the
-tokenizer and letters to SentencePiece. Of two segmentations with the same score, the two may choose different ones (in
-one line of 73,000 of real text). A letter with several marks that Unicode cannot combine into one character may get
-other ids.
+tokenizer and letters to SentencePiece. If two segmentations have the same score, the tokenizer and SentencePiece may
+choose different ones (this happened in one line of 73,000 of real text). A letter with several marks that Unicode
+cannot combine into one character may get other ids.
 """
 
 import json
@@ -24,7 +24,7 @@ _NO_SPACE = "\uffff"  # inserted before text that starts no new word; Unicode as
 
 
 def tokenizer_files(vocabulary: Vocabulary, longest: int, layout: Layout = LAYOUTS["xlme"]) -> dict[str, Any]:
-    """JSON contents of the tokenizer's files by name.
+    """The JSON contents of the tokenizer's files, by file name.
 
     `longest`: maximum number of tokens of an input; `layout`: the special tokens around and between texts.
 
@@ -66,9 +66,9 @@ def _pipeline(vocabulary: Vocabulary, layout: Layout) -> Any:
     pieces = [*((special, 0.0) for special in _SPECIALS), *pieces, ("<mask>", 0.0)]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=UNK, byte_fallback=False))
     charsmap = model.normalizer_spec.precompiled_charsmap
-    # `Precompiled` composes only some letters with their marks (Tamil vowels, decomposed Vietnamese), so NFC composes
-    # them first. NFC would also reorder Arabic and Hebrew marks, which SentencePiece does not: a guard before each mark
-    # prevents this.
+    # `Precompiled` composes only some letters with their marks and leaves others apart (Tamil vowels, decomposed
+    # Vietnamese), so NFC composes them first. NFC would also reorder Arabic and Hebrew marks, which SentencePiece does
+    # not; the guard before each mark prevents this.
     compose = [
         normalizers.Replace(Regex(f"(?<=.)(?=[{_ORDERED_MARKS}])"), _GUARD),
         normalizers.NFC(),

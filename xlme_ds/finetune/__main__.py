@@ -49,9 +49,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run_all(command: FinetuneSettings, runs: list[Job], stop: StopRequest) -> list[dict[str, Any] | None]:
-    """Do `runs` of a command one after the other. Returns the scores of each, None for a run that was stopped.
-    Collective over the ranks. Raises SharedError."""
-    warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
+    """Do `runs` of a command one after the other. On rank 0 it returns the scores of each run, or None for a run that
+    was stopped; on the other ranks it returns None for each. Collective over the ranks. Raises SharedError."""
+    warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 uses old names of torch's collectives
     from ..engine.ranks import SharedError, broadcast, on_all_ranks, process_group
     from ..trained.runs import pin_step
     from ..validate import check_ranges
@@ -69,7 +69,7 @@ def run_all(command: FinetuneSettings, runs: list[Job], stop: StopRequest) -> li
 
 
 def _run(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
-    """Do one run and print its scores; returns them on rank 0, None elsewhere and after a request to stop."""
+    """Do one run and print its scores. Returns them on rank 0; on other ranks, and after a request to stop, None."""
     from ..engine.ranks import gather
     from .finetune_run import finetune
 

@@ -5,7 +5,9 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Kind = Literal["tokens", "pair", "span"]  # predicts a label for every word, one for two texts, or an answer in a text
+# A model for `tokens` predicts a label for every word, for `pair` one label for two texts, for `span` the answer to a
+# question as a piece of a text.
+Kind = Literal["tokens", "pair", "span"]
 
 ENTITIES = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
 PARTS_OF_SPEECH = (
@@ -24,21 +26,21 @@ class DownstreamTask:
     """One task. `learning_rates`, `batches` and `epochs` are the paper's grid (XLM-E, Table 11); the first value of
     each is the default.
 
-    `folders`: the task's folders in XTREME's download, its own first. If a folder of --data has any of them, only they
-    are searched there.
+    `folders`: the names of the task's folders in XTREME's download, the one with its tests first. If a folder of --data
+    has subfolders with these names, only they are searched there.
     """
 
     kind: Kind
     folders: tuple[str, ...]
     files: tuple[str, ...]  # patterns of the names of the task's own files
-    metrics: tuple[str, ...]  # settings are chosen by the first one
+    metrics: tuple[str, ...]  # settings are chosen by the first metric
     learning_rates: tuple[float, ...]
     batches: tuple[int, ...]
     epochs: tuple[int, ...]
     labels: tuple[str, ...] = ()
-    train_files: tuple[str, ...] = ()  # name patterns of another dataset's training and dev files, if it is trained on
+    train_files: tuple[str, ...] = ()  # if training uses another dataset: name patterns of its training and dev files
     max_tokens: int = 128
-    warmup_steps: int = 0  # as published; 0: a tenth of the steps
+    warmup_steps: int = 0  # the published number of steps; 0: a tenth of the steps
 
     @property
     def file_name(self) -> str:
@@ -51,7 +53,7 @@ _QUESTIONS = DownstreamTask(
     "span", (), (), ("f1", "em"), (2e-5, 3e-5, 4e-5), (32,), (), train_files=(_SQUAD, _TYDIQA), max_tokens=384
 )
 
-# By the name that --task takes.
+# The tasks by the name that --task takes.
 TASKS: dict[str, DownstreamTask] = {
     "pos": DownstreamTask(
         "tokens", ("udpos",), _TABLES, ("f1", "accuracy"), (1e-5, 2e-5, 3e-5), (8, 16, 32), (10,), PARTS_OF_SPEECH

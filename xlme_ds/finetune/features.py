@@ -31,11 +31,12 @@ IGNORED = -100  # the label of tokens for which no label is predicted
 class Feature(NamedTuple):
     """One input of the model. Arrays are int64, `ids` int32.
 
-    `ids`: in the model's layout as in pre-training; XLM-E's is `<s> … </s>`, for two texts `<s> a </s> b </s>`.
-    `labels`: for a sentence one for each token, IGNORED except on first subwords of words; for a pair one; for a
-    question two, the positions of the answer's first and last token.
+    `ids`: one item in the model's layout, as in pre-training: in XLM-E's `<s> … </s>`, for two texts
+    `<s> a </s> b </s>`.
+    `labels`: a sentence has one label per token, which is IGNORED unless the token is the first subword of a word. A
+    pair has one label. A question has two, the positions of the answer's first and last token.
     `word_starts`: for a sentence, the positions of the first subword of each word.
-    `characters`: for a question [tokens, 2], each token's range of characters in the context, [begin, end); −1 for
+    `characters`: for a question [tokens, 2]: each token's range of characters in the context, [begin, end), or −1 for
     tokens outside the context.
     """
 
@@ -56,7 +57,8 @@ def featurise(
     language: int = 0,
     first_index: int = 0,
 ) -> list[Feature]:
-    """The inputs of all examples (in one `language`), in order; a long sentence or context gives several inputs.
+    """The inputs made from all examples, in order; a long sentence or context gives several inputs. All examples are in
+    one language, which has the index `language` in the model's `language_embeddings`.
 
     `tuning` must be completed (`TuningConfig.completed`). `first_index`: the index of the first example.
     """
@@ -74,10 +76,10 @@ def featurise(
 def _sentence(
     sentence: Sentence, index: int, labels: Sequence[str], vocabulary: Vocabulary, max_tokens: int, layout: Layout
 ) -> list[Feature]:
-    """The inputs of a sentence, which is cut between words into inputs of at most `max_tokens` tokens."""
+    """The inputs made from a sentence, which is cut between words into inputs of at most `max_tokens` tokens."""
     flat, sizes = vocabulary.encode_lines(sentence.words)
     subwords = np.split(flat, np.cumsum(sizes)[:-1])
-    # For each input: subwords, labels (the first one is the label of <s>), positions of the words' first subwords.
+    # (subwords, labels, positions of the words' first subwords) for each input; the first label belongs to <s>.
     inputs: list[tuple[list[int], list[int], list[int]]] = [([], [IGNORED], [])]
     for ids, tag in zip(subwords, sentence.tags, strict=True):
         word = ids[: max_tokens - 2].tolist() or [UNK]  # a word of white space alone has no subwords
@@ -112,10 +114,10 @@ def _label(labels: Sequence[str], label: str) -> int:
 def _question(
     question: Question, index: int, vocabulary: Vocabulary, tuning: TuningConfig, layout: Layout
 ) -> list[Feature]:
-    """The inputs of a question: each holds the question and one window of the context."""
+    """The inputs made from a question: each holds the question and one window of the context."""
     question_ids = vocabulary.encode(question.question)[: tuning.question_tokens]
     context_ids, context_characters = vocabulary.encode_with_offsets(question.context)
-    context_start = 1 + len(question_ids) + len(layout.between)  # position in the input
+    context_start = 1 + len(question_ids) + len(layout.between)  # the position in an input where the context begins
     room = tuning.max_tokens - len(question_ids) - layout.pair_specials
     answer = None  # indices of the answer's first and last token in `context_ids`
     if question.answers:
@@ -126,7 +128,7 @@ def _question(
     features = []
     for start in range(0, max(len(context_ids), 1), tuning.stride):
         ids = layout.item(question_ids, context_ids[start : start + room])
-        labels = np.zeros(2, np.int64)  # the input's first token is the label unless the window has the whole answer
+        labels = np.zeros(2, np.int64)  # both point at the input's first token unless the window has the whole answer
         if answer is not None and start <= answer[0] and answer[1] < start + room:
             labels = np.array(answer) - start + context_start
         characters = np.full((len(ids), 2), -1, np.int64)
@@ -142,9 +144,10 @@ class TaskBatch(NamedTuple):
 
     tokens_BT: Tensor
     positions_BT: Tensor
-    segments_BT: Tensor  # 1, and 0 for padding
+    segments_BT: Tensor  # 1 at tokens, 0 at padding
     languages_BT: Tensor
-    labels: Tensor  # of words [B, T], IGNORED where there is none; of pairs [B]; of spans [B, 2], first and last token
+    # The labels of `Feature`: [B, T] for `tokens` (IGNORED at padding), [B] for `pair`, [B, 2] for `span`.
+    labels: Tensor
     keys_B: Tensor  # random bits that seed the dropout of each row, as in `data.batch.Batch`
 
     def to(self, device: torch.device) -> "TaskBatch":
@@ -167,9 +170,9 @@ def collate_features(features: Sequence[Feature], kind: Kind, keys: Sequence[int
 class TaskLoader:
     """Gives one of `world` ranks its training batches. The step's number alone determines a step's batches.
 
-    With N features and B features a step, step s reads draws s·B to (s+1)·B − 1. Draw n takes the feature at index
-    n mod N of the random order of epoch n div N. Seed and epoch alone determine that order. A step's features are
-    sorted by length, so that a micro-batch has little padding.
+    With N features in all and B features per step, step s reads draws s·B to (s+1)·B − 1. Draw n takes the feature at
+    index n mod N of the random order of epoch n div N. Seed and epoch alone determine that order. A step's features
+    are sorted by length, so that a micro-batch has little padding.
     """
 
     phases = (Phase(0, 0.0, None),)
@@ -189,7 +192,7 @@ class TaskLoader:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """One entry, `features`: the SHA-256 of all of them."""
+        """A dict with one entry, `features`: the SHA-256 of all features."""
         digest = hashlib.sha256()
         for feature in self.features:
             digest.update(feature.ids.tobytes())
@@ -206,12 +209,12 @@ class TaskLoader:
         return self.features[self._orders[epoch][index]]
 
     def _draws_of_step(self, step: int) -> list[tuple[int, Feature]]:
-        """The (draw, feature) of a step, of all ranks together, short features first."""
+        """(draw, feature) for all draws of a step, those of all ranks together; short features come first."""
         draws = [(draw, self._feature(draw)) for draw in self.plan.step_rows(step, 0)]
         return sorted(draws, key=lambda pair: len(pair[1].ids))
 
     def _draws(self, step: int, micro_batch: int) -> list[tuple[int, Feature]]:
-        """The (draw, feature) of one of this rank's micro-batches: consecutive ones of the step's."""
+        """(draw, feature) for the draws of one of this rank's micro-batches: a slice of `_draws_of_step`."""
         indices = self.plan.row_numbers(step, self.rank, micro_batch, 0) - self.plan.step_rows(step, 0).start
         return self._draws_of_step(step)[indices[0] : indices[-1] + 1]
 
@@ -231,5 +234,5 @@ class TaskLoader:
         return "examples " + ", ".join(str(feature.example) for _, feature in draws)
 
     def probe(self) -> TaskBatch:
-        """A batch of the first feature alone: the same on every rank of any number of ranks."""
+        """A batch of the first feature alone. It is the same on every rank, whatever the number of ranks."""
         return collate_features(self.features[:1], self.kind)

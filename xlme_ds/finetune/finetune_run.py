@@ -45,17 +45,18 @@ from .task_files import (
 )
 
 PIVOT = "en"  # the language whose scores `gap` compares with those of the others
-Scores = dict[tuple[str, str], dict[str, float] | None]  # by ("test" or "dev", language); None without labels
+# ("test" or "dev", language) -> metrics; None for a set without labels.
+Scores = dict[tuple[str, str], dict[str, float] | None]
 
 
 class Prepared(NamedTuple):
-    """All that is read before the model is built."""
+    """Everything that is read before the model is built."""
 
     saved: TrainedEncoder
     sets: TaskSets
     config: FinetuneConfig
     loader: TaskLoader
-    unlabelled: list[str]  # languages whose tests have no labels; only of the files that this rank scores
+    unlabelled: list[str]  # the languages without labels among the test files that this rank scores
 
 
 def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
@@ -76,7 +77,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         unlabelled = {language for of_rank in gather(prepared.unlabelled) for language in of_rank}
         if broadcast(job.done.exists()):
             earlier = on_all_ranks(lambda: _finished(job, sets) if rank == 0 else None)
-            if rank == 0:  # again, for a call that was killed between its last two files
+            if rank == 0:  # once more: the earlier call may have been killed before finished.json was written
                 folder.finish(config.train.steps)
             return earlier
         if rank == 0:
@@ -171,10 +172,10 @@ def _finished(job: Job, sets: TaskSets) -> dict[str, Any]:
     if different:
         names = ", ".join(different[:3]) + (" …" if len(different) > 3 else "")
         raise ValueError(
-            f"{job.done} is of other test files ({names}): remove it to score the model on these, or choose another "
-            "output folder"
+            f"{job.done} has scores of other test files ({names}): remove it to score the model on these, or choose "
+            "another output folder"
         )
-    print(f"{job.done} is there already", flush=True)
+    print(f"{job.done} exists already: nothing to do", flush=True)
     return scores
 
 
@@ -182,14 +183,14 @@ def _announce(job: Job, task: DownstreamTask, sets: TaskSets, unlabelled: set[st
     """Print which files are not scored, and whether settings are chosen on held-out training examples."""
     if names := [source.path.name for source in sets.test if source.language in unlabelled]:
         print(
-            f"{job.out}: no labels in {', '.join(names)} ({len(names)} of {len(sets.test)} test sets): no scores of "
-            f"these, their predictions go to {(job.out / predictions_file(task, 'test', 'xx')).parent} in the form "
+            f"{job.out}: no labels in {', '.join(names)} ({len(names)} of {len(sets.test)} test sets): they get no "
+            f"scores; their predictions go to {(job.out / predictions_file(task, 'test', 'xx')).parent} in the form "
             "that XTREME evaluates",
             flush=True,
         )
     if sets.unused:
         print(
-            f"{job.out}: no test set of {', '.join(sets.unused)}, only a dev set: neither scored nor predicted",
+            f"{job.out}: only a dev set and no test set of {', '.join(sets.unused)}: neither scored nor predicted",
             flush=True,
         )
     if sets.held_out:
@@ -213,8 +214,8 @@ def _initialise(
 def _scores(
     model: TaskModel, prepared: Prepared, job: Job, rank_and_world: tuple[int, int], stop: StopRequest
 ) -> Scores:
-    """Score this rank's share of the test and dev sets, and write the predictions for tests into the run folder. A
-    request to stop ends it early, with the scores so far."""
+    """Score this rank's share of the test and dev sets, and write the predictions for tests into the run folder.
+    Returns the scores; after a request to stop, only the scores so far."""
     task, (rank, world) = TASKS[job.command.task], rank_and_world
     saved, sets, tuning = prepared.saved, prepared.sets, prepared.config.tuning
     cfg = saved.encoder.cfg

@@ -25,7 +25,7 @@ DEFAULTS: dict[str, Any] = {
     "bos_token_id": 0,
     "pad_token_id": 1,
     "eos_token_id": 2,
-    "mask_token_id": None,  # by default the last id
+    "mask_token_id": None,  # None: the last id of the vocabulary
     "layout": "xlme",
     "languages": [],
     "language": None,
@@ -43,10 +43,10 @@ class XLMEConfig(PretrainedConfig):
     `norm`: "post" or "pre". `embedding_norm`: normalise the embedded tokens in pre-LN models too. `relative_bias`:
     "gated" (XLM-E section 3.3), "plain" (T5's buckets) or "none". Dropout is 0, as in pre-training; set it for
     fine-tuning. `layout`: with "xlm" positions restart on the second side of a pair. `languages`: codes of the
-    languages that have an embedding, by `language_ids`; `language`: the language of texts without `language_ids`.
-    `masked_head`: "dense", or "linear" for a head that is only the token embedding and a bias (XLM). `decoder_form`:
-    "xlm" or "interleaved" (DeltaLM) for a model with a decoder of `decoder_layers`, which translates from
-    `source_language` into `target_language` unless `generate` names others.
+    languages that have an embedding; `language_ids` are indices into them. `language`: the language of texts without
+    `language_ids`. `masked_head`: "dense", or "linear" for a head that is only the token embedding and a bias (XLM).
+    `decoder_form`: "xlm" or "interleaved" (DeltaLM) for a model with a decoder of `decoder_layers`, which translates
+    from `source_language` into `target_language` unless `generate` names others.
     """
 
     model_type = "xlme"

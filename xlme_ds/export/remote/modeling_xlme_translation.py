@@ -1,7 +1,8 @@
 """A translation model for Hugging Face transformers: XLM-E's encoder with a decoder, in XLM's form (Conneau and Lample,
 2019) or DeltaLM's (Ma et al., 2021).
 
-B rows, S source tokens, R target tokens, T target tokens with the cached ones, H heads, D width, K head size.
+B rows, S source tokens, R new target tokens, T target tokens, new and cached, H heads, D width, K head size, V
+vocabulary.
 """
 
 from typing import Any
@@ -27,8 +28,8 @@ from .modeling_xlme import (
 
 
 class XLMEDecoderAttention(XLMEAttention):
-    """Self-attention: a target token sees itself and earlier ones. `cache_index`: index of this attention in the
-    cache."""
+    """Self-attention: a target token sees itself and the earlier target tokens. `cache_index`: index of this attention
+    in the cache."""
 
     def __init__(self, config: XLMEConfig, cache_index: int):
         super().__init__(config)
@@ -88,8 +89,9 @@ class XLMECrossAttention(nn.Module):
 
 
 class XLMEDecoderLayer(XLMELayer):
-    """XLM's layer: self-attention, cross-attention, feed-forward. In the interleaved form two of these layers are one
-    of DeltaLM's: self-attention, feed-forward, cross-attention, feed-forward."""
+    """XLM's layer has self-attention, cross-attention and a feed-forward network. In the interleaved form two objects
+    of this class are one layer of DeltaLM: self-attention, feed-forward network; cross-attention, feed-forward
+    network."""
 
     def __init__(self, config: XLMEConfig, number: int):
         self_first = config.decoder_form == "xlm" or number % 2 == 0
@@ -123,8 +125,8 @@ class XLMEDecoder(XLMEEncoder):
         mask_BS: Tensor,
         past: EncoderDecoderCache | None = None,
     ) -> Tensor:
-        """Last hidden states, [B, R, D], of target tokens that follow the tokens cached in `past`. `mask_BS`: bool,
-        false at the source's padding."""
+        """The last hidden states, [B, R, D], of the target tokens in `embedded_BRD`, which follow the tokens cached in
+        `past`. `mask_BS`: bool, false at the source's padding."""
         cached, tokens = 0 if past is None else past.get_seq_length(), embedded_BRD.shape[1]
         positions_T = torch.arange(cached + tokens, device=embedded_BRD.device)
         x_BRD = self.embed(embedded_BRD, positions_T[cached:], languages_B[:, None])
@@ -184,8 +186,9 @@ class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
     ) -> Seq2SeqLMOutput:
-        """`logits` [B, R, V] of the token after each of `decoder_input_ids` [B, R], which are by default made from
-        `labels`. With `labels` [B, R] (−100 at padding) also the loss, a mean over all labels.
+        """Returns `logits` [B, R, V], which predict the token after each of `decoder_input_ids` [B, R]. These are by
+        default made from `labels` [B, R] (−100 at padding). With `labels` it also returns the loss, a mean over all
+        labels.
 
         `language_ids` and `decoder_language_ids` [B] are indices into `config.languages`, by default those of
         `config.source_language` and `config.target_language`. Attention weights and hidden states are the encoder's.
@@ -248,8 +251,8 @@ class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
         target_language: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """`GenerationMixin.generate` from one language into another, by default those of the config. For rows of
-        several languages, give `language_ids` and `decoder_language_ids`.
+        """Translate as `GenerationMixin.generate` does, from one language into another; the default languages are the
+        config's. For rows of several languages, give `language_ids` and `decoder_language_ids`.
 
         The translation of n ordinary tokens has at most 1.3 n + 5 tokens, as in XLM. Raises ValueError for an unknown
         language.
