@@ -16,7 +16,7 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a setting may have; part of the setting's type."""
+    """The numbers that a setting may have. A `Range` is part of the setting's type."""
 
     wording: str
     """Completes the error "SETTING is VALUE: it must …"."""
@@ -47,10 +47,10 @@ PRETRAINING_ONLY = {"only": "pretraining"}
 
 
 def weight_at(points: Sequence[str], step: int) -> float:
-    """The weight of a loss term in `step`, from points STEP:WEIGHT such as 0:1 100000:0.1 300000:0.
+    """The weight of a loss term in `step`, from `points` of the form STEP:WEIGHT, such as 0:1 100000:0.1 300000:0.
 
-    The weight is linear between the points' steps and constant after the last one; without points it is 0. Raises
-    ValueError unless the steps begin at 0 and rise.
+    The weight is linear between the steps of two points, and constant after the last point. Without points it is 0.
+    Raises ValueError unless the steps begin at 0 and rise.
     """
     try:
         pairs = [(int(at), float(weight)) for at, _, weight in (point.partition(":") for point in points)]
@@ -70,7 +70,7 @@ def weight_at(points: Sequence[str], step: int) -> float:
 
 
 def point_steps(points: Sequence[str]) -> list[int]:
-    """Step 0 and the steps of the points that `weight_at` takes, ascending."""
+    """Step 0 and the steps of `points`, which have the form that `weight_at` takes; sorted, each once."""
     return sorted({0, *(int(point.partition(":")[0]) for point in points)})
 
 
@@ -96,7 +96,7 @@ class ModelConfig:
     max_positions: Size = 512
     """Rows of the learned absolute position table; also the largest number of tokens in an item."""
     absolute_positions: bool = True
-    """Add a learned position embedding to every token; off: only the relative bias shows the order."""
+    """Add a learned position embedding to every token. If this is off, only the relative bias shows the order."""
     body: Literal["xlme", "modern"] = "xlme"
     """xlme: layers of XLM-R and XLM-E; modern: layers of ModernBERT, with rotary positions, GeGLU, local and global
     attention, and no biases. modern fixes `norm`, `relative_bias` and similar settings: start from a recipe
@@ -107,24 +107,24 @@ class ModelConfig:
     """modern: attention is global in every layer whose index, from 0, is a multiple of this, and local in the
     others."""
     rotary_base: Positive = 160_000.0
-    """modern: base of the rotary positions in global layers; raise it before training on longer rows (ModernBERT:
-    10,000 at rows of 1,024)."""
+    """modern: base of the rotary positions in global layers; raise it before training on longer rows (ModernBERT has
+    10,000 for rows of 1,024)."""
     local_rotary_base: Positive = 10_000.0
     """modern: base of the rotary positions in local layers."""
     layout: Literal["xlme", "xlm"] = "xlme"
-    """Special tokens around the two sides of an item; must be the `--layout` that the data were mixed with."""
+    """Special tokens around the sides of a text or pair; must be the `--layout` with which the data were mixed."""
     language_embeddings: tuple[str, ...] = ()
-    """Codes of the languages with a learned embedding, which is added to their tokens; name every language of the
-    data, or none (XLM-E has none)."""
+    """Codes of the languages that have a learned embedding, which is added to each of their tokens; name every
+    language of the data, or none (XLM-E has none)."""
     decoder_layers: Annotated[int, Range("not be negative", lambda value: value >= 0, most=1_000)] = 0
-    """Layers of the decoder of a translation model; 0: as many as the encoder has, or half as many if `decoder` is
-    interleaved."""
+    """Number of layers in the decoder of a translation model. 0 takes as many as the encoder has, or half as many if
+    `decoder` is interleaved."""
     decoder: Literal["xlm", "interleaved"] = "xlm"
-    """xlm: a layer of the decoder is self-attention, cross-attention, feed-forward; interleaved: self-attention,
-    feed-forward, cross-attention, feed-forward, as DeltaLM's, which starts from two layers of an encoder."""
+    """Sublayers of a decoder layer. xlm: self-attention, cross-attention, feed-forward; interleaved: self-attention,
+    feed-forward, cross-attention, feed-forward, as in DeltaLM, where such a layer starts from two encoder layers."""
     dropout: BelowOne = 0.0
     """Dropout of the embedded tokens and of each sublayer's output in training, except in XLM-E's generator; raise
-    it (0.1) where a run repeats its data."""
+    it (0.1) if a run repeats its data."""
     attention_dropout: BelowOne = 0.0
     """Dropout of the attention weights in training, except in XLM-E's generator; above 0 it needs more memory, because
     the weights are stored."""
@@ -132,16 +132,16 @@ class ModelConfig:
     """Layer norm after each sublayer, as in Base, or before it, as in Large and XL; deep models train more stably with
     pre."""
     embedding_norm: bool = False
-    """Normalise the embedded tokens in pre-LN models too; post-LN models always do."""
+    """Normalise the embedded tokens in pre-LN models too; post-LN models always normalise them."""
     norm_epsilon: Positive = 1e-5
     """Added to the variance in every layer norm; change it only to match published weights (XLM: 1e-12)."""
     relative_bias: Literal["gated", "plain", "none"] = "gated"
-    """Bias of attention by distance: gated (XLM-E section 3.3), by bucket without the gate, or none (the paper's
-    ablation)."""
+    """Bias of attention by distance. gated: with a gate (XLM-E section 3.3); plain: without the gate; none: no bias
+    (the paper's ablation)."""
     relative_buckets: Buckets = 32
     """Distance buckets of the relative bias, both directions together; more for longer rows."""
     relative_max_distance: Count = 128
-    """Distance in tokens from which on all distances share the last bucket."""
+    """Distances of this many tokens and more share the last bucket."""
     embedding_sharing: Literal["tied", "gdes"] = "tied"
     """tied: both networks learn one embedding; gdes: the discriminator's embedding is a gradient-stopped copy of the
     generator's plus a learned difference (DeBERTa-v3), which takes the memory of a second table."""
@@ -149,8 +149,8 @@ class ModelConfig:
     """Layers before the output projection, which is tied to the embedding. dense: a dense layer, GELU and norm, as in
     BERT and XLM-R; linear: none, as in XLM."""
     vocabulary_blocks: SmallCount = 1
-    """Store the embedding as this many parameters. One is fastest on a GPU; more make the buffers of offloading
-    engines smaller (XL on NVMe: 16). A run may be resumed with another number."""
+    """Store the embedding as this many parameters. One is fastest on a GPU. With more, offloading engines need smaller
+    buffers (XL on NVMe: 16). A run may be resumed with another number."""
     init_std: Positive = 0.02
     """Standard deviation of the initial weights; raise it for narrow models (0.05 at width 128)."""
     kernels: Literal["auto", "torch", "triton"] = "auto"
@@ -167,7 +167,7 @@ class ModelConfig:
 
     @property
     def biases(self) -> bool:
-        """Whether linear maps and norms have a bias; the output layers of heads are not meant."""
+        """Whether linear maps and norms have a bias. This does not apply to the output layers of heads."""
         return self.body == "xlme"
 
 
@@ -176,15 +176,15 @@ class ObjectiveConfig:
     """The training objective; every term of the loss is a mean over its task's global batch."""
 
     name: str = "electra"
-    """electra: XLM-E's L_MLM + L_TLM + λ L_MRTD + λ L_TRTD; mlm: L_MLM + L_TLM of one encoder, as XLM and XLM-R;
-    ernie_m: with L_CAMLM, ERNIE-M's first stage; btmlm: L_BTMLM, its second; clm: causal language modelling; rts:
-    L_MRTD + L_TRTD of the discriminator alone, on random tokens (Di Liello et al., 2022); corrective: electra whose
-    discriminator also predicts the masked tokens (COCO-LM, METRO); all_tokens: electra whose discriminator predicts all
-    tokens, a control (Clark et al., 2020); mt: machine translation by encoder and decoder,
-    on pairs or on sentences, as XLM."""
+    """electra: XLM-E's L_MLM + L_TLM + λ L_MRTD + λ L_TRTD; mlm: L_MLM + L_TLM of one encoder, as in XLM and XLM-R;
+    ernie_m: mlm plus L_CAMLM, ERNIE-M's first stage; btmlm: L_BTMLM, ERNIE-M's second stage; clm: causal language
+    modelling; rts: L_MRTD + L_TRTD of the discriminator alone, on random tokens (Di Liello et al., 2022); corrective:
+    electra, but the discriminator also predicts the masked tokens (COCO-LM, METRO); all_tokens: electra, but the
+    discriminator predicts all tokens, a control (Clark et al., 2020); mt: machine translation by encoder and decoder,
+    from pairs or from monolingual sentences, as in XLM."""
     mask_fraction: float = 0.15
-    """Share of an item's ordinary tokens that are predicted, or for rts replaced. It is 1 for clm, which also predicts
-    the ends of sentences, and for mt, which also predicts the end of the second side."""
+    """Share of the ordinary tokens of a text or pair that are predicted, or replaced if the objective is rts. It is 1
+    for clm, which also predicts the ends of sentences, and for mt, which also predicts the end of the second side."""
     random_fraction: NotNegative[float] = 0.1
     """Share of the predicted positions that show a random token; electra does not use it."""
     keep_fraction: NotNegative[float] = 0.1
@@ -193,27 +193,27 @@ class ObjectiveConfig:
     discriminator_weight: NotNegative[float] = 50.0
     """λ of the paper, the weight of the discriminator's losses; 0 trains the generator alone."""
     generator_temperature: Positive = 1.0
-    """τ: the generator's samples are drawn from softmax(logits / τ), as ELECTRA's code can; above 1 they are more
-    varied, below 1 more plausible. Its loss does not change."""
+    """τ: the generator's samples are drawn from softmax(logits / τ), as ELECTRA's code allows. Above 1 the samples are
+    more varied, below 1 more plausible. The generator's loss does not change."""
     generator_keep_fraction: BelowOne = 0.0
-    """Share of the predicted positions at which the generator reads the original token, 0.15 in ELECTRA's code; the
-    rest show `<mask>`, as all do in XLM-E's equation (1)."""
+    """Share of the predicted positions at which the generator reads the original token (0.15 in ELECTRA's code). The
+    other positions show `<mask>`, as all positions do in XLM-E's equation (1)."""
     random_fakes: tuple[str, ...] = ()
     """Share of the generator's samples that are replaced by random tokens in the discriminator's input, as STEP:SHARE,
     linear in between. 0:1 3000:0 falls from all samples at step 0 to none at step 3,000: the discriminator can detect
-    random tokens before the generator has learned anything (see rts). Evaluations have none; empty: none."""
+    random tokens before the generator has learned anything (see rts). Empty: none. Evaluations never replace any."""
     z_loss: NotNegative[float] = 0.0
-    """Weight of log² Z, added to every −log p of a masked token; it keeps the softmax's normaliser Z near 1 (PaLM,
-    section 5: 1e-4). It is in the gradient, not in the reported losses."""
+    """Weight of log² Z, which is added to every −log p of a masked token to keep the softmax's normaliser Z near 1
+    (PaLM, section 5: 1e-4). The gradient includes it, the reported losses do not."""
     pseudo_fractions: tuple[UpToOne, ...] = ()
-    """btmlm: how many tokens the model writes after a sentence, as shares of the sentence's length; one of them is
-    drawn for each sentence."""
+    """btmlm: number of tokens that the model writes after a sentence, as a share of the sentence's length. One of the
+    shares given is drawn for each sentence."""
     denoising: tuple[str, ...] = ()
-    """mt: weight of restoring monolingual sentences from noised ones, as STEP:WEIGHT, linear in between (XLM:
-    0:1 100000:0.1 300000:0); empty: none."""
+    """mt: weight of the loss of restoring monolingual sentences from noised ones, as STEP:WEIGHT, linear in between
+    (XLM: 0:1 100000:0.1 300000:0). Empty: no such loss."""
     back_translation: tuple[str, ...] = ()
-    """mt: weight of back-translation, from the model's own translations of monolingual sentences, as STEP:WEIGHT (XLM:
-    0:1); empty: none."""
+    """mt: weight of the loss of back-translation, which starts from the model's own translations of monolingual
+    sentences, as STEP:WEIGHT (XLM: 0:1). Empty: no such loss."""
 
 
 @dataclass(frozen=True)
@@ -226,23 +226,23 @@ class DataConfig:
     para_rows: NotNegative[int] = 2048
     """Rows of packed translation pairs in a step."""
     micro_batch: Count = 16
-    """Rows of each task that one process runs at once; lower it if memory runs out, the loss curve stays the same. The
-    larger task is cut into as many pieces as the smaller."""
+    """Rows of each task that one process runs at once, at most; lower it if memory runs out, the loss curve stays the
+    same. The task with fewer rows in a step is cut into as many micro-batches as the other task."""
     alternate: bool = False
     """Steps read monolingual rows and pairs in turns, as XLM's MLM and TLM; no step reads both."""
     phase_steps: tuple[int, ...] = ()
-    """Number of steps for which each of several `--data` folders is read, without the last, which is read to the end.
-    May change on resume if the finished steps would have read the same rows. A step of a phase whose rows are k times
-    as long reads k times fewer rows."""
+    """Number of steps that read each of several `--data` folders, except the last folder, which is read until the end
+    of the run. It may change on resume if the finished steps would have read the same rows. In a phase whose rows are k
+    times as long, a step reads k times fewer rows."""
     phase_mask_fractions: tuple[float, ...] = ()
-    """objective.mask_fraction of each folder, where it changes during the run (0.3, 0.15, 0.05 in mmBERT)."""
+    """objective.mask_fraction for each folder, if it changes during the run (0.3, 0.15, 0.05 in mmBERT)."""
     phase_rotary_bases: tuple[Positive, ...] = ()
-    """model.rotary_base during each of `phase_steps`, if it differs from that of the last phase (ModernBERT: 10,000
-    before the last, which has rows of 8,192 tokens)."""
+    """model.rotary_base for each of `phase_steps`, if it differs from that of the last phase (ModernBERT: 10,000
+    before the last phase, which has rows of 8,192 tokens)."""
 
     @property
     def mean_rows(self) -> tuple[float, float]:
-        """Mean rows of each task in a step."""
+        """Mean number of rows of each task in a step, (mono, para)."""
         steps = 2 if self.alternate else 1
         return self.mono_rows / steps, self.para_rows / steps
 
@@ -254,7 +254,7 @@ class OptimizerConfig:
     learning_rate: Positive = 5e-4
     """Peak learning rate, reached after the warm-up; lower it if the loss diverges."""
     warmup_steps: NotNegative[int] = 10_000
-    """Steps in which the learning rate rises from zero; a tenth of a short run."""
+    """Steps in which the learning rate rises from zero; set a tenth of the steps in a short run."""
     beta1: BelowOne = 0.9
     """Decay of AdamW's mean of gradients, per step."""
     beta2: BelowOne = 0.98
@@ -266,9 +266,9 @@ class OptimizerConfig:
     clip: PositiveOrInfinite = 2.0
     """Largest global gradient norm; larger gradients are scaled down to it."""
     discriminator_rate: Positive = 1.0
-    """Learning rate of the parameters that only the discriminator has, as a multiple of `learning_rate`. Below 1, the
-    token states of the discriminator's layers keep more effective dimensions in small runs. Dong et al. (2023) decouple
-    the optimizers of the two networks."""
+    """Learning rate of the parameters that only the discriminator has, as a multiple of `learning_rate`. In small runs,
+    a value below 1 lets the token states of the discriminator's layers keep more effective dimensions. Dong et al.
+    (2023) decouple the optimizers of the two networks."""
     layer_decay: UpToOne = 1.0
     """Fine-tuning: the learning rate falls by this factor from each layer to the one below it."""
 
@@ -279,24 +279,25 @@ class ScheduleConfig:
 
     name: Literal["linear", "cosine", "wsd", "inverse_sqrt"] = "linear"
     """linear: falls to zero at the last step (XLM-E, Table 10); cosine: falls to zero along half a cosine; wsd: stays
-    at the peak until the last `decay_steps`; inverse_sqrt: falls with the root of the steps done and has no end
-    (XLM)."""
+    at the peak until the last `decay_steps`; inverse_sqrt: falls in inverse proportion to the square root of the steps
+    done, without an end (XLM)."""
     decay_steps: NotNegative[int] = 0
-    """wsd: number of last steps in which the rate falls to zero, as 1 - √(share of them that is done) (Hägele et
-    al., 2024); 0: it does not fall, except in branches (`pretrain --branch`)."""
+    """wsd: number of last steps in which the rate falls to zero, as 1 - √(share of these steps that is done) (Hägele et
+    al., 2024). 0: the rate does not fall, except in branches (`pretrain --branch`)."""
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Execution of the model. It changes speed and memory; the loss curve stays the same, but for `precision`."""
+    """How the model is executed. This changes speed and memory. The loss curve stays the same, except for the effect of
+    `precision` and `gradient_precision`."""
 
     kind: Literal["deepspeed", "pipeline", "plain"] = "deepspeed"
     """deepspeed: data parallel with ZeRO; pipeline: stages of layers, with data parallelism and ZeRO-1; plain: torch
     on one process, the reference for the others."""
     deepspeed: str = "zero1"
     """auto, a file of ds_configs/ by name (zero1, zero2, zero3, zero3_cpu …), or a path to a DeepSpeed JSON with engine
-    keys only; a higher stage partitions more state. auto: zero3 if a step has one micro-batch, else zero1, whichever
-    the planner finds faster."""
+    keys only; a higher stage partitions more state. auto takes zero3 if a step has one micro-batch, else zero1: by the
+    planner's estimates, each is the faster one in its case."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Type of weights and activations while computing. auto: bf16 where the processor computes in it, else fp32."""
     gradient_precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -306,11 +307,12 @@ class EngineConfig:
     pipeline_stages: Stages = field(default=2, metadata=PRETRAINING_ONLY)
     """Processes that share one copy of the model under engine.kind pipeline; more for a model that does not fit."""
     pipeline_schedule: Literal["1f1b", "dualpipev"] = field(default="1f1b", metadata=PRETRAINING_ONLY)
-    """dualpipev has fewer idle slots than 1f1b: a process holds two parts of the model, and a step needs two
-    micro-batches for each stage."""
+    """Processes are idle for less time with dualpipev than with 1f1b. With dualpipev, a process holds two parts of the
+    model, and a step needs two micro-batches for each stage."""
     balance: tuple[int, ...] = field(default=(), metadata=PRETRAINING_ONLY)
-    """Layers of the discriminator, or of the only encoder, in each part of the pipeline; empty: balanced by counted
-    operations. Set it if measurements show a slower stage. The first part may have no layers."""
+    """Number of layers of the discriminator, or of the only encoder, in each part of the pipeline. Empty: the counted
+    operations of the parts are balanced. Set it if measurements show a slower stage. The first part may have no
+    layers."""
     offload_optimizer: Literal["none", "cpu", "nvme"] = "none"
     """Where master weights and moments are stored, if the GPU has no room for them; nvme needs ZeRO-3."""
     offload_parameters: Literal["none", "cpu", "nvme"] = "none"
@@ -320,12 +322,12 @@ class EngineConfig:
 
     @property
     def pipeline_parts(self) -> int:
-        """Parts into which the pipeline cuts the model, from the embedding to the loss."""
+        """Number of parts into which the pipeline cuts the model, from the embedding to the loss."""
         return self.pipeline_stages * (2 if self.pipeline_schedule == "dualpipev" else 1)
 
     @property
     def processes_per_replica(self) -> int:
-        """Processes that together hold one copy of the model and read the same rows."""
+        """Number of processes that together hold one copy of the model and read the same rows."""
         return self.pipeline_stages if self.kind == "pipeline" else 1
 
 
@@ -369,7 +371,8 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class Training:
-    """The sections that every training run has, for engines and the training loop."""
+    """The settings that every training run has, of pre-training and of fine-tuning; engines and the training loop read
+    them."""
 
     name: str
     """Name of the run in its report and records."""
@@ -389,20 +392,20 @@ class StartConfig:
     """The first weights of a run; by default they are random, from its seed."""
 
     folder: str = ""
-    """A run, one of its checkpoints (RUN@STEP), an export, or an XLM-R model as Hugging Face stores it. Of an
-    unfinished run the newest checkpoint is taken. Its layers must have this model's shape. The data's vocabulary must
-    be the model's, or begin with all of its pieces."""
+    """The model to start from: a run, one of its checkpoints (RUN@STEP), an export, or an XLM-R model as Hugging Face
+    stores it. An unfinished run gives its newest checkpoint. The layers of that model must have the shape of this run's
+    layers. The data must have that model's vocabulary, or one that begins with all of its pieces."""
     take: Literal["all", "state", "generator", "discriminator", "encoder"] = "all"
     """all: every parameter, to continue with other data or another schedule; state: also the optimizer's state and
-    the number of steps of a run (`--branch` sets this); generator, discriminator, or, in a model with only one, such as
-    XLM-R, encoder: every encoder of this run starts from that encoder, with its embedding and head; a shallower encoder
-    takes its first layers (ELECTRA's head start)."""
+    the number of steps of a run (`--branch` sets this); generator, discriminator, or encoder for a model with only one,
+    such as XLM-R: every encoder of this run starts from that encoder, with its embedding and head, and a shallower
+    encoder takes its first layers (ELECTRA's head start)."""
     into: Literal["both", "encoder", "decoder"] = "both"
-    """mt: which side starts from the encoder that was taken; the decoder's cross-attention starts from random weights,
-    except where it is interleaved."""
+    """mt: the side that starts from the encoder that was taken. The decoder's cross-attention starts from random
+    weights, unless `decoder` is interleaved."""
     decoder: str = ""
-    """mt: another run, export or XLM-R model from whose encoder (or discriminator) the decoder starts, as XLM's starts
-    from a causal model. Its embedding is not taken: encoder and decoder share the embedding of `folder`."""
+    """mt: another run, export or XLM-R model, from whose encoder (or discriminator) the decoder starts; XLM's decoder
+    starts from a causal model. Its embedding is not taken: encoder and decoder share the embedding of `folder`."""
 
 
 @dataclass(frozen=True)
